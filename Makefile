@@ -1,0 +1,44 @@
+# A bare machine needs python3.11 or newer with pip, and network once; every target below installs what it lacks.
+PYTHON ?= python3
+
+VENV      := .venv
+BIN       := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench clean
+
+help:  ## show this list
+	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+demo: $(INSTALLED)  ## plan Llama 70B for 64 devices; plan a tiny Llama for 4 local processes and run it
+	@mkdir -p build
+	$(BIN)/plan --model llama70b --devices 64 -o build/llama70b-64.json
+	$(BIN)/plan --model llama-tiny --devices 4 --hardware cpu -o build/tiny.json
+	$(BIN)/plan run build/tiny.json --steps 5
+
+test: check  ## everything CI runs: the checks, then all tests
+	$(BIN)/python -m pytest
+
+check: $(INSTALLED)  ## formatting, lint and types, without the tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict
+
+format: $(INSTALLED)  ## rewrite the sources in the project's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(INSTALLED)  ## run every benchmark; one of them: make bench ONLY=main_job
+	$(BIN)/python tests/benchmarks/run.py $(if $(ONLY),--only $(ONLY))
+
+clean:  ## remove what was built, caches too; the environment stays
+	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +
+
+# The stamp makes a second run quick; a changed pyproject.toml installs again, which fetches only what is missing.
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.11")'
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@

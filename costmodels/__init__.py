@@ -1,0 +1,41 @@
+"""Seconds and bytes from numbers: pure formulas that know no operator and no plan. Imports `hardware_profiles` only."""
+
+from costmodels.bounds import collective_lower_bound
+from costmodels.collectives import COLLECTIVES, affine_pieces, collective_time
+from costmodels.compute import FREE_OP_CLASS, operator_time
+from costmodels.errors import CostModelError
+from costmodels.memory import (
+    Optimizer,
+    ParameterBytes,
+    Precision,
+    optimizer_traffic,
+    parameter_bytes,
+    peak_memory,
+    usable_memory,
+)
+from costmodels.optimizer import optimizer_time
+from costmodels.schedules import bubble_fraction, in_flight, step_time
+from costmodels.units import Array, Quantity
+
+__all__ = [
+    "Array",
+    "COLLECTIVES",
+    "CostModelError",
+    "FREE_OP_CLASS",
+    "Optimizer",
+    "ParameterBytes",
+    "Precision",
+    "Quantity",
+    "affine_pieces",
+    "bubble_fraction",
+    "collective_lower_bound",
+    "collective_time",
+    "in_flight",
+    "operator_time",
+    "optimizer_time",
+    "optimizer_traffic",
+    "parameter_bytes",
+    "peak_memory",
+    "step_time",
+    "usable_memory",
+]

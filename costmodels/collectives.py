@@ -1,0 +1,244 @@
+"""Time of a collective: the best of the algorithms that communication libraries choose from, in the alpha-beta model.
+
+A group is a hierarchy of spans, innermost first. With k devices in each of q nodes, every one of the k devices of a
+node drives its own network port, so the outer level carries a node's traffic k times as fast as one device's:
+
+    node 0          node 1                 inner: devices in one unit of the level below      (1 for the first level)
+    d0 ======port== d0     one port        Q:     such units in the whole group, n / inner
+    d1 ======port== d1     per device      B, e:  bandwidth per device and direction, and the share of it achieved
+
+Each algorithm on each protocol is one affine function of the message, a + b S: `a` adds the latencies of its steps,
+and `b` is the largest of its levels' loads, because libraries cut messages into chunks that flow through all levels at
+once. The time is the least of these functions, so it is concave, piecewise linear and increasing in S. Groups of one
+are free.
+
+    algorithm      load of a level, per byte of message      steps
+    ring           p (n-1)/n / (inner B e)                   p (n-1), along one ring through all devices
+    hierarchical   2 (Q-1)/Q / (inner B e)                   2 (count-1) of each level: reduce-scatter, all-gather back
+    tree           2 / (inner B e), 1 where Q = 2            2 (count-1) in a bounded level, 2 log2(count) in another
+    in-network     1 / (inner B e) where switches reduce     up and down once; other levels as hierarchical
+    direct         (n-inner)/n / (B e)                       all-to-all, count-1 of each level
+    broadcast      1 / (inner B e)                           n-1 along a ring, or the depth of a tree
+    neighbours     1 / (B e) of the outermost level          one: send and receive
+
+p is 2 for an all-reduce and 1 for an all-gather or a reduce-scatter. Trees are double binary trees between nodes and
+chains inside (NCCL). Not good for: messages so small that protocols switch per step, oversubscribed fabrics, and groups
+that share more of a link than the bandwidth per device says. One pass over the table costs O(kinds x protocols x
+levels), once per kind and group; after that a price is two or three multiply-adds.
+
+Sources: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19(1),
+2005; Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009 (ring);
+Sanders, Speck, Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel Computing
+35(12), 2009; Hu et al., "Demystifying NCCL", arXiv 2507.04786, 2025 (protocols, chunks); NCCL src/graph/tuning.cc
+(steps of each).
+"""
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TypeAlias, overload
+
+import numpy as np
+
+from costmodels.errors import CostModelError
+from costmodels.units import Array, Quantity, Seconds
+from hardware_profiles import Group, Protocol, Span
+
+Affine: TypeAlias = tuple[Seconds, float]
+"""(a, b): a seconds plus b seconds per byte of message."""
+
+Algorithm: TypeAlias = Callable[[Group, int], Affine | None]
+"""Group and index of the protocol to the affine time; None where the group cannot run the algorithm."""
+
+
+def _protocol(span: Span, index: int) -> Protocol:
+    return span.level.protocols[index]
+
+
+def _inner_sizes(group: Group) -> list[int]:
+    """For each span, the devices in one unit of the level below it."""
+    sizes, size = [], 1
+    for span in group.spans:
+        sizes.append(size)
+        size *= span.count
+    return sizes
+
+
+def _rate(span: Span, index: int) -> float:
+    return span.bandwidth * _protocol(span, index).efficiency
+
+
+def _ring_hops(group: Group, index: int) -> Seconds:
+    """n-1 hops of a chunk along the ring: n/inner - n/(inner count) of them cross a level."""
+    hops = 0.0
+    for span, inner in zip(group.spans, _inner_sizes(group), strict=True):
+        hops += (group.size // inner - group.size // (inner * span.count)) * _protocol(span, index).latency
+    return hops
+
+
+def _level_steps(group: Group, index: int) -> Seconds:
+    """count-1 steps over each level."""
+    return math.fsum((span.count - 1) * _protocol(span, index).latency for span in group.spans)
+
+
+def _tree_depth(group: Group, index: int) -> Seconds:
+    """Latency from leaf to root: a chain in a bounded level, a binary tree over the unbounded one."""
+    return math.fsum(
+        (math.ceil(math.log2(span.count)) if span.level.fan_out is None else span.count - 1)
+        * _protocol(span, index).latency
+        for span in group.spans
+    )
+
+
+def _setup(group: Group, index: int) -> Seconds:
+    return _protocol(group.spans[-1], index).setup
+
+
+def _ring(passes: int) -> Algorithm:
+    def ring(group: Group, index: int) -> Affine:
+        share = passes * (group.size - 1) / group.size
+        load = max(
+            share / (inner * _rate(span, index)) for span, inner in zip(group.spans, _inner_sizes(group), strict=True)
+        )
+        return _setup(group, index) + passes * _ring_hops(group, index), load
+
+    return ring
+
+
+def _hierarchical(group: Group, index: int) -> Affine:
+    load = 0.0
+    for span, inner in zip(group.spans, _inner_sizes(group), strict=True):
+        units = group.size // inner
+        load = max(load, 2 * (units - 1) / units / (inner * _rate(span, index)))
+    return _setup(group, index) + 2 * _level_steps(group, index), load
+
+
+def _tree(group: Group, index: int) -> Affine:
+    load = 0.0
+    for span, inner in zip(group.spans, _inner_sizes(group), strict=True):
+        sends = 1 if group.size == 2 * inner else 2
+        load = max(load, sends / (inner * _rate(span, index)))
+    return _setup(group, index) + 2 * _tree_depth(group, index), load
+
+
+def _in_network(group: Group, index: int) -> Affine | None:
+    if all(span.level.in_network is None for span in group.spans):
+        return None
+    load, latency = 0.0, 0.0
+    for span, inner in zip(group.spans, _inner_sizes(group), strict=True):
+        switch, units = span.level.in_network, group.size // inner
+        if switch is not None:
+            load = max(load, 1 / (inner * span.bandwidth * switch.efficiency))
+            latency += switch.setup + 2 * switch.latency
+        else:
+            load = max(load, 2 * (units - 1) / units / (inner * _rate(span, index)))
+            latency += 2 * (span.count - 1) * _protocol(span, index).latency
+    return _setup(group, index) + latency, load
+
+
+def _direct(group: Group, index: int) -> Affine:
+    size = group.size
+    load = max(
+        (size - inner) / size / _rate(span, index) for span, inner in zip(group.spans, _inner_sizes(group), strict=True)
+    )
+    return _setup(group, index) + _level_steps(group, index), load
+
+
+def _pipelined_load(group: Group, index: int) -> float:
+    return max(1 / (inner * _rate(span, index)) for span, inner in zip(group.spans, _inner_sizes(group), strict=True))
+
+
+def _ring_broadcast(group: Group, index: int) -> Affine:
+    return _setup(group, index) + _ring_hops(group, index), _pipelined_load(group, index)
+
+
+def _tree_broadcast(group: Group, index: int) -> Affine:
+    return _setup(group, index) + _tree_depth(group, index), _pipelined_load(group, index)
+
+
+def _neighbours(group: Group, index: int) -> Affine:
+    pair = Span(level=group.spans[-1].level, count=2)
+    return _setup(group, index) + _protocol(pair, index).latency, 1 / _rate(pair, index)
+
+
+COLLECTIVES: dict[str, tuple[Algorithm, ...]] = {
+    "all_gather": (_ring(1),),
+    "all_reduce": (_ring(2), _hierarchical, _tree, _in_network),
+    "all_to_all": (_direct,),
+    "broadcast": (_ring_broadcast, _tree_broadcast),
+    "reduce_scatter": (_ring(1),),
+    "send_recv": (_neighbours,),
+}
+"""Every kind of collective and the algorithms that compete for it."""
+
+
+@lru_cache(maxsize=65536)
+def affine_pieces(kind: str, group: Group) -> tuple[Affine, ...]:
+    """The functions a + b S whose least is the time of a collective, those that are never the least left out.
+
+    Empty for a group of one. Sorted by a. Raises `CostModelError` for an unknown kind.
+    """
+    algorithms = COLLECTIVES.get(kind)
+    if algorithms is None:
+        raise CostModelError(f"unknown collective {kind!r}; known: {', '.join(COLLECTIVES)}")
+    if group.size == 1:
+        return ()
+    protocols = range(len(group.spans[0].level.protocols))
+    found = sorted(
+        piece for algorithm in algorithms for index in protocols if (piece := algorithm(group, index)) is not None
+    )
+    kept: list[Affine] = []
+    for piece in found:
+        if not kept or piece[1] < kept[-1][1]:
+            kept.append(piece)
+    return tuple(kept)
+
+
+@overload
+def collective_time(kind: str, message: float, group: Group) -> float: ...
+@overload
+def collective_time(kind: str, message: Array, group: Group) -> Array: ...
+@overload
+def collective_time(kind: str, message: Quantity, group: Group) -> Quantity: ...
+def collective_time(kind: str, message: Quantity, group: Group) -> Quantity:
+    """Time of one collective over a group whose every shift runs the same one at once; element-wise over arrays.
+
+    What `message` counts, in bytes:
+
+        all_reduce      the buffer that each device holds, before and after
+        all_gather      the gathered result
+        reduce_scatter  the full input on each device
+        all_to_all      the local buffer, the part that stays included
+        broadcast       the buffer
+        send_recv       what one device sends to its neighbour at the outermost span
+
+    An empty message is not sent and costs 0, and so does any message in a group of one.
+
+    Returns:
+        Seconds, of the shape of `message`.
+
+    Raises:
+        CostModelError: an unknown kind, or a negative message.
+    """
+    pieces = affine_pieces(kind, group)
+    if isinstance(message, np.ndarray):
+        return _array_time(kind, message, pieces)
+    if message < 0:
+        raise CostModelError(f"{kind} of {message} bytes: a message is never negative")
+    if not pieces or message == 0:
+        return 0.0
+    return min(a + b * message for a, b in pieces)
+
+
+def _array_time(kind: str, message: Array, pieces: tuple[Affine, ...]) -> Array:
+    if message.size and message.min() < 0:
+        raise CostModelError(f"{kind} of {message.min()} bytes: a message is never negative")
+    if not pieces:
+        return np.zeros(message.shape)
+    least, slope = pieces[0]
+    time: Array = message * slope
+    time += least
+    for a, b in pieces[1:]:
+        np.minimum(time, message * b + a, out=time)
+    time *= message > 0
+    return time

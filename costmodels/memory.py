@@ -1,0 +1,80 @@
+"""Memory of one device: bytes per parameter, and what the allocator makes of the bytes that tensors need.
+
+Source: Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020, section 3.1
+(mixed precision); gradients are kept in fp32 for accumulation, as Megatron-LM and FSDP2 do.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from costmodels.errors import CostModelError
+from costmodels.units import Bytes, QuantityT
+from hardware_profiles import Device
+
+Precision: TypeAlias = Literal["bf16", "fp16", "fp32"]
+Optimizer: TypeAlias = Literal["adamw", "sgd"]
+
+_FP32: Bytes = 4
+_COMPUTE_BYTES: dict[str, Bytes] = {"bf16": 2, "fp16": 2, "fp32": _FP32}
+_MOMENTS: dict[str, int] = {"adamw": 2, "sgd": 1}
+"""fp32 values per parameter that an optimizer keeps: AdamW two moments, SGD its momentum."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterBytes:
+    """Bytes per parameter: the weight that is computed with, its gradient, and the optimizer's state."""
+
+    weight: Bytes
+    gradient: Bytes
+    state: Bytes
+
+    @property
+    def total(self) -> Bytes:
+        return self.weight + self.gradient + self.state
+
+
+def parameter_bytes(precision: str, optimizer: str) -> ParameterBytes:
+    """Bytes per parameter under a precision ("bf16", "fp16", "fp32") and an optimizer ("adamw", "sgd" with momentum).
+
+        16-bit: weight 2, gradient 4, state 4 (master weight) + 4 per moment
+        fp32:   weight 4, gradient 4, state 4 per moment
+
+    Raises `CostModelError` for any other word.
+    """
+    weight, moments = _lookup(precision, optimizer)
+    master = _FP32 if weight < _FP32 else 0
+    return ParameterBytes(weight=weight, gradient=_FP32, state=master + _FP32 * moments)
+
+
+def optimizer_traffic(precision: str, optimizer: str) -> Bytes:
+    """Bytes per parameter that a fused optimizer step reads and writes.
+
+    reads gradient, fp32 weight and moments; writes fp32 weight and moments, and the 16-bit weight if there is one
+    """
+    weight, moments = _lookup(precision, optimizer)
+    copy = weight if weight < _FP32 else 0
+    return _FP32 * (1 + 2 * (1 + moments)) + copy
+
+
+def peak_memory(persistent: QuantityT, saved: QuantityT, transient: QuantityT, device: Device) -> QuantityT:
+    """Upper bound on the memory that a device must have, in bytes; element-wise.
+
+        peak = (persistent + saved + transient) (1 + slack) + reserved
+
+    Persistent: weights, gradients, optimizer state. Saved: activations kept for the backward pass, of all micro-batches
+    in flight. Transient: the most that is live beside those at any moment. Slack and reserved are the device's.
+    """
+    return (persistent + saved + transient) * (1 + device.allocator_slack) + device.reserved
+
+
+def usable_memory(device: Device) -> Bytes:
+    """The most that persistent + saved + transient may be for `peak_memory` to fit the device."""
+    return (device.memory - device.reserved) / (1 + device.allocator_slack)
+
+
+def _lookup(precision: str, optimizer: str) -> tuple[Bytes, int]:
+    if precision not in _COMPUTE_BYTES:
+        raise CostModelError(f"unknown precision {precision!r}; known: {', '.join(_COMPUTE_BYTES)}")
+    if optimizer not in _MOMENTS:
+        raise CostModelError(f"unknown optimizer {optimizer!r}; known: {', '.join(_MOMENTS)}")
+    return _COMPUTE_BYTES[precision], _MOMENTS[optimizer]

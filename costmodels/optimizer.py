@@ -1,0 +1,32 @@
+"""Time of the optimizer step: bandwidth-bound on the bytes that it reads and writes."""
+
+from typing import overload
+
+import numpy as np
+
+from costmodels.compute import operator_time
+from costmodels.memory import optimizer_traffic
+from costmodels.units import Array, Quantity
+from hardware_profiles import Device
+
+
+@overload
+def optimizer_time(parameters: float, precision: str, optimizer: str, device: Device) -> float: ...
+@overload
+def optimizer_time(parameters: Array, precision: str, optimizer: str, device: Device) -> Array: ...
+@overload
+def optimizer_time(parameters: Quantity, precision: str, optimizer: str, device: Device) -> Quantity: ...
+def optimizer_time(parameters: Quantity, precision: str, optimizer: str, device: Device) -> Quantity:
+    """Seconds for one fused update of `parameters` parameters (a count, or an array of them) held by one device.
+
+        t = L + N T / (W e)        N parameters, T bytes per parameter from `optimizer_traffic`,
+                                   L, W, e launch latency, bandwidth and efficiency of the class "optimizer"
+
+    No parameters take no time. Holds for multi-tensor (foreach or fused) optimizers, which launch a number of kernels
+    that does not grow with the parameters.
+    """
+    traffic = parameters * optimizer_traffic(precision, optimizer)
+    time = operator_time(op_class="optimizer", flops=0.0, bytes_moved=traffic, dtype="fp32", device=device)
+    if isinstance(parameters, np.ndarray):
+        return np.where(parameters > 0, time, 0.0)
+    return time if parameters else 0.0

@@ -1,0 +1,27 @@
+"""The unit aliases of `hardware_profiles.units`, and what a formula takes and gives: a number or an array of them."""
+
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hardware_profiles.units import GB, GIB, KIB, MIB, Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds
+
+Array: TypeAlias = NDArray[np.float64]
+Quantity: TypeAlias = float | Array
+QuantityT = TypeVar("QuantityT", float, Array)
+
+__all__ = [
+    "Array",
+    "Bytes",
+    "BytesPerSecond",
+    "Flops",
+    "FlopsPerSecond",
+    "GB",
+    "GIB",
+    "KIB",
+    "MIB",
+    "Quantity",
+    "QuantityT",
+    "Seconds",
+]

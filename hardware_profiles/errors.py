@@ -1,0 +1,29 @@
+"""What can go wrong with hardware descriptions.
+
+ValueError
+└── HardwareProfileError      anything below; catch this one
+    ├── UnknownProfileError   no profile of that name
+    ├── InvalidProfileError   a profile file that does not read, naming file, key and reason
+    ├── UnknownKeyError       a dtype or an op class that the device has no figure for
+    └── TopologyError         device counts or groups that the hierarchy cannot hold
+"""
+
+
+class HardwareProfileError(ValueError):
+    """Base of the errors of this package."""
+
+
+class UnknownProfileError(HardwareProfileError):
+    """No profile of that name."""
+
+
+class InvalidProfileError(HardwareProfileError):
+    """A profile file that cannot be read."""
+
+
+class UnknownKeyError(HardwareProfileError):
+    """A dtype or an op class for which the device has no figure."""
+
+
+class TopologyError(HardwareProfileError):
+    """A device count or a group that does not fit the hierarchy."""

@@ -1,0 +1,66 @@
+"""Reading profiles: those that are packaged, by id, and any other TOML file of the same form, by path."""
+
+import difflib
+import tomllib
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from hardware_profiles.cluster import Cluster
+from hardware_profiles.errors import InvalidProfileError, TopologyError, UnknownProfileError
+from hardware_profiles.schema import ProfileFile
+
+_SUFFIX = ".toml"
+
+
+def profile_names() -> tuple[str, ...]:
+    """Ids of the packaged profiles, sorted."""
+    files = resources.files("hardware_profiles").iterdir()
+    return tuple(sorted(file.name.removesuffix(_SUFFIX) for file in files if file.name.endswith(_SUFFIX)))
+
+
+def load_profile(name_or_path: str | Path) -> Cluster:
+    """The cluster that a packaged profile or a profile file describes, with one node of devices in use.
+
+    Args:
+        name_or_path: an id from `profile_names()`, or the path of a file that ends in `.toml`.
+
+    Raises:
+        UnknownProfileError: no such profile or file; the message names the nearest ids.
+        InvalidProfileError: the file does not read; the message has the file, the key and the reason in one line.
+    """
+    name = str(name_or_path)
+    if name in profile_names():
+        return _packaged(name)
+    path = Path(name_or_path)
+    if path.suffix == _SUFFIX:
+        if path.is_file():
+            return _parse(path.read_bytes(), name)
+        raise UnknownProfileError(f"no profile file {name}; packaged profiles: {', '.join(profile_names())}")
+    nearest = difflib.get_close_matches(name.lower(), profile_names(), n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"known: {', '.join(profile_names())}"
+    raise UnknownProfileError(f"no hardware profile {name!r}; {hint} (a path must end in {_SUFFIX})")
+
+
+@lru_cache(maxsize=64)
+def _packaged(name: str) -> Cluster:
+    file = resources.files("hardware_profiles").joinpath(name + _SUFFIX)
+    return _parse(file.read_bytes(), file.name)
+
+
+def _parse(content: bytes, where: str) -> Cluster:
+    try:
+        table = tomllib.loads(content.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidProfileError(f"{where}: not a TOML file: {error}") from error
+    try:
+        return ProfileFile.model_validate(table).to_cluster()
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "file"
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise InvalidProfileError(f"{where}: {key}: {first['msg']}{more}") from error
+    except TopologyError as error:
+        raise InvalidProfileError(f"{where}: level: {error}") from error

@@ -1,0 +1,168 @@
+"""The form of a profile file: exact keys, human units in the key names, and a source and a kind with every number.
+
+    memory_gib = { value = 80, source = "NVIDIA A100 datasheet, June 2021", kind = "datasheet" }
+
+`to_cluster` converts to SI units; nothing after it knows the units of the file.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from hardware_profiles.cluster import (
+    OP_CLASSES,
+    Cluster,
+    Device,
+    DeviceType,
+    Efficiency,
+    Fact,
+    FactKind,
+    Level,
+    NetworkKind,
+    Protocol,
+)
+from hardware_profiles.units import (
+    bytes_from_gib,
+    bytes_per_second_from_gb_per_s,
+    flops_per_second_from_tflops,
+    seconds_from_us,
+)
+
+_Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Fact(_Strict):
+    value: float = Field(ge=0, allow_inf_nan=False)
+    source: _Text
+    kind: FactKind
+
+
+class _Positive(_Fact):
+    value: float = Field(gt=0, allow_inf_nan=False)
+
+
+class _Share(_Fact):
+    value: float = Field(gt=0, le=1)
+
+
+class _FanOut(_Fact):
+    value: int = Field(ge=2)
+
+
+class _Efficiency(_Strict):
+    compute: _Share
+    bandwidth: _Share
+
+
+class _Protocol(_Strict):
+    name: _Text
+    setup_us: _Fact
+    latency_us: _Fact
+    efficiency: _Share
+
+    def convert(self) -> Protocol:
+        return Protocol(
+            name=self.name,
+            setup=seconds_from_us(self.setup_us.value),
+            latency=seconds_from_us(self.latency_us.value),
+            efficiency=self.efficiency.value,
+        )
+
+
+class _Level(_Strict):
+    name: _Text
+    network: NetworkKind
+    fan_out: _FanOut | None = None
+    bandwidth_gb_per_s: _Positive
+    protocol: list[_Protocol] = Field(min_length=1)
+    in_network: _Protocol | None = None
+
+    def convert(self) -> Level:
+        return Level(
+            name=self.name,
+            fan_out=None if self.fan_out is None else self.fan_out.value,
+            network=self.network,
+            bandwidth=bytes_per_second_from_gb_per_s(self.bandwidth_gb_per_s.value),
+            protocols=tuple(protocol.convert() for protocol in self.protocol),
+            in_network=None if self.in_network is None else self.in_network.convert(),
+        )
+
+
+class _Device(_Strict):
+    name: _Text
+    device_type: DeviceType
+    memory_gib: _Positive
+    reserved_gib: _Fact
+    allocator_slack: _Fact
+    memory_bandwidth_gb_per_s: _Positive
+    launch_latency_us: _Fact
+    peak_tflops: dict[_Text, _Positive] = Field(min_length=1)
+    efficiency: dict[_Text, _Efficiency]
+
+    @model_validator(mode="after")
+    def _has_every_op_class(self) -> "_Device":
+        given = set(self.efficiency)
+        missing, unknown = sorted(set(OP_CLASSES) - given), sorted(given - set(OP_CLASSES))
+        if missing or unknown:
+            raise ValueError(f"efficiency lacks op classes {missing} and has unknown ones {unknown}")
+        if self.reserved_gib.value >= self.memory_gib.value:
+            raise ValueError("reserved_gib leaves no memory")
+        return self
+
+    def convert(self) -> Device:
+        return Device(
+            name=self.name,
+            device_type=self.device_type,
+            memory=bytes_from_gib(self.memory_gib.value),
+            reserved=bytes_from_gib(self.reserved_gib.value),
+            allocator_slack=self.allocator_slack.value,
+            memory_bandwidth=bytes_per_second_from_gb_per_s(self.memory_bandwidth_gb_per_s.value),
+            launch_latency=seconds_from_us(self.launch_latency_us.value),
+            peak_flops=tuple(
+                (dtype, flops_per_second_from_tflops(fact.value)) for dtype, fact in sorted(self.peak_tflops.items())
+            ),
+            efficiencies=tuple(
+                (name, Efficiency(compute=item.compute.value, bandwidth=item.bandwidth.value))
+                for name, item in sorted(self.efficiency.items())
+            ),
+        )
+
+
+class ProfileFile(_Strict):
+    """A whole profile file."""
+
+    schema_version: Literal[1]
+    id: _Text
+    device: _Device
+    level: list[_Level] = Field(min_length=1)
+
+    def to_cluster(self) -> Cluster:
+        """One unit of the innermost level, in SI units; a single device where that level is unbounded."""
+        levels = tuple(level.convert() for level in self.level)
+        return Cluster(
+            name=self.id,
+            device=self.device.convert(),
+            levels=levels,
+            devices=levels[0].fan_out or 1,
+            facts=tuple(_facts("", self)),
+        )
+
+
+def _facts(path: str, value: object) -> Iterator[Fact]:
+    """Every number of the file with its path, in the order of the file's schema."""
+    if isinstance(value, _Fact):
+        yield Fact(key=path, value=value.value, source=value.source, kind=value.kind)
+    elif isinstance(value, BaseModel):
+        for key in type(value).model_fields:
+            yield from _facts(f"{path}.{key}" if path else key, getattr(value, key))
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _facts(f"{path}.{key}", item)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _facts(f"{path}.{index}", item)

@@ -1,0 +1,62 @@
+"""Every error a user of the planner can meet.
+
+    PlannerError
+    ├── ModelError              the model cannot be found, built or traced
+    ├── RuleError               an operator has no sharding rule, or its call does not match its rule
+    ├── LayoutError             a layout or redistribution that cannot exist (a dim that does not divide, ...)
+    ├── StrategyError           an illegal choice for an operator or a parameter
+    ├── PlanFileError           a plan file that is truncated, of another version, for another graph, ...
+    ├── RequestError            an option or a combination of options that cannot be planned
+    └── InfeasibleError         nothing fits into the memory of the devices
+
+A message says what was asked, the numbers that clash, where, and what to do. The command line turns each into one line and
+the exit code `exit_code`: 2 for bad input, 3 where nothing fits.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class PlannerError(Exception):
+    """Base of all errors raised on purpose by the planner."""
+
+    exit_code = 2
+
+
+class ModelError(PlannerError):
+    """The model cannot be found, built or traced."""
+
+
+class RuleError(PlannerError):
+    """An operator has no sharding rule, or a call does not match the rule of its operator."""
+
+
+class LayoutError(PlannerError):
+    """A layout that a tensor cannot have, or a redistribution that does not exist."""
+
+
+class StrategyError(PlannerError):
+    """A strategy that an operator, or a stored layout that a parameter, cannot have."""
+
+
+class PlanFileError(PlannerError):
+    """A plan file that cannot be used: unreadable, of another version, for another graph, or changed illegally."""
+
+
+class RequestError(PlannerError):
+    """An option, or a combination of options, that cannot be planned."""
+
+
+class InfeasibleError(PlannerError):
+    """Nothing that was tried fits into the memory of the devices."""
+
+    exit_code = 3
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
+    """Say that `name` is not a known `kind`, name the nearest ones, and list all where the list is short."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    listing = f" Known: {', '.join(names)}." if len(names) <= 40 else ""
+    return f"unknown {kind} '{name}'{hint}{listing}"

@@ -1,0 +1,165 @@
+"""Repeated blocks, recognised from the operators alone, and the places where a value is shared.
+
+    embed | norm attn add norm mlp add | norm attn add norm mlp add | ... | norm head loss
+            `---- block 0 ----------'    `---- block 1 ----------'
+            start                        start + period
+
+Every operator gets an id for its call (operator, literals, tensor types). A run of blocks is a stretch in which the id at i equals the id at
+i + period; the period that covers the most operators wins, the shortest among equals. Then the dataflow is compared block by block: an operand
+must come from the same place of the same block, from the same place of the block before, from the block's own parameter, or from one and the same value
+outside. The first block that differs ends the run. Cost: O(n^2) comparisons of ids, done by numpy row by row.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.graph.call import typed_call
+from planner.graph.operator_graph import Operator, OperatorGraph, TensorType, ValueRef, substitute
+
+IDENTITY = "planner.identity"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRun:
+    """`count` consecutive equal blocks of `period` operators, the first at operator `start`. A count of 0: nothing repeats."""
+
+    start: int
+    period: int
+    count: int
+
+    @property
+    def stop(self) -> int:
+        """Index of the first operator after the blocks."""
+        return self.start + self.period * self.count
+
+    def block_of(self, index: int) -> int | None:
+        """Number of the block an operator belongs to; None outside."""
+        return (index - self.start) // self.period if self.start <= index < self.stop else None
+
+    def template(self, index: int) -> int:
+        """The operator at the same place of the first block; an operator outside is its own template."""
+        return self.start + (index - self.start) % self.period if self.start <= index < self.stop else index
+
+
+NO_BLOCKS = BlockRun(start=0, period=1, count=0)
+
+
+def find_blocks(graph: OperatorGraph) -> BlockRun:
+    """The run of equal blocks that covers the most operators; `NO_BLOCKS` where nothing repeats."""
+    ids: dict[object, int] = {}
+    calls = np.array([ids.setdefault(typed_call(graph, op), len(ids)) for op in graph.operators])
+    best = NO_BLOCKS
+    for period in range(2, len(calls) // 2 + 1):
+        start, length = _longest_run(calls[:-period] == calls[period:])
+        run = BlockRun(start=start, period=period, count=length // period + 1 if length >= period else 0)
+        if run.count * run.period > best.count * best.period:
+            best = run
+    return _agreeing(graph, best)
+
+
+def _longest_run(equal: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> tuple[int, int]:
+    """Start and length of the longest stretch of True."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], equal, [False]))))
+    if not len(edges):
+        return 0, 0
+    starts, lengths = edges[::2], edges[1::2] - edges[::2]
+    longest = int(np.argmax(lengths))
+    return int(starts[longest]), int(lengths[longest])
+
+
+def _agreeing(graph: OperatorGraph, run: BlockRun) -> BlockRun:
+    """The run cut off before the first block whose dataflow differs from that of the second block."""
+    if run.count < 2:
+        return NO_BLOCKS
+    expected = _sources(graph, run, 1)
+    count = 1
+    while count < run.count and _sources(graph, run, count) == expected:
+        count += 1
+    first = _sources(graph, run, 0)
+    entering = all(a == b or (b[0] == "before" and a[0] == "outside") for a, b in zip(first, expected, strict=True))
+    if not entering or count < 2:
+        return NO_BLOCKS
+    return replace(run, count=count)
+
+
+def _sources(graph: OperatorGraph, run: BlockRun, block: int) -> list[tuple[str, object]]:
+    """Where each operand of a block comes from, in terms that are equal for equal blocks."""
+    low = run.start + block * run.period
+    sources: list[tuple[str, object]] = []
+    own: dict[str, int] = {}
+    for op in graph.operators[low : low + run.period]:
+        for name in op.operands:
+            at = graph.producer.get(name)
+            if at is not None and low <= at < low + run.period:
+                sources.append(("inside", (at - low, graph.operators[at].results.index(name))))
+            elif at is not None and low - run.period <= at < low and block > 0:
+                sources.append(("before", (at - low, graph.operators[at].results.index(name))))
+            elif name in graph.parameter_names and _only_inside(graph, name, low, low + run.period):
+                sources.append(("own", own.setdefault(name, len(own))))
+            else:
+                sources.append(("outside", name))
+    return sources
+
+
+def _only_inside(graph: OperatorGraph, name: str, low: int, high: int) -> bool:
+    return all(low <= use < high for use in graph.consumers[name])
+
+
+def share_values(graph: OperatorGraph, blocks: BlockRun) -> tuple[OperatorGraph, BlockRun]:
+    """Put an identity after every differentiable result with several uses, so that it is redistributed once and its gradients are summed once.
+
+    Equal blocks stay equal: where one block needs an identity, all get it.
+    """
+    wanted: set[tuple[int, int]] = set()
+    for index, op in enumerate(graph.operators):
+        for place, name in enumerate(op.results):
+            if name in graph.differentiable and len(graph.consumers.get(name or "", ())) > 1 and op.op != IDENTITY:
+                wanted.add((blocks.template(index), place))
+    operators: list[Operator] = []
+    types = dict(graph.types)
+    names: dict[str, str] = {}
+    starts: list[int] = []
+    for index, op in enumerate(graph.operators):
+        starts.append(len(operators))
+        moved = _renamed(op, names)
+        operators.append(moved)
+        for place, name in enumerate(op.results):
+            if name is not None and (blocks.template(index), place) in wanted:
+                operators.append(_identity(op, name, types))
+                names[name] = f"{name}/shared"
+    starts.append(len(operators))
+    shared = replace(graph, operators=tuple(operators), types=types, loss=names.get(graph.loss, graph.loss))
+    if not blocks.count:
+        return shared, blocks
+    start = starts[blocks.start]
+    period = (starts[blocks.stop] - start) // blocks.count
+    return shared, BlockRun(start=start, period=period, count=blocks.count)
+
+
+def _renamed(op: Operator, names: dict[str, str]) -> Operator:
+    if not any(name in names for name in op.operands):
+        return op
+    return replace(
+        op,
+        arguments=tuple(substitute(argument, names) for argument in op.arguments),
+        keywords=tuple((key, substitute(value, names)) for key, value in op.keywords),
+    )
+
+
+def _identity(op: Operator, name: str, types: dict[str, TensorType]) -> Operator:
+    result = f"{name}/shared"
+    types[result] = types[name]
+    return Operator(name=result, op=IDENTITY, arguments=(ValueRef(name),), results=(result,), module=op.module)
+
+
+def block_parameters(graph: OperatorGraph, blocks: BlockRun, block: int) -> Sequence[str]:
+    """Parameters that only this block uses, in the order of their first use: equal blocks list theirs in the same order."""
+    low = blocks.start + block * blocks.period
+    found: dict[str, None] = {}
+    for op in graph.operators[low : low + blocks.period]:
+        for name in op.operands:
+            if name in graph.parameter_names and _only_inside(graph, name, low, low + blocks.period):
+                found.setdefault(name)
+    return tuple(found)

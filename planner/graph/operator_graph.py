@@ -1,0 +1,221 @@
+"""The operator graph: what a model computes, as plain data.
+
+    inputs ──┐
+    buffers ─┼─> operator ─> value ─> operator ─> ... ─> loss
+    parameters ┘
+
+Values are named tensors with a type; operators are calls of PyTorch operators on values and literals, in an order in which
+they can be executed. Nothing here needs torch: the graph can be planned, stored and compared without it, and the runtime
+executes the very same operators. Graphs are immutable; passes return new ones.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+DTYPE_BYTES: Mapping[str, int] = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int16": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "int32": 4,
+    "float32": 4,
+    "int64": 8,
+    "float64": 8,
+    "complex64": 8,
+}
+FLOATING = frozenset({"float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorType:
+    """Shape and dtype of a value; `contiguous` is False for a strided view (a reshape of it copies)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    contiguous: bool = True
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def element_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.element_bytes
+
+    @property
+    def floating(self) -> bool:
+        return self.dtype in FLOATING
+
+
+@dataclass(frozen=True, slots=True)
+class ValueRef:
+    """An argument of an operator that is a value of the graph."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TorchConstant:
+    """An argument that names an object of torch: kind 'dtype', 'device', 'layout' or 'memory_format'."""
+
+    kind: str
+    name: str
+
+
+Argument = ValueRef | TorchConstant | None | bool | int | float | str | tuple["Argument", ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One call: `results = op(*arguments, **keywords)`.
+
+    `op` is the full name of a PyTorch operator ("aten.linear.default") or `planner.identity`; `module` is the path of the
+    module whose forward made the call. `results` has one name per returned tensor, None for a result that is not a tensor.
+    """
+
+    name: str
+    op: str
+    arguments: tuple[Argument, ...]
+    keywords: tuple[tuple[str, Argument], ...] = ()
+    results: tuple[str | None, ...]
+    module: str = ""
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """Names of the tensor arguments, in the order of the call (lists flattened, keywords last)."""
+        return tuple(ref.name for ref in references((*self.arguments, *(value for _, value in self.keywords))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A trainable or frozen weight. `aliases` are further names of the same tensor (tied weights)."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    trainable: bool = True
+
+
+def references(argument: Argument) -> Iterator[ValueRef]:
+    """All value references in an argument, left to right."""
+    if isinstance(argument, ValueRef):
+        yield argument
+    elif isinstance(argument, tuple):
+        for item in argument:
+            yield from references(item)
+
+
+def substitute(argument: Argument, names: Mapping[str, str]) -> Argument:
+    """`argument` with each referenced value renamed by `names` (names not in it stay)."""
+    if isinstance(argument, ValueRef):
+        return ValueRef(names.get(argument.name, argument.name))
+    if isinstance(argument, tuple):
+        return tuple(substitute(item, names) for item in argument)
+    return argument
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorGraph:
+    """Values, operators in execution order, and which value is the loss.
+
+    `types` has the type of every value: inputs, parameters, buffers and results of operators.
+    """
+
+    types: Mapping[str, TensorType]
+    inputs: tuple[str, ...]
+    parameters: tuple[Parameter, ...]
+    buffers: tuple[str, ...]
+    operators: tuple[Operator, ...]
+    loss: str
+    input_names: tuple[str, ...] = field(default=())
+
+    @cached_property
+    def producer(self) -> Mapping[str, int]:
+        """Index of the operator that makes a value; inputs, parameters and buffers are not in it."""
+        return {name: i for i, op in enumerate(self.operators) for name in op.results if name is not None}
+
+    @cached_property
+    def parameter_names(self) -> frozenset[str]:
+        return frozenset(parameter.name for parameter in self.parameters)
+
+    @cached_property
+    def differentiable(self) -> frozenset[str]:
+        """Values through which a gradient flows back to some trainable parameter."""
+        found = {p.name for p in self.parameters if p.trainable and self.types[p.name].floating}
+        for op in self.operators:
+            if any(name in found for name in op.operands):
+                found.update(name for name in op.results if name is not None and self.types[name].floating)
+        return frozenset(found)
+
+    @cached_property
+    def data_dependent(self) -> frozenset[str]:
+        """Values computed from the inputs or the parameters, so not the same in every step."""
+        found = {*self.inputs, *self.parameter_names}
+        for op in self.operators:
+            if any(name in found for name in op.operands):
+                found.update(name for name in op.results if name is not None)
+        return frozenset(found)
+
+    @cached_property
+    def consumers(self) -> Mapping[str, tuple[int, ...]]:
+        """Indices of the operators that read a value, one entry per use."""
+        uses: dict[str, list[int]] = {}
+        for i, op in enumerate(self.operators):
+            for name in op.operands:
+                uses.setdefault(name, []).append(i)
+        return {name: tuple(indices) for name, indices in uses.items()}
+
+    def parameter_count(self) -> int:
+        """Number of trainable and frozen parameters; tied weights count once."""
+        return sum(self.types[parameter.name].numel for parameter in self.parameters)
+
+    def fingerprint(self) -> str:
+        """A digest of all that decides whether a plan for one graph is a plan for another: operators, types, parameters."""
+        content = {
+            "inputs": [_type_json(self.types[name]) for name in self.inputs],
+            "buffers": [[name, _type_json(self.types[name])] for name in self.buffers],
+            "parameters": [
+                [p.name, p.trainable, list(p.aliases), _type_json(self.types[p.name])] for p in self.parameters
+            ],
+            "operators": [
+                [
+                    op.name,
+                    op.op,
+                    _argument_json(op.arguments),
+                    [[key, _argument_json(value)] for key, value in op.keywords],
+                    [name and _type_json(self.types[name]) for name in op.results],
+                ]
+                for op in self.operators
+            ],
+            "loss": self.loss,
+        }
+        text = json.dumps(content, separators=(",", ":"), sort_keys=True)
+        return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def _type_json(tensor: TensorType) -> list[object]:
+    return [list(tensor.shape), tensor.dtype]
+
+
+def _argument_json(argument: Argument) -> object:
+    if isinstance(argument, ValueRef):
+        return {"value": argument.name}
+    if isinstance(argument, TorchConstant):
+        # The device a model happens to live on while it is traced is not part of what it computes.
+        return {argument.kind: "any" if argument.kind == "device" else argument.name}
+    if isinstance(argument, tuple):
+        return [_argument_json(item) for item in argument]
+    if isinstance(argument, float) and not math.isfinite(argument):
+        return {"float": repr(argument)}
+    return argument

@@ -1,0 +1,283 @@
+"""From a PyTorch module to an operator graph.
+
+`torch.export` runs the module's real Python code on tensors without storage. Its graph is taken over call by call: linear, attention, norms and
+losses stay whole, which is the level at which people think about sharding. No weights are allocated.
+
+A model of 80 equal blocks is not traced 80 times. Blocks that are modules of one list, of one class, with equal attributes and
+equal parameters are *alike*: the first is traced between two markers, the others only announce that they were called, and with what:
+
+    embed -> begin -> [ops of block 0] -> end -> repeat(1) -> repeat(2) -> ... -> head
+
+Afterwards each announcement is replaced by a copy of the first block's operators. The code around the blocks runs unabridged, so a
+block that is skipped, called twice, or given another argument is seen. Where anything differs (attributes, argument types, a tensor that reaches
+a block other than as an argument or a parameter) the model is traced in full instead: slower, never wrong.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from planner.errors import ModelError
+from planner.graph import repeats
+from planner.graph.operator_graph import (
+    Argument,
+    Operator,
+    OperatorGraph,
+    Parameter,
+    TensorType,
+    TorchConstant,
+    ValueRef,
+)
+
+_IGNORED = frozenset({"aten._assert_tensor_metadata.default", "aten._assert_async.msg"})
+
+
+def trace(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, *, full: bool = False) -> OperatorGraph:
+    """The operator graph of `module(*args, **kwargs)`, whose result is the loss: a scalar, alone, first of a tuple, or `.loss`.
+
+    Tensors may be on the meta device or real; none is copied. `full` traces every repeated block by itself. Raises ModelError where
+    the module cannot be traced or does not return a scalar loss.
+    """
+    example_args, example_kwargs = _distinct((args, dict(kwargs or {})), module)
+    if not full:
+        try:
+            with repeats.announce(module) as announced:
+                if announced:
+                    return _graph_of(module, example_args, example_kwargs, announced)
+        except repeats.NotAlikeError:
+            pass
+    return _graph_of(module, example_args, example_kwargs, ())
+
+
+def _distinct(arguments: Any, module: nn.Module) -> Any:
+    """Fresh example tensors without data: export takes one tensor given twice for one input."""
+    first = next(module.parameters(), None)
+
+    def fresh(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device if first is None else first.device)
+
+    return pytree.tree_map(fresh, arguments)
+
+
+def _graph_of(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], announced: Sequence[repeats.Run]
+) -> OperatorGraph:
+    wrapped = _Loss(module)
+    try:
+        with torch.no_grad():
+            exported = torch.export.export(wrapped, args, kwargs, strict=False)
+    except (repeats.NotAlikeError, ModelError):
+        raise
+    except Exception as error:
+        raise ModelError(_refusal(module, error)) from error
+    if any(node.op == "call_function" and not isinstance(node.target, torch._ops.OpOverload) and node.target is not _GETITEM
+           for node in exported.graph.nodes):  # fmt: skip
+        exported = exported.run_decompositions({})
+    flat = _Reader(module, exported).read()
+    graph = repeats.expand(flat, announced) if announced else flat
+    return _named(graph)
+
+
+class _Loss(nn.Module):
+    """Calls the model and picks the loss out of what it returns."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        result = self.model(*args, **kwargs)
+        if isinstance(result, tuple | list) and result:
+            result = result[0]
+        loss = getattr(result, "loss", result)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"{type(loss).__name__}"
+            raise ModelError(
+                f"calling {type(self.model).__name__} on the example inputs returned {shape}; return the scalar loss, alone, first of a"
+                " tuple, or as `.loss`"
+            )
+        return loss
+
+
+def _refusal(module: nn.Module, error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    place = _user_frame(error)
+    return (
+        f"{type(module).__name__} cannot be traced: {lines[0] if lines else type(error).__name__}{place};"
+        " the forward pass must not branch on tensor values or leave PyTorch operators"
+    )
+
+
+def _user_frame(error: BaseException) -> str:
+    """Last line of the traceback outside of torch and this package: most likely the cause."""
+    found = ""
+    trail = error.__traceback__
+    while trail is not None:
+        name = trail.tb_frame.f_code.co_filename
+        if "/torch/" not in name and "/planner/graph/" not in name and not name.startswith("<"):
+            found = f" (at {name}:{trail.tb_lineno})"
+        trail = trail.tb_next
+    return found
+
+
+_GETITEM = __import__("operator").getitem
+
+
+@dataclass
+class _Reader:
+    """Turns the nodes of an exported program into operators. Names are those of torch until `_named` replaces them."""
+
+    module: nn.Module
+    exported: Any
+
+    def read(self) -> OperatorGraph:
+        signature = self.exported.graph_signature
+        if signature.buffers_to_mutate or getattr(signature, "user_inputs_to_mutate", None):
+            changed = [*signature.buffers_to_mutate.values(), *getattr(signature, "user_inputs_to_mutate", {}).values()]
+            raise ModelError(
+                f"{type(self.module).__name__} changes {changed[0].removeprefix('model.')} in its forward pass; buffers that are updated while training"
+                " (running statistics) are not supported yet"
+            )
+        self.types: dict[str, TensorType] = {}
+        self.names: dict[str, Argument] = {}
+        self.operators: list[Operator] = []
+        inputs, buffers = [], []
+        parameters = _parameters(self.module, self.types)
+        canonical = {alias: p.name for p in parameters for alias in (p.name, *p.aliases)}
+        constants = {**signature.inputs_to_lifted_tensor_constants}
+        for node in self.exported.graph.nodes:
+            if node.op == "placeholder":
+                target = signature.inputs_to_parameters.get(node.name)
+                if target is not None:
+                    self.names[node.name] = ValueRef(canonical[target.removeprefix("model.")])
+                    continue
+                value = node.meta["val"]
+                if not isinstance(value, torch.Tensor):
+                    continue
+                held = signature.inputs_to_buffers.get(node.name) or constants.get(node.name)
+                name = held.removeprefix("model.") if held else node.name
+                self.types[name] = tensor_type(value)
+                self.names[node.name] = ValueRef(name)
+                (buffers if held else inputs).append(name)
+            elif node.op == "call_function":
+                self._call(node)
+            elif node.op == "output":
+                loss = self._argument(node.args[0][0])
+        if not isinstance(loss, ValueRef):
+            raise ModelError(f"the loss of {type(self.module).__name__} is the constant {loss!r}; nothing can be trained")
+        return OperatorGraph(
+            types=self.types,
+            inputs=tuple(inputs),
+            parameters=parameters,
+            buffers=tuple(buffers),
+            operators=tuple(self.operators),
+            loss=loss.name,
+        )
+
+    def _call(self, node: fx.Node) -> None:
+        if node.target is _GETITEM:
+            source, index = node.args
+            assert isinstance(source, fx.Node) and isinstance(index, int)
+            self.names[node.name] = ValueRef(f"{source.name}#{index}")
+            return
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise ModelError(f"{type(self.module).__name__} uses {node.target}, which has no equivalent among PyTorch's operators")
+        op = str(node.target)
+        if op in _IGNORED:
+            return
+        value = node.meta["val"]
+        results = value if isinstance(value, tuple | list) else (value,)
+        many = isinstance(value, tuple | list)
+        names = tuple(f"{node.name}#{i}" if many else node.name for i in range(len(results)))
+        for name, result in zip(names, results, strict=True):
+            if isinstance(result, torch.Tensor):
+                self.types[name] = tensor_type(result)
+        if not many:
+            self.names[node.name] = ValueRef(node.name)
+        self.operators.append(
+            Operator(
+                name=node.name,
+                op=op,
+                arguments=tuple(self._argument(argument) for argument in node.args),
+                keywords=tuple((key, self._argument(argument)) for key, argument in node.kwargs.items()),
+                results=tuple(n if isinstance(r, torch.Tensor) else None for n, r in zip(names, results, strict=True)),
+                module=_module_path(node),
+            )
+        )
+
+    def _argument(self, argument: Any) -> Argument:
+        if isinstance(argument, fx.Node):
+            return self.names[argument.name]
+        if isinstance(argument, list | tuple):
+            return tuple(self._argument(item) for item in argument)
+        if argument is None or isinstance(argument, bool | int | float | str):
+            return argument
+        kinds = {torch.dtype: "dtype", torch.device: "device", torch.layout: "layout", torch.memory_format: "memory_format"}
+        for kind, name in kinds.items():
+            if isinstance(argument, kind):
+                return TorchConstant(name, str(argument).removeprefix("torch."))
+        raise ModelError(f"{type(self.module).__name__}: an operator has the argument {argument!r}, which a plan cannot hold")
+
+
+def tensor_type(tensor: torch.Tensor) -> TensorType:
+    """Type of a tensor with a fixed shape."""
+    if not all(isinstance(extent, int) for extent in tensor.shape):
+        raise ModelError(f"a tensor has the shape {tuple(tensor.shape)}, which is not known before the model runs")
+    return TensorType(
+        shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."), contiguous=tensor.is_contiguous()
+    )
+
+
+def _parameters(module: nn.Module, types: dict[str, TensorType]) -> tuple[Parameter, ...]:
+    """All parameters in the order of `named_parameters`, tied ones once under their first name."""
+    names: dict[int, list[str]] = {}
+    tensors: dict[int, nn.Parameter] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+        tensors[id(parameter)] = parameter
+    found = []
+    for key, aliases in names.items():
+        parameter = tensors[key]
+        types[aliases[0]] = tensor_type(parameter.detach())
+        found.append(Parameter(name=aliases[0], aliases=tuple(aliases[1:]), trainable=parameter.requires_grad))
+    return tuple(found)
+
+
+def _module_path(node: fx.Node) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    path = next(reversed(stack.values()))[0] if stack else ""
+    return str(path).removeprefix("model").removeprefix(".")
+
+
+def _named(graph: OperatorGraph) -> OperatorGraph:
+    """Names that a person can read and that survive a change elsewhere: module path, operator, and a number where needed."""
+    taken: dict[str, int] = {}
+    renamed: dict[str, str] = {}
+    names = []
+    for op in graph.operators:
+        base = op.op.split(".")[1]
+        stem = f"{op.module}/{base}" if op.module else base
+        taken[stem] = taken.get(stem, 0) + 1
+        name = stem if taken[stem] == 1 else f"{stem}_{taken[stem]}"
+        names.append(name)
+        for index, result in enumerate(op.results):
+            if result is not None:
+                renamed[result] = name if len(op.results) == 1 else f"{name}#{index}"
+    return repeats.rename(graph, names, renamed)
+
+
+def resolve(op: str) -> Callable[..., Any]:
+    """The PyTorch operator named "namespace.name.overload"."""
+    return functools.reduce(getattr, op.split("."), torch.ops)  # type: ignore[arg-type, return-value]
+
+
+def iter_tensors(arguments: Any) -> Iterator[torch.Tensor]:
+    """Tensors anywhere in nested arguments, in order."""
+    yield from (leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor))

@@ -1,0 +1,138 @@
+"""Llama: decoder blocks with RMS norm, rotary positions, grouped-query attention and a gated MLP (Touvron et al. 2023; Grattafiori
+et al. 2024). Plain PyTorch; module names follow the checkpoints people know.
+
+Shape legend: B batch, S sequence, H hidden, N heads, K key/value heads, D head dim, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig:
+    """Dimensions of a Llama model."""
+
+    num_layers: int
+    hidden_size: int
+    ffn_size: int
+    num_heads: int
+    num_kv_heads: int
+    vocab_size: int
+    sequence_length: int
+    rope_theta: float = 500_000.0
+    norm_epsilon: float = 1e-5
+    tied_embeddings: bool = False
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+
+class Attention(nn.Module):
+    """Causal self-attention with rotary positions; every key/value head serves num_heads / num_kv_heads query heads."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        hidden, kv_size = config.hidden_size, config.num_kv_heads * config.head_dim
+        self.head_dim = config.head_dim
+        self.q_proj = nn.Linear(hidden, hidden, bias=False)
+        self.k_proj = nn.Linear(hidden, kv_size, bias=False)
+        self.v_proj = nn.Linear(hidden, kv_size, bias=False)
+        self.o_proj = nn.Linear(hidden, hidden, bias=False)
+
+    def forward(self, x_BSH: torch.Tensor, cos_SD: torch.Tensor, sin_SD: torch.Tensor) -> torch.Tensor:
+        query_BNSD, key_BKSD, value_BKSD = (
+            projection(x_BSH).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        mixed_BNSD = F.scaled_dot_product_attention(
+            _rotate(query_BNSD, cos_SD, sin_SD),
+            _rotate(key_BKSD, cos_SD, sin_SD),
+            value_BKSD,
+            is_causal=True,
+            enable_gqa=True,
+        )
+        result: torch.Tensor = self.o_proj(mixed_BNSD.transpose(1, 2).flatten(2))
+        return result
+
+
+def _rotate(x_BNSD: torch.Tensor, cos_SD: torch.Tensor, sin_SD: torch.Tensor) -> torch.Tensor:
+    """Rotary position embedding on halves (Su et al. 2021)."""
+    low, high = x_BNSD.chunk(2, dim=-1)
+    return x_BNSD * cos_SD + torch.cat((-high, low), dim=-1) * sin_SD
+
+
+class MLP(nn.Module):
+    """down(silu(gate(x)) * up(x)) (Shazeer 2020)."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.ffn_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.ffn_size, bias=False)
+        self.down_proj = nn.Linear(config.ffn_size, config.hidden_size, bias=False)
+
+    def forward(self, x_BSH: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.down_proj(F.silu(self.gate_proj(x_BSH)) * self.up_proj(x_BSH))
+        return result
+
+
+class DecoderLayer(nn.Module):
+    """One block: attention and MLP, each behind a norm and with a residual."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_epsilon)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_epsilon)
+        self.mlp = MLP(config)
+
+    def forward(self, x_BSH: torch.Tensor, cos_SD: torch.Tensor, sin_SD: torch.Tensor) -> torch.Tensor:
+        x_BSH = x_BSH + self.self_attn(self.input_layernorm(x_BSH), cos_SD, sin_SD)
+        result: torch.Tensor = x_BSH + self.mlp(self.post_attention_layernorm(x_BSH))
+        return result
+
+
+class Decoder(nn.Module):
+    """Embedding, blocks and the final norm."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_epsilon)
+        cos_SD, sin_SD = _rotary_tables(config)
+        self.register_buffer("cos", cos_SD, persistent=False)
+        self.register_buffer("sin", sin_SD, persistent=False)
+
+    def forward(self, tokens_BS: torch.Tensor) -> torch.Tensor:
+        x_BSH: torch.Tensor = self.embed_tokens(tokens_BS)
+        for layer in self.layers:
+            x_BSH = layer(x_BSH, self.cos, self.sin)
+        result: torch.Tensor = self.norm(x_BSH)
+        return result
+
+
+class Llama(nn.Module):
+    """Decoder with a language model head; called on tokens and labels (both B S, integers) it returns the mean loss."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.model = Decoder(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tied_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def forward(self, tokens_BS: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
+        logits_BSV: torch.Tensor = self.lm_head(self.model(tokens_BS))
+        return F.cross_entropy(logits_BSV.float().flatten(0, 1), labels_BS.flatten())
+
+
+def _rotary_tables(config: LlamaConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of the rotation angles, S D each."""
+    half = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    angles = torch.outer(torch.arange(config.sequence_length, dtype=torch.float32), config.rope_theta**-half)
+    angles_SD = torch.cat((angles, angles), dim=-1)
+    return angles_SD.cos(), angles_SD.sin()

@@ -1,0 +1,190 @@
+"""Models by name, and the user's own by `package.module:factory`.
+
+Dimensions are those of the published configurations: Llama 2 (Touvron et al. 2023, table 1 and the released config files), Llama 3.1 (Grattafiori et al. 2024,
+table 3), GPT-2 (Radford et al. 2019 and the released checkpoints), GPT-3 (Brown et al. 2020, table 2.1).
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from planner.errors import ModelError, unknown_name
+
+TRACE_BATCH = 2  # sequences in the example that a zoo model is traced with; plans rescale it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZooEntry:
+    """A named model: family, dimensions, and what it was published as."""
+
+    family: str
+    dimensions: tuple[tuple[str, int | bool | float], ...]
+    source: str
+
+    @property
+    def sequence_length(self) -> int:
+        return int(dict(self.dimensions)["sequence_length"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltModel:
+    """A module and example inputs on which calling it gives the loss.
+
+    `sequence_length` is None where the model has no such thing; `vocabulary` bounds random integer inputs.
+    """
+
+    reference: str
+    module: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    batch: int
+    sequence_length: int | None
+    vocabulary: int | None
+
+
+def _llama(source: str, layers: int, hidden: int, ffn: int, heads: int, kv: int, vocab: int, seq: int, theta: float = 5e5) -> ZooEntry:
+    dimensions = {
+        "num_layers": layers, "hidden_size": hidden, "ffn_size": ffn, "num_heads": heads, "num_kv_heads": kv,
+        "vocab_size": vocab, "sequence_length": seq, "rope_theta": theta,
+    }  # fmt: skip
+    return ZooEntry(family="llama", dimensions=tuple(dimensions.items()), source=source)
+
+
+def _gpt(source: str, layers: int, hidden: int, heads: int, vocab: int, seq: int, tied: bool = True) -> ZooEntry:
+    dimensions: dict[str, int | bool | float] = {
+        "num_layers": layers, "hidden_size": hidden, "num_heads": heads, "vocab_size": vocab, "sequence_length": seq,
+        "tied_embeddings": tied,
+    }  # fmt: skip
+    return ZooEntry(family="gpt", dimensions=tuple(dimensions.items()), source=source)
+
+
+_LLAMA2 = "Touvron et al. 2023 (arXiv 2307.09288)"
+_LLAMA3 = "Grattafiori et al. 2024 (arXiv 2407.21783), table 3"
+_GPT2 = "Radford et al. 2019"
+_GPT3 = "Brown et al. 2020 (arXiv 2005.14165), table 2.1"
+_TINY = "made for tests and demonstrations"
+
+ZOO: Mapping[str, ZooEntry] = {
+    "llama-tiny": _llama(_TINY, 2, 128, 256, 8, 4, 512, 64),
+    "llama2-7b": _llama(_LLAMA2, 32, 4096, 11008, 32, 32, 32000, 4096, 1e4),
+    "llama2-13b": _llama(_LLAMA2, 40, 5120, 13824, 40, 40, 32000, 4096, 1e4),
+    "llama2-70b": _llama(_LLAMA2, 80, 8192, 28672, 64, 8, 32000, 4096, 1e4),
+    "llama8b": _llama(_LLAMA3, 32, 4096, 14336, 32, 8, 128256, 8192),
+    "llama70b": _llama(_LLAMA3, 80, 8192, 28672, 64, 8, 128256, 8192),
+    "llama405b": _llama(_LLAMA3, 126, 16384, 53248, 128, 8, 128256, 8192),
+    "gpt-tiny": _gpt(_TINY, 2, 128, 8, 512, 64),
+    "gpt2": _gpt(_GPT2, 12, 768, 12, 50257, 1024),
+    "gpt2-medium": _gpt(_GPT2, 24, 1024, 16, 50257, 1024),
+    "gpt2-large": _gpt(_GPT2, 36, 1280, 20, 50257, 1024),
+    "gpt2-xl": _gpt(_GPT2, 48, 1600, 25, 50257, 1024),
+    "gpt3-1.3b": _gpt(_GPT3, 24, 2048, 16, 50257, 2048),
+    "gpt3-6.7b": _gpt(_GPT3, 32, 4096, 32, 50257, 2048),
+    "gpt3-13b": _gpt(_GPT3, 40, 5120, 40, 50257, 2048),
+    "gpt3-175b": _gpt(_GPT3, 96, 12288, 96, 50257, 2048),
+}
+
+
+def build_model(reference: str, *, dtype: str, device: str = "meta", sequence_length: int | None = None) -> BuiltModel:
+    """The module that `reference` names, with example inputs.
+
+    `reference` is a name of the zoo or `package.module:factory` (on the import path or in the current folder); the factory returns `(module, args)`
+    or `(module, args, kwargs)`. Floating point parameters of a zoo model get `dtype` ("bfloat16", ...); a module of the user's is converted
+    too. On "meta" nothing is allocated. Raises ModelError.
+    """
+    if ":" in reference:
+        if sequence_length is not None:
+            raise ModelError(f"--seq-len does not apply to {reference}: its factory fixes the shapes of the example inputs")
+        return _from_factory(reference, dtype=dtype, device=device)
+    return _from_zoo(reference, dtype=dtype, device=device, sequence_length=sequence_length)
+
+
+def _from_zoo(name: str, *, dtype: str, device: str, sequence_length: int | None) -> BuiltModel:
+    if name not in ZOO:
+        raise ModelError(unknown_name("model", name, ZOO) + " Your own model: --model package.module:factory.")
+    import torch
+
+    entry = ZOO[name]
+    dimensions = dict(entry.dimensions)
+    sequence = sequence_length or entry.sequence_length
+    if entry.family == "gpt" and sequence > entry.sequence_length:
+        raise ModelError(f"{name} has learned positions for {entry.sequence_length} tokens; --seq-len {sequence} is longer")
+    dimensions["sequence_length"] = max(sequence, 1)
+    with torch.device(device):
+        module = _family(entry.family)(dimensions).to(getattr(torch, dtype))
+        tokens, labels = (torch.zeros(TRACE_BATCH, sequence, dtype=torch.int64) for _ in range(2))
+    return BuiltModel(
+        reference=name,
+        module=module,
+        args=(tokens, labels),
+        kwargs={},
+        batch=TRACE_BATCH,
+        sequence_length=sequence,
+        vocabulary=int(dimensions["vocab_size"]),
+    )
+
+
+def _family(family: str) -> Callable[[dict[str, Any]], Any]:
+    if family == "llama":
+        from planner.models.llama import Llama, LlamaConfig
+
+        return lambda dimensions: Llama(LlamaConfig(**dimensions))
+    from planner.models.gpt import GPT, GPTConfig
+
+    return lambda dimensions: GPT(GPTConfig(**dimensions))
+
+
+def _from_factory(reference: str, *, dtype: str, device: str) -> BuiltModel:
+    import torch
+    from torch.utils import _pytree as pytree
+
+    factory = _load_factory(reference)
+    try:
+        with torch.device(device):
+            made = factory()
+    except Exception as error:
+        raise ModelError(f"the factory {reference} raised {type(error).__name__}: {error}") from error
+    parts = made if isinstance(made, tuple) else (made,)
+    if len(parts) not in (2, 3) or not isinstance(parts[0], torch.nn.Module) or not isinstance(parts[1], tuple | list):
+        raise ModelError(f"the factory {reference} must return (module, args) or (module, args, kwargs); it returned {_kinds(made)}")
+    module, args, kwargs = parts[0], tuple(parts[1]), dict(parts[2]) if len(parts) == 3 else {}
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    if not tensors:
+        raise ModelError(f"the factory {reference} returned no example tensor with a batch dim")
+    return BuiltModel(
+        reference=reference,
+        module=module.to(getattr(torch, dtype)),
+        args=args,
+        kwargs=kwargs,
+        batch=int(tensors[0].shape[0]),
+        sequence_length=None,
+        vocabulary=None,
+    )
+
+
+def _load_factory(reference: str) -> Callable[[], Any]:
+    path, _, name = reference.partition(":")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(path)
+    except ImportError as error:
+        raise ModelError(f"cannot import '{path}' of --model {reference}: {error}; it is looked for on the import path and in {here}") from error
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        public = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+        raise ModelError(unknown_name(f"factory in {path}", name, public))
+    return partial(factory)
+
+
+def _kinds(made: Any) -> str:
+    return f"({', '.join(type(part).__name__ for part in made)})" if isinstance(made, tuple) else type(made).__name__
+
+
+def with_dimensions(entry: ZooEntry, **changes: int | bool | float) -> ZooEntry:
+    """A variant of a zoo entry, for tests and studies."""
+    return replace(entry, dimensions=tuple({**dict(entry.dimensions), **changes}.items()))

@@ -1,0 +1,177 @@
+"""A plan bound to its graph: the strategy, the rule and the layouts of every single operator and parameter.
+
+Binding is where a plan is checked against the model: the fingerprint, every name, every factor, every layout. What comes out is legal and
+complete, and is all that the runtime and the pricing need.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner.errors import LayoutError, PlanFileError, StrategyError, unknown_name
+from planner.graph.blocks import BlockRun, block_parameters, find_blocks, share_values
+from planner.graph.operator_graph import Operator, OperatorGraph
+from planner.plan.plan import Group, Plan, StoredParameter
+from planner.sharding.layout import Layout, divides, format_layout
+from planner.sharding.mesh import Mesh
+from planner.sharding.rescale import rescale_batch
+from planner.sharding.rule import (
+    OperatorLayouts,
+    Rule,
+    Strategy,
+    check_strategy,
+    derive_layouts,
+    named_strategy,
+)
+from planner.sharding.rules import rule_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundOperator:
+    """One operator with its rule, its strategy and the layouts of its tensors."""
+
+    operator: Operator
+    rule: Rule
+    strategy: Strategy
+    layouts: OperatorLayouts
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundPlan:
+    """A legal plan on the graph of one micro-batch (shared values have their identity operators)."""
+
+    plan: Plan
+    graph: OperatorGraph
+    blocks: BlockRun
+    operators: tuple[BoundOperator, ...]
+    parameters: Mapping[str, StoredParameter]
+    inputs: Mapping[str, Layout]
+
+
+def prepare(traced: OperatorGraph) -> tuple[OperatorGraph, BlockRun]:
+    """The graph that plans speak about: shared values have an identity, repeated blocks are known."""
+    return share_values(traced, find_blocks(traced))
+
+
+def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
+    """Bind a plan to the traced graph of its model, whose example inputs have `batch` samples.
+
+    Raises PlanFileError where the plan is for another graph or misses something, StrategyError where a choice is illegal.
+    """
+    found = traced.fingerprint()
+    if plan.model.fingerprint != found:
+        raise PlanFileError(
+            f"the plan is for another graph of {plan.model.reference}: it has the fingerprint {plan.model.fingerprint[:19]}..., this model has"
+            f" {found[:19]}...; the model changed since the plan was made, so plan it again"
+        )
+    prepared, blocks = prepare(traced)
+    graph = rescale_batch(prepared, batch, plan.training.part)
+    strategies, stored = _spread(plan, graph, blocks)
+    operators = tuple(_bound(plan.mesh, graph, op, strategies) for op in graph.operators)
+    for name, parameter in stored.items():
+        _check_stored(plan.mesh, graph, name, parameter)
+    inputs = dict(plan.inputs)
+    for name in graph.inputs:
+        if name not in inputs:
+            raise PlanFileError(f"inputs: no layout for input '{name}'; the model has the inputs {', '.join(graph.inputs)}")
+        _check_layout(plan.mesh, graph, f"inputs['{name}']", name, inputs[name])
+    return BoundPlan(plan=plan, graph=graph, blocks=blocks, operators=operators, parameters=stored, inputs=inputs)
+
+
+def _bound(mesh: Mesh, graph: OperatorGraph, op: Operator, strategies: Mapping[str, tuple[str | None, ...]]) -> BoundOperator:
+    where = f"operator '{op.name}'"
+    if op.name not in strategies:
+        raise PlanFileError(f"{where} of the model has no strategy in the plan; add it to its group, or plan again")
+    names = strategies[op.name]
+    if len(names) != len(mesh.axes):
+        raise StrategyError(f"{where}: the strategy has {len(names)} entries, the mesh has {len(mesh.axes)} axes ({', '.join(mesh.names)})")
+    rule = rule_of(graph, op)
+    strategy = named_strategy(rule, names, where)
+    check_strategy(rule, strategy, mesh, where)
+    return BoundOperator(operator=op, rule=rule, strategy=strategy, layouts=derive_layouts(rule, strategy))
+
+
+def _spread(
+    plan: Plan, graph: OperatorGraph, blocks: BlockRun
+) -> tuple[dict[str, tuple[str | None, ...]], dict[str, StoredParameter]]:
+    """Strategies and stored layouts by name for every block, from those of the first block of each group."""
+    strategies: dict[str, tuple[str | None, ...]] = {}
+    stored: dict[str, StoredParameter] = {}
+    known = {op.name: i for i, op in enumerate(graph.operators)}
+    covered: list[int] = []
+    for group in plan.groups:
+        place = f"group '{group.name}'"
+        for name, strategy in group.operators:
+            if name not in known:
+                raise PlanFileError(f"{place}: {unknown_name('operator', name, known)}")
+            for twin in _twins(graph, blocks, group, known[name], place):
+                strategies[twin] = strategy
+        parameters = _parameter_twins(graph, blocks, group, place)
+        for name, parameter in group.parameters:
+            if name not in graph.parameter_names:
+                raise PlanFileError(f"{place}: {unknown_name('parameter', name, graph.parameter_names)}")
+            for twin in parameters.get(name, (name,)):
+                stored[twin] = parameter
+        covered += range(group.first_block, group.first_block + group.blocks)
+    if sorted(covered) != list(range(blocks.count)):
+        raise PlanFileError(f"groups: the groups of blocks must cover the blocks 0 to {blocks.count - 1} once each; they cover {_ranges(plan)}")
+    missing = [parameter.name for parameter in graph.parameters if parameter.name not in stored]
+    if missing:
+        raise PlanFileError(f"parameter '{missing[0]}' of the model has no stored layouts in the plan; add it to its group, or plan again")
+    return strategies, stored
+
+
+def _ranges(plan: Plan) -> str:
+    return ", ".join(f"{g.first_block} to {g.first_block + g.blocks - 1}" for g in plan.groups if g.blocks) or "none"
+
+
+def _twins(graph: OperatorGraph, blocks: BlockRun, group: Group, index: int, place: str) -> list[str]:
+    """Names of an operator of a group in all blocks of the group."""
+    if not group.blocks:
+        return [graph.operators[index].name]
+    if blocks.block_of(index) != group.first_block or group.first_block + group.blocks > blocks.count:
+        raise PlanFileError(
+            f"{place}: operator '{graph.operators[index].name}' is not in block {group.first_block}; a group lists the names of its first block"
+        )
+    return [graph.operators[index + k * blocks.period].name for k in range(group.blocks)]
+
+
+def _parameter_twins(graph: OperatorGraph, blocks: BlockRun, group: Group, place: str) -> dict[str, tuple[str, ...]]:
+    if not group.blocks:
+        return {}
+    if group.first_block + group.blocks > blocks.count:
+        raise PlanFileError(f"{place}: the model has {blocks.count} blocks, the group ends at block {group.first_block + group.blocks - 1}")
+    rows = [block_parameters(graph, blocks, group.first_block + k) for k in range(group.blocks)]
+    return {names[0]: names for names in zip(*rows, strict=True)}
+
+
+def _check_stored(mesh: Mesh, graph: OperatorGraph, name: str, stored: StoredParameter) -> None:
+    for kind in ("weight", "gradient", "state"):
+        _check_layout(mesh, graph, f"{kind} of parameter '{name}'", name, getattr(stored, kind))
+    fault = stored_fault(stored)
+    if fault:
+        raise StrategyError(f"parameter '{name}': {fault}")
+
+
+def stored_fault(stored: StoredParameter) -> str | None:
+    """Why three layouts cannot be those of one parameter; None where they can."""
+    for axis, (weight, gradient, state) in enumerate(zip(stored.weight, stored.gradient, stored.state, strict=True)):
+        if weight.kind == "partial" or state.kind == "partial":
+            return f"weight and state cannot be partial (axis {axis})"
+        if weight.is_shard and gradient != weight:
+            return f"a weight cut as {weight} on axis {axis} needs a gradient cut alike, not {gradient}"
+        if not weight.is_shard and gradient.is_shard:
+            return f"a gradient cut as {gradient} on axis {axis} needs a weight cut alike, not {weight}"
+        if weight.is_shard and state != weight:
+            return f"a weight cut as {weight} on axis {axis} needs a state cut alike, not {state}"
+    return None
+
+
+def _check_layout(mesh: Mesh, graph: OperatorGraph, where: str, value: str, layout: Layout) -> None:
+    shape = graph.types[value].shape
+    if len(layout) != len(mesh.axes):
+        raise LayoutError(f"{where}: layout {format_layout(layout)} has {len(layout)} entries, the mesh has {len(mesh.axes)} axes")
+    if not divides(shape, layout, mesh.sizes):
+        raise LayoutError(f"{where}: layout {format_layout(layout)} does not divide shape {shape} on mesh {'x'.join(map(str, mesh.sizes))}")
+
+
+__all__ = ["BoundOperator", "BoundPlan", "bind", "prepare", "stored_fault"]

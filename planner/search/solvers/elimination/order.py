@@ -1,0 +1,199 @@
+"""In which order to eliminate variables, and which tables meet at each step. Structure only, no numbers.
+
+To eliminate a variable joins all its neighbours into a clique, whose table has as many cells as the variable and its
+neighbours have combinations:
+
+    a ── b ── c             a ── b           b ── d           d
+    │         │    - c ─▶   │   ╱    - a ─▶          - b ─▶
+    └─── d ───┘             └─ d
+    scopes:                 c: (b, d)        a: (b, d)        b: (d)
+
+1. Peel off leaves, again and again: eliminating a variable with one neighbour adds no edge, so it is never wrong.
+   Trees, stars and the branches of a graph vanish here.
+2. Eliminate what is left greedily by min-fill (fewest new edges, weighted by the cells they span) and by min-size
+   (smallest clique table), and keep the order whose clique tables have fewer cells in all.
+
+The best order is NP-hard to find (Arnborg, Corneil, Proskurowski 1987); for the chains with skips of neural networks,
+of width 2 or 3, the greedy ones are as good as optimal (Dechter 2003, chapter 4). Not good for graphs of large width:
+no order is.
+"""
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+Pairs = tuple[tuple[int, int], ...]
+Index = tuple[slice | None, ...]
+Graph = dict[int, set[int]]
+Score = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """A table that enters a clique table.
+
+    Attributes:
+        table: position among nodes, pairs and messages, in this order.
+        axes: which axes of the clique table its own axes are, rising; empty for a lone number.
+        others: the variables of its axes but the first, which is the eliminated one. For back-substitution.
+        expand: index that gives it every axis of the clique table, for broadcasting.
+    """
+
+    table: int
+    axes: tuple[int, ...]
+    others: tuple[int, ...]
+    expand: Index
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """One step: eliminate `variable`, whose neighbours are then `scope`, in order of elimination.
+
+    `inputs` are the tables of the problem, small ones first; `children` are earlier buckets whose messages come here,
+    and `child_inputs` those messages, whose axes start at 0 only where `variable` is among them.
+    """
+
+    variable: int
+    scope: tuple[int, ...]
+    inputs: tuple[Input, ...]
+    children: tuple[int, ...]
+    child_inputs: tuple[Input, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """The whole elimination.
+
+    Attributes:
+        buckets: in order of elimination; the last one has an empty scope.
+        pairs: joined pairs of variables, each in order of elimination.
+        edge_pairs: for each edge of the problem its pair, and whether its table has to be transposed.
+        largest_table: cells of the largest clique table.
+    """
+
+    buckets: tuple[Bucket, ...]
+    pairs: Pairs
+    edge_pairs: tuple[tuple[int, bool], ...]
+    largest_table: int
+
+
+@lru_cache(maxsize=256)
+def schedule(sizes: tuple[int, ...], edges: Pairs) -> Schedule:
+    """Plan the elimination of variables with so many candidates, joined by these edges (repetition allowed)."""
+    order = elimination_order(sizes, edges)
+    position = {variable: step for step, variable in enumerate(order)}
+    pair_number: dict[tuple[int, int], int] = {}
+    edge_pairs = []
+    for first, second in edges:
+        flip = position[first] > position[second]
+        pair = (second, first) if flip else (first, second)
+        edge_pairs.append((pair_number.setdefault(pair, len(pair_number)), flip))
+    pairs = tuple(pair_number)
+    buckets = _buckets(order, position, pairs)
+    largest = max(math.prod(sizes[v] for v in (bucket.variable, *bucket.scope)) for bucket in buckets)
+    return Schedule(buckets=buckets, pairs=pairs, edge_pairs=tuple(edge_pairs), largest_table=largest)
+
+
+def _buckets(order: list[int], position: dict[int, int], pairs: Pairs) -> tuple[Bucket, ...]:
+    """Put every table into the bucket of the first of its variables to go, and derive the messages."""
+    total = len(order)
+    waiting: list[list[tuple[int, tuple[int, ...]]]] = [[(variable, (variable,))] for variable in order]
+    for number, pair in enumerate(pairs):
+        waiting[position[pair[0]]].append((total + number, pair))
+    arriving: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in order]
+    buckets = []
+    for step, variable in enumerate(order):
+        members = {v for _, scope in waiting[step] + arriving[step] for v in scope} - {variable}
+        clique = (variable, *sorted(members, key=position.__getitem__))
+        inputs = sorted((_input(table, scope, clique) for table, scope in waiting[step]), key=lambda i: len(i.axes))
+        children = tuple(child for child, _ in arriving[step])
+        messages = tuple(_input(total + len(pairs) + child, scope, clique) for child, scope in arriving[step])
+        scope = clique[1:]
+        buckets.append(
+            Bucket(variable=variable, scope=scope, inputs=tuple(inputs), children=children, child_inputs=messages)
+        )
+        # A component that is done sends its number to the very last bucket, which makes one tree of all.
+        if step < total - 1:
+            arriving[position[scope[0]] if scope else total - 1].append((step, scope))
+    return tuple(buckets)
+
+
+def _input(table: int, scope: tuple[int, ...], clique: tuple[int, ...]) -> Input:
+    axes = tuple(clique.index(variable) for variable in scope)
+    expand = tuple(slice(None) if axis in axes else None for axis in range(len(clique)))
+    return Input(table=table, axes=axes, others=scope[1:], expand=expand)
+
+
+def elimination_order(sizes: tuple[int, ...], edges: Pairs) -> list[int]:
+    """All variables, first eliminated first; ties go to the lower position."""
+    graph: Graph = {variable: set() for variable in range(len(sizes))}
+    for first, second in edges:
+        graph[first].add(second)
+        graph[second].add(first)
+    peeled = _peel(graph)
+    logs = [round(math.log2(size), 6) for size in sizes]  # rounded: the same on every machine
+
+    def by_fill(core: Graph, variable: int) -> Score:
+        return _fill(core, variable, logs), _log_cells(core, variable, logs)
+
+    def by_size(core: Graph, variable: int) -> Score:
+        return _log_cells(core, variable, logs), _fill(core, variable, logs)
+
+    orders = [_greedy({v: set(near) for v, near in graph.items()}, sizes, score) for score in (by_fill, by_size)]
+    _, best = min(orders, key=lambda found: found[0])
+    return peeled + best
+
+
+def _peel(graph: Graph) -> list[int]:
+    """Remove variables with at most one neighbour until none is left, and return them in order."""
+    ready = [variable for variable in graph if len(graph[variable]) <= 1]
+    heapq.heapify(ready)
+    peeled = []
+    while ready:
+        variable = heapq.heappop(ready)
+        if variable not in graph:
+            continue
+        for neighbour in graph.pop(variable):
+            graph[neighbour].discard(variable)
+            if len(graph[neighbour]) == 1:
+                heapq.heappush(ready, neighbour)
+        peeled.append(variable)
+    return peeled
+
+
+def _greedy(core: Graph, sizes: tuple[int, ...], score: Callable[[Graph, int], Score]) -> tuple[int, list[int]]:
+    """Eliminate the variable of the least score, again and again; the cells of all tables, and the order."""
+    current = {variable: score(core, variable) for variable in core}
+    heap = [(value, variable) for variable, value in current.items()]
+    heapq.heapify(heap)
+    order, cells = [], 0
+    while heap:
+        value, variable = heapq.heappop(heap)
+        if current.get(variable) != value:
+            continue
+        del current[variable]
+        order.append(variable)
+        cells += sizes[variable] * math.prod(sizes[neighbour] for neighbour in core[variable])
+        neighbours = core.pop(variable)
+        for neighbour in neighbours:
+            core[neighbour] |= neighbours
+            core[neighbour] -= {variable, neighbour}
+        touched = neighbours.union(*(core[neighbour] for neighbour in neighbours))
+        for other in sorted(touched):
+            if (renewed := score(core, other)) != current[other]:
+                current[other] = renewed
+                heapq.heappush(heap, (renewed, other))
+    return cells, order
+
+
+def _log_cells(graph: Graph, variable: int, logs: list[float]) -> float:
+    return logs[variable] + math.fsum(logs[neighbour] for neighbour in graph[variable])
+
+
+def _fill(graph: Graph, variable: int, logs: list[float]) -> float:
+    """Weight of the edges that eliminating the variable would add: the logarithm of the cells of each."""
+    near = sorted(graph[variable])
+    missing = [logs[a] + logs[b] for i, a in enumerate(near) for b in near[i + 1 :] if b not in graph[a]]
+    return math.fsum(missing)

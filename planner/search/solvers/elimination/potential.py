@@ -1,0 +1,56 @@
+"""How cheap a whole choice through one cell of a clique table can be at best, for two prices at once.
+
+    bound(cell) = time + λ memory of the best choice through it     worth having only if bound ≤ cutoff + λ budget
+    need(cell)  = memory of the leanest choice through it           fits only if need ≤ budget
+
+A candidate whose own best (its min-marginal, see messages.py) breaks either is in no choice worth having and is
+dropped: reduced-cost fixing. With the small duality gaps of large problems that leaves few candidates per variable.
+"""
+
+from dataclasses import dataclass
+
+from planner.search.problem import Array
+from planner.search.solvers.elimination.messages import complete, eliminate
+from planner.search.solvers.elimination.order import Schedule
+from planner.search.solvers.elimination.tables import Tables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Potential:
+    """Tables with their messages, completions per bucket and min-marginals per variable, for one price."""
+
+    tables: list[Array]
+    down: list[Array]
+    marginals: list[Array]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fixed:
+    """What is left after fixing, its potentials, and the limits they were fixed by (without `tables.base`)."""
+
+    tables: Tables
+    bound: Potential
+    need: Potential
+    multiplier: float
+    budget: float
+
+
+def fix(tables: Tables, *, multiplier: float, budget: float, cutoff: float) -> Fixed | None:
+    """Drop candidates until no bound drops any; None where no choice is left."""
+    while True:
+        bound = _potential(tables.plan, tables.weighted(multiplier))
+        need = _potential(tables.plan, tables.allowed_memory())
+        limit = cutoff + multiplier * budget
+        keep = [(b <= limit) & (n <= budget) for b, n in zip(bound.marginals, need.marginals, strict=True)]
+        if not all(mask.any() for mask in keep):
+            return None
+        left = tables.restrict(keep)
+        if left is tables:
+            return Fixed(tables=tables, bound=bound, need=need, multiplier=multiplier, budget=budget)
+        tables = left
+
+
+def _potential(plan: Schedule, tables: list[Array]) -> Potential:
+    messages = eliminate(plan, tables)
+    down, marginals = complete(plan, messages)
+    return Potential(tables=messages, down=down, marginals=marginals)

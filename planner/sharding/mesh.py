@@ -1,0 +1,70 @@
+"""The mesh: the devices of one pipeline stage as a grid with named axes, slowest links first.
+
+Ranks inside a stage are numbered row by row: the last axis varies fastest, so its groups are neighbours and get the fastest
+links. `bandwidth` of an axis is what a large all-gather reaches along it; it only weighs one route of a redistribution
+against another, so that planner and runtime take the same route. Prices use the cluster itself.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from costmodels.collectives import collective_time
+from hardware_profiles import Cluster, Group
+from planner.errors import RequestError
+
+_PROBE_BYTES = float(2**30)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshAxis:
+    """`size` devices apart by `stride` ranks; `bandwidth` in bytes per second of a large all-gather along the axis."""
+
+    name: str
+    size: int
+    stride: int
+    bandwidth: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """Axes from the slowest links to the fastest. A mesh without axes is one device."""
+
+    axes: tuple[MeshAxis, ...]
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(axis.size for axis in self.axes)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.sizes)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(axis.name for axis in self.axes)
+
+    def coordinate(self, rank: int) -> tuple[int, ...]:
+        """Position of a rank (0 <= rank < size) on each axis."""
+        return tuple(rank // axis.stride % axis.size for axis in self.axes)
+
+
+def build_mesh(cluster: Cluster, sizes: Sequence[int]) -> Mesh:
+    """The mesh with axes of these sizes over the first prod(sizes) devices of a cluster. Axes are named axis0, axis1, ..."""
+    if any(size < 1 for size in sizes):
+        raise RequestError(f"mesh {'x'.join(map(str, sizes))}: every axis needs a size of 1 or more")
+    if math.prod(sizes) > cluster.devices:
+        raise RequestError(f"mesh {'x'.join(map(str, sizes))} needs {math.prod(sizes)} devices; there are {cluster.devices}")
+    axes = []
+    stride = math.prod(sizes)
+    for index, size in enumerate(sizes):
+        stride //= size
+        bandwidth = _all_gather_bandwidth(cluster.group(size, stride))
+        axes.append(MeshAxis(name=f"axis{index}", size=size, stride=stride, bandwidth=bandwidth))
+    return Mesh(axes=tuple(axes))
+
+
+def _all_gather_bandwidth(group: Group) -> float:
+    seconds = float(collective_time("all_gather", _PROBE_BYTES, group))
+    return float(f"{_PROBE_BYTES / seconds:.3g}") if seconds else float(f"{_PROBE_BYTES:.3g}")

@@ -1,0 +1,275 @@
+"""The factor rule: one description of an operator from which all of its sharding follows.
+
+An operator is a loop nest. A rule names the loop indices, its *factors*, and says which factors index each dim of each operand
+and result, outer to inner:
+
+    linear   b s i, o i -> b s o        i is in no result: a reduction
+
+A *strategy* gives each mesh axis one factor, or none. For an axis with factor f, derived here and nowhere else:
+
+    tensor that has f          forward S(dim)       gradient S(dim)
+    operand without f          forward R            gradient P      (each device sees a part of the loop)
+    addend without f           forward P            gradient R      (a bias joins the sum once; only where f is a reduction)
+    result without f           forward and gradient depend on the kind of f:
+        reduction              forward P            gradient R
+        combined               forward R            gradient R      (the operator's own implementation combines the parts)
+        broadcast              forward R            gradient P      (consumers see parts; see `planner.identity`)
+    any tensor, axis unused    forward R            gradient R
+
+so data parallelism is "split b" with the gradient sum of the weights as a consequence, and column and row parallelism of a linear
+layer are "split o" and "split i". The idea is that of Shardy's OpShardingRule and of the SOAP / TensorOpt line of work;
+the dual backward layouts are those of DTensor's `to_local(grad_placements=...)`.
+
+A dim that is indexed by several factors, (h d), is cut on its outermost factors only: an inner factor can be split once all
+factors outside of it are split completely, because a shard must be one contiguous piece.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+from planner.errors import StrategyError
+from planner.sharding.layout import PARTIAL, REPLICATE, Layout, Placement, shard
+from planner.sharding.mesh import Mesh
+
+
+class FactorKind(Enum):
+    """How a factor may be split."""
+
+    PARALLEL = "parallel"  # in the results: pieces are independent
+    REDUCTION = "reduction"  # in no result: pieces are terms of a sum
+    COMBINED = "combined"  # in no result: the named implementation combines the pieces itself
+    BROADCAST = "broadcast"  # indexes nothing here: only the gradient is in pieces
+    BLOCKED = "blocked"  # cannot be split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factor:
+    """One loop index: its name in the rule, its extent, and how it may be split."""
+
+    name: str
+    extent: int
+    kind: FactorKind
+
+
+Dims = tuple[tuple[int, ...], ...]  # per dim of a tensor the factors that index it, outer to inner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One term of the floating point work: coefficient * product of the extents of these factors."""
+
+    coefficient: float
+    factors: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InnerCollective:
+    """A collective that an implementation issues inside the operator when `factor` is split.
+
+    The message has `element_bytes` for each point of `factors` (per device, after the split of the other factors).
+    """
+
+    kind: str
+    factor: int
+    factors: tuple[int, ...]
+    element_bytes: int
+    forward: int = 0
+    backward: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """The rule of one call. Operands are its tensor arguments in order, results its tensor results.
+
+    `op_class` names the cost class; `work` the forward floating point operations; `gradient_work` how many times that the gradient of each
+    operand takes. `addends` are operands that join a reduction's sum once. Autograd keeps operand i for the gradients of operands J where
+    `saves` has (i, J), the results in `saved_results`, and `saved_extra` bytes beside them. `shape_argument` is the position of an argument
+    that spells out the shape of the result and becomes the local shape when the operator runs on shards. `mean_over` lists
+    reductions that average instead of sum.
+    """
+
+    op: str
+    factors: tuple[Factor, ...]
+    operands: tuple[Dims, ...]
+    results: tuple[Dims, ...]
+    op_class: str
+    work: tuple[Work, ...] = ()
+    gradient_work: float = 1.0
+    addends: tuple[int, ...] = ()
+    saves: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    saved_results: tuple[int, ...] = ()
+    saved_extra: tuple[Work, ...] = ()
+    inner: tuple[InnerCollective, ...] = ()
+    local_form: str | None = None
+    mean_over: tuple[int, ...] = ()
+
+    @cached_property
+    def index(self) -> Mapping[str, int]:
+        """Factor index by name."""
+        return {factor.name: i for i, factor in enumerate(self.factors)}
+
+    def format(self) -> str:
+        """The rule as text, `b s i, o i -> b s o`."""
+        return f"{self._side(self.operands)} -> {self._side(self.results)}"
+
+    def _side(self, tensors: tuple[Dims, ...]) -> str:
+        return ", ".join(" ".join(self._dim(dim) for dim in dims) for dims in tensors)
+
+    def _dim(self, dim: tuple[int, ...]) -> str:
+        names = " ".join(self.factors[f].name for f in dim)
+        return names if len(dim) == 1 else f"({names})" if dim else "1"
+
+
+Strategy = tuple[int | None, ...]  # per mesh axis the index of a factor of the rule, or None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Duplex:
+    """Layouts of one tensor in both directions: the value itself and its gradient."""
+
+    forward: Layout
+    gradient: Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorLayouts:
+    """What a strategy says about every tensor of one call."""
+
+    operands: tuple[Duplex, ...]
+    results: tuple[Duplex, ...]
+
+
+def derive_layouts(rule: Rule, strategy: Strategy) -> OperatorLayouts:
+    """Layouts of all operands and results under a legal strategy (see `check_strategy`)."""
+    return OperatorLayouts(
+        operands=tuple(
+            _duplex(rule, dims, strategy, _ADDEND_WITHOUT if index in rule.addends else _OPERAND_WITHOUT)
+            for index, dims in enumerate(rule.operands)
+        ),
+        results=tuple(_duplex(rule, dims, strategy, _RESULT_WITHOUT) for dims in rule.results),
+    )
+
+
+Pair = tuple[Placement, Placement]  # of the value and of its gradient
+_OPERAND_WITHOUT: Mapping[FactorKind, Pair] = {kind: (REPLICATE, PARTIAL) for kind in FactorKind}
+_ADDEND_WITHOUT: Mapping[FactorKind, Pair] = {**_OPERAND_WITHOUT, FactorKind.REDUCTION: (PARTIAL, REPLICATE)}
+_RESULT_WITHOUT: Mapping[FactorKind, Pair] = {
+    FactorKind.REDUCTION: (PARTIAL, REPLICATE),
+    FactorKind.COMBINED: (REPLICATE, REPLICATE),
+    FactorKind.BROADCAST: (REPLICATE, PARTIAL),
+}
+
+
+def _duplex(rule: Rule, dims: Dims, strategy: Strategy, without: Mapping[FactorKind, Pair]) -> Duplex:
+    pairs = [_placements(rule, dims, choice, without) for choice in strategy]
+    return Duplex(forward=tuple(forward for forward, _ in pairs), gradient=tuple(gradient for _, gradient in pairs))
+
+
+def _placements(rule: Rule, dims: Dims, choice: int | None, without: Mapping[FactorKind, Pair]) -> Pair:
+    if choice is None:
+        return REPLICATE, REPLICATE
+    for dim, factors in enumerate(dims):
+        if choice in factors:
+            return shard(dim), shard(dim)
+    return without[rule.factors[choice].kind]
+
+
+def local_extents(rule: Rule, strategy: Strategy, mesh: Mesh) -> tuple[int, ...]:
+    """Extent of each factor on one device."""
+    extents = [factor.extent for factor in rule.factors]
+    for choice, size in zip(strategy, mesh.sizes, strict=True):
+        if choice is not None and rule.factors[choice].kind is not FactorKind.BROADCAST:
+            extents[choice] //= size
+    return tuple(extents)
+
+
+def strategy_fault(rule: Rule, strategy: Strategy, mesh: Mesh) -> str | None:
+    """Why a strategy is illegal, with the numbers that clash; None where it is legal."""
+    if len(strategy) != len(mesh.axes):
+        return f"has {len(strategy)} entries for a mesh of {len(mesh.axes)} axes"
+    for choice, axis in zip(strategy, mesh.axes, strict=True):
+        if choice is not None and rule.factors[choice].kind is FactorKind.BLOCKED:
+            return f"{axis.name} splits factor '{rule.factors[choice].name}', which cannot be split"
+    for index, factor in enumerate(rule.factors):
+        axes = [axis for choice, axis in zip(strategy, mesh.axes, strict=True) if choice == index]
+        count = math.prod(axis.size for axis in axes)
+        if factor.kind is not FactorKind.BROADCAST and factor.extent % count:
+            names = " and ".join(f"{axis.name} of size {axis.size}" for axis in axes)
+            return f"{names} does not divide factor '{factor.name}' of extent {factor.extent}"
+    for dims in (*rule.operands, *rule.results):
+        for factors in dims:
+            fault = _compound_fault(rule, factors, strategy, mesh)
+            if fault:
+                return fault
+    return None
+
+
+def _compound_fault(rule: Rule, factors: tuple[int, ...], strategy: Strategy, mesh: Mesh) -> str | None:
+    """A dim (f g h) must be cut into contiguous pieces: outer factors first and completely, by earlier axes."""
+    if len(factors) < 2:
+        return None
+    order = [factors.index(choice) for choice in strategy if choice in factors]
+    names = " ".join(rule.factors[f].name for f in factors)
+    if order != sorted(order):
+        return f"the axes cut the compound dim ({names}) from the inside out"
+    for position in set(order):
+        for outer in factors[:position]:
+            count = math.prod(
+                size for choice, size in zip(strategy, mesh.sizes, strict=True) if choice == outer
+            )
+            if count != rule.factors[outer].extent:
+                inner = rule.factors[factors[position]].name
+                return (
+                    f"factor '{inner}' inside the compound dim ({names}) is split, but factor '{rule.factors[outer].name}' outside of"
+                    f" it, of extent {rule.factors[outer].extent}, is split into {count} only"
+                )
+    return None
+
+
+def check_strategy(rule: Rule, strategy: Strategy, mesh: Mesh, where: str) -> None:
+    """Raise StrategyError, naming `where`, unless the strategy is legal."""
+    fault = strategy_fault(rule, strategy, mesh)
+    if fault:
+        raise StrategyError(f"{where} ({rule.format()}): {fault}; splittable factors: {', '.join(splittable(rule)) or 'none'}")
+
+
+def splittable(rule: Rule) -> tuple[str, ...]:
+    """Names of the factors that a strategy may use."""
+    return tuple(factor.name for factor in rule.factors if factor.kind is not FactorKind.BLOCKED)
+
+
+def legal_strategies(rule: Rule, mesh: Mesh) -> tuple[Strategy, ...]:
+    """All legal strategies in a fixed order; the one that splits nothing comes first."""
+    choices: list[int | None] = [None]
+    choices += [i for i, factor in enumerate(rule.factors) if factor.kind is not FactorKind.BLOCKED]
+    candidates: Iterable[Strategy] = itertools.product(choices, repeat=len(mesh.axes))
+    return tuple(strategy for strategy in candidates if strategy_fault(rule, strategy, mesh) is None)
+
+
+def named_strategy(rule: Rule, names: Sequence[str | None], where: str) -> Strategy:
+    """The strategy written with factor names. Raises StrategyError for a name that is no factor of the rule."""
+    return tuple(_factor_index(rule, name, where) for name in names)
+
+
+def _factor_index(rule: Rule, name: str | None, where: str) -> int | None:
+    if name is None:
+        return None
+    if name not in rule.index:
+        raise StrategyError(
+            f"{where} ({rule.format()}) has no factor '{name}'; splittable factors: {', '.join(splittable(rule)) or 'none'}"
+        )
+    return rule.index[name]
+
+
+def strategy_names(rule: Rule, strategy: Strategy) -> tuple[str | None, ...]:
+    """The strategy with names for indices; the inverse of `named_strategy`."""
+    return tuple(None if choice is None else rule.factors[choice].name for choice in strategy)
+
+
+def tensor_shape(dims: Dims, extents: Sequence[int]) -> tuple[int, ...]:
+    """Extent of each dim given the (local) extents of the factors."""
+    return tuple(math.prod(extents[f] for f in factors) for factors in dims)

@@ -1,0 +1,157 @@
+"""The rules themselves: one row per operator. To add an operator is to add a row.
+
+Saved tensors follow the formulas of autograd (tools/autograd/derivatives.yaml of PyTorch 2.13); attention follows FlashAttention-2 (Dao
+2023), whose backward takes 2.5 times the forward work because it recomputes the scores.
+"""
+
+from collections.abc import Mapping
+
+from planner.sharding.rules.spec import (
+    AlongDim,
+    Einsum,
+    Elementwise,
+    Factory,
+    InnerPattern,
+    Matmul,
+    Permute,
+    Reduce,
+    Reshape,
+    RuleSpec,
+)
+
+_BOTH = ((0, (1,)), (1, (0,)))
+_INPUT = ((0, (0,)),)
+_PLAIN = Elementwise()
+_KEEPS_INPUT = Elementwise(work=4.0, saves=_INPUT)
+_KEEPS_RESULT = Elementwise(work=4.0, saved_results=(0,))
+_VIEW = Reshape()
+_LINEAR = Einsum(
+    pattern="... i, o i, o -> ... o", op_class="matmul", work=((2.0, ""),), addends=(2,), saves=_BOTH
+)
+_ADDMM = Einsum(
+    pattern="o, b i, i o -> b o", op_class="matmul", work=((2.0, ""),), addends=(0,), saves=((1, (2,)), (2, (1,)))
+)
+
+RULES: Mapping[str, RuleSpec] = {
+    # contractions
+    "aten.linear.default": _LINEAR,
+    "aten.addmm.default": _ADDMM,
+    "aten.matmul.default": Matmul(),
+    "aten.mm.default": Matmul(),
+    "aten.bmm.default": Matmul(),
+    "aten.scaled_dot_product_attention.default": Einsum(
+        pattern="b (g r) q d, b g k d, b g k e -> b (g r) q e",
+        op_class="attention",
+        blocked="q k d e",
+        work=((2.0, "b g r q k d"), (2.0, "b g r q k e")),
+        gradient_work=2.5 / 3,
+        causal_argument=(5, "is_causal"),
+        saves=((0, (0, 1, 2)), (1, (0, 1, 2)), (2, (0, 1, 2))),
+        saved_results=(0,),
+        saved_extra=((4.0, "b g r q"),),
+    ),
+    # lookups, normalisation, loss
+    "aten.embedding.default": Einsum(
+        pattern="v h, ... -> ... h", op_class="embedding", work=((1.0, "h"),), saves=((1, (0,)),)
+    ),
+    "aten.layer_norm.default": Einsum(
+        pattern="... h, h, h -> ... h", positions=(0, 2, 3), op_class="normalisation", blocked="h", work=((8.0, ""),), saves=((0, (0, 1)), (1, (0,)))
+    ),
+    "aten.rms_norm.default": Einsum(
+        pattern="... h, h -> ... h", positions=(0, 2), op_class="normalisation", blocked="h", work=((6.0, ""),), saves=((0, (0, 1)), (1, (0,)))
+    ),
+    "aten.cross_entropy_loss.default": Einsum(
+        pattern="n v, n -> ",
+        op_class="cross_entropy",
+        combined="v",
+        work=((6.0, ""),),
+        saved_extra=((4.0, "n v"),),
+        inner=(
+            InnerPattern(kind="all_reduce", factor="v", factors="n", element_bytes=4, forward=3),
+            InnerPattern(kind="all_reduce", factor="n", factors="", element_bytes=4, forward=1, only_mean=True),
+        ),
+        mean_argument=(3, "reduction"),
+    ),
+    "aten.softmax.int": Elementwise(op_class="normalisation", work=5.0, saved_results=(0,), blocked_dims=(1, "dim", -1)),
+    "aten.log_softmax.int": Elementwise(op_class="normalisation", work=5.0, saved_results=(0,), blocked_dims=(1, "dim", -1)),
+    # elementwise
+    "planner.identity": Elementwise(op_class="view", work=0.0, broadcast=True),
+    "aten.add.Tensor": _PLAIN,
+    "aten.add.Scalar": _PLAIN,
+    "aten.sub.Tensor": _PLAIN,
+    "aten.neg.default": _PLAIN,
+    "aten.mul.Tensor": Elementwise(saves=_BOTH),
+    "aten.mul.Scalar": _PLAIN,
+    "aten.div.Tensor": Elementwise(saves=((0, (1,)), (1, (0, 1)))),
+    "aten.div.Scalar": _PLAIN,
+    "aten.pow.Tensor_Scalar": _KEEPS_INPUT,
+    "aten.abs.default": _KEEPS_INPUT,
+    "aten.cos.default": _KEEPS_INPUT,
+    "aten.sin.default": _KEEPS_INPUT,
+    "aten.log.default": _KEEPS_INPUT,
+    "aten.silu.default": _KEEPS_INPUT,
+    "aten.gelu.default": Elementwise(work=8.0, saves=_INPUT),
+    "aten.relu.default": _KEEPS_RESULT,
+    "aten.exp.default": _KEEPS_RESULT,
+    "aten.sqrt.default": _KEEPS_RESULT,
+    "aten.rsqrt.default": _KEEPS_RESULT,
+    "aten.sigmoid.default": _KEEPS_RESULT,
+    "aten.tanh.default": _KEEPS_RESULT,
+    "aten.dropout.default": Elementwise(work=2.0, saved_extra_bytes=1.0),
+    "aten.where.self": Elementwise(saves=((0, (1, 2)),)),
+    "aten.masked_fill.Scalar": Elementwise(saves=((1, (0,)),)),
+    "aten.eq.Scalar": _PLAIN,
+    "aten.ne.Scalar": _PLAIN,
+    "aten.lt.Scalar": _PLAIN,
+    "aten.gt.Scalar": _PLAIN,
+    "aten.eq.Tensor": _PLAIN,
+    "aten.ge.Tensor": _PLAIN,
+    "aten.le.Tensor": _PLAIN,
+    "aten.to.dtype": Elementwise(op_class="copy"),
+    "aten.to.dtype_layout": Elementwise(op_class="copy"),
+    "aten._to_copy.default": Elementwise(op_class="copy"),
+    "aten.clone.default": Elementwise(op_class="copy"),
+    "aten.contiguous.default": Elementwise(op_class="copy"),
+    "aten.detach.default": Elementwise(op_class="view", work=0.0),
+    "aten.alias.default": Elementwise(op_class="view", work=0.0),
+    # views
+    "aten.view.default": _VIEW,
+    "aten._unsafe_view.default": _VIEW,
+    "aten.reshape.default": _VIEW,
+    "aten.flatten.using_ints": _VIEW,
+    "aten.unflatten.int": _VIEW,
+    "aten.unsqueeze.default": _VIEW,
+    "aten.squeeze.dim": _VIEW,
+    "aten.expand.default": Elementwise(op_class="view", work=0.0, local_form="expand"),
+    "aten.transpose.int": Permute(form="transpose"),
+    "aten.permute.default": Permute(form="permute"),
+    "aten.t.default": Permute(form="matrix"),
+    # along a dim
+    "aten.slice.Tensor": AlongDim(dim=(1, "dim", 0), op_class="view"),
+    "aten.narrow.default": AlongDim(dim=(1, "dim", 0), op_class="view"),
+    "aten.select.int": AlongDim(dim=(1, "dim", 0), op_class="view", drops=True),
+    "aten.split.Tensor": AlongDim(dim=(2, "dim", 0), op_class="view"),
+    "aten.split_with_sizes.default": AlongDim(dim=(2, "dim", 0), op_class="view"),
+    "aten.chunk.default": AlongDim(dim=(2, "dim", 0), op_class="view"),
+    "aten.unbind.int": AlongDim(dim=(1, "dim", 0), op_class="view", drops=True),
+    "aten.cat.default": AlongDim(dim=(1, "dim", 0)),
+    "aten.stack.default": AlongDim(dim=(1, "dim", 0), adds=True),
+    "aten.cumsum.default": Elementwise(blocked_dims=(1, "dim", 0)),
+    # reductions
+    "aten.sum.default": Reduce(combine="sum"),
+    "aten.sum.dim_IntList": Reduce(combine="sum"),
+    "aten.mean.default": Reduce(combine="mean"),
+    "aten.mean.dim": Reduce(combine="mean"),
+    "aten.amax.default": Reduce(combine="blocked"),
+    "aten.amin.default": Reduce(combine="blocked"),
+    # made from nothing
+    "aten.arange.default": Factory(),
+    "aten.arange.start": Factory(),
+    "aten.arange.start_step": Factory(),
+    "aten.zeros.default": Factory(),
+    "aten.ones.default": Factory(),
+    "aten.full.default": Factory(),
+    "aten.scalar_tensor.default": Factory(),
+    "aten.tril.default": Factory(),
+    "aten.triu.default": Factory(),
+}

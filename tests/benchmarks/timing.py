@@ -1,0 +1,54 @@
+"""Measures a command from outside, as its user meets it: interpreter start, imports and work together."""
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# The unit of ru_maxrss, see getrusage(2): bytes on macOS, KiB elsewhere.
+MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What one command took: seconds on the wall, CPU seconds (user and system), peak resident bytes."""
+
+    wall: float
+    cpu: float
+    peak_memory: int
+
+
+def measure(command: Sequence[str], *, runs: int = 3) -> Measurement:
+    """Run `command` several times, one after the other, and return the median of each quantity by itself.
+
+    The kernel counts descendants that the command waited for: their CPU seconds are added, and the peak is that of
+    the largest single process. What the command prints is dropped, unless it fails.
+
+    Raises:
+        RuntimeError: a run ended with an exit status other than 0; the message ends with what it wrote to stderr.
+    """
+    if runs < 1:
+        raise ValueError(f"runs={runs}, at least 1 is needed for a median")
+    samples = [_measure_once(command) for _ in range(runs)]
+    return Measurement(
+        wall=statistics.median(sample.wall for sample in samples),
+        cpu=statistics.median(sample.cpu for sample in samples),
+        peak_memory=round(statistics.median(sample.peak_memory for sample in samples)),
+    )
+
+
+def _measure_once(command: Sequence[str]) -> Measurement:
+    with tempfile.TemporaryFile("w+") as errors:
+        start = time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
+        _, status, usage = os.wait4(process.pid, 0)
+        wall = time.perf_counter() - start
+        process.returncode = os.waitstatus_to_exitcode(status)  # it is reaped, Popen must not wait for it again
+        if process.returncode != 0:
+            errors.seek(0)
+            raise RuntimeError(f"{' '.join(command)} ended with status {process.returncode}\n{errors.read()}")
+    return Measurement(wall=wall, cpu=usage.ru_utime + usage.ru_stime, peak_memory=usage.ru_maxrss * MAXRSS_UNIT)

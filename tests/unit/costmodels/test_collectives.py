@@ -1,0 +1,127 @@
+import numpy as np
+import pytest
+
+from costmodels import COLLECTIVES, CostModelError, affine_pieces, collective_lower_bound, collective_time
+from hardware_profiles import Group, Level, Protocol, Span
+
+US = 1e-6
+GB = 1e9
+
+
+def level(bandwidth: float, latency: float, *, bounded: bool, reduces: bool = False, network: str = "switch") -> Level:
+    return Level(
+        name="node" if bounded else "cluster",
+        fan_out=8 if bounded else None,
+        network=network,  # type: ignore[arg-type]
+        bandwidth=bandwidth,
+        protocols=(Protocol(name="simple", setup=10 * US, latency=latency, efficiency=1.0),),
+        in_network=Protocol(name="sharp", setup=5 * US, latency=1 * US, efficiency=0.5) if reduces else None,
+    )
+
+
+def group(*spans: tuple[Level, int]) -> Group:
+    return Group(spans=tuple(Span(level=one, count=count) for one, count in spans))
+
+
+NODE = level(100 * GB, 1 * US, bounded=True)
+NETWORK = level(10 * GB, 5 * US, bounded=False)
+EIGHT = group((NODE, 8))
+TWO_BY_FOUR = group((NODE, 4), (NETWORK, 2))
+ONE = Group(spans=())
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps", "share"),
+    [
+        ("all_reduce", 14, 2 * 7 / 8),
+        ("all_gather", 7, 7 / 8),
+        ("reduce_scatter", 7, 7 / 8),
+        ("all_to_all", 7, 7 / 8),
+        ("broadcast", 7, 1),
+        ("send_recv", 1, 1),
+    ],
+)
+def test_one_level_by_hand(kind: str, steps: int, share: float) -> None:
+    message = 8 * GB
+    assert collective_time(kind, message, EIGHT) == pytest.approx(10 * US + steps * US + share * message / (100 * GB))
+
+
+def test_a_node_drives_all_its_ports() -> None:
+    message = 8 * GB
+    # one ring through 8 devices: 7/8 of the message leaves each node through 4 ports; 6 inner hops and 1 outer
+    gather = 10 * US + 6 * 1 * US + 1 * 5 * US + 7 / 8 * message / (4 * 10 * GB)
+    assert collective_time("all_gather", message, TWO_BY_FOUR) == pytest.approx(gather)
+    # two nodes of a hierarchy exchange the message once: 2 (Q-1)/Q = 1; 2 (3 + 1) steps
+    reduce = 10 * US + 2 * (3 * 1 * US + 1 * 5 * US) + message / (4 * 10 * GB)
+    assert collective_time("all_reduce", message, TWO_BY_FOUR) == pytest.approx(reduce)
+    # half of the peers are in the other node, each device through its own port
+    exchange = 10 * US + 3 * 1 * US + 1 * 5 * US + 4 / 8 * message / (10 * GB)
+    assert collective_time("all_to_all", message, TWO_BY_FOUR) == pytest.approx(exchange)
+    assert collective_time("send_recv", message, TWO_BY_FOUR) == pytest.approx(15 * US + message / (10 * GB))
+    assert collective_time("broadcast", message, TWO_BY_FOUR) == pytest.approx(18 * US + message / (4 * 10 * GB))
+
+
+def test_trees_win_on_small_messages_between_many_nodes() -> None:
+    many = group((NETWORK, 64))
+    assert collective_time("all_reduce", 1.0, many) == pytest.approx(10 * US + 2 * 6 * 5 * US, rel=1e-5)
+    large = 100 * GB
+    assert collective_time("all_reduce", large, many) == pytest.approx(
+        10 * US + 126 * 5 * US + 2 * 63 / 64 * large / (10 * GB)
+    )
+
+
+def test_switches_that_reduce() -> None:
+    node = level(100 * GB, 1 * US, bounded=True, reduces=True)
+    switch = (10 + 5 + 2) * US, 1 / (0.5 * 100 * GB)
+    assert affine_pieces("all_reduce", group((node, 8))) == (pytest.approx(switch), pytest.approx((24 * US, 1.75e-11)))
+    assert collective_time("all_gather", 1 * GB, group((node, 8))) == collective_time("all_gather", 1 * GB, EIGHT)
+
+
+def test_two_devices_of_a_mesh_have_one_link() -> None:
+    mesh = level(70 * GB, 1 * US, bounded=True, network="mesh")
+    time = collective_time("all_gather", 1 * GB, group((mesh, 2)))
+    assert time == pytest.approx(11 * US + 0.5 * GB / (10 * GB))
+    assert collective_time("send_recv", 1 * GB, group((mesh, 8))) == pytest.approx(11 * US + 1 * GB / (10 * GB))
+
+
+@pytest.mark.parametrize("kind", sorted(COLLECTIVES))
+def test_arrays_equal_numbers(kind: str) -> None:
+    messages = np.array([[0.0, 1.0, 1e3], [1e6, 1e9, 1e12]])
+    for members in (ONE, EIGHT, TWO_BY_FOUR):
+        times = collective_time(kind, messages, members)
+        assert times.shape == messages.shape
+        singles = [collective_time(kind, float(message), members) for message in messages.flat]
+        assert list(times.flat) == pytest.approx(singles)
+
+
+@pytest.mark.parametrize("kind", sorted(COLLECTIVES))
+def test_nothing_to_send_and_nobody_to_send_to_are_free(kind: str) -> None:
+    assert collective_time(kind, 0.0, EIGHT) == 0
+    assert collective_time(kind, 1e9, ONE) == 0
+    assert collective_lower_bound(kind, 1e9, ONE) == 0
+    assert affine_pieces(kind, ONE) == ()
+
+
+def test_lower_bounds_by_hand() -> None:
+    assert collective_lower_bound("all_reduce", 8 * GB, EIGHT) == pytest.approx(1.75 * 8 / 100)
+    assert collective_lower_bound("all_reduce", 8 * GB, TWO_BY_FOUR) == pytest.approx(8 / 40)
+    assert collective_lower_bound("all_gather", 8 * GB, TWO_BY_FOUR) == pytest.approx(0.5 * 8 / 40)
+    assert collective_lower_bound("all_to_all", 8 * GB, TWO_BY_FOUR) == pytest.approx(0.5 * 8 / 10)
+    assert collective_lower_bound("broadcast", 8 * GB, TWO_BY_FOUR) == pytest.approx(8 / 40)
+    assert collective_lower_bound("send_recv", 8 * GB, TWO_BY_FOUR) == pytest.approx(8 / 10)
+
+
+def test_unknown_kinds_raise() -> None:
+    with pytest.raises(CostModelError, match=r"unknown collective 'all_broadcast'; known: all_gather, all_reduce"):
+        collective_time("all_broadcast", 1.0, EIGHT)
+    with pytest.raises(CostModelError, match="unknown collective 'gossip'"):
+        collective_time("gossip", np.ones(2), ONE)
+    with pytest.raises(CostModelError, match="no lower bound for collective 'gossip'"):
+        collective_lower_bound("gossip", 1.0, EIGHT)
+
+
+def test_negative_messages_raise() -> None:
+    with pytest.raises(CostModelError, match=r"all_reduce of -1\.0 bytes: a message is never negative"):
+        collective_time("all_reduce", -1.0, EIGHT)
+    with pytest.raises(CostModelError, match=r"all_gather of -2\.0 bytes"):
+        collective_time("all_gather", np.array([1.0, -2.0]), EIGHT)

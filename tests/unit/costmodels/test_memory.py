@@ -1,0 +1,42 @@
+import numpy as np
+import pytest
+
+from costmodels import CostModelError, optimizer_traffic, parameter_bytes, peak_memory, usable_memory
+from hardware_profiles import GIB, load_profile
+
+
+@pytest.mark.parametrize(
+    ("precision", "optimizer", "expected", "traffic"),
+    [
+        ("bf16", "adamw", (2, 4, 12), 30),
+        ("fp16", "adamw", (2, 4, 12), 30),
+        ("bf16", "sgd", (2, 4, 8), 22),
+        ("fp32", "adamw", (4, 4, 8), 28),
+        ("fp32", "sgd", (4, 4, 4), 20),
+    ],
+)
+def test_bytes_per_parameter(precision: str, optimizer: str, expected: tuple[int, int, int], traffic: int) -> None:
+    found = parameter_bytes(precision, optimizer)
+    assert (found.weight, found.gradient, found.state) == expected
+    assert found.total == sum(expected)
+    assert optimizer_traffic(precision, optimizer) == traffic
+
+
+def test_unknown_words_raise() -> None:
+    with pytest.raises(CostModelError, match="unknown precision 'fp8'; known: bf16, fp16, fp32"):
+        parameter_bytes("fp8", "adamw")
+    with pytest.raises(CostModelError, match="unknown optimizer 'lion'; known: adamw, sgd"):
+        optimizer_traffic("bf16", "lion")
+
+
+def test_usable_memory_is_what_just_fits() -> None:
+    device = load_profile("a100-80gb").device
+    usable = usable_memory(device)
+    assert peak_memory(usable, 0.0, 0.0, device) == pytest.approx(device.memory)
+    assert usable == pytest.approx((80 - 2) * GIB / 1.06)
+
+
+def test_peak_memory_of_arrays() -> None:
+    device = load_profile("a100-80gb").device
+    peaks = peak_memory(np.array([0.0, 1e9]), np.array([0.0, 2e9]), np.array([0.0, 3e9]), device)
+    assert peaks == pytest.approx([device.reserved, device.reserved + 6e9 * 1.06])

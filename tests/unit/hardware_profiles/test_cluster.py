@@ -1,0 +1,156 @@
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from hardware_profiles import Cluster, Group, Level, Protocol, Span, TopologyError, UnknownKeyError, load_profile
+
+NODES = load_profile("h100-80gb").with_devices(1024)
+PROTOCOL = Protocol(name="simple", setup=0.0, latency=1e-6, efficiency=1.0)
+
+
+def level(name: str, fan_out: int | None, network: str = "switch") -> Level:
+    return Level(name=name, fan_out=fan_out, network=network, bandwidth=1e9, protocols=(PROTOCOL,))  # type: ignore[arg-type]
+
+
+def cluster(*levels: Level, devices: int) -> Cluster:
+    return Cluster(name="test", device=NODES.device, levels=levels, devices=devices)
+
+
+def shape(group: Group) -> list[tuple[str, int]]:
+    return [(span.level.name, span.count) for span in group.spans]
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "expected"),
+    [
+        (1, 1, []),
+        (1, 8, []),
+        (8, 1, [("node", 8)]),
+        (4, 2, [("node", 4)]),
+        (16, 1, [("node", 8), ("cluster", 2)]),
+        (16, 4, [("node", 2), ("cluster", 8)]),
+        (8, 8, [("cluster", 8)]),
+        (4, 16, [("cluster", 4)]),
+        (6, 1, [("node", 2), ("cluster", 3)]),  # devices 6 to 11 have two in one node and four in the next
+        (3, 1, [("cluster", 3)]),
+        (4, 3, [("cluster", 4)]),
+        (12, 2, [("node", 4), ("cluster", 3)]),
+    ],
+)
+def test_group_counts_members_at_the_level_they_share(size: int, stride: int, expected: list[tuple[str, int]]) -> None:
+    group = NODES.group(size, stride)
+    assert shape(group) == expected
+    assert group.size == size
+
+
+def test_within_one_node_any_group_stays_inside() -> None:
+    assert shape(NODES.with_devices(6).group(3, 2)) == [("node", 3)]
+
+
+def test_group_of_three_levels() -> None:
+    three = cluster(level("node", 4), level("rack", 4), level("pod", None), devices=64)
+    assert shape(three.group(64, 1)) == [("node", 4), ("rack", 4), ("pod", 4)]
+    assert shape(three.group(4, 16)) == [("pod", 4)]
+    assert shape(three.group(8, 2)) == [("node", 2), ("rack", 4)]
+    assert shape(three.group(6, 1)) == [("node", 2), ("pod", 3)]
+
+
+def test_groups_are_cached() -> None:
+    assert NODES.group(16, 4) is NODES.group(16, 4)
+
+
+def test_group_beyond_the_devices_in_use() -> None:
+    with pytest.raises(TopologyError, match=r"size 4 and stride 8 reaches device 24, .*h100-80gb has 8 devices in use"):
+        load_profile("h100-80gb").group(4, 8)
+
+
+def test_group_needs_size_and_stride() -> None:
+    with pytest.raises(TopologyError, match="size 0 and stride 1"):
+        NODES.group(0, 1)
+
+
+def test_span_of_one_is_refused() -> None:
+    with pytest.raises(TopologyError, match=r"counts at least 2, got \[1\]"):
+        Group(spans=(Span(level=level("node", 8), count=1),))
+
+
+def test_part_of_a_mesh_has_part_of_its_bandwidth() -> None:
+    mesh = level("node", 8, "mesh")
+    assert [Span(level=mesh, count=count).bandwidth for count in (8, 2)] == pytest.approx([1e9, 1e9 / 7])
+    assert Span(level=level("node", 8), count=2).bandwidth == 1e9
+
+
+@pytest.mark.parametrize("devices", [1, 3, 8, 16, 4096])
+def test_with_devices(devices: int) -> None:
+    assert NODES.with_devices(devices).devices == devices
+
+
+def test_ragged_nodes_are_refused_with_the_nearest_numbers() -> None:
+    with pytest.raises(TopologyError, match=r"8 devices a node: 20 devices .* nearest legal numbers are 16 and 24"):
+        NODES.with_devices(20)
+
+
+def test_no_devices() -> None:
+    with pytest.raises(TopologyError, match="at least 1 device, got 0"):
+        NODES.with_devices(0)
+
+
+def test_more_devices_than_the_hierarchy_holds() -> None:
+    with pytest.raises(TopologyError, match="holds at most 16 devices, got 20"):
+        cluster(level("node", 4), level("rack", 4), devices=4).with_devices(20)
+
+
+@pytest.mark.parametrize(
+    ("levels", "message"),
+    [
+        ((), "no levels"),
+        ((level("node", None), level("rack", 2)), "node of cluster test is unbounded but not the outermost"),
+        ((level("node", 1),), "fan_out 1, less than 2"),
+        ((level("node", None, "mesh"),), "is a mesh, so it needs a fan_out"),
+    ],
+)
+def test_impossible_levels(levels: tuple[Level, ...], message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
+        cluster(*levels, devices=2)
+
+
+def test_levels_must_share_their_protocols() -> None:
+    other = Protocol(name="tcp", setup=0.0, latency=1e-6, efficiency=1.0)
+    outer = Level(name="cluster", fan_out=None, network="switch", bandwidth=1e9, protocols=(other,))
+    with pytest.raises(TopologyError, match=r"level cluster .* must list the protocols \['simple'\]"):
+        cluster(level("node", 8), outer, devices=8)
+
+
+def test_unknown_dtype_and_op_class() -> None:
+    with pytest.raises(UnknownKeyError, match=r"H100.* dtype 'int4'; it has bf16, fp16"):
+        NODES.device.peak("int4")
+    with pytest.raises(UnknownKeyError, match=r"op class 'convolution'; it has attention, copy"):
+        NODES.device.efficiency("convolution")
+
+
+def test_level_reports_its_best_protocol() -> None:
+    node = NODES.levels[0]
+    assert node.latency == min(protocol.latency for protocol in node.protocols)
+    assert node.efficiency == max(protocol.efficiency for protocol in node.protocols)
+
+
+def test_digest_is_of_the_content() -> None:
+    assert NODES.digest() == load_profile("h100-80gb").digest()
+    assert NODES.digest() != load_profile("a100-80gb").digest()
+    assert len(NODES.digest()) == 64
+
+
+def test_hashes_survive_pickling_between_processes() -> None:
+    code = (
+        "import pickle, sys; from hardware_profiles import load_profile;"
+        "c = load_profile('cpu').with_devices(4);"
+        "sys.stdout.buffer.write(pickle.dumps((c, c.group(4, 1))))"
+    )
+    sent = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
+    there, group = pickle.loads(sent)
+    here = load_profile("cpu").with_devices(4)
+    assert there == here
+    assert hash(there) == hash(here)
+    assert {group} == {here.group(4, 1)}

@@ -1,0 +1,98 @@
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from hardware_profiles import GIB, OP_CLASSES, InvalidProfileError, UnknownProfileError, load_profile, profile_names
+
+
+def packaged_text(name: str) -> str:
+    return resources.files("hardware_profiles").joinpath(f"{name}.toml").read_text()
+
+
+def test_names() -> None:
+    assert set(profile_names()) >= {"a100-80gb", "ascend-910b-64gb", "cpu", "h100-80gb"}
+    assert list(profile_names()) == sorted(profile_names())
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_every_profile_is_complete(name: str) -> None:
+    cluster = load_profile(name)
+    assert cluster.name == name
+    assert [op_class for op_class, _ in cluster.device.efficiencies] == list(OP_CLASSES)
+    assert {"bf16", "fp16", "fp32"} <= {dtype for dtype, _ in cluster.device.peak_flops}
+    assert all(fact.source for fact in cluster.facts)
+    assert cluster.levels[-1].fan_out is None
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16", "fp32", "memory_bandwidth", "node", "port"),
+    [
+        ("a100-80gb", 312e12, 19.5e12, 2.039e12, 300e9, 25e9),
+        ("h100-80gb", 989.4e12, 67e12, 3.35e12, 450e9, 50e9),
+        ("ascend-910b-64gb", 353.9e12, 88.5e12, 1.6e12, 196e9, 25e9),
+    ],
+)
+def test_figures_are_in_si_units(
+    name: str, bf16: float, fp32: float, memory_bandwidth: float, node: float, port: float
+) -> None:
+    cluster = load_profile(name)
+    device = cluster.device
+    assert (device.peak("bf16"), device.peak("fp32")) == pytest.approx((bf16, fp32))
+    assert device.memory_bandwidth == pytest.approx(memory_bandwidth)
+    assert [level.bandwidth for level in cluster.levels] == pytest.approx([node, port])
+    assert cluster.devices == 8
+
+
+def test_memory_is_in_gib() -> None:
+    assert load_profile("a100-80gb").device.memory == 80 * GIB
+
+
+def test_every_number_keeps_its_source() -> None:
+    facts = {fact.key: fact for fact in load_profile("a100-80gb").facts}
+    fact = facts["device.peak_tflops.bf16"]
+    assert (fact.value, fact.kind) == (312, "datasheet")
+    assert "A100" in fact.source
+    assert facts["level.1.bandwidth_gb_per_s"].value == 25
+
+
+def test_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(UnknownProfileError, match=r"no hardware profile 'h100'; did you mean h100-80gb"):
+        load_profile("h100")
+    with pytest.raises(UnknownProfileError, match=r"'zzz'; known: a100-80gb, "):
+        load_profile("zzz")
+
+
+def test_missing_file() -> None:
+    with pytest.raises(UnknownProfileError, match=r"no profile file nowhere/mine\.toml"):
+        load_profile("nowhere/mine.toml")
+
+
+def test_a_file_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(packaged_text("cpu").replace('id = "cpu"', 'id = "mine"'))
+    assert load_profile(path).name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("schema_version = 1", "schema_version = 2", r"schema_version: Input should be 1"),
+        ("[device]", "[device]\ncolour = 3", r"device\.colour: Extra inputs are not permitted"),
+        ("fp32 = { value = 0.0685", "fp32 = { value = -1", r"device\.peak_tflops\.fp32\.value: .* greater than 0"),
+        ('network = "switch"', 'network = "star"', r"level\.0\.network: Input should be 'switch' or 'mesh'"),
+        ('network = "switch"', 'network = "mesh"', r"level: level host of cluster cpu is a mesh"),
+        ("[device.efficiency.copy]", "[device.efficiency.paste]", r"lacks op classes \['copy'\] .* \['paste'\]"),
+        ("memory_gib = { value = 4", "memory_gib = { value = 0.4", r"device: .*reserved_gib leaves no memory"),
+        ("schema_version = 1", "schema_version = ", r"not a TOML file"),
+        ('kind = "measured"', 'kind = "guessed"', r"kind: Input should be .* \(and \d+ more\)"),
+    ],
+)
+def test_a_bad_file_is_named_with_key_and_reason(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = tmp_path / "bad.toml"
+    text = packaged_text("cpu")
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(InvalidProfileError, match=rf"bad\.toml: .*{message}") as caught:
+        load_profile(path)
+    assert "\n" not in str(caught.value)

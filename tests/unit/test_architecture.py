@@ -1,0 +1,285 @@
+"""The architecture, held by reading every import of the libraries.
+
+A module belongs to the longest house below that its name starts with. Houses may import from themselves and from the
+layers under theirs; houses that share a layer do not see each other. So search, reports, exporters and the runtime
+meet only at the plan, which is the waist of the hourglass.
+
+Imports count wherever they stand: inside functions, under TYPE_CHECKING, or as `import_module("a.literal")`.
+"""
+
+import ast
+import functools
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PACKAGES = ("costmodels", "hardware_profiles", "planner", "runtime")
+
+LAYERS = (
+    ("planner.cli",),
+    ("planner",),  # planner/__init__.py, the public face
+    ("planner.search", "planner.report", "planner.export", "runtime"),
+    ("planner.plan",),
+    ("planner.pricing",),
+    ("planner.sharding",),
+    ("planner.graph", "planner.models"),
+    ("planner.errors",),
+    ("costmodels",),
+    ("hardware_profiles",),
+)
+LAYER_OF = {house: number for number, layer in enumerate(LAYERS) for house in layer}
+
+# The homes of every package that is not of the standard library: only modules below these import it.
+HOMES = {
+    "networkx": ("planner.search",),
+    "numpy": ("costmodels", "hardware_profiles.units", "planner.search"),
+    "ortools": ("planner.search.solvers",),
+    "pydantic": ("hardware_profiles", "planner.plan"),
+    "rich": ("planner.cli", "planner.report"),
+    "torch": ("planner.graph", "planner.models", "planner.sharding.discover", "runtime"),
+    "torch.distributed": ("runtime",),
+    "typer": ("planner.cli",),
+}
+
+# A solver sees the problem, never the graph it came from.
+SOLVERS = "planner.search.solvers"
+SOLVERS_MAY_IMPORT = (
+    SOLVERS,
+    "planner.search.problem",
+    "planner.errors",
+    "hardware_profiles.units",
+    "networkx",
+    "numpy",
+    "ortools",
+)
+
+SLOW_TO_LOAD = ("networkx", "ortools", "rich", "torch")
+
+MAY_PRINT = ("planner.cli", "planner.report", "runtime.launch")
+
+
+def below(module: str, *roots: str) -> bool:
+    """Whether `module` is one of `roots` or inside one."""
+    return any(module == root or module.startswith(root + ".") for root in roots)
+
+
+def house_of(module: str) -> str | None:
+    """The house of a module of ours; None for a place under planner/ that the layers do not name."""
+    parts = module.split(".")
+    name = ".".join(parts[:2]) if parts[0] == "planner" else parts[0]
+    return name if name in LAYER_OF else None
+
+
+@functools.cache
+def sources() -> dict[str, Path]:
+    """Every module of the libraries by its dotted name; a package goes by its own."""
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@functools.cache
+def syntax(module: str) -> ast.Module:
+    path = sources()[module]
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of everything that is imported; a relative name starts with a dot.
+
+    `from a import b` gives `a.b`, which may be a module or a name in `a`. Both lie in one house, except right under
+    `planner`, which `normalised` settles. Using `torch.distributed` through a plain `import torch` counts too.
+    """
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from ((node.lineno, name.name) for name in names)
+            case ast.ImportFrom(module=base, names=names, level=level):
+                prefix = "." * level + (base + "." if base else "")
+                yield from ((node.lineno, prefix + name.name) for name in names)
+            case ast.Call(
+                func=ast.Name(id="import_module") | ast.Attribute(attr="import_module"),
+                args=[ast.Constant(value=str(name)), *_],
+            ):
+                yield node.lineno, name
+            case ast.Attribute(value=ast.Name(id="torch"), attr="distributed"):
+                yield node.lineno, "torch.distributed"
+
+
+def normalised(name: str) -> str:
+    """`planner.Plan`, a name of the public face, becomes `planner`; modules and houses stay what they are."""
+    parts = name.split(".")
+    if len(parts) == 2 and parts[0] == "planner" and name not in LAYER_OF and name not in sources():
+        return "planner"
+    return name
+
+
+def complaint(module: str, imported: str) -> str | None:
+    """What is wrong with `module` importing `imported`; None when nothing is."""
+    if imported.startswith("."):
+        return "relative import"
+    imported = normalised(imported)
+    top = imported.partition(".")[0]
+    if top in sys.stdlib_module_names:
+        return None
+    if below(module, SOLVERS) and not below(imported, *SOLVERS_MAY_IMPORT):
+        return "solvers see the problem and nothing else of the project"
+    if top in PACKAGES:
+        ours, theirs = house_of(module), house_of(imported)
+        if ours is None or theirs is None:
+            return "no such house"
+        if ours == theirs or LAYER_OF[ours] < LAYER_OF[theirs]:
+            return None
+        return f"{ours} is not above {theirs}"
+    if top not in HOMES:
+        return f"{top} has no home here"
+    for package in (package for package in HOMES if below(imported, package)):
+        if not below(module, *HOMES[package]):
+            return f"{package} lives in {', '.join(HOMES[package])}"
+    return None
+
+
+def test_every_folder_of_the_planner_is_a_house() -> None:
+    strangers = sorted(module for module in sources() if house_of(module) is None)
+    assert strangers == [], "give each a layer above, or move it into a house"
+
+
+def test_imports_point_downwards_and_third_parties_stay_at_home() -> None:
+    complaints = [
+        f"{sources()[module].relative_to(ROOT)}:{line}: imports {imported}: {problem}"
+        for module in sources()
+        for line, imported in imports(syntax(module))
+        if (problem := complaint(module, imported))
+    ]
+    assert complaints == [], "\n".join(complaints)
+
+
+@pytest.mark.parametrize(
+    ("module", "imported"),
+    [
+        ("costmodels.link", "planner.errors"),
+        ("costmodels.link", "torch"),
+        ("hardware_profiles.load", "costmodels.units"),
+        ("planner.errors", "planner.graph"),
+        ("planner.export.megatron", "planner.search.problem"),
+        ("planner.graph.trace", "torch.distributed"),
+        ("planner.models.llama", "planner.graph.trace"),
+        ("planner.plan.verify", "planner.search.space"),
+        ("planner.plan.verify", "planner.Plan"),
+        ("planner.report.html", "planner.search.problem"),
+        ("planner.report.html", "runtime.audit"),
+        ("planner.search.problem", "ortools.math_opt"),
+        ("planner.search.problem", "rich.table"),
+        ("planner.search.solvers.ilp", "planner.graph.operator_graph"),
+        ("planner.search.solvers.ilp", "pydantic"),
+        ("planner.sharding.layout", ".mesh"),
+        ("planner.sharding.layout", "planner.novelties.layout"),
+        ("planner.sharding.layout", "scipy.optimize"),
+        ("runtime.executor", "planner.cli.main"),
+        ("runtime.executor", "planner.export.torchtitan"),
+        ("runtime.executor", "planner.report.terminal"),
+        ("runtime.executor", "planner.search.problem"),
+    ],
+)
+def test_a_forbidden_import_is_seen(module: str, imported: str) -> None:
+    assert complaint(module, imported) is not None
+
+
+@pytest.mark.parametrize(
+    ("module", "imported"),
+    [
+        ("costmodels.fit", "numpy.linalg"),
+        ("planner", "planner.search.Search"),
+        ("planner.cli.main", "runtime.launch"),
+        ("planner.pricing.operator", "costmodels.collectives"),
+        ("planner.report.html", "planner.plan.Plan"),
+        ("planner.search.solvers.ilp", "ortools.math_opt.python"),
+        ("planner.search.solvers.ilp", "planner.search.problem.Problem"),
+        ("planner.sharding.layout", "dataclasses.dataclass"),
+        ("runtime.executor", "planner.sharding.layout.Layout"),
+        ("runtime.executor", "torch.distributed.tensor"),
+    ],
+)
+def test_a_right_import_passes(module: str, imported: str) -> None:
+    assert complaint(module, imported) is None
+
+
+def test_every_form_of_import_is_read() -> None:
+    tree = ast.parse(
+        "import numpy as np, rich.table\n"
+        "from planner.plan import Plan\n"
+        "from . import sibling\n"
+        "from .sibling import name\n"
+        "def late():\n"
+        "    import_module('ortools')\n"
+        "    importlib.import_module('typer')\n"
+        "    return torch.distributed.get_rank()\n"
+    )
+    assert sorted(imports(tree)) == [
+        (1, "numpy"),
+        (1, "rich.table"),
+        (2, "planner.plan.Plan"),
+        (3, ".sibling"),
+        (4, ".sibling.name"),
+        (6, "ortools"),
+        (7, "typer"),
+        (8, "torch.distributed"),
+    ]
+
+
+def test_every_dependency_has_a_home() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = {requirement.partition(">")[0].strip() for requirement in project["dependencies"]}
+    assert declared == {package for package in HOMES if "." not in package}
+
+
+@pytest.mark.skipif("planner" not in sources(), reason="planner/__init__.py is not written yet")
+def test_importing_the_planner_is_instant() -> None:
+    code = f"import sys, planner; print(*(name for name in {SLOW_TO_LOAD} if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def public_names(tree: ast.Module) -> list[str] | None:
+    """The `__all__` of a module; None when it has none."""
+    for node in tree.body:
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id="__all__")], value=value)
+                | ast.AnnAssign(target=ast.Name(id="__all__"), value=ast.expr() as value)
+            ):
+                return list(ast.literal_eval(value))
+    return None
+
+
+def test_public_names_are_listed_in_sorted_order() -> None:
+    complaints = []
+    for module, path in sources().items():
+        tree = syntax(module)
+        names = public_names(tree)
+        only_a_docstring = all(isinstance(node, ast.Expr) for node in tree.body)
+        if names is None and path.name == "__init__.py" and not only_a_docstring:
+            complaints.append(f"{path.relative_to(ROOT)}: no __all__")
+        if names is not None and names != sorted(set(names)):
+            complaints.append(f"{path.relative_to(ROOT)}: __all__ should read {sorted(set(names))}")
+    assert complaints == [], "\n".join(complaints)
+
+
+def test_libraries_do_not_print() -> None:
+    prints = [
+        f"{sources()[module].relative_to(ROOT)}:{node.lineno}"
+        for module in sources()
+        if not below(module, *MAY_PRINT)
+        for node in ast.walk(syntax(module))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert prints == []
