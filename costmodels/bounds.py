@@ -11,8 +11,8 @@ unit must learn, or pass on, goes through its ports; the bound is the largest ov
 
 It counts traffic of outer levels through the ports of inner ones, as rings of communication libraries do.
 
-Sources: Patarasuk, Yuan, JPDC 69(2), 2009, theorems 1 and 2; Chan, Heimlich, Purkayastha, van de Geijn, "Collective
-communication: theory, practice, and experience", CCPE 19(13), 2007, table 1.
+Sources: Patarasuk, Yuan, JPDC 69(2), 2009 (all-reduce); Chan, Heimlich, Purkayastha, van de Geijn, "Collective
+communication: theory, practice, and experience", CCPE 19(13), 2007 (the others); a cut argument level by level.
 """
 
 from costmodels.collectives import COLLECTIVES

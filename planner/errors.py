@@ -9,8 +9,8 @@
     ├── RequestError            an option or a combination of options that cannot be planned
     └── InfeasibleError         nothing fits into the memory of the devices
 
-A message says what was asked, the numbers that clash, where, and what to do. The command line turns each into one line and
-the exit code `exit_code`: 2 for bad input, 3 where nothing fits.
+A message says what was asked, the numbers that clash, where, and what to do. The command line turns each into one
+line and the exit code `exit_code`: 2 for bad input, 3 where nothing fits.
 """
 
 import difflib

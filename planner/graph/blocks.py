@@ -4,10 +4,11 @@
             `---- block 0 ----------'    `---- block 1 ----------'
             start                        start + period
 
-Every operator gets an id for its call (operator, literals, tensor types). A run of blocks is a stretch in which the id at i equals the id at
-i + period; the period that covers the most operators wins, the shortest among equals. Then the dataflow is compared block by block: an operand
-must come from the same place of the same block, from the same place of the block before, from the block's own parameter, or from one and the same value
-outside. The first block that differs ends the run. Cost: O(n^2) comparisons of ids, done by numpy row by row.
+Every operator gets an id for its call (operator, literals, tensor types). A run of blocks is a stretch in which the
+id at i equals the id at i + period; the period that covers the most operators wins, the shortest among equals. Then
+the dataflow is compared block by block: an operand must come from the same place of the same block, from the same
+place of the block before, from the block's own parameter, or from one and the same value outside. The first block
+that differs ends the run. Cost: O(n^2) comparisons of ids, done by numpy row by row.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,8 @@ IDENTITY = "planner.identity"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRun:
-    """`count` consecutive equal blocks of `period` operators, the first at operator `start`. A count of 0: nothing repeats."""
+    """`count` consecutive equal blocks of `period` operators, the first at operator `start`. A count of 0: nothing
+    repeats."""
 
     start: int
     period: int
@@ -108,7 +110,8 @@ def _only_inside(graph: OperatorGraph, name: str, low: int, high: int) -> bool:
 
 
 def share_values(graph: OperatorGraph, blocks: BlockRun) -> tuple[OperatorGraph, BlockRun]:
-    """Put an identity after every differentiable result with several uses, so that it is redistributed once and its gradients are summed once.
+    """Put an identity after every differentiable result with several uses, so that it is redistributed once and its
+    gradients are summed once.
 
     Equal blocks stay equal: where one block needs an identity, all get it.
     """
@@ -155,7 +158,8 @@ def _identity(op: Operator, name: str, types: dict[str, TensorType]) -> Operator
 
 
 def block_parameters(graph: OperatorGraph, blocks: BlockRun, block: int) -> Sequence[str]:
-    """Parameters that only this block uses, in the order of their first use: equal blocks list theirs in the same order."""
+    """Parameters that only this block uses, in the order of their first use: equal blocks list theirs in the same
+    order."""
     low = blocks.start + block * blocks.period
     found: dict[str, None] = {}
     for op in graph.operators[low : low + blocks.period]:

@@ -4,9 +4,9 @@
     buffers ─┼─> operator ─> value ─> operator ─> ... ─> loss
     parameters ┘
 
-Values are named tensors with a type; operators are calls of PyTorch operators on values and literals, in an order in which
-they can be executed. Nothing here needs torch: the graph can be planned, stored and compared without it, and the runtime
-executes the very same operators. Graphs are immutable; passes return new ones.
+Values are named tensors with a type; operators are calls of PyTorch operators on values and literals, in an order in
+which they can be executed. Nothing here needs torch: the graph can be planned, stored and compared without it, and
+the runtime executes the very same operators. Graphs are immutable; passes return new ones.
 """
 
 import hashlib
@@ -81,8 +81,9 @@ Argument = ValueRef | TorchConstant | None | bool | int | float | str | tuple["A
 class Operator:
     """One call: `results = op(*arguments, **keywords)`.
 
-    `op` is the full name of a PyTorch operator ("aten.linear.default") or `planner.identity`; `module` is the path of the
-    module whose forward made the call. `results` has one name per returned tensor, None for a result that is not a tensor.
+    `op` is the full name of a PyTorch operator ("aten.linear.default") or `planner.identity`; `module` is the path of
+    the module whose forward made the call. `results` has one name per returned tensor, None for a result that is not
+    a tensor.
     """
 
     name: str
@@ -181,7 +182,8 @@ class OperatorGraph:
         return sum(self.types[parameter.name].numel for parameter in self.parameters)
 
     def fingerprint(self) -> str:
-        """A digest of all that decides whether a plan for one graph is a plan for another: operators, types, parameters."""
+        """A digest of all that decides whether a plan for one graph is a plan for another: operators, types,
+        parameters."""
         content = {
             "inputs": [_type_json(self.types[name]) for name in self.inputs],
             "buffers": [[name, _type_json(self.types[name])] for name in self.buffers],

@@ -1,8 +1,10 @@
-"""Blocks that are alike are traced once: who is alike, how a repeated call is announced, and how it is expanded afterwards.
+"""Blocks that are alike are traced once: who is alike, how a repeated call is announced, and how it is expanded
+afterwards.
 
-`announce` gives the forward of every block after the first of a run to a stand-in that calls the operator `planner_trace.call`, which computes
-nothing and has the shapes of the first block's results. `expand` replaces each such call by a copy of the first block's operators.
-See `trace` for the picture and for what happens when blocks turn out not to be alike.
+`announce` gives the forward of every block after the first of a run to a stand-in that calls the operator
+`planner_trace.call`, which computes nothing and has the shapes of the first block's results. `expand` replaces each
+such call by a copy of the first block's operators. See `trace` for the picture and for what happens when blocks turn
+out not to be alike.
 """
 
 import contextlib
@@ -168,7 +170,11 @@ def _comparable(value: Any) -> bool:
         return all(_comparable(item) for item in value)
     if isinstance(value, dict):
         return all(_comparable(item) for item in [*value.keys(), *value.values()])
-    return value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device | type) or callable(value)
+    return (
+        value is None
+        or isinstance(value, bool | int | float | str | torch.dtype | torch.device | type)
+        or callable(value)
+    )
 
 
 def expand(graph: OperatorGraph, runs: Sequence[Run]) -> OperatorGraph:
@@ -207,7 +213,8 @@ def _final(name: str, dropped: Mapping[str, str]) -> str:
 
 
 def _body(graph: OperatorGraph, run: Run, markers: Mapping[str, Operator]) -> list[Operator]:
-    """Operators between the markers of the first block. They may read only its arguments, its parameters and each other."""
+    """Operators between the markers of the first block. They may read only its arguments, its parameters and each
+    other."""
     first = run.paths[0]
     if not run.calls:
         return []
@@ -240,7 +247,7 @@ def _copy(
     names = dict(zip([r for r in begin.results if r], inputs.operands, strict=True))
 
     def moved(name: str) -> str:
-        return f"{path}{name[len(first):]}" if name.startswith(f"{first}.") else f"{name}@{path}"
+        return f"{path}{name[len(first) :]}" if name.startswith(f"{first}.") else f"{name}@{path}"
 
     for op in body:
         for name in (*op.operands, *(r for r in op.results if r)):
@@ -255,7 +262,7 @@ def _copy(
             arguments=tuple(substitute(a, names) for a in op.arguments),
             keywords=tuple((key, substitute(value, names)) for key, value in op.keywords),
             results=tuple(None if r is None else names[r] for r in op.results),
-            module=f"{path}{op.module[len(first):]}" if op.module.startswith(first) else op.module,
+            module=f"{path}{op.module[len(first) :]}" if op.module.startswith(first) else op.module,
         )
         for op in body
     ]
@@ -276,5 +283,3 @@ def rename(graph: OperatorGraph, operator_names: Sequence[str], value_names: Map
     )
     types = {value_names.get(name, name): tensor for name, tensor in graph.types.items()}
     return replace(graph, operators=operators, types=types, loss=value_names.get(graph.loss, graph.loss))
-
-

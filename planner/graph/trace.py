@@ -1,16 +1,19 @@
 """From a PyTorch module to an operator graph.
 
-`torch.export` runs the module's real Python code on tensors without storage. Its graph is taken over call by call: linear, attention, norms and
-losses stay whole, which is the level at which people think about sharding. No weights are allocated.
+`torch.export` runs the module's real Python code on tensors without storage. Its graph is taken over call by call:
+linear, attention, norms and losses stay whole, which is the level at which people think about sharding. No weights
+are allocated.
 
-A model of 80 equal blocks is not traced 80 times. Blocks that are modules of one list, of one class, with equal attributes and
-equal parameters are *alike*: the first is traced between two markers, the others only announce that they were called, and with what:
+A model of 80 equal blocks is not traced 80 times. Blocks that are modules of one list, of one class, with equal
+attributes and equal parameters are *alike*: the first is traced between two markers, the others only announce that
+they were called, and with what:
 
     embed -> begin -> [ops of block 0] -> end -> repeat(1) -> repeat(2) -> ... -> head
 
-Afterwards each announcement is replaced by a copy of the first block's operators. The code around the blocks runs unabridged, so a
-block that is skipped, called twice, or given another argument is seen. Where anything differs (attributes, argument types, a tensor that reaches
-a block other than as an argument or a parameter) the model is traced in full instead: slower, never wrong.
+Afterwards each announcement is replaced by a copy of the first block's operators. The code around the blocks runs
+unabridged, so a block that is skipped, called twice, or given another argument is seen. Where anything differs
+(attributes, argument types, a tensor that reaches a block other than as an argument or a parameter) the model is
+traced in full instead: slower, never wrong.
 """
 
 import functools
@@ -37,11 +40,14 @@ from planner.graph.operator_graph import (
 _IGNORED = frozenset({"aten._assert_tensor_metadata.default", "aten._assert_async.msg"})
 
 
-def trace(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, *, full: bool = False) -> OperatorGraph:
-    """The operator graph of `module(*args, **kwargs)`, whose result is the loss: a scalar, alone, first of a tuple, or `.loss`.
+def trace(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, *, full: bool = False
+) -> OperatorGraph:
+    """The operator graph of `module(*args, **kwargs)`, whose result is the loss: a scalar, alone, first of a tuple,
+    or `.loss`.
 
-    Tensors may be on the meta device or real; none is copied. `full` traces every repeated block by itself. Raises ModelError where
-    the module cannot be traced or does not return a scalar loss.
+    Tensors may be on the meta device or real; none is copied. `full` traces every repeated block by itself. Raises
+    ModelError where the module cannot be traced or does not return a scalar loss.
     """
     example_args, example_kwargs = _distinct((args, dict(kwargs or {})), module)
     if not full:
@@ -61,7 +67,9 @@ def _distinct(arguments: Any, module: nn.Module) -> Any:
     def fresh(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device if first is None else first.device)
+        return torch.empty_strided(
+            leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device if first is None else first.device
+        )
 
     return pytree.tree_map(fresh, arguments)
 
@@ -98,7 +106,9 @@ class _Loss(nn.Module):
             result = result[0]
         loss = getattr(result, "loss", result)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"{type(loss).__name__}"
+            shape = (
+                f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"{type(loss).__name__}"
+            )
             raise ModelError(
                 f"calling {type(self.model).__name__} on the example inputs returned {shape}; return the scalar loss, alone, first of a"
                 " tuple, or as `.loss`"
@@ -171,7 +181,9 @@ class _Reader:
             elif node.op == "output":
                 loss = self._argument(node.args[0][0])
         if not isinstance(loss, ValueRef):
-            raise ModelError(f"the loss of {type(self.module).__name__} is the constant {loss!r}; nothing can be trained")
+            raise ModelError(
+                f"the loss of {type(self.module).__name__} is the constant {loss!r}; nothing can be trained"
+            )
         return OperatorGraph(
             types=self.types,
             inputs=tuple(inputs),
@@ -188,7 +200,9 @@ class _Reader:
             self.names[node.name] = ValueRef(f"{source.name}#{index}")
             return
         if not isinstance(node.target, torch._ops.OpOverload):
-            raise ModelError(f"{type(self.module).__name__} uses {node.target}, which has no equivalent among PyTorch's operators")
+            raise ModelError(
+                f"{type(self.module).__name__} uses {node.target}, which has no equivalent among PyTorch's operators"
+            )
         op = str(node.target)
         if op in _IGNORED:
             return
@@ -219,11 +233,18 @@ class _Reader:
             return tuple(self._argument(item) for item in argument)
         if argument is None or isinstance(argument, bool | int | float | str):
             return argument
-        kinds = {torch.dtype: "dtype", torch.device: "device", torch.layout: "layout", torch.memory_format: "memory_format"}
+        kinds = {
+            torch.dtype: "dtype",
+            torch.device: "device",
+            torch.layout: "layout",
+            torch.memory_format: "memory_format",
+        }
         for kind, name in kinds.items():
             if isinstance(argument, kind):
                 return TorchConstant(name, str(argument).removeprefix("torch."))
-        raise ModelError(f"{type(self.module).__name__}: an operator has the argument {argument!r}, which a plan cannot hold")
+        raise ModelError(
+            f"{type(self.module).__name__}: an operator has the argument {argument!r}, which a plan cannot hold"
+        )
 
 
 def tensor_type(tensor: torch.Tensor) -> TensorType:
@@ -257,7 +278,8 @@ def _module_path(node: fx.Node) -> str:
 
 
 def _named(graph: OperatorGraph) -> OperatorGraph:
-    """Names that a person can read and that survive a change elsewhere: module path, operator, and a number where needed."""
+    """Names that a person can read and that survive a change elsewhere: module path, operator, and a number where
+    needed."""
     taken: dict[str, int] = {}
     renamed: dict[str, str] = {}
     names = []

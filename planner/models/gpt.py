@@ -1,4 +1,5 @@
-"""GPT-2 and GPT-3: decoder blocks with layer norm, learned positions, full attention and a GELU MLP (Radford et al. 2019; Brown et al. 2020).
+"""GPT-2 and GPT-3: decoder blocks with layer norm, learned positions, full attention and a GELU MLP (Radford et al.
+2019; Brown et al. 2020).
 
 Shape legend: B batch, S sequence, H hidden, N heads, D head dim, V vocabulary.
 """

@@ -1,5 +1,5 @@
-"""Llama: decoder blocks with RMS norm, rotary positions, grouped-query attention and a gated MLP (Touvron et al. 2023; Grattafiori
-et al. 2024). Plain PyTorch; module names follow the checkpoints people know.
+"""Llama: decoder blocks with RMS norm, rotary positions, grouped-query attention and a gated MLP (Touvron et al.
+2023; Grattafiori et al. 2024). Plain PyTorch; module names follow the checkpoints people know.
 
 Shape legend: B batch, S sequence, H hidden, N heads, K key/value heads, D head dim, V vocabulary.
 """

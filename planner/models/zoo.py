@@ -1,7 +1,8 @@
 """Models by name, and the user's own by `package.module:factory`.
 
-Dimensions are those of the published configurations: Llama 2 (Touvron et al. 2023, table 1 and the released config files), Llama 3.1 (Grattafiori et al. 2024,
-table 3), GPT-2 (Radford et al. 2019 and the released checkpoints), GPT-3 (Brown et al. 2020, table 2.1).
+Dimensions are those of the published configurations: Llama 2 (Touvron et al. 2023, table 1 and the released config
+files), Llama 3.1 (Grattafiori et al. 2024, table 3), GPT-2 (Radford et al. 2019 and the released checkpoints), GPT-3
+(Brown et al. 2020, table 2.1).
 """
 
 import importlib
@@ -46,7 +47,9 @@ class BuiltModel:
     vocabulary: int | None
 
 
-def _llama(source: str, layers: int, hidden: int, ffn: int, heads: int, kv: int, vocab: int, seq: int, theta: float = 5e5) -> ZooEntry:
+def _llama(
+    source: str, layers: int, hidden: int, ffn: int, heads: int, kv: int, vocab: int, seq: int, theta: float = 5e5
+) -> ZooEntry:
     dimensions = {
         "num_layers": layers, "hidden_size": hidden, "ffn_size": ffn, "num_heads": heads, "num_kv_heads": kv,
         "vocab_size": vocab, "sequence_length": seq, "rope_theta": theta,
@@ -91,13 +94,15 @@ ZOO: Mapping[str, ZooEntry] = {
 def build_model(reference: str, *, dtype: str, device: str = "meta", sequence_length: int | None = None) -> BuiltModel:
     """The module that `reference` names, with example inputs.
 
-    `reference` is a name of the zoo or `package.module:factory` (on the import path or in the current folder); the factory returns `(module, args)`
-    or `(module, args, kwargs)`. Floating point parameters of a zoo model get `dtype` ("bfloat16", ...); a module of the user's is converted
-    too. On "meta" nothing is allocated. Raises ModelError.
+    `reference` is a name of the zoo or `package.module:factory` (on the import path or in the current folder); the
+    factory returns `(module, args)` or `(module, args, kwargs)`. Floating point parameters of a zoo model get `dtype`
+    ("bfloat16", ...); a module of the user's is converted too. On "meta" nothing is allocated. Raises ModelError.
     """
     if ":" in reference:
         if sequence_length is not None:
-            raise ModelError(f"--seq-len does not apply to {reference}: its factory fixes the shapes of the example inputs")
+            raise ModelError(
+                f"--seq-len does not apply to {reference}: its factory fixes the shapes of the example inputs"
+            )
         return _from_factory(reference, dtype=dtype, device=device)
     return _from_zoo(reference, dtype=dtype, device=device, sequence_length=sequence_length)
 
@@ -111,7 +116,9 @@ def _from_zoo(name: str, *, dtype: str, device: str, sequence_length: int | None
     dimensions = dict(entry.dimensions)
     sequence = sequence_length or entry.sequence_length
     if entry.family == "gpt" and sequence > entry.sequence_length:
-        raise ModelError(f"{name} has learned positions for {entry.sequence_length} tokens; --seq-len {sequence} is longer")
+        raise ModelError(
+            f"{name} has learned positions for {entry.sequence_length} tokens; --seq-len {sequence} is longer"
+        )
     dimensions["sequence_length"] = max(sequence, 1)
     with torch.device(device):
         module = _family(entry.family)(dimensions).to(getattr(torch, dtype))
@@ -149,7 +156,9 @@ def _from_factory(reference: str, *, dtype: str, device: str) -> BuiltModel:
         raise ModelError(f"the factory {reference} raised {type(error).__name__}: {error}") from error
     parts = made if isinstance(made, tuple) else (made,)
     if len(parts) not in (2, 3) or not isinstance(parts[0], torch.nn.Module) or not isinstance(parts[1], tuple | list):
-        raise ModelError(f"the factory {reference} must return (module, args) or (module, args, kwargs); it returned {_kinds(made)}")
+        raise ModelError(
+            f"the factory {reference} must return (module, args) or (module, args, kwargs); it returned {_kinds(made)}"
+        )
     module, args, kwargs = parts[0], tuple(parts[1]), dict(parts[2]) if len(parts) == 3 else {}
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.dim()]
     if not tensors:
@@ -173,7 +182,9 @@ def _load_factory(reference: str) -> Callable[[], Any]:
     try:
         module = importlib.import_module(path)
     except ImportError as error:
-        raise ModelError(f"cannot import '{path}' of --model {reference}: {error}; it is looked for on the import path and in {here}") from error
+        raise ModelError(
+            f"cannot import '{path}' of --model {reference}: {error}; it is looked for on the import path and in {here}"
+        ) from error
     factory = getattr(module, name, None)
     if not callable(factory):
         public = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from planner.errors import LayoutError, PlanFileError, StrategyError, unknown_name
 from planner.graph.blocks import BlockRun, block_parameters, find_blocks, share_values
 from planner.graph.operator_graph import Operator, OperatorGraph
-from planner.plan.plan import Group, Plan, StoredParameter
+from planner.plan.plan import Group, Plan
 from planner.sharding.layout import Layout, divides, format_layout
 from planner.sharding.mesh import Mesh
 from planner.sharding.rescale import rescale_batch
@@ -23,6 +23,7 @@ from planner.sharding.rule import (
     named_strategy,
 )
 from planner.sharding.rules import rule_of
+from planner.sharding.stored import StoredParameter, stored_fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,20 +153,6 @@ def _check_stored(mesh: Mesh, graph: OperatorGraph, name: str, stored: StoredPar
         raise StrategyError(f"parameter '{name}': {fault}")
 
 
-def stored_fault(stored: StoredParameter) -> str | None:
-    """Why three layouts cannot be those of one parameter; None where they can."""
-    for axis, (weight, gradient, state) in enumerate(zip(stored.weight, stored.gradient, stored.state, strict=True)):
-        if weight.kind == "partial" or state.kind == "partial":
-            return f"weight and state cannot be partial (axis {axis})"
-        if weight.is_shard and gradient != weight:
-            return f"a weight cut as {weight} on axis {axis} needs a gradient cut alike, not {gradient}"
-        if not weight.is_shard and gradient.is_shard:
-            return f"a gradient cut as {gradient} on axis {axis} needs a weight cut alike, not {weight}"
-        if weight.is_shard and state != weight:
-            return f"a weight cut as {weight} on axis {axis} needs a state cut alike, not {state}"
-    return None
-
-
 def _check_layout(mesh: Mesh, graph: OperatorGraph, where: str, value: str, layout: Layout) -> None:
     shape = graph.types[value].shape
     if len(layout) != len(mesh.axes):
@@ -174,4 +161,4 @@ def _check_layout(mesh: Mesh, graph: OperatorGraph, where: str, value: str, layo
         raise LayoutError(f"{where}: layout {format_layout(layout)} does not divide shape {shape} on mesh {'x'.join(map(str, mesh.sizes))}")
 
 
-__all__ = ["BoundOperator", "BoundPlan", "bind", "prepare", "stored_fault"]
+__all__ = ["BoundOperator", "BoundPlan", "bind", "prepare"]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from planner.sharding.layout import Layout
 from planner.sharding.mesh import Mesh
+from planner.sharding.stored import StoredParameter
 
 SCHEMA_VERSION = 1
 RECOMPUTATION = ("none", "full")
@@ -59,17 +60,6 @@ class Stage:
 
     first_block: int
     blocks: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredParameter:
-    """Layouts in which a parameter is kept: the weight between steps, its gradient while micro-batches are accumulated, and the
-    optimizer's state. A gradient that is `P` on an axis is reduced once a step; a state that is cut finer than the weight is optimizer sharding.
-    """
-
-    weight: Layout
-    gradient: Layout
-    state: Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,11 @@
-"""."""
+"""What a choice costs: seconds and bytes of operators, redistributions and stored parameters.
+
+Formulas live in `costmodels`, which knows no operator; what is sharded how lives in `planner.sharding`, which knows no price. Here they meet, once: the
+search prices whole tables with these functions, the checker single choices.
+"""
+
+from planner.pricing.operator_price import OperatorPrices, price_operator
+from planner.pricing.parameter_price import ParameterPrices, price_parameter
+from planner.pricing.redistribution_price import RedistributionPricer
+
+__all__ = ["OperatorPrices", "ParameterPrices", "RedistributionPricer", "price_operator", "price_parameter"]

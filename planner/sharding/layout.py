@@ -1,8 +1,8 @@
 """Layouts: how one tensor lies on the axes of a mesh.
 
-A layout has one placement per mesh axis: `S<dim>` (split along a dim), `R` (a full copy), `P` (a term of a sum that is still
-to be taken). Where several axes split the same dim, the earlier axis is the outer cut, as in torch's DTensor. A tensor that
-is split must divide evenly; there are no uneven and no strided shards.
+A layout has one placement per mesh axis: `S<dim>` (split along a dim), `R` (a full copy), `P` (a term of a sum that
+is still to be taken). Where several axes split the same dim, the earlier axis is the outer cut, as in torch's
+DTensor. A tensor that is split must divide evenly; there are no uneven and no strided shards.
 """
 
 import math
@@ -63,7 +63,9 @@ def _parse_placement(word: str, text: str) -> Placement:
         return PARTIAL
     if word[:1] == "S" and word[1:].isdigit():
         return shard(int(word[1:]))
-    raise LayoutError(f"'{word}' in layout '{text}' is not a placement; write R, P or S followed by a dim, as in 'S0,R'")
+    raise LayoutError(
+        f"'{word}' in layout '{text}' is not a placement; write R, P or S followed by a dim, as in 'S0,R'"
+    )
 
 
 def cuts(rank: int, layout: Layout, sizes: Sequence[int]) -> tuple[int, ...]:
@@ -86,7 +88,9 @@ def local_shape(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> t
     """Shape of the piece that one device holds. Raises LayoutError where a dim does not exist or does not divide."""
     for placement in layout:
         if placement.is_shard and placement.dim >= len(shape):
-            raise LayoutError(f"layout {format_layout(layout)} splits dim {placement.dim} of a tensor of shape {tuple(shape)}")
+            raise LayoutError(
+                f"layout {format_layout(layout)} splits dim {placement.dim} of a tensor of shape {tuple(shape)}"
+            )
     counts = cuts(len(shape), layout, sizes)
     for dim, (extent, count) in enumerate(zip(shape, counts, strict=True)):
         if extent % count:

@@ -1,8 +1,8 @@
 """The mesh: the devices of one pipeline stage as a grid with named axes, slowest links first.
 
-Ranks inside a stage are numbered row by row: the last axis varies fastest, so its groups are neighbours and get the fastest
-links. `bandwidth` of an axis is what a large all-gather reaches along it; it only weighs one route of a redistribution
-against another, so that planner and runtime take the same route. Prices use the cluster itself.
+Ranks inside a stage are numbered row by row: the last axis varies fastest, so its groups are neighbours and get the
+fastest links. `bandwidth` of an axis is what a large all-gather reaches along it; it only weighs one route of a
+redistribution against another, so that planner and runtime take the same route. Prices use the cluster itself.
 """
 
 import math
@@ -51,11 +51,14 @@ class Mesh:
 
 
 def build_mesh(cluster: Cluster, sizes: Sequence[int]) -> Mesh:
-    """The mesh with axes of these sizes over the first prod(sizes) devices of a cluster. Axes are named axis0, axis1, ..."""
+    """The mesh with axes of these sizes over the first prod(sizes) devices of a cluster. Axes are named axis0, axis1,
+    ..."""
     if any(size < 1 for size in sizes):
         raise RequestError(f"mesh {'x'.join(map(str, sizes))}: every axis needs a size of 1 or more")
     if math.prod(sizes) > cluster.devices:
-        raise RequestError(f"mesh {'x'.join(map(str, sizes))} needs {math.prod(sizes)} devices; there are {cluster.devices}")
+        raise RequestError(
+            f"mesh {'x'.join(map(str, sizes))} needs {math.prod(sizes)} devices; there are {cluster.devices}"
+        )
     axes = []
     stride = math.prod(sizes)
     for index, size in enumerate(sizes):

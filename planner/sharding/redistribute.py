@@ -4,7 +4,7 @@
 
 Each step changes the placement of one axis (all_to_all moves its cut from one dim to another):
 
-    step            from -> to     moves, per device, in units of the whole tensor (f = share held before, n = axis size)
+    step            from -> to     moves, a device, in units of the whole tensor (f = share held before, n = axis size)
     all_gather      S(d) -> R      f (n - 1)
     reduce_scatter  P -> S(d)      f (n - 1) / n
     all_reduce      P -> R         2 f (n - 1) / n
@@ -13,10 +13,11 @@ Each step changes the placement of one axis (all_to_all moves its cut from one d
     zero            R -> P         nothing: the first device of the axis keeps its copy, the others hold zeros
     pad             S(d) -> P      nothing: each device puts its piece into a tensor of zeros
 
-Where several axes cut one dim, the earlier axis is the outer cut, so only the innermost cut of a dim can be taken away and only
-a new innermost cut can be added. The path is the shortest one in the graph of layouts whose arcs weigh (moved bytes) / (bandwidth of
-the axis): Dijkstra with ties broken by the number of steps and then by name, so that every process finds the same path. All
-layouts on the way divide evenly. Complexity: (dims + 2)^axes layouts, at most (dims + 1) * axes arcs each.
+Where several axes cut one dim, the earlier axis is the outer cut, so only the innermost cut of a dim can be taken
+away and only a new innermost cut can be added. The path is the shortest one in the graph of layouts whose arcs weigh
+(moved bytes) / (bandwidth of the axis): Dijkstra with ties broken by the number of steps and then by name, so that
+every process finds the same path. All layouts on the way divide evenly. Complexity: (dims + 2)^axes layouts, at most
+(dims + 1) * axes arcs each.
 """
 
 import heapq
@@ -26,7 +27,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from planner.errors import LayoutError
-from planner.sharding.layout import PARTIAL, REPLICATE, Layout, divides, format_layout, local_fraction, shard
+from planner.sharding.layout import PARTIAL, REPLICATE, Layout, Placement, divides, format_layout, local_fraction, shard
 from planner.sharding.mesh import Mesh
 
 COLLECTIVES = frozenset({"all_gather", "reduce_scatter", "all_reduce", "all_to_all"})
@@ -37,9 +38,9 @@ _STEP_WEIGHT = 1e-18  # seconds per byte: only breaks ties between paths that mo
 class Step:
     """One step on one mesh axis.
 
-    `dim` is the dim gathered, scattered or cut (-1 for all_reduce and zero); for all_to_all the dim that was cut, `to_dim` the
-    dim that is cut afterwards. `fraction` is the size of the collective's message as a share of the whole tensor: the
-    gathered result for all_gather, the tensor held before the step for all others.
+    `dim` is the dim gathered, scattered or cut (-1 for all_reduce and zero); for all_to_all the dim that was cut,
+    `to_dim` the dim that is cut afterwards. `fraction` is the size of the collective's message as a share of the
+    whole tensor: the gathered result for all_gather, the tensor held before the step for all others.
     """
 
     kind: str
@@ -52,16 +53,18 @@ class Step:
 def redistribution(shape: Sequence[int], mesh: Mesh, source: Layout, target: Layout) -> tuple[Step, ...]:
     """Steps that turn a tensor of `shape` in layout `source` into layout `target`.
 
-    Raises LayoutError where a layout does not fit the shape. Any layout of the right rank can be reached from any other.
+    Raises LayoutError where a layout does not fit the shape. Any layout of the right rank can be reached from any
+    other.
     """
     for layout in (source, target):
         if len(layout) != len(mesh.axes) or not divides(shape, layout, mesh.sizes):
             raise LayoutError(
-                f"layout {format_layout(layout)} is not one of a tensor of shape {tuple(shape)} on mesh {'x'.join(map(str, mesh.sizes))}"
+                f"layout {format_layout(layout)} is not one of a tensor of shape {tuple(shape)}"
+                f" on mesh {'x'.join(map(str, mesh.sizes))}"
             )
     if source == target:
         return ()
-    return paths_from(mesh, cut_limits(shape, mesh.sizes), source, PARTIAL in target)[target]
+    return paths_from(mesh, cut_limits(shape, mesh.sizes), source)[target]
 
 
 def cut_limits(shape: Sequence[int], sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -83,10 +86,8 @@ def _divisible_sets(extent: int, sizes: tuple[int, ...]) -> int:
 
 
 @lru_cache(maxsize=65536)
-def paths_from(
-    mesh: Mesh, limits: tuple[int, ...], source: Layout, to_partial: bool
-) -> Mapping[Layout, tuple[Step, ...]]:
-    """Best paths from one layout to every layout. `to_partial` allows steps that make a sum out of a copy."""
+def paths_from(mesh: Mesh, limits: tuple[int, ...], source: Layout) -> Mapping[Layout, tuple[Step, ...]]:
+    """Best paths from one layout to every layout."""
     best: dict[Layout, tuple[Step, ...]] = {}
     queue: list[tuple[float, str, int, Layout, tuple[Step, ...]]] = [(0.0, "", 0, source, ())]
     serial = 0
@@ -95,7 +96,7 @@ def paths_from(
         if layout in best:
             continue
         best[layout] = steps
-        for step, arrived, moved in _steps(mesh, limits, layout, to_partial):
+        for step, arrived, moved in _steps(mesh, limits, layout):
             if arrived in best:
                 continue
             serial += 1
@@ -104,9 +105,7 @@ def paths_from(
     return MappingProxyType(best)
 
 
-def _steps(
-    mesh: Mesh, limits: tuple[int, ...], layout: Layout, to_partial: bool
-) -> Iterator[tuple[Step, Layout, float]]:
+def _steps(mesh: Mesh, limits: tuple[int, ...], layout: Layout) -> Iterator[tuple[Step, Layout, float]]:
     """Every legal step from a layout: the step, the layout after it, and the share of the tensor a device moves."""
     held = local_fraction(layout, mesh.sizes)
     for axis, placement in enumerate(layout):
@@ -120,8 +119,7 @@ def _steps(
         elif placement == REPLICATE:
             for dim in _new_cuts(limits, layout, axis):
                 yield Step("slice", axis, dim, fraction=held), _replace(layout, axis, shard(dim)), 0.0
-            if to_partial:
-                yield Step("zero", axis, fraction=held), _replace(layout, axis, PARTIAL), 0.0
+            yield Step("zero", axis, fraction=held), _replace(layout, axis, PARTIAL), 0.0
         elif shard(placement.dim) not in layout[axis + 1 :]:
             gathered = held * size
             step = Step("all_gather", axis, placement.dim, fraction=gathered)
@@ -130,9 +128,8 @@ def _steps(
                 if dim != placement.dim:
                     step = Step("all_to_all", axis, placement.dim, dim, fraction=held)
                     yield step, _replace(layout, axis, shard(dim)), held * remote
-            if to_partial:
-                step = Step("pad", axis, placement.dim, fraction=held)
-                yield step, _replace(layout, axis, PARTIAL), 0.0
+            step = Step("pad", axis, placement.dim, fraction=held)
+            yield step, _replace(layout, axis, PARTIAL), 0.0
 
 
 def _new_cuts(limits: tuple[int, ...], layout: Layout, axis: int) -> Iterator[int]:
@@ -149,5 +146,5 @@ def _new_cuts(limits: tuple[int, ...], layout: Layout, axis: int) -> Iterator[in
             yield dim
 
 
-def _replace(layout: Layout, axis: int, placement: object) -> Layout:
-    return (*layout[:axis], placement, *layout[axis + 1 :])  # type: ignore[return-value]
+def _replace(layout: Layout, axis: int, placement: Placement) -> Layout:
+    return (*layout[:axis], placement, *layout[axis + 1 :])

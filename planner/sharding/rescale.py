@@ -1,8 +1,9 @@
 """The same graph at another batch size, without tracing again.
 
-The batch dim of the inputs is followed through the rules: a factor that indexes a scaled dim is scaled, and so is every result dim that it
-indexes. A compound dim (b s) scales by its outermost factor. Where an operator needs two different scales for one factor, or a
-scaled factor is blocked, the batch of this model cannot be changed and that is said.
+The batch dim of the inputs is followed through the rules: a factor that indexes a scaled dim is scaled, and so is
+every result dim that it indexes. A compound dim (b s) scales by its outermost factor. Where an operator needs two
+different scales for one factor, or a scaled factor is blocked, the batch of this model cannot be changed and that is
+said.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,8 @@ Scales = tuple[Fraction, ...]
 def rescale_batch(graph: OperatorGraph, batch: int, new_batch: int) -> OperatorGraph:
     """`graph` with the leading dim `batch` of its inputs changed to `new_batch`.
 
-    Inputs whose leading dim is not `batch` keep their shape. Raises RequestError, naming the operator, where the batch cannot be changed.
+    Inputs whose leading dim is not `batch` keep their shape. Raises RequestError, naming the operator, where the
+    batch cannot be changed.
     """
     if batch == new_batch:
         return graph
@@ -47,10 +49,15 @@ def _propagate(graph: OperatorGraph, op: Operator, scales: dict[str, Scales]) ->
             for position, factor in enumerate(indexed):
                 wanted = scale if position == 0 else Fraction(1)
                 if factors.setdefault(factor, wanted) != wanted:
-                    raise RequestError(f"the batch cannot be changed: {op.name} would need two scales for factor '{rule.factors[factor].name}'")
+                    raise RequestError(
+                        f"the batch cannot be changed: {op.name} would need two scales for factor"
+                        f" '{rule.factors[factor].name}'"
+                    )
     for factor, scale in factors.items():
         if scale != 1 and rule.factors[factor].kind is FactorKind.BLOCKED:
-            raise RequestError(f"the batch cannot be changed: {op.name} depends on the extent of its dim '{rule.factors[factor].name}'")
+            raise RequestError(
+                f"the batch cannot be changed: {op.name} depends on the extent of its dim '{rule.factors[factor].name}'"
+            )
     for result, dims in zip((r for r in op.results if r is not None), rule.results, strict=True):
         scales[result] = _result_scales(dims, factors)
 
@@ -68,7 +75,10 @@ def _result_scales(dims: Dims, factors: Mapping[int, Fraction]) -> Scales:
 def _scaled(name: str, tensor: TensorType, scales: Scales) -> TensorType:
     shape = tuple(extent * scale for extent, scale in zip(tensor.shape, scales, strict=True))
     if any(extent.denominator != 1 for extent in shape):
-        raise RequestError(f"the batch cannot be changed: {name} of shape {tensor.shape} would get the shape ({', '.join(map(str, shape))})")
+        raise RequestError(
+            f"the batch cannot be changed: {name} of shape {tensor.shape} would get the shape"
+            f" ({', '.join(map(str, shape))})"
+        )
     return replace(tensor, shape=tuple(int(extent) for extent in shape))
 
 

@@ -1,7 +1,7 @@
 """The factor rule: one description of an operator from which all of its sharding follows.
 
-An operator is a loop nest. A rule names the loop indices, its *factors*, and says which factors index each dim of each operand
-and result, outer to inner:
+An operator is a loop nest. A rule names the loop indices, its *factors*, and says which factors index each dim of
+each operand and result, outer to inner:
 
     linear   b s i, o i -> b s o        i is in no result: a reduction
 
@@ -9,19 +9,19 @@ A *strategy* gives each mesh axis one factor, or none. For an axis with factor f
 
     tensor that has f          forward S(dim)       gradient S(dim)
     operand without f          forward R            gradient P      (each device sees a part of the loop)
-    addend without f           forward P            gradient R      (a bias joins the sum once; only where f is a reduction)
+    addend without f           forward P            gradient R      (a bias joins a sum once; where f is a reduction)
     result without f           forward and gradient depend on the kind of f:
         reduction              forward P            gradient R
-        combined               forward R            gradient R      (the operator's own implementation combines the parts)
+        combined               forward R            gradient R      (the operator's implementation combines the parts)
         broadcast              forward R            gradient P      (consumers see parts; see `planner.identity`)
     any tensor, axis unused    forward R            gradient R
 
-so data parallelism is "split b" with the gradient sum of the weights as a consequence, and column and row parallelism of a linear
-layer are "split o" and "split i". The idea is that of Shardy's OpShardingRule and of the SOAP / TensorOpt line of work;
-the dual backward layouts are those of DTensor's `to_local(grad_placements=...)`.
+so data parallelism is "split b" with the gradient sum of the weights as a consequence, and column and row parallelism
+of a linear layer are "split o" and "split i". The idea is that of Shardy's OpShardingRule and of the SOAP / TensorOpt
+line of work; the dual backward layouts are those of DTensor's `to_local(grad_placements=...)`.
 
-A dim that is indexed by several factors, (h d), is cut on its outermost factors only: an inner factor can be split once all
-factors outside of it are split completely, because a shard must be one contiguous piece.
+A dim that is indexed by several factors, (h d), is cut on its outermost factors only: an inner factor can be split
+once all factors outside of it are split completely, because a shard must be one contiguous piece.
 """
 
 import itertools
@@ -81,15 +81,18 @@ class InnerCollective:
     backward: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Rule:
-    """The rule of one call. Operands are its tensor arguments in order, results its tensor results.
+    """The rule of one call; equal calls share one object, so rules are compared by identity.
 
-    `op_class` names the cost class; `work` the forward floating point operations; `gradient_work` how many times that the gradient of each
-    operand takes. `addends` are operands that join a reduction's sum once. Autograd keeps operand i for the gradients of operands J where
-    `saves` has (i, J), the results in `saved_results`, and `saved_extra` bytes beside them. `shape_argument` is the position of an argument
-    that spells out the shape of the result and becomes the local shape when the operator runs on shards. `mean_over` lists
-    reductions that average instead of sum.
+    Operands are the tensor arguments in order, results the tensor results.
+
+    `op_class` names the cost class; `work` the forward floating point operations; `gradient_work` how many times that
+    the gradient of each operand takes. `addends` are operands that join a reduction's sum once; `looked_up` are operands
+    of which only some rows are read. Autograd keeps operand i for the gradients of operands J where `saves` has (i, J),
+    the results in `saved_results`, and `saved_extra` bytes beside them. `local_form` ("reshape" or "expand") is what an
+    operator that spells out its shape becomes on shards: that operator of the tensor and its local result shape.
+    `mean_over` lists reductions that average instead of sum.
     """
 
     op: str
@@ -101,6 +104,7 @@ class Rule:
     gradient_work: float = 1.0
     addends: tuple[int, ...] = ()
     saves: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    looked_up: tuple[int, ...] = ()
     saved_results: tuple[int, ...] = ()
     saved_extra: tuple[Work, ...] = ()
     inner: tuple[InnerCollective, ...] = ()
@@ -155,7 +159,7 @@ def derive_layouts(rule: Rule, strategy: Strategy) -> OperatorLayouts:
 
 
 Pair = tuple[Placement, Placement]  # of the value and of its gradient
-_OPERAND_WITHOUT: Mapping[FactorKind, Pair] = {kind: (REPLICATE, PARTIAL) for kind in FactorKind}
+_OPERAND_WITHOUT: Mapping[FactorKind, Pair] = dict.fromkeys(FactorKind, (REPLICATE, PARTIAL))
 _ADDEND_WITHOUT: Mapping[FactorKind, Pair] = {**_OPERAND_WITHOUT, FactorKind.REDUCTION: (PARTIAL, REPLICATE)}
 _RESULT_WITHOUT: Mapping[FactorKind, Pair] = {
     FactorKind.REDUCTION: (PARTIAL, REPLICATE),
@@ -218,14 +222,12 @@ def _compound_fault(rule: Rule, factors: tuple[int, ...], strategy: Strategy, me
         return f"the axes cut the compound dim ({names}) from the inside out"
     for position in set(order):
         for outer in factors[:position]:
-            count = math.prod(
-                size for choice, size in zip(strategy, mesh.sizes, strict=True) if choice == outer
-            )
+            count = math.prod(size for choice, size in zip(strategy, mesh.sizes, strict=True) if choice == outer)
             if count != rule.factors[outer].extent:
                 inner = rule.factors[factors[position]].name
                 return (
-                    f"factor '{inner}' inside the compound dim ({names}) is split, but factor '{rule.factors[outer].name}' outside of"
-                    f" it, of extent {rule.factors[outer].extent}, is split into {count} only"
+                    f"factor '{inner}' inside the compound dim ({names}) is split, but factor"
+                    f" '{rule.factors[outer].name}' outside of it, of extent {rule.factors[outer].extent}, is split into {count} only"
                 )
     return None
 
@@ -234,7 +236,9 @@ def check_strategy(rule: Rule, strategy: Strategy, mesh: Mesh, where: str) -> No
     """Raise StrategyError, naming `where`, unless the strategy is legal."""
     fault = strategy_fault(rule, strategy, mesh)
     if fault:
-        raise StrategyError(f"{where} ({rule.format()}): {fault}; splittable factors: {', '.join(splittable(rule)) or 'none'}")
+        raise StrategyError(
+            f"{where} ({rule.format()}): {fault}; splittable factors: {', '.join(splittable(rule)) or 'none'}"
+        )
 
 
 def splittable(rule: Rule) -> tuple[str, ...]:
@@ -260,7 +264,8 @@ def _factor_index(rule: Rule, name: str | None, where: str) -> int | None:
         return None
     if name not in rule.index:
         raise StrategyError(
-            f"{where} ({rule.format()}) has no factor '{name}'; splittable factors: {', '.join(splittable(rule)) or 'none'}"
+            f"{where} ({rule.format()}) has no factor '{name}';"
+            f" splittable factors: {', '.join(splittable(rule)) or 'none'}"
         )
     return rule.index[name]
 

@@ -86,7 +86,9 @@ def main() -> None:
     """Print a line per instance: time, status, gap, and what the search did."""
     solve = SOLVERS["dynamic_programming"]
     print(f"dynamic_programming, median of {RUNS} runs")
-    print(f"{'variables':>9} {'candidates':>10} {'repeats':>7} {'limit':>6} {'ms':>9}  {'status':<10} {'gap':>8}  search")
+    print(
+        f"{'variables':>9} {'candidates':>10} {'repeats':>7} {'limit':>6} {'ms':>9}  {'status':<10} {'gap':>8}  search"
+    )
     for shape in SHAPES:
         free = chain_with_skips(shape)
         for label, limit in [("none", np.inf), *zip(map(str, TIGHTNESS), limits(free), strict=True)]:

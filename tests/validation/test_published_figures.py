@@ -95,7 +95,7 @@ def test_small_collectives_in_a_node_within_30_percent(
 
 
 def test_medium_messages_between_two_a100_are_a_known_weakness() -> None:
-    """NCCL is slower between two devices than its constants on more of them say: 38.1 µs, of which the model sees 2/3."""
+    """NCCL is slower between two devices than its constants on more of them say: the model sees 2/3 of the 38.1 µs."""
     time = collective_time("all_gather", 2.0 * MIB, load_profile("a100-80gb").group(2, 1))
     assert 38.1e-6 / 1.6 <= time <= 38.1e-6
 

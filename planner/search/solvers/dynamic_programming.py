@@ -11,7 +11,7 @@ alone:
 
 Its Lagrangian (elimination/multiplier.py) bounds it and prices bytes; min-marginals rule candidates out (potential.py);
 elimination with Pareto fronts (fronts.py) solves what is left. If the relaxed choice has transient t and fits, the
-interval is done. If not, it is split at t into [w, t) and [t, W]: the choice is excluded from the first by its
+interval is done. If not, it is split at s ≤ t into [w, s) and [s, W]: the choice is excluded from the first by its
 transient and from the second by its memory. The interval of the least bound is next, until no bound is below the best
 choice that fits.
 
@@ -32,11 +32,11 @@ from planner.search.solvers.elimination.messages import backtrack, eliminate, op
 from planner.search.solvers.elimination.multiplier import Relaxation, relax
 from planner.search.solvers.elimination.order import Schedule
 from planner.search.solvers.elimination.peak import least_peak
-from planner.search.solvers.elimination.potential import fix
+from planner.search.solvers.elimination.potential import Limits, fix, narrow
 from planner.search.solvers.elimination.tables import Tables, schedule_of, time_tables
 
 # Entries per front in the first try; each later one has this many times more, up to the limit.
-FIRST_WIDTH = 1_000
+FIRST_WIDTH = 300
 WIDTH_GROWTH = 10
 
 
@@ -137,14 +137,14 @@ class _Search:
         if self.best is None or self.best[1].time >= self.ceiling:
             return self.ceiling
         time = self.best[1].time
-        return time - self.tolerance * abs(time)
+        return time - 0.999 * self.tolerance * abs(time)  # so that the gap, when rounded, is within the tolerance
 
-    def offer(self, choice: tuple[int, ...]) -> bool:
-        """Keep a choice of the problem if it fits and is the fastest so far; whether it fits."""
+    def offer(self, choice: tuple[int, ...]) -> Evaluation:
+        """Keep a choice of the problem if it fits and is the fastest so far; what it costs."""
         evaluation = self.problem.evaluate(choice)
         if evaluation.feasible and (self.best is None or evaluation.time < self.best[1].time):
             self.best = choice, evaluation
-        return evaluation.feasible
+        return evaluation
 
     def run(self, tables: Tables, *, memory_floor: float) -> None:
         """Branch until no open interval can hold anything better."""
@@ -181,41 +181,41 @@ class _Search:
 
     def resolve(self, interval: _Interval) -> None:
         """Solve an interval, or split it where its relaxed choice does not fit."""
-        relaxation, tables = interval.relaxation, interval.tables
+        relaxation, bound, width = interval.relaxation, interval.relaxation.bound, FIRST_WIDTH
         assert relaxation.inside is not None, "an open interval has a choice within its budget"
-        choice, bound, width = relaxation.inside, relaxation.bound, FIRST_WIDTH
-        fits = self.offer(tables.original(choice))
-        transient = tables.largest_transient(choice)
-        while bound < self.cutoff:
-            fixed = fix(
-                tables, multiplier=relaxation.multiplier, budget=self.budget(tables, interval.low), cutoff=self.cutoff
-            )
+        limits = Limits(multiplier=relaxation.multiplier, budget=self.budget(interval.tables, interval.low))
+        tables = narrow(interval.tables, limits, self.cutoff)
+        relaxed = self.offer(interval.tables.original(relaxation.inside))
+        while tables is not None and bound < self.cutoff:
+            if not relaxed.feasible:
+                self.split(interval, tables, relaxed, bound)
+                return
+            fixed = fix(tables, limits, self.cutoff)
             if fixed is None:
                 return
-            tables = fixed.tables
-            if not fits:
-                self.split(interval, tables, transient, bound)
-                return
-            width = min(width, self.front_limit)
+            tables, width = fixed.tables, min(width, self.front_limit)
             found = search_fronts(fixed, cutoff=self.cutoff, width=width)
             self.sweeps += 1
             self.largest_front = max(self.largest_front, found.largest)
+            fastest = math.inf
             if found.choice is not None:
-                fits = self.offer(tables.original(found.choice))
-                transient = tables.largest_transient(found.choice)
-                found_time = tables.cost(found.choice)[0]
-            else:
-                found_time = math.inf
-            bound = max(bound, min(found.bound, found_time))
-            if fits and bound < self.cutoff and width == self.front_limit:
+                relaxed = self.offer(tables.original(found.choice))
+                fastest = relaxed.time
+            bound = max(bound, min(found.bound, fastest))
+            if relaxed.feasible and bound < self.cutoff and width == self.front_limit:
                 self.unresolved = min(self.unresolved, bound)
                 return
             width *= WIDTH_GROWTH
 
-    def split(self, interval: _Interval, tables: Tables, transient: float, bound: float) -> None:
-        """Open the parts of an interval below and from this transient."""
-        middle = int(np.searchsorted(self.thresholds, transient))
-        if middle == interval.low:  # it fits but for rounding: no interval can tell
+    def split(self, interval: _Interval, tables: Tables, relaxed: Evaluation, bound: float) -> None:
+        """Open two parts of an interval, neither of which allows this choice, which does not fit.
+
+        The choice is excluded above any threshold that leaves less than its memory, and below any up to its transient.
+        """
+        first = int(np.searchsorted(self.thresholds, self.problem.capacity - relaxed.memory, side="right"))
+        last = int(np.searchsorted(self.thresholds, relaxed.transient))
+        middle = (first + 3 * last) // 4  # on benchmarks better than either end or the half
+        if not interval.low < middle <= last:  # it fits but for rounding: no interval can tell
             self.unresolved = min(self.unresolved, bound)
             return
         start = interval.relaxation.multiplier

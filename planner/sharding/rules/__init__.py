@@ -3,9 +3,9 @@
 from functools import lru_cache
 
 from planner.errors import RuleError
+from planner.graph.call import Call, typed_call
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.sharding.rule import Rule
-from planner.graph.call import Call, typed_call
 from planner.sharding.rules.table import RULES
 
 __all__ = ["RULES", "rule_of"]

@@ -1,9 +1,11 @@
-"""The forms in which rules are written. Each spec is data; `build` turns it, with the shapes of one call, into a `Rule`.
+"""The forms in which rules are written. Each spec is data; `build` turns it, with the shapes of one call, into a
+`Rule`.
 
-`Einsum` covers operators whose dims have fixed roles; the families below it cover those whose rule follows from the shapes alone
-(elementwise, views, reductions, concatenation, ...). No spec knows the name of an operator.
+`Einsum` covers operators whose dims have fixed roles; the families below it cover those whose rule follows from the
+shapes alone (elementwise, views, reductions, concatenation, ...). No spec knows the name of an operator.
 """
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -11,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import final
 
 from planner.errors import RuleError
+from planner.graph.call import Call, Typed
 from planner.graph.operator_graph import TensorType
 from planner.sharding.rule import Dims, Factor, FactorKind, InnerCollective, Rule, Work
-from planner.graph.call import Call, Typed
 
 Saves = tuple[tuple[int, tuple[int, ...]], ...]
 _LEADING = ("b", "s", "t", "u", "w", "x")
@@ -39,7 +41,9 @@ class FactorTable:
         if known is None:
             self._factors[name] = Factor(name=name, extent=extent, kind=kind)
         elif known.extent != extent:
-            raise RuleError(f"{self._op}: factor '{name}' has extent {known.extent} in one tensor and {extent} in another")
+            raise RuleError(
+                f"{self._op}: factor '{name}' has extent {known.extent} in one tensor and {extent} in another"
+            )
         return list(self._factors).index(name)
 
     def set_kind(self, name: str, kind: FactorKind) -> None:
@@ -49,9 +53,13 @@ class FactorTable:
         return tuple(self._factors.values())
 
 
-def dims_of(table: FactorTable, shape: Sequence[int], kind: FactorKind = FactorKind.PARALLEL, prefix: str = "d") -> Dims:
+def dims_of(
+    table: FactorTable, shape: Sequence[int], kind: FactorKind = FactorKind.PARALLEL, prefix: str = "d"
+) -> Dims:
     """One factor per dim named d0, d1, ...; dims of extent 1 have none."""
-    return tuple((table.add(f"{prefix}{dim}", extent, kind),) if extent != 1 else () for dim, extent in enumerate(shape))
+    return tuple(
+        (table.add(f"{prefix}{dim}", extent, kind),) if extent != 1 else () for dim, extent in enumerate(shape)
+    )
 
 
 def normal_dim(dim: int, rank: int) -> int:
@@ -97,9 +105,10 @@ class InnerPattern:
 class Einsum(RuleSpec):
     """Dims with roles, as in "... i, o i, o -> ... o".
 
-    `...` stands for any number of leading dims, (g r) for a compound dim whose factors occur alone elsewhere. Patterns belong to the arguments at
-    `positions`; an argument that is None drops its pattern. Factors in no result are reductions unless listed in `blocked` or
-    `combined`. `work`, `saved_extra`: (coefficient, factors as text); an empty text means all factors.
+    `...` stands for any number of leading dims, (g r) for a compound dim whose factors occur alone elsewhere.
+    Patterns belong to the arguments at `positions`; an argument that is None drops its pattern. Factors in no result
+    are reductions unless listed in `blocked` or `combined`. `work`, `saved_extra`: (coefficient, factors as text); an
+    empty text means all factors.
     """
 
     pattern: str
@@ -110,6 +119,7 @@ class Einsum(RuleSpec):
     work: tuple[tuple[float, str], ...] = ((1.0, ""),)
     gradient_work: float = 1.0
     addends: tuple[int, ...] = ()
+    looked_up: tuple[int, ...] = ()
     saves: Saves = ()
     saved_results: tuple[int, ...] = ()
     saved_extra: tuple[tuple[float, str], ...] = ()
@@ -120,10 +130,16 @@ class Einsum(RuleSpec):
     def build(self, call: Call) -> Rule:
         table = FactorTable(call.op)
         left, right = self.pattern.split("->")
-        given = [(p, call.arguments[at]) for p, at in zip(left.split(","), self.positions, strict=False) if at < len(call.arguments)]
+        given = [
+            (p, call.arguments[at])
+            for p, at in zip(left.split(","), self.positions, strict=False)
+            if at < len(call.arguments)
+        ]
         used = [(pattern.split(), tensor) for pattern, tensor in given if isinstance(tensor, TensorType)]
         if len(used) != len(call.operands):
-            raise RuleError(f"{call.op}: {len(call.operands)} tensor arguments, the rule '{self.pattern}' takes {len(used)} of them")
+            raise RuleError(
+                f"{call.op}: {len(call.operands)} tensor arguments, the rule '{self.pattern}' takes {len(used)} of them"
+            )
         extents = _single_extents(used)
         operands = tuple(_match(table, pattern, tensor.shape, extents, call.op) for pattern, tensor in used)
         results = tuple(
@@ -155,10 +171,13 @@ class Einsum(RuleSpec):
             gradient_work=self.gradient_work,
             addends=tuple(index for index in self.addends if index < len(operands)),
             saves=tuple((i, js) for i, js in self.saves if i < len(operands)),
+            looked_up=self.looked_up,
             saved_results=self.saved_results,
             saved_extra=tuple(_work(coefficient, text, names) for coefficient, text in self.saved_extra),
             inner=tuple(
-                pattern.bind(names) for pattern in self.inner if pattern.factor in names and (mean or not pattern.only_mean)
+                pattern.bind(names)
+                for pattern in self.inner
+                if pattern.factor in names and (mean or not pattern.only_mean)
             ),
         )
 
@@ -232,7 +251,9 @@ class Elementwise(RuleSpec):
     saves: Saves = ()
     saved_results: tuple[int, ...] = ()
     saved_extra_bytes: float = 0.0
-    blocked_dims: tuple[int, str, int] | None = None  # position, name and default of an argument that names blocked dims
+    blocked_dims: tuple[int, str, int] | None = (
+        None  # position, name and default of an argument that names blocked dims
+    )
     local_form: str | None = None
     broadcast: bool = False
 
@@ -245,7 +266,9 @@ class Elementwise(RuleSpec):
             position, name, default = self.blocked_dims
             blocked = {normal_dim(dim, rank) for dim in integers(call.argument(position, name, default))}
         result = tuple(
-            (table.add(f"d{dim}", extent, FactorKind.BLOCKED if dim in blocked else FactorKind.PARALLEL),) if extent != 1 else ()
+            (table.add(f"d{dim}", extent, FactorKind.BLOCKED if dim in blocked else FactorKind.PARALLEL),)
+            if extent != 1
+            else ()
             for dim, extent in enumerate(shape)
         )
         operands = tuple(_broadcast(result, shape, operand.shape, call.op) for operand in call.operands)
@@ -261,7 +284,9 @@ class Elementwise(RuleSpec):
             work=(Work(coefficient=self.work, factors=everything),) if self.work else (),
             saves=self.saves,
             saved_results=self.saved_results,
-            saved_extra=(Work(coefficient=self.saved_extra_bytes, factors=everything),) if self.saved_extra_bytes else (),
+            saved_extra=(Work(coefficient=self.saved_extra_bytes, factors=everything),)
+            if self.saved_extra_bytes
+            else (),
             local_form=self.local_form,
         )
 
@@ -278,8 +303,8 @@ def _broadcast(result: Dims, shape: Sequence[int], operand: Sequence[int], op: s
 class Reshape(RuleSpec):
     """The same elements in the same order under another shape: dims are merged and split.
 
-    The common refinement of the two shapes gives the factors: (b s) h d -> b s (h d). Where no refinement exists (6 x 4 -> 8 x 3)
-    the dims concerned are blocked.
+    The common refinement of the two shapes gives the factors: (b s) h d -> b s (h d). Where no refinement exists (6 x
+    4 -> 8 x 3) the dims concerned are blocked.
     """
 
     def build(self, call: Call) -> Rule:
@@ -301,10 +326,12 @@ def _refine(table: FactorTable, source: Sequence[int], target: Sequence[int]) ->
     left: list[tuple[int, ...]] = [()] * len(source)
     right: list[tuple[int, ...]] = [()] * len(target)
     for group in _groups(source, target):
-        lows, highs = ([dim for dim in dims if shape[dim] != 1] for dims, shape in zip(group, (source, target), strict=True))
+        lows, highs = (
+            [dim for dim in dims if shape[dim] != 1] for dims, shape in zip(group, (source, target), strict=True)
+        )
         cuts = sorted({math.prod(source[d] for d in lows[: k + 1]) for k in range(len(lows))}
                       | {math.prod(target[d] for d in highs[: k + 1]) for k in range(len(highs))})  # fmt: skip
-        if all(b % a == 0 for a, b in zip(cuts, cuts[1:], strict=False)):
+        if all(b % a == 0 for a, b in itertools.pairwise(cuts)):
             parts = [b // a for a, b in zip([1, *cuts], cuts, strict=False)]
             factors = [(table.add(f"d{next(names)}", part), cut) for part, cut in zip(parts, cuts, strict=True)]
             for dims, shape, out in ((lows, source, left), (highs, target, right)):
@@ -356,7 +383,11 @@ class Permute(RuleSpec):
         if self.form == "permute":
             order = [normal_dim(dim, rank) for dim in integers(call.argument(1, "dims"))]
         else:
-            first, second = (call.integer(1, "dim0", 0), call.integer(2, "dim1", 1)) if self.form == "transpose" else (rank - 2, rank - 1)
+            first, second = (
+                (call.integer(1, "dim0", 0), call.integer(2, "dim1", 1))
+                if self.form == "transpose"
+                else (rank - 2, rank - 1)
+            )
             if rank >= 2:
                 first, second = normal_dim(first, rank), normal_dim(second, rank)
                 order[first], order[second] = order[second], order[first]
@@ -372,10 +403,11 @@ class Permute(RuleSpec):
 @final
 @dataclass(frozen=True, kw_only=True)
 class AlongDim(RuleSpec):
-    """Operators that pick, split or join along dims: those are blocked unless they are unchanged, all others pass through.
+    """Operators that pick, split or join along dims: those are blocked unless they are unchanged, all others pass
+    through.
 
-    `dim` is the position, the name and the default of the argument that names the dim. `drops` says that the results lack
-    it (select, unbind), `adds` that the results have a new one (stack).
+    `dim` is the position, the name and the default of the argument that names the dim. `drops` says that the results
+    lack it (select, unbind), `adds` that the results have a new one (stack).
     """
 
     dim: tuple[int, str, int]
@@ -388,7 +420,11 @@ class AlongDim(RuleSpec):
         shape = call.operands[0].shape
         dim = normal_dim(call.integer(*self.dim), len(shape) + self.adds)
         rest = [extent for at, extent in enumerate(shape) if self.adds or at != dim]
-        whole = not self.drops and not self.adds and all(tensor.shape == shape for tensor in (*call.operands, *call.results))
+        whole = (
+            not self.drops
+            and not self.adds
+            and all(tensor.shape == shape for tensor in (*call.operands, *call.results))
+        )
         kind = FactorKind.PARALLEL if whole else FactorKind.BLOCKED
         passing = [(table.add(f"d{at}", extent),) if extent != 1 else () for at, extent in enumerate(rest)]
 
@@ -475,7 +511,8 @@ def _broadcast_shape(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Factory(RuleSpec):
-    """Results made from nothing (arange, full, ...) or element by element from nothing known: the same on every device."""
+    """Results made from nothing (arange, full, ...) or element by element from nothing known: the same on every
+    device."""
 
     def build(self, call: Call) -> Rule:
         table = FactorTable(call.op)

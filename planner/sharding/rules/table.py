@@ -1,7 +1,7 @@
 """The rules themselves: one row per operator. To add an operator is to add a row.
 
-Saved tensors follow the formulas of autograd (tools/autograd/derivatives.yaml of PyTorch 2.13); attention follows FlashAttention-2 (Dao
-2023), whose backward takes 2.5 times the forward work because it recomputes the scores.
+Saved tensors follow the formulas of autograd (tools/autograd/derivatives.yaml of PyTorch 2.13); attention follows
+FlashAttention-2 (Dao 2023), whose backward takes 2.5 times the forward work because it recomputes the scores.
 """
 
 from collections.abc import Mapping
@@ -25,9 +25,7 @@ _PLAIN = Elementwise()
 _KEEPS_INPUT = Elementwise(work=4.0, saves=_INPUT)
 _KEEPS_RESULT = Elementwise(work=4.0, saved_results=(0,))
 _VIEW = Reshape()
-_LINEAR = Einsum(
-    pattern="... i, o i, o -> ... o", op_class="matmul", work=((2.0, ""),), addends=(2,), saves=_BOTH
-)
+_LINEAR = Einsum(pattern="... i, o i, o -> ... o", op_class="matmul", work=((2.0, ""),), addends=(2,), saves=_BOTH)
 _ADDMM = Einsum(
     pattern="o, b i, i o -> b o", op_class="matmul", work=((2.0, ""),), addends=(0,), saves=((1, (2,)), (2, (1,)))
 )
@@ -52,13 +50,23 @@ RULES: Mapping[str, RuleSpec] = {
     ),
     # lookups, normalisation, loss
     "aten.embedding.default": Einsum(
-        pattern="v h, ... -> ... h", op_class="embedding", work=((1.0, "h"),), saves=((1, (0,)),)
+        pattern="v h, ... -> ... h", op_class="embedding", work=((1.0, "h"),), looked_up=(0,), saves=((1, (0,)),)
     ),
     "aten.layer_norm.default": Einsum(
-        pattern="... h, h, h -> ... h", positions=(0, 2, 3), op_class="normalisation", blocked="h", work=((8.0, ""),), saves=((0, (0, 1)), (1, (0,)))
+        pattern="... h, h, h -> ... h",
+        positions=(0, 2, 3),
+        op_class="normalisation",
+        blocked="h",
+        work=((8.0, ""),),
+        saves=((0, (0, 1)), (1, (0,))),
     ),
     "aten.rms_norm.default": Einsum(
-        pattern="... h, h -> ... h", positions=(0, 2), op_class="normalisation", blocked="h", work=((6.0, ""),), saves=((0, (0, 1)), (1, (0,)))
+        pattern="... h, h -> ... h",
+        positions=(0, 2),
+        op_class="normalisation",
+        blocked="h",
+        work=((6.0, ""),),
+        saves=((0, (0, 1)), (1, (0,))),
     ),
     "aten.cross_entropy_loss.default": Einsum(
         pattern="n v, n -> ",
@@ -72,8 +80,12 @@ RULES: Mapping[str, RuleSpec] = {
         ),
         mean_argument=(3, "reduction"),
     ),
-    "aten.softmax.int": Elementwise(op_class="normalisation", work=5.0, saved_results=(0,), blocked_dims=(1, "dim", -1)),
-    "aten.log_softmax.int": Elementwise(op_class="normalisation", work=5.0, saved_results=(0,), blocked_dims=(1, "dim", -1)),
+    "aten.softmax.int": Elementwise(
+        op_class="normalisation", work=5.0, saved_results=(0,), blocked_dims=(1, "dim", -1)
+    ),
+    "aten.log_softmax.int": Elementwise(
+        op_class="normalisation", work=5.0, saved_results=(0,), blocked_dims=(1, "dim", -1)
+    ),
     # elementwise
     "planner.identity": Elementwise(op_class="view", work=0.0, broadcast=True),
     "aten.add.Tensor": _PLAIN,

@@ -116,7 +116,7 @@ class _Sweep:
 
     def __init__(self, fixed: Fixed, cutoff: float, width: int) -> None:
         self.fixed, self.cutoff, self.width = fixed, cutoff, width
-        self.threshold = cutoff + fixed.multiplier * fixed.budget
+        self.threshold = fixed.limits.price(cutoff)
         self.lost = math.inf
         self.largest = 0
         self.quantum = RESOLUTION * abs(cutoff)
@@ -124,7 +124,7 @@ class _Sweep:
 
     def proved(self) -> float:
         """No choice that was not looked at is faster."""
-        return min(self.cutoff, self.lost - self.fixed.multiplier * self.fixed.budget)
+        return min(self.cutoff, self.lost - self.fixed.limits.price(0.0))
 
     def cells(self, step: int, bucket: Bucket) -> Partials:
         """The cells of the clique table that both bounds let live, with the bucket's own tables added up."""
@@ -134,7 +134,7 @@ class _Sweep:
         found: list[tuple[Integers, ...]] = []
         kept_bounds, kept_needs = [], []
         for (rows, bound), (_, need) in zip(bounds, needs, strict=True):
-            alive = (bound <= self.threshold) & (need <= fixed.budget)
+            alive = (bound <= self.threshold) & (need <= fixed.limits.budget)
             first, *others = np.nonzero(alive)
             found.append((first + rows.start, *others))
             kept_bounds.append(bound[alive])
@@ -163,7 +163,7 @@ class _Sweep:
         entries = np.arange(rows.size) - np.repeat(np.cumsum(count) - count - begin, count)
         bound = partials.bound[rows] + front.excess[entries]
         need = partials.need[rows] + front.extra[entries]
-        alive = np.flatnonzero((bound <= self.threshold) & (need <= self.fixed.budget))
+        alive = np.flatnonzero((bound <= self.threshold) & (need <= self.fixed.limits.budget))
         rows, entries = rows[alive], entries[alive]
         joined = Partials(
             coordinates=partials.coordinates,
@@ -217,7 +217,7 @@ class _Sweep:
         partials = self.thin(partials.take(best), self.width)
         self.largest = max(self.largest, partials.time.size)
         state = states[partials.cell]
-        cost = partials.time + fixed.multiplier * partials.memory
+        cost = partials.time + fixed.limits.multiplier * partials.memory
         excess = np.maximum(cost - message.ravel()[state], 0.0)
         order = np.lexsort((excess, state))
         state, partials = state[order], partials.take(order)

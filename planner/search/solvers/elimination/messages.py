@@ -36,7 +36,7 @@ def eliminate(schedule: Schedule, tables: list[Array]) -> list[Array]:
     for bucket in schedule.buckets:
         views = [tables[source.table][source.expand] for source in bucket.inputs]
         views += [tables[source.table][source.expand] for source in bucket.child_inputs]
-        tables.append(_least(views))
+        tables.append(_least(views, _shape(bucket, tables)))
     return tables
 
 
@@ -94,7 +94,7 @@ def totals(bucket: Bucket, tables: list[Array], down: Array | None) -> Iterator[
     views = [tables[source.table][source.expand] for source in bucket.inputs + bucket.child_inputs]
     if down is not None:
         views.append(down[None])
-    shape = np.broadcast_shapes(*[view.shape for view in views])
+    shape = _shape(bucket, tables)
     for rows in _blocks(shape):
         total = _sum([_rows(view, rows) for view in views])
         yield rows, np.broadcast_to(total, (rows.stop - rows.start, *shape[1:]))
@@ -110,9 +110,13 @@ def _descend(down: Array, rows: slice, total: Array, source: Input) -> None:
         np.minimum(down, best, out=down)
 
 
-def _least(views: list[Array]) -> Array:
+def _shape(bucket: Bucket, tables: list[Array]) -> tuple[int, ...]:
+    """The shape of the clique table."""
+    return (tables[bucket.variable].size, *[tables[variable].size for variable in bucket.scope])
+
+
+def _least(views: list[Array], shape: tuple[int, ...]) -> Array:
     """The minimum over the first axis of a broadcast sum."""
-    shape = np.broadcast_shapes(*[view.shape for view in views])
     best: Array | None = None
     for rows in _blocks(shape):
         part: Array = np.minimum.reduce(_sum([_rows(view, rows) for view in views]), axis=0)
@@ -130,7 +134,7 @@ def _sum(views: list[Array]) -> Array:
 
 
 def _blocks(shape: tuple[int, ...]) -> Iterator[slice]:
-    step = max(1, BLOCK * shape[0] // math.prod(shape))
+    step = max(1, BLOCK // math.prod(shape[1:]))
     for start in range(0, shape[0], step):
         yield slice(start, min(start + step, shape[0]))
 

@@ -24,6 +24,9 @@ from planner.search.solvers.elimination.tables import Tables
 PRECISION = 1e-9
 MOST_STEPS = 100
 
+# How far from a first guess to look for a line on the other side.
+STRIDE = 1.5
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
@@ -95,6 +98,8 @@ def relax(tables: Tables, budget: float, *, cutoff: float = math.inf, start: flo
     """Maximise L for a budget (without `tables.base`) from a first guess of λ; stop once the bound is at the cutoff."""
     dual = _Dual(tables, budget)
     dual.step(start)
+    if start and dual.bound < cutoff:
+        dual.step(start / STRIDE if dual.outside is None else start * STRIDE)
     if dual.outside is None and start and dual.bound < math.inf:
         dual.step(0.0)
     if dual.outside is None or dual.bound >= cutoff:

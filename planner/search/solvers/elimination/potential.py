@@ -25,28 +25,46 @@ class Potential:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The multiplier, and the memory budget without `tables.base`."""
+
+    multiplier: float
+    budget: float
+
+    def price(self, time: float) -> float:
+        """The largest time + multiplier * memory of a choice that fits and takes this time."""
+        return time + self.multiplier * self.budget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed:
-    """What is left after fixing, its potentials, and the limits they were fixed by (without `tables.base`)."""
+    """What is left after fixing, its potentials, and the limits they were fixed by."""
 
     tables: Tables
     bound: Potential
     need: Potential
-    multiplier: float
-    budget: float
+    limits: Limits
 
 
-def fix(tables: Tables, *, multiplier: float, budget: float, cutoff: float) -> Fixed | None:
-    """Drop candidates until no bound drops any; None where no choice is left."""
+def narrow(tables: Tables, limits: Limits, cutoff: float) -> Tables | None:
+    """Drop candidates by their bound, once; None where no choice is left."""
+    bound = _potential(tables.plan, tables.weighted(limits.multiplier))
+    keep = [marginal <= limits.price(cutoff) for marginal in bound.marginals]
+    return tables.restrict(keep) if all(mask.any() for mask in keep) else None
+
+
+def fix(tables: Tables, limits: Limits, cutoff: float) -> Fixed | None:
+    """Drop candidates by their bound and their need, until none is dropped; None where no choice is left."""
     while True:
-        bound = _potential(tables.plan, tables.weighted(multiplier))
+        bound = _potential(tables.plan, tables.weighted(limits.multiplier))
         need = _potential(tables.plan, tables.allowed_memory())
-        limit = cutoff + multiplier * budget
-        keep = [(b <= limit) & (n <= budget) for b, n in zip(bound.marginals, need.marginals, strict=True)]
+        price, budget = limits.price(cutoff), limits.budget
+        keep = [(b <= price) & (n <= budget) for b, n in zip(bound.marginals, need.marginals, strict=True)]
         if not all(mask.any() for mask in keep):
             return None
         left = tables.restrict(keep)
         if left is tables:
-            return Fixed(tables=tables, bound=bound, need=need, multiplier=multiplier, budget=budget)
+            return Fixed(tables=tables, bound=bound, need=need, limits=limits)
         tables = left
 
 

@@ -1,0 +1,263 @@
+"""What a bound plan costs, computed operator by operator over the whole graph.
+
+This is the judge. The search fills tables for one block and multiplies; here nothing is folded, tabulated or shared between stages, so that an
+error in the search shows as a difference between the two. Both use the prices of `planner.pricing`.
+
+    stage s:  t_s  seconds of one micro-batch, forward and backward, with the transfers it waits for
+              u_s  seconds once a step: gradients, optimizer, weights
+    step   =  sum t_s + (m - 1) max t_s + max u_s                                        (1F1B, see costmodels.schedules)
+    memory =  weights + gradients + states + in_flight * kept activations + largest transient, then allocator slack
+
+Communication is charged in full: overlap with computation is not modelled yet, so step times are pessimistic where much could overlap.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from costmodels import collective_time, in_flight, peak_memory, step_time
+from hardware_profiles import Cluster
+from planner.graph.operator_graph import TensorType
+from planner.plan.bind import BoundOperator, BoundPlan
+from planner.plan.plan import Plan, Prediction, Stage
+from planner.pricing import OperatorPrices, RedistributionPricer, price_operator, price_parameter
+from planner.pricing.liveness import kept_values, saved_operands
+from planner.sharding.layout import Layout, local_fraction
+from planner.sharding.rule import Duplex, Rule
+
+TIME_PER_MICRO_BATCH = ("forward", "backward", "recomputation", "communication", "parameter gathering", "stage transfer")
+TIME_PER_STEP = ("gradient reduction", "optimizer", "weight gathering")
+MEMORY = ("weights", "gradients", "optimizer state", "activations", "transient")
+
+
+@dataclass(kw_only=True)
+class StageCost:
+    """Sums of one stage: seconds per micro-batch, seconds once a step, bytes."""
+
+    micro_batch: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIME_PER_MICRO_BATCH, 0.0))
+    once: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIME_PER_STEP, 0.0))
+    memory: dict[str, float] = field(default_factory=lambda: dict.fromkeys(MEMORY, 0.0))
+
+
+def predict(bound: BoundPlan, cluster: Cluster) -> Prediction:
+    """Step time and peak memory of a plan, in parts that sum to the whole."""
+    walk = _Walk(bound=bound, cluster=cluster)
+    costs = [walk.stage(index, stage) for index, stage in enumerate(bound.plan.stages)]
+    return _assemble(bound.plan, walk.flops, costs, cluster)
+
+
+def stage_costs(bound: BoundPlan, cluster: Cluster) -> tuple[StageCost, ...]:
+    """The sums of every stage, for those who want to look inside."""
+    walk = _Walk(bound=bound, cluster=cluster)
+    return tuple(walk.stage(index, stage) for index, stage in enumerate(bound.plan.stages))
+
+
+def _assemble(plan: Plan, flops_per_part: float, costs: list[StageCost], cluster: Cluster) -> Prediction:
+    m = plan.training.micro_batches
+    per_part = [sum(cost.micro_batch.values()) for cost in costs]
+    per_step = [sum(cost.once.values()) for cost in costs]
+    step = float(step_time(per_part, per_step, m))
+    slowest, latest = per_part.index(max(per_part)), per_step.index(max(per_step))
+    time = [(name, m * seconds) for name, seconds in costs[slowest].micro_batch.items()]
+    time.append(("pipeline bubble", sum(per_part) - per_part[slowest]))
+    time += list(costs[latest].once.items())
+    fullest = max(costs, key=lambda cost: sum(cost.memory.values()))
+    wanted = sum(fullest.memory.values())
+    peak = float(peak_memory(wanted, 0.0, 0.0, cluster.device))
+    memory = [*fullest.memory.items(), ("allocator slack and reserved", peak - wanted)]
+    flops = flops_per_part * m
+    devices = plan.cluster.devices
+    return Prediction(
+        step_seconds=step,
+        peak_bytes=peak,
+        capacity_bytes=cluster.device.memory,
+        model_flops=flops,
+        model_flops_utilisation=flops / (step * devices * cluster.device.peak(plan.training.precision)),
+        samples_per_second=plan.training.global_batch / step,
+        time=tuple(time),
+        memory=tuple(memory),
+    )
+
+
+@dataclass(kw_only=True)
+class _Walk:
+    bound: BoundPlan
+    cluster: Cluster
+
+    def __post_init__(self) -> None:
+        graph, plan = self.bound.graph, self.bound.plan
+        self.pricer = RedistributionPricer(mesh=plan.mesh, cluster=self.cluster)
+        self.kept = kept_values(graph)
+        self.full = plan.recomputation == "full"
+        self.stage_of = _stage_of_operators(self.bound)
+        self.flops = 0.0
+        self._prices: dict[tuple[int, object, tuple[bool, ...]], OperatorPrices] = {}
+        self._alone: dict[tuple[int, tuple[bool, ...]], float] = {}
+
+    def stage(self, index: int, stage: Stage) -> StageCost:
+        """Walk the operators of one stage."""
+        cost = StageCost()
+        plan = self.bound.plan
+        live = in_flight(index, len(plan.stages), plan.training.micro_batches)
+        received: set[str] = set()
+        recomputed: dict[int, float] = {}
+        for at, bound in enumerate(self.bound.operators):
+            if self.stage_of[at] == index:
+                self._operator(cost, at, bound, index, live, received, recomputed)
+        if recomputed:
+            cost.memory["activations"] += max(recomputed.values())
+        for name in {name for at, b in enumerate(self.bound.operators) if self.stage_of[at] == index for name in b.operator.operands}:
+            if name in self.bound.parameters:
+                self._parameter(cost, name)
+        self._sends(cost, index)
+        return cost
+
+    def _operator(
+        self, cost: StageCost, at: int, bound: BoundOperator, stage: int, live: int, received: set[str], recomputed: dict[int, float]
+    ) -> None:
+        graph, rule, op = self.bound.graph, bound.rule, bound.operator
+        prices = self._price(bound)
+        block = self.bound.blocks.block_of(at)
+        again = self.full and block is not None
+        forward = float(prices.forward[0] + prices.inner_forward[0])
+        cost.micro_batch["forward"] += float(prices.forward[0])
+        cost.micro_batch["backward"] += float(prices.backward[0])
+        cost.micro_batch["communication"] += float(prices.inner_forward[0] + prices.inner_backward[0])
+        cost.micro_batch["recomputation"] += forward if again else 0.0
+        kept = float(prices.saved_extra[0])
+        results = [name for name in op.results if name is not None]
+        kept += sum(float(prices.results[i][0]) for i, name in enumerate(results) if name in self.kept)
+        saved = saved_operands(graph, op, rule)
+        transient = float(prices.transient[0])
+        for i, name in enumerate(op.operands):
+            wanted, nbytes = bound.layouts.operands[i], float(prices.operands[i][0])
+            if name in self.bound.parameters:
+                self._use_parameter(cost, name, wanted)
+                transient += nbytes
+            elif name in graph.producer:
+                made = self._made(name)
+                self._edge(cost, name, made, wanted, again)
+                if i in saved and not (made.forward == wanted.forward and name in self.kept):
+                    kept += nbytes
+                if self.stage_of[graph.producer[name]] != stage and name not in received:
+                    received.add(name)
+                    cost.micro_batch["stage transfer"] += self._transfer(graph.types[name], made.forward)
+                if again and self.bound.blocks.block_of(graph.producer[name]) != block and name in graph.differentiable:
+                    self._checkpoint(cost, name, made.forward, live, received, block)
+        if again:
+            assert block is not None
+            recomputed[block] = recomputed.get(block, 0.0) + kept
+        else:
+            cost.memory["activations"] += kept * live
+        cost.memory["transient"] = max(cost.memory["transient"], transient)
+
+    def _checkpoint(self, cost: StageCost, name: str, layout: Layout, live: int, seen: set[str], block: int | None) -> None:
+        """A recomputed block keeps what flows into it."""
+        key = f"{block}<-{name}"
+        if key not in seen:
+            seen.add(key)
+            tensor = self.bound.graph.types[name]
+            cost.memory["activations"] += live * tensor.nbytes * local_fraction(layout, self.bound.plan.mesh.sizes)
+
+    def _edge(self, cost: StageCost, name: str, made: Duplex, wanted: Duplex, again: bool) -> None:
+        tensor = self.bound.graph.types[name]
+        forward = self.pricer.seconds(tensor, made.forward, wanted.forward)
+        cost.micro_batch["communication"] += forward
+        cost.micro_batch["recomputation"] += forward if again else 0.0
+        if name in self.bound.graph.differentiable:
+            cost.micro_batch["communication"] += self.pricer.seconds(tensor, wanted.gradient, made.gradient)
+
+    def _use_parameter(self, cost: StageCost, name: str, wanted: Duplex) -> None:
+        """One use: the weight is gathered for the forward and again for the backward pass, its gradient goes back."""
+        tensor, stored = self.bound.graph.types[name], self.bound.parameters[name]
+        cost.micro_batch["parameter gathering"] += 2 * self.pricer.seconds(tensor, stored.weight, wanted.forward)
+        if name in self.bound.graph.differentiable:
+            cost.micro_batch["parameter gathering"] += self.pricer.seconds(tensor, wanted.gradient, stored.gradient)
+
+    def _parameter(self, cost: StageCost, name: str) -> None:
+        plan, graph = self.bound.plan, self.bound.graph
+        trainable = name in graph.differentiable
+        prices = price_parameter(
+            graph.types[name], trainable, [self.bound.parameters[name]], plan.training.precision, plan.training.optimizer, self.pricer
+        )
+        cost.once["gradient reduction"] += float(prices.synchronisation[0]) + self._tied(name)
+        cost.once["optimizer"] += float(prices.update[0])
+        cost.once["weight gathering"] += float(prices.gather[0])
+        cost.memory["weights"] += float(prices.weight[0])
+        cost.memory["gradients"] += float(prices.gradient[0])
+        cost.memory["optimizer state"] += float(prices.state[0])
+
+    def _tied(self, name: str) -> float:
+        """A parameter used by several stages: their gradients are summed once a step."""
+        stages = sorted({self.stage_of[at] for at in self.bound.graph.consumers.get(name, ())})
+        if len(stages) < 2 or name not in self.bound.graph.differentiable:
+            return 0.0
+        plan, tensor = self.bound.plan, self.bound.graph.types[name]
+        message = 4.0 * tensor.numel * local_fraction(self.bound.parameters[name].state, plan.mesh.sizes)
+        return tied_seconds(message, stages[-1] - stages[0], plan.mesh.size, self.cluster)
+
+    def _sends(self, cost: StageCost, stage: int) -> None:
+        """Gradients of what this stage sent come back to it."""
+        graph = self.bound.graph
+        for name, uses in graph.consumers.items():
+            at = graph.producer.get(name)
+            if at is None or self.stage_of[at] != stage or name not in graph.differentiable:
+                continue
+            for _ in {self.stage_of[use] for use in uses} - {stage}:
+                cost.micro_batch["stage transfer"] += self._transfer(graph.types[name], self._made(name).forward)
+
+    def _transfer(self, tensor: TensorType, layout: Layout) -> float:
+        mesh = self.bound.plan.mesh
+        return transfer_seconds(tensor.nbytes * local_fraction(layout, mesh.sizes), mesh.size, self.cluster)
+
+    def _made(self, name: str) -> Duplex:
+        """Layouts in which a value is made."""
+        bound = self.bound.operators[self.bound.graph.producer[name]]
+        results = [result for result in bound.operator.results if result is not None]
+        return bound.layouts.results[results.index(name)]
+
+    def _price(self, bound: BoundOperator) -> OperatorPrices:
+        graph, rule, op = self.bound.graph, bound.rule, bound.operator
+        graded = tuple(name in graph.differentiable for name in op.operands)
+        key = (id(rule), bound.strategy, graded)
+        if key not in self._prices:
+            types = ([graph.types[n] for n in op.operands], [graph.types[n] for n in op.results if n is not None])
+            self._prices[key] = price_operator(rule, [bound.strategy], *types, graded, self.bound.plan.mesh, self.cluster)
+        alone = (id(rule), graded)
+        if alone not in self._alone:
+            self._alone[alone] = _whole_flops(rule, graded)
+        self.flops += self._alone[alone]
+        return self._prices[key]
+
+
+def _whole_flops(rule: Rule, graded: tuple[bool, ...]) -> float:
+    """Forward and backward work of the whole operator, not of one device's part of it."""
+    forward = 0.0
+    for term in rule.work:
+        product = term.coefficient
+        for factor in term.factors:
+            product *= rule.factors[factor].extent
+        forward += product
+    worked = sum(needed for i, needed in enumerate(graded) if i not in rule.addends)
+    return forward * (1 + rule.gradient_work * worked)
+
+
+def transfer_seconds(nbytes: float, stage_devices: int, cluster: Cluster) -> float:
+    """Sending one tensor of `nbytes` per device to the next pipeline stage."""
+    return float(collective_time("send_recv", nbytes, cluster.group(2, stage_devices)))
+
+
+def tied_seconds(nbytes: float, distance: int, stage_devices: int, cluster: Cluster) -> float:
+    """Summing the gradient of a parameter that two stages, `distance` apart, both hold."""
+    return float(collective_time("all_reduce", nbytes, cluster.group(2, distance * stage_devices)))
+
+
+def _stage_of_operators(bound: BoundPlan) -> Mapping[int, int]:
+    """Stage of each operator: by its block; what comes before is in the first stage, what comes after in the last."""
+    stages = bound.plan.stages
+    by_block = {block: s for s, stage in enumerate(stages) for block in range(stage.first_block, stage.first_block + stage.blocks)}
+    found = {}
+    for at in range(len(bound.operators)):
+        block = bound.blocks.block_of(at)
+        outside = 0 if at < bound.blocks.stop else len(stages) - 1
+        found[at] = outside if block is None else by_block[block]
+    return found

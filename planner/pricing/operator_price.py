@@ -1,0 +1,148 @@
+"""Seconds and bytes of one operator under any number of strategies at once.
+
+A strategy divides the extents of the factors; everything else follows from the rule: floating point operations from its work terms, bytes from
+the local shapes, saved activations from what autograd keeps. Arrays have one entry per strategy, (K,).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodels import collective_time, operator_time
+from hardware_profiles import Cluster
+from planner.errors import RuleError
+from planner.graph.operator_graph import TensorType
+from planner.sharding.mesh import Mesh
+from planner.sharding.rule import Dims, FactorKind, Rule, Strategy, Work
+
+Array = NDArray[np.float64]
+
+PROFILE_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}
+"""Names that profiles give to the dtypes of tensors. Integers are priced as fp32: they only move memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OperatorPrices:
+    """Prices of one operator, (K,) each.
+
+    Seconds: `forward`, `backward` compute, `inner_forward`, `inner_backward` collectives of its implementation. Bytes: `operands` and
+    `results` local sizes, `saved_extra` what autograd keeps beside operands and results, `transient` what lives only while it runs.
+    """
+
+    forward: Array
+    backward: Array
+    inner_forward: Array
+    inner_backward: Array
+    operands: tuple[Array, ...]
+    results: tuple[Array, ...]
+    saved_extra: Array
+    transient: Array
+    flops: Array
+
+
+def price_operator(
+    rule: Rule,
+    strategies: Sequence[Strategy],
+    operands: Sequence[TensorType],
+    results: Sequence[TensorType],
+    differentiable: Sequence[bool],
+    mesh: Mesh,
+    cluster: Cluster,
+) -> OperatorPrices:
+    """Prices of an operator under each strategy.
+
+    `differentiable` says for each operand whether it needs a gradient. Forward and backward times are those of kernels on
+    local shapes; redistributions between operators are not in them.
+    """
+    extents = _local_extents(rule, strategies, mesh)
+    operand_bytes = tuple(_bytes(extents, dims, tensor) for dims, tensor in zip(rule.operands, operands, strict=True))
+    result_bytes = tuple(_bytes(extents, dims, tensor) for dims, tensor in zip(rule.results, results, strict=True))
+    read = sum((b for i, b in enumerate(operand_bytes) if i not in rule.looked_up), np.zeros(len(extents)))
+    written = sum(result_bytes, np.zeros(len(extents)))
+    flops = _flops(rule, extents)
+    dtype = _compute_dtype(rule, (*operands, *results))
+
+    def kernel(work: Array, moved: Array, kernels: int) -> Array:
+        time = operator_time(
+            op_class=rule.op_class, flops=work, bytes_moved=moved, dtype=dtype, device=cluster.device, kernels=kernels
+        )
+        return np.asarray(time, dtype=np.float64)
+
+    looked_up = sum((written for _ in rule.looked_up), np.zeros(len(extents)))
+    forward = kernel(flops, read + written + looked_up, 1)
+    graded = [i for i, needed in enumerate(differentiable) if needed]
+    gradients = sum((operand_bytes[i] for i in graded), np.zeros(len(extents)))
+    worked = sum(i not in rule.addends for i in graded)
+    if graded:
+        backward = kernel(flops * rule.gradient_work * worked, read + written + gradients, max(1, worked))
+    else:
+        backward = np.zeros(len(extents))
+    inner_forward, inner_backward = _inner(rule, strategies, extents, mesh, cluster)
+    free = rule.op_class == "view"
+    return OperatorPrices(
+        forward=forward,
+        backward=backward,
+        inner_forward=inner_forward,
+        inner_backward=inner_backward,
+        operands=operand_bytes,
+        results=result_bytes,
+        saved_extra=_sum_work(rule.saved_extra, extents) if graded else np.zeros(len(extents)),
+        transient=np.zeros(len(extents)) if free else written * (2 if graded else 1) + gradients,
+        flops=flops * (1 + rule.gradient_work * worked),
+    )
+
+
+def _local_extents(rule: Rule, strategies: Sequence[Strategy], mesh: Mesh) -> Array:
+    """Extent of each factor on one device, (K, factors)."""
+    extents = np.tile(np.array([float(factor.extent) for factor in rule.factors]), (len(strategies), 1))
+    divided = [factor.kind is not FactorKind.BROADCAST for factor in rule.factors]
+    for row, strategy in enumerate(strategies):
+        for choice, size in zip(strategy, mesh.sizes, strict=True):
+            if choice is not None and divided[choice]:
+                extents[row, choice] /= size
+    return extents
+
+
+def _bytes(extents: Array, dims: Dims, tensor: TensorType) -> Array:
+    factors = [factor for indexed in dims for factor in indexed]
+    return _product(extents, factors) * tensor.element_bytes
+
+
+def _product(extents: Array, factors: Sequence[int]) -> Array:
+    return np.prod(extents[:, list(factors)], axis=1) if factors else np.ones(len(extents))
+
+
+def _sum_work(terms: Sequence[Work], extents: Array) -> Array:
+    return sum((term.coefficient * _product(extents, term.factors) for term in terms), np.zeros(len(extents)))
+
+
+def _flops(rule: Rule, extents: Array) -> Array:
+    return _sum_work(rule.work, extents)
+
+
+def _compute_dtype(rule: Rule, tensors: Sequence[TensorType]) -> str:
+    for tensor in tensors:
+        if tensor.floating:
+            if tensor.dtype not in PROFILE_DTYPES:
+                raise RuleError(f"{rule.op} computes in {tensor.dtype}, for which no machine profile has a peak")
+            return PROFILE_DTYPES[tensor.dtype]
+    return "fp32"
+
+
+def _inner(
+    rule: Rule, strategies: Sequence[Strategy], extents: Array, mesh: Mesh, cluster: Cluster
+) -> tuple[Array, Array]:
+    """Collectives that the operator's own implementation issues, on every axis that splits their factor."""
+    forward, backward = np.zeros(len(extents)), np.zeros(len(extents))
+    for inner in rule.inner:
+        message = _product(extents, inner.factors) * inner.element_bytes
+        for position, axis in enumerate(mesh.axes):
+            split = np.array([strategy[position] == inner.factor for strategy in strategies])
+            if axis.size == 1 or not split.any():
+                continue
+            seconds = collective_time(inner.kind, message, cluster.group(axis.size, axis.stride))
+            forward += np.where(split, seconds * inner.forward, 0.0)
+            backward += np.where(split, seconds * inner.backward, 0.0)
+    return forward, backward

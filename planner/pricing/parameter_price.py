@@ -1,0 +1,65 @@
+"""Seconds and bytes of keeping one parameter in stored layouts, under any number of them at once, (K,) each.
+
+Once a step: the accumulated gradient is brought into the layout of the state (a sum over the axes where it is partial), the optimizer updates its
+piece, and the new weights are brought back into the layout in which they are kept:
+
+    gradient layout --(fp32)--> state layout --update--> state layout --(compute dtype)--> weight layout
+
+ZeRO-1 is a state cut finer than the weight; ZeRO-3 cuts the weight too and gathers it at every use, which is priced with the use.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodels import optimizer_time, parameter_bytes
+from planner.graph.operator_graph import TensorType
+from planner.pricing.redistribution_price import RedistributionPricer
+from planner.sharding.layout import local_fraction
+from planner.sharding.stored import StoredParameter
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ParameterPrices:
+    """Prices of one parameter, (K,) each: seconds once a step for gradient sync, update and gathering; bytes kept."""
+
+    synchronisation: Array
+    update: Array
+    gather: Array
+    weight: Array
+    gradient: Array
+    state: Array
+
+
+def price_parameter(
+    tensor: TensorType,
+    trainable: bool,
+    stored: Sequence[StoredParameter],
+    precision: str,
+    optimizer: str,
+    pricer: RedistributionPricer,
+) -> ParameterPrices:
+    """Prices of keeping a parameter of this type in each of the given stored layouts."""
+    sizes = pricer.mesh.sizes
+    per = parameter_bytes(precision, optimizer)
+    weight = np.array([local_fraction(s.weight, sizes) for s in stored]) * tensor.numel
+    zeros = np.zeros(len(stored))
+    if not trainable:
+        return ParameterPrices(
+            synchronisation=zeros, update=zeros, gather=zeros, weight=weight * per.weight, gradient=zeros, state=zeros
+        )
+    state = np.array([local_fraction(s.state, sizes) for s in stored]) * tensor.numel
+    gradient = np.array([local_fraction(s.gradient, sizes) for s in stored]) * tensor.numel
+    accumulated = replace(tensor, dtype="float32")
+    return ParameterPrices(
+        synchronisation=np.array([pricer.seconds(accumulated, s.gradient, s.state) for s in stored]),
+        update=np.asarray(optimizer_time(state, precision, optimizer, pricer.cluster.device)),
+        gather=np.array([pricer.seconds(tensor, s.state, s.weight) for s in stored]),
+        weight=weight * per.weight,
+        gradient=gradient * per.gradient,
+        state=state * per.state,
+    )

@@ -1,0 +1,61 @@
+"""Stored layouts: how a parameter is kept between uses, apart from how its consumers compute with it.
+
+Per mesh axis, one of
+
+    weight  gradient  state
+    R       R         R       a full copy everywhere; consumers on this axis all compute the same gradient
+    R       P         R       data parallel: local sums, one all-reduce a step
+    R       P         S(d)    ZeRO-1: local sums, one reduce-scatter a step, each device updates its piece
+    R       R         S(d)    the update is shared out although the gradient is everywhere
+    S(d)    S(d)      S(d)    cut for good: tensor parallel where consumers want the piece, ZeRO-3 where they gather it
+
+Rajbhandari et al. 2020 (ZeRO); Xu et al. 2020 (weight update sharding).
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.sharding.layout import PARTIAL, REPLICATE, Layout, Placement, divides, shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredParameter:
+    """Layouts in which a parameter is kept: the weight between steps, its gradient while micro-batches are accumulated,
+    and the optimizer's state. A gradient that is `P` on an axis is reduced once a step.
+    """
+
+    weight: Layout
+    gradient: Layout
+    state: Layout
+
+
+def legal_stored(shape: Sequence[int], sizes: Sequence[int], trainable: bool) -> tuple[StoredParameter, ...]:
+    """All stored layouts of a parameter in a fixed order, full copies first. A frozen parameter has no gradient to place."""
+    options: list[tuple[Placement, Placement, Placement]] = [(REPLICATE, REPLICATE, REPLICATE)]
+    if trainable:
+        options.append((REPLICATE, PARTIAL, REPLICATE))
+    for dim in range(len(shape)):
+        cut = shard(dim)
+        options += [(REPLICATE, PARTIAL, cut), (REPLICATE, REPLICATE, cut)] if trainable else []
+        options.append((cut, cut, cut))
+    found = []
+    for combination in itertools.product(options, repeat=len(sizes)):
+        weight, gradient, state = (tuple(option[kind] for option in combination) for kind in range(3))
+        if divides(shape, state, sizes):
+            found.append(StoredParameter(weight=weight, gradient=gradient, state=state))
+    return tuple(found)
+
+
+def stored_fault(stored: StoredParameter) -> str | None:
+    """Why three layouts cannot be those of one parameter; None where they can."""
+    for axis, (weight, gradient, state) in enumerate(zip(stored.weight, stored.gradient, stored.state, strict=True)):
+        if weight == PARTIAL or state == PARTIAL:
+            return f"weight and state cannot be partial (axis {axis})"
+        if weight.is_shard and gradient != weight:
+            return f"a weight cut as {weight} on axis {axis} needs a gradient cut alike, not {gradient}"
+        if not weight.is_shard and gradient.is_shard:
+            return f"a gradient cut as {gradient} on axis {axis} needs a weight cut alike, not {weight}"
+        if weight.is_shard and state != weight:
+            return f"a weight cut as {weight} on axis {axis} needs a state cut alike, not {state}"
+    return None

@@ -1,0 +1,73 @@
+"""The mesh of a plan on real processes: which device this rank has, where it stands, and with whom it talks on each axis.
+
+    plan mesh 2x4:   rank 6 = coordinate (1, 2)
+    axis 0 (stride 4): talks to rank 2            axis 1 (stride 1): talks to ranks 4, 5, 7
+
+The device is the accelerator that torch finds, else the CPU; the backend (gloo, nccl, hccl, ...) is the one that torch has
+registered for that type of device. Nothing here names a vendor.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from planner.errors import RequestError
+from planner.sharding.mesh import Mesh
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMesh:
+    """The mesh as one rank sees it. `groups` has, per axis, the processes that differ from this one on that axis only;
+    None for an axis of size 1, on which nothing ever moves."""
+
+    mesh: Mesh
+    rank: int
+    device: torch.device
+    groups: tuple[dist.ProcessGroup | None, ...]
+
+    @cached_property
+    def coordinate(self) -> tuple[int, ...]:
+        """Position of this rank on each axis."""
+        return self.mesh.coordinate(self.rank)
+
+    def group(self, axis: int) -> dist.ProcessGroup:
+        """The process group of an axis of size 2 or more."""
+        group = self.groups[axis]
+        assert group is not None, f"axis {axis} has one device, nothing moves along it"
+        return group
+
+
+def current_device(local_rank: int = 0) -> torch.device:
+    """The device of the process with this number on its node."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return torch.device("cpu")
+    return torch.device(accelerator.type, local_rank % torch.accelerator.device_count())
+
+
+def start_processes(device: torch.device) -> None:
+    """Join the default process group that the environment (torchrun) describes, with the backend of the device."""
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device)
+    dist.init_process_group(dist.get_default_backend_for_device(device))
+
+
+def rank_mesh(mesh: Mesh, device: torch.device) -> RankMesh:
+    """The process groups of every axis. Collective: all ranks must call it, in the same order.
+
+    Without axes no process group is needed. Raises RequestError where the number of processes is not that of the mesh.
+    """
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    if world != mesh.size:
+        raise RequestError(
+            f"the plan is for {mesh.size} devices (mesh {'x'.join(map(str, mesh.sizes)) or '1'}), and {world}"
+            f" process{' runs' if world == 1 else 'es run'}; start {mesh.size}, or plan for {world}"
+        )
+    if mesh.size == 1:
+        return RankMesh(mesh=mesh, rank=0, device=device, groups=(None,) * len(mesh.axes))
+    grid = DeviceMesh(device.type, torch.arange(mesh.size).view(mesh.sizes))
+    groups = tuple(grid.get_group(axis) if size > 1 else None for axis, size in enumerate(mesh.sizes))
+    return RankMesh(mesh=mesh, rank=dist.get_rank(), device=device, groups=groups)

@@ -1,0 +1,133 @@
+"""Redistribution of a local tensor, forward and (dually) backward.
+
+A value is promised by its producer in one pair of layouts and wanted by its consumer in another:
+
+    value      producer.forward  ──steps──>  consumer.forward
+    gradient   producer.gradient <──steps──  consumer.gradient
+
+Both directions are short lists of collectives and local cuts that `planner.sharding.redistribute` found; this file only carries
+them out. Tensors are the local pieces; layouts are known beforehand and never travel with them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from planner.sharding.layout import Layout, replicated
+from planner.sharding.mesh import Mesh
+from planner.sharding.redistribute import COLLECTIVES, Step, redistribution
+from planner.sharding.rule import Duplex
+from runtime import collectives
+from runtime.device_mesh import RankMesh
+
+
+def _all_gather(piece: torch.Tensor, step: Step, place: RankMesh) -> torch.Tensor:
+    return collectives.all_gather(piece, step.dim, place.group(step.axis))
+
+
+def _reduce_scatter(piece: torch.Tensor, step: Step, place: RankMesh) -> torch.Tensor:
+    return collectives.reduce_scatter(piece, step.dim, place.group(step.axis))
+
+
+def _all_reduce(piece: torch.Tensor, step: Step, place: RankMesh) -> torch.Tensor:
+    return collectives.all_reduce(piece, place.group(step.axis))
+
+
+def _all_to_all(piece: torch.Tensor, step: Step, place: RankMesh) -> torch.Tensor:
+    return collectives.all_to_all(piece, step.dim, step.to_dim, place.group(step.axis))
+
+
+def _slice(piece: torch.Tensor, step: Step, place: RankMesh) -> torch.Tensor:
+    extent = piece.shape[step.dim] // place.mesh.sizes[step.axis]
+    return piece.narrow(step.dim, place.coordinate[step.axis] * extent, extent)
+
+
+def _zero(piece: torch.Tensor, step: Step, place: RankMesh) -> torch.Tensor:
+    return piece if place.coordinate[step.axis] == 0 else torch.zeros_like(piece)
+
+
+def _pad(piece: torch.Tensor, step: Step, place: RankMesh) -> torch.Tensor:
+    extent = piece.shape[step.dim]
+    shape = list(piece.shape)
+    shape[step.dim] = extent * place.mesh.sizes[step.axis]
+    padded = piece.new_zeros(shape)
+    padded.narrow(step.dim, place.coordinate[step.axis] * extent, extent).copy_(piece)
+    return padded
+
+
+STEPS: Mapping[str, Callable[[torch.Tensor, Step, RankMesh], torch.Tensor]] = {
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_reduce": _all_reduce,
+    "all_to_all": _all_to_all,
+    "slice": _slice,
+    "zero": _zero,
+    "pad": _pad,
+}
+
+
+def apply_steps(piece: torch.Tensor, steps: Sequence[Step], place: RankMesh) -> torch.Tensor:
+    """The local tensor after the steps. The result may be a view of `piece`; call it where autograd is off."""
+    for step in steps:
+        if place.mesh.sizes[step.axis] > 1:
+            piece = STEPS[step.kind](piece, step, place)
+    return piece
+
+
+def convert(
+    piece: torch.Tensor, shape: Sequence[int], source: Layout, target: Layout, place: RankMesh
+) -> torch.Tensor:
+    """The local piece in layout `target` of a tensor of global `shape`, from that in layout `source`; no gradient."""
+    with torch.no_grad():
+        return apply_steps(piece.detach(), redistribution(shape, place.mesh, source, target), place)
+
+
+def local_piece(whole: torch.Tensor, layout: Layout, place: RankMesh) -> torch.Tensor:
+    """What this rank holds of a tensor that every rank has: a view where nothing has to be zero."""
+    return convert(whole, whole.shape, replicated(len(layout)), layout, place)
+
+
+def whole_tensor(piece: torch.Tensor, shape: Sequence[int], layout: Layout, place: RankMesh) -> torch.Tensor:
+    """The full tensor on every rank: gathered, and summed where it is partial."""
+    return convert(piece, shape, layout, replicated(len(layout)), place)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """Steps of one operand from its producer to its consumer, and of its gradient back."""
+
+    forward: tuple[Step, ...]
+    backward: tuple[Step, ...]
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the consumer gets memory that its producer does not hold already."""
+        return any(step.kind in COLLECTIVES for step in self.forward)
+
+    def __call__(self, piece: torch.Tensor, place: RankMesh) -> torch.Tensor:
+        if piece.requires_grad:
+            return _Redistribute.apply(piece, self, place)  # type: ignore[no-any-return, no-untyped-call]
+        return apply_steps(piece, self.forward, place)
+
+
+def transfer(shape: Sequence[int], mesh: Mesh, producer: Duplex, consumer: Duplex, differentiable: bool) -> Transfer | None:
+    """What lies between a producer's promise and a consumer's wish for a tensor of global `shape`; None for nothing."""
+    forward = redistribution(shape, mesh, producer.forward, consumer.forward)
+    backward = redistribution(shape, mesh, consumer.gradient, producer.gradient) if differentiable else ()
+    return Transfer(forward=forward, backward=backward) if forward or backward else None
+
+
+class _Redistribute(torch.autograd.Function):
+    """Steps forward, and the steps of the gradient backward."""
+
+    @staticmethod
+    def forward(ctx: Any, piece: torch.Tensor, steps: Transfer, place: RankMesh) -> torch.Tensor:
+        ctx.steps, ctx.place = steps, place
+        moved = apply_steps(piece, steps.forward, place)
+        return moved.view_as(moved) if moved is piece else moved
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return apply_steps(gradients[0], ctx.steps.backward, ctx.place), None, None
