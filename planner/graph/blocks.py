@@ -75,18 +75,18 @@ def _agreeing(graph: OperatorGraph, run: BlockRun) -> BlockRun:
     """The run cut off before the first block whose dataflow differs from that of the second block."""
     if run.count < 2:
         return NO_BLOCKS
-    expected = _sources(graph, run, 1)
+    expected = operand_sources(graph, run, 1)
     count = 1
-    while count < run.count and _sources(graph, run, count) == expected:
+    while count < run.count and operand_sources(graph, run, count) == expected:
         count += 1
-    first = _sources(graph, run, 0)
+    first = operand_sources(graph, run, 0)
     entering = all(a == b or (b[0] == "before" and a[0] == "outside") for a, b in zip(first, expected, strict=True))
     if not entering or count < 2:
         return NO_BLOCKS
     return replace(run, count=count)
 
 
-def _sources(graph: OperatorGraph, run: BlockRun, block: int) -> list[tuple[str, object]]:
+def operand_sources(graph: OperatorGraph, run: BlockRun, block: int) -> list[tuple[str, object]]:
     """Where each operand of a block comes from, in terms that are equal for equal blocks."""
     low = run.start + block * run.period
     sources: list[tuple[str, object]] = []

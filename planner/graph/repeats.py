@@ -16,15 +16,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from planner.graph.alike import NotAlikeError, alike_runs, description, frozen, tensor_description
 from planner.graph.operator_graph import Operator, OperatorGraph, TensorType, substitute
 
-_SHORTEST_RUN = 3
 _CALL = "planner_trace.call.default"
-_MODULE_STATE = frozenset(nn.Module().__dict__)
-
-
-class NotAlikeError(Exception):
-    """Blocks that looked alike are not; the model must be traced in full."""
 
 
 @dataclass
@@ -32,7 +27,8 @@ class Run:
     """Consecutive alike blocks of one module list, and what the first call of the first one looked like."""
 
     paths: tuple[str, ...]
-    inputs: tuple[Any, ...] = ()
+    block: object = None
+    inputs: tuple[object, ...] = ()
     input_spec: Any = None
     outputs: tuple[Any, ...] = ()
     output_spec: Any = None
@@ -43,15 +39,14 @@ class Run:
 def announce(module: nn.Module) -> Iterator[tuple[Run, ...]]:
     """While active, only the first block of each run in `module` computes; yields the runs (none: nothing repeats)."""
     blocks = dict(module.named_modules())
-    runs = tuple(Run(paths=paths) for paths in _runs(module))
+    runs = tuple(Run(paths=paths) for paths in alike_runs(module))
     with contextlib.ExitStack() as stack:
         if runs:
             stack.enter_context(_library())
         for run in runs:
             for index, path in enumerate(run.paths):
                 block = blocks[path]
-                stand_in = _first(run, path, block.forward) if index == 0 else _other(run, path)
-                block.forward = stand_in
+                block.forward = _first(run, path, block) if index == 0 else _other(run, path, block)
                 stack.callback(block.__dict__.pop, "forward", None)
         yield runs
 
@@ -59,13 +54,17 @@ def announce(module: nn.Module) -> Iterator[tuple[Run, ...]]:
 @contextlib.contextmanager
 def _library() -> Iterator[None]:
     """Define `planner_trace.call(tensors, path) -> tensors` for as long as a trace lasts."""
-    library = torch.library.Library("planner_trace", "FRAGMENT")
+    library = torch.library.Library("planner_trace", "FRAGMENT")  # type: ignore[no-untyped-call]
     try:
-        library.define("call(Tensor[] tensors, str path) -> Tensor[]")
-        library.impl("call", lambda tensors, path: [torch.empty_like(t) for t in tensors], "CompositeExplicitAutograd")
+        library.define("call(Tensor[] tensors, str path) -> Tensor[]")  # type: ignore[no-untyped-call]
+        library.impl("call", _alike_tensors, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
         yield
     finally:
-        library._destroy()
+        library._destroy()  # type: ignore[no-untyped-call]
+
+
+def _alike_tensors(tensors: Sequence[torch.Tensor], path: str) -> list[torch.Tensor]:
+    return [tensor.new_empty_strided(tensor.shape, tensor.stride()) for tensor in tensors]
 
 
 def _marker(tensors: Sequence[torch.Tensor], path: str) -> list[torch.Tensor]:
@@ -73,34 +72,46 @@ def _marker(tensors: Sequence[torch.Tensor], path: str) -> list[torch.Tensor]:
     return list(torch.ops.planner_trace.call(list(tensors), path)) if tensors else []
 
 
-def _first(run: Run, path: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+def _first(run: Run, path: str, block: nn.Module) -> Callable[..., Any]:
+    forward = block.forward
+
     def stand_in(*args: Any, **kwargs: Any) -> Any:
         _count(run, path)
+        run.block = description(block)
         leaves, run.input_spec = pytree.tree_flatten((args, kwargs))
         run.inputs = tuple(_describe(leaf) for leaf in leaves)
         tensors = iter(_marker([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], f"begin {path}"))
-        args, kwargs = pytree.tree_unflatten(
-            [next(tensors) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], run.input_spec
-        )
+        given = [next(tensors) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        args, kwargs = pytree.tree_unflatten(given, run.input_spec)
         results, run.output_spec = pytree.tree_flatten(forward(*args, **kwargs))
+        left, left_spec = pytree.tree_flatten((args, kwargs))
+        changed = left_spec != run.input_spec or any(a is not b for a, b in zip(left, given, strict=True))
+        if changed or description(block) != run.block:
+            raise NotAlikeError(f"{path} changes its arguments or its attributes")
         marked = iter(_marker([leaf for leaf in results if isinstance(leaf, torch.Tensor)], f"end {path}"))
-        outputs = [next(marked) if isinstance(leaf, torch.Tensor) else leaf for leaf in results]
-        run.outputs = tuple(outputs)
-        return pytree.tree_unflatten(outputs, run.output_spec)
+        run.outputs = tuple(next(marked) if _described_tensor(leaf) else leaf for leaf in results)
+        return pytree.tree_unflatten(run.outputs, run.output_spec)
 
     return stand_in
 
 
-def _other(run: Run, path: str) -> Callable[..., Any]:
+def _described_tensor(leaf: Any) -> bool:
+    """Whether a result is a tensor. Raises NotAlikeError where it could hide one."""
+    _describe(leaf)
+    return isinstance(leaf, torch.Tensor)
+
+
+def _other(run: Run, path: str, block: nn.Module) -> Callable[..., Any]:
     def stand_in(*args: Any, **kwargs: Any) -> Any:
         _count(run, path)
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        if run.input_spec is None or spec != run.input_spec or tuple(_describe(leaf) for leaf in leaves) != run.inputs:
-            raise NotAlikeError(path)
+        if run.output_spec is None or description(block) != run.block:
+            raise NotAlikeError(f"{path} is called before {run.paths[0]}, or differs from it")
+        if spec != run.input_spec or tuple(_describe(leaf) for leaf in leaves) != run.inputs:
+            raise NotAlikeError(f"{path} gets other arguments than {run.paths[0]}")
         inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        expected = [leaf for leaf in run.outputs if isinstance(leaf, torch.Tensor)]
-        _marker(inputs, f"inputs {path}")
-        made = iter(_marker(expected, f"outputs {path}"))
+        outputs = [leaf for leaf in run.outputs if isinstance(leaf, torch.Tensor)]
+        made = iter(_marker([*inputs, *outputs], f"repeat {path}")[len(inputs) :])
         return pytree.tree_unflatten(
             [next(made) if isinstance(leaf, torch.Tensor) else leaf for leaf in run.outputs], run.output_spec
         )
@@ -114,158 +125,112 @@ def _count(run: Run, path: str) -> None:
         raise NotAlikeError(f"{path} is called twice")
 
 
-def _describe(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device
-    if leaf is None or isinstance(leaf, bool | int | float | str | torch.dtype | torch.device):
-        return type(leaf), leaf
-    raise NotAlikeError(f"an argument of type {type(leaf).__name__}")
-
-
-def _runs(module: nn.Module) -> Iterator[tuple[str, ...]]:
-    """Longest stretches of alike neighbours in every ModuleList and Sequential, outermost lists first."""
-    covered: list[str] = []
-    uses: dict[int, int] = {}
-    for _, parameter in module.named_parameters(remove_duplicate=False):
-        uses[id(parameter)] = uses.get(id(parameter), 0) + 1
-    for path, owner in module.named_modules():
-        if not isinstance(owner, nn.ModuleList | nn.Sequential) or any(f"{path}.".startswith(f"{c}.") for c in covered):
-            continue
-        stretch: list[str] = []
-        last: Any = None
-        for name, child in [*owner.named_children(), ("", None)]:
-            signature = None if child is None else _signature(child, uses)
-            if stretch and (signature is None or signature != last):
-                if len(stretch) >= _SHORTEST_RUN:
-                    covered.extend(stretch)
-                    yield tuple(stretch)
-                stretch = []
-            if signature is not None:
-                stretch.append(f"{path}.{name}" if path else name)
-            last = signature
-
-
-def _signature(module: nn.Module, uses: Mapping[int, int]) -> Any:
-    """Everything about a block that its forward could depend on; None where that cannot be compared."""
-    parts: list[Any] = []
-    for path, child in module.named_modules():
-        if "forward" in child.__dict__:
-            return None
-        plain = {key: value for key, value in child.__dict__.items() if key not in _MODULE_STATE}
-        hooks = any(value for key, value in child.__dict__.items() if key.endswith("_hooks"))
-        if hooks or not all(_comparable(value) for value in plain.values()):
-            return None
-        tensors = [
-            (name, tuple(t.shape), t.stride(), t.dtype, t.requires_grad)
-            for name, t in [*child.named_parameters(recurse=False), *child.named_buffers(recurse=False)]
-        ]
-        if any(uses[id(p)] > 1 for p in child.parameters(recurse=False)):
-            return None
-        parts.append((path, type(child), child.training, sorted(plain.items(), key=lambda item: item[0]), tensors))
-    return parts
-
-
-def _comparable(value: Any) -> bool:
-    if isinstance(value, tuple | list | set | frozenset):
-        return all(_comparable(item) for item in value)
-    if isinstance(value, dict):
-        return all(_comparable(item) for item in [*value.keys(), *value.values()])
-    return (
-        value is None
-        or isinstance(value, bool | int | float | str | torch.dtype | torch.device | type)
-        or callable(value)
-    )
+def _describe(leaf: Any) -> object:
+    return tensor_description(leaf) if isinstance(leaf, torch.Tensor) else frozen(leaf)
 
 
 def expand(graph: OperatorGraph, runs: Sequence[Run]) -> OperatorGraph:
-    """`graph` with every announced call replaced by the operators of the first block of its run."""
-    markers = {str(op.arguments[1]): op for op in graph.operators if op.op == _CALL}
-    types = dict(graph.types)
-    made: dict[str, list[Operator]] = {}
-    dropped: dict[str, str] = {}
+    """`graph` with every announced call replaced by the operators of the first block of its run.
+
+    Raises NotAlikeError where a block is tied to the rest of the model by more than its arguments and results.
+    """
+    expansion = _Expansion(graph)
     for run in runs:
-        body = _body(graph, run, markers)
-        for path in run.paths[1:]:
-            if path in run.calls:
-                made[f"outputs {path}"] = _copy(graph, run, path, body, markers, types, dropped)
-        for kind in ("begin", "end"):
-            marker = markers.get(f"{kind} {run.paths[0]}")
-            if marker is not None and run.calls:
-                dropped.update(zip([r for r in marker.results if r], marker.operands, strict=True))
-    operators = []
+        if run.calls:
+            expansion.add(run)
+    operators: list[Operator] = []
     for op in graph.operators:
-        if op.op != _CALL:
-            operators.append(op)
-        else:
-            operators.extend(made.get(str(op.arguments[1]), ()))
-    names = {name: _final(name, dropped) for name in dropped}
-    operators = [replace(op, arguments=tuple(substitute(a, names) for a in op.arguments),
-                         keywords=tuple((k, substitute(v, names)) for k, v in op.keywords)) for op in operators]  # fmt: skip
-    for name in dropped:
-        types.pop(name, None)
-    return replace(graph, operators=tuple(operators), types=types, loss=_final(graph.loss, dropped))
+        operators.extend((op,) if op.op != _CALL else expansion.copies.get(str(op.arguments[1]), ()))
+    names = {name: _final(name, expansion.stand_for) for name in expansion.stand_for}
+    operators = [_substituted(op, names) for op in operators]
+    made = {*graph.inputs, *graph.parameter_names, *graph.buffers, *(r for op in operators for r in op.results if r)}
+    types = {name: tensor for name, tensor in expansion.types.items() if name in made}
+    if any(name not in made for op in operators for name in op.operands):
+        raise NotAlikeError("a value inside of a block is used outside of it")
+    return replace(graph, operators=tuple(operators), types=types, loss=_final(graph.loss, expansion.stand_for))
 
 
-def _final(name: str, dropped: Mapping[str, str]) -> str:
-    while name in dropped:
-        name = dropped[name]
+def _final(name: str, stand_for: Mapping[str, str]) -> str:
+    while name in stand_for:
+        name = stand_for[name]
     return name
 
 
-def _body(graph: OperatorGraph, run: Run, markers: Mapping[str, Operator]) -> list[Operator]:
-    """Operators between the markers of the first block. They may read only its arguments, its parameters and each
-    other."""
-    first = run.paths[0]
-    if not run.calls:
-        return []
-    order = {op.name: i for i, op in enumerate(graph.operators)}
-    if f"begin {first}" not in markers or f"end {first}" not in markers:
-        raise NotAlikeError(f"{first} takes or returns no tensor")
-    begin, end = markers[f"begin {first}"], markers[f"end {first}"]
-    body = list(graph.operators[order[begin.name] + 1 : order[end.name]])
-    known = {name for name in begin.results if name}
-    for op in body:
-        for name in op.operands:
-            if name not in known and not name.startswith(f"{first}."):
-                raise NotAlikeError(f"{first} reads {name}, which is neither its argument nor its parameter")
-        known.update(name for name in op.results if name)
-    return body
+def _substituted(op: Operator, names: Mapping[str, str]) -> Operator:
+    return replace(
+        op,
+        arguments=tuple(substitute(argument, names) for argument in op.arguments),
+        keywords=tuple((key, substitute(value, names)) for key, value in op.keywords),
+    )
 
 
-def _copy(
-    graph: OperatorGraph,
-    run: Run,
-    path: str,
-    body: Sequence[Operator],
-    markers: Mapping[str, Operator],
-    types: dict[str, TensorType],
-    dropped: dict[str, str],
-) -> list[Operator]:
-    first = run.paths[0]
-    begin, end = markers[f"begin {first}"], markers[f"end {first}"]
-    inputs, outputs = markers[f"inputs {path}"], markers[f"outputs {path}"]
-    names = dict(zip([r for r in begin.results if r], inputs.operands, strict=True))
+class _Expansion:
+    """Copies of first blocks by the marker they replace, the types of their values, and what results of markers stand
+    for."""
 
-    def moved(name: str) -> str:
-        return f"{path}{name[len(first) :]}" if name.startswith(f"{first}.") else f"{name}@{path}"
+    def __init__(self, graph: OperatorGraph) -> None:
+        self._graph = graph
+        self._at = {str(op.arguments[1]): i for i, op in enumerate(graph.operators) if op.op == _CALL}
+        self._held = frozenset({*graph.parameter_names, *graph.buffers})
+        self.copies: dict[str, list[Operator]] = {}
+        self.stand_for: dict[str, str] = {}
+        self.types: dict[str, TensorType] = dict(graph.types)
 
-    for op in body:
-        for name in (*op.operands, *(r for r in op.results if r)):
-            if name not in names:
-                names[name] = moved(name)
-                types[names[name]] = graph.types[name]
-    dropped.update(zip([r for r in outputs.results if r], [names[n] for n in end.operands], strict=True))
-    return [
-        Operator(
-            name=f"{op.name}@{path}",
-            op=op.op,
-            arguments=tuple(substitute(a, names) for a in op.arguments),
-            keywords=tuple((key, substitute(value, names)) for key, value in op.keywords),
-            results=tuple(None if r is None else names[r] for r in op.results),
-            module=f"{path}{op.module[len(first) :]}" if op.module.startswith(first) else op.module,
-        )
-        for op in body
-    ]
+    def add(self, run: Run) -> None:
+        first = run.paths[0]
+        begin, end = self._marker(f"begin {first}"), self._marker(f"end {first}")
+        body = self._graph.operators[self._at[f"begin {first}"] + 1 : self._at[f"end {first}"]]
+        entering = _names(begin.results)
+        self._check_closed(first, body, entering, end)
+        for path in run.paths[1:]:
+            if path in run.calls:
+                self._copy(first, path, body, entering, end)
+        self.stand_for.update(zip(entering, begin.operands, strict=True))
+        self.stand_for.update(zip(_names(end.results), end.operands, strict=True))
+
+    def _marker(self, label: str) -> Operator:
+        if label not in self._at:
+            raise NotAlikeError(f"no tensor at '{label}'")
+        return self._graph.operators[self._at[label]]
+
+    def _check_closed(self, first: str, body: Sequence[Operator], entering: Sequence[str], end: Operator) -> None:
+        """Operators of a block may read only its arguments, its parameters and each other; nobody else may read
+        theirs."""
+        inside = {*entering}
+        for op in (*body, end):
+            for name in op.operands:
+                if name not in inside and not (name in self._held and name.startswith(f"{first}.")):
+                    raise NotAlikeError(f"{first} reads {name}, which is neither its argument nor its parameter")
+            if op is not end:
+                inside.update(_names(op.results))
+        members = {op.name for op in (*body, end)}
+        for op in self._graph.operators:
+            if op.name not in members and any(name in inside for name in op.operands):
+                raise NotAlikeError(f"{op.name} reads a value inside of {first}")
+
+    def _copy(self, first: str, path: str, body: Sequence[Operator], entering: Sequence[str], end: Operator) -> None:
+        repeat = self._marker(f"repeat {path}")
+        count = len(entering)
+        names = dict(zip(entering, repeat.operands[:count], strict=True))
+        for op in (*body, end):
+            for name in (*op.operands, *(() if op is end else _names(op.results))):
+                if name not in names:
+                    names[name] = f"{path}{name[len(first) :]}" if name in self._held else f"{name}@{path}"
+                    self.types[names[name]] = self._graph.types[name]
+        self.copies[f"repeat {path}"] = [
+            replace(
+                _substituted(op, names),
+                name=f"{op.name}@{path}",
+                results=tuple(None if r is None else names[r] for r in op.results),
+                module=f"{path}{op.module[len(first) :]}" if f"{op.module}.".startswith(f"{first}.") else op.module,
+            )
+            for op in body
+        ]
+        self.stand_for.update(zip(_names(repeat.results)[count:], [names[n] for n in end.operands], strict=True))
+
+
+def _names(results: Sequence[str | None]) -> list[str]:
+    return [name for name in results if name is not None]
 
 
 def rename(graph: OperatorGraph, operator_names: Sequence[str], value_names: Mapping[str, str]) -> OperatorGraph:

@@ -17,6 +17,7 @@ traced in full instead: slower, never wrong.
 """
 
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ from torch.utils import _pytree as pytree
 
 from planner.errors import ModelError
 from planner.graph import repeats
+from planner.graph.alike import NotAlikeError
 from planner.graph.operator_graph import (
     Argument,
     Operator,
@@ -55,8 +57,8 @@ def trace(
             with repeats.announce(module) as announced:
                 if announced:
                     return _graph_of(module, example_args, example_kwargs, announced)
-        except repeats.NotAlikeError:
-            pass
+        except (NotAlikeError, ModelError):
+            pass  # traced in full, where an error is that of the model itself
     return _graph_of(module, example_args, example_kwargs, ())
 
 
@@ -81,15 +83,22 @@ def _graph_of(
     try:
         with torch.no_grad():
             exported = torch.export.export(wrapped, args, kwargs, strict=False)
-    except (repeats.NotAlikeError, ModelError):
+        targets = [node.target for node in exported.graph.nodes if node.op == "call_function"]
+        in_place = any(isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable for target in targets)
+        if in_place and announced:
+            raise NotAlikeError("operators in place may change what a block was given")
+        if in_place or not all(isinstance(target, torch._ops.OpOverload) or target is _GETITEM for target in targets):
+            exported = exported.run_decompositions({})
+    except (NotAlikeError, ModelError):
         raise
     except Exception as error:
         raise ModelError(_refusal(module, error)) from error
-    if any(node.op == "call_function" and not isinstance(node.target, torch._ops.OpOverload) and node.target is not _GETITEM
-           for node in exported.graph.nodes):  # fmt: skip
-        exported = exported.run_decompositions({})
     flat = _Reader(module, exported).read()
     graph = repeats.expand(flat, announced) if announced else flat
+    if graph.loss not in graph.differentiable:
+        raise ModelError(
+            f"the loss of {type(module).__name__} depends on no trainable parameter; nothing can be trained"
+        )
     return _named(graph)
 
 
@@ -101,7 +110,11 @@ class _Loss(nn.Module):
         self.model = model
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        held = dict(self.model.named_buffers())
         result = self.model(*args, **kwargs)
+        for name, buffer in self.model.named_buffers():
+            if held.get(name) is not buffer:
+                raise _changes(self.model, name)
         if isinstance(result, tuple | list) and result:
             result = result[0]
         loss = getattr(result, "loss", result)
@@ -110,10 +123,17 @@ class _Loss(nn.Module):
                 f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"{type(loss).__name__}"
             )
             raise ModelError(
-                f"calling {type(self.model).__name__} on the example inputs returned {shape}; return the scalar loss, alone, first of a"
-                " tuple, or as `.loss`"
+                f"calling {type(self.model).__name__} on the example inputs returned {shape}; return the scalar loss, alone,"
+                " first of a tuple, or as `.loss`"
             )
         return loss
+
+
+def _changes(module: nn.Module, name: str) -> ModelError:
+    return ModelError(
+        f"{type(module).__name__} changes {name} in its forward pass; inputs and buffers that are updated while training"
+        " (running statistics) are not supported yet"
+    )
 
 
 def _refusal(module: nn.Module, error: Exception) -> str:
@@ -151,14 +171,12 @@ class _Reader:
         signature = self.exported.graph_signature
         if signature.buffers_to_mutate or getattr(signature, "user_inputs_to_mutate", None):
             changed = [*signature.buffers_to_mutate.values(), *getattr(signature, "user_inputs_to_mutate", {}).values()]
-            raise ModelError(
-                f"{type(self.module).__name__} changes {changed[0].removeprefix('model.')} in its forward pass; buffers that are updated while training"
-                " (running statistics) are not supported yet"
-            )
+            raise _changes(self.module, changed[0].removeprefix("model."))
         self.types: dict[str, TensorType] = {}
         self.names: dict[str, Argument] = {}
         self.operators: list[Operator] = []
-        inputs, buffers = [], []
+        inputs: list[str] = []
+        buffers: list[str] = []
         parameters = _parameters(self.module, self.types)
         canonical = {alias: p.name for p in parameters for alias in (p.name, *p.aliases)}
         constants = {**signature.inputs_to_lifted_tensor_constants}
@@ -196,7 +214,8 @@ class _Reader:
     def _call(self, node: fx.Node) -> None:
         if node.target is _GETITEM:
             source, index = node.args
-            assert isinstance(source, fx.Node) and isinstance(index, int)
+            assert isinstance(source, fx.Node)
+            assert isinstance(index, int)
             self.names[node.name] = ValueRef(f"{source.name}#{index}")
             return
         if not isinstance(node.target, torch._ops.OpOverload):
@@ -212,6 +231,11 @@ class _Reader:
         names = tuple(f"{node.name}#{i}" if many else node.name for i in range(len(results)))
         for name, result in zip(names, results, strict=True):
             if isinstance(result, torch.Tensor):
+                if not all(isinstance(extent, int) for extent in result.shape):
+                    raise ModelError(
+                        f"{type(self.module).__name__}: the result of {op} has the shape {tuple(result.shape)}, which depends"
+                        f" on the content of a tensor{_line(node)}"
+                    )
                 self.types[name] = tensor_type(result)
         if not many:
             self.names[node.name] = ValueRef(node.name)
@@ -247,10 +271,15 @@ class _Reader:
         )
 
 
+def _line(node: fx.Node) -> str:
+    """The line of the user's that made a node; empty where it is not known."""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    own = [f" (at {name}:{number})" for name, number in frames if "/torch/" not in name]
+    return own[-1] if own else ""
+
+
 def tensor_type(tensor: torch.Tensor) -> TensorType:
     """Type of a tensor with a fixed shape."""
-    if not all(isinstance(extent, int) for extent in tensor.shape):
-        raise ModelError(f"a tensor has the shape {tuple(tensor.shape)}, which is not known before the model runs")
     return TensorType(
         shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."), contiguous=tensor.is_contiguous()
     )
@@ -297,7 +326,7 @@ def _named(graph: OperatorGraph) -> OperatorGraph:
 
 def resolve(op: str) -> Callable[..., Any]:
     """The PyTorch operator named "namespace.name.overload"."""
-    return functools.reduce(getattr, op.split("."), torch.ops)  # type: ignore[arg-type, return-value]
+    return functools.reduce(getattr, op.split("."), torch.ops)  # type: ignore[return-value]
 
 
 def iter_tensors(arguments: Any) -> Iterator[torch.Tensor]:

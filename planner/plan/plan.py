@@ -92,6 +92,21 @@ class Prediction:
     time: tuple[tuple[str, float], ...]
     memory: tuple[tuple[str, float], ...]
 
+    @staticmethod
+    def unknown() -> "Prediction":
+        """Stands in a plan until it has been priced."""
+        nan = float("nan")
+        return Prediction(
+            step_seconds=nan,
+            peak_bytes=nan,
+            capacity_bytes=nan,
+            model_flops=nan,
+            model_flops_utilisation=nan,
+            samples_per_second=nan,
+            time=(),
+            memory=(),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:

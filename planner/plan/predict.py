@@ -138,7 +138,7 @@ class _Walk:
                 self._edge(cost, name, made, wanted, again)
                 if i in saved and not (made.forward == wanted.forward and name in self.kept):
                     kept += nbytes
-                if self.stage_of[graph.producer[name]] != stage and name not in received:
+                if self.stage_of[graph.producer[name]] != stage and name in graph.data_dependent and name not in received:
                     received.add(name)
                     cost.micro_batch["stage transfer"] += self._transfer(graph.types[name], made.forward)
                 if again and self.bound.blocks.block_of(graph.producer[name]) != block and name in graph.differentiable:

@@ -88,11 +88,11 @@ class Rule:
     Operands are the tensor arguments in order, results the tensor results.
 
     `op_class` names the cost class; `work` the forward floating point operations; `gradient_work` how many times that
-    the gradient of each operand takes. `addends` are operands that join a reduction's sum once; `looked_up` are operands
-    of which only some rows are read. Autograd keeps operand i for the gradients of operands J where `saves` has (i, J),
-    the results in `saved_results`, and `saved_extra` bytes beside them. `local_form` ("reshape" or "expand") is what an
-    operator that spells out its shape becomes on shards: that operator of the tensor and its local result shape.
-    `mean_over` lists reductions that average instead of sum.
+    the gradient of each operand takes. `addends` are operands that join a reduction's sum once; `looked_up` are
+    operands of which only some rows are read. Autograd keeps operand i for the gradients of operands J where `saves`
+    has (i, J), the results in `saved_results`, and `saved_extra` bytes beside them. `local_form` ("reshape" or
+    "expand") is what an operator that spells out its shape becomes on shards: that operator of the tensor and its
+    local result shape. `mean_over` lists reductions that average instead of sum.
     """
 
     op: str

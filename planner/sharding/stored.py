@@ -31,7 +31,8 @@ class StoredParameter:
 
 
 def legal_stored(shape: Sequence[int], sizes: Sequence[int], trainable: bool) -> tuple[StoredParameter, ...]:
-    """All stored layouts of a parameter in a fixed order, full copies first. A frozen parameter has no gradient to place."""
+    """All stored layouts of a parameter in a fixed order, full copies first. A frozen parameter has no gradient to
+    place."""
     options: list[tuple[Placement, Placement, Placement]] = [(REPLICATE, REPLICATE, REPLICATE)]
     if trainable:
         options.append((REPLICATE, PARTIAL, REPLICATE))

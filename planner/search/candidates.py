@@ -1,0 +1,100 @@
+"""Candidates: the legal strategies of an operator and the layouts that follow, for a mesh.
+
+Equal lists are made once: legality and layouts depend on the form of a rule and on which sets of axes divide its factors, not on
+the extents themselves, so another batch size or another block finds its candidates ready.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.sharding.layout import Layout
+from planner.sharding.mesh import Mesh
+from planner.sharding.redistribute import cut_limits
+from planner.sharding.rule import Rule, Strategy, derive_layouts, legal_strategies
+
+Indices = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayoutColumn:
+    """The layouts of one tensor under K candidates: the distinct ones, and for each candidate which."""
+
+    distinct: tuple[Layout, ...]
+    index: Indices
+
+    @staticmethod
+    def of(layouts: Sequence[Layout]) -> "LayoutColumn":
+        order: dict[Layout, int] = {}
+        index = np.array([order.setdefault(layout, len(order)) for layout in layouts], dtype=np.intp)
+        return LayoutColumn(distinct=tuple(order), index=index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DuplexColumn:
+    """Forward and gradient layouts of one tensor under K candidates."""
+
+    forward: LayoutColumn
+    gradient: LayoutColumn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Candidates:
+    """Legal strategies of an operator and the layouts of its operands and results under each."""
+
+    strategies: tuple[Strategy, ...]
+    operands: tuple[DuplexColumn, ...]
+    results: tuple[DuplexColumn, ...]
+
+
+@dataclass(kw_only=True)
+class CandidateLists:
+    """Makes and keeps candidate lists for one shape of mesh."""
+
+    mesh: Mesh
+    _known: dict[tuple[object, ...], Candidates] = field(default_factory=dict)
+
+    def of(self, rule: Rule, constant: bool) -> Candidates:
+        """Candidates of a rule; an operator whose result is the same in every step is computed everywhere."""
+        sizes = self.mesh.sizes
+        extents = [factor.extent for factor in rule.factors]
+        complete = tuple(_complete_sets(extent, sizes) for extent in extents)
+        form = tuple(factor.kind for factor in rule.factors)
+        key = (rule.operands, rule.results, form, rule.addends, cut_limits(extents, sizes), complete, constant)
+        if key not in self._known:
+            self._known[key] = self._make(rule, constant)
+        return self._known[key]
+
+    def _make(self, rule: Rule, constant: bool) -> Candidates:
+        strategies = legal_strategies(rule, self.mesh)[: 1 if constant else None]
+        layouts = [derive_layouts(rule, strategy) for strategy in strategies]
+
+        def column(tensors: Sequence[int], side: str) -> tuple[DuplexColumn, ...]:
+            return tuple(
+                DuplexColumn(
+                    forward=LayoutColumn.of([getattr(row, side)[t].forward for row in layouts]),
+                    gradient=LayoutColumn.of([getattr(row, side)[t].gradient for row in layouts]),
+                )
+                for t in tensors
+            )
+
+        return Candidates(
+            strategies=strategies,
+            operands=column(range(len(rule.operands)), "operands"),
+            results=column(range(len(rule.results)), "results"),
+        )
+
+
+def _complete_sets(extent: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Sets of axes (bit masks) whose product is exactly the extent: they split a factor completely."""
+    found = []
+    for subset in range(1 << len(sizes)):
+        count = 1
+        for axis, size in enumerate(sizes):
+            if subset >> axis & 1:
+                count *= size
+        if count == extent:
+            found.append(subset)
+    return tuple(found)

@@ -1,0 +1,180 @@
+"""Cost tables of a template on one mesh and one micro-batch size: every number that does not depend on the pipeline, on recomputation or on how many
+micro-batches there are. `stage_problem` weighs them.
+
+One variable per operator (its strategies) and per parameter (its stored layouts). Seconds are per micro-batch or once a step, bytes per device.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hardware_profiles import Cluster
+from planner.graph.operator_graph import OperatorGraph
+from planner.pricing import OperatorPrices, ParameterPrices, RedistributionPricer, price_operator, price_parameter
+from planner.pricing.liveness import kept_values, saved_operands
+from planner.search.candidates import CandidateLists, Candidates, DuplexColumn, LayoutColumn
+from planner.search.template import Template, ValueEdge
+from planner.sharding.mesh import Mesh
+from planner.sharding.rules import rule_of
+from planner.sharding.stored import StoredParameter, legal_stored
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OperatorTable:
+    """One operator: candidates (K), prices, bytes kept for its backward pass, bytes that live while it runs."""
+
+    candidates: Candidates
+    prices: OperatorPrices
+    kept: Array
+    transient: Array
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EdgeTable:
+    """One edge: seconds forward and backward and bytes kept, (K_producer, K_consumer) each."""
+
+    edge: ValueEdge
+    forward: Array
+    backward: Array
+    kept: Array
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ParameterTable:
+    """One parameter: stored layouts (K), prices once a step, and per use (consumer, seconds per micro-batch (K, K_consumer))."""
+
+    name: str
+    stored: tuple[StoredParameter, ...]
+    prices: ParameterPrices
+    uses: tuple[tuple[int, Array], ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CostTables:
+    """All tables of a template. `carried_bytes` has the local bytes of each carried value under its producer's candidates."""
+
+    template: Template
+    mesh: Mesh
+    operators: tuple[OperatorTable, ...]
+    edges: tuple[EdgeTable, ...]
+    parameters: tuple[ParameterTable, ...]
+    result_bytes: Mapping[str, Array]
+
+
+@dataclass(kw_only=True)
+class TableBuilder:
+    """Builds the tables for one mesh; what they share between micro-batch sizes is made once."""
+
+    mesh: Mesh
+    cluster: Cluster
+    precision: str
+    optimizer: str
+
+    def __post_init__(self) -> None:
+        self._lists = CandidateLists(mesh=self.mesh)
+        self._pricer = RedistributionPricer(mesh=self.mesh, cluster=self.cluster)
+        self._parameters: dict[object, tuple[tuple[StoredParameter, ...], ParameterPrices, DuplexColumn]] = {}
+
+    def build(self, template: Template) -> CostTables:
+        """Tables of a template whose graph has the batch of one micro-batch."""
+        graph = template.graph
+        kept = kept_values(graph)
+        operators = tuple(self._operator(graph, index, kept) for index in range(len(graph.operators)))
+        edges = tuple(self._edge(graph, edge, operators, kept) for edge in template.edges)
+        parameters = tuple(self._parameter(graph, p.name, operators) for p in graph.parameters)
+        result_bytes = {
+            name: table.prices.results[place]
+            for op, table in zip(graph.operators, operators, strict=True)
+            for place, name in enumerate(r for r in op.results if r is not None)
+        }
+        return CostTables(
+            template=template,
+            mesh=self.mesh,
+            operators=operators,
+            edges=edges,
+            parameters=parameters,
+            result_bytes=result_bytes,
+        )
+
+    def _operator(self, graph: OperatorGraph, index: int, kept: frozenset[str]) -> OperatorTable:
+        op = graph.operators[index]
+        rule = rule_of(graph, op)
+        results = [name for name in op.results if name is not None]
+        constant = not any(name in graph.data_dependent for name in results)
+        candidates = self._lists.of(rule, constant)
+        prices = price_operator(
+            rule,
+            candidates.strategies,
+            [graph.types[name] for name in op.operands],
+            [graph.types[name] for name in results],
+            [name in graph.differentiable for name in op.operands],
+            self.mesh,
+            self.cluster,
+        )
+        own = [prices.results[place] for place, name in enumerate(results) if name in kept]
+        gathered = [prices.operands[place] for place, name in enumerate(op.operands) if name in graph.parameter_names]
+        return OperatorTable(
+            candidates=candidates,
+            prices=prices,
+            kept=sum(own, prices.saved_extra),
+            transient=sum(gathered, prices.transient),
+        )
+
+    def _edge(
+        self, graph: OperatorGraph, edge: ValueEdge, operators: Sequence[OperatorTable], kept: frozenset[str]
+    ) -> EdgeTable:
+        producer, consumer = graph.operators[edge.producer], graph.operators[edge.consumer]
+        place = [name for name in producer.results if name is not None].index(edge.name)
+        made = operators[edge.producer].candidates.results[place]
+        wanted = operators[edge.consumer].candidates.operands[edge.operand]
+        tensor = graph.types[edge.name]
+        forward = self._spread(tensor, made.forward, wanted.forward)
+        if edge.name in graph.differentiable:
+            backward = self._spread(tensor, wanted.gradient, made.gradient).T
+        else:
+            backward = np.zeros_like(forward)
+        bytes_kept = np.zeros_like(forward)
+        if edge.operand in saved_operands(graph, consumer, rule_of(graph, consumer)):
+            bytes_kept = bytes_kept + operators[edge.consumer].prices.operands[edge.operand][None, :]
+            if edge.name in kept:
+                bytes_kept = np.where(_same(made.forward, wanted.forward), 0.0, bytes_kept)
+        return EdgeTable(edge=edge, forward=forward, backward=backward, kept=bytes_kept)
+
+    def _parameter(self, graph: OperatorGraph, name: str, operators: Sequence[OperatorTable]) -> ParameterTable:
+        trainable = name in graph.differentiable
+        tensor = graph.types[name]
+        key = (tensor, trainable)
+        if key not in self._parameters:
+            stored = legal_stored(tensor.shape, self.mesh.sizes, trainable)
+            prices = price_parameter(tensor, trainable, stored, self.precision, self.optimizer, self._pricer)
+            column = DuplexColumn(
+                forward=LayoutColumn.of([s.weight for s in stored]), gradient=LayoutColumn.of([s.gradient for s in stored])
+            )
+            self._parameters[key] = (stored, prices, column)
+        stored, prices, made = self._parameters[key]
+        uses = []
+        for at in sorted(set(graph.consumers.get(name, ()))):
+            for operand, used in enumerate(graph.operators[at].operands):
+                if used == name:
+                    wanted = operators[at].candidates.operands[operand]
+                    seconds = 2 * self._spread(tensor, made.forward, wanted.forward)
+                    if trainable:
+                        seconds = seconds + self._spread(tensor, wanted.gradient, made.gradient).T
+                    uses.append((at, seconds))
+        return ParameterTable(name=name, stored=stored, prices=prices, uses=tuple(uses))
+
+    def _spread(self, tensor: object, source: LayoutColumn, target: LayoutColumn) -> Array:
+        """Redistribution seconds for every pair of candidates."""
+        table = self._pricer.table(tensor, source.distinct, target.distinct)  # type: ignore[arg-type]
+        return table[np.ix_(source.index, target.index)]
+
+
+def _same(made: LayoutColumn, wanted: LayoutColumn) -> NDArray[np.bool_]:
+    """Whether two candidates have equal layouts, (K_made, K_wanted)."""
+    place = {layout: i for i, layout in enumerate(made.distinct)}
+    wanted_in_made = np.array([place.get(layout, -1) for layout in wanted.distinct])
+    return made.index[:, None] == wanted_in_made[wanted.index][None, :]

@@ -1,0 +1,102 @@
+"""Cross entropy of logits that are split over the vocabulary, over the samples, or over both.
+
+With the logits x of one sample, split over processes into pieces, and its target t:
+
+    m = max x            all-reduce (max) over the vocabulary axes
+    z = sum exp(x - m)   all-reduce (sum) over the vocabulary axes
+    loss = m + log z - x_t                          x_t is known to one process: all-reduce (sum)
+    gradient of x_j = (exp(x_j - m) / z - [j = t]) / count      no communication
+
+(Shoeybi et al. 2019, Megatron-LM, section 3.) A mean is over all targets that are not ignored, so `count` is all-reduced over the axes
+that split the samples; what a process returns is its term of the sum over these axes. Label smoothing e adds the mean of -log p over
+the vocabulary of size V with weight e, which takes one more all-reduce: (1 - e) [j = t] + e / V instead of [j = t].
+
+Shape legend: N local samples, V local vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from runtime import collectives
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitLoss:
+    """How the logits are split, and the settings of `torch.nn.functional.cross_entropy`.
+
+    `offset` is the first class of this process's piece, `classes` the size of the whole vocabulary.
+    """
+
+    vocabulary_groups: Sequence[dist.ProcessGroup]
+    sample_groups: Sequence[dist.ProcessGroup]
+    offset: int
+    classes: int
+    mean: bool
+    ignore_index: int
+    label_smoothing: float
+
+
+def split_cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor, split: SplitLoss) -> torch.Tensor:
+    """This process's term of the loss, a scalar of the dtype of the logits; equal on all processes of the vocabulary axes."""
+    return _SplitCrossEntropy.apply(logits_NV, targets_N, split)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _SplitCrossEntropy(torch.autograd.Function):
+    """Keeps the logits, and recomputes the probabilities from them when the gradient is taken."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_NV: torch.Tensor, targets_N: torch.Tensor, split: SplitLoss) -> torch.Tensor:
+        wide_NV = _wide(logits_NV)
+        largest_N = _over(wide_NV.amax(dim=1), split.vocabulary_groups, collectives.all_reduce_max)
+        exponentials_N = (wide_NV - largest_N[:, None]).exp().sum(dim=1)
+        normaliser_N = largest_N + _over(exponentials_N, split.vocabulary_groups, collectives.all_reduce).log()
+        column_N, here_N = _columns(targets_N, split.offset, logits_NV.shape[1])
+        chosen_N = wide_NV.gather(1, column_N[:, None])[:, 0].masked_fill(~here_N, 0.0)
+        chosen_N = _over(chosen_N, split.vocabulary_groups, collectives.all_reduce)
+        losses_N = normaliser_N - (1.0 - split.label_smoothing) * chosen_N
+        if split.label_smoothing:
+            total_N = _over(wide_NV.sum(dim=1), split.vocabulary_groups, collectives.all_reduce)
+            losses_N = losses_N - split.label_smoothing / split.classes * total_N
+        counted_N = targets_N != split.ignore_index
+        loss = losses_N.masked_fill(~counted_N, 0.0).sum()
+        weight = torch.ones_like(loss)
+        if split.mean:
+            weight = 1.0 / _over(counted_N.sum().to(loss.dtype), split.sample_groups, collectives.all_reduce)
+        ctx.split = split
+        ctx.save_for_backward(logits_NV, targets_N, normaliser_N, weight)
+        return (loss * weight).to(logits_NV.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        logits_NV, targets_N, normaliser_N, weight = ctx.saved_tensors
+        split: SplitLoss = ctx.split
+        gradient_NV = (_wide(logits_NV) - normaliser_N[:, None]).exp()
+        if split.label_smoothing:
+            gradient_NV -= split.label_smoothing / split.classes
+        column_N, here_N = _columns(targets_N, split.offset, logits_NV.shape[1])
+        hit_N = here_N.to(gradient_NV.dtype) * (1.0 - split.label_smoothing)
+        gradient_NV.scatter_add_(1, column_N[:, None], -hit_N[:, None])
+        scale_N = (targets_N != split.ignore_index).to(gradient_NV.dtype) * (weight * gradients[0])
+        return (gradient_NV * scale_N[:, None]).to(logits_NV.dtype), None, None
+
+
+def _wide(logits_NV: torch.Tensor) -> torch.Tensor:
+    """Half precision is summed in float32, as PyTorch's own kernel does."""
+    return logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
+
+
+def _over(term: torch.Tensor, groups: Sequence[dist.ProcessGroup], reduce: Any) -> torch.Tensor:
+    for group in groups:
+        term = reduce(term, group)
+    return term
+
+
+def _columns(targets_N: torch.Tensor, offset: int, extent: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Column of each target in this process's piece (0 where it lies in another's), and whether it lies here."""
+    column_N = targets_N - offset
+    here_N = (column_N >= 0) & (column_N < extent)
+    return column_N.masked_fill(~here_N, 0), here_N

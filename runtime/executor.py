@@ -1,0 +1,219 @@
+"""Executes a bound plan: the operators of the graph, one after the other, on the tensors of one rank.
+
+    producer ──(promised layouts)──> transfer ──(wanted layouts)──> operator on local tensors ──> checked shape ──> ...
+
+Tensors are plain local tensors; their layouts are known beforehand from the plan. Before an operator its operands are brought from the
+layouts that their producers promised to those that its strategy wants, and autograd brings the gradients back the dual way. After it the
+shapes of the results are compared with what its rule promises: there is no other place where data could move, so nothing is ever
+redistributed unplanned. Data, tensor, sequence, vocabulary and optimizer parallelism are all just layouts here.
+
+A value is dropped after its last use. Under recomputation "full" each repeated block runs under a checkpoint: what it computes is dropped after
+the forward pass and computed again, communication included, when its gradient is needed.
+"""
+
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from planner.errors import StrategyError
+from planner.plan.bind import BoundOperator, BoundPlan
+from planner.sharding.layout import format_layout, local_shape, replicated
+from planner.sharding.rule import Duplex, strategy_names
+from runtime.device_mesh import RankMesh
+from runtime.gather_again import Gathered, gather_again, memory_of
+from runtime.local_ops import LocalCall, local_call
+from runtime.redistribute import Transfer, transfer
+
+Values = MutableMapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operand:
+    """Where an operand comes from, what lies in between, and whether it is a weight."""
+
+    name: str
+    transfer: Transfer | None
+    weight: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruction:
+    """One operator, ready to run. `results` has names and promised local shapes, None for what is not a tensor; `last`
+    the values that nothing after it reads."""
+
+    bound: BoundOperator
+    operands: tuple[Operand, ...]
+    call: LocalCall
+    results: tuple[tuple[str, tuple[int, ...]] | None, ...]
+    last: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Consecutive instructions. `recomputed` ones run under a checkpoint, from the values `reads` to the values `writes`."""
+
+    instructions: tuple[Instruction, ...]
+    recomputed: bool = False
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Executor:
+    """The program of one rank. Build it with `build_executor`."""
+
+    place: RankMesh
+    sections: tuple[Section, ...]
+    loss: str
+    last: Transfer | None = field(default=None)
+
+    def __call__(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        buffers: Mapping[str, torch.Tensor],
+        inputs: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
+        """The loss of one micro-batch, the same on every rank, from local pieces in the layouts of the plan."""
+        held = {**parameters, **buffers}
+        values: Values = {**inputs}
+        for section in self.sections:
+            if section.recomputed and torch.is_grad_enabled():
+                self._recomputed(section, held, values)
+            else:
+                self._run(section, held, values)
+        loss = values.pop(self.loss)
+        return loss if self.last is None else self.last(loss, self.place)
+
+    def _recomputed(self, section: Section, held: Mapping[str, torch.Tensor], values: Values) -> None:
+        def block(*reads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            inside: Values = dict(zip(section.reads, reads, strict=True))
+            self._run(section, held, inside)
+            return tuple(inside[name] for name in section.writes)
+
+        writes = checkpoint(
+            block, *(values[name] for name in section.reads), use_reentrant=False, preserve_rng_state=False
+        )
+        values.update(zip(section.writes, writes, strict=True))
+        for instruction in section.instructions:
+            for name in instruction.last:
+                values.pop(name, None)
+
+    def _run(self, section: Section, held: Mapping[str, torch.Tensor], values: Values) -> None:
+        for instruction in section.instructions:
+            self._step(instruction, held, values, again=not section.recomputed)
+            for name in instruction.last:
+                values.pop(name, None)
+
+    def _step(
+        self, instruction: Instruction, held: Mapping[str, torch.Tensor], values: Values, again: bool
+    ) -> None:
+        operands = []
+        gathered: dict[int, Gathered] = {}
+        for operand in instruction.operands:
+            piece = values[operand.name] if operand.name in values else held[operand.name]
+            if operand.transfer is not None:
+                moved = operand.transfer(piece, self.place)
+                if again and operand.weight and operand.transfer.gathers:
+                    gathered[memory_of(moved)] = Gathered(piece=piece, steps=operand.transfer, place=self.place)
+                piece = moved
+            operands.append(piece)
+        if gathered:
+            with gather_again(gathered):
+                results = instruction.call(operands)
+        else:
+            results = instruction.call(operands)
+        for result, promise in zip(results, instruction.results, strict=True):
+            if promise is not None:
+                name, shape = promise
+                if result.shape != shape:
+                    raise _broken_promise(instruction, name, shape, result)
+                values[name] = result
+
+
+def _broken_promise(
+    instruction: Instruction, name: str, shape: Sequence[int], result: torch.Tensor
+) -> StrategyError:
+    bound = instruction.bound
+    names = ",".join(str(factor) for factor in strategy_names(bound.rule, bound.strategy))
+    return StrategyError(
+        f"operator '{bound.operator.name}' ({bound.rule.format()}, split {names}): its local result '{name}' has shape"
+        f" {tuple(result.shape)}, its rule promises {tuple(shape)}; the rule of {bound.operator.op} is wrong for this call"
+    )
+
+
+def build_executor(bound: BoundPlan, place: RankMesh) -> Executor:
+    """The program of this rank for a plan with one stage. Raises ModelError for an operator that cannot run yet."""
+    graph, mesh = bound.graph, place.mesh
+    promised = _given(bound)
+    last_use = {name: uses[-1] for name, uses in graph.consumers.items()}
+    instructions = []
+    for index, op in enumerate(bound.operators):
+        operands = tuple(
+            Operand(
+                name=name,
+                transfer=transfer(
+                    graph.types[name].shape, mesh, promised[name], wanted, name in graph.differentiable
+                ),
+                weight=name in graph.parameter_names,
+            )
+            for name, wanted in zip(op.operator.operands, op.layouts.operands, strict=True)
+        )
+        made = [name for name in op.operator.results if name is not None]
+        promised.update(zip(made, op.layouts.results, strict=True))
+        shapes = {name: local_shape(graph.types[name].shape, promised[name].forward, mesh.sizes) for name in made}
+        ended = {name for name in op.operator.operands if last_use[name] == index}
+        ended |= {name for name in made if name not in last_use and name != graph.loss}
+        instructions.append(
+            Instruction(
+                bound=op,
+                operands=operands,
+                call=local_call(graph, op, place),
+                results=tuple(None if name is None else (name, shapes[name]) for name in op.operator.results),
+                last=tuple(sorted(ended - {graph.loss})),
+            )
+        )
+    everywhere = Duplex(forward=replicated(len(mesh.axes)), gradient=replicated(len(mesh.axes)))
+    end = transfer(graph.types[graph.loss].shape, mesh, promised[graph.loss], everywhere, differentiable=True)
+    return Executor(place=place, sections=_sections(bound, instructions), loss=graph.loss, last=end)
+
+
+def _given(bound: BoundPlan) -> dict[str, Duplex]:
+    """What is promised before the first operator: stored parameters, whole buffers, inputs as the plan loads them."""
+    whole = replicated(len(bound.plan.mesh.axes))
+    promised = {name: Duplex(forward=layout, gradient=whole) for name, layout in bound.inputs.items()}
+    promised.update((name, Duplex(forward=whole, gradient=whole)) for name in bound.graph.buffers)
+    promised.update((name, Duplex(forward=p.weight, gradient=p.gradient)) for name, p in bound.parameters.items())
+    return promised
+
+
+def _sections(bound: BoundPlan, instructions: Sequence[Instruction]) -> tuple[Section, ...]:
+    """Everything in one section, or what lies before, in each of, and after the blocks that are recomputed."""
+    blocks = bound.blocks
+    if bound.plan.recomputation == "none" or not blocks.count:
+        return (Section(instructions=tuple(instructions)),)
+    sections = [Section(instructions=tuple(instructions[: blocks.start]))]
+    for low in range(blocks.start, blocks.stop, blocks.period):
+        high = low + blocks.period
+        sections.append(_recomputed_section(bound, instructions, low, high))
+    return (*sections, Section(instructions=tuple(instructions[blocks.stop :])))
+
+
+def _recomputed_section(bound: BoundPlan, instructions: Sequence[Instruction], low: int, high: int) -> Section:
+    graph = bound.graph
+    inside = instructions[low:high]
+    made = {promise[0] for instruction in inside for promise in instruction.results if promise is not None}
+    held = graph.parameter_names | set(graph.buffers)
+    reads = _ordered(o.name for i in inside for o in i.operands if o.name not in made and o.name not in held)
+    writes = _ordered(
+        name
+        for name in sorted(made)
+        if name == graph.loss or any(use >= high for use in graph.consumers.get(name, ()))
+    )
+    return Section(instructions=tuple(inside), recomputed=True, reads=reads, writes=writes)
+
+
+def _ordered(names: Iterable[str]) -> tuple[str, ...]:
+    """Each name once, in the order of first mention."""
+    return tuple(dict.fromkeys(names))

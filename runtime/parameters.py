@@ -1,0 +1,103 @@
+"""The parameters and buffers of a model as one rank keeps them.
+
+A parameter is a leaf tensor: this rank's piece of the weight, in the stored layout of the plan. Every use transfers it to the layout that
+the operator wants, and brings the gradient of that use back to the stored gradient layout; autograd adds up the uses, and `accumulate` the
+micro-batches, in float32. A gradient that is partial on an axis is a sum over this rank's samples only, until the optimizer reduces it once a step.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from planner.errors import ModelError
+from planner.graph.operator_graph import OperatorGraph
+from planner.plan.bind import BoundPlan
+from planner.plan.plan import StoredParameter
+from runtime.device_mesh import RankMesh
+from runtime.redistribute import local_piece, whole_tensor
+
+
+@dataclass(kw_only=True)
+class LocalParameter:
+    """A parameter on one rank: its piece of the weight (a leaf), and of the gradient of this step so far.
+
+    `shape` is that of the whole parameter. `gradient` is float32 (float64 for a float64 weight), None before the first.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    stored: StoredParameter
+    piece: torch.Tensor
+    gradient: torch.Tensor | None = None
+
+    @property
+    def trainable(self) -> bool:
+        return self.piece.requires_grad
+
+    def accumulate(self, piece: torch.Tensor) -> None:
+        """Move what autograd has just left in `piece.grad` into `gradient`. Autograd calls it."""
+        assert piece.grad is not None, self.name
+        new = piece.grad.to(torch.promote_types(piece.dtype, torch.float32))
+        piece.grad = None
+        if self.gradient is None:
+            self.gradient = new if new.untyped_storage().nbytes() == new.nbytes else new.clone()  # own memory: it is added to
+        else:
+            self.gradient += new
+
+    def whole(self, place: RankMesh) -> torch.Tensor:
+        """The full weight. Collective."""
+        return whole_tensor(self.piece, self.shape, self.stored.weight, place)
+
+    def whole_gradient(self, place: RankMesh) -> torch.Tensor:
+        """The full gradient, summed; zeros where nothing has been accumulated. Collective."""
+        return whole_tensor(self.local_gradient(), self.shape, self.stored.gradient, place)
+
+    def local_gradient(self) -> torch.Tensor:
+        """The gradient in its stored layout: like the piece, because the two are cut alike."""
+        if self.gradient is not None:
+            return self.gradient
+        return torch.zeros_like(self.piece, dtype=torch.promote_types(self.piece.dtype, torch.float32))
+
+
+def local_parameters(module: nn.Module, bound: BoundPlan, place: RankMesh) -> dict[str, LocalParameter]:
+    """This rank's pieces of the real weights of `module`, copied to its device. Raises ModelError for weights on meta."""
+    weights = dict(module.named_parameters(remove_duplicate=False))
+    found = {}
+    for parameter in bound.graph.parameters:
+        weight = weights[parameter.name]
+        if weight.is_meta:
+            raise ModelError(
+                f"parameter '{parameter.name}' is on the meta device and has no values; build the module on a real device to run it"
+            )
+        stored = bound.parameters[parameter.name]
+        piece = local_piece(weight.detach(), stored.weight, place).to(place.device, copy=True)
+        piece = piece.contiguous().requires_grad_(parameter.trainable)
+        local = LocalParameter(name=parameter.name, shape=tuple(weight.shape), stored=stored, piece=piece)
+        if piece.requires_grad:
+            piece.register_post_accumulate_grad_hook(local.accumulate)
+        found[parameter.name] = local
+    return found
+
+
+def whole_buffers(module: nn.Module, graph: OperatorGraph, device: torch.device) -> Mapping[str, torch.Tensor]:
+    """Buffers and constant tensors that the graph reads, whole on every rank, copied to its device."""
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    return {name: _tensor(module, buffers, name).to(device, copy=True) for name in graph.buffers}
+
+
+def _tensor(module: nn.Module, buffers: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    value: Any = buffers.get(name)
+    if value is None:  # a plain attribute that is a tensor
+        value = module
+        for part in name.split("."):
+            value = getattr(value, part, None)
+    if not isinstance(value, torch.Tensor):
+        raise ModelError(
+            f"the model makes the constant tensor '{name}' in its forward pass; register it as a buffer, so that it can be found"
+        )
+    if value.is_meta:
+        raise ModelError(f"buffer '{name}' is on the meta device and has no values; build the module on a real device to run it")
+    return value.detach()

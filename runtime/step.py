@@ -1,0 +1,146 @@
+"""The training step that a plan describes.
+
+    step = parallelize(module, plan, (tokens, labels))
+    loss = step(tokens, labels)              # the whole global batch, the same on every rank
+
+One step: for each micro-batch take this rank's part of the inputs, run forward and backward, and add up gradients; then reduce the
+gradients once, update, and bring the weights back to where they are kept. The loss is the mean of the losses of the micro-batches.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from planner.errors import PlannerError, RequestError
+from planner.graph.operator_graph import OperatorGraph
+from planner.graph.trace import trace
+from planner.plan.bind import BoundPlan, bind
+from planner.plan.plan import Plan
+from runtime.device_mesh import RankMesh, current_device, rank_mesh
+from runtime.executor import Executor, build_executor
+from runtime.optimizer import OptimizerSettings, ShardedOptimizer
+from runtime.parameters import local_parameters, whole_buffers
+from runtime.redistribute import local_piece
+
+
+class TrainingStep:
+    """One rank's share of a training step. Make it with `parallelize`; every method is collective."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        bound: BoundPlan,
+        place: RankMesh,
+        settings: OptimizerSettings,
+        batched: frozenset[str],
+    ) -> None:
+        self.bound = bound
+        self.place = place
+        self.batched = batched  # inputs whose leading dim is the samples
+        self.executor: Executor = build_executor(bound, place)
+        self.parameters = local_parameters(module, bound, place)
+        self.buffers = whole_buffers(module, bound.graph, place.device)
+        self.optimizer = ShardedOptimizer(
+            bound.plan.training.optimizer, list(self.parameters.values()), settings, place
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> float:
+        """Train on one global batch, given in full on every rank as the arguments of the module; returns the mean loss."""
+        loss = self.accumulate(*args, **kwargs)
+        self.optimizer.step()
+        return float(loss)
+
+    def accumulate(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Forward and backward of all micro-batches: adds to the gradients, changes no weight. Returns the mean loss."""
+        parts = self.bound.plan.training.micro_batches
+        pieces = {name: parameter.piece for name, parameter in self.parameters.items()}
+        total: torch.Tensor | None = None
+        for inputs in self._micro_batches(args, kwargs):
+            loss = self.executor(pieces, self.buffers, inputs)
+            if loss.requires_grad:
+                loss.backward(torch.full_like(loss, 1.0 / parts))
+            share = loss.detach().float() / parts
+            total = share if total is None else total + share
+        assert total is not None, "a plan has at least one micro-batch"
+        return total.reshape(())
+
+    def full_parameters(self) -> dict[str, torch.Tensor]:
+        """The whole weights by name, gathered from all ranks; tied weights under their first name."""
+        return {name: parameter.whole(self.place) for name, parameter in self.parameters.items()}
+
+    def full_gradients(self) -> dict[str, torch.Tensor]:
+        """The whole gradients of the trainable parameters accumulated since the last update, summed over all ranks."""
+        trainable = {name: parameter for name, parameter in self.parameters.items() if parameter.trainable}
+        return {name: parameter.whole_gradient(self.place) for name, parameter in trainable.items()}
+
+    def _micro_batches(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[dict[str, torch.Tensor]]:
+        """This rank's pieces of the inputs, micro-batch by micro-batch."""
+        graph, training = self.bound.graph, self.bound.plan.training
+        given = dict(zip(graph.inputs, self._checked(tensors_of(args, kwargs)), strict=True))
+        for part in range(training.micro_batches):
+            inputs = {}
+            for name, tensor in given.items():
+                whole = _part(tensor, part, training.part) if name in self.batched else tensor
+                inputs[name] = local_piece(whole, self.bound.inputs[name], self.place).to(self.place.device)
+            yield inputs
+
+    def _checked(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
+        graph, training = self.bound.graph, self.bound.plan.training
+        if len(given) != len(graph.inputs):
+            raise RequestError(f"the model was traced with {len(graph.inputs)} input tensors, this batch has {len(given)}")
+        for name, tensor in zip(graph.inputs, given, strict=True):
+            shape = graph.types[name].shape
+            wanted = (training.global_batch, *shape[1:]) if name in self.batched else shape
+            if tuple(tensor.shape) != wanted:
+                raise RequestError(
+                    f"input '{name}' has shape {tuple(tensor.shape)}; the plan takes {wanted}: a global batch of"
+                    f" {training.global_batch} in {training.micro_batches} micro-batches of {training.part}"
+                )
+        return given
+
+
+def parallelize(
+    module: nn.Module,
+    plan: Plan,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    batch: int | None = None,
+    traced: OperatorGraph | None = None,
+    settings: OptimizerSettings | None = None,
+    device: torch.device | None = None,
+) -> TrainingStep:
+    """The training step of `plan` for `module`, whose real weights are taken over. Collective: every rank calls it.
+
+    `args` and `kwargs` are the example inputs with which the module is traced, `batch` the samples in them (by default the leading dim of the
+    first); `traced` is the graph where it is known already. The default process group must exist unless the plan is for one device.
+
+    Raises PlannerError for a plan with several stages, RequestError for a plan for another number of devices, PlanFileError for
+    a plan for another model, ModelError for a model that cannot be traced or executed.
+    """
+    if len(plan.stages) > 1:
+        raise PlannerError(
+            f"the plan has {len(plan.stages)} pipeline stages; pipeline stages are not executed yet, plan with --pipeline 1"
+        )
+    place = rank_mesh(plan.mesh, device or current_device(_local_rank()))
+    leading = tensors_of(args, kwargs or {})[0].shape[0] if batch is None else batch
+    graph = trace(module, args, kwargs) if traced is None else traced
+    batched = frozenset(name for name in graph.inputs if graph.types[name].shape[:1] == (leading,))
+    return TrainingStep(module, bind(plan, graph, leading), place, settings or OptimizerSettings(), batched)
+
+
+def tensors_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors among nested arguments, in the order in which tracing numbers them."""
+    return [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
+
+
+def _local_rank() -> int:
+    return torch.distributed.get_node_local_rank(fallback_rank=0)
+
+
+def _part(tensor: torch.Tensor, part: int, samples: int) -> torch.Tensor:
+    """Micro-batch number `part`, of so many samples, of an input of the global batch."""
+    return tensor.narrow(0, part * samples, samples)
