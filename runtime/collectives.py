@@ -1,7 +1,8 @@
 """Collectives along a dim of a tensor, for the processes of one group.
 
-Plain c10d calls into fresh contiguous outputs: they exist alike in gloo, nccl, hccl and the fake backend, are exact, and never
-record anything for autograd. Inputs may be strided views; outputs never share memory with them. `group` has n processes.
+Plain c10d calls into fresh contiguous outputs: they exist alike in gloo, nccl, hccl and the fake backend, are
+exact, and never record anything for autograd. Inputs may be strided views; outputs never share memory with them.
+`group` has n processes.
 """
 
 import torch
@@ -42,7 +43,7 @@ def _reduced(term: torch.Tensor, operation: dist.ReduceOp.RedOpType, group: dist
 
 def all_to_all(piece: torch.Tensor, dim: int, to_dim: int, group: dist.ProcessGroup) -> torch.Tensor:
     """From pieces cut along `dim` to pieces cut along `to_dim`: extents d, e become n d, e / n."""
-    outgoing = piece.unflatten(to_dim, (group.size(), -1)).movedim(to_dim, 0).contiguous()
+    outgoing = torch.stack(piece.chunk(group.size(), to_dim))
     incoming = torch.empty_like(outgoing)
     dist.all_to_all_single(incoming, outgoing, group=group)
     return incoming.movedim(0, dim).flatten(dim, dim + 1)

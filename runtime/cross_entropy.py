@@ -7,9 +7,10 @@ With the logits x of one sample, split over processes into pieces, and its targe
     loss = m + log z - x_t                          x_t is known to one process: all-reduce (sum)
     gradient of x_j = (exp(x_j - m) / z - [j = t]) / count      no communication
 
-(Shoeybi et al. 2019, Megatron-LM, section 3.) A mean is over all targets that are not ignored, so `count` is all-reduced over the axes
-that split the samples; what a process returns is its term of the sum over these axes. Label smoothing e adds the mean of -log p over
-the vocabulary of size V with weight e, which takes one more all-reduce: (1 - e) [j = t] + e / V instead of [j = t].
+(Shoeybi et al. 2019, Megatron-LM, section 3.) A mean is over all targets that are not ignored, so `count` is
+all-reduced over the axes that split the samples; what a process returns is its term of the sum over these axes.
+Label smoothing e adds the mean of -log p over the vocabulary of size V with weight e, which takes one more
+all-reduce: (1 - e) [j = t] + e / V instead of [j = t].
 
 Shape legend: N local samples, V local vocabulary.
 """
@@ -41,7 +42,8 @@ class SplitLoss:
 
 
 def split_cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor, split: SplitLoss) -> torch.Tensor:
-    """This process's term of the loss, a scalar of the dtype of the logits; equal on all processes of the vocabulary axes."""
+    """This process's term of the loss, a scalar of the dtype of the logits; equal on all processes of the
+    vocabulary axes."""
     return _SplitCrossEntropy.apply(logits_NV, targets_N, split)  # type: ignore[no-any-return, no-untyped-call]
 
 

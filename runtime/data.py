@@ -1,7 +1,8 @@
 """Synthetic batches: the same on every rank, for the same seed and step.
 
-Integers are drawn below the vocabulary where it is known, else from the values of the example; floating point values are standard normal. Only shapes,
-types and ranges are realistic: a model can learn nothing from them but the bias of its output.
+Integers are drawn below the vocabulary where it is known, else from the values of the example; floating point
+values are standard normal. Only shapes, types and ranges are realistic: a model can learn nothing from them but the
+bias of its output.
 """
 
 from collections.abc import Sequence

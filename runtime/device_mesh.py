@@ -1,10 +1,11 @@
-"""The mesh of a plan on real processes: which device this rank has, where it stands, and with whom it talks on each axis.
+"""The mesh of a plan on real processes: which device this rank has, where it stands, and with whom it talks on each
+axis.
 
     plan mesh 2x4:   rank 6 = coordinate (1, 2)
     axis 0 (stride 4): talks to rank 2            axis 1 (stride 1): talks to ranks 4, 5, 7
 
-The device is the accelerator that torch finds, else the CPU; the backend (gloo, nccl, hccl, ...) is the one that torch has
-registered for that type of device. Nothing here names a vendor.
+The device is the accelerator that torch finds, else the CPU; the backend (gloo, nccl, hccl, ...) is the one that
+torch has registered for that type of device. Nothing here names a vendor.
 """
 
 from dataclasses import dataclass

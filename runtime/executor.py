@@ -2,13 +2,15 @@
 
     producer ──(promised layouts)──> transfer ──(wanted layouts)──> operator on local tensors ──> checked shape ──> ...
 
-Tensors are plain local tensors; their layouts are known beforehand from the plan. Before an operator its operands are brought from the
-layouts that their producers promised to those that its strategy wants, and autograd brings the gradients back the dual way. After it the
-shapes of the results are compared with what its rule promises: there is no other place where data could move, so nothing is ever
-redistributed unplanned. Data, tensor, sequence, vocabulary and optimizer parallelism are all just layouts here.
+Tensors are plain local tensors; their layouts are known beforehand from the plan. Before an operator its operands
+are brought from the layouts that their producers promised to those that its strategy wants, and autograd brings the
+gradients back the dual way. After it the shapes of the results are compared with what its rule promises: there is
+no other place where data could move, so nothing is ever redistributed unplanned. Data, tensor, sequence, vocabulary
+and optimizer parallelism are all just layouts here.
 
-A value is dropped after its last use. Under recomputation "full" each repeated block runs under a checkpoint: what it computes is dropped after
-the forward pass and computed again, communication included, when its gradient is needed.
+A value is dropped after its last use. Under recomputation "full" each repeated block runs under a checkpoint: what
+it computes is dropped after the forward pass and computed again, communication included, when its gradient is
+needed.
 """
 
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
@@ -19,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from planner.errors import StrategyError
 from planner.plan.bind import BoundOperator, BoundPlan
-from planner.sharding.layout import format_layout, local_shape, replicated
+from planner.sharding.layout import local_shape, replicated
 from planner.sharding.rule import Duplex, strategy_names
 from runtime.device_mesh import RankMesh
 from runtime.gather_again import Gathered, gather_again, memory_of
@@ -52,7 +54,8 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Consecutive instructions. `recomputed` ones run under a checkpoint, from the values `reads` to the values `writes`."""
+    """Consecutive instructions. `recomputed` ones run under a checkpoint, from the values `reads` to the values
+    `writes`."""
 
     instructions: tuple[Instruction, ...]
     recomputed: bool = False
@@ -106,9 +109,7 @@ class Executor:
             for name in instruction.last:
                 values.pop(name, None)
 
-    def _step(
-        self, instruction: Instruction, held: Mapping[str, torch.Tensor], values: Values, again: bool
-    ) -> None:
+    def _step(self, instruction: Instruction, held: Mapping[str, torch.Tensor], values: Values, again: bool) -> None:
         operands = []
         gathered: dict[int, Gathered] = {}
         for operand in instruction.operands:
@@ -132,14 +133,13 @@ class Executor:
                 values[name] = result
 
 
-def _broken_promise(
-    instruction: Instruction, name: str, shape: Sequence[int], result: torch.Tensor
-) -> StrategyError:
+def _broken_promise(instruction: Instruction, name: str, shape: Sequence[int], result: torch.Tensor) -> StrategyError:
     bound = instruction.bound
     names = ",".join(str(factor) for factor in strategy_names(bound.rule, bound.strategy))
     return StrategyError(
         f"operator '{bound.operator.name}' ({bound.rule.format()}, split {names}): its local result '{name}' has shape"
-        f" {tuple(result.shape)}, its rule promises {tuple(shape)}; the rule of {bound.operator.op} is wrong for this call"
+        f" {tuple(result.shape)}, its rule promises {tuple(shape)};"
+        f" the rule of {bound.operator.op} is wrong for this call"
     )
 
 
@@ -153,9 +153,7 @@ def build_executor(bound: BoundPlan, place: RankMesh) -> Executor:
         operands = tuple(
             Operand(
                 name=name,
-                transfer=transfer(
-                    graph.types[name].shape, mesh, promised[name], wanted, name in graph.differentiable
-                ),
+                transfer=transfer(graph.types[name].shape, mesh, promised[name], wanted, name in graph.differentiable),
                 weight=name in graph.parameter_names,
             )
             for name, wanted in zip(op.operator.operands, op.layouts.operands, strict=True)
@@ -207,9 +205,7 @@ def _recomputed_section(bound: BoundPlan, instructions: Sequence[Instruction], l
     held = graph.parameter_names | set(graph.buffers)
     reads = _ordered(o.name for i in inside for o in i.operands if o.name not in made and o.name not in held)
     writes = _ordered(
-        name
-        for name in sorted(made)
-        if name == graph.loss or any(use >= high for use in graph.consumers.get(name, ()))
+        name for name in sorted(made) if name == graph.loss or any(use >= high for use in graph.consumers.get(name, ()))
     )
     return Section(instructions=tuple(inside), recomputed=True, reads=reads, writes=writes)
 

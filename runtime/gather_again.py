@@ -3,8 +3,9 @@
     forward   piece ──all_gather──> weight ──> operator        autograd would keep the whole weight until backward
     backward  piece ──all_gather──> weight ──> gradient        instead it keeps the piece that is there anyway
 
-Autograd may save the weight itself or a view of it (a linear layer saves the transpose). A saved tensor that shares its memory with a gathered
-weight is kept as its geometry; unpacked, the same steps give the same memory again. Saved once and used twice it is gathered twice.
+Autograd may save the weight itself or a view of it (a linear layer saves the transpose). A saved tensor that shares
+its memory with a gathered weight is kept as its geometry; unpacked, the same steps give the same memory again.
+Saved once and used twice it is gathered twice.
 """
 
 from collections.abc import Mapping
@@ -44,7 +45,7 @@ def gather_again(gathered: Mapping[int, Gathered]) -> torch.autograd.graph.saved
         if source is None:
             return tensor
         return _View(
-            source=source, shape=tuple(tensor.shape), stride=tuple(tensor.stride()), offset=tensor.storage_offset()
+            source=source, shape=tuple(tensor.shape), stride=tuple(tensor.stride()), offset=int(tensor.storage_offset())
         )
 
     def unpack(saved: torch.Tensor | _View) -> torch.Tensor:
@@ -58,5 +59,6 @@ def gather_again(gathered: Mapping[int, Gathered]) -> torch.autograd.graph.saved
 
 
 def memory_of(tensor: torch.Tensor) -> int:
-    """Address of a tensor's storage object, equal for all its views; fake tensors have one too, unlike a data pointer."""
-    return tensor.untyped_storage()._cdata
+    """Address of a tensor's storage object, equal for all its views; fake tensors have one too, unlike a data
+    pointer."""
+    return int(tensor.untyped_storage()._cdata)

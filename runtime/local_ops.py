@@ -1,8 +1,8 @@
 """How one device computes its part of an operator: the call on local tensors.
 
-Most operators are themselves on shards: the operator that was traced, with local tensors for its tensor arguments. The exceptions follow from the
-rule (`local_form`, `mean_over`) or stand in `LOCAL_OPS`, by name: operators whose pieces need to know where they lie, or that
-spell out an extent.
+Most operators are themselves on shards: the operator that was traced, with local tensors for its tensor arguments.
+The exceptions follow from the rule (`local_form`, `mean_over`) or stand in `LOCAL_OPS`, by name: operators whose
+pieces need to know where they lie, or that spell out an extent.
 """
 
 import functools
@@ -24,7 +24,8 @@ from runtime.cross_entropy import SplitLoss, split_cross_entropy
 from runtime.device_mesh import RankMesh
 
 LocalCall = Callable[[Sequence[torch.Tensor]], Sequence[Any]]
-"""From the local operands, in the order of `Operator.operands`, to the local results, in the order of `Operator.results`."""
+"""From the local operands, in the order of `Operator.operands`, to the local results, in the order of
+`Operator.results`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +124,9 @@ def _embedding(
     """Rows that this rank has, zeros for the others: a term of a sum over the axes that split the vocabulary."""
     rows = weight_VH.shape[0]
     if scale_grad_by_freq:
-        raise ModelError(f"{shard.bound.operator.name}: scale_grad_by_freq counts over the whole batch; it is not supported")
+        raise ModelError(
+            f"{shard.bound.operator.name}: scale_grad_by_freq counts over the whole batch; it is not supported"
+        )
     if not shard.axes("v"):
         return F.embedding(indices, weight_VH, padding_idx if padding_idx >= 0 else None)
     offset = shard.offset("v")
@@ -151,7 +154,7 @@ def _cross_entropy(
         return torch.ops.aten.cross_entropy_loss(  # type: ignore[no-any-return]
             logits_NV, targets_N, weight, reduction, ignore_index, label_smoothing
         )
-    assert weight is None and reduction != _NONE, "the rule of cross entropy covers neither class weights nor no reduction"
+    assert reduction != _NONE, "the rule of cross entropy covers a scalar result only"
     split = SplitLoss(
         vocabulary_groups=tuple(shard.place.group(axis) for axis in vocabulary),
         sample_groups=tuple(shard.place.group(axis) for axis in samples),
@@ -180,7 +183,8 @@ RANDOM: Mapping[str, tuple[int, str, int | None]] = {
     "aten.dropout.default": (1, "p", 2),
     "aten.scaled_dot_product_attention.default": (4, "dropout_p", None),
 }
-"""Operators that drop values: position and name of the probability, and position of the argument that switches them on."""
+"""Operators that drop values: position and name of the probability, and position of the argument that switches them
+on."""
 
 
 def _refuse_randomness(graph: OperatorGraph, op: Operator) -> None:

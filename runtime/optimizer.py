@@ -4,8 +4,9 @@ Once a step, for every parameter:
 
     gradient layout ──sum, cut──> state layout ──update──> state layout ──gather──> weight layout
 
-The update is that of `torch.optim`, element by element, so it is exact on pieces. What it updates is the *master*: the weight in the layout of the state and in
-float32. Where the weight is float32 and the state just cuts it finer (or not at all), the master is a view of the weight and costs no memory.
+The update is that of `torch.optim`, element by element, so it is exact on pieces. What it updates is the *master*:
+the weight in the layout of the state and in float32. Where the weight is float32 and the state just cuts it finer
+(or not at all), the master is a view of the weight and costs no memory.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -82,11 +83,16 @@ class ShardedOptimizer:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Reduce the gradients, update, bring the new weights to the layout in which they are kept, and drop the gradients."""
+        """Reduce the gradients, update, bring the new weights to the layout in which they are kept, and drop the
+        gradients."""
         for master in self._masters:
             parameter = master.parameter
             gradient = convert(
-                parameter.local_gradient(), parameter.shape, parameter.stored.gradient, parameter.stored.state, self._place
+                parameter.local_gradient(),
+                parameter.shape,
+                parameter.stored.gradient,
+                parameter.stored.state,
+                self._place,
             )
             parameter.gradient = None
             master.weight.grad = gradient.to(master.weight.dtype)

@@ -1,8 +1,9 @@
 """The parameters and buffers of a model as one rank keeps them.
 
-A parameter is a leaf tensor: this rank's piece of the weight, in the stored layout of the plan. Every use transfers it to the layout that
-the operator wants, and brings the gradient of that use back to the stored gradient layout; autograd adds up the uses, and `accumulate` the
-micro-batches, in float32. A gradient that is partial on an axis is a sum over this rank's samples only, until the optimizer reduces it once a step.
+A parameter is a leaf tensor: this rank's piece of the weight, in the stored layout of the plan. Every use transfers
+it to the layout that the operator wants, and brings the gradient of that use back to the stored gradient layout;
+autograd adds up the uses, and `accumulate` the micro-batches, in float32. A gradient that is partial on an axis is
+a sum over this rank's samples only, until the optimizer reduces it once a step.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from torch import nn
 from planner.errors import ModelError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan
-from planner.plan.plan import StoredParameter
+from planner.sharding.stored import StoredParameter
 from runtime.device_mesh import RankMesh
 from runtime.redistribute import local_piece, whole_tensor
 
@@ -43,7 +44,9 @@ class LocalParameter:
         new = piece.grad.to(torch.promote_types(piece.dtype, torch.float32))
         piece.grad = None
         if self.gradient is None:
-            self.gradient = new if new.untyped_storage().nbytes() == new.nbytes else new.clone()  # own memory: it is added to
+            self.gradient = (
+                new if new.untyped_storage().nbytes() == new.nbytes else new.clone()
+            )  # own memory: it is added to
         else:
             self.gradient += new
 
@@ -63,21 +66,23 @@ class LocalParameter:
 
 
 def local_parameters(module: nn.Module, bound: BoundPlan, place: RankMesh) -> dict[str, LocalParameter]:
-    """This rank's pieces of the real weights of `module`, copied to its device. Raises ModelError for weights on meta."""
+    """This rank's pieces of the real weights of `module`, copied to its device. Raises ModelError for weights on
+    meta."""
     weights = dict(module.named_parameters(remove_duplicate=False))
     found = {}
     for parameter in bound.graph.parameters:
         weight = weights[parameter.name]
         if weight.is_meta:
             raise ModelError(
-                f"parameter '{parameter.name}' is on the meta device and has no values; build the module on a real device to run it"
+                f"parameter '{parameter.name}' is on the meta device and has no values;"
+                " build the module on a real device to run it"
             )
         stored = bound.parameters[parameter.name]
         piece = local_piece(weight.detach(), stored.weight, place).to(place.device, copy=True)
         piece = piece.contiguous().requires_grad_(parameter.trainable)
         local = LocalParameter(name=parameter.name, shape=tuple(weight.shape), stored=stored, piece=piece)
         if piece.requires_grad:
-            piece.register_post_accumulate_grad_hook(local.accumulate)
+            piece.register_post_accumulate_grad_hook(local.accumulate)  # type: ignore[no-untyped-call]
         found[parameter.name] = local
     return found
 
@@ -96,8 +101,11 @@ def _tensor(module: nn.Module, buffers: Mapping[str, torch.Tensor], name: str) -
             value = getattr(value, part, None)
     if not isinstance(value, torch.Tensor):
         raise ModelError(
-            f"the model makes the constant tensor '{name}' in its forward pass; register it as a buffer, so that it can be found"
+            f"the model makes the constant tensor '{name}' in its forward pass;"
+            " register it as a buffer, so that it can be found"
         )
     if value.is_meta:
-        raise ModelError(f"buffer '{name}' is on the meta device and has no values; build the module on a real device to run it")
+        raise ModelError(
+            f"buffer '{name}' is on the meta device and has no values; build the module on a real device to run it"
+        )
     return value.detach()

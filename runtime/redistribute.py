@@ -5,8 +5,8 @@ A value is promised by its producer in one pair of layouts and wanted by its con
     value      producer.forward  ──steps──>  consumer.forward
     gradient   producer.gradient <──steps──  consumer.gradient
 
-Both directions are short lists of collectives and local cuts that `planner.sharding.redistribute` found; this file only carries
-them out. Tensors are the local pieces; layouts are known beforehand and never travel with them.
+Both directions are short lists of collectives and local cuts that `planner.sharding.redistribute` found; this file
+only carries them out. Tensors are the local pieces; layouts are known beforehand and never travel with them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -76,9 +76,7 @@ def apply_steps(piece: torch.Tensor, steps: Sequence[Step], place: RankMesh) -> 
     return piece
 
 
-def convert(
-    piece: torch.Tensor, shape: Sequence[int], source: Layout, target: Layout, place: RankMesh
-) -> torch.Tensor:
+def convert(piece: torch.Tensor, shape: Sequence[int], source: Layout, target: Layout, place: RankMesh) -> torch.Tensor:
     """The local piece in layout `target` of a tensor of global `shape`, from that in layout `source`; no gradient."""
     with torch.no_grad():
         return apply_steps(piece.detach(), redistribution(shape, place.mesh, source, target), place)
@@ -112,7 +110,9 @@ class Transfer:
         return apply_steps(piece, self.forward, place)
 
 
-def transfer(shape: Sequence[int], mesh: Mesh, producer: Duplex, consumer: Duplex, differentiable: bool) -> Transfer | None:
+def transfer(
+    shape: Sequence[int], mesh: Mesh, producer: Duplex, consumer: Duplex, differentiable: bool
+) -> Transfer | None:
     """What lies between a producer's promise and a consumer's wish for a tensor of global `shape`; None for nothing."""
     forward = redistribution(shape, mesh, producer.forward, consumer.forward)
     backward = redistribution(shape, mesh, consumer.gradient, producer.gradient) if differentiable else ()

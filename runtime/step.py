@@ -3,8 +3,9 @@
     step = parallelize(module, plan, (tokens, labels))
     loss = step(tokens, labels)              # the whole global batch, the same on every rank
 
-One step: for each micro-batch take this rank's part of the inputs, run forward and backward, and add up gradients; then reduce the
-gradients once, update, and bring the weights back to where they are kept. The loss is the mean of the losses of the micro-batches.
+One step: for each micro-batch take this rank's part of the inputs, run forward and backward, and add up gradients;
+then reduce the gradients once, update, and bring the weights back to where they are kept. The loss is the mean of
+the losses of the micro-batches.
 """
 
 from collections.abc import Iterator, Mapping
@@ -48,20 +49,22 @@ class TrainingStep:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> float:
-        """Train on one global batch, given in full on every rank as the arguments of the module; returns the mean loss."""
+        """Train on one global batch, given in full on every rank as the arguments of the module; returns the mean
+        loss."""
         loss = self.accumulate(*args, **kwargs)
         self.optimizer.step()
         return float(loss)
 
     def accumulate(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Forward and backward of all micro-batches: adds to the gradients, changes no weight. Returns the mean loss."""
+        """Forward and backward of all micro-batches: adds to the gradients, changes no weight. Returns the mean
+        loss."""
         parts = self.bound.plan.training.micro_batches
         pieces = {name: parameter.piece for name, parameter in self.parameters.items()}
         total: torch.Tensor | None = None
         for inputs in self._micro_batches(args, kwargs):
             loss = self.executor(pieces, self.buffers, inputs)
             if loss.requires_grad:
-                loss.backward(torch.full_like(loss, 1.0 / parts))
+                torch.autograd.backward(loss, torch.full_like(loss, 1.0 / parts))
             share = loss.detach().float() / parts
             total = share if total is None else total + share
         assert total is not None, "a plan has at least one micro-batch"
@@ -90,7 +93,9 @@ class TrainingStep:
     def _checked(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
         graph, training = self.bound.graph, self.bound.plan.training
         if len(given) != len(graph.inputs):
-            raise RequestError(f"the model was traced with {len(graph.inputs)} input tensors, this batch has {len(given)}")
+            raise RequestError(
+                f"the model was traced with {len(graph.inputs)} input tensors, this batch has {len(given)}"
+            )
         for name, tensor in zip(graph.inputs, given, strict=True):
             shape = graph.types[name].shape
             wanted = (training.global_batch, *shape[1:]) if name in self.batched else shape
@@ -115,21 +120,28 @@ def parallelize(
 ) -> TrainingStep:
     """The training step of `plan` for `module`, whose real weights are taken over. Collective: every rank calls it.
 
-    `args` and `kwargs` are the example inputs with which the module is traced, `batch` the samples in them (by default the leading dim of the
-    first); `traced` is the graph where it is known already. The default process group must exist unless the plan is for one device.
+    `args` and `kwargs` are the example inputs with which the module is traced, `batch` the samples in them (by
+    default the leading dim of the first); `traced` is the graph where it is known already. The default process
+    group must exist unless the plan is for one device.
 
-    Raises PlannerError for a plan with several stages, RequestError for a plan for another number of devices, PlanFileError for
-    a plan for another model, ModelError for a model that cannot be traced or executed.
+    Raises PlannerError for a plan with several stages, RequestError for a plan for another number of devices,
+    PlanFileError for a plan for another model, ModelError for a model that cannot be traced or executed.
     """
-    if len(plan.stages) > 1:
-        raise PlannerError(
-            f"the plan has {len(plan.stages)} pipeline stages; pipeline stages are not executed yet, plan with --pipeline 1"
-        )
-    place = rank_mesh(plan.mesh, device or current_device(_local_rank()))
+    check_stages(plan)
+    place = rank_mesh(plan.mesh, device or current_device(local_rank()))
     leading = tensors_of(args, kwargs or {})[0].shape[0] if batch is None else batch
     graph = trace(module, args, kwargs) if traced is None else traced
     batched = frozenset(name for name in graph.inputs if graph.types[name].shape[:1] == (leading,))
     return TrainingStep(module, bind(plan, graph, leading), place, settings or OptimizerSettings(), batched)
+
+
+def check_stages(plan: Plan) -> None:
+    """Raise PlannerError for a plan with pipeline stages."""
+    if len(plan.stages) > 1:
+        raise PlannerError(
+            f"the plan has {len(plan.stages)} pipeline stages;"
+            " pipeline stages are not executed yet, plan with --pipeline 1"
+        )
 
 
 def tensors_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -137,7 +149,8 @@ def tensors_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.T
     return [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
 
 
-def _local_rank() -> int:
+def local_rank() -> int:
+    """Number of this process on its node; 0 where nothing says otherwise."""
     return torch.distributed.get_node_local_rank(fallback_rank=0)
 
 

@@ -1,1 +1,3 @@
-"""."""
+"""The command line `plan`."""
+
+__all__: list[str] = []

@@ -123,7 +123,8 @@ class _Loss(nn.Module):
                 f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"{type(loss).__name__}"
             )
             raise ModelError(
-                f"calling {type(self.model).__name__} on the example inputs returned {shape}; return the scalar loss, alone,"
+                f"calling {type(self.model).__name__} on the example inputs returned {shape}; return the scalar "
+                "loss, alone,"
                 " first of a tuple, or as `.loss`"
             )
         return loss
@@ -131,7 +132,8 @@ class _Loss(nn.Module):
 
 def _changes(module: nn.Module, name: str) -> ModelError:
     return ModelError(
-        f"{type(module).__name__} changes {name} in its forward pass; inputs and buffers that are updated while training"
+        f"{type(module).__name__} changes {name} in its forward pass; inputs and buffers that are updated while "
+        "training"
         " (running statistics) are not supported yet"
     )
 
@@ -179,17 +181,18 @@ class _Reader:
         buffers: list[str] = []
         parameters = _parameters(self.module, self.types)
         canonical = {alias: p.name for p in parameters for alias in (p.name, *p.aliases)}
-        constants = {**signature.inputs_to_lifted_tensor_constants}
+        weights = dict(signature.inputs_to_parameters)
+        kept = {**signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
         for node in self.exported.graph.nodes:
             if node.op == "placeholder":
-                target = signature.inputs_to_parameters.get(node.name)
+                target = weights.get(node.name)
                 if target is not None:
                     self.names[node.name] = ValueRef(canonical[target.removeprefix("model.")])
                     continue
                 value = node.meta["val"]
                 if not isinstance(value, torch.Tensor):
                     continue
-                held = signature.inputs_to_buffers.get(node.name) or constants.get(node.name)
+                held = kept.get(node.name)
                 name = held.removeprefix("model.") if held else node.name
                 self.types[name] = tensor_type(value)
                 self.names[node.name] = ValueRef(name)
@@ -233,7 +236,8 @@ class _Reader:
             if isinstance(result, torch.Tensor):
                 if not all(isinstance(extent, int) for extent in result.shape):
                     raise ModelError(
-                        f"{type(self.module).__name__}: the result of {op} has the shape {tuple(result.shape)}, which depends"
+                        f"{type(self.module).__name__}: the result of {op} has the shape {tuple(result.shape)}, "
+                        "which depends"
                         f" on the content of a tensor{_line(node)}"
                     )
                 self.types[name] = tensor_type(result)

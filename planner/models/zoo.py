@@ -72,14 +72,14 @@ _GPT3 = "Brown et al. 2020 (arXiv 2005.14165), table 2.1"
 _TINY = "made for tests and demonstrations"
 
 ZOO: Mapping[str, ZooEntry] = {
-    "llama-tiny": _llama(_TINY, 2, 128, 256, 8, 4, 512, 64),
+    "llama-tiny": _llama(_TINY, 4, 256, 512, 8, 4, 1024, 128),
     "llama2-7b": _llama(_LLAMA2, 32, 4096, 11008, 32, 32, 32000, 4096, 1e4),
     "llama2-13b": _llama(_LLAMA2, 40, 5120, 13824, 40, 40, 32000, 4096, 1e4),
     "llama2-70b": _llama(_LLAMA2, 80, 8192, 28672, 64, 8, 32000, 4096, 1e4),
     "llama8b": _llama(_LLAMA3, 32, 4096, 14336, 32, 8, 128256, 8192),
     "llama70b": _llama(_LLAMA3, 80, 8192, 28672, 64, 8, 128256, 8192),
     "llama405b": _llama(_LLAMA3, 126, 16384, 53248, 128, 8, 128256, 8192),
-    "gpt-tiny": _gpt(_TINY, 2, 128, 8, 512, 64),
+    "gpt-tiny": _gpt(_TINY, 4, 256, 8, 1024, 128),
     "gpt2": _gpt(_GPT2, 12, 768, 12, 50257, 1024),
     "gpt2-medium": _gpt(_GPT2, 24, 1024, 16, 50257, 1024),
     "gpt2-large": _gpt(_GPT2, 36, 1280, 20, 50257, 1024),
@@ -114,12 +114,14 @@ def _from_zoo(name: str, *, dtype: str, device: str, sequence_length: int | None
 
     entry = ZOO[name]
     dimensions = dict(entry.dimensions)
-    sequence = sequence_length or entry.sequence_length
+    sequence = entry.sequence_length if sequence_length is None else sequence_length
+    if sequence < 1:
+        raise ModelError(f"--seq-len {sequence}: a sequence has 1 token or more")
     if entry.family == "gpt" and sequence > entry.sequence_length:
         raise ModelError(
             f"{name} has learned positions for {entry.sequence_length} tokens; --seq-len {sequence} is longer"
         )
-    dimensions["sequence_length"] = max(sequence, 1)
+    dimensions["sequence_length"] = sequence
     with torch.device(device):
         module = _family(entry.family)(dimensions).to(getattr(torch, dtype))
         tokens, labels = (torch.zeros(TRACE_BATCH, sequence, dtype=torch.int64) for _ in range(2))
@@ -155,17 +157,23 @@ def _from_factory(reference: str, *, dtype: str, device: str) -> BuiltModel:
     except Exception as error:
         raise ModelError(f"the factory {reference} raised {type(error).__name__}: {error}") from error
     parts = made if isinstance(made, tuple) else (made,)
-    if len(parts) not in (2, 3) or not isinstance(parts[0], torch.nn.Module) or not isinstance(parts[1], tuple | list):
+    kinds = (torch.nn.Module, tuple | list, Mapping)
+    if len(parts) not in (2, 3) or not all(isinstance(part, kind) for part, kind in zip(parts, kinds, strict=False)):
         raise ModelError(
             f"the factory {reference} must return (module, args) or (module, args, kwargs); it returned {_kinds(made)}"
         )
-    module, args, kwargs = parts[0], tuple(parts[1]), dict(parts[2]) if len(parts) == 3 else {}
+    floating = getattr(torch, dtype)
+
+    def converted(leaf: Any) -> Any:
+        return leaf.to(floating) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+    args, kwargs = pytree.tree_map(converted, (tuple(parts[1]), dict(parts[2]) if len(parts) == 3 else {}))
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.dim()]
     if not tensors:
         raise ModelError(f"the factory {reference} returned no example tensor with a batch dim")
     return BuiltModel(
         reference=reference,
-        module=module.to(getattr(torch, dtype)),
+        module=parts[0].to(floating),
         args=args,
         kwargs=kwargs,
         batch=int(tensors[0].shape[0]),
@@ -181,9 +189,11 @@ def _load_factory(reference: str) -> Callable[[], Any]:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(path)
-    except ImportError as error:
+    except Exception as error:
         raise ModelError(
-            f"cannot import '{path}' of --model {reference}: {error}; it is looked for on the import path and in {here}"
+            f"cannot import '{path}' of --model {reference}: {type(error).__name__}: {error}; it is looked for on "
+            "the import"
+            f" path and in {here}"
         ) from error
     factory = getattr(module, name, None)
     if not callable(factory):

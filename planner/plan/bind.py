@@ -1,7 +1,7 @@
 """A plan bound to its graph: the strategy, the rule and the layouts of every single operator and parameter.
 
-Binding is where a plan is checked against the model: the fingerprint, every name, every factor, every layout. What comes out is legal and
-complete, and is all that the runtime and the pricing need.
+Binding is where a plan is checked against the model: the fingerprint, every name, every factor, every layout. What
+comes out is legal and complete, and is all that the runtime and the pricing need.
 """
 
 from collections.abc import Mapping
@@ -56,12 +56,14 @@ def prepare(traced: OperatorGraph) -> tuple[OperatorGraph, BlockRun]:
 def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
     """Bind a plan to the traced graph of its model, whose example inputs have `batch` samples.
 
-    Raises PlanFileError where the plan is for another graph or misses something, StrategyError where a choice is illegal.
+    Raises PlanFileError where the plan is for another graph or misses something, StrategyError where a choice is
+    illegal.
     """
     found = traced.fingerprint()
     if plan.model.fingerprint != found:
         raise PlanFileError(
-            f"the plan is for another graph of {plan.model.reference}: it has the fingerprint {plan.model.fingerprint[:19]}..., this model has"
+            f"the plan is for another graph of {plan.model.reference}: it has the fingerprint "
+            f"{plan.model.fingerprint[:19]}..., this model has"
             f" {found[:19]}...; the model changed since the plan was made, so plan it again"
         )
     prepared, blocks = prepare(traced)
@@ -73,18 +75,25 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
     inputs = dict(plan.inputs)
     for name in graph.inputs:
         if name not in inputs:
-            raise PlanFileError(f"inputs: no layout for input '{name}'; the model has the inputs {', '.join(graph.inputs)}")
+            raise PlanFileError(
+                f"inputs: no layout for input '{name}'; the model has the inputs {', '.join(graph.inputs)}"
+            )
         _check_layout(plan.mesh, graph, f"inputs['{name}']", name, inputs[name])
     return BoundPlan(plan=plan, graph=graph, blocks=blocks, operators=operators, parameters=stored, inputs=inputs)
 
 
-def _bound(mesh: Mesh, graph: OperatorGraph, op: Operator, strategies: Mapping[str, tuple[str | None, ...]]) -> BoundOperator:
+def _bound(
+    mesh: Mesh, graph: OperatorGraph, op: Operator, strategies: Mapping[str, tuple[str | None, ...]]
+) -> BoundOperator:
     where = f"operator '{op.name}'"
     if op.name not in strategies:
         raise PlanFileError(f"{where} of the model has no strategy in the plan; add it to its group, or plan again")
     names = strategies[op.name]
     if len(names) != len(mesh.axes):
-        raise StrategyError(f"{where}: the strategy has {len(names)} entries, the mesh has {len(mesh.axes)} axes ({', '.join(mesh.names)})")
+        raise StrategyError(
+            f"{where}: the strategy has {len(names)} entries, the mesh has {len(mesh.axes)} axes "
+            f"({', '.join(mesh.names)})"
+        )
     rule = rule_of(graph, op)
     strategy = named_strategy(rule, names, where)
     check_strategy(rule, strategy, mesh, where)
@@ -114,10 +123,16 @@ def _spread(
                 stored[twin] = parameter
         covered += range(group.first_block, group.first_block + group.blocks)
     if sorted(covered) != list(range(blocks.count)):
-        raise PlanFileError(f"groups: the groups of blocks must cover the blocks 0 to {blocks.count - 1} once each; they cover {_ranges(plan)}")
+        raise PlanFileError(
+            f"groups: the groups of blocks must cover the blocks 0 to {blocks.count - 1} once each; they cover "
+            f"{_ranges(plan)}"
+        )
     missing = [parameter.name for parameter in graph.parameters if parameter.name not in stored]
     if missing:
-        raise PlanFileError(f"parameter '{missing[0]}' of the model has no stored layouts in the plan; add it to its group, or plan again")
+        raise PlanFileError(
+            f"parameter '{missing[0]}' of the model has no stored layouts in the plan; add it to its group, or "
+            "plan again"
+        )
     return strategies, stored
 
 
@@ -131,7 +146,8 @@ def _twins(graph: OperatorGraph, blocks: BlockRun, group: Group, index: int, pla
         return [graph.operators[index].name]
     if blocks.block_of(index) != group.first_block or group.first_block + group.blocks > blocks.count:
         raise PlanFileError(
-            f"{place}: operator '{graph.operators[index].name}' is not in block {group.first_block}; a group lists the names of its first block"
+            f"{place}: operator '{graph.operators[index].name}' is not in block {group.first_block}; a group lists "
+            "the names of its first block"
         )
     return [graph.operators[index + k * blocks.period].name for k in range(group.blocks)]
 
@@ -140,7 +156,10 @@ def _parameter_twins(graph: OperatorGraph, blocks: BlockRun, group: Group, place
     if not group.blocks:
         return {}
     if group.first_block + group.blocks > blocks.count:
-        raise PlanFileError(f"{place}: the model has {blocks.count} blocks, the group ends at block {group.first_block + group.blocks - 1}")
+        raise PlanFileError(
+            f"{place}: the model has {blocks.count} blocks, the group ends at block "
+            f"{group.first_block + group.blocks - 1}"
+        )
     rows = [block_parameters(graph, blocks, group.first_block + k) for k in range(group.blocks)]
     return {names[0]: names for names in zip(*rows, strict=True)}
 
@@ -156,9 +175,14 @@ def _check_stored(mesh: Mesh, graph: OperatorGraph, name: str, stored: StoredPar
 def _check_layout(mesh: Mesh, graph: OperatorGraph, where: str, value: str, layout: Layout) -> None:
     shape = graph.types[value].shape
     if len(layout) != len(mesh.axes):
-        raise LayoutError(f"{where}: layout {format_layout(layout)} has {len(layout)} entries, the mesh has {len(mesh.axes)} axes")
+        raise LayoutError(
+            f"{where}: layout {format_layout(layout)} has {len(layout)} entries, the mesh has {len(mesh.axes)} axes"
+        )
     if not divides(shape, layout, mesh.sizes):
-        raise LayoutError(f"{where}: layout {format_layout(layout)} does not divide shape {shape} on mesh {'x'.join(map(str, mesh.sizes))}")
+        raise LayoutError(
+            f"{where}: layout {format_layout(layout)} does not divide shape {shape} on mesh "
+            f"{'x'.join(map(str, mesh.sizes))}"
+        )
 
 
 __all__ = ["BoundOperator", "BoundPlan", "bind", "prepare"]

@@ -1,10 +1,11 @@
 """The plan: everything that is decided about a training step, as plain immutable data.
 
-A plan stands between those who make plans and those who use them. It is bound to a graph by `planner.plan.bind`, priced and checked by `planner.plan.verify`,
-written and read by `planner.plan.file`.
+A plan stands between those who make plans and those who use them. It is bound to a graph by `planner.plan.bind`, priced
+and checked by `planner.plan.verify`, written and read by `planner.plan.file`.
 
-Operators and parameters are listed in groups: what comes before the repeated blocks, the blocks, what comes after. A group of blocks
-lists the names of its first block; the others follow it. A person who wants one block to differ splits the group.
+Operators and parameters are listed in groups: what comes before the repeated blocks, the blocks, what comes after. A
+group of blocks lists the names of its first block; the others follow it. A person who wants one block to differ splits
+the group.
 """
 
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ SCHEMA_VERSION = 1
 RECOMPUTATION = ("none", "full")
 PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 OPTIMIZERS = ("adamw", "sgd")
+SCHEDULES = ("1f1b",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +57,10 @@ class ClusterReference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A pipeline stage has the blocks first_block ... first_block + blocks - 1; the first stage also what comes before the
-    blocks, the last also what comes after."""
+    """A pipeline stage has the blocks first_block ...
+
+    first_block + blocks - 1; the first stage also what comes before the blocks, the last also what comes after.
+    """
 
     first_block: int
     blocks: int
@@ -66,7 +70,8 @@ class Stage:
 class Group:
     """Strategies of some operators and stored layouts of some parameters.
 
-    `blocks` is 0 for what stands outside of the blocks. A strategy has the name of a factor, or None, for each mesh axis.
+    `blocks` is 0 for what stands outside of the blocks. A strategy has the name of a factor, or None, for each mesh
+    axis.
     """
 
     name: str

@@ -1,14 +1,16 @@
 """What a bound plan costs, computed operator by operator over the whole graph.
 
-This is the judge. The search fills tables for one block and multiplies; here nothing is folded, tabulated or shared between stages, so that an
-error in the search shows as a difference between the two. Both use the prices of `planner.pricing`.
+This is the judge. The search fills tables for one block and multiplies; here nothing is folded, tabulated or shared
+between stages, so that an error in the search shows as a difference between the two. Both use the prices of
+`planner.pricing`.
 
     stage s:  t_s  seconds of one micro-batch, forward and backward, with the transfers it waits for
               u_s  seconds once a step: gradients, optimizer, weights
-    step   =  sum t_s + (m - 1) max t_s + max u_s                                        (1F1B, see costmodels.schedules)
+    step   =  sum t_s + (m - 1) max t_s + max u_s              (1F1B, see costmodels.schedules)
     memory =  weights + gradients + states + in_flight * kept activations + largest transient, then allocator slack
 
-Communication is charged in full: overlap with computation is not modelled yet, so step times are pessimistic where much could overlap.
+Communication is charged in full: overlap with computation is not modelled yet, so step times are pessimistic where much
+could overlap.
 """
 
 from collections.abc import Mapping
@@ -20,11 +22,18 @@ from planner.graph.operator_graph import TensorType
 from planner.plan.bind import BoundOperator, BoundPlan
 from planner.plan.plan import Plan, Prediction, Stage
 from planner.pricing import OperatorPrices, RedistributionPricer, price_operator, price_parameter
-from planner.pricing.liveness import kept_values, saved_operands
+from planner.pricing.liveness import liveness
 from planner.sharding.layout import Layout, local_fraction
 from planner.sharding.rule import Duplex, Rule
 
-TIME_PER_MICRO_BATCH = ("forward", "backward", "recomputation", "communication", "parameter gathering", "stage transfer")
+TIME_PER_MICRO_BATCH = (
+    "forward",
+    "backward",
+    "recomputation",
+    "communication",
+    "parameter gathering",
+    "stage transfer",
+)
 TIME_PER_STEP = ("gradient reduction", "optimizer", "weight gathering")
 MEMORY = ("weights", "gradients", "optimizer state", "activations", "transient")
 
@@ -86,7 +95,7 @@ class _Walk:
     def __post_init__(self) -> None:
         graph, plan = self.bound.graph, self.bound.plan
         self.pricer = RedistributionPricer(mesh=plan.mesh, cluster=self.cluster)
-        self.kept = kept_values(graph)
+        self.alive = liveness(graph)
         self.full = plan.recomputation == "full"
         self.stage_of = _stage_of_operators(self.bound)
         self.flops = 0.0
@@ -105,16 +114,28 @@ class _Walk:
                 self._operator(cost, at, bound, index, live, received, recomputed)
         if recomputed:
             cost.memory["activations"] += max(recomputed.values())
-        for name in {name for at, b in enumerate(self.bound.operators) if self.stage_of[at] == index for name in b.operator.operands}:
+        for name in {
+            name
+            for at, b in enumerate(self.bound.operators)
+            if self.stage_of[at] == index
+            for name in b.operator.operands
+        }:
             if name in self.bound.parameters:
                 self._parameter(cost, name)
         self._sends(cost, index)
         return cost
 
     def _operator(
-        self, cost: StageCost, at: int, bound: BoundOperator, stage: int, live: int, received: set[str], recomputed: dict[int, float]
+        self,
+        cost: StageCost,
+        at: int,
+        bound: BoundOperator,
+        stage: int,
+        live: int,
+        received: set[str],
+        recomputed: dict[int, float],
     ) -> None:
-        graph, rule, op = self.bound.graph, bound.rule, bound.operator
+        graph, op = self.bound.graph, bound.operator
         prices = self._price(bound)
         block = self.bound.blocks.block_of(at)
         again = self.full and block is not None
@@ -125,8 +146,8 @@ class _Walk:
         cost.micro_batch["recomputation"] += forward if again else 0.0
         kept = float(prices.saved_extra[0])
         results = [name for name in op.results if name is not None]
-        kept += sum(float(prices.results[i][0]) for i, name in enumerate(results) if name in self.kept)
-        saved = saved_operands(graph, op, rule)
+        kept += sum(float(prices.results[i][0]) for i, name in enumerate(results) if name in self.alive.kept)
+        saved = self.alive.saved[at]
         transient = float(prices.transient[0])
         for i, name in enumerate(op.operands):
             wanted, nbytes = bound.layouts.operands[i], float(prices.operands[i][0])
@@ -136,9 +157,13 @@ class _Walk:
             elif name in graph.producer:
                 made = self._made(name)
                 self._edge(cost, name, made, wanted, again)
-                if i in saved and not (made.forward == wanted.forward and name in self.kept):
+                if i in saved and not (made.forward == wanted.forward and name in self.alive.kept):
                     kept += nbytes
-                if self.stage_of[graph.producer[name]] != stage and name in graph.data_dependent and name not in received:
+                if (
+                    self.stage_of[graph.producer[name]] != stage
+                    and name in graph.data_dependent
+                    and name not in received
+                ):
                     received.add(name)
                     cost.micro_batch["stage transfer"] += self._transfer(graph.types[name], made.forward)
                 if again and self.bound.blocks.block_of(graph.producer[name]) != block and name in graph.differentiable:
@@ -150,7 +175,9 @@ class _Walk:
             cost.memory["activations"] += kept * live
         cost.memory["transient"] = max(cost.memory["transient"], transient)
 
-    def _checkpoint(self, cost: StageCost, name: str, layout: Layout, live: int, seen: set[str], block: int | None) -> None:
+    def _checkpoint(
+        self, cost: StageCost, name: str, layout: Layout, live: int, seen: set[str], block: int | None
+    ) -> None:
         """A recomputed block keeps what flows into it."""
         key = f"{block}<-{name}"
         if key not in seen:
@@ -177,7 +204,12 @@ class _Walk:
         plan, graph = self.bound.plan, self.bound.graph
         trainable = name in graph.differentiable
         prices = price_parameter(
-            graph.types[name], trainable, [self.bound.parameters[name]], plan.training.precision, plan.training.optimizer, self.pricer
+            graph.types[name],
+            trainable,
+            [self.bound.parameters[name]],
+            plan.training.precision,
+            plan.training.optimizer,
+            self.pricer,
         )
         cost.once["gradient reduction"] += float(prices.synchronisation[0]) + self._tied(name)
         cost.once["optimizer"] += float(prices.update[0])
@@ -221,7 +253,9 @@ class _Walk:
         key = (id(rule), bound.strategy, graded)
         if key not in self._prices:
             types = ([graph.types[n] for n in op.operands], [graph.types[n] for n in op.results if n is not None])
-            self._prices[key] = price_operator(rule, [bound.strategy], *types, graded, self.bound.plan.mesh, self.cluster)
+            self._prices[key] = price_operator(
+                rule, [bound.strategy], *types, graded, self.bound.plan.mesh, self.cluster
+            )
         alone = (id(rule), graded)
         if alone not in self._alone:
             self._alone[alone] = _whole_flops(rule, graded)
@@ -254,7 +288,11 @@ def tied_seconds(nbytes: float, distance: int, stage_devices: int, cluster: Clus
 def _stage_of_operators(bound: BoundPlan) -> Mapping[int, int]:
     """Stage of each operator: by its block; what comes before is in the first stage, what comes after in the last."""
     stages = bound.plan.stages
-    by_block = {block: s for s, stage in enumerate(stages) for block in range(stage.first_block, stage.first_block + stage.blocks)}
+    by_block = {
+        block: s
+        for s, stage in enumerate(stages)
+        for block in range(stage.first_block, stage.first_block + stage.blocks)
+    }
     found = {}
     for at in range(len(bound.operators)):
         block = bound.blocks.block_of(at)

@@ -1,7 +1,7 @@
 """What a choice costs: seconds and bytes of operators, redistributions and stored parameters.
 
-Formulas live in `costmodels`, which knows no operator; what is sharded how lives in `planner.sharding`, which knows no price. Here they meet, once: the
-search prices whole tables with these functions, the checker single choices.
+Formulas live in `costmodels`, which knows no operator; what is sharded how lives in `planner.sharding`, which knows no
+price. Here they meet, once: the search prices whole tables with these functions, the checker single choices.
 """
 
 from planner.pricing.operator_price import OperatorPrices, price_operator

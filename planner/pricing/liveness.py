@@ -1,14 +1,16 @@
 """What autograd keeps alive between forward and backward, counted once.
 
-An operator keeps operands for the gradients of other operands. The operand is the very tensor that its producer made, unless a redistribution lies
-between them, in which case it is a copy of its own:
+An operator keeps operands for the gradients of other operands. The operand is the very tensor that its producer made,
+unless a redistribution lies between them, in which case it is a copy of its own:
 
     norm ──> identity ──> q, k, v        all three keep their operand: one tensor, kept with the identity
                      └──(all-gather)──> gate    keeps a copy in another layout: one more, kept with the edge
 
-Values that are the same in every step (masks, rotary tables) and parameters exist once anyway and cost nothing here; a parameter that is
-gathered for a use is gathered again for the backward pass.
+Values that are the same in every step (masks, rotary tables) and parameters exist once anyway and cost nothing here; a
+parameter that is gathered for a use is gathered again for the backward pass.
 """
+
+from dataclasses import dataclass
 
 from planner.graph.blocks import IDENTITY
 from planner.graph.operator_graph import Operator, OperatorGraph
@@ -16,8 +18,32 @@ from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
 
 
-def saved_operands(graph: OperatorGraph, op: Operator, rule: Rule) -> frozenset[int]:
-    """Positions of the operands that autograd keeps for the backward pass of `op`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Liveness:
+    """For each operator the positions of the operands that autograd keeps for its backward pass, and the values that
+    are kept in the layout in which they are made: by their own operator, or as the shared value of several uses.
+    """
+
+    saved: tuple[frozenset[int], ...]
+    kept: frozenset[str]
+
+
+def liveness(graph: OperatorGraph) -> Liveness:
+    """What autograd keeps of a graph whose shared values have identities. It does not depend on the batch."""
+    saved = tuple(_saved_operands(graph, op, rule_of(graph, op)) for op in graph.operators)
+    kept: set[str] = set()
+    shared: set[str] = set()
+    for op, positions in zip(graph.operators, saved, strict=True):
+        results = [name for name in op.results if name is not None]
+        if any(name in graph.differentiable for name in results):
+            kept.update(results[index] for index in rule_of(graph, op).saved_results)
+        if op.op == IDENTITY:
+            shared.update(results)
+        kept.update(op.operands[index] for index in positions if op.operands[index] in shared)
+    return Liveness(saved=saved, kept=frozenset(kept))
+
+
+def _saved_operands(graph: OperatorGraph, op: Operator, rule: Rule) -> frozenset[int]:
     graded = {index for index, name in enumerate(op.operands) if name in graph.differentiable}
     return frozenset(
         index
@@ -28,18 +54,3 @@ def saved_operands(graph: OperatorGraph, op: Operator, rule: Rule) -> frozenset[
 
 def _is_activation(graph: OperatorGraph, name: str) -> bool:
     return name in graph.producer and name in graph.data_dependent
-
-
-def kept_values(graph: OperatorGraph) -> frozenset[str]:
-    """Values that are kept in the layout in which they are made: by their own operator, or as the shared value of several uses."""
-    kept = set()
-    shared = set()
-    for op in graph.operators:
-        rule = rule_of(graph, op)
-        results = [name for name in op.results if name is not None]
-        if any(name in graph.differentiable for name in results):
-            kept.update(results[index] for index in rule.saved_results)
-        if op.op == IDENTITY:
-            shared.update(results)
-        kept.update(op.operands[index] for index in saved_operands(graph, op, rule) if op.operands[index] in shared)
-    return frozenset(kept)

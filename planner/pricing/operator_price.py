@@ -1,7 +1,8 @@
 """Seconds and bytes of one operator under any number of strategies at once.
 
-A strategy divides the extents of the factors; everything else follows from the rule: floating point operations from its work terms, bytes from
-the local shapes, saved activations from what autograd keeps. Arrays have one entry per strategy, (K,).
+A strategy divides the extents of the factors; everything else follows from the rule: floating point operations from its
+work terms, bytes from the local shapes, saved activations from what autograd keeps. Arrays have one entry per strategy,
+(K,).
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,13 @@ from planner.sharding.rule import Dims, FactorKind, Rule, Strategy, Work
 
 Array = NDArray[np.float64]
 
-PROFILE_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}
+PROFILE_DTYPES = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+}
 """Names that profiles give to the dtypes of tensors. Integers are priced as fp32: they only move memory."""
 
 
@@ -27,8 +34,9 @@ PROFILE_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "flo
 class OperatorPrices:
     """Prices of one operator, (K,) each.
 
-    Seconds: `forward`, `backward` compute, `inner_forward`, `inner_backward` collectives of its implementation. Bytes: `operands` and
-    `results` local sizes, `saved_extra` what autograd keeps beside operands and results, `transient` what lives only while it runs.
+    Seconds: `forward`, `backward` compute, `inner_forward`, `inner_backward` collectives of its implementation. Bytes:
+    `operands` and `results` local sizes, `saved_extra` what autograd keeps beside operands and results, `transient`
+    what lives only while it runs.
     """
 
     forward: Array
@@ -53,8 +61,8 @@ def price_operator(
 ) -> OperatorPrices:
     """Prices of an operator under each strategy.
 
-    `differentiable` says for each operand whether it needs a gradient. Forward and backward times are those of kernels on
-    local shapes; redistributions between operators are not in them.
+    `differentiable` says for each operand whether it needs a gradient. Forward and backward times are those of kernels
+    on local shapes; redistributions between operators are not in them.
     """
     extents = _local_extents(rule, strategies, mesh)
     operand_bytes = tuple(_bytes(extents, dims, tensor) for dims, tensor in zip(rule.operands, operands, strict=True))

@@ -1,11 +1,12 @@
 """Seconds and bytes of keeping one parameter in stored layouts, under any number of them at once, (K,) each.
 
-Once a step: the accumulated gradient is brought into the layout of the state (a sum over the axes where it is partial), the optimizer updates its
-piece, and the new weights are brought back into the layout in which they are kept:
+Once a step: the accumulated gradient is brought into the layout of the state (a sum over the axes where it is partial),
+the optimizer updates its piece, and the new weights are brought back into the layout in which they are kept:
 
     gradient layout --(fp32)--> state layout --update--> state layout --(compute dtype)--> weight layout
 
-ZeRO-1 is a state cut finer than the weight; ZeRO-3 cuts the weight too and gathers it at every use, which is priced with the use.
+ZeRO-1 is a state cut finer than the weight; ZeRO-3 cuts the weight too and gathers it at every use, which is priced
+with the use.
 """
 
 from collections.abc import Sequence

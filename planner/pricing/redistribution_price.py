@@ -1,13 +1,9 @@
-"""Seconds of every redistribution between two lists of layouts of one tensor, as a table.
+"""Seconds of every redistribution between any two layouts of a tensor, as a table.
 
-A path is a list of steps; equal steps (same collective, axis and share of the tensor) of different paths are priced once:
-
-    table[source, target] = sum of counts[source, target, step] * seconds(step)
-
-The counts depend only on which dims divide, so they are shared by all tensors of a kind; the seconds depend on the bytes.
+All paths are followed at once: from each layout one step towards each other layout, adding the price of that step,
+until all have arrived. Equal steps (same collective, axis and share of the tensor) are priced once.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,10 +14,32 @@ from hardware_profiles import Cluster
 from planner.graph.operator_graph import TensorType
 from planner.sharding.layout import Layout
 from planner.sharding.mesh import Mesh
-from planner.sharding.redistribute import COLLECTIVES, Step, cut_limits, paths_from
+from planner.sharding.redistribute import COLLECTIVES, Routes, Step, cut_limits, routes
 
 Array = NDArray[np.float64]
+Indices = NDArray[np.intp]
 _Kind = tuple[str, int, float]  # collective or local step, axis, share of the tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RedistributionTable:
+    """Seconds from layout i to layout j of one tensor, (n, n); `position` says which row and column a layout has."""
+
+    position: dict[Layout, int]
+    seconds: Array
+
+    def at(self, source: Layout, target: Layout) -> float:
+        return float(self.seconds[self.position[source], self.position[target]])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Kinds:
+    """The routes of one kind of tensor with their steps grouped: `of_arc[i, k]` is the kind of the step from i to k."""
+
+    routes: Routes
+    kinds: tuple[_Kind, ...]
+    of_arc: Indices
+    position: dict[Layout, int]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -30,55 +48,58 @@ class RedistributionPricer:
 
     mesh: Mesh
     cluster: Cluster
-    _kinds: dict[_Kind, int] = field(default_factory=dict)
-    _rows: dict[tuple[tuple[int, ...], Layout], dict[Layout, tuple[int, ...]]] = field(default_factory=dict)
-    _seconds: dict[float, list[float]] = field(default_factory=dict)
-    _tables: dict[tuple[object, ...], Array] = field(default_factory=dict)
+    _kinds: dict[tuple[int, ...], _Kinds] = field(default_factory=dict)
+    _tables: dict[tuple[tuple[int, ...], int], RedistributionTable] = field(default_factory=dict)
 
-    def table(self, tensor: TensorType, sources: tuple[Layout, ...], targets: tuple[Layout, ...]) -> Array:
-        """Seconds from each source layout to each target layout of a tensor, (sources, targets)."""
-        key = (tensor.shape, tensor.element_bytes, sources, targets)
+    def table(self, tensor: TensorType) -> RedistributionTable:
+        """Seconds between all layouts of a tensor."""
+        limits = cut_limits(tensor.shape, self.mesh.sizes)
+        key = (limits, tensor.nbytes)
         if key not in self._tables:
-            limits = cut_limits(tensor.shape, self.mesh.sizes)
-            rows = [self._paths(limits, source) for source in sources]
-            seconds = self._step_seconds(float(tensor.nbytes))
-            self._tables[key] = np.array([[sum(seconds[s] for s in row[target]) for target in targets] for row in rows])
+            self._tables[key] = self._make(limits, float(tensor.nbytes))
         return self._tables[key]
 
     def seconds(self, tensor: TensorType, source: Layout, target: Layout) -> float:
         """Seconds of one redistribution."""
-        if source == target:
-            return 0.0
-        steps = self._paths(cut_limits(tensor.shape, self.mesh.sizes), source)[target]
-        seconds = self._step_seconds(float(tensor.nbytes))
-        return sum(seconds[step] for step in steps)
+        return 0.0 if source == target else self.table(tensor).at(source, target)
 
-    def _paths(self, limits: tuple[int, ...], source: Layout) -> dict[Layout, tuple[int, ...]]:
-        key = (limits, source)
-        if key not in self._rows:
-            self._rows[key] = {
-                target: tuple(self._index(step) for step in steps)
-                for target, steps in paths_from(self.mesh, limits, source).items()
-            }
-        return self._rows[key]
+    def _make(self, limits: tuple[int, ...], nbytes: float) -> RedistributionTable:
+        if limits not in self._kinds:
+            self._kinds[limits] = _grouped(routes(self.mesh, limits))
+        known = self._kinds[limits]
+        price = np.array([*(self._price(*kind, nbytes) for kind in known.kinds), 0.0])
+        of_arc, onward = price[known.of_arc], known.routes.onward
+        count = len(onward)
+        goal = np.arange(count)[None, :]
+        here = np.repeat(np.arange(count)[:, None], count, axis=1)
+        seconds = np.zeros((count, count))
+        while not np.array_equal(here, np.broadcast_to(goal, here.shape)):
+            after = onward[here, goal]
+            seconds += of_arc[here, after]
+            here = after
+        return RedistributionTable(position=known.position, seconds=seconds)
 
-    def _index(self, step: Step) -> int:
-        return self._kinds.setdefault((step.kind, step.axis, step.fraction), len(self._kinds))
-
-    def _step_seconds(self, nbytes: float) -> list[float]:
-        """Seconds of every kind of step met so far, for a tensor of that many bytes."""
-        known = self._seconds.setdefault(nbytes, [])
-        for kind, axis, fraction in list(self._kinds)[len(known) :]:
-            known.append(self._price(kind, axis, fraction * nbytes))
-        return known
-
-    def _price(self, kind: str, axis: int, message: float) -> float:
+    def _price(self, kind: str, axis: int, fraction: float, nbytes: float) -> float:
+        message = fraction * nbytes
         if kind in COLLECTIVES:
             line = self.mesh.axes[axis]
             return float(collective_time(kind, message, self.cluster.group(line.size, line.stride)))
         if kind == "slice":
             return 0.0  # a view
-        # zero and pad write a tensor of the local size
-        return float(
-            operator_time(op_class="copy", flops=0.0, bytes_moved=2 * message, dtype="fp32", device=self.cluster.device)
+        # zero and pad write a tensor of the size held before
+        return operator_time(
+            op_class="copy", flops=0.0, bytes_moved=2 * message, dtype="fp32", device=self.cluster.device
         )
+
+
+def _grouped(found: Routes) -> _Kinds:
+    kinds: dict[_Kind, int] = {}
+
+    def number(step: Step) -> int:
+        return kinds.setdefault((step.kind, step.axis, step.fraction), len(kinds))
+
+    numbers = np.array([*(number(step) for step in found.steps), 0], dtype=np.intp)
+    stay = len(kinds)  # no step: priced 0
+    of_arc = np.where(found.arc >= 0, numbers[found.arc], stay)
+    position = {layout: i for i, layout in enumerate(found.layouts)}
+    return _Kinds(routes=found, kinds=tuple(kinds), of_arc=of_arc, position=position)

@@ -1,1 +1,3 @@
-"""."""
+"""Plans for people to read."""
+
+__all__: list[str] = []

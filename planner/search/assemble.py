@@ -15,7 +15,10 @@ from planner.sharding.stored import StoredParameter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageChoice:
-    """What was chosen for a run of equal stages: their blocks, candidates of the template's operators and parameters."""
+    """What was chosen for a run of equal stages:
+
+    their blocks, candidates of the template's operators and parameters.
+    """
 
     first_block: int
     blocks: int

@@ -1,7 +1,7 @@
 """Candidates: the legal strategies of an operator and the layouts that follow, for a mesh.
 
-Equal lists are made once: legality and layouts depend on the form of a rule and on which sets of axes divide its factors, not on
-the extents themselves, so another batch size or another block finds its candidates ready.
+Equal lists are made once: legality and layouts depend on the form of a rule and on which sets of axes divide its
+factors, not on the extents themselves, so another batch size or another block finds its candidates ready.
 """
 
 from collections.abc import Sequence
@@ -55,9 +55,15 @@ class CandidateLists:
 
     mesh: Mesh
     _known: dict[tuple[object, ...], Candidates] = field(default_factory=dict)
+    _of_rule: dict[tuple[int, bool], tuple[Rule, Candidates]] = field(default_factory=dict)
 
     def of(self, rule: Rule, constant: bool) -> Candidates:
         """Candidates of a rule; an operator whose result is the same in every step is computed everywhere."""
+        if (id(rule), constant) not in self._of_rule:
+            self._of_rule[id(rule), constant] = (rule, self._of_form(rule, constant))
+        return self._of_rule[id(rule), constant][1]
+
+    def _of_form(self, rule: Rule, constant: bool) -> Candidates:
         sizes = self.mesh.sizes
         extents = [factor.extent for factor in rule.factors]
         complete = tuple(_complete_sets(extent, sizes) for extent in extents)

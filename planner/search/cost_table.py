@@ -1,7 +1,8 @@
-"""Cost tables of a template on one mesh and one micro-batch size: every number that does not depend on the pipeline, on recomputation or on how many
-micro-batches there are. `stage_problem` weighs them.
+"""Cost tables of a template on one mesh and one micro-batch size: every number that does not depend on the pipeline, on
+recomputation or on how many micro-batches there are. `stage_problem` weighs them.
 
-One variable per operator (its strategies) and per parameter (its stored layouts). Seconds are per micro-batch or once a step, bytes per device.
+One variable per operator (its strategies) and per parameter (its stored layouts). Seconds are per micro-batch or once a
+step, bytes per device.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hardware_profiles import Cluster
-from planner.graph.operator_graph import OperatorGraph
+from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.pricing import OperatorPrices, ParameterPrices, RedistributionPricer, price_operator, price_parameter
-from planner.pricing.liveness import kept_values, saved_operands
+from planner.pricing.liveness import Liveness
 from planner.search.candidates import CandidateLists, Candidates, DuplexColumn, LayoutColumn
 from planner.search.template import Template, ValueEdge
 from planner.sharding.mesh import Mesh
+from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter, legal_stored
 
@@ -45,7 +47,10 @@ class EdgeTable:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ParameterTable:
-    """One parameter: stored layouts (K), prices once a step, and per use (consumer, seconds per micro-batch (K, K_consumer))."""
+    """One parameter:
+
+    stored layouts (K), prices once a step, and per use (consumer, seconds per micro-batch (K, K_consumer)).
+    """
 
     name: str
     stored: tuple[StoredParameter, ...]
@@ -55,7 +60,10 @@ class ParameterTable:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CostTables:
-    """All tables of a template. `carried_bytes` has the local bytes of each carried value under its producer's candidates."""
+    """All tables of a template.
+
+    `carried_bytes` has the local bytes of each carried value under its producer's candidates.
+    """
 
     template: Template
     mesh: Mesh
@@ -77,14 +85,16 @@ class TableBuilder:
     def __post_init__(self) -> None:
         self._lists = CandidateLists(mesh=self.mesh)
         self._pricer = RedistributionPricer(mesh=self.mesh, cluster=self.cluster)
+        self._prices: dict[tuple[int, tuple[bool, ...]], tuple[Rule, OperatorPrices]] = {}
         self._parameters: dict[object, tuple[tuple[StoredParameter, ...], ParameterPrices, DuplexColumn]] = {}
 
     def build(self, template: Template) -> CostTables:
         """Tables of a template whose graph has the batch of one micro-batch."""
         graph = template.graph
-        kept = kept_values(graph)
-        operators = tuple(self._operator(graph, index, kept) for index in range(len(graph.operators)))
-        edges = tuple(self._edge(graph, edge, operators, kept) for edge in template.edges)
+        alive = template.alive
+        self._prices.clear()
+        operators = tuple(self._operator(graph, index, alive.kept) for index in range(len(graph.operators)))
+        edges = tuple(self._edge(graph, edge, operators, alive) for edge in template.edges)
         parameters = tuple(self._parameter(graph, p.name, operators) for p in graph.parameters)
         result_bytes = {
             name: table.prices.results[place]
@@ -106,15 +116,12 @@ class TableBuilder:
         results = [name for name in op.results if name is not None]
         constant = not any(name in graph.data_dependent for name in results)
         candidates = self._lists.of(rule, constant)
-        prices = price_operator(
-            rule,
-            candidates.strategies,
-            [graph.types[name] for name in op.operands],
-            [graph.types[name] for name in results],
-            [name in graph.differentiable for name in op.operands],
-            self.mesh,
-            self.cluster,
-        )
+        graded = tuple(name in graph.differentiable for name in op.operands)
+        if (id(rule), graded) not in self._prices:
+            types = ([graph.types[name] for name in op.operands], [graph.types[name] for name in results])
+            priced = price_operator(rule, candidates.strategies, *types, graded, self.mesh, self.cluster)
+            self._prices[id(rule), graded] = (rule, priced)
+        prices = self._prices[id(rule), graded][1]
         own = [prices.results[place] for place, name in enumerate(results) if name in kept]
         gathered = [prices.operands[place] for place, name in enumerate(op.operands) if name in graph.parameter_names]
         return OperatorTable(
@@ -125,9 +132,9 @@ class TableBuilder:
         )
 
     def _edge(
-        self, graph: OperatorGraph, edge: ValueEdge, operators: Sequence[OperatorTable], kept: frozenset[str]
+        self, graph: OperatorGraph, edge: ValueEdge, operators: Sequence[OperatorTable], alive: Liveness
     ) -> EdgeTable:
-        producer, consumer = graph.operators[edge.producer], graph.operators[edge.consumer]
+        producer = graph.operators[edge.producer]
         place = [name for name in producer.results if name is not None].index(edge.name)
         made = operators[edge.producer].candidates.results[place]
         wanted = operators[edge.consumer].candidates.operands[edge.operand]
@@ -138,9 +145,9 @@ class TableBuilder:
         else:
             backward = np.zeros_like(forward)
         bytes_kept = np.zeros_like(forward)
-        if edge.operand in saved_operands(graph, consumer, rule_of(graph, consumer)):
+        if edge.operand in alive.saved[edge.consumer]:
             bytes_kept = bytes_kept + operators[edge.consumer].prices.operands[edge.operand][None, :]
-            if edge.name in kept:
+            if edge.name in alive.kept:
                 bytes_kept = np.where(_same(made.forward, wanted.forward), 0.0, bytes_kept)
         return EdgeTable(edge=edge, forward=forward, backward=backward, kept=bytes_kept)
 
@@ -152,7 +159,8 @@ class TableBuilder:
             stored = legal_stored(tensor.shape, self.mesh.sizes, trainable)
             prices = price_parameter(tensor, trainable, stored, self.precision, self.optimizer, self._pricer)
             column = DuplexColumn(
-                forward=LayoutColumn.of([s.weight for s in stored]), gradient=LayoutColumn.of([s.gradient for s in stored])
+                forward=LayoutColumn.of([s.weight for s in stored]),
+                gradient=LayoutColumn.of([s.gradient for s in stored]),
             )
             self._parameters[key] = (stored, prices, column)
         stored, prices, made = self._parameters[key]
@@ -167,14 +175,18 @@ class TableBuilder:
                     uses.append((at, seconds))
         return ParameterTable(name=name, stored=stored, prices=prices, uses=tuple(uses))
 
-    def _spread(self, tensor: object, source: LayoutColumn, target: LayoutColumn) -> Array:
+    def _spread(self, tensor: TensorType, source: LayoutColumn, target: LayoutColumn) -> Array:
         """Redistribution seconds for every pair of candidates."""
-        table = self._pricer.table(tensor, source.distinct, target.distinct)  # type: ignore[arg-type]
-        return table[np.ix_(source.index, target.index)]
+        table = self._pricer.table(tensor)
+        rows = np.array([table.position[layout] for layout in source.distinct])[source.index]
+        columns = np.array([table.position[layout] for layout in target.distinct])[target.index]
+        seconds: Array = table.seconds[rows[:, None], columns[None, :]]
+        return seconds
 
 
 def _same(made: LayoutColumn, wanted: LayoutColumn) -> NDArray[np.bool_]:
     """Whether two candidates have equal layouts, (K_made, K_wanted)."""
     place = {layout: i for i, layout in enumerate(made.distinct)}
     wanted_in_made = np.array([place.get(layout, -1) for layout in wanted.distinct])
-    return made.index[:, None] == wanted_in_made[wanted.index][None, :]
+    same: NDArray[np.bool_] = made.index[:, None] == wanted_in_made[wanted.index][None, :]
+    return same

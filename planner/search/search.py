@@ -7,9 +7,9 @@
         for every kind of stage: problem = tables weighed by the stage; solve it       (stage_problem, solvers)
     the best choices become a plan, which is bound and priced once more, independently (assemble, plan.predict)
 
-Inside a stage the answer is exact: the solver proves that no other strategies are faster within the memory. Around it every configuration is tried
-or cut off by a bound. All stages of a pipeline meet in one layout, which the first stage chooses; the stages between the first and the
-last share one solution.
+Inside a stage the answer is exact: the solver proves that no other strategies are faster within the memory. Around it
+every configuration is tried or cut off by a bound. All stages of a pipeline meet in one layout, which the first stage
+chooses; the stages between the first and the last share one solution.
 """
 
 import math
@@ -29,16 +29,22 @@ from planner.search.assemble import StageChoice, groups_of, input_layouts, stage
 from planner.search.cost_table import CostTables, TableBuilder
 from planner.search.problem import Solution
 from planner.search.solvers import SOLVERS
-from planner.search.space import Bounds, Configuration, Pinned, bounds, configurations
+from planner.search.space import FREE, Bounds, Configuration, Pinned, bounds, configurations
 from planner.search.stage_problem import NO_PINS, Pins, StageProblem, StageTerms, stage_problem
 from planner.search.template import Share, Template, fold
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rescale import rescale_batch
 
+ALGORITHMS = ("dynamic_programming",)
+"""Searches that can be asked for; `exhaustive` is the oracle of the tests."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRequest:
-    """What to plan: a traced graph whose example inputs have `batch` samples, a cluster with its devices, and the training step."""
+    """What to plan:
+
+    a traced graph whose example inputs have `batch` samples, a cluster with its devices, and the training step.
+    """
 
     graph: OperatorGraph
     batch: int
@@ -48,7 +54,7 @@ class SearchRequest:
     precision: str = "bf16"
     optimizer: str = "adamw"
     algorithm: str = "dynamic_programming"
-    pinned: Pinned = Pinned()
+    pinned: Pinned = FREE
     prune: bool = True
 
 
@@ -63,7 +69,10 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """The best plan, and how it was found. `bound` is a proved lower bound on the step time within the space searched."""
+    """The best plan, and how it was found.
+
+    `bound` is a proved lower bound on the step time within the space searched.
+    """
 
     plan: Plan
     configurations: int
@@ -83,7 +92,8 @@ class _Found:
 def search(request: SearchRequest, on_progress: Callable[[Progress], None] = lambda _: None) -> SearchResult:
     """The fastest plan that fits.
 
-    Raises RequestError where the request divides into nothing, InfeasibleError, with the bytes that are missing, where nothing fits.
+    Raises RequestError where the request divides into nothing, InfeasibleError, with the bytes that are missing, where
+    nothing fits.
     """
     started = time.perf_counter()
     prepared, blocks = prepare(request.graph)
@@ -110,20 +120,41 @@ def search(request: SearchRequest, on_progress: Callable[[Progress], None] = lam
     return SearchResult(plan=plan, configurations=len(space), tried=tried, seconds=time.perf_counter() - started)
 
 
+def find_fitting(request: SearchRequest) -> bool:
+    """Whether anything fits. Tries the leanest configurations first and stops at the first that does."""
+    prepared, blocks = prepare(request.graph)
+    template = fold(prepared, blocks)
+    limits = bounds(template, prepared, request.batch, request.cluster, request.precision, request.optimizer)
+    if limits.device_bytes(request.cluster.devices) > usable_memory(request.cluster.device):
+        return False
+    engine = _Engine(request=request, template=template, limits=limits)
+    space = configurations(template, request.cluster.devices, request.global_batch, request.pinned)
+    lean = sorted(space, key=lambda c: (not c.recompute, -c.micro_batches, c.stages, c.mesh))
+    return any(isinstance(engine.attempt(configuration, math.inf), _Found) for configuration in lean)
+
+
 def _ordered_space(request: SearchRequest, template: Template, limits: Bounds) -> list[tuple[float, Configuration]]:
     devices = request.cluster.devices
     space = list(configurations(template, devices, request.global_batch, request.pinned))
     if not space:
         raise RequestError(_no_configuration(request, template))
     keyed = [(limits.step_seconds(c, devices, request.global_batch), c) for c in space]
-    return sorted(keyed, key=lambda item: (item[0], item[1].stages, item[1].recompute, item[1].micro_batches, item[1].mesh))
+    return sorted(
+        keyed, key=lambda item: (item[0], item[1].stages, item[1].recompute, item[1].micro_batches, item[1].mesh)
+    )
 
 
 def _no_configuration(request: SearchRequest, template: Template) -> str:
-    wanted = {name: value for name in ("stages", "mesh", "micro_batches") if (value := getattr(request.pinned, name)) is not None}
+    wanted = {
+        name: value
+        for name in ("stages", "mesh", "micro_batches")
+        if (value := getattr(request.pinned, name)) is not None
+    }
     return (
-        f"nothing divides evenly: {request.cluster.devices} devices, global batch {request.global_batch}, {template.blocks.count} blocks,"
-        f" with {', '.join(f'{k} = {v}' for k, v in wanted.items()) or 'no option pinned'}; stages must divide both devices and blocks,"
+        f"nothing divides evenly: {request.cluster.devices} devices, global batch {request.global_batch}, "
+        f"{template.blocks.count} blocks,"
+        f" with {', '.join(f'{k} = {v}' for k, v in wanted.items()) or 'no option pinned'}; stages must divide "
+        "both devices and blocks,"
         " micro-batches the global batch"
     )
 
@@ -192,8 +223,10 @@ class _Engine:
 
 
 def stage_kinds(configuration: Configuration, template: Template) -> list[tuple[int, int, StageTerms]]:
-    """First block, number of blocks and terms of every kind of stage: first, those between, last. Those between run as the second does,
-    which holds the most micro-batches of them."""
+    """First block, number of blocks and terms of every kind of stage:
+
+    first, those between, last. Those between run as the second does, which holds the most micro-batches of them.
+    """
     p, share = configuration.stages, template.blocks.count // configuration.stages
     kinds = [(0, 1), (1, p - 2), (p - 1, 1)] if p > 2 else [(0, 1), (1, 1)] if p == 2 else [(0, 1)]
     found = []
@@ -210,7 +243,10 @@ def stage_kinds(configuration: Configuration, template: Template) -> list[tuple[
 
 
 def _meeting(tables: CostTables, operators: Mapping[int, int], parameters: Mapping[str, int]) -> Pins:
-    """What later stages must take over from the first: the makers of what blocks hand on, and parameters that stages share."""
+    """What later stages must take over from the first:
+
+    the makers of what blocks hand on, and parameters that stages share.
+    """
     template = tables.template
     makers = {edge.producer for edge in template.edges if edge.kind == "loop"}
     shared = {name: at for name, at in parameters.items() if name not in template.own_parameters}
@@ -221,7 +257,8 @@ def _assembled_seconds(
     configuration: Configuration, tables: CostTables, choices: list[StageChoice], cluster: Cluster
 ) -> float:
     """Step time of all stages together: their problems once more, with one micro-batch and with none, give t and u."""
-    per_part, per_step = [], []
+    per_part: list[float] = []
+    per_step: list[float] = []
     for (_, _, terms), choice in zip(stage_kinds(configuration, tables.template), choices, strict=True):
         once = _busy(tables, replace(terms, micro_batches=0), choice, cluster)
         one = _busy(tables, replace(terms, micro_batches=1), choice, cluster)
@@ -233,7 +270,9 @@ def _assembled_seconds(
 
 def _busy(tables: CostTables, terms: StageTerms, choice: StageChoice, cluster: Cluster) -> float:
     problem: StageProblem = stage_problem(tables, terms, cluster, math.inf)
-    taken = [choice.operators[at] for at in problem.operators] + [choice.parameters[name] for name in problem.parameters]
+    taken = [choice.operators[at] for at in problem.operators] + [
+        choice.parameters[name] for name in problem.parameters
+    ]
     return problem.problem.evaluate(taken).time
 
 
@@ -269,6 +308,8 @@ def _nothing_fits(request: SearchRequest, least: float) -> InfeasibleError:
     device = request.cluster.device
     needed = float(peak_memory(least, 0.0, 0.0, device))
     return InfeasibleError(
-        f"{request.model.reference} does not fit on {request.cluster.devices} x {request.cluster.name}: the leanest plan needs"
-        f" {needed / 2**30:.1f} GiB per device, {(needed - device.memory) / 2**30:.1f} GiB more than the {device.memory / 2**30:.1f} GiB there are"
+        f"{request.model.reference} does not fit on {request.cluster.devices} x {request.cluster.name}: the "
+        "leanest plan needs"
+        f" {needed / 2**30:.1f} GiB per device, {(needed - device.memory) / 2**30:.1f} GiB more than the "
+        f"{device.memory / 2**30:.1f} GiB there are"
     )

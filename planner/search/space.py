@@ -1,7 +1,8 @@
 """The outer space: everything that is chosen around the strategies inside a stage.
 
-A configuration fixes the number of pipeline stages, the shape of the mesh inside a stage, the number of micro-batches and whether blocks are
-recomputed. Configurations are tried in the order of a lower bound on their step time, so that the search can stop early without missing the best one.
+A configuration fixes the number of pipeline stages, the shape of the mesh inside a stage, the number of micro-batches
+and whether blocks are recomputed. Configurations are tried in the order of a lower bound on their step time, so that
+the search can stop early without missing the best one.
 """
 
 import math
@@ -35,6 +36,10 @@ class Pinned:
     mesh: tuple[int, ...] | None = None
     micro_batches: int | None = None
     recompute: bool | None = None
+
+
+FREE = Pinned()
+"""Everything is left to the search."""
 
 
 def configurations(template: Template, devices: int, global_batch: int, pinned: Pinned) -> Iterator[Configuration]:
@@ -79,8 +84,9 @@ def _divisors(number: int) -> tuple[int, ...]:
 class Bounds:
     """What no plan can beat, from the floating point work and the parameters alone.
 
-    The work of a class takes at least flops / (peak * efficiency) wherever it is done, so n devices need at least 1/n of it each and a pipeline of p stages runs
-    (m + p - 1) / m times that. Weights, gradients and optimizer state are at least once in the cluster.
+    The work of a class takes at least flops / (peak * efficiency) wherever it is done, so n devices need at least 1/n
+    of it each and a pipeline of p stages runs (m + p - 1) / m times that. Weights, gradients and optimizer state are at
+    least once in the cluster.
     """
 
     forward: float  # seconds of one device for the forward work of one sample
@@ -99,7 +105,9 @@ class Bounds:
         return self.parameter_bytes / devices
 
 
-def bounds(template: Template, full: OperatorGraph, batch: int, cluster: Cluster, precision: str, optimizer: str) -> Bounds:
+def bounds(
+    template: Template, full: OperatorGraph, batch: int, cluster: Cluster, precision: str, optimizer: str
+) -> Bounds:
     """Bounds of a model whose template graph has `batch` samples."""
     graph = template.graph
     forward = block = backward = 0.0

@@ -1,7 +1,8 @@
 """The problem of one pipeline stage: cost tables weighed by what the stage holds and how the step is run.
 
-The time of a choice is what the stage is busy in one step, m t + u: m micro-batches of forward, backward, recomputation and communication, and once a step
-gradients and optimizer. The memory of a choice is everything the stage keeps: parameters, and activations for each of the micro-batches in flight.
+The time of a choice is what the stage is busy in one step, m t + u: m micro-batches of forward, backward, recomputation
+and communication, and once a step gradients and optimizer. The memory of a choice is everything the stage keeps:
+parameters, and activations for each of the micro-batches in flight.
 
 With full recomputation a block keeps only what flows into it; what its operators keep exists for one block at a time.
 """

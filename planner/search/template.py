@@ -1,12 +1,12 @@
 """The folded graph: what comes before the blocks, one block that stands for all, what comes after.
 
-    before ──enter──> [ block ] ──leave──> after          depth enters only as the number of times that a node or an edge counts
+    before ──enter──> [ block ] ──leave──> after          depth enters only as the number of times a node or an edge counts
                        │  ^  ^
                        └──┘  └── every: a value from before that all blocks read
                        loop: from one block to the next
 
-An edge joins the operator that makes a value to one that reads it. How often it counts in a pipeline stage follows from its kind and from what the
-stage holds (`Share`). A graph without repeated blocks is its own template.
+An edge joins the operator that makes a value to one that reads it. How often it counts in a pipeline stage follows from
+its kind and from what the stage holds (`Share`). A graph without repeated blocks is its own template.
 """
 
 from dataclasses import dataclass, replace
@@ -15,13 +15,16 @@ from typing import Literal
 
 from planner.graph.blocks import NO_BLOCKS, BlockRun, block_parameters, operand_sources
 from planner.graph.operator_graph import OperatorGraph, substitute
+from planner.pricing.liveness import Liveness, liveness
 
 EdgeKind = Literal["outside", "inside", "enter", "every", "loop", "leave"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueEdge:
-    """Operand `operand` of operator `consumer` is the value `name`, made by operator `producer` (positions in the template)."""
+    """Operand `operand` of operator `consumer` is the value `name`, made by operator `producer` (positions in the
+    template).
+    """
 
     producer: int
     consumer: int
@@ -52,12 +55,15 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class Template:
-    """Operators before, of one block and after, in a graph of their own; `blocks.count` says how many blocks there really are."""
+    """Operators before, of one block and after, in a graph of their own; `blocks.count` says how many blocks there
+    really are.
+    """
 
     graph: OperatorGraph
     blocks: BlockRun
     edges: tuple[ValueEdge, ...]
     own_parameters: frozenset[str]  # every block has parameters of its own in place of these
+    alive: Liveness
 
     def in_block(self, index: int) -> bool:
         return self.blocks.count > 0 and self.blocks.start <= index < self.blocks.start + self.blocks.period
@@ -91,18 +97,26 @@ class Template:
 
 
 def fold(graph: OperatorGraph, blocks: BlockRun) -> Template:
-    """The template of a prepared graph. Where the part after the blocks reads more than the last block, nothing is folded."""
+    """The template of a prepared graph.
+
+    Where the part after the blocks reads more than the last block, nothing is folded.
+    """
     if not blocks.count:
         return _unfolded(graph)
     stop = blocks.start + blocks.period
     last = {
         name: twin
         for at in range(blocks.start, stop)
-        for name, twin in zip(graph.operators[at + (blocks.count - 1) * blocks.period].results, graph.operators[at].results, strict=True)
+        for name, twin in zip(
+            graph.operators[at + (blocks.count - 1) * blocks.period].results, graph.operators[at].results, strict=True
+        )
         if name is not None and twin is not None
     }
     inner = {
-        name for op in graph.operators[blocks.start : blocks.stop - blocks.period] for name in op.results if name is not None
+        name
+        for op in graph.operators[blocks.start : blocks.stop - blocks.period]
+        for name in op.results
+        if name is not None
     }
     after = graph.operators[blocks.stop :]
     if any(name in inner for op in after for name in op.operands):
@@ -127,11 +141,23 @@ def fold(graph: OperatorGraph, blocks: BlockRun) -> Template:
     )
     loops = _loops(graph, blocks)
     own = frozenset(block_parameters(graph, blocks, 0))
-    return Template(graph=folded, blocks=blocks, edges=(*_straight(folded, blocks, loops), *loops), own_parameters=own)
+    return Template(
+        graph=folded,
+        blocks=blocks,
+        edges=(*_straight(folded, blocks, loops), *loops),
+        own_parameters=own,
+        alive=liveness(folded),
+    )
 
 
 def _unfolded(graph: OperatorGraph) -> Template:
-    return Template(graph=graph, blocks=NO_BLOCKS, edges=_straight(graph, NO_BLOCKS, ()), own_parameters=frozenset())
+    return Template(
+        graph=graph,
+        blocks=NO_BLOCKS,
+        edges=_straight(graph, NO_BLOCKS, ()),
+        own_parameters=frozenset(),
+        alive=liveness(graph),
+    )
 
 
 def _straight(graph: OperatorGraph, blocks: BlockRun, loops: tuple[ValueEdge, ...]) -> tuple[ValueEdge, ...]:
@@ -164,9 +190,8 @@ def _loops(graph: OperatorGraph, blocks: BlockRun) -> tuple[ValueEdge, ...]:
             if where == "before":
                 assert isinstance(what, tuple)
                 place, result = what
-                name = graph.operators[blocks.start + place].results[result]
+                producer = blocks.start + blocks.period + place  # counted back from the start of the second block
+                name = graph.operators[producer].results[result]
                 assert name is not None
-                edges.append(
-                    ValueEdge(producer=blocks.start + place, consumer=at, operand=operand, name=name, kind="loop")
-                )
+                edges.append(ValueEdge(producer=producer, consumer=at, operand=operand, name=name, kind="loop"))
     return tuple(edges)

@@ -61,7 +61,7 @@ def _parse_placement(word: str, text: str) -> Placement:
         return REPLICATE
     if word == "P":
         return PARTIAL
-    if word[:1] == "S" and word[1:].isdigit():
+    if word[:1] == "S" and word[1:].isascii() and word[1:].isdigit():
         return shard(int(word[1:]))
     raise LayoutError(
         f"'{word}' in layout '{text}' is not a placement; write R, P or S followed by a dim, as in 'S0,R'"

@@ -13,21 +13,32 @@ Each step changes the placement of one axis (all_to_all moves its cut from one d
     zero            R -> P         nothing: the first device of the axis keeps its copy, the others hold zeros
     pad             S(d) -> P      nothing: each device puts its piece into a tensor of zeros
 
-Where several axes cut one dim, the earlier axis is the outer cut, so only the innermost cut of a dim can be taken
-away and only a new innermost cut can be added. The path is the shortest one in the graph of layouts whose arcs weigh
-(moved bytes) / (bandwidth of the axis): Dijkstra with ties broken by the number of steps and then by name, so that
-every process finds the same path. All layouts on the way divide evenly. Complexity: (dims + 2)^axes layouts, at most
-(dims + 1) * axes arcs each.
+Where several axes cut one dim, the earlier axis is the outer cut, so only the innermost cut of a dim can be taken away
+and only a new innermost cut can be added. The path is the shortest one in the graph of layouts whose arcs weigh (moved
+bytes) / (bandwidth of the axis) plus a little per step: Floyd and Warshall over all layouts, in a fixed order, so that
+every process finds the same path. All layouts on the way divide evenly. Complexity: n = (dims + 2)^axes layouts, n^3
+in n vectorised rounds, once per mesh and kind of shape. Not good for: meshes of four axes and more.
 """
 
-import heapq
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
 
 from planner.errors import LayoutError
-from planner.sharding.layout import PARTIAL, REPLICATE, Layout, Placement, divides, format_layout, local_fraction, shard
+from planner.sharding.layout import (
+    PARTIAL,
+    REPLICATE,
+    Layout,
+    Placement,
+    divides,
+    format_layout,
+    local_fraction,
+    shard,
+)
 from planner.sharding.mesh import Mesh
 
 COLLECTIVES = frozenset({"all_gather", "reduce_scatter", "all_reduce", "all_to_all"})
@@ -64,7 +75,7 @@ def redistribution(shape: Sequence[int], mesh: Mesh, source: Layout, target: Lay
             )
     if source == target:
         return ()
-    return paths_from(mesh, cut_limits(shape, mesh.sizes), source)[target]
+    return routes(mesh, cut_limits(shape, mesh.sizes)).path(source, target)
 
 
 def cut_limits(shape: Sequence[int], sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -85,24 +96,68 @@ def _divisible_sets(extent: int, sizes: tuple[int, ...]) -> int:
     return mask
 
 
-@lru_cache(maxsize=65536)
-def paths_from(mesh: Mesh, limits: tuple[int, ...], source: Layout) -> Mapping[Layout, tuple[Step, ...]]:
-    """Best paths from one layout to every layout."""
-    best: dict[Layout, tuple[Step, ...]] = {}
-    queue: list[tuple[float, str, int, Layout, tuple[Step, ...]]] = [(0.0, "", 0, source, ())]
-    serial = 0
-    while queue:
-        weight, trail, _, layout, steps = heapq.heappop(queue)
-        if layout in best:
-            continue
-        best[layout] = steps
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Routes:
+    """Best paths between all n layouts that the tensors of one kind can have.
+
+    `onward[i, j]` is the layout after the first step from i towards j; `arc[i, k]` the position in `steps` of the step
+    from i to its neighbour k.
+    """
+
+    layouts: tuple[Layout, ...]
+    steps: tuple[Step, ...]
+    onward: NDArray[np.intp]
+    arc: NDArray[np.intp]
+
+    def position(self, layout: Layout) -> int:
+        """Index of a layout in `layouts`."""
+        return self.layouts.index(layout)
+
+    def path(self, source: Layout, target: Layout) -> tuple[Step, ...]:
+        """Steps from one layout to another."""
+        at, goal = self.position(source), self.position(target)
+        found = []
+        while at != goal:
+            after = int(self.onward[at, goal])
+            found.append(self.steps[self.arc[at, after]])
+            at = after
+        return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def routes(mesh: Mesh, limits: tuple[int, ...]) -> Routes:
+    """Best paths between all layouts of tensors whose dims divide as `limits` says (see `cut_limits`)."""
+    options = [REPLICATE, PARTIAL, *(shard(dim) for dim in range(len(limits)))]
+    every: Iterator[Layout] = itertools.product(options, repeat=len(mesh.axes))
+    layouts = tuple(layout for layout in every if _divides(limits, layout))
+    place = {layout: i for i, layout in enumerate(layouts)}
+    count = len(layouts)
+    weight = np.full((count, count), np.inf)
+    np.fill_diagonal(weight, 0.0)
+    arc = np.full((count, count), -1, dtype=np.intp)
+    steps: list[Step] = []
+    for i, layout in enumerate(layouts):
         for step, arrived, moved in _steps(mesh, limits, layout):
-            if arrived in best:
-                continue
-            serial += 1
-            onward = weight + moved / mesh.axes[step.axis].bandwidth + _STEP_WEIGHT
-            heapq.heappush(queue, (onward, trail + f"{step.kind}{step.axis}", serial, arrived, (*steps, step)))
-    return MappingProxyType(best)
+            j = place[arrived]
+            weight[i, j] = moved / mesh.axes[step.axis].bandwidth + _STEP_WEIGHT
+            arc[i, j] = len(steps)
+            steps.append(step)
+    onward = np.tile(np.arange(count), (count, 1))
+    for k in range(count):
+        through = weight[:, k, None] + weight[None, k, :]
+        better = through < weight
+        weight[better] = through[better]
+        onward = np.where(better, onward[:, k, None], onward)
+    return Routes(layouts=layouts, steps=tuple(steps), onward=onward, arc=arc)
+
+
+def _divides(limits: tuple[int, ...], layout: Layout) -> bool:
+    for dim, mask in enumerate(limits):
+        cut = shard(dim)
+        subset = sum(1 << axis for axis, placement in enumerate(layout) if placement == cut)
+        if not mask >> subset & 1:
+            return False
+    return True
 
 
 def _steps(mesh: Mesh, limits: tuple[int, ...], layout: Layout) -> Iterator[tuple[Step, Layout, float]]:

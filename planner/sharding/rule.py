@@ -227,7 +227,8 @@ def _compound_fault(rule: Rule, factors: tuple[int, ...], strategy: Strategy, me
                 inner = rule.factors[factors[position]].name
                 return (
                     f"factor '{inner}' inside the compound dim ({names}) is split, but factor"
-                    f" '{rule.factors[outer].name}' outside of it, of extent {rule.factors[outer].extent}, is split into {count} only"
+                    f" '{rule.factors[outer].name}' outside of it, of extent {rule.factors[outer].extent}, is "
+                    f"split into {count} only"
                 )
     return None
 

@@ -1,8 +1,8 @@
 """A pool of four gloo processes, started once for all distributed tests.
 
-`pool.run("tasks", "function", *arguments)` calls a function of a file in this folder in every process and returns the four
-results. If one raises, dies or takes too long, all are ended (the others may be waiting for it in a collective), the test
-fails with its traceback, and the next test gets a new pool.
+`pool.run("tasks", "function", *arguments)` calls a function of a file in this folder in every process and returns
+the four results. If one raises, dies or takes too long, all are ended (the others may be waiting for it in a
+collective), the test fails with its traceback, and the next test gets a new pool.
 """
 
 import os

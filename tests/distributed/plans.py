@@ -1,10 +1,11 @@
 """Plans made by hand or at random, and the small models they are for. Used inside the worker processes."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from planner.graph.operator_graph import OperatorGraph
@@ -20,20 +21,73 @@ from planner.plan.plan import (
     Prediction,
     Provenance,
     Stage,
-    StoredParameter,
     Training,
 )
 from planner.sharding.layout import PARTIAL, REPLICATE, Layout, divides, shard
 from planner.sharding.mesh import Mesh, MeshAxis
 from planner.sharding.rescale import rescale_batch
-from planner.sharding.rule import Rule, Strategy, legal_strategies, strategy_names
+from planner.sharding.rule import Rule, Strategy, legal_strategies, named_strategy, strategy_fault, strategy_names
 from planner.sharding.rules import rule_of
+from planner.sharding.stored import StoredParameter, legal_stored
 
 BATCH, SEQUENCE, VOCABULARY = 4, 8, 32
 LLAMA = LlamaConfig(
-    num_layers=2, hidden_size=32, ffn_size=64, num_heads=8, num_kv_heads=4, vocab_size=VOCABULARY, sequence_length=SEQUENCE
+    num_layers=2,
+    hidden_size=32,
+    ffn_size=64,
+    num_heads=8,
+    num_kv_heads=4,
+    vocab_size=VOCABULARY,
+    sequence_length=SEQUENCE,
 )
 GPT_CONFIG = GPTConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=VOCABULARY, sequence_length=SEQUENCE)
+
+
+class Assorted(nn.Module):
+    """One use of many operators that the language models lack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(VOCABULARY, 16, padding_idx=3)
+        self.weight = nn.Parameter(torch.randn(4, 16, 8))
+        self.scale = nn.Parameter(torch.randn(1, 8))
+        self.offset = nn.Parameter(torch.randn(16))
+
+    def forward(self, tokens_BS: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
+        x = self.rows(tokens_BS) + self.offset.expand(SEQUENCE, 16)
+        y = torch.bmm(x, self.weight) * self.scale.expand(8, 8).narrow(0, 0, 8)
+        low, high = y.split_with_sizes([4, 4], dim=-1)
+        z = torch.stack([low, high], dim=1).unbind(1)
+        probable = torch.softmax(z[0], dim=-1).cumsum(-1) + torch.where(labels_BS.unsqueeze(-1) > 7, z[1], z[0])
+        kept = probable.masked_fill((labels_BS == 2).unsqueeze(-1), 0.5).pow(2).permute(0, 2, 1).reshape(BATCH, -1)
+        inner = torch.matmul(kept, kept.t()).relu().mean(dim=0, keepdim=True)
+        addmm = torch.addmm(self.offset, y.mean(dim=1), self.weight[0].t()).exp()
+        return inner.sum() + addmm.mean() + x.split_with_sizes([16], -1)[0].sigmoid().sum(dim=(1, 2)).mean()
+
+
+class Loss(nn.Module):
+    """Cross entropy and nothing else, with logits that are parameters."""
+
+    def __init__(self, reduction: str, label_smoothing: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.logits_NV = nn.Parameter((torch.randn(16, VOCABULARY) * 3).to(dtype))
+        self.reduction, self.label_smoothing = reduction, label_smoothing
+
+    def forward(self, targets_N: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(
+            self.logits_NV,
+            targets_N,
+            ignore_index=5,
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
+        )
+
+
+MODELS: Mapping[str, Callable[[], nn.Module]] = {
+    "llama": lambda: Llama(LLAMA),
+    "gpt": lambda: GPT(GPT_CONFIG),
+    "assorted": Assorted,
+}
 
 Choose = Callable[[str, Rule, Mesh], Strategy]
 Store = Callable[[str, tuple[int, ...], Mesh], StoredParameter]
@@ -42,7 +96,7 @@ Load = Callable[[str, tuple[int, ...], Mesh], Layout]
 
 def build(model: str) -> nn.Module:
     torch.manual_seed(1)
-    return Llama(LLAMA) if model == "llama" else GPT(GPT_CONFIG)
+    return MODELS[model]()
 
 
 def batch(samples: int = BATCH, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -139,15 +193,83 @@ def random_plan(model: str, mesh: Mesh, seed: int, **settings: object) -> Plan:
         return random_.choice(legal_strategies(rule, mesh))
 
     def store(name: str, shape: tuple[int, ...], mesh: Mesh) -> StoredParameter:
-        weight = random_layout(random_, shape, mesh)
-        gradient = tuple(w if w.is_shard else random_.choice((REPLICATE, PARTIAL)) for w in weight)
-        while True:
-            finer = random_layout(random_, shape, mesh)
-            state = tuple(w if w.is_shard else f for w, f in zip(weight, finer, strict=True))
-            if divides(shape, state, mesh.sizes):
-                return StoredParameter(weight=weight, gradient=gradient, state=state)
+        return random_.choice(legal_stored(shape, mesh.sizes, trainable=True))
 
     def load(name: str, shape: tuple[int, ...], mesh: Mesh) -> Layout:
         return random_layout(random_, shape, mesh)
 
+    return make_plan(model, mesh, choose, store, load, **settings)  # type: ignore[arg-type]
+
+
+def sample_factor(rule: Rule) -> str | None:
+    """The factor that counts samples, in the operators of the language models."""
+    return next((name for name in ("b", "n", "d0") if name in rule.index), None)
+
+
+def on_samples(name: str, rule: Rule, mesh: Mesh) -> Strategy:
+    """Data parallel: every axis splits the samples where that is legal."""
+    factor = sample_factor(rule)
+    strategy = tuple(None if factor is None else rule.index[factor] for _ in mesh.axes)
+    return strategy if strategy_fault(rule, strategy, mesh) is None else (None,) * len(mesh.axes)
+
+
+def megatron(name: str, rule: Rule, mesh: Mesh) -> Strategy:
+    """Samples on the first axis; heads, hidden units of the MLP and the vocabulary of a Llama on the second."""
+    place, _, call = name.partition("/")
+    tensor = None
+    if name.endswith("rms_norm/shared"):
+        tensor = "copies"
+    elif call == "linear":
+        tensor = "i" if place.endswith(("o_proj", "down_proj")) else "o"
+    elif "v" in rule.index or "g" in rule.index:
+        tensor = "v" if "v" in rule.index else "g"
+    elif place.endswith("self_attn"):
+        outer = call in (
+            "unflatten",
+            "unflatten_2",
+            "unflatten_3",
+            "transpose",
+            "transpose_2",
+            "transpose_3",
+            "flatten",
+        )
+        tensor = "d2" if outer else "d1"
+    elif place.endswith("mlp") or name in ("to", "flatten"):
+        tensor = "d2"
+    return named_strategy(rule, (sample_factor(rule), tensor), name)
+
+
+def store_megatron(name: str, shape: tuple[int, ...], mesh: Mesh) -> StoredParameter:
+    """Weights cut as they are used on the tensor axis, full copies and one sum a step on the data axis."""
+    cut = REPLICATE if len(shape) == 1 else shard(1) if "o_proj" in name or "down_proj" in name else shard(0)
+    return StoredParameter(weight=(REPLICATE, cut), gradient=(PARTIAL, cut), state=(REPLICATE, cut))
+
+
+def store_zero1(name: str, shape: tuple[int, ...], mesh: Mesh) -> StoredParameter:
+    axes = len(mesh.axes)
+    return StoredParameter(weight=(REPLICATE,) * axes, gradient=(PARTIAL,) * axes, state=(shard(0),) * axes)
+
+
+def store_zero3(name: str, shape: tuple[int, ...], mesh: Mesh) -> StoredParameter:
+    cut = (shard(0),) * len(mesh.axes)
+    return StoredParameter(weight=cut, gradient=cut, state=cut)
+
+
+def load_samples(name: str, shape: tuple[int, ...], mesh: Mesh) -> Layout:
+    """Samples on all axes where they divide, else whole."""
+    everywhere = (shard(0),) * len(mesh.axes)
+    return everywhere if divides(shape, everywhere, mesh.sizes) else (REPLICATE,) * len(mesh.axes)
+
+
+def load_megatron(name: str, shape: tuple[int, ...], mesh: Mesh) -> Layout:
+    return (shard(0), REPLICATE)
+
+
+def hand_plan(kind: str, model: str, mesh: Mesh, **settings: object) -> Plan:
+    """'megatron' (of a Llama, on two axes), 'zero1' or 'zero3' (samples on all axes)."""
+    choose, store, load = {
+        "megatron": (megatron, store_megatron, load_megatron),
+        "zero1": (on_samples, store_zero1, load_samples),
+        "zero3": (on_samples, store_zero3, load_samples),
+    }[kind]
     return make_plan(model, mesh, choose, store, load, **settings)  # type: ignore[arg-type]

@@ -1,13 +1,27 @@
 """What the worker processes do in the tests: every function here is called on all ranks at the same time."""
 
+import random
+from collections import Counter
 from functools import cache
 
-import torch
-
 import plans
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from planner.errors import PlannerError
+from planner.graph.trace import trace
 from planner.plan.plan import Plan
+from planner.sharding.layout import PARTIAL, Layout
 from planner.sharding.mesh import Mesh
+from planner.sharding.rule import Duplex
+from runtime import collectives
+from runtime.device_mesh import rank_mesh
+from runtime.optimizer import OptimizerSettings
+from runtime.redistribute import convert, local_piece, transfer
 from runtime.step import TrainingStep, parallelize
+
+CPU = torch.device("cpu")
 
 
 @cache
@@ -19,12 +33,14 @@ def unsharded(model: str, micro_batches: int) -> tuple[float, dict[str, torch.Te
     for part in zip(*(tensor.chunk(micro_batches) for tensor in inputs), strict=True):
         value = module(*part) / micro_batches
         value.backward()
-        loss += float(value)
+        loss += float(value.detach())
     return loss, {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None}
 
 
-def build_step(model: str, plan: Plan) -> TrainingStep:
-    return parallelize(plans.build(model), plan, plans.batch(), traced=plans.traced(model))
+def build_step(model: str, plan: Plan, settings: OptimizerSettings | None = None) -> TrainingStep:
+    return parallelize(
+        plans.build(model), plan, plans.batch(), traced=plans.traced(model), settings=settings, device=CPU
+    )
 
 
 def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -45,3 +61,180 @@ def parity(model: str, sizes: tuple[int, ...], seeds: list[int], micro_batches: 
         assert whole.keys() == gradients.keys()
         errors.append(max(abs(found - loss) / abs(loss), *(relative(whole[n], gradients[n]) for n in gradients)))
     return errors
+
+
+def train(model: str, kind: str, sizes: tuple[int, ...], optimizer: str, micro_batches: int) -> float:
+    """The worst error of losses and weights over 5 optimizer steps, against torch's optimizer on the plain model."""
+    settings = OptimizerSettings(learning_rate=1e-3, epsilon=1e-6)
+    mesh = plans.mesh_of(*sizes)
+    if kind.startswith("random"):
+        plan = plans.random_plan(model, mesh, int(kind[6:]), optimizer=optimizer, micro_batches=micro_batches)
+    else:
+        plan = plans.hand_plan(kind, model, mesh, optimizer=optimizer, micro_batches=micro_batches)
+    step = build_step(model, plan, settings)
+    module = plans.build(model)
+    plain: torch.optim.Optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, eps=1e-6)
+    if optimizer == "sgd":
+        plain = torch.optim.SGD(module.parameters(), lr=1e-2, momentum=0.9, weight_decay=1e-2)
+    worst = 0.0
+    for number in range(5):
+        batch = plans.batch(seed=number)
+        loss = 0.0
+        for part in zip(*(tensor.chunk(micro_batches) for tensor in batch), strict=True):
+            value = module(*part) / micro_batches
+            value.backward()
+            loss += float(value.detach())
+        plain.step()
+        plain.zero_grad()
+        worst = max(worst, abs(step(*batch) - loss) / loss)
+    found = step.full_parameters()
+    return max(worst, *(relative(found[name], weight.detach()) for name, weight in module.named_parameters()))
+
+
+def half_precision(micro_batches: int) -> tuple[float, bool]:
+    """Training in bfloat16: largest relative difference of the loss, and whether the masters are float32."""
+    from runtime.unsharded import UnshardedStep
+
+    graph = trace(plans.build("llama").bfloat16(), plans.batch())
+    plan = plans.hand_plan("zero1", "llama", plans.mesh_of(4), graph=graph)
+    settings = OptimizerSettings(learning_rate=1e-2)
+    step = parallelize(
+        plans.build("llama").bfloat16(), plan, plans.batch(), traced=graph, settings=settings, device=CPU
+    )
+    plain = UnshardedStep(plans.build("llama").bfloat16(), plan.training, settings, frozenset({0, 1}))
+    worst = 0.0
+    for number in range(3):
+        batch = plans.batch(seed=number)
+        expected = plain(batch, {})
+        worst = max(worst, abs(step(*batch) - expected) / expected)
+    weights = step.full_parameters().values()
+    return worst, all(weight.dtype == torch.bfloat16 for weight in weights)
+
+
+class Counted:
+    """Counts the collectives that the runtime issues while active."""
+
+    NAMES = ("all_gather", "reduce_scatter", "all_reduce", "all_reduce_max", "all_to_all")
+
+    def __enter__(self) -> Counter[str]:
+        self.counts: Counter[str] = Counter()
+        self.originals = {name: getattr(collectives, name) for name in self.NAMES}
+        for name, original in self.originals.items():
+            setattr(collectives, name, self._counting(name, original))
+        return self.counts
+
+    def __exit__(self, *raised: object) -> None:
+        for name, original in self.originals.items():
+            setattr(collectives, name, original)
+
+    def _counting(self, name, original):
+        def counting(*arguments):
+            self.counts[name] += 1
+            return original(*arguments)
+
+        return counting
+
+
+def communication(kind: str, sizes: tuple[int, ...], recomputation: str) -> dict[str, dict[str, int]]:
+    """Collectives of one micro-batch, forward and backward, and of the update, under a hand-made plan of a Llama."""
+    step = build_step("llama", plans.hand_plan(kind, "llama", plans.mesh_of(*sizes), recomputation=recomputation))
+    pieces = {name: parameter.piece for name, parameter in step.parameters.items()}
+    (inputs,) = step._micro_batches(plans.batch(), {})
+    with Counted() as forward:
+        loss = step.executor(pieces, step.buffers, inputs)
+    with Counted() as backward:
+        loss.backward()
+    with Counted() as update:
+        step.optimizer.step()
+    return {"forward": dict(forward), "backward": dict(backward), "update": dict(update)}
+
+
+def cross_entropy(reduction: str, label_smoothing: float, dtype: torch.dtype) -> float:
+    """The worst error of loss and gradient over all strategies of a lone cross entropy on a 2 x 2 mesh."""
+    mesh = plans.mesh_of(2, 2)
+
+    def build() -> nn.Module:
+        torch.manual_seed(3)
+        return plans.Loss(reduction, label_smoothing, dtype)
+
+    targets = torch.tensor([5, 0, 1, 31, 5, 7, 9, 16, 15, 3, 5, 5, 2, 30, 8, 17])
+    plain = build()
+    loss = plain(targets)
+    loss.backward()
+    graph = trace(build(), (targets,))
+    worst = 0.0
+    for number in range(24):
+        plan = plans.random_plan("loss", mesh, number, graph=graph)
+        step = parallelize(build(), plan, (targets,), batch=0, traced=graph, device=CPU)
+        found = step.accumulate(targets)
+        gradient = step.full_gradients()["logits_NV"]
+        worst = max(worst, relative(found, loss.detach().float()), relative(gradient, plain.logits_NV.grad.float()))
+    return worst
+
+
+def redistributions(sizes: tuple[int, ...], seed: int, count: int) -> int:
+    """Random redistributions of random tensors, forward and backward; returns how many collectives were needed."""
+    mesh = plans.mesh_of(*sizes)
+    place = rank_mesh(mesh, CPU)
+    random_ = random.Random(seed)
+    with Counted() as counts:
+        for number in range(count):
+            shape = tuple(random_.choice((1, 2, 3, 4, 8, 12)) for _ in range(random_.randint(0, 4)))
+            ends = []
+            for _ in range(2):
+                layout = plans.random_layout(random_, shape, mesh, partial=True)
+                back = tuple(p if p.is_shard else random_.choice((plans.REPLICATE, PARTIAL)) for p in layout)
+                ends.append(Duplex(forward=layout, gradient=back))
+            made, wanted = ends
+            generator = torch.Generator().manual_seed(seed * 1000 + number)
+            value, gradient = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+            piece = term(value, made.forward, place).requires_grad_()
+            between = transfer(shape, mesh, made, wanted, differentiable=True)
+            moved = piece if between is None else between(piece, place)
+            check(moved.detach(), value, wanted.forward, place)
+            (back,) = torch.autograd.grad(moved, piece, term(gradient, wanted.gradient, place))
+            check(back, gradient, made.gradient, place)
+            check(convert(piece, shape, made.forward, wanted.forward, place), value, wanted.forward, place)
+    return sum(counts.values())
+
+
+def term(whole: torch.Tensor, layout: Layout, place) -> torch.Tensor:
+    """This rank's piece of a tensor; where the layout is partial, an uneven share of the sum."""
+    cut = tuple(p if p.is_shard else plans.REPLICATE for p in layout)
+    piece = local_piece(whole, cut, place)
+    for placement, size, coordinate in zip(layout, place.mesh.sizes, place.coordinate, strict=True):
+        if placement == PARTIAL:
+            piece = piece * (coordinate + 1) / (size * (size + 1) / 2)
+    return piece.clone()
+
+
+def check(piece: torch.Tensor, whole: torch.Tensor, layout: Layout, place) -> None:
+    """Assert that the pieces of all ranks are those of `whole`: slices of it, terms that sum to slices of it."""
+    cut = tuple(p if p.is_shard else plans.REPLICATE for p in layout)
+    total = piece.contiguous()
+    for axis, placement in enumerate(layout):
+        if placement == PARTIAL and place.mesh.sizes[axis] > 1:
+            total = total.clone()
+            dist.all_reduce(total, group=place.group(axis))
+    torch.testing.assert_close(total, local_piece(whole, cut, place).contiguous(), rtol=1e-12, atol=1e-12)
+
+
+def refusal(case: str) -> tuple[str, str]:
+    """Name and message of the error that a plan which cannot run is refused with."""
+    mesh = plans.mesh_of(2, 1) if case == "world" else plans.mesh_of(2, 2)
+    plan = plans.random_plan("llama", mesh, 0, stages=2 if case == "stages" else 1)
+    model = "gpt" if case == "fingerprint" else "llama"
+    batch = plans.batch(samples=3) if case == "batch" else plans.batch()
+    try:
+        step = parallelize(plans.build(model), plan, plans.batch(), traced=plans.traced(model), device=CPU)
+        step(*batch)
+    except PlannerError as error:
+        return type(error).__name__, str(error)
+    return "", "nothing was raised"
+
+
+def raise_on_one_rank() -> None:
+    """One rank fails while the others wait for it."""
+    if dist.get_rank() == 2:
+        raise RuntimeError("rank 2 has a problem")
+    dist.barrier()

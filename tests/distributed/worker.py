@@ -2,8 +2,9 @@
 
     python worker.py RANK WORLD STORE ADDRESS
 
-It joins a gloo group through the file STORE, connects to ADDRESS, and runs tasks until the connection closes. A task is
-(path of a file beside this one, name of a function in it, arguments); the answer is ("done", result) or ("failed", traceback).
+It joins a gloo group through the file STORE, connects to ADDRESS, and runs tasks until the connection closes. A
+task is (path of a file beside this one, name of a function in it, arguments); the answer is ("done", result) or
+("failed", traceback).
 """
 
 import importlib

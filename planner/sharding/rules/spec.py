@@ -300,6 +300,35 @@ def _broadcast(result: Dims, shape: Sequence[int], operand: Sequence[int], op: s
 
 @final
 @dataclass(frozen=True, kw_only=True)
+class Normalise(RuleSpec):
+    """Norms over the trailing dims listed at position 1, which are blocked; weight and bias have just those dims."""
+
+    work: float
+    saves: Saves
+
+    def build(self, call: Call) -> Rule:
+        table = FactorTable(call.op)
+        shape = call.operands[0].shape
+        lead = len(shape) - len(integers(call.argument(1, "normalized_shape")))
+        own = ("h",) if len(shape) - lead == 1 else tuple(f"h{i}" for i in range(len(shape) - lead))
+        kinds = [FactorKind.PARALLEL] * lead + [FactorKind.BLOCKED] * len(own)
+        dims = tuple(
+            (table.add(name, extent, kind),) if extent != 1 else ()
+            for name, extent, kind in zip((*_leading_names(lead), *own), shape, kinds, strict=True)
+        )
+        return Rule(
+            op=call.op,
+            factors=table.freeze(),
+            operands=tuple(_broadcast(dims, shape, operand.shape, call.op) for operand in call.operands),
+            results=(dims,),
+            op_class="normalisation",
+            work=(Work(coefficient=self.work, factors=tuple(range(len(table.freeze())))),),
+            saves=tuple((i, js) for i, js in self.saves if i < len(call.operands)),
+        )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class Reshape(RuleSpec):
     """The same elements in the same order under another shape: dims are merged and split.
 
@@ -407,11 +436,13 @@ class AlongDim(RuleSpec):
     through.
 
     `dim` is the position, the name and the default of the argument that names the dim. `drops` says that the results
-    lack it (select, unbind), `adds` that the results have a new one (stack).
+    lack it (select, unbind), `adds` that the results have a new one (stack), `spells_extent` that an argument gives the
+    extent of the dim, which then cannot be split even where nothing changes (narrow).
     """
 
     dim: tuple[int, str, int]
     op_class: str = "copy"
+    spells_extent: bool = False
     drops: bool = False
     adds: bool = False
 
@@ -420,10 +451,8 @@ class AlongDim(RuleSpec):
         shape = call.operands[0].shape
         dim = normal_dim(call.integer(*self.dim), len(shape) + self.adds)
         rest = [extent for at, extent in enumerate(shape) if self.adds or at != dim]
-        whole = (
-            not self.drops
-            and not self.adds
-            and all(tensor.shape == shape for tensor in (*call.operands, *call.results))
+        whole = not (self.drops or self.adds or self.spells_extent) and all(
+            tensor.shape == shape for tensor in (*call.operands, *call.results)
         )
         kind = FactorKind.PARALLEL if whole else FactorKind.BLOCKED
         passing = [(table.add(f"d{at}", extent),) if extent != 1 else () for at, extent in enumerate(rest)]

@@ -13,6 +13,7 @@ from planner.sharding.rules.spec import (
     Factory,
     InnerPattern,
     Matmul,
+    Normalise,
     Permute,
     Reduce,
     Reshape,
@@ -52,22 +53,8 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.embedding.default": Einsum(
         pattern="v h, ... -> ... h", op_class="embedding", work=((1.0, "h"),), looked_up=(0,), saves=((1, (0,)),)
     ),
-    "aten.layer_norm.default": Einsum(
-        pattern="... h, h, h -> ... h",
-        positions=(0, 2, 3),
-        op_class="normalisation",
-        blocked="h",
-        work=((8.0, ""),),
-        saves=((0, (0, 1)), (1, (0,))),
-    ),
-    "aten.rms_norm.default": Einsum(
-        pattern="... h, h -> ... h",
-        positions=(0, 2),
-        op_class="normalisation",
-        blocked="h",
-        work=((6.0, ""),),
-        saves=((0, (0, 1)), (1, (0,))),
-    ),
+    "aten.layer_norm.default": Normalise(work=8.0, saves=((0, (0, 1)), (1, (0,)))),
+    "aten.rms_norm.default": Normalise(work=6.0, saves=((0, (0, 1)), (1, (0,)))),
     "aten.cross_entropy_loss.default": Einsum(
         pattern="n v, n -> ",
         op_class="cross_entropy",
@@ -140,10 +127,10 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.t.default": Permute(form="matrix"),
     # along a dim
     "aten.slice.Tensor": AlongDim(dim=(1, "dim", 0), op_class="view"),
-    "aten.narrow.default": AlongDim(dim=(1, "dim", 0), op_class="view"),
+    "aten.narrow.default": AlongDim(dim=(1, "dim", 0), op_class="view", spells_extent=True),
     "aten.select.int": AlongDim(dim=(1, "dim", 0), op_class="view", drops=True),
     "aten.split.Tensor": AlongDim(dim=(2, "dim", 0), op_class="view"),
-    "aten.split_with_sizes.default": AlongDim(dim=(2, "dim", 0), op_class="view"),
+    "aten.split_with_sizes.default": AlongDim(dim=(2, "dim", 0), op_class="view", spells_extent=True),
     "aten.chunk.default": AlongDim(dim=(2, "dim", 0), op_class="view"),
     "aten.unbind.int": AlongDim(dim=(1, "dim", 0), op_class="view", drops=True),
     "aten.cat.default": AlongDim(dim=(1, "dim", 0)),

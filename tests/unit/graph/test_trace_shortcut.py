@@ -390,7 +390,9 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "long skips": lambda: stack(plain, skips),
     "work between": lambda: stack(plain, loop(lambda m, i, layer, x: layer(x * i))),
     "dtype changes": lambda: stack(plain, loop(lambda m, i, layer, x: layer(x.double().float() if i % 2 else x))),
-    "strides change": lambda: stack(lambda i: Strided(), loop(lambda m, i, y, x: y(x.mT.contiguous().mT if i == 3 else x))),
+    "strides change": lambda: stack(
+        lambda i: Strided(), loop(lambda m, i, y, x: y(x.mT.contiguous().mT if i == 3 else x))
+    ),
     "expanded argument": lambda: stack(lambda i: Strided(), loop(lambda m, i, y, x: y(x[:1].expand(x.shape)))),
     "tied to each other": tied_neighbours,
     "tied to the head": tied_to_head,
@@ -401,12 +403,16 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "hooks inside": hooked_inside,
     "forward of its own": own_forward,
     "tuples": lambda: stack(lambda i: Tuple(), unpack),
-    "dicts": lambda: stack(lambda i: Dict(), lambda m, x: loop(lambda m, i, layer, s: layer(s))(m, {"x": x, "kept": x})["x"]),
+    "dicts": lambda: stack(
+        lambda i: Dict(), lambda m, x: loop(lambda m, i, layer, s: layer(s))(m, {"x": x, "kept": x})["x"]
+    ),
     "opaque results": lambda: stack(lambda i: Wrapping(), lambda m, x: Stack.run(m, x).tensor),
     "weights returned": lambda: stack(lambda i: Weight(), loop(lambda m, i, layer, x: sum(layer(x)))),
     "outputs appended": lambda: stack(lambda i: Appending(), collect),
     "in place": lambda: stack(lambda i: InPlace(), loop(lambda m, i, layer, x: layer(x * 1) + x)),
-    "in place on a kept value": lambda: stack(lambda i: InPlace(), lambda m, x: loop(lambda m, i, y, h: y(h) + h)(m, x + 0)),
+    "in place on a kept value": lambda: stack(
+        lambda i: InPlace(), lambda m, x: loop(lambda m, i, y, h: y(h) + h)(m, x + 0)
+    ),
     "counter attribute": lambda: stack(lambda i: Remembering()),
     "flag set by parent": lambda: stack(lambda i: Scaled(7), loop(set_flag)),
     "shared dict set by parent": lambda: stack(lambda i, shared={"factor": 7}: FromDict(shared), loop(set_shared)),
@@ -468,14 +474,17 @@ def test_shortcut_on_the_zoo(family: str, layers: int) -> None:
         if family == "llama":
             module: nn.Module = Llama(
                 LlamaConfig(
-                    num_layers=layers, hidden_size=32, ffn_size=64, num_heads=4, num_kv_heads=2, vocab_size=64,
+                    num_layers=layers,
+                    hidden_size=32,
+                    ffn_size=64,
+                    num_heads=4,
+                    num_kv_heads=2,
+                    vocab_size=64,
                     sequence_length=16,
-                )  # fmt: skip
+                )
             )
         else:
-            module = GPT(
-                GPTConfig(num_layers=layers, hidden_size=32, num_heads=4, vocab_size=64, sequence_length=16)
-            )
+            module = GPT(GPTConfig(num_layers=layers, hidden_size=32, num_heads=4, vocab_size=64, sequence_length=16))
         tokens = torch.zeros(2, 16, dtype=torch.int64)
     short, full = trace(module, (tokens, tokens)), trace(module, (tokens, tokens), full=True)
     same(short, full)

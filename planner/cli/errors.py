@@ -1,0 +1,32 @@
+"""Errors on the command line: one line on stderr, an exit code, and never a traceback for what a user can mend."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+
+import typer
+
+from costmodels import CostModelError
+from hardware_profiles import HardwareProfileError
+from planner.errors import InfeasibleError, PlannerError
+
+SCHEMA_VERSION = 1
+
+
+@contextlib.contextmanager
+def reporting(as_json: bool = False) -> Iterator[None]:
+    """Turn expected errors into a message and an exit code; with `as_json` also into an object on stdout."""
+    try:
+        yield
+    except (PlannerError, HardwareProfileError, CostModelError) as error:
+        code = error.exit_code if isinstance(error, PlannerError) else PlannerError.exit_code
+        kind = "infeasible" if isinstance(error, InfeasibleError) else "bad input"
+        if as_json:
+            content = {"schema_version": SCHEMA_VERSION, "error": {"kind": kind, "message": str(error)}}
+            sys.stdout.write(json.dumps(content, indent=1) + "\n")
+        typer.echo(f"plan: {error}", err=True)
+        raise typer.Exit(code) from error
+    except KeyboardInterrupt as error:
+        typer.echo("plan: interrupted; nothing was written", err=True)
+        raise typer.Exit(130) from error

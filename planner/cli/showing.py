@@ -1,0 +1,74 @@
+"""`plan show` and `plan verify`: read a plan file, check it against its model, price it anew."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planner.cli.errors import reporting
+
+if TYPE_CHECKING:
+    from planner.plan.verify import Verdict
+
+Hardware = Annotated[
+    str | None, typer.Option(help="The profile or TOML file that the plan was made for, where it is not a known name.")
+]
+
+
+def judge(plan_file: Path, hardware: str | None) -> "Verdict":
+    """Load a plan, trace its model again and verify it."""
+    from hardware_profiles import load_profile
+    from planner.graph.trace import trace
+    from planner.models.zoo import build_model
+    from planner.plan.file import load_plan
+    from planner.plan.plan import PRECISIONS
+    from planner.plan.verify import verify as check
+
+    plan = load_plan(plan_file)
+    cluster = load_profile(hardware or plan.cluster.profile).with_devices(plan.cluster.devices)
+    length = None if ":" in plan.model.reference else plan.model.sequence_length
+    model = build_model(plan.model.reference, dtype=PRECISIONS[plan.training.precision], sequence_length=length)
+    return check(plan, trace(model.module, model.args, model.kwargs), model.batch, cluster)
+
+
+def show(
+    plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
+    hardware: Hardware = None,
+) -> None:
+    """Show a plan: degrees, who is sharded how, time and memory.
+
+    [bold]plan show llama70b-64.json[/bold]
+    """
+    with reporting():
+        from rich.console import Console
+
+        from planner.plan.roles import roles
+        from planner.report.terminal import print_plan
+
+        verdict = judge(plan_file, hardware)
+        console = Console(highlight=False)
+        print_plan(console, verdict.bound, roles(verdict.bound), verdict.prediction)
+        for remark in verdict.remarks:
+            console.print(f"\nThe plan was changed since it was priced: {remark}")
+
+
+def verify(
+    plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
+    hardware: Hardware = None,
+) -> None:
+    """Check a plan independently: legal for its model, fits, costs what it says. Exit code 1 where it does not.
+
+    [bold]plan verify llama70b-64.json[/bold]
+    """
+    with reporting():
+        from planner.report.units import bytes_text, seconds_text
+
+        verdict = judge(plan_file, hardware)
+        prediction = verdict.prediction
+        peak, capacity = bytes_text(prediction.peak_bytes), bytes_text(prediction.capacity_bytes)
+        typer.echo(f"legal; {seconds_text(prediction.step_seconds)} a step, {peak} of {capacity} per device")
+        if not verdict.fits:
+            typer.echo(f"does not fit: {bytes_text(prediction.peak_bytes - prediction.capacity_bytes)} too much")
+        for remark in verdict.remarks:
+            typer.echo(f"differs from the file: {remark}")
+        raise typer.Exit(0 if verdict.fits and verdict.as_stated else 1)

@@ -1,0 +1,322 @@
+"""Plan files: JSON that diffs well, reads back exactly, and can be edited by hand.
+
+A strategy is one word per mesh axis, the name of a factor or `-`: "b,o" splits factor b over the first axis and o over
+the second. A layout is one of R, P, S0, S1, ... per axis. Keys are exact; whatever cannot be read is refused with the
+place and the reason, and nothing in a file is ever executed.
+"""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field
+
+from planner.errors import LayoutError, PlanFileError
+from planner.plan.plan import (
+    OPTIMIZERS,
+    PRECISIONS,
+    RECOMPUTATION,
+    SCHEDULES,
+    SCHEMA_VERSION,
+    ClusterReference,
+    Group,
+    ModelReference,
+    Plan,
+    Prediction,
+    Provenance,
+    Stage,
+    Training,
+)
+from planner.sharding.layout import Layout, format_layout, parse_layout
+from planner.sharding.mesh import Mesh, MeshAxis
+from planner.sharding.stored import StoredParameter
+
+Count = Annotated[int, Field(ge=1)]
+Index = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class _Model(_Strict):
+    reference: str
+    sequence_length: int | None
+    parameters: Index
+    fingerprint: str
+
+
+class _Training(_Strict):
+    global_batch: Count
+    micro_batches: Count
+    precision: str
+    optimizer: str
+
+
+class _Cluster(_Strict):
+    profile: str
+    digest: str
+    devices: Count
+
+
+class _Axis(_Strict):
+    name: str
+    size: Count
+    stride: Count
+    bandwidth: Positive
+
+
+class _Stage(_Strict):
+    first_block: Index
+    blocks: Index
+
+
+class _Stored(_Strict):
+    weight: str
+    gradient: str
+    state: str
+
+
+class _Group(_Strict):
+    name: str
+    first_block: Index
+    blocks: Index
+    operators: dict[str, str]
+    parameters: dict[str, _Stored]
+
+
+class _Prediction(_Strict):
+    step_seconds: Positive
+    peak_bytes: Positive
+    capacity_bytes: Positive
+    model_flops: float
+    model_flops_utilisation: float
+    samples_per_second: float
+    time: dict[str, float]
+    memory: dict[str, float]
+
+
+class _Provenance(_Strict):
+    planner: str
+    search: str
+    status: str
+    gap: float
+
+
+class _PlanFile(_Strict):
+    schema_version: int
+    model: _Model
+    training: _Training
+    cluster: _Cluster
+    mesh: list[_Axis]
+    stages: Annotated[list[_Stage], Field(min_length=1)]
+    schedule: str
+    recomputation: str
+    inputs: dict[str, str]
+    groups: list[_Group]
+    prediction: _Prediction
+    provenance: _Provenance
+
+
+def dump_plan(plan: Plan) -> str:
+    """The text of a plan file. The same plan gives the same bytes."""
+    content = {
+        "schema_version": plan.schema_version,
+        "model": _fields(plan.model),
+        "training": _fields(plan.training),
+        "cluster": _fields(plan.cluster),
+        "mesh": [_fields(axis) for axis in plan.mesh.axes],
+        "stages": [_fields(stage) for stage in plan.stages],
+        "schedule": plan.schedule,
+        "recomputation": plan.recomputation,
+        "inputs": {name: format_layout(layout) for name, layout in plan.inputs},
+        "groups": [_group_content(group) for group in plan.groups],
+        "prediction": {
+            **_fields(plan.prediction),
+            "time": dict(plan.prediction.time),
+            "memory": dict(plan.prediction.memory),
+        },
+        "provenance": _fields(plan.provenance),
+    }
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__slots__}
+
+
+def _group_content(group: Group) -> dict[str, Any]:
+    return {
+        "name": group.name,
+        "first_block": group.first_block,
+        "blocks": group.blocks,
+        "operators": {name: format_strategy(strategy) for name, strategy in group.operators},
+        "parameters": {
+            name: {kind: format_layout(getattr(stored, kind)) for kind in ("weight", "gradient", "state")}
+            for name, stored in group.parameters
+        },
+    }
+
+
+def format_strategy(strategy: tuple[str | None, ...]) -> str:
+    """`b,-` for factor b on the first axis and nothing on the second."""
+    return ",".join(name or "-" for name in strategy)
+
+
+def parse_strategy(text: str) -> tuple[str | None, ...]:
+    """The inverse of `format_strategy`."""
+    return tuple(None if word.strip() == "-" else word.strip() for word in text.split(",")) if text else ()
+
+
+def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
+    """Write a plan file. It is whole or not there: the text goes to a temporary file that then takes the name."""
+    write_atomically(Path(path), dump_plan(plan))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that it is either whole or as it was. Raises PlanFileError where it cannot be written."""
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8"
+        ) as file:
+            temporary = file.name
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary is not None and os.path.exists(temporary):
+            os.unlink(temporary)
+        raise PlanFileError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def load_plan(path: str | os.PathLike[str]) -> Plan:
+    """Read a plan file. Raises PlanFileError, naming the place, where it is not one that this version can read."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise PlanFileError(f"{path}: cannot be read: {reason}") from error
+    try:
+        return parse_plan(text)
+    except PlanFileError as error:
+        raise PlanFileError(f"{path}: {error}") from error
+
+
+def parse_plan(text: str) -> Plan:
+    """The plan written in a text; the inverse of `dump_plan`."""
+    try:
+        content = json.loads(text, object_pairs_hook=_without_duplicates)
+    except json.JSONDecodeError as error:
+        raise PlanFileError(
+            f"not valid JSON at line {error.lineno}, column {error.colno} ({error.msg}): the file is truncated or "
+            "was edited wrongly;"
+            " undo the edit or plan again"
+        ) from error
+    if not isinstance(content, dict) or "schema_version" not in content:
+        raise PlanFileError("not a plan file: it has no schema_version")
+    if content["schema_version"] != SCHEMA_VERSION:
+        raise PlanFileError(
+            f"schema_version is {content['schema_version']!r}, this planner reads version {SCHEMA_VERSION}; plan "
+            "again with this version"
+        )
+    try:
+        file = _PlanFile.model_validate_json(text)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the file"
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise PlanFileError(f"{place}: {first['msg']}{more}; undo the edit or plan again") from error
+    return _plan_of(file)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise PlanFileError(f"the key '{key}' stands twice in one object; keep one of them")
+        found[key] = value
+    return found
+
+
+def _plan_of(file: _PlanFile) -> Plan:
+    _check_words(file)
+    prediction = file.prediction.model_dump()
+    return Plan(
+        schema_version=file.schema_version,
+        model=ModelReference(**file.model.model_dump()),
+        training=Training(**file.training.model_dump()),
+        cluster=ClusterReference(**file.cluster.model_dump()),
+        mesh=Mesh(axes=tuple(MeshAxis(**axis.model_dump()) for axis in file.mesh)),
+        stages=tuple(Stage(**stage.model_dump()) for stage in file.stages),
+        schedule=file.schedule,
+        recomputation=file.recomputation,
+        inputs=tuple((name, _layout(text, f"inputs.{name}")) for name, text in file.inputs.items()),
+        groups=tuple(_group(group, f"groups.{index}") for index, group in enumerate(file.groups)),
+        prediction=Prediction(
+            **{**prediction, "time": tuple(prediction["time"].items()), "memory": tuple(prediction["memory"].items())}
+        ),
+        provenance=Provenance(**file.provenance.model_dump()),
+    )
+
+
+def _check_words(file: _PlanFile) -> None:
+    for place, word, known in (
+        ("training.precision", file.training.precision, tuple(PRECISIONS)),
+        ("training.optimizer", file.training.optimizer, OPTIMIZERS),
+        ("recomputation", file.recomputation, RECOMPUTATION),
+        ("schedule", file.schedule, SCHEDULES),
+    ):
+        if word not in known:
+            raise PlanFileError(f"{place}: '{word}' is not one of {', '.join(known)}")
+    if file.training.global_batch % file.training.micro_batches:
+        raise PlanFileError(
+            f"training.micro_batches: {file.training.micro_batches} does not divide global_batch "
+            f"{file.training.global_batch}"
+        )
+    size = 1
+    for axis in reversed(file.mesh):
+        if axis.stride != size:
+            raise PlanFileError(f"mesh: axis '{axis.name}' has stride {axis.stride}; the axes after it make it {size}")
+        size *= axis.size
+    if size * len(file.stages) != file.cluster.devices:
+        raise PlanFileError(
+            f"mesh: {size} devices in each of {len(file.stages)} stages make {size * len(file.stages)}, "
+            f"cluster.devices is {file.cluster.devices}"
+        )
+
+
+def _group(group: _Group, place: str) -> Group:
+    return Group(
+        name=group.name,
+        first_block=group.first_block,
+        blocks=group.blocks,
+        operators=tuple((name, parse_strategy(text)) for name, text in group.operators.items()),
+        parameters=tuple(
+            (
+                name,
+                StoredParameter(
+                    weight=_layout(stored.weight, f"{place}.parameters.{name}.weight"),
+                    gradient=_layout(stored.gradient, f"{place}.parameters.{name}.gradient"),
+                    state=_layout(stored.state, f"{place}.parameters.{name}.state"),
+                ),
+            )
+            for name, stored in group.parameters.items()
+        ),
+    )
+
+
+def _layout(text: str, place: str) -> Layout:
+    try:
+        return parse_layout(text)
+    except LayoutError as error:
+        raise PlanFileError(f"{place}: {error}") from error

@@ -1,0 +1,167 @@
+"""What a plan means in the words people use: which axis is data, tensor, sequence or context parallel, which ZeRO,
+whether norms are cut too.
+
+The labels "batch" and "sequence" start at the first two dims of the inputs and follow the rules through the graph, like
+the batch in `rescale`. The role of an axis is that of the factor that most of the contraction work is split by:
+
+    a factor that indexes a parameter      tensor parallel
+    batch                                  data parallel
+    sequence                               sequence split: context parallel (with heads in attention: Ulysses)
+    none                                   replicated
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner.graph.operator_graph import OperatorGraph
+from planner.plan.bind import BoundOperator, BoundPlan
+from planner.sharding.layout import REPLICATE
+
+_CONTRACTIONS = frozenset({"matmul", "attention"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisRole:
+    """One mesh axis in words: its role for most of the work, and how many ways it cuts."""
+
+    axis: str
+    size: int
+    role: str  # "data", "tensor", "context", "replicated"
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """Degrees of parallelism in the usual words; their product is the number of devices."""
+
+    pipeline: int
+    data: int
+    tensor: int
+    context: int
+    replicated: int
+    sequence_parallel: bool
+    zero: str
+    axes: tuple[AxisRole, ...]
+
+
+def factor_labels(bound: BoundPlan) -> tuple[tuple[str, ...], ...]:
+    """For every operator a label for each of its factors: batch, sequence, or the name in the rule."""
+    graph = bound.graph
+    labels: dict[str, tuple[str | None, ...]] = {}
+    for name in graph.inputs:
+        shape = graph.types[name].shape
+        known = ("batch", "sequence") if not graph.types[name].floating else ("batch",)
+        labels[name] = tuple(known[dim] if dim < len(known) else None for dim in range(len(shape)))
+    return tuple(_labelled(graph, operator, labels) for operator in bound.operators)
+
+
+def _labelled(graph: OperatorGraph, bound: BoundOperator, labels: dict[str, tuple[str | None, ...]]) -> tuple[str, ...]:
+    rule, op = bound.rule, bound.operator
+    found: dict[int, str] = {}
+    for name, dims in zip(op.operands, rule.operands, strict=True):
+        for label, factors in zip(labels.get(name, (None,) * len(dims)), dims, strict=True):
+            if label is not None and factors:
+                found.setdefault(factors[0], label)
+    for name, dims in zip((r for r in op.results if r is not None), rule.results, strict=True):
+        labels[name] = tuple(found.get(factors[0]) if factors else None for factors in dims)
+    return tuple(found.get(i, factor.name) for i, factor in enumerate(rule.factors))
+
+
+def roles(bound: BoundPlan) -> Roles:
+    """The usual words for a plan. Looks at the work of all stages."""
+    labels = factor_labels(bound)
+    mesh = bound.plan.mesh
+    axes = tuple(_axis_role(bound, labels, position) for position in range(len(mesh.axes)))
+    degrees = Counter({"data": 1, "tensor": 1, "context": 1, "replicated": 1})
+    for axis in axes:
+        degrees[axis.role] *= axis.size
+    return Roles(
+        pipeline=len(bound.plan.stages),
+        data=degrees["data"],
+        tensor=degrees["tensor"],
+        context=degrees["context"],
+        replicated=degrees["replicated"],
+        sequence_parallel=any(
+            axis.role == "tensor" and _norms_cut(bound, labels, position) for position, axis in enumerate(axes)
+        ),
+        zero=_zero(bound),
+        axes=axes,
+    )
+
+
+def _axis_role(bound: BoundPlan, labels: tuple[tuple[str, ...], ...], position: int) -> AxisRole:
+    linear: Counter[str] = Counter()
+    attention: Counter[str] = Counter()
+    for operator, names in zip(bound.operators, labels, strict=True):
+        if operator.rule.op_class in _CONTRACTIONS:
+            counter = attention if operator.rule.op_class == "attention" else linear
+            counter[_factor_role(bound, operator, names, position)] += _work(operator)
+    role = linear.most_common(1)[0][0] if linear else "replicated"
+    inside = attention.most_common(1)[0][0] if attention else role
+    detail = {
+        "data": "batch",
+        "tensor": "weights",
+        "sequence": "sequence",
+        "replicated": "nothing",
+    }.get(role, role)
+    if inside not in (role, "replicated") and not (role == "tensor" and inside == "heads"):
+        detail += f", {inside} in attention" + (" (Ulysses)" if (role, inside) == ("sequence", "heads") else "")
+    axis = bound.plan.mesh.axes[position]
+    return AxisRole(axis=axis.name, size=axis.size, role="context" if role == "sequence" else role, detail=detail)
+
+
+def _factor_role(bound: BoundPlan, operator: BoundOperator, names: tuple[str, ...], position: int) -> str:
+    choice = operator.strategy[position]
+    if choice is None:
+        return "replicated"
+    if names[choice] in ("batch", "sequence"):
+        return {"batch": "data"}.get(names[choice], "sequence")
+    for name, dims in zip(operator.operator.operands, operator.rule.operands, strict=True):
+        if name in bound.parameters and any(choice in factors for factors in dims):
+            return "tensor"
+    return "heads" if operator.rule.op_class == "attention" else "tensor"
+
+
+def _work(operator: BoundOperator) -> int:
+    work = 0.0
+    for term in operator.rule.work:
+        product = term.coefficient
+        for factor in term.factors:
+            product *= operator.rule.factors[factor].extent
+        work += product
+    return int(work)
+
+
+def _norms_cut(bound: BoundPlan, labels: tuple[tuple[str, ...], ...], position: int) -> bool:
+    norms = [(o, n) for o, n in zip(bound.operators, labels, strict=True) if o.rule.op_class == "normalisation"]
+    cut = [o.strategy[position] is not None and n[o.strategy[position] or 0] == "sequence" for o, n in norms]
+    return bool(cut) and sum(cut) * 2 > len(cut)
+
+
+def _zero(bound: BoundPlan) -> str:
+    """The ZeRO stage that covers most parameters:
+
+    3 where weights are gathered for use, 1 where only the state is cut finer.
+    """
+    sizes: Counter[str] = Counter()
+    wanted = _wanted(bound)
+    for name, stored in bound.parameters.items():
+        numel = bound.graph.types[name].numel
+        gathered = any(
+            kept.is_shard and used == REPLICATE
+            for layout in wanted.get(name, ())
+            for kept, used in zip(stored.weight, layout, strict=True)
+        )
+        finer = stored.state != stored.weight
+        sizes["3 (weights, gradients and states)" if gathered else "1 (states)" if finer else "off"] += numel
+    return sizes.most_common(1)[0][0] if sizes else "off"
+
+
+def _wanted(bound: BoundPlan) -> Mapping[str, tuple[tuple[object, ...], ...]]:
+    found: dict[str, list[tuple[object, ...]]] = {}
+    for operator in bound.operators:
+        for name, duplex in zip(operator.operator.operands, operator.layouts.operands, strict=True):
+            if name in bound.parameters:
+                found.setdefault(name, []).append(duplex.forward)
+    return {name: tuple(layouts) for name, layouts in found.items()}

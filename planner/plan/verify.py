@@ -1,0 +1,92 @@
+"""The independent checker: is a plan legal, does it fit, and does it cost what it says?
+
+Everything is derived again from the traced model, the profile and the plan's choices; nothing is taken over from the
+search or from the figures that the plan carries. A plan that was edited by hand is judged by what it says now.
+"""
+
+import math
+from dataclasses import dataclass
+
+from hardware_profiles import Cluster
+from planner.errors import PlanFileError
+from planner.graph.operator_graph import OperatorGraph
+from planner.plan.bind import BoundPlan, bind
+from planner.plan.plan import Plan, Prediction
+from planner.plan.predict import predict
+from planner.sharding.mesh import build_mesh
+
+_TOLERANCE = 1e-9  # relative: sums of the same terms in the same order
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """A bound plan, its price computed anew, and what does not hold (nothing: the plan is good)."""
+
+    bound: BoundPlan
+    prediction: Prediction
+    remarks: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        return self.prediction.peak_bytes <= self.prediction.capacity_bytes * (1 + _TOLERANCE)
+
+    @property
+    def as_stated(self) -> bool:
+        """Whether the plan costs what it says."""
+        return not self.remarks
+
+
+def verify(plan: Plan, traced: OperatorGraph, batch: int, cluster: Cluster) -> Verdict:
+    """Check a plan against the traced graph of its model and its cluster.
+
+    Raises PlanFileError or StrategyError where the plan is not legal; a legal plan that does not fit, or costs
+    something else than it says, gets remarks.
+    """
+    _check_cluster(plan, cluster)
+    _check_stages(plan)
+    bound = bind(plan, traced, batch)
+    _check_stage_blocks(plan, bound)
+    prediction = predict(bound, cluster)
+    stated = plan.prediction
+    remarks = [
+        f"{name} is {found:.6g}, the file says {said:.6g}"
+        for name, found, said in (
+            ("step_seconds", prediction.step_seconds, stated.step_seconds),
+            ("peak_bytes", prediction.peak_bytes, stated.peak_bytes),
+        )
+        if not math.isclose(found, said, rel_tol=_TOLERANCE)
+    ]
+    return Verdict(bound=bound, prediction=prediction, remarks=tuple(remarks))
+
+
+def _check_cluster(plan: Plan, cluster: Cluster) -> None:
+    if plan.cluster.profile != cluster.name or plan.cluster.digest != cluster.digest():
+        raise PlanFileError(
+            f"cluster: the plan is for profile {plan.cluster.profile} ({plan.cluster.digest[:12]}), this one is "
+            f"{cluster.name}"
+            f" ({cluster.digest()[:12]}); plan again for this profile"
+        )
+    expected = build_mesh(cluster, plan.mesh.sizes)
+    for axis, known in zip(plan.mesh.axes, expected.axes, strict=True):
+        if axis.stride != known.stride or axis.bandwidth != known.bandwidth:
+            raise PlanFileError(
+                f"mesh: axis '{axis.name}' has stride {axis.stride} and bandwidth {axis.bandwidth:g}; on "
+                f"{cluster.name} it is {known.stride} and"
+                f" {known.bandwidth:g}"
+            )
+
+
+def _check_stages(plan: Plan) -> None:
+    following = 0
+    for index, stage in enumerate(plan.stages):
+        if stage.first_block != following:
+            raise PlanFileError(
+                f"stages.{index}: starts at block {stage.first_block}, the stage before ends at block {following - 1}"
+            )
+        following += stage.blocks
+
+
+def _check_stage_blocks(plan: Plan, bound: BoundPlan) -> None:
+    held = sum(stage.blocks for stage in plan.stages)
+    if held != bound.blocks.count:
+        raise PlanFileError(f"stages: they hold {held} blocks, the model has {bound.blocks.count}")

@@ -1,0 +1,118 @@
+"""A plan on a terminal: what was decided, for whom, what it costs, and how sure that is."""
+
+from collections.abc import Callable
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from planner.plan.bind import BoundPlan
+from planner.plan.plan import Plan, Prediction
+from planner.plan.roles import Roles, factor_labels
+from planner.report.units import bytes_text, count_text, percent_text, seconds_text
+from planner.sharding.layout import format_layout
+
+_HIDDEN = frozenset({"view"})
+
+
+def print_plan(
+    console: Console, bound: BoundPlan, roles: Roles, prediction: Prediction, *, details: bool = True
+) -> None:
+    """Print a bound plan: degrees, one block, time and memory."""
+    console.print(_headline(bound.plan))
+    console.print(_degrees(bound.plan, roles))
+    if details:
+        console.print(_block(bound))
+    console.print(_costs(bound.plan, prediction))
+
+
+def _headline(plan: Plan) -> RenderableType:
+    model, training = plan.model, plan.training
+    length = f", {model.sequence_length} tokens each" if model.sequence_length else ""
+    return Text.from_markup(
+        f"\n[bold]{model.reference}[/bold] ({count_text(model.parameters)} parameters) on "
+        f"[bold]{plan.cluster.devices} x"
+        f" {plan.cluster.profile}[/bold]\nglobal batch {training.global_batch}{length}; {training.precision}, "
+        f"{training.optimizer}"
+    )
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _degrees(plan: Plan, roles: Roles) -> RenderableType:
+    table = _table("\nParallelism", "", "")
+    table.show_header = False
+    degrees = f"data {roles.data} x tensor {roles.tensor} x context {roles.context} x pipeline {roles.pipeline}"
+    table.add_row("degrees", degrees + (f" x replicated {roles.replicated}" if roles.replicated > 1 else ""))
+    table.add_row("mesh of a stage", " x ".join(f"{axis.axis} {axis.size}" for axis in roles.axes) or "one device")
+    for axis in roles.axes:
+        table.add_row(f"  {axis.axis}", f"{axis.role}: splits {axis.detail}")
+    if roles.tensor > 1:
+        table.add_row("sequence parallel", "yes" if roles.sequence_parallel else "no")
+    table.add_row("optimizer sharding", f"ZeRO {roles.zero}" if roles.zero != "off" else "off")
+    table.add_row("micro-batches", f"{plan.training.micro_batches} of {plan.training.part} samples")
+    if roles.pipeline > 1:
+        blocks = ", ".join(sorted({str(stage.blocks) for stage in plan.stages}))
+        table.add_row("pipeline", f"{plan.schedule}, {blocks} blocks a stage")
+    table.add_row("recomputation", plan.recomputation)
+    return table
+
+
+def _block(bound: BoundPlan) -> RenderableType:
+    """Who is sharded how in one block (or the whole model where nothing repeats)."""
+    blocks = bound.blocks
+    low, high = (blocks.start, blocks.start + blocks.period) if blocks.count else (0, len(bound.operators))
+    labels = factor_labels(bound)
+    axes = bound.plan.mesh.names
+    if not axes:
+        return Text("")
+    table = _table("\nFirst block" if blocks.count else "\nOperators", "operator", *axes, "result", "weight", "state")
+    for at in range(low, min(high, low + 60)):
+        operator = bound.operators[at]
+        if operator.rule.op_class in _HIDDEN:
+            continue
+        words = [labels[at][c] if c is not None else "-" for c in operator.strategy]
+        stored = [bound.parameters[name] for name in operator.operator.operands if name in bound.parameters]
+        weight = format_layout(stored[0].weight) if stored else ""
+        state = format_layout(stored[0].state) if stored else ""
+        result = format_layout(operator.layouts.results[0].forward)
+        table.add_row(operator.operator.name, *words, result, weight, state)
+    return table
+
+
+def _costs(plan: Plan, prediction: Prediction) -> RenderableType:
+    table = _table("\nPrediction", "", "")
+    table.show_header = False
+    table.add_row("step time", seconds_text(prediction.step_seconds))
+    devices = plan.cluster.devices
+    if plan.model.sequence_length:
+        tokens = prediction.samples_per_second * plan.model.sequence_length / devices
+        table.add_row("tokens/s per device", f"{tokens:,.0f}")
+    else:
+        table.add_row("samples/s per device", f"{prediction.samples_per_second / devices:,.1f}")
+    table.add_row("model FLOPs utilisation", percent_text(prediction.model_flops_utilisation))
+    share = prediction.peak_bytes / prediction.capacity_bytes
+    table.add_row(
+        "peak memory",
+        f"{bytes_text(prediction.peak_bytes)} of {bytes_text(prediction.capacity_bytes)} ({percent_text(share)})",
+    )
+    return Group(
+        table,
+        _parts("\nTime of a step", prediction.time, prediction.step_seconds, seconds_text),
+        _parts("\nMemory of the fullest device", prediction.memory, prediction.peak_bytes, bytes_text),
+    )
+
+
+def _parts(title: str, parts: tuple[tuple[str, float], ...], whole: float, text: Callable[[float], str]) -> Table:
+    table = _table(title, "", "", "")
+    table.show_header = False
+    table.columns[1].justify = table.columns[2].justify = "right"
+    for name, value in parts:
+        if value > 0:
+            table.add_row(name, text(value), percent_text(value / whole))
+    return table

@@ -1,0 +1,35 @@
+"""Numbers as people read them. The only place where seconds and bytes get units."""
+
+from hardware_profiles.units import GIB, KIB, MIB
+
+__all__ = ["bytes_text", "count_text", "percent_text", "seconds_text"]
+
+
+def seconds_text(seconds: float) -> str:
+    """29.1 s, 31.2 ms, 870 µs."""
+    if seconds >= 1:
+        return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
+    if seconds >= 1e-3:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds * 1e6:.3g} µs"
+
+
+def bytes_text(nbytes: float) -> str:
+    """77.2 GiB, 3.1 MiB."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:,.1f} {name}"
+    return f"{nbytes:,.0f} B"
+
+
+def count_text(count: float) -> str:
+    """70.6B, 124M, 3.2K."""
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if count >= unit:
+            return f"{count / unit:.3g}{name}"
+    return f"{count:.0f}"
+
+
+def percent_text(share: float) -> str:
+    """51.7%."""
+    return f"{share * 100:.1f}%"

@@ -1,0 +1,47 @@
+"""What would make an infeasible request fit: found by search, not by rule of thumb.
+
+Each change is tried by itself: more devices (doubled until something fits), a lighter optimizer, 16-bit compute. A trial stops at the first
+configuration that fits; the leanest are tried first (recomputation, most micro-batches).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from planner.search.search import SearchRequest, find_fitting
+
+_MOST_DEVICES = 65536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One change that makes a plan possible, in words."""
+
+    text: str
+
+
+def changes(request: SearchRequest) -> Iterator[Change]:
+    """Changes to an infeasible request after which something fits."""
+    devices = _enough_devices(request)
+    if devices is not None:
+        yield Change(text=f"{devices} devices (--devices {devices})")
+    if request.optimizer != "sgd" and find_fitting(replace(request, optimizer="sgd")):
+        yield Change(text="SGD with momentum, which keeps less state (--optimizer sgd)")
+    if request.precision == "fp32" and find_fitting(replace(request, precision="bf16")):
+        yield Change(text="16-bit compute (--precision bf16)")
+
+
+def _enough_devices(request: SearchRequest) -> int | None:
+    """The smallest doubling of the devices that fits, by way of one whole node; None where none does."""
+    devices = request.cluster.devices
+    node = request.cluster.devices_per_node or 1
+    while devices < _MOST_DEVICES:
+        devices = devices * 2 if devices * 2 <= node or devices >= node else node
+        if find_fitting(_with_devices(request, devices)):
+            return devices
+    return None
+
+
+def _with_devices(request: SearchRequest, devices: int) -> SearchRequest:
+    """The same request on more devices; the batch grows with them where it would not divide."""
+    batch = max(request.global_batch, devices)
+    return replace(request, cluster=request.cluster.with_devices(devices), global_batch=batch)

@@ -1,0 +1,7 @@
+"""`python -m runtime PLAN --steps N`."""
+
+import sys
+
+from runtime.launch import main
+
+sys.exit(main())

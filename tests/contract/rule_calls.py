@@ -1,0 +1,251 @@
+"""Representative calls of every operator that has a rule, on small tensors: material for the contracts that rules keep."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from planner.graph.call import Call, Typed
+from planner.graph.operator_graph import TorchConstant
+from planner.graph.trace import resolve, tensor_type
+from planner.sharding.rule import Rule
+from planner.sharding.rules import RULES
+
+
+@dataclass(frozen=True)
+class Example:
+    """`op(*args, **kwargs)`; `label` tells the calls of one operator apart."""
+
+    op: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    label: str = ""
+
+    def __str__(self) -> str:
+        shapes = "_".join("x".join(map(str, t.shape)) or "0d" for t in self.tensors())
+        return "-".join(word for word in (self.op.removeprefix("aten."), shapes, self.label) if word)
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [leaf for leaf in pytree.tree_leaves((self.args, dict(self.kwargs))) if isinstance(leaf, torch.Tensor)]
+
+    def run(self) -> tuple[torch.Tensor, ...]:
+        return run(self.op, self.args, self.kwargs)
+
+    def rule(self) -> Rule:
+        results = tuple(tensor_type(result.detach()) for result in self.run())
+        call = Call(
+            op=self.op,
+            arguments=tuple(_typed(argument) for argument in self.args),
+            keywords=tuple((key, _typed(value)) for key, value in self.kwargs.items()),
+            results=results,
+        )
+        return RULES[self.op].build(call)
+
+
+def run(op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+    """The tensors that a call returns."""
+    made = args[0].view_as(args[0]) if op == "planner.identity" else resolve(op)(*args, **kwargs)
+    return tuple(made) if isinstance(made, tuple | list) else (made,)
+
+
+def _typed(argument: Any) -> Typed:
+    if isinstance(argument, torch.Tensor):
+        return tensor_type(argument)
+    if isinstance(argument, list | tuple):
+        return tuple(_typed(item) for item in argument)
+    if isinstance(argument, torch.dtype):
+        return TorchConstant("dtype", str(argument).removeprefix("torch."))
+    return argument
+
+
+def _random(*shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape) + 7 * len(shape))
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def _positive(*shape: int) -> torch.Tensor:
+    return _random(*shape).abs() + 0.5
+
+
+def _integers(high: int, *shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(high + sum(shape))
+    return torch.randint(high, shape, generator=generator)
+
+
+def _mask(*shape: int) -> torch.Tensor:
+    return _random(*shape) > 0
+
+
+def examples() -> Iterator[Example]:
+    """At least one call for each row of the table of rules."""
+    for group in (_contractions, _lookups, _elementwise, _views, _along, _reductions, _factories):
+        for op, *args in group():
+            kwargs = args.pop() if args and isinstance(args[-1], dict) else {}
+            label = args.pop(0) if args and isinstance(args[0], str) else ""
+            name = op if op.startswith("planner.") else f"aten.{op}"
+            yield Example(name, tuple(args), kwargs, label)
+
+
+def _contractions() -> Iterator[tuple[Any, ...]]:
+    x = _random(4, 2, 8)
+    yield "linear.default", x, _random(4, 8)
+    yield "linear.default", x, _random(4, 8), _random(4)
+    yield "linear.default", _random(8), _random(4, 8), _random(4)
+    yield "addmm.default", _random(6), _random(4, 8), _random(8, 6)
+    yield "addmm.default", "scaled", _random(6), _random(4, 8), _random(8, 6), {"beta": 0.5, "alpha": 2.0}
+    yield "matmul.default", x, _random(8, 4)
+    yield "matmul.default", _random(4, 6, 8), _random(4, 8, 2)
+    yield "matmul.default", _random(2, 4, 6, 8), _random(4, 8, 2)
+    yield "matmul.default", _random(2, 1, 6, 8), _random(4, 8, 2)
+    yield "matmul.default", _random(8), _random(8)
+    yield "matmul.default", _random(8), _random(4, 8, 2)
+    yield "matmul.default", _random(4, 2, 8), _random(8)
+    yield "mm.default", _random(4, 8), _random(8, 6)
+    yield "bmm.default", _random(4, 6, 8), _random(4, 8, 2)
+    attention = "scaled_dot_product_attention.default"
+    yield attention, _random(2, 4, 6, 8), _random(2, 4, 6, 8), _random(2, 4, 6, 8)
+    yield attention, "causal", _random(2, 4, 6, 8), _random(2, 4, 6, 8), _random(2, 4, 6, 4), None, 0.0, True
+    yield attention, _random(2, 4, 6, 8), _random(2, 4, 2, 8), _random(2, 4, 2, 8), {"scale": 0.1}
+    grouped = {"is_causal": True, "enable_gqa": True}
+    yield attention, "grouped", _random(2, 8, 6, 4), _random(2, 2, 6, 4), _random(2, 2, 6, 4), grouped
+    yield attention, "one key head", _random(2, 4, 6, 4), _random(2, 1, 6, 4), _random(2, 1, 6, 4), grouped
+
+
+def _lookups() -> Iterator[tuple[Any, ...]]:
+    yield "embedding.default", _random(8, 4), _integers(8, 4, 6)
+    yield "embedding.default", _random(8, 4), _integers(8, 4)
+    yield "embedding.default", "padded", _random(8, 4), _integers(8, 4, 6), 2
+    yield "layer_norm.default", _random(4, 2, 8), [8], _random(8), _random(8), 1e-5
+    yield "layer_norm.default", "no bias", _random(4, 2, 8), [8], _random(8)
+    yield "layer_norm.default", "no weight", _random(4, 2, 8), [8]
+    yield "layer_norm.default", "two dims", _random(4, 2, 8), [2, 8]
+    yield "layer_norm.default", "two dims", _random(4, 2, 8), [2, 8], _random(2, 8), _random(2, 8)
+    yield "rms_norm.default", _random(4, 2, 8), [8], _random(8), 1e-5
+    yield "rms_norm.default", "no weight", _random(4, 2, 8), [8]
+    yield "rms_norm.default", "two dims", _random(4, 2, 8), [2, 8], _random(2, 8)
+    labels = _integers(8, 12)
+    yield "cross_entropy_loss.default", _random(12, 8), labels
+    yield "cross_entropy_loss.default", "sum", _random(12, 8), labels, None, 2
+    yield "cross_entropy_loss.default", "ignored", _random(12, 8), labels.where(labels != 3, -100)
+    yield "cross_entropy_loss.default", "smoothed", _random(12, 8), labels, None, 1, -100, 0.1
+    for op in ("softmax.int", "log_softmax.int"):
+        yield op, _random(4, 6, 8), -1
+        yield op, _random(4, 6, 8), 1
+        yield op, "dtype", _random(4, 6, 8), 0, torch.float32
+
+
+def _elementwise() -> Iterator[tuple[Any, ...]]:
+    x, y = _random(4, 6, 8), _random(4, 6, 8)
+    yield "planner.identity", x
+    for op in ("add.Tensor", "sub.Tensor", "mul.Tensor"):
+        yield op, x, y
+        yield op, x, _random(8)
+        yield op, _random(4, 1, 8), _random(6, 1)
+        yield op, x, 2.0
+        yield op, x, _random()
+    yield "add.Tensor", "alpha", x, y, {"alpha": 3.0}
+    yield "div.Tensor", x, _positive(4, 6, 8)
+    yield "div.Tensor", x, _positive(6, 1)
+    for op in ("add.Scalar", "mul.Scalar", "div.Scalar", "pow.Tensor_Scalar"):
+        yield op, _positive(4, 6), 3
+    for op in ("log.default", "sqrt.default", "rsqrt.default"):
+        yield op, _positive(4, 6)
+    for op in ("neg", "abs", "cos", "sin", "silu", "gelu", "relu", "exp", "sigmoid", "tanh"):
+        yield f"{op}.default", x
+    yield "gelu.default", "tanh", x, {"approximate": "tanh"}
+    yield "dropout.default", x, 0.0, True
+    yield "dropout.default", "evaluation", x, 0.5, False
+    yield "where.self", _mask(4, 6, 8), x, y
+    yield "where.self", _mask(6, 1), x, _random()
+    yield "masked_fill.Scalar", x, _mask(4, 6, 8), -1.0
+    yield "masked_fill.Scalar", x, _mask(6, 1), -1.0
+    for op in ("eq.Scalar", "ne.Scalar", "lt.Scalar", "gt.Scalar"):
+        yield op, _integers(3, 4, 6), 1
+    for op in ("eq.Tensor", "ge.Tensor", "le.Tensor"):
+        yield op, _integers(3, 4, 6), _integers(3, 6)
+    yield "to.dtype", x, torch.float32
+    yield "to.dtype_layout", x, {"dtype": torch.float32}
+    yield "_to_copy.default", x, {"dtype": torch.float32}
+    for op in ("clone", "contiguous", "detach", "alias"):
+        yield f"{op}.default", x
+    yield "expand.default", _random(4, 1, 8), [4, 6, 8]
+    yield "expand.default", "new dim", _random(6, 1), [4, -1, 8]
+    yield "cumsum.default", x, 1
+    yield "cumsum.default", x, -1
+
+
+def _views() -> Iterator[tuple[Any, ...]]:
+    for op in ("view.default", "_unsafe_view.default", "reshape.default"):
+        yield op, "merge", _random(4, 6, 8), [24, 8]
+        yield op, "split", _random(4, 24), [4, 6, 4]
+        yield op, "regroup", _random(4, 6, 8), [4, -1, 4, 2]
+        yield op, "no refinement", _random(2, 6, 4), [2, 8, 3]
+        yield op, "ones", _random(4, 1, 6, 1), [1, 4, 6]
+        yield op, "flat", _random(4, 6, 2), [-1]
+        yield op, "mixed", _random(2, 4, 6, 2), [8, 12]
+        yield op, "interleaved", _random(8, 12), [4, 24]
+    yield "flatten.using_ints", _random(4, 2, 6), 0, 1
+    yield "flatten.using_ints", _random(4, 2, 6), 1
+    yield "unflatten.int", _random(4, 24), 1, [6, -1]
+    yield "unflatten.int", _random(24, 4), 0, [2, 2, 6]
+    yield "unsqueeze.default", _random(4, 6), 1
+    yield "unsqueeze.default", _random(4, 6), -1
+    yield "squeeze.dim", _random(4, 1, 6), 1
+    yield "squeeze.dim", _random(4, 6), 1
+    yield "transpose.int", _random(4, 6, 8), 1, 2
+    yield "transpose.int", _random(4, 6, 8), -3, -1
+    yield "permute.default", _random(4, 6, 8), [2, 0, 1]
+    yield "permute.default", _random(4, 6, 8), [-1, 0, -2]
+    yield "t.default", _random(4, 6)
+    yield "t.default", _random(4)
+
+
+def _along() -> Iterator[tuple[Any, ...]]:
+    x = _random(4, 6, 8)
+    yield "slice.Tensor", x, 1, 2, 4
+    yield "slice.Tensor", x, -1, 0, 9223372036854775807
+    yield "slice.Tensor", "steps", x, 2, 0, 8, 2
+    yield "slice.Tensor", "first dim", x
+    yield "slice.Tensor", "whole", x, 1, 0, 6
+    yield "narrow.default", x, 1, 2, 4
+    yield "narrow.default", "whole", x, 1, 0, 6
+    yield "select.int", x, 1, 3
+    yield "select.int", x, -1, -1
+    yield "split.Tensor", x, 2, 1
+    yield "split.Tensor", "whole", x, 8, 2
+    yield "split_with_sizes.default", x, [2, 4], 1
+    yield "split_with_sizes.default", "whole", x, [6], 1
+    yield "chunk.default", x, 2, -1
+    yield "chunk.default", "whole", x, 1, 0
+    yield "unbind.int", x, 1
+    yield "cat.default", [x, _random(4, 2, 8)], 1
+    yield "cat.default", [x, x + 1, x + 2], -1
+    yield "cat.default", "one", [x], 0
+    yield "stack.default", [x, x + 1], 1
+    yield "stack.default", [x, x + 1], -1
+
+
+def _reductions() -> Iterator[tuple[Any, ...]]:
+    x = _random(4, 6, 8)
+    for op in ("sum.default", "mean.default", "amax.default", "amin.default"):
+        yield op, x
+    for op in ("sum.dim_IntList", "mean.dim", "amax.default", "amin.default"):
+        yield op, x, [1]
+        yield op, "kept", x, [0, -1], True
+    yield "sum.dim_IntList", "all", x, None
+    yield "mean.dim", "all", x, None
+    yield "sum.default", "integers", _integers(5, 4, 6)
+
+
+def _factories() -> Iterator[tuple[Any, ...]]:
+    yield "arange.default", 8
+    yield "arange.start", 2, 8
+    yield "arange.start_step", 2, 8, 2
+    yield "zeros.default", [4, 6]
+    yield "ones.default", [4, 6]
+    yield "full.default", [4, 6], 3.0
+    yield "scalar_tensor.default", 3.0
+    yield "tril.default", _random(4, 4)
+    yield "triu.default", _random(4, 4)

@@ -1,0 +1,305 @@
+"""Every rule, by execution: what it derives for a strategy must recombine to the unsharded call, forward and backward.
+
+All ranks are simulated one after the other with plain tensors. Operands are cut into the derived layouts, each rank runs the
+operator on its pieces, and the pieces of the results are put together again: concatenated where the layout says S, summed where it
+says P, and found equal where it says R. A gradient of the results, cut in the derived gradient layouts, must give the gradients of the
+operands in theirs.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils import _pytree as pytree
+
+from planner.sharding.layout import Layout, format_layout, local_shape
+from planner.sharding.mesh import Mesh, MeshAxis
+from planner.sharding.rule import (
+    FactorKind,
+    Rule,
+    Strategy,
+    derive_layouts,
+    legal_strategies,
+    local_extents,
+    strategy_names,
+    tensor_shape,
+)
+from planner.sharding.rules import RULES
+from tests.contract.rule_calls import Example, examples, run
+
+EXAMPLES = tuple(examples())
+MESHES = ((2,), (3,), (2, 2), (2, 3), (4, 2), (2, 2, 2))
+
+
+def mesh_of(sizes: Sequence[int]) -> Mesh:
+    strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+    return Mesh(
+        axes=tuple(
+            MeshAxis(name=f"axis{i}", size=size, stride=stride, bandwidth=1e9)
+            for i, (size, stride) in enumerate(zip(sizes, strides, strict=True))
+        )
+    )
+
+
+Pieces = list[torch.Tensor]  # one per rank
+
+
+def cut(tensor: torch.Tensor, layout: Layout, mesh: Mesh) -> Pieces:
+    """The piece of each rank. Terms of a sum are unequal parts of the tensor, so that a missing sum is noticed."""
+    pieces = [tensor]
+    for placement, size in zip(layout, mesh.sizes, strict=True):
+        if placement.is_shard:
+            pieces = [part.contiguous() for piece in pieces for part in piece.chunk(size, placement.dim)]
+        elif placement.kind == "partial":
+            shares = [2.0 * (i + 1) / (size * (size + 1)) for i in range(size)]
+            pieces = [piece * share for piece in pieces for share in shares]
+        else:
+            pieces = [piece.clone() for piece in pieces for _ in range(size)]
+    return pieces
+
+
+def combine(pieces: Pieces, layout: Layout, mesh: Mesh, what: str) -> torch.Tensor:
+    """The whole tensor from the pieces of all ranks. Fails where copies differ."""
+    for placement, size in reversed(list(zip(layout, mesh.sizes, strict=True))):
+        groups = [pieces[i : i + size] for i in range(0, len(pieces), size)]
+        if placement.is_shard:
+            pieces = [torch.cat(group, placement.dim) for group in groups]
+        elif placement.kind == "partial":
+            pieces = [torch.stack(group).sum(0) for group in groups]
+        else:
+            for group in groups:
+                for copy in group[1:]:
+                    torch.testing.assert_close(copy, group[0], msg=lambda m: f"copies of {what} differ: {m}")
+            pieces = [group[0] for group in groups]
+    assert len(pieces) == 1
+    return pieces[0]
+
+
+def localised(example: Example, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of the call with other tensors in place of its own."""
+    leaves, spec = pytree.tree_flatten((example.args, dict(example.kwargs)))
+    pieces = iter(tensors)
+    args, kwargs = pytree.tree_unflatten([next(pieces) if isinstance(x, torch.Tensor) else x for x in leaves], spec)
+    return args, kwargs
+
+
+Local = Callable[[Example, Rule, Strategy, Mesh, int, list[Pieces]], tuple[torch.Tensor, ...]]
+
+
+def run_local(
+    example: Example, rule: Rule, strategy: Strategy, mesh: Mesh, rank: int, operands: list[Pieces]
+) -> tuple[torch.Tensor, ...]:
+    """The operator on the pieces of one rank, in the local form that the rule names."""
+    if example.op in SPECIAL:
+        return SPECIAL[example.op](example, rule, strategy, mesh, rank, operands)
+    pieces = [operand[rank] for operand in operands]
+    args, kwargs = localised(example, pieces)
+    if rule.local_form is not None:
+        shape = tensor_shape(rule.results[0], local_extents(rule, strategy, mesh))
+        return (getattr(pieces[0], rule.local_form)(shape),)
+    count = math.prod(
+        size
+        for choice, size in zip(strategy, mesh.sizes, strict=True)
+        if choice is not None and choice in rule.mean_over
+    )
+    results = run(example.op, args, kwargs)
+    return tuple(result / count for result in results) if count > 1 else results
+
+
+def embedding_local(
+    example: Example, rule: Rule, strategy: Strategy, mesh: Mesh, rank: int, operands: list[Pieces]
+) -> tuple[torch.Tensor, ...]:
+    """Rows of another rank's part of the vocabulary are zeros."""
+    weight, indices = (operand[rank] for operand in operands)
+    rows = weight.shape[0]
+    start = position(rule, strategy, mesh, rank, "v") * rows
+    inside = (indices >= start) & (indices < start + rows)
+    padding = example.args[2] - start if len(example.args) > 2 else -1
+    padding = padding if 0 <= padding < rows else -1
+    found = torch.ops.aten.embedding.default(weight, (indices - start).where(inside, 0), padding)
+    return (found.where(inside.unsqueeze(-1), 0.0),)
+
+
+def cross_entropy_local(
+    example: Example, rule: Rule, strategy: Strategy, mesh: Mesh, rank: int, operands: list[Pieces]
+) -> tuple[torch.Tensor, ...]:
+    """The loss of this rank's rows over the whole vocabulary: the pieces of its row of ranks joined, all but its own without gradient.
+
+    An average divides the sum of the local rows by the number of rows that count everywhere.
+    """
+    logits, labels = operands
+    own = mesh.coordinate(rank)
+    split = [choice is not None and rule.factors[choice].name == "v" for choice in strategy]
+    peers = [
+        peer
+        for peer in range(mesh.size)
+        if all(a == b for a, b, v in zip(mesh.coordinate(peer), own, split, strict=True) if not v)
+    ]
+    joined = torch.cat([logits[peer] if peer == rank else logits[peer].detach() for peer in peers], dim=1)
+    _, _, reduction, ignored, smoothing = (
+        (*example.args, None, 1, -100, 0.0)[1:6]
+        if len(example.args) == 2
+        else ((*example.args, *(None, 1, -100, 0.0)[len(example.args) - 2 :])[1:6])
+    )
+    loss = F.cross_entropy(joined, labels[rank], reduction="sum", ignore_index=ignored, label_smoothing=smoothing)
+    return (loss / (example.args[1] != ignored).sum() if reduction == 1 else loss,)
+
+
+def position(rule: Rule, strategy: Strategy, mesh: Mesh, rank: int, name: str) -> int:
+    """Which piece of a factor a rank has."""
+    found = 0
+    for choice, coordinate, size in zip(strategy, mesh.coordinate(rank), mesh.sizes, strict=True):
+        if choice is not None and rule.factors[choice].name == name:
+            found = found * size + coordinate
+    return found
+
+
+SPECIAL: dict[str, Local] = {
+    "aten.embedding.default": embedding_local,
+    "aten.cross_entropy_loss.default": cross_entropy_local,
+}
+
+
+def test_every_row_has_an_example() -> None:
+    assert {example.op for example in EXAMPLES} == set(RULES)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=str)
+def test_results_and_gradients_recombine(example: Example) -> None:
+    rule = example.rule()
+    for sizes in MESHES:
+        mesh = mesh_of(sizes)
+        for strategy in legal_strategies(rule, mesh):
+            check(example, rule, strategy, mesh)
+
+
+def check(example: Example, rule: Rule, strategy: Strategy, mesh: Mesh) -> None:
+    where = f"{example} {rule.format()} {strategy_names(rule, strategy)} on {mesh.sizes}"
+    layouts = derive_layouts(rule, strategy)
+    whole = [leaf(tensor) for tensor in example.tensors()]
+    expected = run(example.op, *localised(example, whole))
+    operands = [cut(t, d.forward, mesh) for t, d in zip(example.tensors(), layouts.operands, strict=True)]
+    operands = [[leaf(piece) for piece in pieces] for pieces in operands]
+    local = [run_local(example, rule, strategy, mesh, rank, operands) for rank in range(mesh.size)]
+    for index, (result, duplex) in enumerate(zip(expected, layouts.results, strict=True)):
+        pieces = [of_rank[index] for of_rank in local]
+        assert {tuple(p.shape) for p in pieces} == {local_shape(result.shape, duplex.forward, mesh.sizes)}, where
+        found = combine([p.detach() for p in pieces], duplex.forward, mesh, where)
+        close(found, result.detach(), f"result {index} in {format_layout(duplex.forward)}, {where}")
+    check_gradients(example, layouts, mesh, where, whole, expected, operands, local)
+
+
+def check_gradients(
+    example: Example,
+    layouts: Any,
+    mesh: Mesh,
+    where: str,
+    whole: list[torch.Tensor],
+    expected: tuple[torch.Tensor, ...],
+    operands: list[Pieces],
+    local: list[tuple[torch.Tensor, ...]],
+) -> None:
+    flows = [i for i, result in enumerate(expected) if result.requires_grad]
+    if not flows:
+        return
+    torch.manual_seed(1)
+    gradients = {i: torch.randn_like(expected[i]) for i in flows}
+    torch.autograd.backward([expected[i] for i in flows], [gradients[i] for i in flows])
+    cuts = {i: cut(gradients[i], layouts.results[i].gradient, mesh) for i in flows}
+    for rank, results in enumerate(local):
+        reached = [i for i in flows if results[i].requires_grad]
+        torch.autograd.backward([results[i] for i in reached], [cuts[i][rank] for i in reached])
+    for index, (tensor, pieces, duplex) in enumerate(zip(whole, operands, layouts.operands, strict=True)):
+        if tensor.grad is None:
+            assert all(piece.grad is None for piece in pieces)
+            continue
+        parts = [piece.grad if piece.grad is not None else torch.zeros_like(piece) for piece in pieces]
+        found = combine(parts, duplex.gradient, mesh, f"gradient {index}, {where}")
+        close(found, tensor.grad, f"gradient of operand {index} in {format_layout(duplex.gradient)}, {where}")
+
+
+def leaf(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.is_floating_point())
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+    torch.testing.assert_close(found, expected, msg=lambda message: f"{what}: {message}")
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=str)
+def test_local_shapes_follow_from_local_extents(example: Example) -> None:
+    """The extents of the factors on a device and the layouts of the tensors say the same."""
+    rule = example.rule()
+    for sizes in MESHES:
+        mesh = mesh_of(sizes)
+        for strategy in legal_strategies(rule, mesh):
+            extents = local_extents(rule, strategy, mesh)
+            layouts = derive_layouts(rule, strategy)
+            for tensor, dims, duplex in zip(example.tensors(), rule.operands, layouts.operands, strict=True):
+                assert tensor_shape(dims, extents) == local_shape(tensor.shape, duplex.forward, sizes)
+
+
+def test_every_dim_of_every_example_can_be_split_or_is_known_not_to_be() -> None:
+    """A rule that blocks too much is not wrong, but it hides plans: these are all the dims that no strategy splits."""
+    blocked = {
+        (example.op, factor.name)
+        for example in EXAMPLES
+        for factor in example.rule().factors
+        if factor.kind is FactorKind.BLOCKED
+    }
+    assert {op for op, _ in blocked} == {
+        *("aten._unsafe_view.default", "aten.view.default", "aten.reshape.default"),  # 6 x 4 -> 8 x 3
+        *("aten.amax.default", "aten.amin.default", "aten.cumsum.default"),
+        *("aten.softmax.int", "aten.log_softmax.int", "aten.layer_norm.default", "aten.rms_norm.default"),
+        *("aten.scaled_dot_product_attention.default", "aten.tril.default", "aten.triu.default"),
+        *("aten.cat.default", "aten.chunk.default", "aten.narrow.default", "aten.select.int", "aten.slice.Tensor"),
+        *("aten.split.Tensor", "aten.split_with_sizes.default", "aten.stack.default", "aten.unbind.int"),
+        *("aten.arange.default", "aten.arange.start", "aten.arange.start_step"),
+        *("aten.full.default", "aten.ones.default", "aten.zeros.default"),
+    }
+
+
+def assignments(rule: Rule, mesh: Mesh) -> list[Strategy]:
+    """All strategies, legal or not."""
+    return list(itertools.product([None, *range(len(rule.factors))], repeat=len(mesh.axes)))
+
+
+@pytest.mark.parametrize("sizes", [(2,), (2, 2), (4, 2), (2, 4), (3, 2), (2, 3, 2)])
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [((24,), (2, 3, 4)), ((24,), (4, 6)), ((2, 3, 4), (24,)), ((4, 6), (2, 12)), ((8, 3), (2, 12))],
+)
+def test_legal_on_compound_dims_is_exactly_contiguous(
+    source: tuple[int, ...], target: tuple[int, ...], sizes: tuple[int, ...]
+) -> None:
+    """A strategy of a view is legal if and only if the elements that its factors give to a rank are, on both sides, one block
+    of each dim, and the blocks come in the order of the axes."""
+    example = Example("aten.view.default", (torch.arange(math.prod(source)).view(source), list(target)))
+    rule, mesh = example.rule(), mesh_of(sizes)
+    legal = set(legal_strategies(rule, mesh))
+    extents = [factor.extent for factor in rule.factors]
+    order = example.args[0].view(extents)  # factors of a view follow each other from the outermost to the innermost
+    for strategy in assignments(rule, mesh):
+        counts = [math.prod(s for c, s in zip(strategy, sizes, strict=True) if c == f) for f in range(len(extents))]
+        if any(extent % count for extent, count in zip(extents, counts, strict=True)):
+            assert strategy not in legal
+            continue
+        layouts = derive_layouts(rule, strategy)
+        elements = [set(by_factors(order, strategy, mesh, rank).flatten().tolist()) for rank in range(mesh.size)]
+        fits = all(
+            elements == [set(piece.flatten().tolist()) for piece in cut(whole, duplex.forward, mesh)]
+            for whole, duplex in ((example.args[0], layouts.operands[0]), (example.run()[0], layouts.results[0]))
+        )
+        assert fits == (strategy in legal), strategy
+
+
+def by_factors(order: torch.Tensor, strategy: Strategy, mesh: Mesh, rank: int) -> torch.Tensor:
+    """Elements of a rank when each axis cuts its factor."""
+    for choice, coordinate, size in zip(strategy, mesh.coordinate(rank), mesh.sizes, strict=True):
+        if choice is not None:
+            order = order.chunk(size, choice)[coordinate]
+    return order

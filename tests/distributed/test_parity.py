@@ -1,0 +1,39 @@
+"""THE property of the runtime: under any legal plan it computes what the unsharded model computes.
+
+Every operator gets a random legal strategy, every parameter random legal stored layouts, every input a random layout.
+Loss and every gradient agree with the plain model to 1e-5 of the largest magnitude (float32; about 1e-6 is observed).
+"""
+
+import pytest
+
+TOLERANCE = 1e-5
+
+
+@pytest.mark.parametrize("chunk", range(5))
+@pytest.mark.parametrize("model", ["llama", "gpt"])
+def test_random_plans_on_a_square_mesh(pool, model: str, chunk: int) -> None:
+    seeds = list(range(10 * chunk, 10 * chunk + 10))
+    (errors, *others) = pool.run("tasks", "parity", model, (2, 2), seeds, 1, "none")
+    assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))
+    assert all(max(other) < TOLERANCE for other in others)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "micro_batches", "recomputation"),
+    [((1, 4), 1, "none"), ((4, 1), 1, "none"), ((4,), 1, "full"), ((2, 2), 2, "none"), ((2, 2), 2, "full")],
+    ids=str,
+)
+@pytest.mark.parametrize("model", ["llama", "gpt"])
+def test_other_meshes_micro_batches_and_recomputation(
+    pool, model: str, sizes: tuple[int, ...], micro_batches: int, recomputation: str
+) -> None:
+    seeds = [100, 101, 102, 103]
+    for errors in pool.run("tasks", "parity", model, sizes, seeds, micro_batches, recomputation):
+        assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (4,)], ids=str)
+def test_operators_that_language_models_lack(pool, sizes: tuple[int, ...]) -> None:
+    seeds = list(range(40))
+    for errors in pool.run("tasks", "parity", "assorted", sizes, seeds, 1, "none"):
+        assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))

@@ -1,0 +1,53 @@
+"""Optimizer steps under plans that people know by name, against torch's optimizers on the unsharded model."""
+
+import pytest
+
+TOLERANCE = 1e-5
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [("megatron", (2, 2)), ("zero1", (2, 2)), ("zero1", (4,)), ("zero3", (2, 2)), ("random7", (2, 2))],
+    ids=str,
+)
+def test_five_steps_equal_the_unsharded_optimizer(
+    pool, kind: str, sizes: tuple[int, ...], optimizer: str, micro_batches: int
+) -> None:
+    assert max(pool.run("tasks", "train", "llama", kind, sizes, optimizer, micro_batches)) < TOLERANCE
+
+
+def test_tied_weights_and_biases(pool) -> None:
+    assert max(pool.run("tasks", "train", "gpt", "zero3", (2, 2), "sgd", 1)) < TOLERANCE
+
+
+def test_half_precision_keeps_float32_masters(pool) -> None:
+    worst, narrow = pool.run("tasks", "half_precision", 1)[0]
+    assert worst < 2e-2
+    assert narrow
+
+
+def test_a_megatron_plan_communicates_as_megatron_does(pool) -> None:
+    found = pool.run("tasks", "communication", "megatron", (2, 2), "none")[0]
+    # One sum after the embedding, two per block, two in the loss, one each for the count and the result.
+    assert found["forward"] == {"all_reduce": 1 + 2 * 2 + 2 + 1 + 1, "all_reduce_max": 1}
+    # Two per block and one for the head; nothing moves for the weights.
+    assert found["backward"] == {"all_reduce": 2 * 2 + 1}
+    # Gradients are summed over the data axis once a step: 2 blocks of 9 weights, embedding, norm, head.
+    assert found["update"] == {"all_reduce": 2 * 9 + 3}
+
+
+def test_zero1_reduces_once_a_step_and_gathers_the_weights(pool) -> None:
+    found = pool.run("tasks", "communication", "zero1", (4,), "none")[0]
+    assert found["backward"] == {}
+    assert found["update"] == {"reduce_scatter": 21, "all_gather": 21}
+
+
+@pytest.mark.parametrize("recomputation", ["none", "full"])
+def test_zero3_gathers_weights_again_in_the_backward_pass(pool, recomputation: str) -> None:
+    found = pool.run("tasks", "communication", "zero3", (4,), recomputation)[0]
+    assert found["forward"]["all_gather"] == 21
+    # All but the embedding's, which its gradient does not need.
+    assert found["backward"] == {"all_gather": 20, "reduce_scatter": 21}
+    assert found["update"] == {}

@@ -1,0 +1,247 @@
+"""Redistribution as a property: the steps, played on the pieces of all ranks, turn every layout into every other."""
+
+import importlib.util
+import math
+import sys
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from planner.errors import LayoutError
+from planner.sharding import redistribute
+from planner.sharding.layout import (
+    PARTIAL,
+    REPLICATE,
+    Layout,
+    divides,
+    format_layout,
+    local_fraction,
+    local_shape,
+    parse_layout,
+    replicated,
+    shard,
+)
+from planner.sharding.mesh import Mesh, MeshAxis
+from planner.sharding.redistribute import COLLECTIVES, Step, redistribution
+
+Array = NDArray[np.int64]
+
+
+def mesh_of(sizes: Sequence[int], bandwidths: Sequence[float]) -> Mesh:
+    return Mesh(
+        axes=tuple(
+            MeshAxis(name=f"axis{i}", size=size, stride=math.prod(sizes[i + 1 :]), bandwidth=bandwidth)
+            for i, (size, bandwidth) in enumerate(zip(sizes, bandwidths, strict=True))
+        )
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[tuple[int, ...], Mesh, Layout, Layout]:
+    """A shape, a mesh of one to three axes and two layouts that the shape can have on it."""
+    shape = tuple(draw(st.lists(st.sampled_from([1, 2, 3, 4, 6, 8, 12, 24]), min_size=0, max_size=3)))
+    sizes = draw(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=3))
+    bandwidths = draw(st.lists(st.sampled_from([1e9, 2.5e10, 4e11]), min_size=len(sizes), max_size=len(sizes)))
+    placements = st.sampled_from([REPLICATE, PARTIAL, *(shard(dim) for dim in range(len(shape)))])
+    layouts = st.tuples(*[placements] * len(sizes)).filter(lambda layout: divides(shape, layout, sizes))
+    return shape, mesh_of(sizes, bandwidths), draw(layouts), draw(layouts)
+
+
+def pieces_of(tensor: Array, layout: Layout, mesh: Mesh) -> list[Array]:
+    """The piece of each rank; terms of a sum are made up."""
+    terms = np.random.default_rng(0)
+    pieces = [tensor]
+    for placement, size in zip(layout, mesh.sizes, strict=True):
+        if placement.is_shard:
+            pieces = [part for piece in pieces for part in np.split(piece, size, placement.dim)]
+        elif placement == PARTIAL:
+            rest = [[terms.integers(-9, 9, piece.shape) for _ in range(size - 1)] for piece in pieces]
+            pieces = [
+                term for piece, others in zip(pieces, rest, strict=True) for term in (*others, piece - sum(others))
+            ]
+        else:
+            pieces = [piece for piece in pieces for _ in range(size)]
+    return pieces
+
+
+def whole_of(pieces: Sequence[Array], layout: Layout, mesh: Mesh) -> Array:
+    """The tensor that the pieces are of. Fails where copies differ."""
+    for placement, size in reversed(list(zip(layout, mesh.sizes, strict=True))):
+        groups = [pieces[i : i + size] for i in range(0, len(pieces), size)]
+        if placement.is_shard:
+            pieces = [np.concatenate(group, placement.dim) for group in groups]
+        elif placement == PARTIAL:
+            pieces = [np.sum(group, axis=0) for group in groups]
+        else:
+            assert all(np.array_equal(piece, group[0]) for group in groups for piece in group)
+            pieces = [group[0] for group in groups]
+    return pieces[0]
+
+
+def played(step: Step, pieces: Sequence[Array], mesh: Mesh) -> list[Array]:
+    """The pieces after a step. Every rank sees those of the ranks that differ from it on the axis of the step only."""
+    axis = mesh.axes[step.axis]
+    after = []
+    for rank in range(mesh.size):
+        own = rank // axis.stride % axis.size
+        group = [pieces[rank + (i - own) * axis.stride] for i in range(axis.size)]
+        mine = group[own]
+        if step.kind == "all_gather":
+            made = np.concatenate(group, step.dim)
+        elif step.kind == "all_reduce":
+            made = np.sum(group, axis=0)
+        elif step.kind == "reduce_scatter":
+            made = np.split(np.sum(group, axis=0), axis.size, step.dim)[own]
+        elif step.kind == "all_to_all":
+            made = np.concatenate([np.split(piece, axis.size, step.to_dim)[own] for piece in group], step.dim)
+        elif step.kind == "slice":
+            made = np.split(mine, axis.size, step.dim)[own]
+        elif step.kind == "zero":
+            made = mine if own == 0 else np.zeros_like(mine)
+        else:
+            assert step.kind == "pad", step
+            made = np.concatenate([mine if i == own else np.zeros_like(mine) for i in range(axis.size)], step.dim)
+        after.append(made)
+    return after
+
+
+def moved(step: Step, mesh: Mesh) -> Fraction:
+    """Share of the tensor that a device sends, by the formulas of the collectives."""
+    n, message = mesh.sizes[step.axis], Fraction(step.fraction).limit_denominator(10**6)
+    rounds = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
+    return rounds.get(step.kind, 0) * message * Fraction(n - 1, n)
+
+
+def seconds(steps: Sequence[Step], mesh: Mesh) -> float:
+    return sum(float(moved(step, mesh)) / mesh.axes[step.axis].bandwidth for step in steps)
+
+
+def naive(mesh: Mesh, source: Layout, target: Layout) -> list[Step]:
+    """Gather everything from the innermost axis outwards; what is cut afterwards costs nothing."""
+    steps = []
+    layout = list(source)
+    for axis in reversed(range(len(source))):
+        held = local_fraction(tuple(layout), mesh.sizes)
+        if layout[axis].is_shard:
+            steps.append(Step("all_gather", axis, layout[axis].dim, fraction=held * mesh.sizes[axis]))
+        elif layout[axis] == PARTIAL:
+            steps.append(Step("all_reduce", axis, fraction=held))
+        layout[axis] = REPLICATE
+    return steps
+
+
+@settings(max_examples=300)
+@given(case=cases())
+def test_steps_turn_source_into_target(case: tuple[tuple[int, ...], Mesh, Layout, Layout]) -> None:
+    shape, mesh, source, target = case
+    tensor = np.arange(1, math.prod(shape) + 1).reshape(shape)
+    pieces = pieces_of(tensor, source, mesh)
+    for step in redistribution(shape, mesh, source, target):
+        before = pieces
+        pieces = played(step, pieces, mesh)
+        message = pieces if step.kind == "all_gather" else before
+        assert {piece.size for piece in message} == {round(step.fraction * tensor.size)}, step
+        assert (step.kind in COLLECTIVES) == (step.kind not in ("slice", "zero", "pad"))
+    assert {piece.shape for piece in pieces} == {local_shape(shape, target, mesh.sizes)}
+    assert np.array_equal(whole_of(pieces, target, mesh), tensor)
+    if PARTIAL not in target:
+        for found, expected in zip(pieces, pieces_of(tensor, target, mesh), strict=True):
+            assert np.array_equal(found, expected)
+
+
+@settings(max_examples=300)
+@given(case=cases())
+def test_never_worse_than_gathering_everything(case: tuple[tuple[int, ...], Mesh, Layout, Layout]) -> None:
+    shape, mesh, source, target = case
+    steps = redistribution(shape, mesh, source, target)
+    assert seconds(steps, mesh) <= seconds(naive(mesh, source, target), mesh) * (1 + 1e-9)
+    assert (steps == ()) == (source == target)
+
+
+@settings(max_examples=100)
+@given(case=cases(), by=st.sampled_from(["R", "S0", "P"]))
+def test_a_detour_is_never_quicker(case: tuple[tuple[int, ...], Mesh, Layout, Layout], by: str) -> None:
+    """Shortest paths obey the triangle inequality."""
+    shape, mesh, source, target = case
+    middle = parse_layout(by) * len(mesh.axes)
+    if not divides(shape, middle, mesh.sizes):
+        return
+    detour = seconds(redistribution(shape, mesh, source, middle), mesh)
+    detour += seconds(redistribution(shape, mesh, middle, target), mesh)
+    assert seconds(redistribution(shape, mesh, source, target), mesh) <= detour * (1 + 1e-9)
+
+
+def test_every_process_finds_the_same_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another copy of the module, with empty caches, asked in another order."""
+    spec = importlib.util.spec_from_file_location("redistribute_elsewhere", redistribute.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    elsewhere = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, elsewhere)
+    spec.loader.exec_module(elsewhere)
+    mesh, shape = mesh_of((2, 2, 2), (1e9, 1e9, 1e9)), (8, 4)
+    every = [
+        parse_layout(f"{a},{b},{c}")
+        for a in ("R", "P", "S0", "S1")
+        for b in ("R", "S0", "S1")
+        for c in ("R", "P", "S0")
+    ]
+    layouts = [layout for layout in every if divides(shape, layout, mesh.sizes)]
+    pairs = [(source, target) for source in layouts for target in layouts]
+    here = {pair: repr(redistribution(shape, mesh, *pair)) for pair in pairs}
+    there = {pair: repr(elsewhere.redistribution(shape, mesh, *pair)) for pair in reversed(pairs)}
+    assert here == there
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ("P,R", "R,R", [Step("all_reduce", 0)]),
+        ("P,R", "S0,R", [Step("reduce_scatter", 0, 0)]),
+        ("S0,R", "S1,R", [Step("all_to_all", 0, 0, 1, fraction=0.5)]),
+        ("S0,S0", "R,R", [Step("all_gather", 1, 0, fraction=0.5), Step("all_gather", 0, 0)]),
+        ("R,R", "R,S1", [Step("slice", 1, 1)]),
+        ("R,R", "P,R", [Step("zero", 0)]),
+        ("R,S1", "R,P", [Step("pad", 1, 1, fraction=0.25)]),
+        ("S1,R", "S1,R", []),
+    ],
+)
+def test_well_known_pairs(source: str, target: str, expected: list[Step]) -> None:
+    mesh = mesh_of((2, 4), (1e10, 1e10))
+    assert list(redistribution((8, 8), mesh, parse_layout(source), parse_layout(target))) == expected
+
+
+def test_slow_links_are_spared() -> None:
+    """The cut of the fast axis moves where it can be, so that the slow axis gathers pieces and not the whole."""
+    mesh = mesh_of((2, 8), (1e9, 1e11))
+    steps = redistribution((16, 16), mesh, parse_layout("P,P"), parse_layout("R,R"))
+    slow = [step for step in steps if step.axis == 0]
+    assert [step.kind for step in steps] == ["reduce_scatter", "all_reduce", "all_gather"]
+    assert [step.fraction for step in slow] == [1 / 8]
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        ("S0", r"layout S0 is not one of a tensor of shape \(6, 4\) on mesh 4x2"),
+        ("S0,R", r"layout S0,R is not one of a tensor of shape \(6, 4\) on mesh 4x2"),
+        ("S2,R", r"layout S2,R is not one"),
+        ("S1,S1", r"layout S1,S1 is not one"),
+    ],
+)
+def test_layouts_that_do_not_fit(layout: str, message: str) -> None:
+    mesh = mesh_of((4, 2), (1e9, 1e9))
+    for pair in ((parse_layout(layout), replicated(2)), (replicated(2), parse_layout(layout))):
+        with pytest.raises(LayoutError, match=message):
+            redistribution((6, 4), mesh, *pair)
+
+
+@given(case=cases())
+def test_text_of_layouts(case: tuple[tuple[int, ...], Mesh, Layout, Layout]) -> None:
+    _, _, layout, _ = case
+    assert parse_layout(format_layout(layout)) == layout

@@ -1,0 +1,204 @@
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from planner.errors import ModelError
+from planner.graph.trace import trace
+from planner.models.zoo import TRACE_BATCH, ZOO, build_model, with_dimensions
+
+# Sizes of the released checkpoints (model cards and safetensors metadata; GPT-2's are those of the tied models).
+# GPT-3 was published in round numbers only.
+PUBLISHED = {
+    "llama2-7b": 6.738e9,
+    "llama2-13b": 13.016e9,
+    "llama2-70b": 68.977e9,
+    "llama8b": 8.030e9,
+    "llama70b": 70.554e9,
+    "llama405b": 405.853e9,
+    "gpt2": 124.44e6,
+    "gpt2-medium": 354.82e6,
+    "gpt2-large": 774.03e6,
+    "gpt2-xl": 1557.61e6,
+}
+ROUNDED = {"gpt3-1.3b": 1.3e9, "gpt3-6.7b": 6.7e9, "gpt3-13b": 13.0e9, "gpt3-175b": 175.0e9}
+
+
+@pytest.mark.parametrize("name", [name for name in ZOO if not name.endswith("-tiny")])
+def test_parameter_count_is_the_published_one(name: str) -> None:
+    module = build_model(name, dtype="bfloat16").module
+    assert all(parameter.device.type == "meta" for parameter in module.parameters())
+    count = sum(parameter.numel() for parameter in module.parameters())
+    if name in PUBLISHED:
+        assert count == pytest.approx(PUBLISHED[name], rel=1e-3)
+    else:
+        assert count == pytest.approx(ROUNDED[name], rel=0.015)
+
+
+def test_every_model_has_a_source() -> None:
+    assert all(entry.source for entry in ZOO.values())
+    assert {*PUBLISHED, *ROUNDED, "llama-tiny", "gpt-tiny"} == set(ZOO)
+
+
+@pytest.mark.parametrize("name", ["llama-tiny", "gpt-tiny"])
+def test_tiny_models_run_and_every_parameter_gets_a_gradient(name: str) -> None:
+    torch.manual_seed(0)
+    built = build_model(name, dtype="float32", device="cpu")
+    assert built.vocabulary is not None
+    tokens, labels = (torch.randint(built.vocabulary, built.args[0].shape) for _ in range(2))
+    loss = built.module(tokens, labels)
+    loss.backward()
+    assert loss.shape == ()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in built.module.parameters())
+
+
+def test_dtype_and_sequence_length() -> None:
+    built = build_model("llama-tiny", dtype="bfloat16", sequence_length=16)
+    assert built.batch == TRACE_BATCH
+    assert [tuple(tensor.shape) for tensor in built.args] == [(TRACE_BATCH, 16)] * 2
+    assert {parameter.dtype for parameter in built.module.parameters()} == {torch.bfloat16}
+    assert trace(built.module, built.args).types["model.cos"].shape == (16, 16)
+
+
+def test_llama_can_be_longer_than_published_and_gpt_cannot() -> None:
+    assert build_model("llama-tiny", dtype="float32", sequence_length=128).sequence_length == 128
+    with pytest.raises(ModelError, match="gpt-tiny has learned positions for 64 tokens; --seq-len 128 is longer"):
+        build_model("gpt-tiny", dtype="float32", sequence_length=128)
+
+
+@pytest.mark.parametrize("length", [0, -1])
+def test_sequence_of_nothing(length: int) -> None:
+    with pytest.raises(ModelError, match=f"--seq-len {length}: a sequence has 1 token or more"):
+        build_model("llama-tiny", dtype="float32", sequence_length=length)
+
+
+def test_unknown_model_names_the_nearest() -> None:
+    with pytest.raises(
+        ModelError, match=r"unknown model 'lama8b'; did you mean llama8b.*--model package.module:factory"
+    ):
+        build_model("lama8b", dtype="float32")
+
+
+def test_variant_of_an_entry() -> None:
+    entry = with_dimensions(ZOO["llama-tiny"], num_layers=6)
+    assert dict(entry.dimensions)["num_layers"] == 6
+    assert dict(entry.dimensions)["hidden_size"] == dict(ZOO["llama-tiny"].dimensions)["hidden_size"]
+
+
+FACTORIES = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x, *, weight=1.0):
+        return (self.linear(x) * weight).mean()
+
+
+def good():
+    return Net(), (torch.ones(6, 4),)
+
+
+def with_keywords():
+    return Net(), [torch.ones(6, 4)], {"weight": 2.0}
+
+
+def raises():
+    raise RuntimeError("no such file")
+
+
+def bare():
+    return Net()
+
+
+def not_a_module():
+    return "net", (torch.ones(6, 4),)
+
+
+def args_are_a_tensor():
+    return Net(), torch.ones(6, 4)
+
+
+def keywords_are_a_list():
+    return Net(), (torch.ones(6, 4),), [1]
+
+
+def no_tensor():
+    return Net(), (3,)
+
+
+NUMBER = 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a module of factories; the import system forgets it afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "zoo_test_nets.py").write_text(FACTORIES)
+    (tmp_path / "zoo_test_broken.py").write_text("import torch\ndef (")
+    (tmp_path / "zoo_test_missing.py").write_text("import no_such_package_anywhere")
+    (tmp_path / "zoo_test_failing.py").write_text("1 / 0")
+    for name in [name for name in sys.modules if name.startswith("zoo_test_")]:
+        monkeypatch.delitem(sys.modules, name)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("folder")
+def test_factory_in_the_current_folder() -> None:
+    built = build_model("zoo_test_nets:good", dtype="bfloat16")
+    assert built.batch == 6
+    assert built.sequence_length is None
+    assert built.module.linear.weight.dtype == torch.bfloat16
+    assert built.module.linear.weight.device.type == "meta"
+    graph = trace(built.module, built.args, built.kwargs)
+    assert [op.op for op in graph.operators] == ["aten.linear.default", "aten.mul.Tensor", "aten.mean.default"]
+    assert graph.types[graph.inputs[0]].dtype == "bfloat16"
+
+
+@pytest.mark.usefixtures("folder")
+def test_factory_with_keywords() -> None:
+    built = build_model("zoo_test_nets:with_keywords", dtype="float32", device="cpu")
+    assert built.kwargs == {"weight": 2.0}
+    assert isinstance(built.args, tuple)
+    assert built.module(*built.args, **built.kwargs).shape == ()
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        (
+            "zoo_test_absent:good",
+            r"cannot import 'zoo_test_absent'.*No module named.*looked for on the import path and in",
+        ),
+        ("zoo_test_missing:good", "cannot import 'zoo_test_missing'.*no_such_package_anywhere"),
+        ("zoo_test_broken:good", "cannot import 'zoo_test_broken'.*SyntaxError"),
+        ("zoo_test_failing:good", "cannot import 'zoo_test_failing'.*ZeroDivisionError: division by zero"),
+        (":good", "cannot import ''"),
+        ("zoo_test_nets:goood", r"unknown factory in zoo_test_nets 'goood'; did you mean good\?"),
+        ("zoo_test_nets:", "unknown factory in zoo_test_nets ''"),
+        ("zoo_test_nets:NUMBER", "unknown factory in zoo_test_nets 'NUMBER'"),
+        ("zoo_test_nets:raises", "the factory zoo_test_nets:raises raised RuntimeError: no such file"),
+        ("zoo_test_nets:bare", r"must return \(module, args\) or \(module, args, kwargs\); it returned Net"),
+        ("zoo_test_nets:not_a_module", r"it returned \(str, tuple\)"),
+        ("zoo_test_nets:args_are_a_tensor", r"it returned \(Net, Tensor\)"),
+        ("zoo_test_nets:keywords_are_a_list", r"it returned \(Net, tuple, list\)"),
+        ("zoo_test_nets:no_tensor", "returned no example tensor with a batch dim"),
+    ],
+)
+def test_bad_factory(reference: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        build_model(reference, dtype="float32")
+
+
+@pytest.mark.usefixtures("folder")
+def test_sequence_length_does_not_apply_to_a_factory() -> None:
+    with pytest.raises(ModelError, match="--seq-len does not apply to zoo_test_nets:good"):
+        build_model("zoo_test_nets:good", dtype="float32", sequence_length=8)
