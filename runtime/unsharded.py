@@ -73,5 +73,6 @@ class UnshardedStep:
 def _loss_of(result: Any) -> torch.Tensor:
     """The loss among what a module returns: alone, first of a tuple, or `.loss`, as for tracing."""
     first = result[0] if isinstance(result, tuple | list) else result
-    loss: torch.Tensor = getattr(first, "loss", first)
+    loss: Any = getattr(first, "loss", first)
+    assert isinstance(loss, torch.Tensor), "tracing has checked that the module returns its loss"
     return loss

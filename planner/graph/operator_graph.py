@@ -81,6 +81,7 @@ Argument = ValueRef | TorchConstant | None | bool | int | float | str | tuple["A
 class Operator:
     """One call: `results = op(*arguments, **keywords)`.
 
+    `operands` are the names of the tensor arguments in the order of the call (lists flattened, keywords last).
     `op` is the full name of a PyTorch operator ("aten.linear.default") or `planner.identity`; `module` is the path of
     the module whose forward made the call. `results` has one name per returned tensor, None for a result that is not
     a tensor.
@@ -92,11 +93,11 @@ class Operator:
     keywords: tuple[tuple[str, Argument], ...] = ()
     results: tuple[str | None, ...]
     module: str = ""
+    operands: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
-    @property
-    def operands(self) -> tuple[str, ...]:
-        """Names of the tensor arguments, in the order of the call (lists flattened, keywords last)."""
-        return tuple(ref.name for ref in references((*self.arguments, *(value for _, value in self.keywords))))
+    def __post_init__(self) -> None:
+        found = references((*self.arguments, *(value for _, value in self.keywords)))
+        object.__setattr__(self, "operands", tuple(reference.name for reference in found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

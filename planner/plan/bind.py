@@ -69,7 +69,8 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
     prepared, blocks = prepare(traced)
     graph = rescale_batch(prepared, batch, plan.training.part)
     strategies, stored = _spread(plan, graph, blocks)
-    operators = tuple(_bound(plan.mesh, graph, op, strategies) for op in graph.operators)
+    known: dict[tuple[int, tuple[str | None, ...]], tuple[Strategy, OperatorLayouts]] = {}
+    operators = tuple(_bound(plan.mesh, graph, op, strategies, known) for op in graph.operators)
     for name, parameter in stored.items():
         _check_stored(plan.mesh, graph, name, parameter)
     inputs = dict(plan.inputs)
@@ -83,8 +84,13 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
 
 
 def _bound(
-    mesh: Mesh, graph: OperatorGraph, op: Operator, strategies: Mapping[str, tuple[str | None, ...]]
+    mesh: Mesh,
+    graph: OperatorGraph,
+    op: Operator,
+    strategies: Mapping[str, tuple[str | None, ...]],
+    known: dict[tuple[int, tuple[str | None, ...]], tuple[Strategy, OperatorLayouts]],
 ) -> BoundOperator:
+    """One operator bound. `known` keeps what was checked for equal calls, which share one rule."""
     where = f"operator '{op.name}'"
     if op.name not in strategies:
         raise PlanFileError(f"{where} of the model has no strategy in the plan; add it to its group, or plan again")
@@ -95,9 +101,12 @@ def _bound(
             f"({', '.join(mesh.names)})"
         )
     rule = rule_of(graph, op)
-    strategy = named_strategy(rule, names, where)
-    check_strategy(rule, strategy, mesh, where)
-    return BoundOperator(operator=op, rule=rule, strategy=strategy, layouts=derive_layouts(rule, strategy))
+    if (id(rule), names) not in known:
+        strategy = named_strategy(rule, names, where)
+        check_strategy(rule, strategy, mesh, where)
+        known[id(rule), names] = (strategy, derive_layouts(rule, strategy))
+    strategy, layouts = known[id(rule), names]
+    return BoundOperator(operator=op, rule=rule, strategy=strategy, layouts=layouts)
 
 
 def _spread(

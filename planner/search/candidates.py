@@ -77,19 +77,20 @@ class CandidateLists:
         strategies = legal_strategies(rule, self.mesh)[: 1 if constant else None]
         layouts = [derive_layouts(rule, strategy) for strategy in strategies]
 
-        def column(tensors: Sequence[int], side: str) -> tuple[DuplexColumn, ...]:
+        def columns(side: str, count: int) -> tuple[DuplexColumn, ...]:
+            tensors = [[getattr(row, side)[t] for row in layouts] for t in range(count)]
             return tuple(
                 DuplexColumn(
-                    forward=LayoutColumn.of([getattr(row, side)[t].forward for row in layouts]),
-                    gradient=LayoutColumn.of([getattr(row, side)[t].gradient for row in layouts]),
+                    forward=LayoutColumn.of([duplex.forward for duplex in duplexes]),
+                    gradient=LayoutColumn.of([duplex.gradient for duplex in duplexes]),
                 )
-                for t in tensors
+                for duplexes in tensors
             )
 
         return Candidates(
             strategies=strategies,
-            operands=column(range(len(rule.operands)), "operands"),
-            results=column(range(len(rule.results)), "results"),
+            operands=columns("operands", len(rule.operands)),
+            results=columns("results", len(rule.results)),
         )
 
 

@@ -98,7 +98,7 @@ def search(request: SearchRequest, on_progress: Callable[[Progress], None] = lam
     started = time.perf_counter()
     prepared, blocks = prepare(request.graph)
     template = fold(prepared, blocks)
-    limits = bounds(template, prepared, request.batch, request.cluster, request.precision, request.optimizer)
+    limits = bounds(template, request.batch, request.cluster, request.precision, request.optimizer)
     space = _ordered_space(request, template, limits)
     engine = _Engine(request=request, template=template, limits=limits)
     best: _Found | None = None
@@ -124,9 +124,7 @@ def find_fitting(request: SearchRequest) -> bool:
     """Whether anything fits. Tries the leanest configurations first and stops at the first that does."""
     prepared, blocks = prepare(request.graph)
     template = fold(prepared, blocks)
-    limits = bounds(template, prepared, request.batch, request.cluster, request.precision, request.optimizer)
-    if limits.device_bytes(request.cluster.devices) > usable_memory(request.cluster.device):
-        return False
+    limits = bounds(template, request.batch, request.cluster, request.precision, request.optimizer)
     engine = _Engine(request=request, template=template, limits=limits)
     space = configurations(template, request.cluster.devices, request.global_batch, request.pinned)
     lean = sorted(space, key=lambda c: (not c.recompute, -c.micro_batches, c.stages, c.mesh))
@@ -176,7 +174,9 @@ class _Engine:
         """A solution, or the least bytes that would be needed, or None where it cannot beat the upper bound."""
         request = self.request
         room = usable_memory(request.cluster.device)
-        needed = self.limits.device_bytes(request.cluster.devices)
+        needed = self.limits.device_bytes(
+            configuration, request.cluster.devices, request.global_batch, self.template.blocks.count
+        )
         if needed > room:
             return needed
         tables = self._tables(configuration)

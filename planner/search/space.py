@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from costmodels import parameter_bytes
+from costmodels import in_flight, parameter_bytes
 from hardware_profiles import Cluster
 from planner.graph.operator_graph import OperatorGraph
 from planner.pricing.operator_price import PROFILE_DTYPES
@@ -82,17 +82,21 @@ def _divisors(number: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What no plan can beat, from the floating point work and the parameters alone.
+    """What no plan can beat, from the floating point work, the parameters and the kept activations alone.
 
-    The work of a class takes at least flops / (peak * efficiency) wherever it is done, so n devices need at least 1/n
-    of it each and a pipeline of p stages runs (m + p - 1) / m times that. Weights, gradients and optimizer state are at
-    least once in the cluster.
+    The work of a class takes at least flops / (peak * efficiency) wherever it is done, so n devices need at least 1/n of
+    it each and a pipeline of p stages runs (m + p - 1) / m times that. Weights, gradients, optimizer state and kept
+    activations of the first stage are at least once in the stage: on d devices some device has 1/d of them or more.
     """
 
     forward: float  # seconds of one device for the forward work of one sample
     block_forward: float  # the part of it inside the blocks
     backward: float
-    parameter_bytes: float
+    outer_parameters: float  # bytes of weight, gradient and state of what the first stage has beside its blocks
+    block_parameters: float  # the same for one block
+    outer_kept: float  # bytes per sample kept for the backward pass beside the blocks of the first stage
+    block_kept: float  # the same for one block
+    block_input: float  # bytes per sample that flow from block to block
 
     def step_seconds(self, configuration: Configuration, devices: int, global_batch: int) -> float:
         """Least step time of a configuration."""
@@ -100,36 +104,64 @@ class Bounds:
         once_more = self.block_forward if configuration.recompute else 0.0
         return (self.forward + self.backward + once_more) * global_batch / devices * (m + p - 1) / m
 
-    def device_bytes(self, devices: int) -> float:
-        """Least bytes of weights, gradients and optimizer state on the fullest device."""
-        return self.parameter_bytes / devices
+    def device_bytes(self, configuration: Configuration, devices: int, global_batch: int, blocks: int) -> float:
+        """Least bytes on the fullest device of the first stage."""
+        m, p = configuration.micro_batches, configuration.stages
+        share = blocks // p
+        kept = self.block_input if configuration.recompute else self.block_kept
+        live = in_flight(0, p, m) * (global_batch // m)
+        parameters = self.outer_parameters + share * self.block_parameters
+        return (parameters + live * (self.outer_kept + share * kept)) / (devices // p)
 
 
-def bounds(
-    template: Template, full: OperatorGraph, batch: int, cluster: Cluster, precision: str, optimizer: str
-) -> Bounds:
+def bounds(template: Template, batch: int, cluster: Cluster, precision: str, optimizer: str) -> Bounds:
     """Bounds of a model whose template graph has `batch` samples."""
     graph = template.graph
-    forward = block = backward = 0.0
+    forward = block_forward = backward = 0.0
     for index, op in enumerate(graph.operators):
         rule = rule_of(graph, op)
         seconds = _work_seconds(graph, index, rule, cluster)
         graded = sum(name in graph.differentiable for i, name in enumerate(op.operands) if i not in rule.addends)
         count = template.blocks.count if template.in_block(index) else 1
         forward += seconds * count
-        block += seconds * count if template.in_block(index) else 0.0
+        block_forward += seconds * count if template.in_block(index) else 0.0
         backward += seconds * count * rule.gradient_work * graded
+    kept = _kept_bytes(template)
     per = parameter_bytes(precision, optimizer)
+    sizes = {
+        p.name: graph.types[p.name].numel * (per.total if p.name in graph.differentiable else per.weight)
+        for p in graph.parameters
+        if any(template.blocks.count == 0 or at < template.blocks.start + template.blocks.period
+               for at in graph.consumers.get(p.name, ()))
+    }  # fmt: skip
     return Bounds(
         forward=forward / batch,
-        block_forward=block / batch,
+        block_forward=block_forward / batch,
         backward=backward / batch,
-        parameter_bytes=sum(
-            full.types[p.name].numel * (per.total if p.name in full.differentiable else per.weight)
-            for p in full.parameters
-            if p.name in full.consumers
-        ),
+        outer_parameters=math.fsum(size for name, size in sizes.items() if name not in template.own_parameters),
+        block_parameters=math.fsum(size for name, size in sizes.items() if name in template.own_parameters),
+        outer_kept=math.fsum(size for at, size in kept.items() if _beside_first(template, at)) / batch,
+        block_kept=math.fsum(size for at, size in kept.items() if template.in_block(at)) / batch,
+        block_input=math.fsum(graph.types[name].nbytes for name in template.carried) / batch,
     )
+
+
+def _beside_first(template: Template, index: int) -> bool:
+    return not template.blocks.count or index < template.blocks.start
+
+
+def _kept_bytes(template: Template) -> dict[int, float]:
+    """Bytes of the whole tensors that each operator keeps at least for the backward pass."""
+    graph, alive = template.graph, template.alive
+    kept: dict[int, float] = {}
+    for index, op in enumerate(graph.operators):
+        rule = rule_of(graph, op)
+        names = {name for name in op.results if name in alive.kept}
+        names |= {op.operands[i] for i in alive.saved[index] if op.operands[i] not in alive.kept}
+        extra = sum(term.coefficient * math.prod(rule.factors[f].extent for f in term.factors) for term in rule.saved_extra)
+        graded = any(name in graph.differentiable for name in op.operands)
+        kept[index] = math.fsum(graph.types[name].nbytes for name in names) + (extra if graded else 0.0)
+    return kept
 
 
 def _work_seconds(graph: OperatorGraph, index: int, rule: Rule, cluster: Cluster) -> float:

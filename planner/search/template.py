@@ -1,6 +1,6 @@
 """The folded graph: what comes before the blocks, one block that stands for all, what comes after.
 
-    before ──enter──> [ block ] ──leave──> after          depth enters only as the number of times a node or an edge counts
+    before ──enter──> [ block ] ──leave──> after          depth enters only as how often a node or an edge counts
                        │  ^  ^
                        └──┘  └── every: a value from before that all blocks read
                        loop: from one block to the next

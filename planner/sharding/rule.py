@@ -55,6 +55,15 @@ class Factor:
     kind: FactorKind
 
 
+Pair = tuple[Placement, Placement]  # of a value and of its gradient, on one axis
+_OPERAND_WITHOUT: Mapping[FactorKind, Pair] = dict.fromkeys(FactorKind, (REPLICATE, PARTIAL))
+_ADDEND_WITHOUT: Mapping[FactorKind, Pair] = {**_OPERAND_WITHOUT, FactorKind.REDUCTION: (PARTIAL, REPLICATE)}
+_RESULT_WITHOUT: Mapping[FactorKind, Pair] = {
+    FactorKind.REDUCTION: (PARTIAL, REPLICATE),
+    FactorKind.COMBINED: (REPLICATE, REPLICATE),
+    FactorKind.BROADCAST: (REPLICATE, PARTIAL),
+}
+
 Dims = tuple[tuple[int, ...], ...]  # per dim of a tensor the factors that index it, outer to inner
 
 
@@ -116,6 +125,25 @@ class Rule:
         """Factor index by name."""
         return {factor.name: i for i, factor in enumerate(self.factors)}
 
+    @cached_property
+    def placements(self) -> tuple[tuple[Mapping[int | None, Pair], ...], tuple[Mapping[int | None, Pair], ...]]:
+        """For each operand and each result the placements that a choice for one axis gives it."""
+        operands = tuple(
+            self._placements(dims, _ADDEND_WITHOUT if index in self.addends else _OPERAND_WITHOUT)
+            for index, dims in enumerate(self.operands)
+        )
+        return operands, tuple(self._placements(dims, _RESULT_WITHOUT) for dims in self.results)
+
+    def _placements(self, dims: Dims, without: Mapping[FactorKind, Pair]) -> Mapping[int | None, Pair]:
+        found: dict[int | None, Pair] = {None: (REPLICATE, REPLICATE)}
+        for index, factor in enumerate(self.factors):
+            dim = next((dim for dim, factors in enumerate(dims) if index in factors), None)
+            if dim is not None:
+                found[index] = (shard(dim), shard(dim))
+            elif factor.kind in without:
+                found[index] = without[factor.kind]
+        return found
+
     def format(self) -> str:
         """The rule as text, `b s i, o i -> b s o`."""
         return f"{self._side(self.operands)} -> {self._side(self.results)}"
@@ -149,37 +177,16 @@ class OperatorLayouts:
 
 def derive_layouts(rule: Rule, strategy: Strategy) -> OperatorLayouts:
     """Layouts of all operands and results under a legal strategy (see `check_strategy`)."""
+    operands, results = rule.placements
     return OperatorLayouts(
-        operands=tuple(
-            _duplex(rule, dims, strategy, _ADDEND_WITHOUT if index in rule.addends else _OPERAND_WITHOUT)
-            for index, dims in enumerate(rule.operands)
-        ),
-        results=tuple(_duplex(rule, dims, strategy, _RESULT_WITHOUT) for dims in rule.results),
+        operands=tuple(_duplex(table, strategy) for table in operands),
+        results=tuple(_duplex(table, strategy) for table in results),
     )
 
 
-Pair = tuple[Placement, Placement]  # of the value and of its gradient
-_OPERAND_WITHOUT: Mapping[FactorKind, Pair] = dict.fromkeys(FactorKind, (REPLICATE, PARTIAL))
-_ADDEND_WITHOUT: Mapping[FactorKind, Pair] = {**_OPERAND_WITHOUT, FactorKind.REDUCTION: (PARTIAL, REPLICATE)}
-_RESULT_WITHOUT: Mapping[FactorKind, Pair] = {
-    FactorKind.REDUCTION: (PARTIAL, REPLICATE),
-    FactorKind.COMBINED: (REPLICATE, REPLICATE),
-    FactorKind.BROADCAST: (REPLICATE, PARTIAL),
-}
-
-
-def _duplex(rule: Rule, dims: Dims, strategy: Strategy, without: Mapping[FactorKind, Pair]) -> Duplex:
-    pairs = [_placements(rule, dims, choice, without) for choice in strategy]
-    return Duplex(forward=tuple(forward for forward, _ in pairs), gradient=tuple(gradient for _, gradient in pairs))
-
-
-def _placements(rule: Rule, dims: Dims, choice: int | None, without: Mapping[FactorKind, Pair]) -> Pair:
-    if choice is None:
-        return REPLICATE, REPLICATE
-    for dim, factors in enumerate(dims):
-        if choice in factors:
-            return shard(dim), shard(dim)
-    return without[rule.factors[choice].kind]
+def _duplex(table: Mapping[int | None, Pair], strategy: Strategy) -> Duplex:
+    pairs = [table[choice] for choice in strategy]
+    return Duplex(forward=tuple([pair[0] for pair in pairs]), gradient=tuple([pair[1] for pair in pairs]))
 
 
 def local_extents(rule: Rule, strategy: Strategy, mesh: Mesh) -> tuple[int, ...]:

@@ -130,11 +130,15 @@ def make_plan(
     optimizer: str = "adamw",
     stages: int = 1,
     graph: OperatorGraph | None = None,
+    samples: int = BATCH,
 ) -> Plan:
-    """A plan with one group outside the blocks and one per block, so that every operator is chosen by itself."""
+    """A plan with one group outside the blocks and one per block, so that every operator is chosen by itself.
+
+    `graph` is that of `model` on an example of so many `samples`; without it, that of one of `MODELS`.
+    """
     original = graph or traced(model)
     prepared, blocks = prepare(original)
-    scaled = rescale_batch(prepared, BATCH, BATCH // micro_batches)
+    scaled = rescale_batch(prepared, samples, BATCH // micro_batches)
     found: dict[int | None, tuple[list[tuple[str, tuple[str | None, ...]]], list[tuple[str, StoredParameter]]]] = {}
     for index, op in enumerate(scaled.operators):
         rule = rule_of(scaled, op)
@@ -164,12 +168,12 @@ def make_plan(
         cluster=ClusterReference(profile="cpu", digest="", devices=mesh.size),
         mesh=mesh,
         stages=tuple(Stage(first_block=0, blocks=blocks.count) for _ in range(stages)),
-        schedule="none",
+        schedule="1f1b",
         recomputation=recomputation,
         inputs=tuple((name, load(name, scaled.types[name].shape, mesh)) for name in scaled.inputs),
         groups=groups,
         prediction=Prediction(
-            step_seconds=0.0, peak_bytes=0.0, capacity_bytes=0.0, model_flops=0.0, model_flops_utilisation=0.0,
+            step_seconds=1.0, peak_bytes=1.0, capacity_bytes=1.0, model_flops=0.0, model_flops_utilisation=0.0,
             samples_per_second=0.0, time=(), memory=(),
         ),
         provenance=Provenance(planner="test", search="none", status="feasible", gap=0.0),

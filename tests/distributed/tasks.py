@@ -65,7 +65,8 @@ def parity(model: str, sizes: tuple[int, ...], seeds: list[int], micro_batches: 
 
 def train(model: str, kind: str, sizes: tuple[int, ...], optimizer: str, micro_batches: int) -> float:
     """The worst error of losses and weights over 5 optimizer steps, against torch's optimizer on the plain model."""
-    settings = OptimizerSettings(learning_rate=1e-3, epsilon=1e-6)
+    rate = 1e-3 if optimizer == "adamw" else 1e-2
+    settings = OptimizerSettings(learning_rate=rate, epsilon=1e-6)  # Adam divides rounding by epsilon
     mesh = plans.mesh_of(*sizes)
     if kind.startswith("random"):
         plan = plans.random_plan(model, mesh, int(kind[6:]), optimizer=optimizer, micro_batches=micro_batches)
@@ -73,9 +74,9 @@ def train(model: str, kind: str, sizes: tuple[int, ...], optimizer: str, micro_b
         plan = plans.hand_plan(kind, model, mesh, optimizer=optimizer, micro_batches=micro_batches)
     step = build_step(model, plan, settings)
     module = plans.build(model)
-    plain: torch.optim.Optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, eps=1e-6)
+    plain: torch.optim.Optimizer = torch.optim.AdamW(module.parameters(), lr=rate, eps=1e-6)
     if optimizer == "sgd":
-        plain = torch.optim.SGD(module.parameters(), lr=1e-2, momentum=0.9, weight_decay=1e-2)
+        plain = torch.optim.SGD(module.parameters(), lr=rate, momentum=0.9, weight_decay=1e-2)
     worst = 0.0
     for number in range(5):
         batch = plans.batch(seed=number)

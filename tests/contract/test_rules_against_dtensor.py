@@ -1,0 +1,200 @@
+"""Every rule against PyTorch's own DTensor: the layouts that a rule derives are those that DTensor propagates.
+
+One rank of two, with a process group that sends nothing. For each call and each factor that one axis can split, the operands become
+DTensors in the derived layouts and the operator is called on them. DTensor agrees when its results have the derived layouts and
+it issued no collective; then the results get gradients in the derived gradient layouts, and the gradients of the operands are
+compared likewise. Where DTensor does something else, `DIFFERENCES` says why. The rules themselves are proved by execution
+(test_rules_by_execution.py); a difference that goes away makes this test fail, so that the list stays true.
+"""
+
+import fnmatch
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.placement_types import Placement
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils import _pytree as pytree
+
+from planner.sharding.layout import Layout, format_layout
+from planner.sharding.mesh import Mesh, MeshAxis
+from planner.sharding.rule import OperatorLayouts, derive_layouts, legal_strategies, strategy_names
+from tests.contract.rule_calls import Example, examples, run
+
+AXIS = Mesh(axes=(MeshAxis(name="axis0", size=2, stride=1, bandwidth=1e9),))
+
+EXAMPLES = tuple(e for e in examples() if e.tensors() and e.op != "planner.identity")  # ours alone, or of nothing
+
+# Why DTensor differs, and where: patterns of "call factor direction".
+DIFFERENCES = {
+    "DTensor has no rule for attention as CPUs compute it, forward or backward; some masks and heads it takes apart itself": (
+        "scaled_dot_product_attention.default-2x4x6x8_2x4x[26]x8_2x4x[26]x8 b backward",
+        "scaled_dot_product_attention.default-2x4x6x8_2x4x[26]x8_2x4x[26]x8 g forward",
+        "scaled_dot_product_attention.default-*-causal [bg] forward",
+        "scaled_dot_product_attention.default-*-grouped [bg] forward",
+        "scaled_dot_product_attention.default-*-one key head [br] forward",
+    ),
+    "DTensor expands and flattens the batch dims that broadcast before it multiplies, and cannot flatten a cut inner dim": (
+        "matmul.default-2x1x6x8_4x8x2 b1 forward",
+    ),
+    "DTensor's masked lookup remembers its mask outside of autograd and gives the gradient of every row to every device": (
+        "embedding.default-* v backward",
+    ),
+    "DTensor gathers the classes: only its `loss_parallel` context combines them where they are, as the planner's operator does": (
+        "cross_entropy_loss.default-* v forward",
+        "cross_entropy_loss.default-* v backward",
+    ),
+    "DTensor sums the number of rows that count in the backward pass again": (
+        "cross_entropy_loss.default-12x8_12 n backward",
+        "cross_entropy_loss.default-12x8_12-ignored n backward",
+        "cross_entropy_loss.default-12x8_12-smoothed n backward",
+    ),
+    "DTensor sums two terms of the smoothed loss one by one": (
+        "cross_entropy_loss.default-12x8_12-smoothed n forward",
+    ),
+    "DTensor expands to a full copy on every device, where the rule makes each device's piece only": (
+        "expand.default-4x1x8 d1 forward",
+        "expand.default-6x1-new dim d[02] forward",
+        *("sum.default-4x6x8 d? backward", "mean.default-4x6x8 d? backward"),
+        *("sum.dim_IntList-4x6x8 d1 backward", "mean.dim-4x6x8 d1 backward"),
+        *("sum.dim_IntList-4x6x8-kept d[02] backward", "mean.dim-4x6x8-kept d[02] backward"),
+        *("sum.dim_IntList-4x6x8-all d? backward", "mean.dim-4x6x8-all d? backward"),
+    ),
+    "DTensor gathers a dim before it is sliced, split or joined even where that changes nothing": (
+        "slice.Tensor-4x6x8-first dim along backward",
+        "slice.Tensor-4x6x8-whole along backward",
+        "split.Tensor-4x6x8-whole along forward",
+        "chunk.default-4x6x8-whole along forward",
+        "cat.default-4x6x8-one along forward",
+    ),
+    "DTensor 2.13 raises: the backward of select makes its zeros in the local shape and fills them in the global one": (
+        "select.int-4x6x8 d[01] backward",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def devices() -> Iterator[DeviceMesh]:
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())  # type: ignore[no-untyped-call]
+    yield init_device_mesh("cpu", (2,))
+    dist.destroy_process_group()
+
+
+def placed(tensor: torch.Tensor, layout: Layout, devices: DeviceMesh) -> DTensor:
+    """A DTensor of the type of `tensor`; its content is that of the first device."""
+    placement = layout[0]
+    local = tensor.chunk(2, placement.dim)[0] if placement.is_shard else tensor
+    kinds: dict[str, Callable[[], Placement]] = {"replicate": Replicate, "partial": Partial}
+    wanted = Shard(placement.dim) if placement.is_shard else kinds[placement.kind]()
+    whole = tensor.contiguous()
+    made = DTensor.from_local(
+        local.detach().clone().contiguous(),
+        devices,
+        [wanted],
+        run_check=False,
+        shape=whole.shape,
+        stride=whole.stride(),
+    )
+    return made.requires_grad_(tensor.is_floating_point())
+
+
+def written(tensors: Sequence[object]) -> list[str]:
+    """Layouts as the planner writes them."""
+    return [_written(tensor) for tensor in tensors]
+
+
+def _written(tensor: object) -> str:
+    if not isinstance(tensor, DTensor):
+        return "no DTensor"
+    placement = tensor.placements[0]
+    return f"S{placement.dim}" if isinstance(placement, Shard) else "P" if placement.is_partial() else "R"
+
+
+def outcomes(example: Example, layouts: OperatorLayouts, devices: DeviceMesh) -> Iterator[tuple[str, str | None]]:
+    """Per direction what DTensor did other than the rule says; None where it did the same."""
+    pairs = zip(example.tensors(), layouts.operands, strict=True)
+    operands = [placed(tensor, duplex.forward, devices) for tensor, duplex in pairs]
+    leaves, spec = pytree.tree_flatten((example.args, dict(example.kwargs)))
+    given = iter(operands)
+    args, kwargs = pytree.tree_unflatten([next(given) if isinstance(x, torch.Tensor) else x for x in leaves], spec)
+    results: tuple[torch.Tensor, ...] = ()
+
+    def forward() -> list[str]:
+        nonlocal results
+        results = run(example.op, args, kwargs)
+        return written(results)
+
+    fault = difference(forward, [duplex.forward for duplex in layouts.results])
+    yield "forward", fault
+    flows = [i for i, result in enumerate(results) if result.requires_grad]
+    if fault or not flows:
+        return
+    gradients = [placed(torch.ones(results[i].shape), layouts.results[i].gradient, devices) for i in flows]
+
+    def backward() -> list[str]:
+        torch.autograd.backward(
+            [results[i] for i in flows],
+            [g.detach().to(results[i].dtype) for g, i in zip(gradients, flows, strict=True)],
+        )
+        return written([operand.grad for operand in operands if operand.requires_grad])
+
+    expected = [d.gradient for d, operand in zip(layouts.operands, operands, strict=True) if operand.requires_grad]
+    yield "backward", difference(backward, expected)
+
+
+def difference(call: Callable[[], list[str]], expected: Sequence[Layout]) -> str | None:
+    with CommDebugMode() as seen:
+        try:
+            found = call()
+        except (RuntimeError, NotImplementedError) as error:
+            return f"raises {error}"
+    wanted = [format_layout(layout) for layout in expected]
+    if found != wanted or seen.get_total_counts():
+        return f"gives {found} after {seen.get_total_counts()} collectives, the rule {wanted}"
+    return None
+
+
+def reasons(key: str) -> list[str]:
+    return [why for why, patterns in DIFFERENCES.items() if any(fnmatch.fnmatchcase(key, p) for p in patterns)]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=str)
+def test_dtensor_propagates_the_same_layouts(example: Example, devices: DeviceMesh) -> None:
+    rule = example.rule()
+    for strategy in legal_strategies(rule, AXIS)[1:]:
+        for direction, fault in outcomes(example, derive_layouts(rule, strategy), devices):
+            key = f"{example} {strategy_names(rule, strategy)[0]} {direction}"
+            explained = reasons(key)
+            assert fault is None or explained, f"{key}: DTensor {fault}"
+            assert fault is not None or not explained, f"{key}: DTensor agrees now; take it off the list: {explained}"
+
+
+def test_every_difference_is_about_some_call() -> None:
+    keys = [
+        f"{example} {strategy_names(rule, strategy)[0]} {direction}"
+        for example in EXAMPLES
+        for rule in [example.rule()]
+        for strategy in legal_strategies(rule, AXIS)[1:]
+        for direction in ("forward", "backward")
+    ]
+    unused = [p for patterns in DIFFERENCES.values() for p in patterns if not fnmatch.filter(keys, p)]
+    assert not unused
+
+
+def test_cumsum_along_a_cut_dim_is_wrong_in_dtensor(devices: DeviceMesh) -> None:
+    """Why the rule blocks the dim: DTensor 2.13 claims to keep it cut and lets every device sum its own piece."""
+    x = placed(torch.ones(4, 6), (AXIS_CUT,), devices)
+    result = x.detach().cumsum(-1)
+    assert _written(result) == "S1"
+    assert result.to_local()[0].tolist() == [
+        1,
+        2,
+        3,
+    ]  # of the first device; the second begins at 1 again, without a collective
+
+
+AXIS_CUT = derive_layouts(EXAMPLES[0].rule(), (EXAMPLES[0].rule().index["i"],)).operands[1].forward[0]
