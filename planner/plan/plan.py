@@ -15,6 +15,7 @@ from planner.sharding.mesh import Mesh
 from planner.sharding.stored import StoredParameter
 
 SCHEMA_VERSION = 1
+PLANNER_VERSION = "0.1.0"  # written into plans; equals the version of the distribution
 RECOMPUTATION = ("none", "full")
 PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 OPTIMIZERS = ("adamw", "sgd")

@@ -114,14 +114,11 @@ class _Walk:
                 self._operator(cost, at, bound, index, live, received, recomputed)
         if recomputed:
             cost.memory["activations"] += max(recomputed.values())
-        for name in {
-            name
-            for at, b in enumerate(self.bound.operators)
-            if self.stage_of[at] == index
-            for name in b.operator.operands
-        }:
-            if name in self.bound.parameters:
-                self._parameter(cost, name)
+        used = {name for at in range(len(self.bound.operators)) if self.stage_of[at] == index
+                for name in self.bound.operators[at].operator.operands}  # fmt: skip
+        for parameter in self.bound.graph.parameters:  # in a fixed order: sums must not depend on hashes
+            if parameter.name in used:
+                self._parameter(cost, parameter.name)
         self._sends(cost, index)
         return cost
 

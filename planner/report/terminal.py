@@ -6,23 +6,26 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from planner.graph.operator_graph import Operator
 from planner.plan.bind import BoundPlan
 from planner.plan.plan import Plan, Prediction
 from planner.plan.roles import Roles, factor_labels
 from planner.report.units import bytes_text, count_text, percent_text, seconds_text
 from planner.sharding.layout import format_layout
 
-_HIDDEN = frozenset({"view"})
+_SHOWN = frozenset({"matmul", "attention", "normalisation", "embedding", "cross_entropy"})
+_WORDS = {"o": "out", "i": "in", "g": "heads", "v": "vocabulary", "h": "hidden", "n": "tokens"}
+"""Names of factors in rules, spelled out."""
 
 
 def print_plan(
     console: Console, bound: BoundPlan, roles: Roles, prediction: Prediction, *, details: bool = True
 ) -> None:
-    """Print a bound plan: degrees, one block, time and memory."""
+    """Print a bound plan: degrees, who is sharded how, time and memory."""
     console.print(_headline(bound.plan))
     console.print(_degrees(bound.plan, roles))
     if details:
-        console.print(_block(bound))
+        console.print(_layers(bound))
     console.print(_costs(bound.plan, prediction))
 
 
@@ -63,26 +66,28 @@ def _degrees(plan: Plan, roles: Roles) -> RenderableType:
     return table
 
 
-def _block(bound: BoundPlan) -> RenderableType:
-    """Who is sharded how in one block (or the whole model where nothing repeats)."""
-    blocks = bound.blocks
-    low, high = (blocks.start, blocks.start + blocks.period) if blocks.count else (0, len(bound.operators))
-    labels = factor_labels(bound)
-    axes = bound.plan.mesh.names
-    if not axes:
+def _layers(bound: BoundPlan) -> RenderableType:
+    """Who is sharded how: operators that do the work, before the blocks, in the first block and after the blocks."""
+    if not bound.plan.mesh.axes:
         return Text("")
-    table = _table("\nFirst block" if blocks.count else "\nOperators", "operator", *axes, "result", "weight", "state")
-    for at in range(low, min(high, low + 60)):
-        operator = bound.operators[at]
-        if operator.rule.op_class in _HIDDEN:
+    labels = factor_labels(bound)
+    title = "\nWho is sharded how" + (" (first block for all)" if bound.blocks.count else "")
+    table = _table(title, "operator", *bound.plan.mesh.names, "result", "weight", "state")
+    for at, operator in enumerate(bound.operators):
+        if operator.rule.op_class not in _SHOWN or (bound.blocks.block_of(at) or 0) > 0:
             continue
-        words = [labels[at][c] if c is not None else "-" for c in operator.strategy]
+        words = [_WORDS.get(labels[at][c], labels[at][c]) if c is not None else "-" for c in operator.strategy]
         stored = [bound.parameters[name] for name in operator.operator.operands if name in bound.parameters]
         weight = format_layout(stored[0].weight) if stored else ""
         state = format_layout(stored[0].state) if stored else ""
         result = format_layout(operator.layouts.results[0].forward)
-        table.add_row(operator.operator.name, *words, result, weight, state)
+        table.add_row(_short(operator.operator), *words, result, weight, state)
     return table
+
+
+def _short(operator: Operator) -> str:
+    """The last two parts of the module, or the operator where it stands in the model itself."""
+    return ".".join(operator.module.split(".")[-2:]) or operator.op.split(".")[1]
 
 
 def _costs(plan: Plan, prediction: Prediction) -> RenderableType:

@@ -1,7 +1,7 @@
 """What would make an infeasible request fit: found by search, not by rule of thumb.
 
-Each change is tried by itself: more devices (doubled until something fits), a lighter optimizer, 16-bit compute. A trial
-stops at the first configuration that fits; the leanest are tried first (recomputation, most micro-batches).
+Each change is tried by itself: more devices (doubled until something fits), a lighter optimizer, 16-bit compute. A
+trial stops at the first configuration that fits; the leanest are tried first (recomputation, most micro-batches).
 """
 
 from collections.abc import Iterator

@@ -23,7 +23,7 @@ from planner.errors import InfeasibleError, RequestError
 from planner.graph.blocks import BlockRun
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import bind, prepare
-from planner.plan.plan import ClusterReference, ModelReference, Plan, Prediction, Provenance, Training
+from planner.plan.plan import PLANNER_VERSION, ClusterReference, ModelReference, Plan, Prediction, Provenance, Training
 from planner.plan.predict import predict
 from planner.search.assemble import StageChoice, groups_of, input_layouts, stages_of
 from planner.search.cost_table import CostTables, TableBuilder
@@ -298,7 +298,7 @@ def _plan(request: SearchRequest, prepared: OperatorGraph, blocks: BlockRun, bes
         groups=groups_of(prepared, best.tables.template.blocks, best.tables, best.choices),
         prediction=Prediction.unknown(),
         provenance=Provenance(
-            planner="0.1.0", search=request.algorithm, status=worst.status, gap=float(f"{worst.gap:.3g}")
+            planner=PLANNER_VERSION, search=request.algorithm, status=worst.status, gap=float(f"{worst.gap:.3g}")
         ),
     )
     return replace(plan, prediction=predict(bind(plan, request.graph, request.batch), request.cluster))

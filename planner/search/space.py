@@ -84,8 +84,8 @@ def _divisors(number: int) -> tuple[int, ...]:
 class Bounds:
     """What no plan can beat, from the floating point work, the parameters and the kept activations alone.
 
-    The work of a class takes at least flops / (peak * efficiency) wherever it is done, so n devices need at least 1/n of
-    it each and a pipeline of p stages runs (m + p - 1) / m times that. Weights, gradients, optimizer state and kept
+    The work of a class takes at least flops / (peak * efficiency) wherever it is done, so n devices need at least 1/n
+    of it each and a pipeline of p stages runs (m + p - 1) / m times that. Weights, gradients, optimizer state and kept
     activations of the first stage are at least once in the stage: on d devices some device has 1/d of them or more.
     """
 
@@ -158,7 +158,9 @@ def _kept_bytes(template: Template) -> dict[int, float]:
         rule = rule_of(graph, op)
         names = {name for name in op.results if name in alive.kept}
         names |= {op.operands[i] for i in alive.saved[index] if op.operands[i] not in alive.kept}
-        extra = sum(term.coefficient * math.prod(rule.factors[f].extent for f in term.factors) for term in rule.saved_extra)
+        extra = sum(
+            term.coefficient * math.prod(rule.factors[f].extent for f in term.factors) for term in rule.saved_extra
+        )
         graded = any(name in graph.differentiable for name in op.operands)
         kept[index] = math.fsum(graph.types[name].nbytes for name in names) + (extra if graded else 0.0)
     return kept

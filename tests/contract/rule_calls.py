@@ -1,4 +1,4 @@
-"""Representative calls of every operator that has a rule, on small tensors: material for the contracts that rules keep."""
+"""Representative calls of every operator that has a rule, on small tensors: material for the contracts of rules."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -132,7 +132,7 @@ def _lookups() -> Iterator[tuple[Any, ...]]:
     yield "cross_entropy_loss.default", "smoothed", _random(12, 8), labels, None, 1, -100, 0.1
     for op in ("softmax.int", "log_softmax.int"):
         yield op, _random(4, 6, 8), -1
-        yield op, _random(4, 6, 8), 1
+        yield op, "middle", _random(4, 6, 8), 1
         yield op, "dtype", _random(4, 6, 8), 0, torch.float32
 
 
@@ -173,7 +173,7 @@ def _elementwise() -> Iterator[tuple[Any, ...]]:
     yield "expand.default", _random(4, 1, 8), [4, 6, 8]
     yield "expand.default", "new dim", _random(6, 1), [4, -1, 8]
     yield "cumsum.default", x, 1
-    yield "cumsum.default", x, -1
+    yield "cumsum.default", "last", x, -1
 
 
 def _views() -> Iterator[tuple[Any, ...]]:
@@ -187,17 +187,17 @@ def _views() -> Iterator[tuple[Any, ...]]:
         yield op, "mixed", _random(2, 4, 6, 2), [8, 12]
         yield op, "interleaved", _random(8, 12), [4, 24]
     yield "flatten.using_ints", _random(4, 2, 6), 0, 1
-    yield "flatten.using_ints", _random(4, 2, 6), 1
+    yield "flatten.using_ints", "last", _random(4, 2, 6), 1
     yield "unflatten.int", _random(4, 24), 1, [6, -1]
     yield "unflatten.int", _random(24, 4), 0, [2, 2, 6]
     yield "unsqueeze.default", _random(4, 6), 1
-    yield "unsqueeze.default", _random(4, 6), -1
+    yield "unsqueeze.default", "last", _random(4, 6), -1
     yield "squeeze.dim", _random(4, 1, 6), 1
     yield "squeeze.dim", _random(4, 6), 1
     yield "transpose.int", _random(4, 6, 8), 1, 2
-    yield "transpose.int", _random(4, 6, 8), -3, -1
+    yield "transpose.int", "outer", _random(4, 6, 8), -3, -1
     yield "permute.default", _random(4, 6, 8), [2, 0, 1]
-    yield "permute.default", _random(4, 6, 8), [-1, 0, -2]
+    yield "permute.default", "from the end", _random(4, 6, 8), [-1, 0, -2]
     yield "t.default", _random(4, 6)
     yield "t.default", _random(4)
 
@@ -205,14 +205,14 @@ def _views() -> Iterator[tuple[Any, ...]]:
 def _along() -> Iterator[tuple[Any, ...]]:
     x = _random(4, 6, 8)
     yield "slice.Tensor", x, 1, 2, 4
-    yield "slice.Tensor", x, -1, 0, 9223372036854775807
+    yield "slice.Tensor", "to the end", x, -1, 0, 9223372036854775807
     yield "slice.Tensor", "steps", x, 2, 0, 8, 2
     yield "slice.Tensor", "first dim", x
     yield "slice.Tensor", "whole", x, 1, 0, 6
     yield "narrow.default", x, 1, 2, 4
     yield "narrow.default", "whole", x, 1, 0, 6
     yield "select.int", x, 1, 3
-    yield "select.int", x, -1, -1
+    yield "select.int", "last", x, -1, -1
     yield "split.Tensor", x, 2, 1
     yield "split.Tensor", "whole", x, 8, 2
     yield "split_with_sizes.default", x, [2, 4], 1
@@ -224,16 +224,18 @@ def _along() -> Iterator[tuple[Any, ...]]:
     yield "cat.default", [x, x + 1, x + 2], -1
     yield "cat.default", "one", [x], 0
     yield "stack.default", [x, x + 1], 1
-    yield "stack.default", [x, x + 1], -1
+    yield "stack.default", "last", [x, x + 1], -1
 
 
 def _reductions() -> Iterator[tuple[Any, ...]]:
     x = _random(4, 6, 8)
-    for op in ("sum.default", "mean.default", "amax.default", "amin.default"):
+    for op in ("sum.default", "mean.default"):
         yield op, x
     for op in ("sum.dim_IntList", "mean.dim", "amax.default", "amin.default"):
         yield op, x, [1]
         yield op, "kept", x, [0, -1], True
+    for op in ("amax.default", "amin.default"):
+        yield op, "all", x
     yield "sum.dim_IntList", "all", x, None
     yield "mean.dim", "all", x, None
     yield "sum.default", "integers", _integers(5, 4, 6)

@@ -166,6 +166,7 @@ SPECIAL: dict[str, Local] = {
 
 def test_every_row_has_an_example() -> None:
     assert {example.op for example in EXAMPLES} == set(RULES)
+    assert len({str(example) for example in EXAMPLES}) == len(EXAMPLES)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)

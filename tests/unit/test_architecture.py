@@ -38,7 +38,14 @@ LAYER_OF = {house: number for number, layer in enumerate(LAYERS) for house in la
 # The homes of every package that is not of the standard library: only modules below these import it.
 HOMES = {
     "networkx": ("planner.search",),
-    "numpy": ("costmodels", "hardware_profiles.units", "planner.search"),
+    "numpy": (
+        "costmodels",
+        "hardware_profiles.units",
+        "planner.graph.blocks",
+        "planner.pricing",
+        "planner.search",
+        "planner.sharding.redistribute",
+    ),
     "ortools": ("planner.search.solvers",),
     "pydantic": ("hardware_profiles", "planner.plan"),
     "rich": ("planner.cli", "planner.report"),

@@ -1,0 +1,141 @@
+"""Local forms, run for every rank of a mesh in one process: the pieces recombine to what the whole operator gives."""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from planner.errors import ModelError
+from planner.graph.operator_graph import OperatorGraph
+from planner.graph.trace import trace
+from planner.plan.bind import BoundOperator
+from planner.sharding.layout import PARTIAL, REPLICATE
+from planner.sharding.mesh import Mesh, MeshAxis
+from planner.sharding.rule import derive_layouts, legal_strategies, strategy_names
+from planner.sharding.rules import rule_of
+from runtime.device_mesh import RankMesh
+from runtime.local_ops import local_call
+from runtime.redistribute import local_piece
+
+MESH = Mesh(
+    axes=(
+        MeshAxis(name="axis0", size=2, stride=2, bandwidth=1e9),
+        MeshAxis(name="axis1", size=2, stride=1, bandwidth=1e9),
+    )
+)
+RANKS = [
+    RankMesh(mesh=MESH, rank=rank, device=torch.device("cpu"), groups=(None, None)) for rank in range(MESH.size)
+]  # no process group: local forms that communicate would fail
+
+
+class Calls(nn.Module):
+    """A module whose forward is one function of its input and a weight, made a scalar."""
+
+    def __init__(self, function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x, self.weight).float().sum()
+
+
+def traced(
+    function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], x: torch.Tensor, weight: torch.Tensor
+) -> OperatorGraph:
+    return trace(Calls(function, weight), (x,))
+
+
+def check_every_strategy(graph: OperatorGraph, name: str, operands: list[torch.Tensor]) -> set[tuple[str | None, ...]]:
+    """Run operator `name` under every legal strategy on all ranks; returns the strategies."""
+    op = next(op for op in graph.operators if op.op == name)
+    rule = rule_of(graph, op)
+    whole = local_call(graph, _bound(graph, op, rule, (None, None)), RANKS[0])(operands)
+    seen = set()
+    for strategy in legal_strategies(rule, MESH):
+        bound = _bound(graph, op, rule, strategy)
+        pieces = []
+        for place in RANKS:
+            local = [
+                _operand(tensor, duplex.forward, place)
+                for tensor, duplex in zip(operands, bound.layouts.operands, strict=True)
+            ]
+            pieces.append(local_call(graph, bound, place)(local))
+        for index, duplex in enumerate(bound.layouts.results):
+            _check([piece[index] for piece in pieces], whole[index], duplex.forward)
+        seen.add(strategy_names(rule, strategy))
+    return seen
+
+
+def _bound(graph, op, rule, strategy) -> BoundOperator:
+    return BoundOperator(operator=op, rule=rule, strategy=strategy, layouts=derive_layouts(rule, strategy))
+
+
+def _operand(tensor: torch.Tensor, layout, place: RankMesh) -> torch.Tensor:
+    return local_piece(tensor, layout, place)
+
+
+def _check(pieces: list[torch.Tensor], whole: torch.Tensor, layout) -> None:
+    """Pieces of the ranks along partial axes sum to the slice of the whole."""
+    cut = tuple(p if p.is_shard else REPLICATE for p in layout)
+    for coordinate in itertools.product(*(range(size) for size in MESH.sizes)):
+        place = next(p for p in RANKS if p.coordinate == coordinate)
+        terms = [
+            pieces[p.rank]
+            for p in RANKS
+            if all(q == PARTIAL or a == b for q, a, b in zip(layout, p.coordinate, coordinate, strict=True))
+        ]
+        torch.testing.assert_close(sum(terms), local_piece(whole, cut, place))
+
+
+def test_embedding_looks_up_its_own_rows() -> None:
+    weight, tokens = torch.randn(8, 4), torch.tensor([[0, 7, 3, 4], [5, 1, 2, 6]])
+    graph = traced(lambda x, w: nn.functional.embedding(x, w), tokens, weight)
+    strategies = check_every_strategy(graph, "aten.embedding.default", [weight, tokens])
+    assert {("v", "v"), ("v", "b"), ("h", "v")} <= strategies
+
+
+def test_a_split_mean_is_a_sum_of_scaled_terms() -> None:
+    x = torch.randn(4, 8)
+    graph = traced(lambda x, w: (x * w).mean(dim=1), x, torch.ones(8))
+    assert ("d1", "d1") in check_every_strategy(graph, "aten.mean.dim", [x])
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (lambda x, w: (x * w).reshape(4, 4, 2), "aten.reshape.default"),
+        (lambda x, w: (x * w).unflatten(1, (2, -1)), "aten.unflatten.int"),
+        (lambda x, w: (x * w).unsqueeze(0).expand(3, 4, 8), "aten.unsqueeze.default"),
+        (lambda x, w: (x * w).narrow(0, 0, 4), "aten.narrow.default"),
+        (lambda x, w: (x * w).narrow(1, 2, 4), "aten.narrow.default"),
+        (lambda x, w: (x * w).split_with_sizes([4, 4], 1)[0], "aten.split_with_sizes.default"),
+        (lambda x, w: (x * w).split_with_sizes([8], 1)[0], "aten.split_with_sizes.default"),
+        (lambda x, w: (x * w).sum(dim=0, keepdim=True), "aten.sum.dim_IntList"),
+        (lambda x, w: torch.softmax(x * w, -1), "aten.softmax.int"),
+        (lambda x, w: (x * w).transpose(0, 1), "aten.transpose.int"),
+    ],
+)
+def test_operators_that_spell_out_extents(
+    function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], name: str
+) -> None:
+    x = torch.randn(4, 8)
+    graph = traced(function, x, torch.ones(8))
+    assert len(check_every_strategy(graph, name, [x])) > 1
+
+
+def test_factories_run_on_the_device_of_the_runtime_not_on_that_of_the_trace() -> None:
+    module = Calls(lambda x, w: torch.arange(8, device=x.device) * w, torch.ones(8)).to("meta")
+    graph = trace(module, (torch.empty(2, device="meta"),))
+    op = next(op for op in graph.operators if op.op.startswith("aten.arange"))
+    (made,) = local_call(graph, _bound(graph, op, rule_of(graph, op), (None, None)), RANKS[0])([])
+    assert made.device.type == "cpu"
+
+
+def test_dropout_is_refused() -> None:
+    graph = traced(lambda x, w: nn.functional.dropout(x * w, 0.1), torch.randn(4, 8), torch.ones(8))
+    op = next(op for op in graph.operators if "dropout" in op.op)
+    with pytest.raises(ModelError, match=r"p = 0.1.*dropout is not supported yet"):
+        local_call(graph, _bound(graph, op, rule_of(graph, op), (None, None)), RANKS[0])

@@ -1,0 +1,172 @@
+"""The training step on one device: the whole path without communication, and what it refuses."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import runtime
+from planner.errors import ModelError, RequestError
+from planner.graph.trace import trace
+from planner.plan.bind import prepare
+from planner.plan.plan import ClusterReference, Group, ModelReference, Plan, Prediction, Provenance, Stage, Training
+from planner.sharding.mesh import Mesh
+from planner.sharding.stored import StoredParameter
+from runtime.data import synthetic_batch
+from runtime.optimizer import make_optimizer
+
+CPU = torch.device("cpu")
+
+
+class Tower(nn.Module):
+    """Four equal blocks, so that there is something to recompute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.register_buffer("shift", torch.randn(8))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x)) + self.shift
+        return (x - y).pow(2).mean()
+
+
+def build() -> Tower:
+    torch.manual_seed(0)
+    return Tower()
+
+
+def batch(samples: int = 4) -> list[torch.Tensor]:
+    examples = [torch.zeros(2, 8), torch.zeros(2, 8)]
+    return synthetic_batch(examples, batch=2, samples=samples, vocabulary=None, seed=1, step=0)
+
+
+def plan(**changes: object) -> Plan:
+    graph = trace(build(), tuple(batch(2)))
+    prepared, blocks = prepare(graph)
+    whole = StoredParameter(weight=(), gradient=(), state=())
+    inside = [blocks.block_of(index) == 0 for index in range(len(prepared.operators))]
+    outside = [blocks.block_of(index) is None for index in range(len(prepared.operators))]
+    first = set(_names(prepared, inside))
+    made = Plan(
+        model=ModelReference(reference="tower", sequence_length=None, parameters=1, fingerprint=graph.fingerprint()),
+        training=Training(global_batch=4, micro_batches=2, precision="fp32", optimizer="adamw"),
+        cluster=ClusterReference(profile="cpu", digest="", devices=1),
+        mesh=Mesh(axes=()),
+        stages=(Stage(first_block=0, blocks=blocks.count),),
+        schedule="1f1b",
+        recomputation="full",
+        inputs=tuple((name, ()) for name in graph.inputs),
+        groups=(
+            Group(
+                name="outside",
+                operators=tuple((name, ()) for name in _names(prepared, outside)),
+                parameters=tuple((p.name, whole) for p in prepared.parameters),
+            ),
+            Group(
+                name="blocks",
+                blocks=blocks.count,
+                operators=tuple((name, ()) for name in first),
+                parameters=(),
+            ),
+        ),
+        prediction=Prediction(
+            step_seconds=1.0, peak_bytes=1.0, capacity_bytes=1.0, model_flops=0.0, model_flops_utilisation=0.0,
+            samples_per_second=0.0, time=(), memory=(),
+        ),
+        provenance=Provenance(planner="test", search="none", status="feasible", gap=0.0),
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def _names(graph, chosen: list[bool]) -> list[str]:
+    return [op.name for op, wanted in zip(graph.operators, chosen, strict=True) if wanted]
+
+
+def test_one_device_trains_like_the_plain_module() -> None:
+    step = runtime.parallelize(build(), plan(), tuple(batch(2)), device=CPU)
+    assert any(section.recomputed for section in step.executor.sections)
+    module = build()
+    optimizer = torch.optim.AdamW(module.parameters())
+    for _ in range(3):
+        loss = module(*batch())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert step(*batch()) == pytest.approx(float(loss.detach()), rel=1e-6)
+    for name, weight in step.full_parameters().items():
+        torch.testing.assert_close(weight, module.get_parameter(name).detach(), rtol=1e-5, atol=1e-7)
+
+
+def test_the_weights_of_the_module_are_copied() -> None:
+    module = build()
+    before = {name: weight.detach().clone() for name, weight in module.named_parameters()}
+    runtime.parallelize(module, plan(), tuple(batch(2)), device=CPU)(*batch())
+    assert all(torch.equal(before[name], weight) for name, weight in module.named_parameters())
+
+
+def test_gradients_of_the_micro_batches_add_up() -> None:
+    step = runtime.parallelize(build(), plan(), tuple(batch(2)), device=CPU)
+    module = build()
+    module(*batch()).backward()
+    step.accumulate(*batch())
+    for name, gradient in step.full_gradients().items():
+        torch.testing.assert_close(gradient, module.get_parameter(name).grad)
+
+
+def test_a_frozen_parameter_stays() -> None:
+    module = build()
+    module.blocks[0].requires_grad_(False)
+    graph = trace(module, tuple(batch(2)))
+    changed = replace(plan(), model=replace(plan().model, fingerprint=graph.fingerprint()))
+    step = runtime.parallelize(module, changed, tuple(batch(2)), device=CPU)
+    step(*batch())
+    assert torch.equal(step.full_parameters()["blocks.0.weight"], module.blocks[0].weight)
+    assert not torch.equal(step.full_parameters()["blocks.1.weight"], module.blocks[1].weight)
+    assert "blocks.0.weight" not in step.full_gradients()
+
+
+def test_weights_on_meta_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"blocks\.0\.weight' is on the meta device"):
+        runtime.parallelize(build().to("meta"), plan(), tuple(batch(2)), device=CPU)
+
+
+def test_another_batch_is_refused() -> None:
+    step = runtime.parallelize(build(), plan(), tuple(batch(2)), device=CPU)
+    with pytest.raises(RequestError, match=r"shape \(6, 8\); the plan takes \(4, 8\)"):
+        step(*batch(6))
+    with pytest.raises(RequestError, match="2 input tensors, this batch has 1"):
+        step(batch()[0])
+
+
+def test_an_unknown_optimizer_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"unknown optimizer 'adam'; did you mean adamw\?"):
+        make_optimizer("adam", [], runtime.OptimizerSettings())
+
+
+def test_synthetic_batches_depend_on_seed_and_step_only() -> None:
+    def draw(seed: int, step: int) -> list[torch.Tensor]:
+        examples = [torch.zeros(2, 3, dtype=torch.int64), torch.zeros(5), torch.tensor([4, 9])]
+        return synthetic_batch(examples, batch=2, samples=6, vocabulary=7, seed=seed, step=step)
+
+    tokens, positions, _ = draw(0, 0)
+    assert (tokens.shape, positions.shape) == ((6, 3), (5,))
+    assert tokens.max() < 7
+    assert all(torch.equal(a, b) for a, b in zip(draw(0, 0), draw(0, 0), strict=True))
+    assert not torch.equal(draw(0, 1)[1], positions)
+    assert not torch.equal(draw(1, 0)[1], positions)
+
+
+def test_integers_without_a_vocabulary_come_from_the_example() -> None:
+    (values,) = synthetic_batch([torch.tensor([4, 9])], batch=2, samples=50, vocabulary=None, seed=0, step=0)
+    assert set(values.tolist()) == {4, 9}
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    code = "import runtime, runtime.launch, sys; print('torch' in sys.modules, sorted(runtime.__all__))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False ['OptimizerSettings', 'TrainingStep', 'parallelize']\n"

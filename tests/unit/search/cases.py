@@ -1,0 +1,277 @@
+"""Small models of every form that the search has to fold, and plans made of arbitrary candidates."""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from costmodels import in_flight
+from hardware_profiles import Cluster, load_profile
+from planner.graph.operator_graph import OperatorGraph
+from planner.graph.trace import trace
+from planner.models.gpt import GPT, GPTConfig
+from planner.models.llama import Llama, LlamaConfig
+from planner.plan.bind import prepare
+from planner.plan.plan import ClusterReference, ModelReference, Plan, Prediction, Provenance, Training
+from planner.search.assemble import StageChoice, groups_of, input_layouts, stages_of
+from planner.search.cost_table import CostTables, TableBuilder
+from planner.search.search import stage_kinds
+from planner.search.space import Configuration
+from planner.search.stage_problem import StageProblem, StageTerms, stage_problem
+from planner.search.template import Template, fold
+from planner.sharding.mesh import build_mesh
+from planner.sharding.rescale import rescale_batch
+
+BATCH = 2  # of the traced examples
+SEQUENCE = 16
+WIDTH = 32
+
+
+def llama(layers: int, tied: bool = False) -> nn.Module:
+    return Llama(
+        LlamaConfig(
+            num_layers=layers, hidden_size=WIDTH, ffn_size=64, num_heads=8, num_kv_heads=4, vocab_size=64,
+            sequence_length=SEQUENCE, tied_embeddings=tied,
+        )
+    )  # fmt: skip
+
+
+def gpt(layers: int, tied: bool = True) -> nn.Module:
+    return GPT(
+        GPTConfig(
+            num_layers=layers, hidden_size=WIDTH, num_heads=4, vocab_size=64, sequence_length=SEQUENCE,
+            tied_embeddings=tied,
+        )
+    )  # fmt: skip
+
+
+class Perceptron(nn.Module):
+    """No two layers alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(32, 64), nn.Linear(64, 48), nn.Linear(48, 16)
+
+    def forward(self, x_BI: torch.Tensor) -> torch.Tensor:
+        return self.last(F.gelu(self.second(torch.relu(self.first(x_BI))))).pow(2).mean()
+
+
+class Chain(nn.Module):
+    """Blocks in a row without residuals: what one block makes has a single consumer in the next."""
+
+    def __init__(self, layers: int, *, embedded: bool, end: str) -> None:
+        super().__init__()
+        self.enter = nn.Linear(WIDTH, WIDTH) if embedded else None
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers))
+        self.end = end
+
+    def forward(self, x_BI: torch.Tensor) -> torch.Tensor:
+        x_BI = x_BI if self.enter is None else self.enter(x_BI)
+        for block in self.blocks:
+            x_BI = torch.relu(block(x_BI))
+        return x_BI.pow(2).mean() if self.end == "keeps" else x_BI.mean()
+
+
+class Residual(nn.Module):
+    """Blocks with a residual, whose result has two readers in the next block and one, which keeps nothing, at the end.
+
+    `every` block may also read the value that entered the first, or a mask that follows from the inputs.
+    """
+
+    def __init__(self, layers: int, *, every: str = "nothing", shared: bool = False, frozen: int = -1) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(64, WIDTH)
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(layers))
+        self.ups = nn.ModuleList(nn.Linear(WIDTH, 64) for _ in range(layers))
+        self.downs = nn.ModuleList(nn.Linear(64, WIDTH) for _ in range(layers))
+        self.scale = nn.Parameter(torch.ones(WIDTH)) if shared else None
+        self.every = every
+        self.register_buffer("table", torch.ones(SEQUENCE, WIDTH), persistent=False)
+        if frozen >= 0:
+            self.rows.weight.requires_grad_(False)
+            for part in (*self.norms[:frozen], *self.ups[:frozen], *self.downs[:frozen]):
+                part.requires_grad_(False)
+
+    def forward(self, tokens_BS: torch.Tensor) -> torch.Tensor:
+        first = x = self.rows(tokens_BS)
+        mask = (tokens_BS == 3).unsqueeze(-1)
+        for norm, up, down in zip(self.norms, self.ups, self.downs, strict=True):
+            y = norm(x)
+            if self.scale is not None:
+                y = y * self.scale
+            if self.every == "first":
+                y = y + first
+            if self.every == "mask":
+                y = y.masked_fill(mask, 0.0)
+            if self.every == "constant":
+                y = y + (self.table * 2.0).cos()
+            x = x + down(F.gelu(up(y)))
+        return x.mean()
+
+
+class Skips(nn.Module):
+    """Alike blocks, of which the end reads every result: nothing can be folded."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(64, WIDTH)
+        self.ups = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
+
+    def forward(self, tokens_BS: torch.Tensor) -> torch.Tensor:
+        x = self.rows(tokens_BS)
+        results = []
+        for up in self.ups:
+            x = torch.relu(up(x))
+            results.append(x)
+        return torch.stack(results).mean()
+
+
+TOKENS = lambda: (torch.zeros(BATCH, SEQUENCE, dtype=torch.int64),)  # noqa: E731
+PAIR = lambda: (*TOKENS(), *TOKENS())  # noqa: E731
+FLOATS = lambda: (torch.zeros(BATCH, WIDTH),)  # noqa: E731
+
+MODELS: Mapping[str, tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor, ...]]]] = {
+    "llama-1": (lambda: llama(1), PAIR),
+    "llama-2": (lambda: llama(2), PAIR),
+    "llama-4": (lambda: llama(4), PAIR),
+    "llama-6-tied": (lambda: llama(6, tied=True), PAIR),
+    "gpt-1": (lambda: gpt(1), PAIR),
+    "gpt-3": (lambda: gpt(3, tied=False), PAIR),
+    "gpt-4-tied": (lambda: gpt(4), PAIR),
+    "perceptron": (Perceptron, FLOATS),
+    "chain": (lambda: Chain(4, embedded=True, end="keeps"), FLOATS),
+    "chain-from-input": (lambda: Chain(5, embedded=False, end="keeps"), FLOATS),
+    "chain-keeps-nothing": (lambda: Chain(4, embedded=True, end="mean"), FLOATS),
+    "residual": (lambda: Residual(4), TOKENS),
+    "residual-shared": (lambda: Residual(4, shared=True), TOKENS),
+    "residual-first": (lambda: Residual(4, every="first"), TOKENS),
+    "residual-mask": (lambda: Residual(4, every="mask"), TOKENS),
+    "residual-constant": (lambda: Residual(4, every="constant"), TOKENS),
+    "residual-frozen-rows": (lambda: Residual(5, frozen=0), TOKENS),
+    "residual-frozen-half": (lambda: Residual(6, frozen=3), TOKENS),
+    "skips": (lambda: Skips(3), TOKENS),
+}
+
+
+@cache
+def traced(name: str) -> OperatorGraph:
+    """The graph of one of the models, in fp32."""
+    make, example = MODELS[name]
+    with torch.device("meta"):
+        return trace(make(), example())
+
+
+@cache
+def template_of(name: str) -> Template:
+    return fold(*prepare(traced(name)))
+
+
+@cache
+def cluster_of(profile: str, devices: int) -> Cluster:
+    return load_profile(profile).with_devices(devices)
+
+
+@cache
+def builder(profile: str, devices: int, mesh: tuple[int, ...], precision: str, optimizer: str) -> TableBuilder:
+    cluster = cluster_of(profile, devices)
+    return TableBuilder(mesh=build_mesh(cluster, mesh), cluster=cluster, precision=precision, optimizer=optimizer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A model on a cluster in one configuration, with its tables."""
+
+    model: str
+    cluster: Cluster
+    configuration: Configuration
+    global_batch: int
+    precision: str
+    optimizer: str
+    tables: CostTables
+
+    @property
+    def kinds(self) -> list[tuple[int, int, StageTerms]]:
+        return stage_kinds(self.configuration, self.tables.template)
+
+    def problems(self) -> list[StageProblem]:
+        return [stage_problem(self.tables, terms, self.cluster, float("inf")) for _, _, terms in self.kinds]
+
+
+def make_case(
+    model: str,
+    profile: str,
+    configuration: Configuration,
+    global_batch: int,
+    precision: str = "fp32",
+    optimizer: str = "adamw",
+) -> Case:
+    devices = configuration.stages
+    for size in configuration.mesh:
+        devices *= size
+    part = global_batch // configuration.micro_batches
+    template = template_of(model)
+    template = replace(template, graph=rescale_batch(template.graph, BATCH, part))
+    return Case(
+        model=model,
+        cluster=cluster_of(profile, devices),
+        configuration=configuration,
+        global_batch=global_batch,
+        precision=precision,
+        optimizer=optimizer,
+        tables=builder(profile, devices, configuration.mesh, precision, optimizer).build(template),
+    )
+
+
+def random_choices(case: Case, draw: random.Random) -> list[StageChoice]:
+    """Any candidate of everything. Stages agree on what the search makes them agree on: what blocks hand on, and
+    parameters that several stages hold."""
+    template = case.tables.template
+    makers = {edge.producer for edge in template.edges if edge.kind == "loop"}
+    found: list[StageChoice] = []
+    for (first_block, blocks, _), problem in zip(case.kinds, case.problems(), strict=True):
+        operators, parameters = problem.choices([draw.randrange(size) for size in problem.problem.sizes])
+        if found:
+            operators.update({at: found[0].operators[at] for at in makers if at in operators})
+            common = set(parameters) - template.own_parameters
+            parameters.update({p: found[0].parameters[p] for p in common if p in found[0].parameters})
+        found.append(
+            StageChoice(first_block=first_block, blocks=blocks, operators=operators, parameters=parameters)
+        )
+    return found
+
+
+def plan_of(case: Case, choices: list[StageChoice]) -> Plan:
+    """The plan that the search would write for these choices, without prices."""
+    graph = traced(case.model)
+    prepared, blocks = prepare(graph)
+    configuration = case.configuration
+    return Plan(
+        model=ModelReference(
+            reference=case.model, sequence_length=SEQUENCE, parameters=1, fingerprint=graph.fingerprint()
+        ),
+        training=Training(
+            global_batch=case.global_batch,
+            micro_batches=configuration.micro_batches,
+            precision=case.precision,
+            optimizer=case.optimizer,
+        ),
+        cluster=ClusterReference(
+            profile=case.cluster.name, digest=case.cluster.digest(), devices=case.cluster.devices
+        ),
+        mesh=case.tables.mesh,
+        stages=stages_of(configuration.stages, case.tables.template.blocks),
+        schedule="1f1b",
+        recomputation="full" if configuration.recompute else "none",
+        inputs=input_layouts(case.tables, choices),
+        groups=groups_of(prepared, blocks, case.tables, choices),
+        prediction=Prediction.unknown(),
+        provenance=Provenance(planner="test", search="none", status="feasible", gap=0.0),
+    )
+
+
+def in_flight_of(case: Case, stage: int) -> int:
+    return in_flight(stage, case.configuration.stages, case.configuration.micro_batches)
