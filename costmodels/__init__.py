@@ -14,7 +14,7 @@ from costmodels.memory import (
     usable_memory,
 )
 from costmodels.optimizer import optimizer_time
-from costmodels.schedules import bubble_fraction, in_flight, step_time
+from costmodels.schedules import Turn, bubble_fraction, in_flight, order_1f1b, step_time
 from costmodels.units import Array, Quantity
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "ParameterBytes",
     "Precision",
     "Quantity",
+    "Turn",
     "affine_pieces",
     "bubble_fraction",
     "collective_lower_bound",
@@ -34,6 +35,7 @@ __all__ = [
     "operator_time",
     "optimizer_time",
     "optimizer_traffic",
+    "order_1f1b",
     "parameter_bytes",
     "peak_memory",
     "step_time",

@@ -10,7 +10,9 @@ section 2.2 and figure 4. Not good for: interleaved stages and sends that do not
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
+from typing import Literal
 
 import numpy as np
 
@@ -52,6 +54,25 @@ def bubble_fraction(stage_micro_batch_seconds: Sequence[Quantity], micro_batches
     time = step_time(stage_micro_batch_seconds, once, micro_batches)
     busy = micro_batches * reduce(lambda left, right: left + right, stage_micro_batch_seconds)
     return 1.0 - busy / (len(stage_micro_batch_seconds) * time)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of a stage: the forward or the backward pass of one micro-batch (0 first)."""
+
+    kind: Literal["forward", "backward"]
+    micro_batch: int
+
+
+def order_1f1b(stage: int, stages: int, micro_batches: int) -> tuple[Turn, ...]:
+    """What a stage does in which order: p-s-1 forwards to warm up, then one forward and one backward in turn, then the
+    backwards that are left. Never more than `in_flight` forwards without their backward."""
+    warm_up = in_flight(stage, stages, micro_batches) - 1
+    turns = [Turn("forward", index) for index in range(warm_up)]
+    for index in range(micro_batches - warm_up):
+        turns += [Turn("forward", warm_up + index), Turn("backward", index)]
+    turns += [Turn("backward", index) for index in range(micro_batches - warm_up, micro_batches)]
+    return tuple(turns)
 
 
 def in_flight(stage: int, stages: int, micro_batches: int) -> int:

@@ -57,6 +57,6 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """Say that `name` is not a known `kind`, name the nearest ones, and list all where the list is short."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    hint = f"; did you mean {' or '.join(near)}?" if near else "."
     listing = f" Known: {', '.join(names)}." if len(names) <= 40 else ""
     return f"unknown {kind} '{name}'{hint}{listing}"

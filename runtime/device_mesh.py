@@ -21,13 +21,18 @@ from planner.sharding.mesh import Mesh
 
 @dataclass(frozen=True, kw_only=True)
 class RankMesh:
-    """The mesh as one rank sees it. `groups` has, per axis, the processes that differ from this one on that axis only;
-    None for an axis of size 1, on which nothing ever moves."""
+    """The mesh of one pipeline stage as one rank sees it.
+
+    `rank` counts inside the stage. `groups` has, per axis, the processes of the stage that differ from this one on that
+    axis only; None for an axis of size 1, on which nothing ever moves.
+    """
 
     mesh: Mesh
     rank: int
     device: torch.device
     groups: tuple[dist.ProcessGroup | None, ...]
+    stage: int = 0
+    stages: int = 1
 
     @cached_property
     def coordinate(self) -> tuple[int, ...]:
@@ -56,19 +61,33 @@ def start_processes(device: torch.device) -> None:
     dist.init_process_group(dist.get_default_backend_for_device(device))
 
 
-def rank_mesh(mesh: Mesh, device: torch.device) -> RankMesh:
-    """The process groups of every axis. Collective: all ranks must call it, in the same order.
+def rank_mesh(mesh: Mesh, device: torch.device, stages: int = 1) -> RankMesh:
+    """The process groups of every axis, in each of `stages` equal stages. Collective: all ranks must call it, in the
+    same order.
 
-    Without axes no process group is needed. Raises RequestError where the number of processes is not that of the mesh.
+    One device needs no process group. Raises RequestError where the number of processes is not that of the plan.
     """
     world = dist.get_world_size() if dist.is_initialized() else 1
-    if world != mesh.size:
+    wanted = mesh.size * stages
+    if world != wanted:
+        shape = "x".join(map(str, mesh.sizes)) or "1"
         raise RequestError(
-            f"the plan is for {mesh.size} devices (mesh {'x'.join(map(str, mesh.sizes)) or '1'}), and {world}"
-            f" process{' runs' if world == 1 else 'es run'}; start {mesh.size}, or plan for {world}"
+            f"the plan is for {wanted} devices ({f'{stages} stages, ' if stages > 1 else ''}mesh {shape}), and {world}"
+            f" process{' runs' if world == 1 else 'es run'}; start {wanted}, or plan for {world}"
         )
-    if mesh.size == 1:
+    if wanted == 1:
         return RankMesh(mesh=mesh, rank=0, device=device, groups=(None,) * len(mesh.axes))
-    grid = DeviceMesh(device.type, torch.arange(mesh.size).view(mesh.sizes))
-    groups = tuple(grid.get_group(axis) if size > 1 else None for axis, size in enumerate(mesh.sizes))
-    return RankMesh(mesh=mesh, rank=dist.get_rank(), device=device, groups=groups)
+    grid = DeviceMesh(device.type, torch.arange(wanted).view(stages, *mesh.sizes))
+    groups = tuple(grid.get_group(axis + 1) if size > 1 else None for axis, size in enumerate(mesh.sizes))
+    stage, rank = divmod(dist.get_rank(), mesh.size)
+    return RankMesh(mesh=mesh, rank=rank, device=device, groups=groups, stage=stage, stages=stages)
+
+
+def line_group(place: RankMesh, stages: tuple[int, ...]) -> dist.ProcessGroup:
+    """The processes at the same place inside each of these stages. Collective: every rank of every stage calls it, in
+    the same order; a rank of another stage has no use for what it gets."""
+    size = place.mesh.size
+    groups: list[dist.ProcessGroup] = [
+        dist.new_group([stage * size + rank for stage in stages]) for rank in range(size)
+    ]
+    return groups[place.rank]

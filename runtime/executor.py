@@ -26,6 +26,7 @@ from planner.sharding.rule import Duplex, strategy_names
 from runtime.device_mesh import RankMesh
 from runtime.gather_again import Gathered, gather_again, memory_of
 from runtime.local_ops import LocalCall, local_call
+from runtime.pipeline import StageCut
 from runtime.redistribute import Transfer, transfer
 
 Values = MutableMapping[str, torch.Tensor]
@@ -69,7 +70,8 @@ class Executor:
 
     place: RankMesh
     sections: tuple[Section, ...]
-    loss: str
+    results: tuple[str, ...]
+    loss: str | None
     last: Transfer | None = field(default=None)
 
     def __call__(
@@ -77,8 +79,10 @@ class Executor:
         parameters: Mapping[str, torch.Tensor],
         buffers: Mapping[str, torch.Tensor],
         inputs: Mapping[str, torch.Tensor],
-    ) -> torch.Tensor:
-        """The loss of one micro-batch, the same on every rank, from local pieces in the layouts of the plan."""
+    ) -> dict[str, torch.Tensor]:
+        """What the stage makes of one micro-batch, from local pieces in the layouts of the plan: the values that the
+        next stage reads, in the layouts in which they are made, or the loss, the same on every rank of the last stage.
+        """
         held = {**parameters, **buffers}
         values: Values = {**inputs}
         for section in self.sections:
@@ -86,8 +90,10 @@ class Executor:
                 self._recomputed(section, held, values)
             else:
                 self._run(section, held, values)
-        loss = values.pop(self.loss)
-        return loss if self.last is None else self.last(loss, self.place)
+        made = {name: values[name] for name in self.results}
+        if self.loss is not None and self.last is not None:
+            made[self.loss] = self.last(made[self.loss], self.place)
+        return made
 
     def _recomputed(self, section: Section, held: Mapping[str, torch.Tensor], values: Values) -> None:
         def block(*reads: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -143,13 +149,17 @@ def _broken_promise(instruction: Instruction, name: str, shape: Sequence[int], r
     )
 
 
-def build_executor(bound: BoundPlan, place: RankMesh) -> Executor:
-    """The program of this rank for a plan with one stage. Raises ModelError for an operator that cannot run yet."""
+def build_executor(bound: BoundPlan, place: RankMesh, cut: StageCut) -> Executor:
+    """The program of this rank for its stage of a plan. Raises ModelError for an operator that cannot run yet."""
     graph, mesh = bound.graph, place.mesh
     promised = _given(bound)
-    last_use = {name: uses[-1] for name, uses in graph.consumers.items()}
-    instructions = []
-    for index, op in enumerate(bound.operators):
+    for op in bound.operators:
+        promised.update(zip((r for r in op.operator.results if r is not None), op.layouts.results, strict=True))
+    results = (*cut.sends, *((graph.loss,) if cut.last else ()))
+    last_use = {name: at for at in cut.operators for name in graph.operators[at].operands}
+    instructions = {}
+    for index in cut.operators:
+        op = bound.operators[index]
         operands = tuple(
             Operand(
                 name=name,
@@ -159,22 +169,25 @@ def build_executor(bound: BoundPlan, place: RankMesh) -> Executor:
             for name, wanted in zip(op.operator.operands, op.layouts.operands, strict=True)
         )
         made = [name for name in op.operator.results if name is not None]
-        promised.update(zip(made, op.layouts.results, strict=True))
         shapes = {name: local_shape(graph.types[name].shape, promised[name].forward, mesh.sizes) for name in made}
         ended = {name for name in op.operator.operands if last_use[name] == index}
-        ended |= {name for name in made if name not in last_use and name != graph.loss}
-        instructions.append(
-            Instruction(
-                bound=op,
-                operands=operands,
-                call=local_call(graph, op, place),
-                results=tuple(None if name is None else (name, shapes[name]) for name in op.operator.results),
-                last=tuple(sorted(ended - {graph.loss})),
-            )
+        ended |= {name for name in made if name not in last_use}
+        instructions[index] = Instruction(
+            bound=op,
+            operands=operands,
+            call=local_call(graph, op, place),
+            results=tuple(None if name is None else (name, shapes[name]) for name in op.operator.results),
+            last=tuple(sorted(ended - set(results))),
         )
     everywhere = Duplex(forward=replicated(len(mesh.axes)), gradient=replicated(len(mesh.axes)))
     end = transfer(graph.types[graph.loss].shape, mesh, promised[graph.loss], everywhere, differentiable=True)
-    return Executor(place=place, sections=_sections(bound, instructions), loss=graph.loss, last=end)
+    return Executor(
+        place=place,
+        sections=_sections(bound, instructions, results),
+        results=results,
+        loss=graph.loss if cut.last else None,
+        last=end if cut.last else None,
+    )
 
 
 def _given(bound: BoundPlan) -> dict[str, Duplex]:
@@ -186,27 +199,33 @@ def _given(bound: BoundPlan) -> dict[str, Duplex]:
     return promised
 
 
-def _sections(bound: BoundPlan, instructions: Sequence[Instruction]) -> tuple[Section, ...]:
-    """Everything in one section, or what lies before, in each of, and after the blocks that are recomputed."""
-    blocks = bound.blocks
-    if bound.plan.recomputation == "none" or not blocks.count:
-        return (Section(instructions=tuple(instructions)),)
-    sections = [Section(instructions=tuple(instructions[: blocks.start]))]
-    for low in range(blocks.start, blocks.stop, blocks.period):
-        high = low + blocks.period
-        sections.append(_recomputed_section(bound, instructions, low, high))
-    return (*sections, Section(instructions=tuple(instructions[blocks.stop :])))
+def _sections(bound: BoundPlan, instructions: Mapping[int, Instruction], results: Sequence[str]) -> tuple[Section, ...]:
+    """Runs of instructions of one block, or of none; with recomputation those of a block are a section to recompute."""
+    full = bound.plan.recomputation == "full"
+    runs: list[tuple[int | None, list[int]]] = []
+    for index in instructions:
+        block = bound.blocks.block_of(index) if full else None
+        if not runs or runs[-1][0] != block:
+            runs.append((block, []))
+        runs[-1][1].append(index)
+    return tuple(
+        Section(instructions=tuple(instructions[at] for at in run))
+        if block is None
+        else _recomputed_section(bound, instructions, run, results)
+        for block, run in runs
+    )
 
 
-def _recomputed_section(bound: BoundPlan, instructions: Sequence[Instruction], low: int, high: int) -> Section:
+def _recomputed_section(
+    bound: BoundPlan, instructions: Mapping[int, Instruction], run: Sequence[int], results: Sequence[str]
+) -> Section:
     graph = bound.graph
-    inside = instructions[low:high]
+    inside = [instructions[at] for at in run]
     made = {promise[0] for instruction in inside for promise in instruction.results if promise is not None}
     held = graph.parameter_names | set(graph.buffers)
     reads = _ordered(o.name for i in inside for o in i.operands if o.name not in made and o.name not in held)
-    writes = _ordered(
-        name for name in sorted(made) if name == graph.loss or any(use >= high for use in graph.consumers.get(name, ()))
-    )
+    later = {name for at in instructions if at > run[-1] for name in graph.operators[at].operands}
+    writes = _ordered(name for name in sorted(made) if name in results or name in later)
     return Section(instructions=tuple(inside), recomputed=True, reads=reads, writes=writes)
 
 

@@ -41,7 +41,8 @@ def launch(plan_path: str | Path, *, steps: int = 5, seed: int = 0, check: bool 
     _check_devices(plan)
     with tempfile.TemporaryDirectory(prefix="plan-run-") as notes, tempfile.TemporaryFile("w+") as noise:
         command = [
-            sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(plan.mesh.size),
+            sys.executable, "-m", "torch.distributed.run",
+            "--nnodes", "1", "--nproc-per-node", str(plan.cluster.devices),
             "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1",
             "-m", "runtime", str(plan_path), "--steps", str(steps), "--seed", str(seed), "--notes", notes,
             *(() if check else ("--no-check",)),
@@ -84,12 +85,10 @@ def _check_devices(plan: Plan) -> None:
     import torch
 
     from planner.errors import RequestError
-    from runtime.step import check_stages
 
-    check_stages(plan)
-    if torch.accelerator.is_available() and torch.accelerator.device_count() < plan.mesh.size:
+    if torch.accelerator.is_available() and torch.accelerator.device_count() < plan.cluster.devices:
         raise RequestError(
-            f"the plan is for {plan.mesh.size} devices, this machine has {torch.accelerator.device_count()};"
+            f"the plan is for {plan.cluster.devices} devices, this machine has {torch.accelerator.device_count()};"
             " start it on every node with torchrun --nnodes ... --nproc-per-node ... -m runtime PLAN"
         )
 

@@ -4,6 +4,8 @@ Once a step, for every parameter:
 
     gradient layout ──sum, cut──> state layout ──update──> state layout ──gather──> weight layout
 
+A parameter that several pipeline stages use has its gradients summed over them before the update.
+
 The update is that of `torch.optim`, element by element, so it is exact on pieces. What it updates is the *master*:
 the weight in the layout of the state and in float32. Where the weight is float32 and the state just cuts it finer
 (or not at all), the master is a view of the weight and costs no memory.
@@ -16,6 +18,7 @@ import torch
 
 from planner.errors import RequestError, unknown_name
 from planner.sharding.redistribute import COLLECTIVES, redistribution
+from runtime.collectives import all_reduce
 from runtime.device_mesh import RankMesh
 from runtime.parameters import LocalParameter
 from runtime.redistribute import apply_steps, convert
@@ -95,6 +98,8 @@ class ShardedOptimizer:
                 self._place,
             )
             parameter.gradient = None
+            if parameter.twins is not None:
+                gradient = all_reduce(gradient, parameter.twins)
             master.weight.grad = gradient.to(master.weight.dtype)
         if self._optimizer is not None:
             self._optimizer.step()

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from planner.errors import ModelError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan
 from planner.sharding.stored import StoredParameter
+from runtime.collectives import all_reduce
 from runtime.device_mesh import RankMesh
 from runtime.redistribute import local_piece, whole_tensor
 
@@ -26,6 +28,7 @@ class LocalParameter:
     """A parameter on one rank: its piece of the weight (a leaf), and of the gradient of this step so far.
 
     `shape` is that of the whole parameter. `gradient` is float32 (float64 for a float64 weight), None before the first.
+    `twins` are the processes of other pipeline stages that hold the same piece of a parameter which their stages share.
     """
 
     name: str
@@ -33,6 +36,7 @@ class LocalParameter:
     stored: StoredParameter
     piece: torch.Tensor
     gradient: torch.Tensor | None = None
+    twins: dist.ProcessGroup | None = None
 
     @property
     def trainable(self) -> bool:
@@ -56,7 +60,8 @@ class LocalParameter:
 
     def whole_gradient(self, place: RankMesh) -> torch.Tensor:
         """The full gradient, summed; zeros where nothing has been accumulated. Collective."""
-        return whole_tensor(self.local_gradient(), self.shape, self.stored.gradient, place)
+        whole = whole_tensor(self.local_gradient(), self.shape, self.stored.gradient, place)
+        return whole if self.twins is None else all_reduce(whole, self.twins)
 
     def local_gradient(self) -> torch.Tensor:
         """The gradient in its stored layout: like the piece, because the two are cut alike."""
@@ -65,12 +70,16 @@ class LocalParameter:
         return torch.zeros_like(self.piece, dtype=torch.promote_types(self.piece.dtype, torch.float32))
 
 
-def local_parameters(module: nn.Module, bound: BoundPlan, place: RankMesh) -> dict[str, LocalParameter]:
-    """This rank's pieces of the real weights of `module`, copied to its device. Raises ModelError for weights on
-    meta."""
+def local_parameters(
+    module: nn.Module, bound: BoundPlan, place: RankMesh, held: frozenset[str]
+) -> dict[str, LocalParameter]:
+    """This rank's pieces of the real weights of `module` that its stage holds, copied to its device. Raises ModelError
+    for weights on meta."""
     weights = dict(module.named_parameters(remove_duplicate=False))
     found = {}
     for parameter in bound.graph.parameters:
+        if parameter.name not in held:
+            continue
         weight = weights[parameter.name]
         if weight.is_meta:
             raise ModelError(
@@ -85,6 +94,11 @@ def local_parameters(module: nn.Module, bound: BoundPlan, place: RankMesh) -> di
             piece.register_post_accumulate_grad_hook(local.accumulate)  # type: ignore[no-untyped-call]
         found[parameter.name] = local
     return found
+
+
+def unused_parameters(bound: BoundPlan) -> frozenset[str]:
+    """Parameters that no operator reads; they belong to the first stage."""
+    return frozenset(name for name in bound.graph.parameter_names if name not in bound.graph.consumers)
 
 
 def whole_buffers(module: nn.Module, graph: OperatorGraph, device: torch.device) -> Mapping[str, torch.Tensor]:

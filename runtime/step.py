@@ -3,19 +3,20 @@
     step = parallelize(module, plan, (tokens, labels))
     loss = step(tokens, labels)              # the whole global batch, the same on every rank
 
+With pipeline stages a rank computes its stage of every micro-batch in the 1F1B order (see `runtime.pipeline`).
 One step: for each micro-batch take this rank's part of the inputs, run forward and backward, and add up gradients;
 then reduce the gradients once, update, and bring the weights back to where they are kept. The loss is the mean of
 the losses of the micro-batches.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner.errors import PlannerError, RequestError
+from planner.errors import RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.plan.bind import BoundPlan, bind
@@ -23,7 +24,8 @@ from planner.plan.plan import Plan
 from runtime.device_mesh import RankMesh, current_device, rank_mesh
 from runtime.executor import Executor, build_executor
 from runtime.optimizer import OptimizerSettings, ShardedOptimizer
-from runtime.parameters import local_parameters, whole_buffers
+from runtime.parameters import local_parameters, unused_parameters, whole_buffers
+from runtime.pipeline import build_pipeline, cut_stage, share_parameters
 from runtime.redistribute import local_piece
 
 
@@ -41,9 +43,14 @@ class TrainingStep:
         self.bound = bound
         self.place = place
         self.batched = batched  # inputs whose leading dim is the samples
-        self.executor: Executor = build_executor(bound, place)
-        self.parameters = local_parameters(module, bound, place)
+        self.cuts = tuple(cut_stage(bound, stage) for stage in range(place.stages))
+        self.cut = self.cuts[place.stage]
+        self.executor: Executor = build_executor(bound, place, self.cut)
+        held = self.cut.parameters | (unused_parameters(bound) if place.stage == 0 else frozenset())
+        self.parameters = local_parameters(module, bound, place, held)
         self.buffers = whole_buffers(module, bound.graph, place.device)
+        self.pipeline = build_pipeline(bound, place, self.cut) if place.stages > 1 else None
+        share_parameters(self.parameters, place, self.cuts)
         self.optimizer = ShardedOptimizer(
             bound.plan.training.optimizer, list(self.parameters.values()), settings, place
         )
@@ -60,35 +67,52 @@ class TrainingStep:
         loss."""
         parts = self.bound.plan.training.micro_batches
         pieces = {name: parameter.piece for name, parameter in self.parameters.items()}
-        total: torch.Tensor | None = None
-        for inputs in self._micro_batches(args, kwargs):
-            loss = self.executor(pieces, self.buffers, inputs)
+        inputs = self._micro_batches(args, kwargs)
+        if self.pipeline is not None:
+            return self.pipeline.run(
+                lambda part, received: self.executor(pieces, self.buffers, {**inputs(part), **received}), parts
+            )
+        total = torch.zeros((), dtype=torch.float32, device=self.place.device)
+        for part in range(parts):
+            loss = self.executor(pieces, self.buffers, inputs(part))[self.bound.graph.loss]
             if loss.requires_grad:
                 torch.autograd.backward(loss, torch.full_like(loss, 1.0 / parts))
-            share = loss.detach().float() / parts
-            total = share if total is None else total + share
-        assert total is not None, "a plan has at least one micro-batch"
-        return total.reshape(())
+            total += loss.detach().float().reshape(()) / parts
+        return total
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
         """The whole weights by name, gathered from all ranks; tied weights under their first name."""
-        return {name: parameter.whole(self.place) for name, parameter in self.parameters.items()}
+        return self._everywhere({name: parameter.whole(self.place) for name, parameter in self.parameters.items()})
 
     def full_gradients(self) -> dict[str, torch.Tensor]:
         """The whole gradients of the trainable parameters accumulated since the last update, summed over all ranks."""
         trainable = {name: parameter for name, parameter in self.parameters.items() if parameter.trainable}
-        return {name: parameter.whole_gradient(self.place) for name, parameter in trainable.items()}
+        return self._everywhere({name: parameter.whole_gradient(self.place) for name, parameter in trainable.items()})
 
-    def _micro_batches(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[dict[str, torch.Tensor]]:
-        """This rank's pieces of the inputs, micro-batch by micro-batch."""
+    def _everywhere(self, held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What each stage holds, on every rank."""
+        if self.pipeline is None:
+            return held
+        every: list[dict[str, torch.Tensor]] = [{}] * self.place.stages
+        cpu = {name: tensor.cpu() for name, tensor in held.items()}
+        torch.distributed.all_gather_object(every, cpu, group=self.pipeline.neighbours.forward)
+        return {name: tensor for stage in every for name, tensor in stage.items()}
+
+    def _micro_batches(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Callable[[int], dict[str, torch.Tensor]]:
+        """This rank's pieces of the inputs, by the number of the micro-batch."""
         graph, training = self.bound.graph, self.bound.plan.training
         given = dict(zip(graph.inputs, self._checked(tensors_of(args, kwargs)), strict=True))
-        for part in range(training.micro_batches):
-            inputs = {}
+
+        def inputs(part: int) -> dict[str, torch.Tensor]:
+            found = {}
             for name, tensor in given.items():
                 whole = _part(tensor, part, training.part) if name in self.batched else tensor
-                inputs[name] = local_piece(whole, self.bound.inputs[name], self.place).to(self.place.device)
-            yield inputs
+                found[name] = local_piece(whole, self.bound.inputs[name], self.place).to(self.place.device)
+            return found
+
+        return inputs
 
     def _checked(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
         graph, training = self.bound.graph, self.bound.plan.training
@@ -124,24 +148,14 @@ def parallelize(
     default the leading dim of the first); `traced` is the graph where it is known already. The default process
     group must exist unless the plan is for one device.
 
-    Raises PlannerError for a plan with several stages, RequestError for a plan for another number of devices,
-    PlanFileError for a plan for another model, ModelError for a model that cannot be traced or executed.
+    Raises RequestError for a plan for another number of devices, PlanFileError for a plan for another model, ModelError
+    for a model that cannot be traced or executed, PlannerError for one that cannot be cut into the stages of the plan.
     """
-    check_stages(plan)
-    place = rank_mesh(plan.mesh, device or current_device(local_rank()))
+    place = rank_mesh(plan.mesh, device or current_device(local_rank()), len(plan.stages))
     leading = tensors_of(args, kwargs or {})[0].shape[0] if batch is None else batch
     graph = trace(module, args, kwargs) if traced is None else traced
     batched = frozenset(name for name in graph.inputs if graph.types[name].shape[:1] == (leading,))
     return TrainingStep(module, bind(plan, graph, leading), place, settings or OptimizerSettings(), batched)
-
-
-def check_stages(plan: Plan) -> None:
-    """Raise PlannerError for a plan with pipeline stages."""
-    if len(plan.stages) > 1:
-        raise PlannerError(
-            f"the plan has {len(plan.stages)} pipeline stages;"
-            " pipeline stages are not executed yet, plan with --pipeline 1"
-        )
 
 
 def tensors_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:

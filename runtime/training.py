@@ -53,7 +53,7 @@ def train(
     built = _build(plan, seed)
     step = parallelize(built.module, plan, built.args, built.kwargs, batch=built.batch, settings=chosen, device=device)
     plain = None
-    if check and step.place.rank == 0:
+    if check and step.place.rank == 0 and step.place.stage == 0:
         names = step.bound.graph.inputs
         batched = frozenset(number for number, name in enumerate(names) if name in step.batched)
         plain = UnshardedStep(built.module.to(device), plan.training, chosen, batched)

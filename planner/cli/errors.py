@@ -22,11 +22,17 @@ def reporting(as_json: bool = False) -> Iterator[None]:
     except (PlannerError, HardwareProfileError, CostModelError) as error:
         code = error.exit_code if isinstance(error, PlannerError) else PlannerError.exit_code
         kind = "infeasible" if isinstance(error, InfeasibleError) else "bad input"
+        message = _one_line(str(error))
         if as_json:
-            content = {"schema_version": SCHEMA_VERSION, "error": {"kind": kind, "message": str(error)}}
+            content = {"schema_version": SCHEMA_VERSION, "error": {"kind": kind, "message": message}}
             sys.stdout.write(json.dumps(content, indent=1) + "\n")
-        typer.echo(f"plan: {error}", err=True)
+        typer.echo(f"plan: {message}", err=True)
         raise typer.Exit(code) from error
     except KeyboardInterrupt as error:
         typer.echo("plan: interrupted; nothing was written", err=True)
         raise typer.Exit(130) from error
+
+
+def _one_line(text: str) -> str:
+    """Text that quotes what a user gave, with line breaks and control characters spelled out."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

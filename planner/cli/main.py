@@ -30,15 +30,15 @@ def plan(
     model: Annotated[
         str | None, typer.Option(help="A model of the zoo (see `plan models`) or package.module:factory.")
     ] = None,
-    devices: Annotated[int, typer.Option(help="How many devices to plan for.", min=1)] = 8,
+    devices: Annotated[int, typer.Option(help="How many devices to plan for.", min=1, max=2**20)] = 8,
     hardware: Annotated[
         str, typer.Option(help="A hardware profile (see `plan profiles`) or a TOML file.")
     ] = "h100-80gb",
     seq_len: Annotated[
-        int | None, typer.Option(help="Tokens per sample; the model's own where not given.", min=1)
+        int | None, typer.Option(help="Tokens per sample; the model's own where not given.", min=1, max=2**31)
     ] = None,
     global_batch: Annotated[
-        int | None, typer.Option(help="Samples per step; 4 per device where not given.", min=1)
+        int | None, typer.Option(help="Samples per step; 4 per device where not given.", min=1, max=2**31)
     ] = None,
     search: Annotated[
         str, typer.Option(help="How to search inside a stage: dynamic_programming.")

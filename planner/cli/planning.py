@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -47,10 +48,10 @@ class Options:
 
 
 def print_version() -> None:
-    """The version of the installed distribution."""
-    from importlib.metadata import version
+    """The version of the planner."""
+    from planner.plan.plan import PLANNER_VERSION
 
-    sys.stdout.write(f"plan {version('parallel-planner')}\n")
+    sys.stdout.write(f"plan {PLANNER_VERSION}\n")
 
 
 def make_plan(options: Options) -> None:
@@ -146,11 +147,14 @@ def _mesh(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
     words = text.lower().split("x")
-    if not all(word.isdigit() and int(word) > 0 for word in words):
+    if not all(re.fullmatch("0*[1-9][0-9]{0,9}", word) for word in words):
         raise RequestError(
             f"--mesh '{text}' is not a mesh; write the sizes of its axes, slowest links first, as in 8x4"
         )
-    return tuple(int(word) for word in words if int(word) > 1)
+    sizes = tuple(int(word) for word in words if int(word) > 1)
+    if len(sizes) > 2:
+        raise RequestError(f"--mesh {text} has {len(sizes)} axes; a mesh has one or two, as in 8x4")
+    return sizes
 
 
 def _search(request: "SearchRequest", console: "Console") -> "SearchResult":

@@ -5,9 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from costmodels import CostModelError
+from hardware_profiles import HardwareProfileError
 from planner.cli.errors import reporting
+from planner.errors import PlanFileError, PlannerError
 
 if TYPE_CHECKING:
+    from planner.plan.plan import Plan
     from planner.plan.verify import Verdict
 
 Hardware = Annotated[
@@ -16,18 +20,33 @@ Hardware = Annotated[
 
 
 def judge(plan_file: Path, hardware: str | None) -> "Verdict":
-    """Load a plan, trace its model again and verify it."""
+    """Load a plan, trace its model again and verify it. Errors name the file."""
+    from planner.plan.file import load_plan
+
+    plan = load_plan(plan_file)
+    try:
+        return _judged(plan, hardware)
+    except PlannerError as error:
+        raise type(error)(f"{plan_file}: {error}") from error
+    except (HardwareProfileError, CostModelError) as error:
+        raise PlanFileError(f"{plan_file}: {error}") from error
+
+
+def _judged(plan: "Plan", hardware: str | None) -> "Verdict":
     from hardware_profiles import load_profile
     from planner.graph.trace import trace
     from planner.models.zoo import build_model
-    from planner.plan.file import load_plan
     from planner.plan.plan import PRECISIONS
     from planner.plan.verify import verify as check
 
-    plan = load_plan(plan_file)
     cluster = load_profile(hardware or plan.cluster.profile).with_devices(plan.cluster.devices)
     length = None if ":" in plan.model.reference else plan.model.sequence_length
     model = build_model(plan.model.reference, dtype=PRECISIONS[plan.training.precision], sequence_length=length)
+    if model.sequence_length != plan.model.sequence_length:
+        raise PlanFileError(
+            f"model.sequence_length: {plan.model.reference} has {model.sequence_length}, the file says "
+            f"{plan.model.sequence_length}; undo the edit or plan again"
+        )
     return check(plan, trace(model.module, model.args, model.kwargs), model.batch, cluster)
 
 

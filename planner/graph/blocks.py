@@ -34,7 +34,12 @@ class BlockRun:
     @property
     def stop(self) -> int:
         """Index of the first operator after the blocks."""
-        return self.start + self.period * self.count
+        return self.start + self.covered
+
+    @property
+    def covered(self) -> int:
+        """Number of operators in the blocks."""
+        return self.period * self.count
 
     def block_of(self, index: int) -> int | None:
         """Number of the block an operator belongs to; None outside."""
@@ -52,13 +57,18 @@ def find_blocks(graph: OperatorGraph) -> BlockRun:
     """The run of equal blocks that covers the most operators; `NO_BLOCKS` where nothing repeats."""
     ids: dict[object, int] = {}
     calls = np.array([ids.setdefault(typed_call(graph, op), len(ids)) for op in graph.operators])
-    best = NO_BLOCKS
+    runs = []
     for period in range(2, len(calls) // 2 + 1):
         start, length = _longest_run(calls[:-period] == calls[period:])
-        run = BlockRun(start=start, period=period, count=length // period + 1 if length >= period else 0)
-        if run.count * run.period > best.count * best.period:
-            best = run
-    return _agreeing(graph, best)
+        if length >= period:
+            runs.append(BlockRun(start=start, period=period, count=length // period + 1))
+    best = NO_BLOCKS
+    for run in sorted(runs, key=lambda run: (-run.covered, run.period)):
+        if run.covered <= best.covered:
+            break
+        agreeing = _agreeing(graph, run)
+        best = agreeing if agreeing.covered > best.covered else best
+    return best
 
 
 def _longest_run(equal: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> tuple[int, int]:
@@ -72,16 +82,17 @@ def _longest_run(equal: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> tuple[i
 
 
 def _agreeing(graph: OperatorGraph, run: BlockRun) -> BlockRun:
-    """The run cut off before the first block whose dataflow differs from that of the second block."""
-    if run.count < 2:
-        return NO_BLOCKS
+    """The run cut off before the first block whose dataflow differs from that of the second block.
+
+    Blocks stand one after the other: each reads something of the one before. What is side by side is no run of blocks.
+    """
     expected = operand_sources(graph, run, 1)
     count = 1
     while count < run.count and operand_sources(graph, run, count) == expected:
         count += 1
     first = operand_sources(graph, run, 0)
     entering = all(a == b or (b[0] == "before" and a[0] == "outside") for a, b in zip(first, expected, strict=True))
-    if not entering or count < 2:
+    if not entering or count < 2 or not any(place == "before" for place, _ in expected):
         return NO_BLOCKS
     return replace(run, count=count)
 
@@ -91,6 +102,7 @@ def operand_sources(graph: OperatorGraph, run: BlockRun, block: int) -> list[tup
     low = run.start + block * run.period
     sources: list[tuple[str, object]] = []
     own: dict[str, int] = {}
+    held = {**dict.fromkeys(graph.buffers, "buffer"), **{p.name: p.trainable for p in graph.parameters}}
     for op in graph.operators[low : low + run.period]:
         for name in op.operands:
             at = graph.producer.get(name)
@@ -98,8 +110,8 @@ def operand_sources(graph: OperatorGraph, run: BlockRun, block: int) -> list[tup
                 sources.append(("inside", (at - low, graph.operators[at].results.index(name))))
             elif at is not None and low - run.period <= at < low and block > 0:
                 sources.append(("before", (at - low, graph.operators[at].results.index(name))))
-            elif name in graph.parameter_names and _only_inside(graph, name, low, low + run.period):
-                sources.append(("own", own.setdefault(name, len(own))))
+            elif name in held and _only_inside(graph, name, low, low + run.period):
+                sources.append(("own", (own.setdefault(name, len(own)), held[name])))
             else:
                 sources.append(("outside", name))
     return sources

@@ -11,7 +11,8 @@ from planner.errors import LayoutError, PlanFileError, StrategyError, unknown_na
 from planner.graph.blocks import BlockRun, block_parameters, find_blocks, share_values
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.plan.plan import Group, Plan
-from planner.sharding.layout import Layout, divides, format_layout
+from planner.plan.uniform import uniform_blocks
+from planner.sharding.layout import PARTIAL, Layout, divides, format_layout
 from planner.sharding.mesh import Mesh
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.rule import (
@@ -50,7 +51,8 @@ class BoundPlan:
 
 def prepare(traced: OperatorGraph) -> tuple[OperatorGraph, BlockRun]:
     """The graph that plans speak about: shared values have an identity, repeated blocks are known."""
-    return share_values(traced, find_blocks(traced))
+    graph, blocks = share_values(traced, find_blocks(traced))
+    return graph, uniform_blocks(graph, blocks)
 
 
 def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
@@ -80,7 +82,30 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
                 f"inputs: no layout for input '{name}'; the model has the inputs {', '.join(graph.inputs)}"
             )
         _check_layout(plan.mesh, graph, f"inputs['{name}']", name, inputs[name])
+        if PARTIAL in inputs[name]:
+            raise LayoutError(
+                f"inputs['{name}']: an input is whole or cut, not partial as in {format_layout(inputs[name])}"
+            )
+    for name in inputs:
+        if name not in graph.inputs:
+            raise PlanFileError(f"inputs: {unknown_name('input', name, graph.inputs)}")
     return BoundPlan(plan=plan, graph=graph, blocks=blocks, operators=operators, parameters=stored, inputs=inputs)
+
+
+def stage_of_operators(bound: BoundPlan) -> Mapping[int, int]:
+    """Stage of each operator: by its block; what comes before is in the first stage, what comes after in the last."""
+    stages = bound.plan.stages
+    by_block = {
+        block: s
+        for s, stage in enumerate(stages)
+        for block in range(stage.first_block, stage.first_block + stage.blocks)
+    }
+    found = {}
+    for at in range(len(bound.operators)):
+        block = bound.blocks.block_of(at)
+        outside = 0 if at < bound.blocks.stop else len(stages) - 1
+        found[at] = outside if block is None else by_block[block]
+    return found
 
 
 def _bound(
@@ -123,12 +148,16 @@ def _spread(
             if name not in known:
                 raise PlanFileError(f"{place}: {unknown_name('operator', name, known)}")
             for twin in _twins(graph, blocks, group, known[name], place):
+                if twin in strategies:
+                    raise PlanFileError(f"{place}: operator '{twin}' has a strategy in another group; keep one of them")
                 strategies[twin] = strategy
         parameters = _parameter_twins(graph, blocks, group, place)
         for name, parameter in group.parameters:
             if name not in graph.parameter_names:
                 raise PlanFileError(f"{place}: {unknown_name('parameter', name, graph.parameter_names)}")
             for twin in parameters.get(name, (name,)):
+                if twin in stored:
+                    raise PlanFileError(f"{place}: parameter '{twin}' is stored in another group; keep one of them")
                 stored[twin] = parameter
         covered += range(group.first_block, group.first_block + group.blocks)
     if sorted(covered) != list(range(blocks.count)):
@@ -194,4 +223,4 @@ def _check_layout(mesh: Mesh, graph: OperatorGraph, where: str, value: str, layo
         )
 
 
-__all__ = ["BoundOperator", "BoundPlan", "bind", "prepare"]
+__all__ = ["BoundOperator", "BoundPlan", "bind", "prepare", "stage_of_operators"]

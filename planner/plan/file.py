@@ -34,8 +34,9 @@ from planner.sharding.layout import Layout, format_layout, parse_layout
 from planner.sharding.mesh import Mesh, MeshAxis
 from planner.sharding.stored import StoredParameter
 
-Count = Annotated[int, Field(ge=1)]
-Index = Annotated[int, Field(ge=0)]
+LARGEST = 2**31  # of any count in a plan
+Count = Annotated[int, Field(ge=1, le=LARGEST)]
+Index = Annotated[int, Field(ge=0, le=LARGEST)]
 Positive = Annotated[float, Field(gt=0)]
 
 
@@ -45,8 +46,8 @@ class _Strict(BaseModel):
 
 class _Model(_Strict):
     reference: str
-    sequence_length: int | None
-    parameters: Index
+    sequence_length: Count | None
+    parameters: Annotated[int, Field(ge=0)]
     fingerprint: str
 
 
@@ -193,18 +194,21 @@ def write_atomically(path: Path, text: str) -> None:
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)
         os.replace(temporary, path)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
-        raise PlanFileError(f"{path}: cannot be written: {error.strerror}") from error
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise PlanFileError(f"{path}: cannot be written: {reason}") from error
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
     """Read a plan file. Raises PlanFileError, naming the place, where it is not one that this version can read."""
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+    except UnicodeDecodeError as error:
+        raise PlanFileError(f"{path}: cannot be read: it is not UTF-8 text") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
         raise PlanFileError(f"{path}: cannot be read: {reason}") from error
     try:
         return parse_plan(text)
@@ -222,8 +226,12 @@ def parse_plan(text: str) -> Plan:
             "was edited wrongly;"
             " undo the edit or plan again"
         ) from error
+    except RecursionError as error:
+        raise PlanFileError("not a plan file: it is nested too deeply") from error
+    except ValueError as error:
+        raise PlanFileError(f"a number is too long ({error}); undo the edit or plan again") from error
     if not isinstance(content, dict) or "schema_version" not in content:
-        raise PlanFileError("not a plan file: it has no schema_version")
+        raise PlanFileError("not a plan file: it has no schema_version; make one with plan --model ... -o FILE")
     if content["schema_version"] != SCHEMA_VERSION:
         raise PlanFileError(
             f"schema_version is {content['schema_version']!r}, this planner reads version {SCHEMA_VERSION}; plan "
@@ -244,6 +252,9 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     for key, value in pairs:
         if key in found:
             raise PlanFileError(f"the key '{key}' stands twice in one object; keep one of them")
+        for text in (key, value):
+            if isinstance(text, str) and not text.isprintable():
+                raise PlanFileError(f"{key!a}: the text {text!a} has a control character; remove it")
         found[key] = value
     return found
 
@@ -283,6 +294,8 @@ def _check_words(file: _PlanFile) -> None:
             f"training.micro_batches: {file.training.micro_batches} does not divide global_batch "
             f"{file.training.global_batch}"
         )
+    if len({axis.name for axis in file.mesh}) != len(file.mesh):
+        raise PlanFileError(f"mesh: the axes need different names, not {', '.join(axis.name for axis in file.mesh)}")
     size = 1
     for axis in reversed(file.mesh):
         if axis.stride != size:
@@ -318,5 +331,5 @@ def _group(group: _Group, place: str) -> Group:
 def _layout(text: str, place: str) -> Layout:
     try:
         return parse_layout(text)
-    except LayoutError as error:
+    except (LayoutError, ValueError) as error:
         raise PlanFileError(f"{place}: {error}") from error

@@ -13,13 +13,12 @@ Communication is charged in full: overlap with computation is not modelled yet, 
 could overlap.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from costmodels import collective_time, in_flight, peak_memory, step_time
 from hardware_profiles import Cluster
 from planner.graph.operator_graph import TensorType
-from planner.plan.bind import BoundOperator, BoundPlan
+from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.plan import Plan, Prediction, Stage
 from planner.pricing import OperatorPrices, RedistributionPricer, price_operator, price_parameter
 from planner.pricing.liveness import liveness
@@ -97,7 +96,7 @@ class _Walk:
         self.pricer = RedistributionPricer(mesh=plan.mesh, cluster=self.cluster)
         self.alive = liveness(graph)
         self.full = plan.recomputation == "full"
-        self.stage_of = _stage_of_operators(self.bound)
+        self.stage_of = stage_of_operators(self.bound)
         self.flops = 0.0
         self._prices: dict[tuple[int, object, tuple[bool, ...]], OperatorPrices] = {}
         self._alone: dict[tuple[int, tuple[bool, ...]], float] = {}
@@ -153,7 +152,8 @@ class _Walk:
                 transient += nbytes
             elif name in graph.producer:
                 made = self._made(name)
-                self._edge(cost, name, made, wanted, again)
+                if name in graph.data_dependent:  # what never changes is brought into a layout once
+                    self._edge(cost, name, made, wanted, again)
                 if i in saved and not (made.forward == wanted.forward and name in self.alive.kept):
                     kept += nbytes
                 if (
@@ -280,19 +280,3 @@ def transfer_seconds(nbytes: float, stage_devices: int, cluster: Cluster) -> flo
 def tied_seconds(nbytes: float, distance: int, stage_devices: int, cluster: Cluster) -> float:
     """Summing the gradient of a parameter that two stages, `distance` apart, both hold."""
     return float(collective_time("all_reduce", nbytes, cluster.group(2, distance * stage_devices)))
-
-
-def _stage_of_operators(bound: BoundPlan) -> Mapping[int, int]:
-    """Stage of each operator: by its block; what comes before is in the first stage, what comes after in the last."""
-    stages = bound.plan.stages
-    by_block = {
-        block: s
-        for s, stage in enumerate(stages)
-        for block in range(stage.first_block, stage.first_block + stage.blocks)
-    }
-    found = {}
-    for at in range(len(bound.operators)):
-        block = bound.blocks.block_of(at)
-        outside = 0 if at < bound.blocks.stop else len(stages) - 1
-        found[at] = outside if block is None else by_block[block]
-    return found

@@ -15,6 +15,14 @@ from planner.plan.plan import Plan, Prediction
 from planner.plan.predict import predict
 from planner.sharding.mesh import build_mesh
 
+_FIGURES = (
+    "step_seconds",
+    "peak_bytes",
+    "capacity_bytes",
+    "model_flops",
+    "model_flops_utilisation",
+    "samples_per_second",
+)
 _TOLERANCE = 1e-9  # relative: sums of the same terms in the same order
 
 
@@ -47,16 +55,23 @@ def verify(plan: Plan, traced: OperatorGraph, batch: int, cluster: Cluster) -> V
     bound = bind(plan, traced, batch)
     _check_stage_blocks(plan, bound)
     prediction = predict(bound, cluster)
-    stated = plan.prediction
+    found = {**_figures(prediction), "parameters": traced.parameter_count()}
+    said = {**_figures(plan.prediction), "parameters": plan.model.parameters}
     remarks = [
-        f"{name} is {found:.6g}, the file says {said:.6g}"
-        for name, found, said in (
-            ("step_seconds", prediction.step_seconds, stated.step_seconds),
-            ("peak_bytes", prediction.peak_bytes, stated.peak_bytes),
-        )
-        if not math.isclose(found, said, rel_tol=_TOLERANCE)
+        f"{name} is {found.get(name, math.nan):.6g}, the file says {said.get(name, math.nan):.6g}"
+        for name in dict.fromkeys((*found, *said))
+        if not math.isclose(found.get(name, math.nan), said.get(name, math.nan), rel_tol=_TOLERANCE)
     ]
     return Verdict(bound=bound, prediction=prediction, remarks=tuple(remarks))
+
+
+def _figures(prediction: Prediction) -> dict[str, float]:
+    """Every number of a prediction by name."""
+    return {
+        **{name: getattr(prediction, name) for name in _FIGURES},
+        **{f"time of {name}": value for name, value in prediction.time},
+        **{f"memory of {name}": value for name, value in prediction.memory},
+    }
 
 
 def _check_cluster(plan: Plan, cluster: Cluster) -> None:
@@ -87,6 +102,9 @@ def _check_stages(plan: Plan) -> None:
 
 
 def _check_stage_blocks(plan: Plan, bound: BoundPlan) -> None:
+    for index, stage in enumerate(plan.stages):
+        if not stage.blocks and len(plan.stages) > 1:
+            raise PlanFileError(f"stages.{index}: holds no block; every stage of a pipeline needs one")
     held = sum(stage.blocks for stage in plan.stages)
     if held != bound.blocks.count:
         raise PlanFileError(f"stages: they hold {held} blocks, the model has {bound.blocks.count}")

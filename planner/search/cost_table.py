@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from hardware_profiles import Cluster
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.pricing import OperatorPrices, ParameterPrices, RedistributionPricer, price_operator, price_parameter
-from planner.pricing.liveness import Liveness
 from planner.search.candidates import CandidateLists, Candidates, DuplexColumn, LayoutColumn
 from planner.search.template import Template, ValueEdge
 from planner.sharding.mesh import Mesh
@@ -85,16 +84,15 @@ class TableBuilder:
     def __post_init__(self) -> None:
         self._lists = CandidateLists(mesh=self.mesh)
         self._pricer = RedistributionPricer(mesh=self.mesh, cluster=self.cluster)
-        self._prices: dict[tuple[int, tuple[bool, ...]], tuple[Rule, OperatorPrices]] = {}
+        self._prices: dict[tuple[int, tuple[bool, ...], bool], tuple[Rule, OperatorPrices]] = {}
         self._parameters: dict[object, tuple[tuple[StoredParameter, ...], ParameterPrices, DuplexColumn]] = {}
 
     def build(self, template: Template) -> CostTables:
         """Tables of a template whose graph has the batch of one micro-batch."""
         graph = template.graph
-        alive = template.alive
         self._prices.clear()
-        operators = tuple(self._operator(graph, index, alive.kept) for index in range(len(graph.operators)))
-        edges = tuple(self._edge(graph, edge, operators, alive) for edge in template.edges)
+        operators = tuple(self._operator(graph, index, template.alive.kept) for index in range(len(graph.operators)))
+        edges = tuple(self._edge(template, edge, operators) for edge in template.edges)
         parameters = tuple(self._parameter(graph, p.name, operators) for p in graph.parameters)
         result_bytes = {
             name: table.prices.results[place]
@@ -117,11 +115,12 @@ class TableBuilder:
         constant = not any(name in graph.data_dependent for name in results)
         candidates = self._lists.of(rule, constant)
         graded = tuple(name in graph.differentiable for name in op.operands)
-        if (id(rule), graded) not in self._prices:
+        key = (id(rule), graded, constant)
+        if key not in self._prices:
             types = ([graph.types[name] for name in op.operands], [graph.types[name] for name in results])
             priced = price_operator(rule, candidates.strategies, *types, graded, self.mesh, self.cluster)
-            self._prices[id(rule), graded] = (rule, priced)
-        prices = self._prices[id(rule), graded][1]
+            self._prices[key] = (rule, priced)
+        prices = self._prices[key][1]
         own = [prices.results[place] for place, name in enumerate(results) if name in kept]
         gathered = [prices.operands[place] for place, name in enumerate(op.operands) if name in graph.parameter_names]
         return OperatorTable(
@@ -131,9 +130,8 @@ class TableBuilder:
             transient=sum(gathered, prices.transient),
         )
 
-    def _edge(
-        self, graph: OperatorGraph, edge: ValueEdge, operators: Sequence[OperatorTable], alive: Liveness
-    ) -> EdgeTable:
+    def _edge(self, template: Template, edge: ValueEdge, operators: Sequence[OperatorTable]) -> EdgeTable:
+        graph, alive = template.graph, template.alive
         producer = graph.operators[edge.producer]
         place = [name for name in producer.results if name is not None].index(edge.name)
         made = operators[edge.producer].candidates.results[place]
@@ -147,7 +145,7 @@ class TableBuilder:
         bytes_kept = np.zeros_like(forward)
         if edge.operand in alive.saved[edge.consumer]:
             bytes_kept = bytes_kept + operators[edge.consumer].prices.operands[edge.operand][None, :]
-            if edge.name in alive.kept:
+            if any(edge.name in kept for kept in (alive.kept, template.kept_for_next, template.kept_for_rest)):
                 bytes_kept = np.where(_same(made.forward, wanted.forward), 0.0, bytes_kept)
         return EdgeTable(edge=edge, forward=forward, backward=backward, kept=bytes_kept)
 

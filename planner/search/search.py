@@ -148,6 +148,11 @@ def _no_configuration(request: SearchRequest, template: Template) -> str:
         for name in ("stages", "mesh", "micro_batches")
         if (value := getattr(request.pinned, name)) is not None
     }
+    if wanted.get("stages", 1) > 1 and not template.pipelines:
+        return (
+            f"{request.model.reference} cannot be cut into {wanted['stages']} pipeline stages: that takes equal blocks,"
+            " one after the other, that share nothing but what each hands to the next; leave the stages at 1"
+        )
     return (
         f"nothing divides evenly: {request.cluster.devices} devices, global batch {request.global_batch}, "
         f"{template.blocks.count} blocks,"

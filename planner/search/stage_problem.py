@@ -5,9 +5,12 @@ and communication, and once a step gradients and optimizer. The memory of a choi
 parameters, and activations for each of the micro-batches in flight.
 
 With full recomputation a block keeps only what flows into it; what its operators keep exists for one block at a time.
+There the first stage is charged a little too much: one block stands for the first, which reads what comes before the
+blocks, and for the others, which read the block before them, so redistributed copies of both count although no block
+has both.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +20,7 @@ from hardware_profiles import Cluster
 from planner.plan.predict import tied_seconds, transfer_seconds
 from planner.search.cost_table import CostTables, EdgeTable, OperatorTable, ParameterTable
 from planner.search.problem import Edge, Problem, Variable
-from planner.search.template import Share
+from planner.search.template import Share, Template, ValueEdge
 from planner.sharding.layout import local_fraction
 
 Array = NDArray[np.float64]
@@ -68,8 +71,7 @@ def stage_problem(
     """The problem of one stage. `pins` fixes the candidates on which stages must agree."""
     template = tables.template
     held = [template.held(index, terms.share) for index in range(len(tables.operators))]
-    constant = [not _varies(tables, index) for index in range(len(tables.operators))]
-    operators = tuple(index for index, count in enumerate(held) if count and not constant[index])
+    operators = tuple(index for index, count in enumerate(held) if count)
     place = {index: position for position, index in enumerate(operators)}
     carried = _carried(tables, terms, cluster)
     variables = [
@@ -98,11 +100,6 @@ def stage_problem(
             parameters.append(parameter.name)
     problem = Problem(variables=tuple(variables), edges=tuple(edges), memory_limit=memory_limit)
     return StageProblem(problem=problem, operators=operators, parameters=tuple(parameters))
-
-
-def _varies(tables: CostTables, index: int) -> bool:
-    graph = tables.template.graph
-    return any(name in graph.data_dependent for name in graph.operators[index].results if name is not None)
 
 
 def _again(tables: CostTables, index: int, terms: StageTerms) -> bool:
@@ -142,26 +139,39 @@ def _with_own_edge(variable: Variable, time: Array, memory: Array) -> Variable:
 def _carried(tables: CostTables, terms: StageTerms, cluster: Cluster) -> dict[int, tuple[Array, Array]]:
     """Seconds and bytes that fall to the makers of values which cross from block to block, or into the blocks.
 
-    Crossing to or from another stage takes a transfer; a recomputed block keeps what flows into it.
+    Crossing to or from another stage takes a transfer, and one back for the gradient; a recomputed block keeps what
+    flows into it; what only the next block, or only the rest, keeps for its gradients stays with the maker.
     """
     template, share = tables.template, terms.share
     graph = template.graph
-    crossings = (0 if share.first else 1) + (0 if share.last else 1)
     found: dict[int, tuple[Array, Array]] = {}
-    seen: set[tuple[str, str]] = set()
-    for edge in template.edges:
-        if edge.kind not in ("enter", "every", "loop") or (edge.name, edge.kind) in seen:
-            continue
-        seen.add((edge.name, edge.kind))
+    for edge in _once_each(template):
         nbytes = tables.result_bytes[edge.name]
+        graded = edge.name in graph.differentiable
         time, memory = found.get(edge.producer, (np.zeros_like(nbytes), np.zeros_like(nbytes)))
-        if terms.recompute and edge.name in graph.differentiable:
+        if terms.recompute and graded:
             memory = memory + nbytes * (terms.in_flight * share.times(edge.kind))
-        if edge.kind == "loop" and crossings:
+        crossings = (0 if share.first else 1) + (1 if graded and not share.last else 0)
+        if edge.kind == "loop" and crossings and edge.name in graph.data_dependent:
             one = np.array([transfer_seconds(float(n), tables.mesh.size, cluster) for n in nbytes])
             time = time + one * (crossings * terms.micro_batches)
+        if edge.kind == "loop":
+            keepers = (share.blocks - int(share.last)) * (edge.name in template.kept_for_next)
+            keepers += int(share.last and edge.name in template.kept_for_rest)
+            memory = memory + nbytes * (min(1, keepers) if terms.recompute else keepers * terms.in_flight)
         found[edge.producer] = (time, memory)
     return found
+
+
+def _once_each(template: Template) -> Iterator[ValueEdge]:
+    """One edge for every value and way into the blocks; what all blocks read enters the first only once."""
+    every = {edge.name for edge in template.edges if edge.kind == "every"}
+    seen: set[tuple[str, str]] = set()
+    for edge in template.edges:
+        known = (edge.name, edge.kind) in seen or (edge.kind == "enter" and edge.name in every)
+        if edge.kind in ("enter", "every", "loop") and not known:
+            seen.add((edge.name, edge.kind))
+            yield edge
 
 
 def _weighed(tables: CostTables, table: EdgeTable, terms: StageTerms) -> tuple[Array, Array]:

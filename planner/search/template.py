@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from planner.graph.blocks import NO_BLOCKS, BlockRun, block_parameters, operand_sources
+from planner.graph.blocks import IDENTITY, NO_BLOCKS, BlockRun, block_parameters, operand_sources
 from planner.graph.operator_graph import OperatorGraph, substitute
 from planner.pricing.liveness import Liveness, liveness
 
@@ -64,6 +64,8 @@ class Template:
     edges: tuple[ValueEdge, ...]
     own_parameters: frozenset[str]  # every block has parameters of its own in place of these
     alive: Liveness
+    kept_for_next: frozenset[str] = frozenset()  # shared values that only the next block keeps: not those of the last
+    kept_for_rest: frozenset[str] = frozenset()  # shared values that only what follows keeps: those of the last block
 
     def in_block(self, index: int) -> bool:
         return self.blocks.count > 0 and self.blocks.start <= index < self.blocks.start + self.blocks.period
@@ -141,12 +143,26 @@ def fold(graph: OperatorGraph, blocks: BlockRun) -> Template:
     )
     loops = _loops(graph, blocks)
     own = frozenset(block_parameters(graph, blocks, 0))
-    return Template(
-        graph=folded,
-        blocks=blocks,
-        edges=(*_straight(folded, blocks, loops), *loops),
-        own_parameters=own,
-        alive=liveness(folded),
+    edges = (*_straight(folded, blocks, loops), *loops)
+    return _with_liveness(
+        Template(graph=folded, blocks=blocks, edges=edges, own_parameters=own, alive=liveness(folded))
+    )
+
+
+def _with_liveness(template: Template) -> Template:
+    """Tell apart for whom the shared values that leave a block are kept: the folded graph has no next block."""
+    alive, operators = template.alive, template.graph.operators
+    kept: dict[str, set[EdgeKind]] = {}
+    for edge in template.edges:
+        if operators[edge.producer].op == IDENTITY and edge.operand in alive.saved[edge.consumer]:
+            kept.setdefault(edge.name, set()).add(edge.kind)
+    next_only = {name for name in template.carried if kept.get(name) == {"loop"}}
+    rest_only = {name for name in template.carried if kept.get(name) == {"leave"}}
+    return replace(
+        template,
+        alive=replace(alive, kept=alive.kept - rest_only),
+        kept_for_next=frozenset(next_only),
+        kept_for_rest=frozenset(rest_only),
     )
 
 

@@ -1,21 +1,33 @@
 """The same graph at another batch size, without tracing again.
 
-The batch dim of the inputs is followed through the rules: a factor that indexes a scaled dim is scaled, and so is
-every result dim that it indexes. A compound dim (b s) scales by its outermost factor. Where an operator needs two
-different scales for one factor, or a scaled factor is blocked, the batch of this model cannot be changed and that is
-said.
+The batch dim of the inputs is followed through the rules: a factor that indexes a growing dim grows, and so does
+every result dim that it indexes. In a compound dim (s b) it is known how many steps of other loops, here s, are
+outside of the loop that grows. Where an operator would need two different growths for one factor, where the batch
+meets a blocked factor, or where it is 1 and cannot be told from a dim that is broadcast, the batch of this model
+cannot be changed and that is said. Not seen is a batch size that the model's Python code computes with (`x /
+x.shape[0]`).
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from planner.errors import RequestError
-from planner.graph.operator_graph import Operator, OperatorGraph, TensorType
-from planner.sharding.rule import Dims, FactorKind, Rule
+from planner.graph.operator_graph import Argument, Operator, OperatorGraph, TensorType
+from planner.sharding.rule import FactorKind, Rule
 from planner.sharding.rules import rule_of
 
-Scales = tuple[Fraction, ...]
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What happens to a dim or factor: a loop in it, with `outer` steps of others outside, takes `scale` times its
+    steps."""
+
+    scale: Fraction = Fraction(1)
+    outer: int = 1
+
+
+_STILL = Growth()
 
 
 def rescale_batch(graph: OperatorGraph, batch: int, new_batch: int) -> OperatorGraph:
@@ -26,65 +38,87 @@ def rescale_batch(graph: OperatorGraph, batch: int, new_batch: int) -> OperatorG
     """
     if batch == new_batch:
         return graph
-    scales: dict[str, Scales] = {
+    grown = Growth(scale=Fraction(new_batch, batch))
+    growths: dict[str, tuple[Growth, ...]] = {
         name: tuple(
-            Fraction(new_batch, batch) if dim == 0 and extent == batch and name in graph.inputs else Fraction(1)
+            grown if dim == 0 and extent == batch and name in graph.inputs else _STILL
             for dim, extent in enumerate(tensor.shape)
         )
         for name, tensor in graph.types.items()
         if name not in graph.producer
     }
     for op in graph.operators:
-        _propagate(graph, op, scales)
-    types = {name: _scaled(name, tensor, scales[name]) for name, tensor in graph.types.items()}
+        _propagate(rule_of(graph, op), op, growths)
+    types = {name: _grown(name, tensor, growths[name]) for name, tensor in graph.types.items()}
     operators = tuple(_respelled(op, rule_of(graph, op), types) for op in graph.operators)
     return replace(graph, types=types, operators=operators)
 
 
-def _propagate(graph: OperatorGraph, op: Operator, scales: dict[str, Scales]) -> None:
-    rule = rule_of(graph, op)
-    factors: dict[int, Fraction] = {}
+def _propagate(rule: Rule, op: Operator, growths: dict[str, tuple[Growth, ...]]) -> None:
+    """Growth of the results of an operator from that of its operands."""
+    factors: dict[int, Growth] = {}
     for name, dims in zip(op.operands, rule.operands, strict=True):
-        for scale, indexed in zip(scales[name], dims, strict=True):
-            for position, factor in enumerate(indexed):
-                wanted = scale if position == 0 else Fraction(1)
+        for growth, indexed in zip(growths[name], dims, strict=True):
+            for factor, wanted in _of_factors(rule, op, indexed, growth):
                 if factors.setdefault(factor, wanted) != wanted:
-                    raise RequestError(
-                        f"the batch cannot be changed: {op.name} would need two scales for factor"
-                        f" '{rule.factors[factor].name}'"
-                    )
-    for factor, scale in factors.items():
-        if scale != 1 and rule.factors[factor].kind is FactorKind.BLOCKED:
-            raise RequestError(
-                f"the batch cannot be changed: {op.name} depends on the extent of its dim '{rule.factors[factor].name}'"
-            )
+                    raise _refusal(f"{op.name} would need two scales for factor '{rule.factors[factor].name}'")
+    for factor, growth in factors.items():
+        if growth != _STILL and rule.factors[factor].kind is FactorKind.BLOCKED:
+            raise _refusal(f"{op.name} depends on the extent of its dim '{rule.factors[factor].name}'")
     for result, dims in zip((r for r in op.results if r is not None), rule.results, strict=True):
-        scales[result] = _result_scales(dims, factors)
+        growths[result] = tuple(_of_dim(rule, op, indexed, factors) for indexed in dims)
 
 
-def _result_scales(dims: Dims, factors: Mapping[int, Fraction]) -> Scales:
-    scales = []
-    for indexed in dims:
-        scale = Fraction(1)
-        for factor in indexed:
-            scale *= factors.get(factor, Fraction(1))
-        scales.append(scale)
-    return tuple(scales)
-
-
-def _scaled(name: str, tensor: TensorType, scales: Scales) -> TensorType:
-    shape = tuple(extent * scale for extent, scale in zip(tensor.shape, scales, strict=True))
-    if any(extent.denominator != 1 for extent in shape):
-        raise RequestError(
-            f"the batch cannot be changed: {name} of shape {tensor.shape} would get the shape"
-            f" ({', '.join(map(str, shape))})"
+def _of_factors(rule: Rule, op: Operator, indexed: tuple[int, ...], growth: Growth) -> Iterator[tuple[int, Growth]]:
+    """Which of the factors of a dim grows."""
+    outside = 1
+    found = growth == _STILL
+    for factor in indexed:
+        extent = rule.factors[factor].extent
+        here = not found and growth.outer % outside == 0 and outside <= growth.outer < outside * extent
+        yield factor, Growth(growth.scale, growth.outer // outside) if here else _STILL
+        found = found or here
+        outside *= extent
+    if not found:
+        raise _refusal(
+            f"{op.name} cannot tell it from a dim of extent 1; give example inputs with a batch of 2 or more"
         )
+
+
+def _of_dim(rule: Rule, op: Operator, indexed: tuple[int, ...], factors: Mapping[int, Growth]) -> Growth:
+    outside, found = 1, _STILL
+    for factor in indexed:
+        growth = factors.get(factor, _STILL)
+        if growth != _STILL:
+            if found != _STILL:
+                raise _refusal(f"{op.name} puts two dims that depend on it into one")
+            found = Growth(growth.scale, outside * growth.outer)
+        outside *= rule.factors[factor].extent
+    return found
+
+
+def _refusal(why: str) -> RequestError:
+    return RequestError(f"the batch cannot be changed: {why}")
+
+
+def _grown(name: str, tensor: TensorType, growths: tuple[Growth, ...]) -> TensorType:
+    shape = tuple(extent * growth.scale for extent, growth in zip(tensor.shape, growths, strict=True))
+    if any(extent.denominator != 1 for extent in shape):
+        raise _refusal(f"{name} of shape {tensor.shape} would get the shape ({', '.join(map(str, shape))})")
     return replace(tensor, shape=tuple(int(extent) for extent in shape))
 
 
 def _respelled(op: Operator, rule: Rule, types: Mapping[str, TensorType]) -> Operator:
-    """An operator that spells out its result's shape spells out the new one."""
+    """An operator that spells out its result's shape, or part of it from a dim on, spells out the new one."""
     result = op.results[0]
-    if rule.local_form is None or result is None or len(op.arguments) != 2 or not isinstance(op.arguments[1], tuple):
+    *before, sizes = op.arguments
+    if rule.local_form is None or result is None or not isinstance(sizes, tuple):
         return op
-    return replace(op, arguments=(op.arguments[0], types[result].shape))
+    start = before[1] if len(before) > 1 else 0
+    assert isinstance(start, int)
+    shape = types[result].shape
+    first = start if start >= 0 else start + len(shape) - len(sizes) + 1
+    spelled: tuple[Argument, ...] = tuple(
+        size if size == -1 else extent for size, extent in zip(sizes, shape[first : first + len(sizes)], strict=True)
+    )
+    return replace(op, arguments=(*before, spelled))

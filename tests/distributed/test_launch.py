@@ -40,8 +40,9 @@ def _plan(reference: str, sequence_length: int | None) -> Plan:
 def test_the_plan_agrees_with_the_unsharded_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "plan.json"
     save_plan(_plan("llama-tiny", 8), path)
-    assert launch(path, steps=3) == 0
+    code = launch(path, steps=3)
     out, err = capfd.readouterr()
+    assert code == 0, out + err
     lines = out.splitlines()
     assert [line.split()[:2] for line in lines[:3]] == [["step", "1"], ["step", "2"], ["step", "3"]]
     assert "agrees with the unsharded model" in lines[3]

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,11 +16,13 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.models.gpt import GPT, GPTConfig
 from planner.models.llama import Llama, LlamaConfig
+from planner.models.zoo import ZOO, with_dimensions
 from planner.plan.bind import prepare
 from planner.plan.plan import ClusterReference, ModelReference, Plan, Prediction, Provenance, Training
 from planner.search.assemble import StageChoice, groups_of, input_layouts, stages_of
 from planner.search.cost_table import CostTables, TableBuilder
-from planner.search.search import stage_kinds
+from planner.search.problem import Evaluation
+from planner.search.search import SearchRequest, stage_kinds
 from planner.search.space import Configuration
 from planner.search.stage_problem import StageProblem, StageTerms, stage_problem
 from planner.search.template import Template, fold
@@ -130,11 +133,27 @@ class Skips(nn.Module):
         return torch.stack(results).mean()
 
 
+class Single(nn.Module):
+    """So small that every choice can be looked at."""
+
+    def __init__(self, layers: int = 1) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8 * 2**at, 8 * 2 ** (at + 1), bias=False) for at in range(layers))
+
+    def forward(self, x_BI: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x_BI = layer(x_BI)
+        return x_BI.mean()
+
+
+Model = tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor, ...]]]
+
 TOKENS = lambda: (torch.zeros(BATCH, SEQUENCE, dtype=torch.int64),)  # noqa: E731
 PAIR = lambda: (*TOKENS(), *TOKENS())  # noqa: E731
 FLOATS = lambda: (torch.zeros(BATCH, WIDTH),)  # noqa: E731
+SHORT = lambda: (torch.zeros(BATCH, 8),)  # noqa: E731
 
-MODELS: Mapping[str, tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor, ...]]]] = {
+MODELS: Mapping[str, Model] = {
     "llama-1": (lambda: llama(1), PAIR),
     "llama-2": (lambda: llama(2), PAIR),
     "llama-4": (lambda: llama(4), PAIR),
@@ -154,13 +173,29 @@ MODELS: Mapping[str, tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Ten
     "residual-frozen-rows": (lambda: Residual(5, frozen=0), TOKENS),
     "residual-frozen-half": (lambda: Residual(6, frozen=3), TOKENS),
     "skips": (lambda: Skips(3), TOKENS),
+    "single": (Single, SHORT),
+    "single-2": (lambda: Single(2), SHORT),
 }
+
+
+def large(name: str, layers: int, precision: str = "bfloat16") -> Model:
+    """A model of the zoo in its real size with another depth."""
+    entry = with_dimensions(ZOO[name], num_layers=layers)
+    dimensions: dict[str, Any] = dict(entry.dimensions)
+    length = entry.sequence_length
+    return (
+        lambda: Llama(LlamaConfig(**dimensions)).to(getattr(torch, precision)),
+        lambda: (torch.zeros(BATCH, length, dtype=torch.int64), torch.zeros(BATCH, length, dtype=torch.int64)),
+    )
+
+
+LARGE: Mapping[str, Model] = {"llama8b": large("llama8b", 32), "llama70b-4-layers": large("llama70b", 4)}
 
 
 @cache
 def traced(name: str) -> OperatorGraph:
-    """The graph of one of the models, in fp32."""
-    make, example = MODELS[name]
+    """The graph of one of the models; the small ones are in fp32."""
+    make, example = {**MODELS, **LARGE}[name]
     with torch.device("meta"):
         return trace(make(), example())
 
@@ -238,9 +273,7 @@ def random_choices(case: Case, draw: random.Random) -> list[StageChoice]:
             operators.update({at: found[0].operators[at] for at in makers if at in operators})
             common = set(parameters) - template.own_parameters
             parameters.update({p: found[0].parameters[p] for p in common if p in found[0].parameters})
-        found.append(
-            StageChoice(first_block=first_block, blocks=blocks, operators=operators, parameters=parameters)
-        )
+        found.append(StageChoice(first_block=first_block, blocks=blocks, operators=operators, parameters=parameters))
     return found
 
 
@@ -259,9 +292,7 @@ def plan_of(case: Case, choices: list[StageChoice]) -> Plan:
             precision=case.precision,
             optimizer=case.optimizer,
         ),
-        cluster=ClusterReference(
-            profile=case.cluster.name, digest=case.cluster.digest(), devices=case.cluster.devices
-        ),
+        cluster=ClusterReference(profile=case.cluster.name, digest=case.cluster.digest(), devices=case.cluster.devices),
         mesh=case.tables.mesh,
         stages=stages_of(configuration.stages, case.tables.template.blocks),
         schedule="1f1b",
@@ -273,5 +304,29 @@ def plan_of(case: Case, choices: list[StageChoice]) -> Plan:
     )
 
 
+def evaluated(problem: StageProblem, choice: StageChoice) -> Evaluation:
+    """The price of a choice in the problem of its stage."""
+    taken = [choice.operators[at] for at in problem.operators]
+    return problem.problem.evaluate([*taken, *(choice.parameters[name] for name in problem.parameters)])
+
+
 def in_flight_of(case: Case, stage: int) -> int:
     return in_flight(stage, case.configuration.stages, case.configuration.micro_batches)
+
+
+def small_memory(cluster: Cluster, memory: float) -> Cluster:
+    """The same machine with `memory` usable bytes and nothing set aside."""
+    device = replace(cluster.device, memory=memory, reserved=0.0, allocator_slack=0.0)
+    return replace(cluster, device=device)
+
+
+def request_of(model: str, cluster: Cluster, global_batch: int, **options: object) -> SearchRequest:
+    graph = traced(model)
+    reference = ModelReference(
+        reference=model, sequence_length=SEQUENCE, parameters=graph.parameter_count(), fingerprint=graph.fingerprint()
+    )
+    settings: dict[str, object] = {"precision": "fp32", **options}
+    return SearchRequest(
+        graph=graph, batch=BATCH, model=reference, cluster=cluster, global_batch=global_batch,
+        **settings,  # type: ignore[arg-type]
+    )  # fmt: skip

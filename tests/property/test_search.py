@@ -1,0 +1,127 @@
+"""Laws of the search: bounds bound, and cutting off by them never loses the best plan."""
+
+import math
+import random
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from costmodels import usable_memory
+from planner.errors import InfeasibleError
+from planner.plan.bind import bind
+from planner.plan.predict import predict, stage_costs
+from planner.plan.verify import verify
+from planner.search.search import SearchRequest, SearchResult, search
+from planner.search.solvers import SOLVERS
+from planner.search.space import FREE, Pinned, bounds, configurations
+from planner.search.stage_problem import stage_problem
+from tests.unit.search.cases import (
+    BATCH,
+    cluster_of,
+    make_case,
+    plan_of,
+    random_choices,
+    request_of,
+    small_memory,
+    template_of,
+    traced,
+)
+
+SMALL = (
+    "chain",
+    "chain-keeps-nothing",
+    "perceptron",
+    "residual",
+    "residual-first",
+    "residual-frozen-half",
+    "residual-frozen-rows",
+    "single-2",
+)
+LARGER = (*SMALL, "gpt-4-tied", "llama-4", "llama-1")
+PROFILES = ("cpu", "h100-80gb", "ascend-910b-64gb")
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> SearchRequest:
+    """A small request; half of them on machines whose memory is short."""
+    model, profile = draw(st.sampled_from(SMALL)), draw(st.sampled_from(PROFILES))
+    cluster = cluster_of(profile, draw(st.sampled_from([1, 2, 4, 8])))
+    pinned = draw(st.sampled_from([FREE, FREE, Pinned(recompute=False), Pinned(stages=1)]))
+    options = {"optimizer": draw(st.sampled_from(["adamw", "sgd"])), "pinned": pinned}
+    global_batch = draw(st.sampled_from([2, 4, 6, 8]))
+    if draw(st.booleans()):
+        cluster = small_memory(cluster, draw(st.floats(4.0, 7.0).map(lambda power: 10**power)))
+    precision = draw(st.sampled_from(["fp32", "bf16"]))
+    return request_of(model, cluster, global_batch, precision=precision, **options)
+
+
+def outcome(request: SearchRequest) -> SearchResult | None:
+    try:
+        return search(request)
+    except InfeasibleError:
+        return None
+
+
+@settings(max_examples=25)
+@given(request=requests())
+def test_pruning_never_loses_the_best_plan(request: SearchRequest) -> None:
+    pruned, full = outcome(request), outcome(replace(request, prune=False))
+    assert (pruned is None) == (full is None)
+    if pruned is not None and full is not None:
+        found, best = pruned.plan.prediction, full.plan.prediction
+        assert math.isclose(found.step_seconds, best.step_seconds, rel_tol=1e-9)
+        assert full.tried == full.configurations
+        assert found.peak_bytes <= request.cluster.device.memory * (1 + 1e-9)
+        verdict = verify(pruned.plan, request.graph, request.batch, request.cluster)
+        assert verdict.as_stated
+        assert verdict.fits
+
+
+@settings(max_examples=15)
+@given(request=requests(), more=st.floats(1.0, 4.0))
+def test_more_memory_never_makes_a_slower_plan(request: SearchRequest, more: float) -> None:
+    pinned = replace(request.pinned, stages=1)  # with stages the first one decides for all, so this does not hold
+    request = replace(request, pinned=pinned)
+    device = request.cluster.device
+    roomier = replace(request.cluster, device=replace(device, memory=device.memory * more))
+    first, second = outcome(request), outcome(replace(request, cluster=roomier))
+    if first is not None:
+        assert second is not None
+        assert second.plan.prediction.step_seconds <= first.plan.prediction.step_seconds * (1 + 1e-9)
+
+
+@settings(max_examples=40)
+@given(data=st.data(), seed=st.integers(0, 2**32))
+def test_nothing_beats_the_bounds(data: st.DataObject, seed: int) -> None:
+    """Neither the fastest nor the leanest nor any random choice of a configuration is below its bounds."""
+    model, profile = data.draw(st.sampled_from(LARGER)), data.draw(st.sampled_from(PROFILES))
+    devices, global_batch = data.draw(st.sampled_from([1, 2, 4, 8])), 8
+    template, cluster = template_of(model), cluster_of(profile, devices)
+    limits = bounds(template, BATCH, cluster, "fp32", "adamw")
+    configuration = data.draw(st.sampled_from(list(configurations(template, devices, global_batch, FREE))))
+    case = make_case(model, profile, configuration, global_batch)
+    least_seconds = limits.step_seconds(configuration, devices, global_batch)
+    least_bytes = limits.device_bytes(configuration, devices, global_batch, template.blocks.count)
+    assert least_seconds > 0
+    assert least_bytes > 0
+    # the stages at their fastest and leanest, each by itself
+    busy = []
+    for at, (_, _, terms) in enumerate(case.kinds):
+        fastest = SOLVERS["dynamic_programming"](stage_problem(case.tables, terms, cluster, math.inf).problem)
+        assert fastest.evaluation is not None
+        busy.append(fastest.evaluation.time)
+        if at == 0:
+            leanest = SOLVERS["dynamic_programming"](stage_problem(case.tables, terms, cluster, 0.0).problem)
+            assert leanest.least_memory is not None
+            assert leanest.least_memory >= least_bytes * (1 - 1e-9)
+    if configuration.stages == 1:
+        assert busy[0] >= least_seconds * (1 - 1e-9)
+    # and the judge on a choice that nobody made better
+    bound = bind(plan_of(case, random_choices(case, random.Random(seed))), traced(model), BATCH)
+    prediction = predict(bound, cluster)
+    assert prediction.step_seconds >= least_seconds * (1 - 1e-9)
+    first = stage_costs(bound, cluster)[0]
+    assert math.fsum(first.memory.values()) >= least_bytes * (1 - 1e-9)
+    assert prediction.peak_bytes >= least_bytes
+    assert usable_memory(cluster.device) < cluster.device.memory

@@ -1,0 +1,195 @@
+"""What a rule says about strategies: layouts, legality with reasons, names. That it is true is shown in
+tests/contract."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from planner.errors import RuleError, StrategyError
+from planner.graph.call import Call
+from planner.graph.operator_graph import TensorType
+from planner.sharding.layout import format_layout
+from planner.sharding.mesh import Mesh, MeshAxis
+from planner.sharding.rule import (
+    Rule,
+    check_strategy,
+    derive_layouts,
+    legal_strategies,
+    local_extents,
+    named_strategy,
+    splittable,
+    strategy_fault,
+    strategy_names,
+)
+from planner.sharding.rules import RULES
+
+
+def mesh_of(*sizes: int) -> Mesh:
+    axes = [
+        MeshAxis(name=f"axis{i}", size=n, stride=math.prod(sizes[i + 1 :]), bandwidth=1.0) for i, n in enumerate(sizes)
+    ]
+    return Mesh(axes=tuple(axes))
+
+
+def tensor(*shape: int) -> TensorType:
+    return TensorType(shape=shape, dtype="float32")
+
+
+def rule(op: str, operands: Sequence[TensorType], result: TensorType, *literals: object) -> Rule:
+    call = Call(op=f"aten.{op}", arguments=(*operands, *literals), keywords=(), results=(result,))  # type: ignore[arg-type]
+    return RULES[call.op].build(call)
+
+
+LINEAR = rule("linear.default", [tensor(8, 6, 16), tensor(12, 16), tensor(12)], tensor(8, 6, 12))
+VIEW = rule("view.default", [tensor(4, 6, 8)], tensor(24, 8), (24, 8))
+INSIDE = (
+    "factor 'd1' inside the compound dim (d0 d1) is split, but factor 'd0' outside of it, of extent 4, is split into"
+    " {} only"
+)
+SOFTMAX = rule("softmax.int", [tensor(4, 6)], tensor(4, 6), -1)
+
+
+def test_a_rule_as_text() -> None:
+    assert LINEAR.format() == "b s i, o i, o -> b s o"
+    assert VIEW.format() == "d0 d1 d2 -> (d0 d1) d2"
+    assert rule("unsqueeze.default", [tensor(4)], tensor(1, 4), 0).format() == "d0 -> 1 d0"
+
+
+@pytest.mark.parametrize(
+    ("factor", "forward", "gradient"),
+    [
+        (None, "R R R R", "R R R R"),
+        ("b", "S0 R R S0", "S0 P P S0"),  # data parallelism
+        ("s", "S1 R R S1", "S1 P P S1"),  # sequence parallelism
+        ("o", "R S0 S0 S2", "P S0 S0 S2"),  # column parallelism
+        ("i", "S2 S1 P P", "S2 S1 R R"),  # row parallelism: the bias joins once
+    ],
+)
+def test_layouts_of_a_linear_layer(factor: str | None, forward: str, gradient: str) -> None:
+    layouts = derive_layouts(LINEAR, named_strategy(LINEAR, [factor], "here"))
+    every = (*layouts.operands, *layouts.results)
+    assert " ".join(format_layout(duplex.forward) for duplex in every) == forward
+    assert " ".join(format_layout(duplex.gradient) for duplex in every) == gradient
+
+
+def test_two_axes_cut_one_dim() -> None:
+    strategy = named_strategy(LINEAR, ["b", "b"], "here")
+    mesh = mesh_of(2, 4)
+    assert format_layout(derive_layouts(LINEAR, strategy).results[0].forward) == "S0,S0"
+    assert local_extents(LINEAR, strategy, mesh)[LINEAR.index["b"]] == 1
+    assert strategy_fault(LINEAR, strategy, mesh) is None
+
+
+@pytest.mark.parametrize(
+    ("chosen", "names", "sizes", "fault"),
+    [
+        (LINEAR, ["b"], (3,), "axis0 of size 3 does not divide factor 'b' of extent 8"),
+        (LINEAR, ["b", "b"], (4, 4), "axis0 of size 4 and axis1 of size 4 does not divide factor 'b' of extent 8"),
+        (LINEAR, ["b"], (2, 2), "has 1 entries for a mesh of 2 axes"),
+        (SOFTMAX, ["d1"], (2,), "axis0 splits factor 'd1', which cannot be split"),
+        (VIEW, ["d1", "d0"], (2, 2), "the axes cut the compound dim (d0 d1) from the inside out"),
+        (
+            VIEW,
+            ["d0", "d1"],
+            (2, 2),
+            INSIDE.format(2),
+        ),
+        (
+            VIEW,
+            ["d1"],
+            (2,),
+            INSIDE.format(1),
+        ),
+    ],
+)
+def test_faults(chosen: Rule, names: list[str | None], sizes: tuple[int, ...], fault: str) -> None:
+    strategy, mesh = named_strategy(chosen, names, "here"), mesh_of(*sizes)
+    assert strategy_fault(chosen, strategy, mesh) == fault
+    with pytest.raises(StrategyError) as caught:
+        check_strategy(chosen, strategy, mesh, "operator 'x'")
+    expected = f"operator 'x' ({chosen.format()}): {fault}; splittable factors: {', '.join(splittable(chosen))}"
+    assert str(caught.value) == expected
+    if len(names) == len(sizes):
+        assert strategy not in legal_strategies(chosen, mesh)
+
+
+def test_compound_dims_that_are_legal() -> None:
+    mesh = mesh_of(4, 2)
+    strategy = named_strategy(VIEW, ["d0", "d1"], "here")
+    check_strategy(VIEW, strategy, mesh, "here")
+    layouts = derive_layouts(VIEW, strategy)
+    assert format_layout(layouts.operands[0].forward) == "S0,S1"
+    assert format_layout(layouts.results[0].forward) == "S0,S0"
+
+
+def test_a_name_that_is_no_factor() -> None:
+    with pytest.raises(
+        StrategyError, match=r"operator 'x' \(d0 d1 -> d0 d1\) has no factor 'q'; splittable factors: d0$"
+    ):
+        named_strategy(SOFTMAX, ["q"], "operator 'x'")
+
+
+def test_a_rule_that_nothing_splits_says_so() -> None:
+    with pytest.raises(StrategyError, match=r"splittable factors: none$"):
+        named_strategy(rule("arange.default", [], tensor(8), 8), ["q"], "here")
+
+
+def test_names_of_strategies_and_back() -> None:
+    for strategy in legal_strategies(LINEAR, mesh_of(2, 2)):
+        assert named_strategy(LINEAR, strategy_names(LINEAR, strategy), "here") == strategy
+
+
+def test_strategies_come_in_a_fixed_order_without_splits_first() -> None:
+    found = [strategy_names(LINEAR, strategy) for strategy in legal_strategies(LINEAR, mesh_of(2))]
+    assert found == [(None,), ("b",), ("s",), ("i",), ("o",)]
+
+
+def test_extents_of_one_are_no_factors() -> None:
+    found = rule("linear.default", [tensor(1, 6, 16), tensor(12, 16)], tensor(1, 6, 12))
+    assert found.format() == "1 s i, o i -> 1 s o"
+
+
+def test_query_heads_are_split_once_key_heads_are() -> None:
+    """Eight query heads share two key heads: the first cuts go between groups, later ones inside of them."""
+    tensors = [tensor(2, 8, 6, 4), tensor(2, 2, 6, 4), tensor(2, 2, 6, 4)]
+    found = rule("scaled_dot_product_attention.default", tensors, tensor(2, 8, 6, 4))
+    assert found.format() == "b (g r) q d, b g k d, b g k e -> b (g r) q e"
+    for names, legal in ((["g"], True), (["r"], False), (["g", "r"], True), (["r", "g"], False)):
+        sizes = (2, 4)[: len(names)]
+        assert (strategy_fault(found, named_strategy(found, names, "here"), mesh_of(*sizes)) is None) == legal
+
+
+@pytest.mark.parametrize(
+    ("op", "operands", "result", "message"),
+    [
+        (
+            "linear.default",
+            [tensor(8, 16), tensor(12, 15)],
+            tensor(8, 12),
+            "factor 'i' has extent 16 in one tensor and 15",
+        ),
+        (
+            "matmul.default",
+            [tensor(), tensor(4)],
+            tensor(),
+            r"operands of shapes \(\) and \(4,\) have no dim to contract",
+        ),
+        (
+            "add.Tensor",
+            [tensor(4, 6), tensor(5)],
+            tensor(4, 6),
+            r"an operand of shape \(5,\) does not broadcast to \(4, 6\)",
+        ),
+        (
+            "cross_entropy_loss.default",
+            [tensor(4, 6), tensor(4)],
+            tensor(4),
+            "the rule expects 0 dims, the tensor has shape",
+        ),
+        ("embedding.default", [tensor(4, 6)], tensor(4), "factor 'h' has extent 6 in one tensor and 4"),
+    ],
+)
+def test_calls_that_do_not_match(op: str, operands: list[TensorType], result: TensorType, message: str) -> None:
+    with pytest.raises(RuleError, match=f"aten.{op}: .*{message}"):
+        rule(op, operands, result)
