@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from planner.models.initialise import blank_embedding, initialise
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPTConfig:
@@ -57,13 +59,14 @@ class GPT(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.wte = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.wpe = nn.Embedding(config.sequence_length, config.hidden_size)
+        self.wte = blank_embedding(config.vocab_size, config.hidden_size)
+        self.wpe = blank_embedding(config.sequence_length, config.hidden_size)
         self.h = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.ln_f = nn.LayerNorm(config.hidden_size, eps=config.norm_epsilon)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tied_embeddings:
             self.lm_head.weight = self.wte.weight
+        initialise(self)
 
     def forward(self, tokens_BS: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
         positions_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)

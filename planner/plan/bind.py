@@ -70,6 +70,7 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
         )
     prepared, blocks = prepare(traced)
     graph = rescale_batch(prepared, batch, plan.training.part)
+    _check_stages(plan, blocks)
     strategies, stored = _spread(plan, graph, blocks)
     known: dict[tuple[int, tuple[str | None, ...]], tuple[Strategy, OperatorLayouts]] = {}
     operators = tuple(_bound(plan.mesh, graph, op, strategies, known) for op in graph.operators)
@@ -90,6 +91,21 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
         if name not in graph.inputs:
             raise PlanFileError(f"inputs: {unknown_name('input', name, graph.inputs)}")
     return BoundPlan(plan=plan, graph=graph, blocks=blocks, operators=operators, parameters=stored, inputs=inputs)
+
+
+def _check_stages(plan: Plan, blocks: BlockRun) -> None:
+    """Stages must hold all blocks, one after the other, and each of several at least one."""
+    following = 0
+    for index, stage in enumerate(plan.stages):
+        if stage.first_block != following:
+            raise PlanFileError(
+                f"stages.{index}: starts at block {stage.first_block}, the stage before ends at block {following - 1}"
+            )
+        if not stage.blocks and len(plan.stages) > 1:
+            raise PlanFileError(f"stages.{index}: holds no block; give it one, or leave the stage out")
+        following += stage.blocks
+    if following != blocks.count:
+        raise PlanFileError(f"stages: they hold {following} blocks, the model has {blocks.count}")
 
 
 def stage_of_operators(bound: BoundPlan) -> Mapping[int, int]:

@@ -194,11 +194,13 @@ def write_atomically(path: Path, text: str) -> None:
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)
         os.replace(temporary, path)
+        temporary = None
     except (OSError, ValueError) as error:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise PlanFileError(f"{path}: cannot be written: {reason}") from error
+    finally:
+        if temporary is not None:
+            os.unlink(temporary)
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:

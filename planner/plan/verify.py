@@ -51,9 +51,7 @@ def verify(plan: Plan, traced: OperatorGraph, batch: int, cluster: Cluster) -> V
     something else than it says, gets remarks.
     """
     _check_cluster(plan, cluster)
-    _check_stages(plan)
     bound = bind(plan, traced, batch)
-    _check_stage_blocks(plan, bound)
     prediction = predict(bound, cluster)
     found = {**_figures(prediction), "parameters": traced.parameter_count()}
     said = {**_figures(plan.prediction), "parameters": plan.model.parameters}
@@ -89,22 +87,3 @@ def _check_cluster(plan: Plan, cluster: Cluster) -> None:
                 f"{cluster.name} it is {known.stride} and"
                 f" {known.bandwidth:g}"
             )
-
-
-def _check_stages(plan: Plan) -> None:
-    following = 0
-    for index, stage in enumerate(plan.stages):
-        if stage.first_block != following:
-            raise PlanFileError(
-                f"stages.{index}: starts at block {stage.first_block}, the stage before ends at block {following - 1}"
-            )
-        following += stage.blocks
-
-
-def _check_stage_blocks(plan: Plan, bound: BoundPlan) -> None:
-    for index, stage in enumerate(plan.stages):
-        if not stage.blocks and len(plan.stages) > 1:
-            raise PlanFileError(f"stages.{index}: holds no block; every stage of a pipeline needs one")
-    held = sum(stage.blocks for stage in plan.stages)
-    if held != bound.blocks.count:
-        raise PlanFileError(f"stages: they hold {held} blocks, the model has {bound.blocks.count}")

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -86,6 +87,8 @@ class Loss(nn.Module):
 MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "llama": lambda: Llama(LLAMA),
     "gpt": lambda: GPT(GPT_CONFIG),
+    "llama4": lambda: Llama(replace(LLAMA, num_layers=4)),
+    "gpt4": lambda: GPT(replace(GPT_CONFIG, num_layers=4)),
     "assorted": Assorted,
 }
 
@@ -128,13 +131,14 @@ def make_plan(
     micro_batches: int = 1,
     recomputation: str = "none",
     optimizer: str = "adamw",
-    stages: int = 1,
+    stages: tuple[int, ...] = (),
     graph: OperatorGraph | None = None,
     samples: int = BATCH,
 ) -> Plan:
     """A plan with one group outside the blocks and one per block, so that every operator is chosen by itself.
 
-    `graph` is that of `model` on an example of so many `samples`; without it, that of one of `MODELS`.
+    `graph` is that of `model` on an example of so many `samples`; without it, that of one of `MODELS`. `stages` has the
+    number of blocks of each pipeline stage, each of which has a mesh of its own.
     """
     original = graph or traced(model)
     prepared, blocks = prepare(original)
@@ -165,9 +169,11 @@ def make_plan(
         training=Training(
             global_batch=BATCH, micro_batches=micro_batches, precision="fp32", optimizer=optimizer
         ),
-        cluster=ClusterReference(profile="cpu", digest="", devices=mesh.size),
+        cluster=ClusterReference(profile="cpu", digest="", devices=mesh.size * max(1, len(stages))),
         mesh=mesh,
-        stages=tuple(Stage(first_block=0, blocks=blocks.count) for _ in range(stages)),
+        stages=tuple(
+            Stage(first_block=sum(stages[:index]), blocks=held) for index, held in enumerate(stages or (blocks.count,))
+        ),
         schedule="1f1b",
         recomputation=recomputation,
         inputs=tuple((name, load(name, scaled.types[name].shape, mesh)) for name in scaled.inputs),

@@ -63,6 +63,52 @@ def parity(model: str, sizes: tuple[int, ...], seeds: list[int], micro_batches: 
     return errors
 
 
+def pipelined(
+    model: str,
+    sizes: tuple[int, ...],
+    stages: tuple[int, ...],
+    seeds: list[int],
+    micro_batches: int,
+    recomputation: str,
+) -> tuple[list[float], list[tuple[str, int]]]:
+    """The worst error of loss and gradients under each random plan with these stages, and the order of the turns."""
+    mesh: Mesh = plans.mesh_of(*sizes)
+    loss, gradients = unsharded(model, micro_batches)
+    errors = []
+    turns: list[tuple[str, int]] = []
+    for seed in seeds:
+        plan = plans.random_plan(
+            model, mesh, seed, micro_batches=micro_batches, recomputation=recomputation, stages=stages
+        )
+        step = build_step(model, plan)
+        found = float(step.accumulate(*plans.batch()))
+        whole = step.full_gradients()
+        assert whole.keys() == gradients.keys()
+        errors.append(max(abs(found - loss) / abs(loss), *(relative(whole[n], gradients[n]) for n in gradients)))
+        assert step.pipeline is not None
+        turns = [(turn.kind, turn.micro_batch) for turn in step.pipeline.turns]
+    return errors, turns
+
+
+def train_pipelined(model: str, sizes: tuple[int, ...], stages: tuple[int, ...], seed: int) -> float:
+    """The worst error of losses and weights over 5 steps of SGD with momentum, stages sharing tied weights."""
+    settings = OptimizerSettings(learning_rate=1e-2)
+    plan = plans.random_plan(model, plans.mesh_of(*sizes), seed, optimizer="sgd", micro_batches=2, stages=stages)
+    step = build_step(model, plan, settings)
+    module = plans.build(model)
+    plain = torch.optim.SGD(module.parameters(), lr=1e-2, momentum=0.9, weight_decay=1e-2)
+    worst = 0.0
+    for number in range(5):
+        batch = plans.batch(seed=number)
+        loss = module(*batch)
+        loss.backward()
+        plain.step()
+        plain.zero_grad()
+        worst = max(worst, abs(step(*batch) - float(loss)) / float(loss))
+    found = step.full_parameters()
+    return max(worst, *(relative(found[name], weight.detach()) for name, weight in module.named_parameters()))
+
+
 def train(model: str, kind: str, sizes: tuple[int, ...], optimizer: str, micro_batches: int) -> float:
     """The worst error of losses and weights over 5 optimizer steps, against torch's optimizer on the plain model."""
     rate = 1e-3 if optimizer == "adamw" else 1e-2
@@ -223,7 +269,7 @@ def check(piece: torch.Tensor, whole: torch.Tensor, layout: Layout, place) -> No
 def refusal(case: str) -> tuple[str, str]:
     """Name and message of the error that a plan which cannot run is refused with."""
     mesh = plans.mesh_of(2, 1) if case == "world" else plans.mesh_of(2, 2)
-    plan = plans.random_plan("llama", mesh, 0, stages=2 if case == "stages" else 1)
+    plan = plans.random_plan("llama", mesh, 0, stages=(1, 1) if case == "stages" else ())
     model = "gpt" if case == "fingerprint" else "llama"
     batch = plans.batch(samples=3) if case == "batch" else plans.batch()
     try:

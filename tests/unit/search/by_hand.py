@@ -1,6 +1,6 @@
 """Strategies that people write by hand, as candidates of the tables: Megatron, data parallelism, ZeRO."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from planner.search.assemble import StageChoice
 from planner.search.cost_table import CostTables
@@ -43,25 +43,38 @@ def tensor_factor(name: str, rule: Rule) -> str | None:
     return "v" if "v" in rule.index else "d2"
 
 
+def context_factor(name: str, rule: Rule) -> str | None:
+    """Ulysses: the sequence where the work is, heads inside attention (Jacobs et al. 2023)."""
+    return "s" if "s" in rule.index else "g" if "g" in rule.index else None
+
+
+FACTORS: Mapping[str, Callable[[str, Rule], str | None]] = {
+    "data": lambda name, rule: batch_factor(rule),
+    "tensor": tensor_factor,
+    "context": context_factor,
+    "nothing": lambda name, rule: None,
+}
+
+
 def operators_by_hand(tables: CostTables, axes: tuple[str, ...]) -> Mapping[int, int]:
-    """Candidates of all operators where each axis is "data" or "tensor"."""
+    """Candidates of all operators where each axis is used for one of `FACTORS`."""
     graph = tables.template.graph
     found = {}
     for at, (op, table) in enumerate(zip(graph.operators, tables.operators, strict=True)):
         rule = rule_of(graph, op)
-        names = [batch_factor(rule) if axis == "data" else tensor_factor(op.name, rule) for axis in axes]
+        names = [FACTORS[axis](op.name, rule) for axis in axes]
         found[at] = table.candidates.strategies.index(named_strategy(rule, names, op.name))
     return found
 
 
 def parameters_by_hand(tables: CostTables, axes: tuple[str, ...], on_data: Option) -> Mapping[str, int]:
-    """Stored layouts: as on_data says on data axes, cut like their use on tensor axes."""
+    """Stored layouts: cut like their use on tensor axes, as `on_data` says on all others."""
     found = {}
     for table in tables.parameters:
         whole = len(tables.template.graph.types[table.name].shape) == 1
         cut = shard(1 if "o_proj" in table.name or "down_proj" in table.name else 0)
         on_tensor = COPIES if whole else (cut, cut, cut)
-        options = [on_data if axis == "data" else on_tensor for axis in axes]
+        options = [on_tensor if axis == "tensor" else on_data for axis in axes]
         weight, gradient, state = (tuple(option[kind] for option in options) for kind in range(3))
         found[table.name] = table.stored.index(StoredParameter(weight=weight, gradient=gradient, state=state))
     return found

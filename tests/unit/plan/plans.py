@@ -1,0 +1,87 @@
+"""Plans that searches wrote for small models, and edits of their files."""
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from planner.plan.bind import bind
+from planner.plan.file import dump_plan
+from planner.plan.plan import Plan
+from planner.plan.predict import predict
+from planner.plan.verify import Verdict, verify
+from planner.search.search import search
+from planner.search.space import FREE, Configuration, Pinned
+from tests.unit.search.by_hand import UPDATE_CUT, by_hand
+from tests.unit.search.cases import BATCH, cluster_of, make_case, plan_of, request_of, traced
+
+Content = Any  # of a JSON file
+Edit = Callable[[Content], object]
+
+NAMES: dict[str, tuple[str, str, int, Pinned]] = {
+    "no axes": ("chain", "cpu", 1, FREE),
+    "one axis": ("perceptron", "cpu", 4, Pinned(mesh=(4,))),
+    "two axes": ("llama-4", "h100-80gb", 16, Pinned(mesh=(2, 8), stages=1, micro_batches=2)),
+    "pipeline": ("gpt-4-tied", "h100-80gb", 8, Pinned(stages=4, mesh=(2,), micro_batches=4, recompute=True)),
+    "only stages": ("residual", "cpu", 2, Pinned(stages=2, micro_batches=2)),
+    "no blocks": ("skips", "cpu", 2, FREE),
+}
+
+
+BY_HAND = "by hand"
+
+
+@cache
+def plan_named(name: str) -> Plan:
+    """One of `NAMES`, or Megatron's plan for a small Llama."""
+    if name == BY_HAND:
+        return _by_hand()
+    model, profile, devices, pinned = NAMES[name]
+    return search(request_of(model, cluster_of(profile, devices), 8, pinned=pinned)).plan
+
+
+def _by_hand() -> Plan:
+    configuration = Configuration(stages=1, mesh=(2, 4), micro_batches=2, recompute=False)
+    case = make_case("llama-4", "h100-80gb", configuration, 8)
+    plan = plan_of(case, by_hand(case, ("data", "tensor"), UPDATE_CUT))
+    plan = replace(plan, model=replace(plan.model, parameters=traced("llama-4").parameter_count()))
+    return replace(plan, prediction=predict(bind(plan, traced("llama-4"), BATCH), case.cluster))
+
+
+def verdict_of(plan: Plan) -> Verdict:
+    return verify(plan, traced(plan.model.reference), BATCH, cluster_of(plan.cluster.profile, plan.cluster.devices))
+
+
+def content_of(name: str) -> Content:
+    return json.loads(dump_plan(plan_named(name)))
+
+
+def edited(name: str, edit: Edit) -> str:
+    """The text of a plan file after an edit of its content."""
+    content = copy.deepcopy(content_of(name))
+    edit(content)
+    return json.dumps(content)
+
+
+def put(*path: str | int, value: object) -> Edit:
+    """An edit that puts a value at a place."""
+
+    def edit(content: Content) -> None:
+        for step in path[:-1]:
+            content = content[step]
+        content[path[-1]] = value
+
+    return edit
+
+
+def drop(*path: str | int) -> Edit:
+    """An edit that takes a place away."""
+
+    def edit(content: Content) -> None:
+        for step in path[:-1]:
+            content = content[step]
+        del content[path[-1]]
+
+    return edit

@@ -1,0 +1,335 @@
+"""Plan files read back exactly, are written whole or not at all, and are refused with the place and the remedy."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from planner.errors import LayoutError, PlanFileError, PlannerError, StrategyError
+from planner.plan import file as plan_file
+from planner.plan.file import dump_plan, format_strategy, load_plan, parse_plan, parse_strategy, save_plan
+from tests.unit.plan.plans import NAMES, Edit, drop, edited, plan_named, put, verdict_of
+
+BLOCKS = ("groups", 1)  # the group of the blocks in the plan "two axes"
+Q_PROJ = "model.layers.0.self_attn.q_proj/linear"
+ATTENTION = "model.layers.0.self_attn/scaled_dot_product_attention"
+WEIGHT = "model.layers.0.self_attn.q_proj.weight"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plan_reads_back_exactly(name: str, tmp_path: Path) -> None:
+    plan = plan_named(name)
+    path = tmp_path / "new" / "folder" / "plan.json"
+    save_plan(plan, path)
+    assert load_plan(path) == plan
+    assert path.read_text(encoding="utf-8") == dump_plan(load_plan(path)) == dump_plan(plan)
+    assert path.read_bytes().endswith(b"}\n")
+    assert os.listdir(path.parent) == ["plan.json"]
+
+
+def test_the_plans_are_of_different_forms() -> None:
+    plans = {name: plan_named(name) for name in NAMES}
+    assert plans["no axes"].mesh.sizes == ()
+    assert plans["one axis"].mesh.sizes == (4,)
+    assert plans["two axes"].mesh.sizes == (2, 8)
+    assert [stage.first_block for stage in plans["pipeline"].stages] == [0, 1, 2, 3]
+    assert [group.blocks for group in plans["pipeline"].groups if group.blocks] == [1, 2, 1]
+    assert plans["only stages"].mesh.sizes == ()
+    assert len(plans["only stages"].stages) == 2
+    assert [group.name for group in plans["no blocks"].groups] == ["all"]
+
+
+@pytest.mark.parametrize("seed", ["0", "4711"])
+def test_a_fresh_process_writes_the_same_bytes(seed: str) -> None:
+    """Sets and dicts of another process have another order; nothing of it may reach the file."""
+    script = (
+        "import sys; from tests.unit.plan.plans import plan_named; from planner.plan.file import dump_plan;"
+        "sys.stdout.write(dump_plan(plan_named('two axes')) + dump_plan(plan_named('pipeline')))"
+    )
+    root = Path(__file__).parents[3]
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(root)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=root, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == dump_plan(plan_named("two axes")) + dump_plan(plan_named("pipeline"))
+
+
+@pytest.mark.parametrize("strategy", [(), (None,), ("b",), ("b", None), (None, "o", "copies")])
+def test_strategies_are_one_word_an_axis(strategy: tuple[str | None, ...]) -> None:
+    assert parse_strategy(format_strategy(strategy)) == strategy
+
+
+def refused(text: str) -> str:
+    with pytest.raises(PlanFileError) as caught:
+        parse_plan(text)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+WHOLE = "two axes"
+UNREADABLE: dict[str, tuple[Edit, tuple[str, ...]]] = {
+    "other version": (put("schema_version", value=2), ("schema_version is 2", "version 1", "plan again")),
+    "missing key": (drop("stages"), ("stages", "undo the edit or plan again")),
+    "unknown key": (put("colour", value="red"), ("colour", "undo the edit or plan again")),
+    "nested unknown key": (put("training", "epochs", value=3), ("training.epochs",)),
+    "wrong type": (put("stages", value="four"), ("stages", "array")),
+    "text for a number": (put("training", "global_batch", value="8"), ("training.global_batch", "integer")),
+    "truth for a number": (put("training", "micro_batches", value=True), ("training.micro_batches", "integer")),
+    "fraction": (put("cluster", "devices", value=16.5), ("cluster.devices",)),
+    "negative": (put("training", "global_batch", value=-8), ("training.global_batch", "1")),
+    "negative time": (put("prediction", "step_seconds", value=-1.0), ("prediction.step_seconds",)),
+    "not finite": (put("provenance", "gap", value=float("nan")), ("provenance.gap", "finite")),
+    "infinite": (put("prediction", "peak_bytes", value=float("inf")), ("prediction.peak_bytes", "finite")),
+    "absurd batch": (put("training", "global_batch", value=10**30), ("training.global_batch", "2147483648")),
+    "absurd block": (put("groups", 1, "blocks", value=10**30), ("groups.1.blocks",)),
+    "absurd length": (put("model", "sequence_length", value=10**30), ("model.sequence_length",)),
+    "absurd bytes": (put("prediction", "peak_bytes", value=10**400), ("prediction.peak_bytes",)),
+    "no stages": (put("stages", value=[]), ("stages",)),
+    "mesh and devices": (put("cluster", "devices", value=32), ("16 devices in each of 1", "devices is 32")),
+    "stride": (put("mesh", 0, "stride", value=4), ("mesh", "stride 4", "8")),
+    "two axes of a name": (put("mesh", 0, "name", value="axis1"), ("mesh", "different names")),
+    "parts": (put("training", "micro_batches", value=3), ("training.micro_batches", "3", "global_batch 8")),
+    "precision": (put("training", "precision", value="fp8"), ("training.precision", "fp8", "bf16, fp16, fp32")),
+    "optimizer": (put("training", "optimizer", value="adam"), ("training.optimizer", "adamw, sgd")),
+    "schedule": (put("schedule", value="gpipe"), ("schedule", "1f1b")),
+    "recomputation": (put("recomputation", value="some"), ("recomputation", "none, full")),
+    "layout": (put(*BLOCKS, "parameters", WEIGHT, "weight", value="S0,X"), ("groups.1", WEIGHT, "'X'", "R, P or S")),
+    "long layout": (put(*BLOCKS, "parameters", WEIGHT, "weight", value="S" + "9" * 9999), (WEIGHT,)),
+    "control character": (put("model", "reference", value="a\x1b[31m\nb"), ("reference", "control character", "\\x1b")),
+    "control character in a key": (put("inputs", "a\nb", value="R,R"), ("'a\\nb'", "control character")),
+    "half a surrogate": (put("groups", 1, "name", value="\ud800"), ("name", "\\ud800")),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_what_cannot_be_read_is_named(case: str) -> None:
+    edit, words = UNREADABLE[case]
+    message = refused(edited(WHOLE, edit))
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ("line 1, column 1", "truncated")),
+        ("[]", ("no schema_version",)),
+        ("3", ("no schema_version",)),
+        ("null", ("no schema_version",)),
+        ("{}", ("no schema_version",)),
+        ("[" * 100_000, ("nested too deeply",)),
+        ('{"a":' * 100_000, ("nested too deeply",)),
+        ('{"schema_version": ' + "9" * 5000 + "}", ("number is too long",)),
+        ('{"schema_version": 1, "schema_version": 1}', ("'schema_version'", "twice", "keep one")),
+        ('{"schema_version": 1, "mesh": [{"size": 1, "size": 2}]}', ("'size'", "twice")),
+        ('{"schema_version": "1\\n"}', ("schema_version", "control character")),
+    ],
+)
+def test_what_is_no_plan_is_refused(text: str, words: tuple[str, ...]) -> None:
+    message = refused(text)
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
+def test_a_truncated_file_is_refused(share: float) -> None:
+    text = dump_plan(plan_named(WHOLE))
+    assert "truncated" in refused(text[: int(len(text) * share)])
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    binary, marked = tmp_path / "binary.json", tmp_path / "marked.json"
+    binary.write_bytes(bytes(range(256)))
+    marked.write_bytes(b"\xef\xbb\xbf" + dump_plan(plan_named(WHOLE)).encode())
+    for path, words in (
+        (binary, "not UTF-8"),
+        (marked, "BOM"),
+        (tmp_path, "Is a directory"),
+        (tmp_path / "none.json", "No such file"),
+        (tmp_path / "binary.json" / "x.json", "Not a directory"),
+        (tmp_path / "a\0b", "null byte"),
+    ):
+        with pytest.raises(PlanFileError) as caught:
+            load_plan(path)
+        assert str(path) in str(caught.value)
+        assert words in str(caught.value)
+
+
+ILLEGAL: dict[str, tuple[Edit, type[PlannerError], tuple[str, ...]]] = {
+    "another graph": (
+        put("model", "fingerprint", value="sha256:1234"),
+        PlanFileError,
+        ("fingerprint sha256:1234", "plan it again"),
+    ),
+    "unknown factor": (
+        put(*BLOCKS, "operators", Q_PROJ, value="b,zz"),
+        StrategyError,
+        (Q_PROJ, "no factor 'zz'", "splittable factors: b, s, i, o"),
+    ),
+    "factor that does not divide": (
+        put(*BLOCKS, "operators", Q_PROJ, value="b,b"),
+        StrategyError,
+        (Q_PROJ, "axis0 of size 2 and axis1 of size 8", "extent 4"),
+    ),
+    "blocked factor": (
+        put(*BLOCKS, "operators", ATTENTION, value="b,k"),
+        StrategyError,
+        (ATTENTION, "factor 'k', which cannot be split"),
+    ),
+    "too many entries": (
+        put(*BLOCKS, "operators", Q_PROJ, value="b,o,-"),
+        StrategyError,
+        (Q_PROJ, "3 entries", "2 axes"),
+    ),
+    "too few entries": (put(*BLOCKS, "operators", Q_PROJ, value=""), StrategyError, (Q_PROJ, "0 entries")),
+    "unknown operator": (
+        put(*BLOCKS, "operators", Q_PROJ + "s", value="-,-"),
+        PlanFileError,
+        (f"unknown operator '{Q_PROJ}s'", f"did you mean {Q_PROJ}"),
+    ),
+    "unknown parameter": (
+        put(*BLOCKS, "parameters", "layers.0.weight", value={"weight": "R,R", "gradient": "R,R", "state": "R,R"}),
+        PlanFileError,
+        ("unknown parameter 'layers.0.weight'", "model.layers.0"),
+    ),
+    "missing operator": (drop(*BLOCKS, "operators", Q_PROJ), PlanFileError, (Q_PROJ, "no strategy", "plan again")),
+    "missing parameter": (drop(*BLOCKS, "parameters", WEIGHT), PlanFileError, (WEIGHT, "no stored layouts")),
+    "operator of another block": (
+        put(*BLOCKS, "operators", Q_PROJ.replace("0", "1"), value="-,-"),
+        PlanFileError,
+        ("is not in block 0", "names of its first block"),
+    ),
+    "operator twice": (
+        put("groups", 0, "operators", Q_PROJ, value="-,-"),
+        PlanFileError,
+        (Q_PROJ, "another group", "keep one"),
+    ),
+    "parameter twice": (
+        put("groups", 0, "parameters", WEIGHT, value={"weight": "R,R", "gradient": "R,R", "state": "R,R"}),
+        PlanFileError,
+        (WEIGHT, "another group", "keep one"),
+    ),
+    "groups leave blocks out": (
+        put(*BLOCKS, "blocks", value=3),
+        PlanFileError,
+        ("cover the blocks 0 to 3 once each", "they cover 0 to 2"),
+    ),
+    "groups overlap": (
+        lambda content: content["groups"].append(
+            {"name": "again", "first_block": 0, "blocks": 4, "operators": {}, "parameters": {}}
+        ),
+        PlanFileError,
+        ("cover the blocks 0 to 3 once each", "0 to 3, 0 to 3"),
+    ),
+    "group beyond the end": (put(*BLOCKS, "blocks", value=5), PlanFileError, ("block",)),
+    "empty group beyond the end": (
+        lambda content: content["groups"].append(
+            {"name": "far", "first_block": 2**31, "blocks": 2**31, "operators": {}, "parameters": {}}
+        ),
+        PlanFileError,
+        ("the model has 4 blocks",),
+    ),
+    "stages leave blocks out": (put("stages", 0, "blocks", value=3), PlanFileError, ("stages", "3 blocks", "has 4")),
+    "stages start late": (put("stages", 0, "first_block", value=1), PlanFileError, ("stages.0", "starts at block 1")),
+    "digest": (put("cluster", "digest", value="0" * 64), PlanFileError, ("cluster", "h100-80gb", "plan again")),
+    "bandwidth": (put("mesh", 1, "bandwidth", value=1.0), PlanFileError, ("mesh", "axis1", "bandwidth 1")),
+    "missing input": (drop("inputs", "args_0"), PlanFileError, ("inputs", "args_0")),
+    "unknown input": (put("inputs", "args_2", value="R,R"), PlanFileError, ("unknown input 'args_2'", "args_0")),
+    "partial input": (put("inputs", "args_0", value="P,R"), LayoutError, ("inputs['args_0']", "not partial")),
+    "input of another rank": (
+        put("inputs", "args_0", value="S2,R"),
+        LayoutError,
+        ("args_0", "S2,R", "does not divide"),
+    ),
+    "stored layout that does not divide": (
+        put(*BLOCKS, "parameters", WEIGHT, value={"weight": "S2,R", "gradient": "S2,R", "state": "S2,R"}),
+        LayoutError,
+        (WEIGHT, "S2,R", "does not divide"),
+    ),
+    "partial weight": (
+        put(*BLOCKS, "parameters", WEIGHT, value={"weight": "P,R", "gradient": "P,R", "state": "R,R"}),
+        StrategyError,
+        (WEIGHT, "cannot be partial", "axis 0"),
+    ),
+    "gradient unlike its weight": (
+        put(*BLOCKS, "parameters", WEIGHT, value={"weight": "S0,R", "gradient": "P,R", "state": "S0,R"}),
+        StrategyError,
+        (WEIGHT, "gradient cut alike"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ILLEGAL)
+def test_what_is_illegal_is_named(case: str) -> None:
+    edit, kind, words = ILLEGAL[case]
+    plan = parse_plan(edited(WHOLE, edit))
+    with pytest.raises(kind) as caught:
+        verdict_of(plan)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(word in message for word in words), message
+
+
+def test_a_stage_without_blocks_is_refused() -> None:
+    text = edited(
+        "only stages", put("stages", value=[{"first_block": 0, "blocks": 4}, {"first_block": 4, "blocks": 0}])
+    )
+    with pytest.raises(PlanFileError, match=r"stages\.1: holds no block"):
+        verdict_of(parse_plan(text))
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace", "chmod"])
+def test_a_failing_write_leaves_everything_as_it_was(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "plan.json"
+    save_plan(plan_named("no axes"), path)
+    before = path.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(plan_file.os, call, full)
+    with pytest.raises(PlanFileError, match=r"plan\.json: cannot be written: No space left on device"):
+        save_plan(plan_named("pipeline"), path)
+    monkeypatch.undo()
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["plan.json"]
+
+
+def test_an_interrupted_write_leaves_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plan_file.os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_plan(plan_named("no axes"), tmp_path / "plan.json")
+    assert os.listdir(tmp_path) == []
+
+
+def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("here first")
+    for path in (tmp_path, tmp_path / "file" / "plan.json", tmp_path / "a\0b.json", Path("/proc/none/plan.json")):
+        with pytest.raises(PlanFileError, match="cannot be written"):
+            save_plan(plan_named("no axes"), path)
+    assert (tmp_path / "file").read_text() == "here first"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_saved_plan_follows_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        save_plan(plan_named("no axes"), tmp_path / "plan.json")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "plan.json").stat().st_mode & 0o777 == 0o640
+
+
+def test_keys_stand_in_the_documented_order() -> None:
+    content = json.loads(dump_plan(plan_named(WHOLE)))
+    assert list(content) == [
+        "schema_version", "model", "training", "cluster", "mesh", "stages", "schedule", "recomputation", "inputs",
+        "groups", "prediction", "provenance",
+    ]  # fmt: skip

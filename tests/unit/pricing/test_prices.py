@@ -1,0 +1,183 @@
+"""Prices of single choices against numbers worked out by hand from the profile."""
+
+import math
+
+import numpy as np
+import pytest
+
+from costmodels import collective_time
+from planner.errors import RuleError
+from planner.graph.operator_graph import OperatorGraph, TensorType
+from planner.plan.bind import prepare
+from planner.pricing import OperatorPrices, RedistributionPricer, price_operator, price_parameter
+from planner.pricing.liveness import liveness
+from planner.sharding.layout import parse_layout
+from planner.sharding.mesh import Mesh, build_mesh
+from planner.sharding.redistribute import COLLECTIVES, cut_limits, redistribution, routes
+from planner.sharding.rule import legal_strategies, named_strategy
+from planner.sharding.rules import rule_of
+from planner.sharding.stored import StoredParameter
+from tests.unit.search.cases import cluster_of, traced
+
+CLUSTER = cluster_of("h100-80gb", 16)
+MESH = build_mesh(CLUSTER, (2, 8))
+LINEAR = "model.layers.0.mlp.up_proj/linear"
+ATTENTION = "model.layers.0.self_attn/scaled_dot_product_attention"
+
+
+def graph_and_operator(name: str) -> tuple[OperatorGraph, int]:
+    graph = prepare(traced("llama-4"))[0]
+    return graph, next(at for at, op in enumerate(graph.operators) if op.name == name)
+
+
+def priced(name: str, *strategies: tuple[str | None, ...], mesh: Mesh = MESH) -> OperatorPrices:
+    graph, at = graph_and_operator(name)
+    op = graph.operators[at]
+    rule = rule_of(graph, op)
+    types = [graph.types[operand] for operand in op.operands], [graph.types[result] for result in op.results if result]
+    graded = [operand in graph.differentiable for operand in op.operands]
+    chosen = [named_strategy(rule, strategy, name) for strategy in strategies]
+    return price_operator(rule, chosen, *types, graded, mesh, CLUSTER)
+
+
+def test_a_linear_layer_by_hand() -> None:
+    """b s i, o i -> b s o with 2 x 16 tokens, 32 -> 64, fp32: whole, and o split over 8."""
+    prices = priced(LINEAR, (None, None), (None, "o"))
+    device, efficiency = CLUSTER.device, CLUSTER.device.efficiency("matmul")
+    for at, outputs in enumerate((64, 8)):
+        flops = 2 * 32 * 32 * outputs
+        operand, weight, result = 4 * 32 * 32, 4 * 32 * outputs, 4 * 32 * outputs
+        rate, bandwidth = device.peak("fp32") * efficiency.compute, device.memory_bandwidth * efficiency.bandwidth
+        forward = device.launch_latency + max(flops / rate, (operand + weight + result) / bandwidth)
+        backward = 2 * device.launch_latency + max(2 * flops / rate, (2 * operand + 2 * weight + result) / bandwidth)
+        assert prices.forward[at] == pytest.approx(forward, rel=1e-12)
+        assert prices.backward[at] == pytest.approx(backward, rel=1e-12)
+        assert (prices.operands[0][at], prices.operands[1][at], prices.results[0][at]) == (operand, weight, result)
+        assert prices.transient[at] == 2 * result + operand + weight
+        assert prices.flops[at] == 3 * flops
+
+
+@pytest.mark.parametrize("name", [LINEAR, ATTENTION, "cross_entropy_loss"])
+def test_a_table_is_its_rows(name: str) -> None:
+    """Pricing many strategies at once gives what each gives alone."""
+    graph, at = graph_and_operator(name)
+    op = graph.operators[at]
+    rule = rule_of(graph, op)
+    types = [graph.types[operand] for operand in op.operands], [graph.types[result] for result in op.results if result]
+    graded = [operand in graph.differentiable for operand in op.operands]
+    strategies = legal_strategies(rule, MESH)
+    together = price_operator(rule, strategies, *types, graded, MESH, CLUSTER)
+    assert len(strategies) > 2
+    for row, strategy in enumerate(strategies):
+        alone = price_operator(rule, [strategy], *types, graded, MESH, CLUSTER)
+        for field in ("forward", "backward", "inner_forward", "inner_backward", "saved_extra", "transient", "flops"):
+            assert getattr(together, field)[row] == getattr(alone, field)[0], (field, strategy)
+
+
+def test_a_vocabulary_parallel_loss_pays_for_its_own_sums() -> None:
+    prices = priced("cross_entropy_loss", (None, None), (None, "v"), ("n", None), ("n", "v"))
+    fast, slow = CLUSTER.group(8, 1), CLUSTER.group(2, 8)
+    rows = 4.0 * 32  # bytes of one number a token
+    expected = [
+        0.0,
+        3 * collective_time("all_reduce", rows, fast),
+        collective_time("all_reduce", 4.0, slow),
+        3 * collective_time("all_reduce", rows / 2, fast) + collective_time("all_reduce", 4.0, slow),
+    ]
+    assert prices.inner_forward == pytest.approx(expected, rel=1e-12)
+    assert not prices.inner_backward.any()
+
+
+def test_views_are_free() -> None:
+    prices = priced("model.layers.0.self_attn/unflatten", (None, None), (None, "d2"))
+    assert not prices.forward.any()
+    assert not prices.backward.any()
+    assert not prices.transient.any()
+
+
+def test_a_dtype_without_a_peak_is_refused() -> None:
+    graph, at = graph_and_operator(LINEAR)
+    rule = rule_of(graph, graph.operators[at])
+    wide = TensorType(shape=(2, 16, 32), dtype="float64")
+    with pytest.raises(RuleError, match=r"aten\.linear\.default computes in float64, for which no machine profile"):
+        price_operator(rule, [(None, None)], [wide, wide], [wide], [True, True], MESH, CLUSTER)
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (16, 6, 8), (3,)])
+def test_a_redistribution_costs_the_sum_of_its_steps(shape: tuple[int, ...]) -> None:
+    """The table against the steps that the runtime takes, for every pair of layouts."""
+    tensor = TensorType(shape=shape, dtype="bfloat16")
+    pricer = RedistributionPricer(mesh=MESH, cluster=CLUSTER)
+    table = pricer.table(tensor)
+    bandwidth = CLUSTER.device.memory_bandwidth * CLUSTER.device.efficiency("copy").bandwidth
+    paid = 0
+    for source in table.position:
+        for target in table.position:
+            expected = 0.0
+            for step in redistribution(shape, MESH, source, target):
+                message = step.fraction * tensor.nbytes
+                axis = MESH.axes[step.axis]
+                if step.kind in COLLECTIVES:
+                    expected += float(collective_time(step.kind, message, CLUSTER.group(axis.size, axis.stride)))
+                elif step.kind != "slice":
+                    expected += CLUSTER.device.launch_latency + 2 * message / bandwidth
+            assert math.isclose(table.at(source, target), expected, rel_tol=1e-12), (source, target)
+            assert (pricer.seconds(tensor, source, target) == 0) == (expected == 0)
+            paid += expected > 0
+    assert len(table.position) == len(routes(MESH, cut_limits(shape, MESH.sizes)).layouts)
+    assert paid > len(table.position) // 2
+
+
+def stored(weight: str, gradient: str, state: str) -> StoredParameter:
+    return StoredParameter(weight=parse_layout(weight), gradient=parse_layout(gradient), state=parse_layout(state))
+
+
+def test_parameters_by_hand() -> None:
+    """64 x 32 in bf16 with AdamW: full copies, ZeRO-1 over 8, ZeRO-3 over 8."""
+    tensor = TensorType(shape=(64, 32), dtype="bfloat16")
+    numel, pricer = 64 * 32, RedistributionPricer(mesh=build_mesh(CLUSTER, (8,)), cluster=CLUSTER)
+    rows = [stored("R", "P", "R"), stored("R", "P", "S0"), stored("S0", "S0", "S0")]
+    prices = price_parameter(tensor, True, rows, "bf16", "adamw", pricer)
+    group = CLUSTER.group(8, 1)
+    assert list(prices.weight) == [2 * numel, 2 * numel, 2 * numel / 8]
+    assert list(prices.gradient) == [4 * numel, 4 * numel, 4 * numel / 8]
+    assert list(prices.state) == [12 * numel, 12 * numel / 8, 12 * numel / 8]
+    assert prices.synchronisation == pytest.approx(
+        [collective_time("all_reduce", 4.0 * numel, group), collective_time("reduce_scatter", 4.0 * numel, group), 0.0]
+    )
+    assert prices.gather == pytest.approx([0.0, collective_time("all_gather", 2.0 * numel, group), 0.0])
+    assert prices.update[0] > prices.update[1] == prices.update[2] > 0
+
+
+def test_a_frozen_parameter_costs_its_weight() -> None:
+    tensor = TensorType(shape=(64, 32), dtype="float32")
+    pricer = RedistributionPricer(mesh=MESH, cluster=CLUSTER)
+    rows = [stored("R,R", "R,R", "R,R"), stored("R,S0", "R,S0", "R,S0")]
+    prices = price_parameter(tensor, False, rows, "fp32", "adamw", pricer)
+    assert list(prices.weight) == [4.0 * 64 * 32, 4.0 * 64 * 4]
+    for field in ("synchronisation", "update", "gather", "gradient", "state"):
+        assert not np.any(getattr(prices, field)), field
+
+
+def test_what_autograd_keeps_of_a_llama() -> None:
+    graph = prepare(traced("llama-4"))[0]
+    alive = liveness(graph)
+    at = {op.name: index for index, op in enumerate(graph.operators)}
+    block = "model.layers.1"
+    assert alive.saved[at[f"{block}.mlp.gate_proj/linear"]] == {0}  # weights exist anyway
+    assert alive.saved[at[f"{block}.self_attn/scaled_dot_product_attention"]] == {0, 1, 2}
+    assert alive.saved[at[f"{block}.mlp/mul"]] == {0, 1}
+    assert alive.saved[at[f"{block}/add"]] == frozenset()
+    assert alive.saved[at[f"{block}.self_attn/mul"]] == frozenset()  # the rotary table is no activation
+    assert f"{block}.self_attn/scaled_dot_product_attention" in alive.kept  # its own backward needs its result
+    assert f"{block}.input_layernorm/rms_norm/shared" in alive.kept  # once for q, k and v
+    assert f"{block}.mlp.up_proj/linear" not in alive.kept  # its one reader keeps it
+
+
+def test_frozen_weights_keep_less() -> None:
+    graph = prepare(traced("residual-frozen-half"))[0]
+    frozen = liveness(graph)
+    ups = [
+        at for at, op in enumerate(graph.operators) if op.module.startswith("ups.") and op.op.endswith("linear.default")
+    ]
+    assert [bool(frozen.saved[at]) for at in ups] == [False] * 3 + [True] * 3
