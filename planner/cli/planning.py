@@ -108,7 +108,7 @@ def _check_words(options: Options) -> None:
 
 def _request(options: Options, console: "Console") -> "SearchRequest":
     from hardware_profiles import load_profile
-    from planner.graph.trace import trace
+    from planner.cli.tracing import traced
     from planner.models.zoo import build_model
     from planner.plan.plan import PRECISIONS, ModelReference
     from planner.search.search import SearchRequest
@@ -124,7 +124,7 @@ def _request(options: Options, console: "Console") -> "SearchRequest":
     )
     with console.status(f"tracing {options.model}"):
         model = build_model(options.model, dtype=PRECISIONS[precision], sequence_length=options.seq_len)
-        graph = trace(model.module, model.args, model.kwargs)
+        graph = traced(model)
     return SearchRequest(
         graph=graph,
         batch=model.batch,

@@ -34,7 +34,7 @@ def judge(plan_file: Path, hardware: str | None) -> "Verdict":
 
 def _judged(plan: "Plan", hardware: str | None) -> "Verdict":
     from hardware_profiles import load_profile
-    from planner.graph.trace import trace
+    from planner.cli.tracing import traced
     from planner.models.zoo import build_model
     from planner.plan.plan import PRECISIONS
     from planner.plan.verify import verify as check
@@ -47,7 +47,7 @@ def _judged(plan: "Plan", hardware: str | None) -> "Verdict":
             f"model.sequence_length: {plan.model.reference} has {model.sequence_length}, the file says "
             f"{plan.model.sequence_length}; undo the edit or plan again"
         )
-    return check(plan, trace(model.module, model.args, model.kwargs), model.batch, cluster)
+    return check(plan, traced(model), model.batch, cluster)
 
 
 def show(

@@ -86,8 +86,9 @@ def _layers(bound: BoundPlan) -> RenderableType:
 
 
 def _short(operator: Operator) -> str:
-    """The last two parts of the module, or the operator where it stands in the model itself."""
-    return ".".join(operator.module.split(".")[-2:]) or operator.op.split(".")[1]
+    """The last two names of the module's path (not numbers), or the operator where it stands in the model itself."""
+    names = [part for part in operator.module.split(".") if not part.isdigit()]
+    return ".".join(names[-2:]) or operator.op.split(".")[1]
 
 
 def _costs(plan: Plan, prediction: Prediction) -> RenderableType:
