@@ -52,6 +52,9 @@ def plan(
     micro_batches: Annotated[int | None, typer.Option(help="Fix the number of micro-batches.", min=1)] = None,
     mesh: Annotated[str | None, typer.Option(help="Fix the mesh of a stage, slowest links first, as in 8x4.")] = None,
     recompute: Annotated[str | None, typer.Option(help="Fix recomputation: none or full.")] = None,
+    full_trace: Annotated[
+        bool, typer.Option("--full-trace", help="Trace every repeated block by itself; slower, the same graph.")
+    ] = False,
     output: Annotated[str | None, typer.Option("-o", "--output", help="Where to write the plan file.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as JSON on stdout and nothing else.")
@@ -86,6 +89,7 @@ def plan(
         micro_batches=micro_batches,
         mesh=mesh,
         recompute=recompute,
+        full_trace=full_trace,
         output=output,
         as_json=as_json,
         quiet=quiet,

@@ -42,6 +42,7 @@ class Options:
     micro_batches: int | None
     mesh: str | None
     recompute: str | None
+    full_trace: bool
     output: str | None
     as_json: bool
     quiet: bool
@@ -64,7 +65,7 @@ def make_plan(options: Options) -> None:
 
     started = time.perf_counter()
     speak = not (options.as_json or options.quiet)
-    console = Console(stderr=True, quiet=not (speak and sys.stderr.isatty()))
+    console = Console(file=sys.stderr, quiet=not (speak and sys.stderr.isatty()))
     with _undisturbed():
         _check_words(options)
         request = _request(options, console)
@@ -124,7 +125,7 @@ def _request(options: Options, console: "Console") -> "SearchRequest":
     )
     with console.status(f"tracing {options.model}"):
         model = build_model(options.model, dtype=PRECISIONS[precision], sequence_length=options.seq_len)
-        graph = traced(model)
+        graph = traced(model, full=options.full_trace)
     return SearchRequest(
         graph=graph,
         batch=model.batch,

@@ -1,6 +1,7 @@
 """Tracing on the command line: where a model cannot be traced, our one line is all that is said."""
 
 import contextlib
+import io
 import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -10,12 +11,12 @@ if TYPE_CHECKING:
     from planner.models.zoo import BuiltModel
 
 
-def traced(model: "BuiltModel") -> "OperatorGraph":
-    """The graph of a built model. Torch logs tracebacks of what it raises anyway; they are kept from the terminal."""
+def traced(model: "BuiltModel", *, full: bool = False) -> "OperatorGraph":
+    """The graph of a built model (see `trace` for `full`). What torch logs and prints about errors that it raises anyway is not shown."""
     from planner.graph.trace import trace
 
-    with _no_logging():
-        return trace(model.module, model.args, model.kwargs)
+    with contextlib.redirect_stderr(io.StringIO()), _no_logging():
+        return trace(model.module, model.args, model.kwargs, full=full)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,8 @@ Communication is charged in full: overlap with computation is not modelled yet, 
 could overlap.
 """
 
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 
 from costmodels import collective_time, in_flight, peak_memory, step_time
 from hardware_profiles import Cluster
@@ -21,7 +22,9 @@ from planner.graph.operator_graph import TensorType
 from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.plan import Plan, Prediction, Stage
 from planner.pricing import OperatorPrices, RedistributionPricer, price_operator, price_parameter
-from planner.pricing.liveness import liveness
+from planner.pricing.liveness import liveness, replay
+from planner.pricing.message import Message
+from planner.pricing.operator_price import inner_messages
 from planner.sharding.layout import Layout, local_fraction
 from planner.sharding.rule import Duplex, Rule
 
@@ -39,11 +42,15 @@ MEMORY = ("weights", "gradients", "optimizer state", "activations", "transient")
 
 @dataclass(kw_only=True)
 class StageCost:
-    """Sums of one stage: seconds per micro-batch, seconds once a step, bytes."""
+    """Sums of one stage: seconds per micro-batch, seconds once a step, bytes.
+
+    `messages` counts what the seconds of communication stand for, by the part of the time in which they are charged.
+    """
 
     micro_batch: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIME_PER_MICRO_BATCH, 0.0))
     once: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIME_PER_STEP, 0.0))
     memory: dict[str, float] = field(default_factory=lambda: dict.fromkeys(MEMORY, 0.0))
+    messages: Counter[tuple[str, Message]] = field(default_factory=Counter)
 
 
 def predict(bound: BoundPlan, cluster: Cluster) -> Prediction:
@@ -95,6 +102,7 @@ class _Walk:
         graph, plan = self.bound.graph, self.bound.plan
         self.pricer = RedistributionPricer(mesh=plan.mesh, cluster=self.cluster)
         self.alive = liveness(graph)
+        self.replay = replay(graph, self.bound.blocks.start, self.bound.blocks.start + self.bound.blocks.period)
         self.full = plan.recomputation == "full"
         self.stage_of = stage_of_operators(self.bound)
         self.flops = 0.0
@@ -134,12 +142,17 @@ class _Walk:
         graph, op = self.bound.graph, bound.operator
         prices = self._price(bound)
         block = self.bound.blocks.block_of(at)
-        again = self.full and block is not None
+        again = self.full and block is not None  # kept for one block at a time
+        place = (at - self.bound.blocks.start) % self.bound.blocks.period if again else 0
+        works, moves = again and place < self.replay.works, again and place < self.replay.moves
         forward = float(prices.forward[0] + prices.inner_forward[0])
         cost.micro_batch["forward"] += float(prices.forward[0])
         cost.micro_batch["backward"] += float(prices.backward[0])
         cost.micro_batch["communication"] += float(prices.inner_forward[0] + prices.inner_backward[0])
-        cost.micro_batch["recomputation"] += forward if again else 0.0
+        cost.micro_batch["recomputation"] += forward if works else 0.0
+        for inner in inner_messages(bound.rule, bound.strategy, self.bound.plan.mesh):
+            cost.messages["communication", inner.message] += inner.forward + inner.backward
+            cost.messages["recomputation", inner.message] += inner.forward if works else 0
         kept = float(prices.saved_extra[0])
         results = [name for name in op.results if name is not None]
         kept += sum(float(prices.results[i][0]) for i, name in enumerate(results) if name in self.alive.kept)
@@ -148,12 +161,14 @@ class _Walk:
         for i, name in enumerate(op.operands):
             wanted, nbytes = bound.layouts.operands[i], float(prices.operands[i][0])
             if name in self.bound.parameters:
-                self._use_parameter(cost, name, wanted)
+                needed = i in self.alive.weights[at]
+                gathered = self._use_parameter(cost, name, wanted, 1 + int(moves if again else needed))
+                kept += nbytes if gathered and needed and again else 0.0  # a recomputed block gathers all its weights
                 transient += nbytes
             elif name in graph.producer:
                 made = self._made(name)
                 if name in graph.data_dependent:  # what never changes is brought into a layout once
-                    self._edge(cost, name, made, wanted, again)
+                    self._edge(cost, name, made, wanted, moves)
                 if i in saved and not (made.forward == wanted.forward and name in self.alive.kept):
                     kept += nbytes
                 if (
@@ -162,7 +177,7 @@ class _Walk:
                     and name not in received
                 ):
                     received.add(name)
-                    cost.micro_batch["stage transfer"] += self._transfer(graph.types[name], made.forward)
+                    self._transfer(cost, graph.types[name], made.forward)
                 if again and self.bound.blocks.block_of(graph.producer[name]) != block and name in graph.differentiable:
                     self._checkpoint(cost, name, made.forward, live, received, block)
         if again:
@@ -182,47 +197,62 @@ class _Walk:
             tensor = self.bound.graph.types[name]
             cost.memory["activations"] += live * tensor.nbytes * local_fraction(layout, self.bound.plan.mesh.sizes)
 
+    def _move(
+        self, cost: StageCost, part: str, tensor: TensorType, source: Layout, target: Layout, times: int = 1
+    ) -> None:
+        """Charge a redistribution, in a part of the micro-batch's time or of what is done once a step."""
+        route = self.pricer.route(tensor, source, target)
+        (cost.once if part in TIME_PER_STEP else cost.micro_batch)[part] += times * route.seconds
+        for message in route.messages:
+            cost.messages[part, message] += times
+
     def _edge(self, cost: StageCost, name: str, made: Duplex, wanted: Duplex, again: bool) -> None:
         tensor = self.bound.graph.types[name]
-        forward = self.pricer.seconds(tensor, made.forward, wanted.forward)
-        cost.micro_batch["communication"] += forward
-        cost.micro_batch["recomputation"] += forward if again else 0.0
+        self._move(cost, "communication", tensor, made.forward, wanted.forward)
+        if again:
+            self._move(cost, "recomputation", tensor, made.forward, wanted.forward)
         if name in self.bound.graph.differentiable:
-            cost.micro_batch["communication"] += self.pricer.seconds(tensor, wanted.gradient, made.gradient)
+            self._move(cost, "communication", tensor, wanted.gradient, made.gradient)
 
-    def _use_parameter(self, cost: StageCost, name: str, wanted: Duplex) -> None:
-        """One use: the weight is gathered for the forward and again for the backward pass, its gradient goes back."""
+    def _use_parameter(self, cost: StageCost, name: str, wanted: Duplex, times: int) -> bool:
+        """One use: the weight is gathered for the forward pass and, where that needs it, for the backward pass; its
+        gradient goes back. Returns whether anything is gathered."""
         tensor, stored = self.bound.graph.types[name], self.bound.parameters[name]
-        cost.micro_batch["parameter gathering"] += 2 * self.pricer.seconds(tensor, stored.weight, wanted.forward)
+        self._move(cost, "parameter gathering", tensor, stored.weight, wanted.forward, times)
         if name in self.bound.graph.differentiable:
-            cost.micro_batch["parameter gathering"] += self.pricer.seconds(tensor, wanted.gradient, stored.gradient)
+            self._move(cost, "parameter gathering", tensor, wanted.gradient, stored.gradient)
+        return bool(self.pricer.route(tensor, stored.weight, wanted.forward).messages)
 
     def _parameter(self, cost: StageCost, name: str) -> None:
         plan, graph = self.bound.plan, self.bound.graph
-        trainable = name in graph.differentiable
+        tensor, stored, trainable = graph.types[name], self.bound.parameters[name], name in graph.differentiable
         prices = price_parameter(
-            graph.types[name],
+            tensor,
             trainable,
-            [self.bound.parameters[name]],
+            [stored],
             plan.training.precision,
             plan.training.optimizer,
             self.pricer,
         )
-        cost.once["gradient reduction"] += float(prices.synchronisation[0]) + self._tied(name)
+        if trainable:
+            self._move(cost, "gradient reduction", replace(tensor, dtype="float32"), stored.gradient, stored.state)
+            self._move(cost, "weight gathering", tensor, stored.state, stored.weight)
+            self._tied(cost, name)
         cost.once["optimizer"] += float(prices.update[0])
-        cost.once["weight gathering"] += float(prices.gather[0])
         cost.memory["weights"] += float(prices.weight[0])
         cost.memory["gradients"] += float(prices.gradient[0])
         cost.memory["optimizer state"] += float(prices.state[0])
 
-    def _tied(self, name: str) -> float:
+    def _tied(self, cost: StageCost, name: str) -> None:
         """A parameter used by several stages: their gradients are summed once a step."""
         stages = sorted({self.stage_of[at] for at in self.bound.graph.consumers.get(name, ())})
-        if len(stages) < 2 or name not in self.bound.graph.differentiable:
-            return 0.0
+        if len(stages) < 2:
+            return
         plan, tensor = self.bound.plan, self.bound.graph.types[name]
-        message = 4.0 * tensor.numel * local_fraction(self.bound.parameters[name].state, plan.mesh.sizes)
-        return tied_seconds(message, stages[-1] - stages[0], plan.mesh.size, self.cluster)
+        nbytes = 4.0 * tensor.numel * local_fraction(self.bound.parameters[name].state, plan.mesh.sizes)
+        seconds = tied_seconds(nbytes, stages[-1] - stages[0], plan.mesh.size, self.cluster)
+        cost.once["gradient reduction"] += seconds
+        cost.messages["gradient reduction", Message(kind="all_reduce", axis=None, nbytes=nbytes)] += 1
 
     def _sends(self, cost: StageCost, stage: int) -> None:
         """Gradients of what this stage sent come back to it."""
@@ -232,11 +262,13 @@ class _Walk:
             if at is None or self.stage_of[at] != stage or name not in graph.differentiable:
                 continue
             for _ in {self.stage_of[use] for use in uses} - {stage}:
-                cost.micro_batch["stage transfer"] += self._transfer(graph.types[name], self._made(name).forward)
+                self._transfer(cost, graph.types[name], self._made(name).forward)
 
-    def _transfer(self, tensor: TensorType, layout: Layout) -> float:
+    def _transfer(self, cost: StageCost, tensor: TensorType, layout: Layout) -> None:
         mesh = self.bound.plan.mesh
-        return transfer_seconds(tensor.nbytes * local_fraction(layout, mesh.sizes), mesh.size, self.cluster)
+        nbytes = tensor.nbytes * local_fraction(layout, mesh.sizes)
+        cost.micro_batch["stage transfer"] += transfer_seconds(nbytes, mesh.size, self.cluster)
+        cost.messages["stage transfer", Message(kind="send_recv", axis=None, nbytes=nbytes)] += 1
 
     def _made(self, name: str) -> Duplex:
         """Layouts in which a value is made."""

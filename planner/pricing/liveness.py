@@ -7,7 +7,14 @@ unless a redistribution lies between them, in which case it is a copy of its own
                      └──(all-gather)──> gate    keeps a copy in another layout: one more, kept with the edge
 
 Values that are the same in every step (masks, rotary tables) and parameters exist once anyway and cost nothing here; a
-parameter that is gathered for a use is gathered again for the backward pass.
+parameter that is gathered for a use is gathered again where the backward pass reads it.
+
+A block that is recomputed is computed again only until all that its backward pass needs is there (torch's checkpoint
+stops early): what comes after the last operator that keeps something is left out, and so is that operator's own work
+where it keeps nothing but operands.
+
+    ... ─> silu · up ──(moved)──> down projection ─> residual sum        kept last: the operand of the projection
+    └────── done again ─────────┘└────────── left out ──────────┘
 """
 
 from dataclasses import dataclass
@@ -20,17 +27,36 @@ from planner.sharding.rules import rule_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Liveness:
-    """For each operator the positions of the operands that autograd keeps for its backward pass, and the values that
-    are kept in the layout in which they are made: by their own operator, or as the shared value of several uses.
+    """For each operator the positions of the operands that autograd keeps for its backward pass, activations and
+    weights apart, and the values that are kept in the layout in which they are made: by their own operator, or as the
+    shared value of several uses.
     """
 
     saved: tuple[frozenset[int], ...]
+    weights: tuple[frozenset[int], ...]
     kept: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """How much of a block is recomputed, by position in the block: `moves` operators get their operands once more,
+    the first `works` of them are computed once more."""
+
+    moves: int
+    works: int
 
 
 def liveness(graph: OperatorGraph) -> Liveness:
     """What autograd keeps of a graph whose shared values have identities. It does not depend on the batch."""
-    saved = tuple(_saved_operands(graph, op, rule_of(graph, op)) for op in graph.operators)
+    needed = tuple(_needed_operands(graph, op, rule_of(graph, op)) for op in graph.operators)
+    saved = tuple(
+        frozenset(index for index in positions if _is_activation(graph, op.operands[index]))
+        for op, positions in zip(graph.operators, needed, strict=True)
+    )
+    weights = tuple(
+        frozenset(index for index in positions if op.operands[index] in graph.parameter_names)
+        for op, positions in zip(graph.operators, needed, strict=True)
+    )
     kept: set[str] = set()
     shared: set[str] = set()
     for op, positions in zip(graph.operators, saved, strict=True):
@@ -40,16 +66,25 @@ def liveness(graph: OperatorGraph) -> Liveness:
         if op.op == IDENTITY:
             shared.update(results)
         kept.update(op.operands[index] for index in positions if op.operands[index] in shared)
-    return Liveness(saved=saved, kept=frozenset(kept))
+    return Liveness(saved=saved, weights=weights, kept=frozenset(kept))
 
 
-def _saved_operands(graph: OperatorGraph, op: Operator, rule: Rule) -> frozenset[int]:
+def replay(graph: OperatorGraph, start: int, stop: int) -> Replay:
+    """What the recomputation of the block of operators start ... stop - 1 does again."""
+    for at in reversed(range(start, stop)):
+        op = graph.operators[at]
+        rule = rule_of(graph, op)
+        results = [name for name in op.results if name is not None]
+        makes = any(results[index] in graph.differentiable for index in rule.saved_results)
+        makes = makes or (bool(rule.saved_extra) and any(name in graph.differentiable for name in op.operands))
+        if makes or _needed_operands(graph, op, rule):
+            return Replay(moves=at - start + 1, works=at - start + int(makes))
+    return Replay(moves=0, works=0)
+
+
+def _needed_operands(graph: OperatorGraph, op: Operator, rule: Rule) -> frozenset[int]:
     graded = {index for index, name in enumerate(op.operands) if name in graph.differentiable}
-    return frozenset(
-        index
-        for index, needed_by in rule.saves
-        if graded.intersection(needed_by) and _is_activation(graph, op.operands[index])
-    )
+    return frozenset(index for index, needed_by in rule.saves if graded.intersection(needed_by))
 
 
 def _is_activation(graph: OperatorGraph, name: str) -> bool:

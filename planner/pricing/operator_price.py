@@ -5,18 +5,20 @@ work terms, bytes from the local shapes, saved activations from what autograd ke
 (K,).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels import collective_time, operator_time
+from costmodels import operator_time
 from hardware_profiles import Cluster
 from planner.errors import RuleError
 from planner.graph.operator_graph import TensorType
+from planner.pricing.message import Message, message_seconds
 from planner.sharding.mesh import Mesh
-from planner.sharding.rule import Dims, FactorKind, Rule, Strategy, Work
+from planner.sharding.rule import Dims, FactorKind, Rule, Strategy, Work, local_extents
 
 Array = NDArray[np.float64]
 
@@ -87,7 +89,7 @@ def price_operator(
         backward = kernel(flops * rule.gradient_work * worked, read + written + gradients, max(1, worked))
     else:
         backward = np.zeros(len(extents))
-    inner_forward, inner_backward = _inner(rule, strategies, extents, mesh, cluster)
+    inner_forward, inner_backward = _inner(rule, strategies, mesh, cluster)
     free = rule.op_class == "view"
     return OperatorPrices(
         forward=forward,
@@ -139,18 +141,40 @@ def _compute_dtype(rule: Rule, tensors: Sequence[TensorType]) -> str:
     return "fp32"
 
 
-def _inner(
-    rule: Rule, strategies: Sequence[Strategy], extents: Array, mesh: Mesh, cluster: Cluster
-) -> tuple[Array, Array]:
-    """Collectives that the operator's own implementation issues, on every axis that splits their factor."""
-    forward, backward = np.zeros(len(extents)), np.zeros(len(extents))
-    for inner in rule.inner:
-        message = _product(extents, inner.factors) * inner.element_bytes
-        for position, axis in enumerate(mesh.axes):
-            split = np.array([strategy[position] == inner.factor for strategy in strategies])
-            if axis.size == 1 or not split.any():
-                continue
-            seconds = collective_time(inner.kind, message, cluster.group(axis.size, axis.stride))
-            forward += np.where(split, seconds * inner.forward, 0.0)
-            backward += np.where(split, seconds * inner.backward, 0.0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InnerMessage:
+    """A message of the operator's own implementation, and how often it is sent forward and backward."""
+
+    message: Message
+    forward: int
+    backward: int
+
+
+def inner_messages(rule: Rule, strategy: Strategy, mesh: Mesh) -> tuple[InnerMessage, ...]:
+    """What the operator's own implementation sends, on every axis that splits the factor of an inner collective."""
+    extents = local_extents(rule, strategy, mesh)
+    return tuple(
+        InnerMessage(
+            message=Message(
+                kind=inner.kind,
+                axis=axis,
+                nbytes=float(math.prod(extents[factor] for factor in inner.factors) * inner.element_bytes),
+            ),
+            forward=inner.forward,
+            backward=inner.backward,
+        )
+        for inner in rule.inner
+        for axis, choice in enumerate(strategy)
+        if choice == inner.factor and mesh.sizes[axis] > 1
+    )
+
+
+def _inner(rule: Rule, strategies: Sequence[Strategy], mesh: Mesh, cluster: Cluster) -> tuple[Array, Array]:
+    """Seconds of the inner messages."""
+    forward, backward = np.zeros(len(strategies)), np.zeros(len(strategies))
+    for row, strategy in enumerate(strategies if rule.inner else ()):
+        for inner in inner_messages(rule, strategy, mesh):
+            seconds = message_seconds(inner.message, mesh, cluster)
+            forward[row] += seconds * inner.forward
+            backward[row] += seconds * inner.backward
     return forward, backward

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from hardware_profiles import Cluster
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.pricing import OperatorPrices, ParameterPrices, RedistributionPricer, price_operator, price_parameter
+from planner.pricing.redistribution_price import RedistributionTable
 from planner.search.candidates import CandidateLists, Candidates, DuplexColumn, LayoutColumn
 from planner.search.template import Template, ValueEdge
 from planner.sharding.mesh import Mesh
@@ -45,16 +46,26 @@ class EdgeTable:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ParameterTable:
-    """One parameter:
+class UseTable:
+    """One use of a parameter, (K, K_consumer) each: seconds to gather the weight and to bring its gradient back, and
+    the bytes of the weight where gathering gives it memory of its own. `needed` says whether the backward pass reads
+    the weight."""
 
-    stored layouts (K), prices once a step, and per use (consumer, seconds per micro-batch (K, K_consumer)).
-    """
+    consumer: int
+    needed: bool
+    gather: Array
+    reduce: Array
+    gathered: Array
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ParameterTable:
+    """One parameter: stored layouts (K), prices once a step, and its uses."""
 
     name: str
     stored: tuple[StoredParameter, ...]
     prices: ParameterPrices
-    uses: tuple[tuple[int, Array], ...]
+    uses: tuple[UseTable, ...]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -93,7 +104,7 @@ class TableBuilder:
         self._prices.clear()
         operators = tuple(self._operator(graph, index, template.alive.kept) for index in range(len(graph.operators)))
         edges = tuple(self._edge(template, edge, operators) for edge in template.edges)
-        parameters = tuple(self._parameter(graph, p.name, operators) for p in graph.parameters)
+        parameters = tuple(self._parameter(template, p.name, operators) for p in graph.parameters)
         result_bytes = {
             name: table.prices.results[place]
             for op, table in zip(graph.operators, operators, strict=True)
@@ -149,7 +160,8 @@ class TableBuilder:
                 bytes_kept = np.where(_same(made.forward, wanted.forward), 0.0, bytes_kept)
         return EdgeTable(edge=edge, forward=forward, backward=backward, kept=bytes_kept)
 
-    def _parameter(self, graph: OperatorGraph, name: str, operators: Sequence[OperatorTable]) -> ParameterTable:
+    def _parameter(self, template: Template, name: str, operators: Sequence[OperatorTable]) -> ParameterTable:
+        graph = template.graph
         trainable = name in graph.differentiable
         tensor = graph.types[name]
         key = (tensor, trainable)
@@ -167,19 +179,42 @@ class TableBuilder:
             for operand, used in enumerate(graph.operators[at].operands):
                 if used == name:
                     wanted = operators[at].candidates.operands[operand]
-                    seconds = 2 * self._spread(tensor, made.forward, wanted.forward)
-                    if trainable:
-                        seconds = seconds + self._spread(tensor, wanted.gradient, made.gradient).T
-                    uses.append((at, seconds))
+                    gather = self._spread(tensor, made.forward, wanted.forward)
+                    back = (
+                        self._spread(tensor, wanted.gradient, made.gradient).T if trainable else np.zeros_like(gather)
+                    )
+                    nbytes = operators[at].prices.operands[operand][None, :]
+                    uses.append(
+                        UseTable(
+                            consumer=at,
+                            needed=operand in template.alive.weights[at],
+                            gather=gather,
+                            reduce=back,
+                            gathered=np.where(self._sends(tensor, made.forward, wanted.forward), nbytes, 0.0),
+                        )
+                    )
         return ParameterTable(name=name, stored=stored, prices=prices, uses=tuple(uses))
 
     def _spread(self, tensor: TensorType, source: LayoutColumn, target: LayoutColumn) -> Array:
         """Redistribution seconds for every pair of candidates."""
         table = self._pricer.table(tensor)
-        rows = np.array([table.position[layout] for layout in source.distinct])[source.index]
-        columns = np.array([table.position[layout] for layout in target.distinct])[target.index]
-        seconds: Array = table.seconds[rows[:, None], columns[None, :]]
+        seconds: Array = table.seconds[_pairs(table, source, target)]
         return seconds
+
+    def _sends(self, tensor: TensorType, source: LayoutColumn, target: LayoutColumn) -> NDArray[np.bool_]:
+        """Whether anything is sent, for every pair of candidates."""
+        table = self._pricer.table(tensor)
+        sends: NDArray[np.bool_] = table.sends[_pairs(table, source, target)]
+        return sends
+
+
+def _pairs(
+    table: RedistributionTable, source: LayoutColumn, target: LayoutColumn
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Rows and columns of every pair of candidates in a table of redistributions."""
+    rows = np.array([table.position[layout] for layout in source.distinct])[source.index]
+    columns = np.array([table.position[layout] for layout in target.distinct])[target.index]
+    return rows[:, None], columns[None, :]
 
 
 def _same(made: LayoutColumn, wanted: LayoutColumn) -> NDArray[np.bool_]:

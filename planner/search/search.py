@@ -303,7 +303,10 @@ def _plan(request: SearchRequest, prepared: OperatorGraph, blocks: BlockRun, bes
         groups=groups_of(prepared, best.tables.template.blocks, best.tables, best.choices),
         prediction=Prediction.unknown(),
         provenance=Provenance(
-            planner=PLANNER_VERSION, search=request.algorithm, status=worst.status, gap=0.0 if worst.status == "optimal" else float(f"{worst.gap:.3g}")
+            planner=PLANNER_VERSION,
+            search=request.algorithm,
+            status=worst.status,
+            gap=0.0 if worst.status == "optimal" else float(f"{worst.gap:.3g}"),
         ),
     )
     return replace(plan, prediction=predict(bind(plan, request.graph, request.batch), request.cluster))

@@ -4,7 +4,8 @@ The time of a choice is what the stage is busy in one step, m t + u: m micro-bat
 and communication, and once a step gradients and optimizer. The memory of a choice is everything the stage keeps:
 parameters, and activations for each of the micro-batches in flight.
 
-With full recomputation a block keeps only what flows into it; what its operators keep exists for one block at a time.
+With full recomputation a block keeps only what flows into it; what its operators keep, and the weights that they
+gather, exist for one block at a time.
 There the first stage is charged a little too much: one block stands for the first, which reads what comes before the
 blocks, and for the others, which read the block before them, so redistributed copies of both count although no block
 has both.
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from hardware_profiles import Cluster
 from planner.plan.predict import tied_seconds, transfer_seconds
-from planner.search.cost_table import CostTables, EdgeTable, OperatorTable, ParameterTable
+from planner.search.cost_table import CostTables, EdgeTable, OperatorTable, ParameterTable, UseTable
 from planner.search.problem import Edge, Problem, Variable
 from planner.search.template import Share, Template, ValueEdge
 from planner.sharding.layout import local_fraction
@@ -90,13 +91,13 @@ def stage_problem(
             variables[at] = _with_own_edge(variables[at], *_weighed(tables, table, terms))
     parameters = []
     for parameter in tables.parameters:
-        uses = [(at, seconds) for at, seconds in parameter.uses if held[at] and at in place]
+        uses = [use for use in parameter.uses if held[use.consumer]]
         if uses:
             position = len(variables)
             times = terms.share.blocks if parameter.name in template.own_parameters else 1
             pin = pins.parameters.get(parameter.name)
             variables.append(_parameter_variable(tables, parameter, times, terms, cluster, pin))
-            edges += [_use(seconds * (held[at] * terms.micro_batches), place[at], position) for at, seconds in uses]
+            edges += [_use(tables, use, held[use.consumer], terms, place[use.consumer], position) for use in uses]
             parameters.append(parameter.name)
     problem = Problem(variables=tuple(variables), edges=tuple(edges), memory_limit=memory_limit)
     return StageProblem(problem=problem, operators=operators, parameters=tuple(parameters))
@@ -106,14 +107,21 @@ def _again(tables: CostTables, index: int, terms: StageTerms) -> bool:
     return terms.recompute and tables.template.in_block(index)
 
 
+def _moves_again(tables: CostTables, index: int, terms: StageTerms) -> bool:
+    """Whether the operands of an operator are moved once more when its block is recomputed."""
+    template = tables.template
+    return _again(tables, index, terms) and index - template.blocks.start < template.replay.moves
+
+
 def _operator_variable(
     tables: CostTables, index: int, held: int, terms: StageTerms, carried: tuple[Array, Array] | None, pin: int | None
 ) -> Variable:
     table: OperatorTable = tables.operators[index]
     prices = table.prices
     again = _again(tables, index, terms)
+    works = again and index - tables.template.blocks.start < tables.template.replay.works
     forward = prices.forward + prices.inner_forward
-    seconds = forward * (2 if again else 1) + prices.backward + prices.inner_backward
+    seconds = forward * (2 if works else 1) + prices.backward + prices.inner_backward
     time = seconds * (held * terms.micro_batches)
     memory = table.kept * (1 if again else held * terms.in_flight)
     if carried is not None:
@@ -178,7 +186,8 @@ def _weighed(tables: CostTables, table: EdgeTable, terms: StageTerms) -> tuple[A
     """Seconds and bytes of an edge as often as it counts."""
     again = _again(tables, table.edge.consumer, terms)
     count = terms.share.times(table.edge.kind)
-    time = (table.forward * (2 if again else 1) + table.backward) * (count * terms.micro_batches)
+    moves = _moves_again(tables, table.edge.consumer, terms)
+    time = (table.forward * (2 if moves else 1) + table.backward) * (count * terms.micro_batches)
     return time, table.kept * (1 if again else count * terms.in_flight)
 
 
@@ -190,9 +199,17 @@ def _edge(tables: CostTables, table: EdgeTable, terms: StageTerms, place: Mappin
     return Edge(first=second, second=first, time=time.T, memory=memory.T)
 
 
-def _use(seconds: Array, consumer: int, parameter: int) -> Edge:
-    """Parameters come after all operators, so the tables are turned round."""
-    return Edge(first=consumer, second=parameter, time=seconds.T, memory=np.zeros_like(seconds.T))
+def _use(tables: CostTables, use: UseTable, held: int, terms: StageTerms, consumer: int, parameter: int) -> Edge:
+    """Parameters come after all operators, so the tables are turned round.
+
+    The weight is gathered once more where the backward pass needs it, or the block is recomputed; a recomputed block
+    keeps what it has gathered until its backward pass is done.
+    """
+    again = _again(tables, use.consumer, terms)
+    twice = _moves_again(tables, use.consumer, terms) if again else use.needed
+    time = (use.gather * (2 if twice else 1) + use.reduce) * (held * terms.micro_batches)
+    memory = use.gathered if again and use.needed else np.zeros_like(time)
+    return Edge(first=consumer, second=parameter, time=time.T, memory=memory.T)
 
 
 def _parameter_variable(
@@ -208,8 +225,8 @@ def _parameter_variable(
 def _tied(tables: CostTables, parameter: ParameterTable, terms: StageTerms, cluster: Cluster) -> Array:
     """Summing the gradient of a parameter that the first and the last stage both hold."""
     template = tables.template
-    before = any(at < template.blocks.start for at, _ in parameter.uses)
-    after = any(at >= template.blocks.start + template.blocks.period for at, _ in parameter.uses)
+    before = any(use.consumer < template.blocks.start for use in parameter.uses)
+    after = any(use.consumer >= template.blocks.start + template.blocks.period for use in parameter.uses)
     trainable = parameter.name in template.graph.differentiable
     if terms.stages < 2 or not (before and after and trainable):
         return np.zeros(len(parameter.stored))

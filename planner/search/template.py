@@ -15,7 +15,7 @@ from typing import Literal
 
 from planner.graph.blocks import IDENTITY, NO_BLOCKS, BlockRun, block_parameters, operand_sources
 from planner.graph.operator_graph import OperatorGraph, substitute
-from planner.pricing.liveness import Liveness, liveness
+from planner.pricing.liveness import Liveness, Replay, liveness, replay
 
 EdgeKind = Literal["outside", "inside", "enter", "every", "loop", "leave"]
 
@@ -77,6 +77,11 @@ class Template:
         if self.in_block(index):
             return share.blocks
         return int(share.first if index < self.blocks.start else share.last)
+
+    @cached_property
+    def replay(self) -> Replay:
+        """How much of the block is recomputed where blocks are."""
+        return replay(self.graph, self.blocks.start, self.blocks.start + self.blocks.period)
 
     @cached_property
     def carried(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ import math
 import random
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -125,3 +126,40 @@ def test_nothing_beats_the_bounds(data: st.DataObject, seed: int) -> None:
     assert math.fsum(first.memory.values()) >= least_bytes * (1 - 1e-9)
     assert prediction.peak_bytes >= least_bytes
     assert usable_memory(cluster.device) < cluster.device.memory
+
+
+@pytest.mark.parametrize("devices", [1, 2, 8])
+def test_the_time_bound_is_close_where_work_decides(devices: int) -> None:
+    """Matrix products of thousands of rows: what the bound leaves out is a few percent."""
+    cluster, template = cluster_of("h100-80gb", devices), template_of("wide")
+    limits = bounds(template, BATCH, cluster, "fp32", "adamw")
+    seen = 0
+    for configuration in configurations(template, devices, 8, FREE):
+        case = make_case("wide", "h100-80gb", configuration, 8)
+        if configuration.stages == 1:
+            problem = case.problems()[0].problem
+            fastest = SOLVERS["dynamic_programming"](problem)
+            assert fastest.evaluation is not None
+            assert 0.9 < limits.step_seconds(configuration, devices, 8) / fastest.evaluation.time <= 1
+            seen += 1
+    assert seen >= 8
+
+
+@pytest.mark.parametrize("model", ["wide", "chain", "residual", "residual-frozen-half"])
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_free_search_is_as_good_as_the_best_pinned_one(model: str, profile: str) -> None:
+    """Every configuration searched by itself: the free search finds the best of them, and prunes where work decides."""
+    cluster, template = cluster_of(profile, 4), template_of(model)
+    request = request_of(model, cluster, 8)
+    found = search(request)
+    times = []
+    for point in configurations(template, 4, 8, FREE):
+        pinned = Pinned(
+            stages=point.stages, mesh=point.mesh, micro_batches=point.micro_batches, recompute=point.recompute
+        )
+        alone = outcome(replace(request, pinned=pinned))
+        times.append(math.inf if alone is None else alone.plan.prediction.step_seconds)
+    assert len(times) == found.configurations > 10
+    assert math.isclose(found.plan.prediction.step_seconds, min(times), rel_tol=1e-9)
+    assert len({round(time, 12) for time in times}) > 4
+    assert found.tried < found.configurations or model != "wide"

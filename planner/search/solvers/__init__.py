@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from planner.search.problem import Problem, Solution
-from planner.search.solvers import dynamic_programming, exhaustive
+from planner.search.solvers import dynamic_programming, exhaustive, ilp
 
 __all__ = ["SOLVERS", "Solver"]
 
@@ -22,4 +22,5 @@ class Solver(Protocol):
 SOLVERS: Mapping[str, Solver] = {
     "dynamic_programming": dynamic_programming.solve,
     "exhaustive": exhaustive.solve,
+    "ilp": ilp.solve,
 }

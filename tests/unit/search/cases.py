@@ -32,6 +32,7 @@ from planner.sharding.rescale import rescale_batch
 BATCH = 2  # of the traced examples
 SEQUENCE = 16
 WIDTH = 32
+WORK = 8192
 
 
 def llama(layers: int, tied: bool = False) -> nn.Module:
@@ -146,6 +147,34 @@ class Single(nn.Module):
         return x_BI.mean()
 
 
+class TwoMasks(nn.Module):
+    """The same comparison of an input and of a constant: one is decided, the other made everywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("never", torch.zeros(WIDTH, dtype=torch.int64), persistent=False)
+
+    def forward(self, x_BI: torch.Tensor, keep_I: torch.Tensor) -> torch.Tensor:
+        y_BI = self.linear(x_BI).masked_fill(self.never == 3, 0.0)
+        return y_BI.masked_fill(keep_I == 3, 0.0).pow(2).mean()
+
+
+class Wide(nn.Module):
+    """So much work that latency does not matter."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.enter = nn.Linear(WORK, WORK, bias=False)
+        self.layers = nn.ModuleList(nn.Linear(WORK, WORK, bias=False) for _ in range(layers))
+
+    def forward(self, x_BSI: torch.Tensor) -> torch.Tensor:
+        x_BSI = self.enter(x_BSI)
+        for layer in self.layers:
+            x_BSI = torch.relu(layer(x_BSI))
+        return x_BSI.mean()
+
+
 Model = tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor, ...]]]
 
 TOKENS = lambda: (torch.zeros(BATCH, SEQUENCE, dtype=torch.int64),)  # noqa: E731
@@ -173,6 +202,8 @@ MODELS: Mapping[str, Model] = {
     "residual-frozen-rows": (lambda: Residual(5, frozen=0), TOKENS),
     "residual-frozen-half": (lambda: Residual(6, frozen=3), TOKENS),
     "skips": (lambda: Skips(3), TOKENS),
+    "two-masks": (TwoMasks, lambda: (torch.zeros(BATCH, WIDTH), torch.zeros(WIDTH, dtype=torch.int64))),
+    "wide": (lambda: Wide(4), lambda: (torch.zeros(BATCH, WORK, WORK),)),
     "single": (Single, SHORT),
     "single-2": (lambda: Single(2), SHORT),
 }

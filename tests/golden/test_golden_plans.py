@@ -1,0 +1,67 @@
+"""The search still writes the same plan files, byte for byte.
+
+A refactoring leaves these files alone. A change of the cost model, of a profile or of the search changes some of them:
+look at the difference (`git diff tests/golden`), and keep it if it is what was meant. To write them anew:
+
+    python -m tests.golden.test_golden_plans
+"""
+
+from pathlib import Path
+
+import pytest
+
+from hardware_profiles import load_profile
+from planner.graph.trace import trace
+from planner.models.zoo import build_model
+from planner.plan.file import dump_plan, load_plan, save_plan
+from planner.plan.plan import PRECISIONS, ModelReference
+from planner.plan.verify import verify
+from planner.search.search import SearchRequest, search
+from planner.search.space import FREE, Pinned
+
+FOLDER = Path(__file__).parent / "plans"
+REQUESTS: dict[str, tuple[str, str, int, int, str, Pinned]] = {
+    "llama-tiny-4-cpu": ("llama-tiny", "cpu", 4, 16, "fp32", FREE),
+    "gpt-tiny-8-h100-pipeline": ("gpt-tiny", "h100-80gb", 8, 32, "bf16", Pinned(stages=2, recompute=True)),
+    "llama8b-8-h100": ("llama8b", "h100-80gb", 8, 32, "bf16", Pinned(stages=1, mesh=(2, 4), micro_batches=8)),
+    "gpt2-16-ascend": ("gpt2", "ascend-910b-64gb", 16, 64, "bf16", Pinned(stages=1, mesh=(2, 8), micro_batches=2)),
+}
+
+
+def request_of(name: str) -> SearchRequest:
+    model, profile, devices, global_batch, precision, pinned = REQUESTS[name]
+    built = build_model(model, dtype=PRECISIONS[precision])
+    graph = trace(built.module, built.args, built.kwargs)
+    return SearchRequest(
+        graph=graph,
+        batch=built.batch,
+        model=ModelReference(
+            reference=model,
+            sequence_length=built.sequence_length,
+            parameters=graph.parameter_count(),
+            fingerprint=graph.fingerprint(),
+        ),
+        cluster=load_profile(profile).with_devices(devices),
+        global_batch=global_batch,
+        precision=precision,
+        pinned=pinned,
+    )
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_the_plan_is_the_same(name: str) -> None:
+    request = request_of(name)
+    path = FOLDER / f"{name}.json"
+    assert dump_plan(search(request).plan) == path.read_text(encoding="utf-8"), "see the top of this file"
+    verdict = verify(load_plan(path), request.graph, request.batch, request.cluster)
+    assert verdict.as_stated, verdict.remarks
+    assert verdict.fits
+
+
+def test_every_file_has_its_request() -> None:
+    assert sorted(path.stem for path in FOLDER.iterdir()) == sorted(REQUESTS)
+
+
+if __name__ == "__main__":
+    for requested in REQUESTS:
+        save_plan(search(request_of(requested)).plan, FOLDER / f"{requested}.json")
