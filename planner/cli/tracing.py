@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def traced(model: "BuiltModel", *, full: bool = False) -> "OperatorGraph":
-    """The graph of a built model (see `trace` for `full`). What torch logs and prints about errors that it raises anyway is not shown."""
+    """The graph of a built model (see `trace` for `full`). What torch logs about errors that it raises is not shown."""
     from planner.graph.trace import trace
 
     with contextlib.redirect_stderr(io.StringIO()), _no_logging():

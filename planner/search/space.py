@@ -90,7 +90,7 @@ class Bounds:
     """
 
     forward: float  # seconds of one device for the forward work of one sample
-    block_forward: float  # the part of it inside the blocks
+    recomputed: float  # the part of it that recomputation of the blocks does again
     backward: float
     outer_parameters: float  # bytes of weight, gradient and state of what the first stage has beside its blocks
     block_parameters: float  # the same for one block
@@ -101,7 +101,7 @@ class Bounds:
     def step_seconds(self, configuration: Configuration, devices: int, global_batch: int) -> float:
         """Least step time of a configuration."""
         m, p = configuration.micro_batches, configuration.stages
-        once_more = self.block_forward if configuration.recompute else 0.0
+        once_more = self.recomputed if configuration.recompute else 0.0
         return (self.forward + self.backward + once_more) * global_batch / devices * (m + p - 1) / m
 
     def device_bytes(self, configuration: Configuration, devices: int, global_batch: int, blocks: int) -> float:
@@ -117,14 +117,15 @@ class Bounds:
 def bounds(template: Template, batch: int, cluster: Cluster, precision: str, optimizer: str) -> Bounds:
     """Bounds of a model whose template graph has `batch` samples."""
     graph = template.graph
-    forward = block_forward = backward = 0.0
+    forward = recomputed = backward = 0.0
     for index, op in enumerate(graph.operators):
         rule = rule_of(graph, op)
         seconds = _work_seconds(graph, index, rule, cluster)
         graded = sum(name in graph.differentiable for i, name in enumerate(op.operands) if i not in rule.addends)
         count = template.blocks.count if template.in_block(index) else 1
         forward += seconds * count
-        block_forward += seconds * count if template.in_block(index) else 0.0
+        works = template.in_block(index) and index - template.blocks.start < template.replay.works
+        recomputed += seconds * count if works else 0.0
         backward += seconds * count * rule.gradient_work * graded
     kept = _kept_bytes(template)
     per = parameter_bytes(precision, optimizer)
@@ -136,13 +137,13 @@ def bounds(template: Template, batch: int, cluster: Cluster, precision: str, opt
     }  # fmt: skip
     return Bounds(
         forward=forward / batch,
-        block_forward=block_forward / batch,
+        recomputed=recomputed / batch,
         backward=backward / batch,
         outer_parameters=math.fsum(size for name, size in sizes.items() if name not in template.own_parameters),
         block_parameters=math.fsum(size for name, size in sizes.items() if name in template.own_parameters),
         outer_kept=math.fsum(size for at, size in kept.items() if _beside_first(template, at)) / batch,
         block_kept=math.fsum(size for at, size in kept.items() if template.in_block(at)) / batch,
-        block_input=math.fsum(graph.types[name].nbytes for name in template.carried) / batch,
+        block_input=math.fsum(graph.types[n].nbytes for n in template.carried if n in graph.differentiable) / batch,
     )
 
 

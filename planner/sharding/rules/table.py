@@ -6,19 +6,10 @@ FlashAttention-2 (Dao 2023), whose backward takes 2.5 times the forward work bec
 
 from collections.abc import Mapping
 
-from planner.sharding.rules.spec import (
-    AlongDim,
-    Einsum,
-    Elementwise,
-    Factory,
-    InnerPattern,
-    Matmul,
-    Normalise,
-    Permute,
-    Reduce,
-    Reshape,
-    RuleSpec,
-)
+from planner.sharding.rules.einsum import Einsum, InnerPattern, Matmul
+from planner.sharding.rules.shapes import Elementwise, Factory, Normalise, Reduce
+from planner.sharding.rules.spec import RuleSpec
+from planner.sharding.rules.views import AlongDim, Permute, Reshape
 
 _BOTH = ((0, (1,)), (1, (0,)))
 _INPUT = ((0, (0,)),)
@@ -53,7 +44,7 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.embedding.default": Einsum(
         pattern="v h, ... -> ... h", op_class="embedding", work=((1.0, "h"),), looked_up=(0,), saves=((1, (0,)),)
     ),
-    "aten.layer_norm.default": Normalise(work=8.0, saves=((0, (0, 1)), (1, (0,)))),
+    "aten.layer_norm.default": Normalise(work=8.0, saves=((0, (0, 1)), (1, (0,)), (2, (0, 1, 2)))),
     "aten.rms_norm.default": Normalise(work=6.0, saves=((0, (0, 1)), (1, (0,)))),
     "aten.cross_entropy_loss.default": Einsum(
         pattern="n v, n -> ",

@@ -1,0 +1,208 @@
+"""Rules whose dims have fixed roles, written like an einsum, and matrix products."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+from planner.errors import RuleError
+from planner.graph.call import Call
+from planner.graph.operator_graph import TensorType
+from planner.sharding.rule import Dims, FactorKind, InnerCollective, Rule, Work
+from planner.sharding.rules.spec import FactorTable, RuleSpec, Saves, broadcast_dims, leading_names
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class InnerPattern:
+    """An `InnerCollective` with factor names; `only_mean` issues it only where the loss is averaged."""
+
+    kind: str
+    factor: str
+    factors: str
+    element_bytes: int
+    forward: int = 0
+    backward: int = 0
+    only_mean: bool = False
+
+    def bind(self, names: Sequence[str]) -> InnerCollective:
+        return InnerCollective(
+            kind=self.kind,
+            factor=names.index(self.factor),
+            factors=tuple(names.index(name) for name in self.factors.split() if name in names),
+            element_bytes=self.element_bytes,
+            forward=self.forward,
+            backward=self.backward,
+        )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Einsum(RuleSpec):
+    """Dims with roles, as in "... i, o i, o -> ... o".
+
+    `...` stands for any number of leading dims, (g r) for a compound dim whose factors occur alone elsewhere.
+    Patterns belong to the arguments at `positions`; an argument that is None drops its pattern. Factors in no result
+    are reductions unless listed in `blocked` or `combined`. `work`, `saved_extra`: (coefficient, factors as text); an
+    empty text means all factors.
+    """
+
+    pattern: str
+    op_class: str
+    positions: tuple[int, ...] = (0, 1, 2, 3)
+    blocked: str = ""
+    combined: str = ""
+    work: tuple[tuple[float, str], ...] = ((1.0, ""),)
+    gradient_work: float = 1.0
+    addends: tuple[int, ...] = ()
+    looked_up: tuple[int, ...] = ()
+    saves: Saves = ()
+    saved_results: tuple[int, ...] = ()
+    saved_extra: tuple[tuple[float, str], ...] = ()
+    inner: tuple[InnerPattern, ...] = field(default=())
+    causal_argument: tuple[int, str] | None = None
+    mean_argument: tuple[int, str] | None = None
+
+    def build(self, call: Call) -> Rule:
+        table = FactorTable(call.op)
+        left, right = self.pattern.split("->")
+        given = [
+            (p, call.arguments[at])
+            for p, at in zip(left.split(","), self.positions, strict=False)
+            if at < len(call.arguments)
+        ]
+        used = [(pattern.split(), tensor) for pattern, tensor in given if isinstance(tensor, TensorType)]
+        if len(used) != len(call.operands):
+            raise RuleError(
+                f"{call.op}: {len(call.operands)} tensor arguments, the rule '{self.pattern}' takes {len(used)} of them"
+            )
+        extents = _single_extents(used)
+        operands = tuple(_match(table, pattern, tensor.shape, extents, call.op) for pattern, tensor in used)
+        results = tuple(
+            _match(table, pattern.split(), result.shape, extents, call.op)
+            for pattern, result in zip(right.split(","), call.results, strict=True)
+        )
+        return self._finish(call, table, operands, results)
+
+    def _finish(self, call: Call, table: FactorTable, operands: tuple[Dims, ...], results: tuple[Dims, ...]) -> Rule:
+        kept = {f for dims in results for factors in dims for f in factors}
+        names = [factor.name for factor in table.freeze()]
+        for index, name in enumerate(names):
+            if name in self.blocked.split() or name.rstrip("0123456789") in self.blocked.split():
+                table.set_kind(name, FactorKind.BLOCKED)
+            elif name in self.combined.split():
+                table.set_kind(name, FactorKind.COMBINED)
+            elif index not in kept:
+                table.set_kind(name, FactorKind.REDUCTION)
+        halve = 0.5 if self.causal_argument and call.argument(*self.causal_argument, False) is True else 1.0
+        factors = table.freeze()
+        mean = self.mean_argument is not None and call.argument(*self.mean_argument, 1) == 1
+        return Rule(
+            op=call.op,
+            factors=factors,
+            operands=operands,
+            results=results,
+            op_class=self.op_class,
+            work=tuple(_work(halve * coefficient, text, names) for coefficient, text in self.work),
+            gradient_work=self.gradient_work,
+            addends=tuple(index for index in self.addends if index < len(operands)),
+            saves=tuple((i, js) for i, js in self.saves if i < len(operands)),
+            looked_up=self.looked_up,
+            saved_results=self.saved_results,
+            saved_extra=tuple(_work(coefficient, text, names) for coefficient, text in self.saved_extra),
+            inner=tuple(
+                pattern.bind(names)
+                for pattern in self.inner
+                if pattern.factor in names and (mean or not pattern.only_mean)
+            ),
+        )
+
+
+def _work(coefficient: float, text: str, names: Sequence[str]) -> Work:
+    """Factors of extent 1 are not in a rule; they change no product."""
+    factors = tuple(names.index(name) for name in text.split() if name in names) if text else tuple(range(len(names)))
+    return Work(coefficient=coefficient, factors=factors)
+
+
+def _tokens(words: Iterable[str]) -> list[tuple[str, ...]]:
+    """Dims of a pattern: `b (g r) q` becomes [("b",), ("g", "r"), ("q",)]."""
+    tokens: list[tuple[str, ...]] = []
+    group: list[str] | None = None
+    for word in words:
+        name = word.strip("()")
+        if word.startswith("("):
+            group = [name]
+        elif group is not None:
+            group.append(name)
+        if group is None:
+            tokens.append((name,))
+        elif word.endswith(")"):
+            tokens.append(tuple(group))
+            group = None
+    return tokens
+
+
+def _single_extents(used: Sequence[tuple[list[str], TensorType]]) -> dict[str, int]:
+    """Extents of the factors that index some dim alone, which fixes the split of compound dims."""
+    extents: dict[str, int] = {}
+    for words, tensor in used:
+        tokens = _tokens(words)
+        if tokens and tokens[0] == ("...",):
+            tokens = tokens[1:]
+        for token, extent in zip(tokens, tensor.shape[len(tensor.shape) - len(tokens) :], strict=True):
+            if len(token) == 1:
+                extents.setdefault(token[0], extent)
+    return extents
+
+
+def _match(table: FactorTable, words: list[str], shape: Sequence[int], extents: dict[str, int], op: str) -> Dims:
+    tokens = _tokens(words)
+    if tokens and tokens[0] == ("...",):
+        lead = len(shape) - (len(tokens) - 1)
+        tokens = [(name,) for name in leading_names(lead)] + tokens[1:]
+    if len(tokens) != len(shape):
+        raise RuleError(f"{op}: the rule expects {len(tokens)} dims, the tensor has shape {tuple(shape)}")
+    return tuple(_match_dim(table, token, extent, extents) for token, extent in zip(tokens, shape, strict=True))
+
+
+def _match_dim(table: FactorTable, token: tuple[str, ...], extent: int, extents: dict[str, int]) -> tuple[int, ...]:
+    if len(token) == 1:
+        return (table.add(token[0], extent),) if extent != 1 else ()
+    known = math.prod(extents[name] for name in token if name in extents)
+    parts = [(name, extents.get(name, extent // known)) for name in token]
+    return tuple(table.add(name, part) for name, part in parts if part != 1)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Matmul(RuleSpec):
+    """torch.matmul and its kin: batch dims broadcast, 1-d operands are vectors."""
+
+    def build(self, call: Call) -> Rule:
+        table = FactorTable(call.op)
+        a, b = call.operands[0].shape, call.operands[1].shape
+        if not a or not b:
+            raise RuleError(f"{call.op}: operands of shapes {a} and {b} have no dim to contract")
+        batch = _broadcast_shape(a[:-2], b[:-2])
+        lead = tuple((table.add(f"b{i}", extent),) if extent != 1 else () for i, extent in enumerate(batch))
+        inner = (table.add("k", a[-1], FactorKind.REDUCTION),)
+        row = ((table.add("m", a[-2]),),) if len(a) > 1 else ()
+        column = ((table.add("n", b[-1]),),) if len(b) > 1 else ()
+        first = (*broadcast_dims(lead, batch, a[:-2], call.op), *row, inner)
+        second = (*broadcast_dims(lead, batch, b[:-2], call.op), *((inner, *column) if len(b) > 1 else (inner,)))
+        factors = table.freeze()
+        return Rule(
+            op=call.op,
+            factors=factors,
+            operands=(first, second),
+            results=((*lead, *row, *column),),
+            op_class="matmul",
+            work=(Work(coefficient=2.0, factors=tuple(range(len(factors)))),),
+            saves=((0, (1,)), (1, (0,))),
+        )
+
+
+def _broadcast_shape(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
+    rank = max(len(a), len(b))
+    left, right = (1,) * (rank - len(a)) + tuple(a), (1,) * (rank - len(b)) + tuple(b)
+    return tuple(max(x, y) for x, y in zip(left, right, strict=True))

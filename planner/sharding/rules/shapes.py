@@ -1,0 +1,142 @@
+"""Rules that follow from the shapes alone: elementwise, normalisation, reductions, and what is made from nothing."""
+
+from dataclasses import dataclass
+from typing import final
+
+from planner.graph.call import Call
+from planner.sharding.rule import FactorKind, Rule, Work
+from planner.sharding.rules.spec import (
+    FactorTable,
+    RuleSpec,
+    Saves,
+    broadcast_dims,
+    dims_of,
+    integers,
+    leading_names,
+    normal_dim,
+)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Elementwise(RuleSpec):
+    """Every dim of the result is a factor; operands are broadcast to the result."""
+
+    op_class: str = "elementwise"
+    work: float = 1.0
+    saves: Saves = ()
+    saved_results: tuple[int, ...] = ()
+    saved_extra_bytes: float = 0.0
+    blocked_dims: tuple[int, str, int] | None = (
+        None  # position, name and default of an argument that names blocked dims
+    )
+    local_form: str | None = None
+    broadcast: bool = False
+
+    def build(self, call: Call) -> Rule:
+        table = FactorTable(call.op)
+        shape = call.results[0].shape
+        rank = len(shape)
+        blocked = set()
+        if self.blocked_dims is not None:
+            position, name, default = self.blocked_dims
+            blocked = {normal_dim(dim, rank) for dim in integers(call.argument(position, name, default))}
+        result = tuple(
+            (table.add(f"d{dim}", extent, FactorKind.BLOCKED if dim in blocked else FactorKind.PARALLEL),)
+            if extent != 1
+            else ()
+            for dim, extent in enumerate(shape)
+        )
+        operands = tuple(broadcast_dims(result, shape, operand.shape, call.op) for operand in call.operands)
+        everything = tuple(range(len(table.freeze())))
+        if self.broadcast:
+            table.add("copies", 1, FactorKind.BROADCAST)
+        return Rule(
+            op=call.op,
+            factors=table.freeze(),
+            operands=operands,
+            results=(result,) * len(call.results),
+            op_class=self.op_class,
+            work=(Work(coefficient=self.work, factors=everything),) if self.work else (),
+            saves=self.saves,
+            saved_results=self.saved_results,
+            saved_extra=(Work(coefficient=self.saved_extra_bytes, factors=everything),)
+            if self.saved_extra_bytes
+            else (),
+            local_form=self.local_form,
+        )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Normalise(RuleSpec):
+    """Norms over the trailing dims listed at position 1, which are blocked; weight and bias have just those dims."""
+
+    work: float
+    saves: Saves
+
+    def build(self, call: Call) -> Rule:
+        table = FactorTable(call.op)
+        shape = call.operands[0].shape
+        lead = len(shape) - len(integers(call.argument(1, "normalized_shape")))
+        own = ("h",) if len(shape) - lead == 1 else tuple(f"h{i}" for i in range(len(shape) - lead))
+        kinds = [FactorKind.PARALLEL] * lead + [FactorKind.BLOCKED] * len(own)
+        dims = tuple(
+            (table.add(name, extent, kind),) if extent != 1 else ()
+            for name, extent, kind in zip((*leading_names(lead), *own), shape, kinds, strict=True)
+        )
+        return Rule(
+            op=call.op,
+            factors=table.freeze(),
+            operands=tuple(broadcast_dims(dims, shape, operand.shape, call.op) for operand in call.operands),
+            results=(dims,),
+            op_class="normalisation",
+            work=(Work(coefficient=self.work, factors=tuple(range(len(table.freeze())))),),
+            saves=tuple((i, js) for i, js in self.saves if i < len(call.operands)),
+        )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Reduce(RuleSpec):
+    """Sum or mean over some dims (all where none are given); other reductions block the dims."""
+
+    combine: str  # "sum", "mean" or "blocked"
+
+    def build(self, call: Call) -> Rule:
+        table = FactorTable(call.op)
+        shape = call.operands[0].shape
+        given = call.argument(1, "dim")
+        listed = integers(given) if isinstance(given, int | tuple) and not isinstance(given, bool) else ()
+        reduced = {normal_dim(dim, len(shape)) for dim in listed} or set(range(len(shape)))
+        kind = FactorKind.BLOCKED if self.combine == "blocked" else FactorKind.REDUCTION
+        source = tuple(
+            (table.add(f"d{dim}", extent, kind if dim in reduced else FactorKind.PARALLEL),) if extent != 1 else ()
+            for dim, extent in enumerate(shape)
+        )
+        kept = [source[dim] for dim in range(len(shape)) if dim not in reduced]
+        if len(call.results[0].shape) == len(shape):  # keepdim
+            kept = [() if dim in reduced else source[dim] for dim in range(len(shape))]
+        everything = tuple(range(len(table.freeze())))
+        return Rule(
+            op=call.op,
+            factors=table.freeze(),
+            operands=(source,),
+            results=(tuple(kept),) * len(call.results),
+            op_class="elementwise",
+            work=(Work(coefficient=1.0, factors=everything),),
+            mean_over=tuple(f for dim in reduced for f in source[dim]) if self.combine == "mean" else (),
+        )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Factory(RuleSpec):
+    """Results made from nothing (arange, full, ...) or element by element from nothing known: the same on every
+    device."""
+
+    def build(self, call: Call) -> Rule:
+        table = FactorTable(call.op)
+        operands = tuple(dims_of(table, t.shape, FactorKind.BLOCKED, f"in{i}_") for i, t in enumerate(call.operands))
+        results = tuple(dims_of(table, t.shape, FactorKind.BLOCKED, f"out{i}_") for i, t in enumerate(call.results))
+        return Rule(op=call.op, factors=table.freeze(), operands=operands, results=results, op_class="copy")
