@@ -161,11 +161,7 @@ def build_executor(bound: BoundPlan, place: RankMesh, cut: StageCut) -> Executor
     for index in cut.operators:
         op = bound.operators[index]
         operands = tuple(
-            Operand(
-                name=name,
-                transfer=transfer(graph.types[name].shape, mesh, promised[name], wanted, name in graph.differentiable),
-                weight=name in graph.parameter_names,
-            )
+            _operand(bound, name, promised[name], wanted)
             for name, wanted in zip(op.operator.operands, op.layouts.operands, strict=True)
         )
         made = [name for name in op.operator.results if name is not None]
@@ -188,6 +184,13 @@ def build_executor(bound: BoundPlan, place: RankMesh, cut: StageCut) -> Executor
         loss=graph.loss if cut.last else None,
         last=end if cut.last else None,
     )
+
+
+def _operand(bound: BoundPlan, name: str, promised: Duplex, wanted: Duplex) -> Operand:
+    graph, mesh = bound.graph, bound.plan.mesh
+    weight = name in graph.parameter_names
+    between = transfer(graph.types[name].shape, mesh, promised, wanted, name in graph.differentiable, weight)
+    return Operand(name=name, transfer=between, weight=weight)
 
 
 def _given(bound: BoundPlan) -> dict[str, Duplex]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from costmodels import Turn, order_1f1b
 from planner.errors import PlannerError
@@ -26,6 +27,8 @@ from runtime.device_mesh import RankMesh, line_group
 from runtime.parameters import LocalParameter
 
 Values = Mapping[str, torch.Tensor]
+Edges = Mapping[str, GradientEdge | None]
+"""By name the places in the graph of autograd that made a value; None where no gradient is needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +112,7 @@ class Neighbours:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """A value that goes from one stage to the next: local shape, dtype, whether a gradient comes back."""
+    """A value that leaves a stage: local shape, dtype, whether a gradient comes back."""
 
     name: str
     shape: tuple[int, ...]
@@ -125,7 +128,7 @@ class Pipeline:
     neighbours: Neighbours
     arrivals: tuple[Crossing, ...]
     departures: tuple[Crossing, ...]
-    loss: str
+    loss: Crossing
     device: torch.device
     turns: list[Turn] = field(default_factory=list)
     _sent: list[tuple[dist.Work, torch.Tensor]] = field(default_factory=list)
@@ -136,7 +139,7 @@ class Pipeline:
         `forward` computes the stage on one micro-batch: from its number and the values received, the values to send, or
         the loss on the last stage. `turns` has the order in which it was done.
         """
-        live: dict[int, tuple[Values, Values]] = {}
+        live: dict[int, tuple[Values, Edges]] = {}
         total = torch.zeros((), dtype=torch.float32, device=self.device)
         self.turns.clear()
         for turn in order_1f1b(self.cut.stage, self.cut.stages, micro_batches):
@@ -144,32 +147,33 @@ class Pipeline:
                 received: Values = {arrival.name: self._receive_value(arrival) for arrival in self.arrivals}
                 made = forward(turn.micro_batch, received)
                 if self.cut.last:
-                    total += made[self.loss].detach().float().reshape(()) / micro_batches
+                    total += made[self.loss.name].detach().float().reshape(()) / micro_batches
                 for departure in self.departures:
                     self._send(made[departure.name].detach(), self.neighbours.after, self.neighbours.forward)
-                live[turn.micro_batch] = (received, made)
+                live[turn.micro_batch] = (received, self._edges(made))
             else:
-                received, made = live.pop(turn.micro_batch)
-                self._backward(received, made, micro_batches)
+                received, edges = live.pop(turn.micro_batch)
+                self._backward(received, edges, micro_batches)
             self.turns.append(turn)
         for work, _ in self._sent:
             work.wait()
         self._sent.clear()
         return all_reduce(total, self.neighbours.forward)  # the other stages hold zero
 
-    def _backward(self, received: Values, made: Values, micro_batches: int) -> None:
+    def _edges(self, made: Values) -> Edges:
+        """Where the backward pass starts: what has been sent is not kept for its own sake."""
+        names = (self.loss.name,) if self.cut.last else tuple(d.name for d in self.departures if d.differentiable)
+        return {name: get_gradient_edge(made[name]) if made[name].requires_grad else None for name in names}
+
+    def _backward(self, received: Values, edges: Edges, micro_batches: int) -> None:
         if self.cut.last:
-            outputs = [made[self.loss]]
-            gradients = [torch.full_like(made[self.loss], 1.0 / micro_batches)]
+            gradients = [torch.full(self.loss.shape, 1.0 / micro_batches, dtype=self.loss.dtype, device=self.device)]
         else:
             returning = [departure for departure in self.departures if departure.differentiable]
-            outputs = [made[departure.name] for departure in returning]
             gradients = [self._receive(d, self.neighbours.after, self.neighbours.backward) for d in returning]
-        pairs = [
-            (output, gradient) for output, gradient in zip(outputs, gradients, strict=True) if output.requires_grad
-        ]
+        pairs = [(edge, gradient) for edge, gradient in zip(edges.values(), gradients, strict=True) if edge is not None]
         if pairs:
-            torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
+            torch.autograd.backward([edge for edge, _ in pairs], [gradient for _, gradient in pairs])
         for arrival in self.arrivals:
             if arrival.differentiable:
                 value = received[arrival.name]
@@ -209,7 +213,7 @@ def build_pipeline(bound: BoundPlan, place: RankMesh, cut: StageCut) -> Pipeline
         neighbours=neighbours,
         arrivals=tuple(_crossing_value(bound, name) for name in cut.receives),
         departures=tuple(_crossing_value(bound, name) for name in cut.sends),
-        loss=bound.graph.loss,
+        loss=_whole_value(bound, bound.graph.loss),
         device=place.device,
     )
 
@@ -225,6 +229,12 @@ def _crossing_value(bound: BoundPlan, name: str) -> Crossing:
         dtype=getattr(torch, graph.types[name].dtype),
         differentiable=name in graph.differentiable,
     )
+
+
+def _whole_value(bound: BoundPlan, name: str) -> Crossing:
+    tensor = bound.graph.types[name]
+    dtype: torch.dtype = getattr(torch, tensor.dtype)
+    return Crossing(name=name, shape=tensor.shape, dtype=dtype, differentiable=name in bound.graph.differentiable)
 
 
 def share_parameters(parameters: Mapping[str, LocalParameter], place: RankMesh, cuts: Sequence[StageCut]) -> None:

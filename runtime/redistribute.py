@@ -94,10 +94,15 @@ def whole_tensor(piece: torch.Tensor, shape: Sequence[int], layout: Layout, plac
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """Steps of one operand from its producer to its consumer, and of its gradient back."""
+    """Steps of one operand from its producer to its consumer, and of its gradient back.
+
+    A slice of an activation is copied (`copies`): autograd may keep it, and a view would keep the whole. Slices of
+    weights stay views, because the whole weight is kept anyway.
+    """
 
     forward: tuple[Step, ...]
     backward: tuple[Step, ...]
+    copies: bool
 
     @property
     def gathers(self) -> bool:
@@ -111,12 +116,15 @@ class Transfer:
 
 
 def transfer(
-    shape: Sequence[int], mesh: Mesh, producer: Duplex, consumer: Duplex, differentiable: bool
+    shape: Sequence[int], mesh: Mesh, producer: Duplex, consumer: Duplex, differentiable: bool, weight: bool = False
 ) -> Transfer | None:
     """What lies between a producer's promise and a consumer's wish for a tensor of global `shape`; None for nothing."""
     forward = redistribution(shape, mesh, producer.forward, consumer.forward)
     backward = redistribution(shape, mesh, consumer.gradient, producer.gradient) if differentiable else ()
-    return Transfer(forward=forward, backward=backward) if forward or backward else None
+    if not forward and not backward:
+        return None
+    copies = bool(forward) and forward[-1].kind == "slice" and not weight
+    return Transfer(forward=forward, backward=backward, copies=copies)
 
 
 class _Redistribute(torch.autograd.Function):
@@ -126,6 +134,8 @@ class _Redistribute(torch.autograd.Function):
     def forward(ctx: Any, piece: torch.Tensor, steps: Transfer, place: RankMesh) -> torch.Tensor:
         ctx.steps, ctx.place = steps, place
         moved = apply_steps(piece, steps.forward, place)
+        if steps.copies:
+            return moved.clone(memory_format=torch.contiguous_format)
         return moved.view_as(moved) if moved is piece else moved
 
     @staticmethod

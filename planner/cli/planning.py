@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from planner.plan.bind import BoundPlan
     from planner.plan.plan import Plan
     from planner.plan.roles import Roles
+    from planner.search.request import SearchRequest
     from planner.search.search import Progress as SearchProgress
-    from planner.search.search import SearchRequest, SearchResult
+    from planner.search.search import SearchResult
 
 OUTPUT_SCHEMA_VERSION = 1
 SAMPLES_PER_DEVICE = 4  # of the default global batch
@@ -95,7 +96,7 @@ def _undisturbed() -> Iterator[None]:
 
 def _check_words(options: Options) -> None:
     from planner.plan.plan import OPTIMIZERS, PRECISIONS, RECOMPUTATION
-    from planner.search.search import ALGORITHMS
+    from planner.search.request import ALGORITHMS
 
     for option, value, known in (
         ("--search", options.search, ALGORITHMS),
@@ -112,7 +113,7 @@ def _request(options: Options, console: "Console") -> "SearchRequest":
     from planner.cli.tracing import traced
     from planner.models.zoo import build_model
     from planner.plan.plan import PRECISIONS, ModelReference
-    from planner.search.search import SearchRequest
+    from planner.search.request import SearchRequest
     from planner.search.space import Pinned
 
     cluster = load_profile(options.hardware).with_devices(options.devices)

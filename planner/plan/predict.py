@@ -177,7 +177,8 @@ class _Walk:
                     and name not in received
                 ):
                     received.add(name)
-                    self._transfer(cost, graph.types[name], made.forward)
+                    nbytes_received = self._transfer(cost, graph.types[name], made.forward)
+                    cost.memory["activations"] += 0.0 if again else live * nbytes_received
                 if again and self.bound.blocks.block_of(graph.producer[name]) != block and name in graph.differentiable:
                     self._checkpoint(cost, name, made.forward, live, received, block)
         if again:
@@ -264,11 +265,13 @@ class _Walk:
             for _ in {self.stage_of[use] for use in uses} - {stage}:
                 self._transfer(cost, graph.types[name], self._made(name).forward)
 
-    def _transfer(self, cost: StageCost, tensor: TensorType, layout: Layout) -> None:
+    def _transfer(self, cost: StageCost, tensor: TensorType, layout: Layout) -> float:
+        """Charge a tensor that crosses to another stage; returns its bytes on a device."""
         mesh = self.bound.plan.mesh
         nbytes = tensor.nbytes * local_fraction(layout, mesh.sizes)
         cost.micro_batch["stage transfer"] += transfer_seconds(nbytes, mesh.size, self.cluster)
         cost.messages["stage transfer", Message(kind="send_recv", axis=None, nbytes=nbytes)] += 1
+        return nbytes
 
     def _made(self, name: str) -> Duplex:
         """Layouts in which a value is made."""

@@ -7,7 +7,8 @@ trial stops at the first configuration that fits; the leanest are tried first (r
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from planner.search.search import SearchRequest, find_fitting
+from planner.search.request import SearchRequest
+from planner.search.search import find_fitting
 
 _MOST_DEVICES = 65536
 

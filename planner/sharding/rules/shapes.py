@@ -70,10 +70,14 @@ class Elementwise(RuleSpec):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Normalise(RuleSpec):
-    """Norms over the trailing dims listed at position 1, which are blocked; weight and bias have just those dims."""
+    """Norms over the trailing dims listed at position 1, which are blocked; weight and bias have just those dims.
+
+    Autograd keeps `statistics` fp32 numbers (mean, reciprocal deviation) for every group that is normalised.
+    """
 
     work: float
     saves: Saves
+    statistics: int
 
     def build(self, call: Call) -> Rule:
         table = FactorTable(call.op)
@@ -85,6 +89,7 @@ class Normalise(RuleSpec):
             (table.add(name, extent, kind),) if extent != 1 else ()
             for name, extent, kind in zip((*leading_names(lead), *own), shape, kinds, strict=True)
         )
+        groups = tuple(factor for indexed in dims[:lead] for factor in indexed)
         return Rule(
             op=call.op,
             factors=table.freeze(),
@@ -93,6 +98,7 @@ class Normalise(RuleSpec):
             op_class="normalisation",
             work=(Work(coefficient=self.work, factors=tuple(range(len(table.freeze())))),),
             saves=tuple((i, js) for i, js in self.saves if i < len(call.operands)),
+            saved_extra=(Work(coefficient=4.0 * self.statistics, factors=groups),),
         )
 
 

@@ -44,8 +44,8 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.embedding.default": Einsum(
         pattern="v h, ... -> ... h", op_class="embedding", work=((1.0, "h"),), looked_up=(0,), saves=((1, (0,)),)
     ),
-    "aten.layer_norm.default": Normalise(work=8.0, saves=((0, (0, 1)), (1, (0,)), (2, (0, 1, 2)))),
-    "aten.rms_norm.default": Normalise(work=6.0, saves=((0, (0, 1)), (1, (0,)))),
+    "aten.layer_norm.default": Normalise(work=8.0, saves=((0, (0, 1)), (1, (0,)), (2, (0, 1, 2))), statistics=2),
+    "aten.rms_norm.default": Normalise(work=6.0, saves=((0, (0, 1)), (1, (0,))), statistics=1),
     "aten.cross_entropy_loss.default": Einsum(
         pattern="n v, n -> ",
         op_class="cross_entropy",

@@ -86,10 +86,10 @@ def by_hand(case: Case, axes: tuple[str, ...], on_data: Option) -> list[StageCho
     parameters = parameters_by_hand(case.tables, axes, on_data)
     return [
         StageChoice(
-            first_block=first_block,
-            blocks=blocks,
+            first_block=kind.first_block,
+            blocks=kind.blocks,
             operators={at: operators[at] for at in problem.operators},
             parameters={name: parameters[name] for name in problem.parameters},
         )
-        for (first_block, blocks, _), problem in zip(case.kinds, case.problems(), strict=True)
+        for kind, problem in zip(case.kinds, case.problems(), strict=True)
     ]

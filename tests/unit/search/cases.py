@@ -22,9 +22,10 @@ from planner.plan.plan import ClusterReference, ModelReference, Plan, Prediction
 from planner.search.assemble import StageChoice, groups_of, input_layouts, stages_of
 from planner.search.cost_table import CostTables, TableBuilder
 from planner.search.problem import Evaluation
-from planner.search.search import SearchRequest, stage_kinds
+from planner.search.request import SearchRequest
 from planner.search.space import Configuration
-from planner.search.stage_problem import StageProblem, StageTerms, stage_problem
+from planner.search.stage_problem import StageProblem, stage_problem
+from planner.search.stages import StageKind, stage_kinds
 from planner.search.template import Template, fold
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rescale import rescale_batch
@@ -260,11 +261,11 @@ class Case:
     tables: CostTables
 
     @property
-    def kinds(self) -> list[tuple[int, int, StageTerms]]:
+    def kinds(self) -> list[StageKind]:
         return stage_kinds(self.configuration, self.tables.template)
 
     def problems(self) -> list[StageProblem]:
-        return [stage_problem(self.tables, terms, self.cluster, float("inf")) for _, _, terms in self.kinds]
+        return [stage_problem(self.tables, kind.terms, self.cluster, float("inf")) for kind in self.kinds]
 
 
 def make_case(
@@ -298,13 +299,15 @@ def random_choices(case: Case, draw: random.Random) -> list[StageChoice]:
     template = case.tables.template
     makers = {edge.producer for edge in template.edges if edge.kind == "loop"}
     found: list[StageChoice] = []
-    for (first_block, blocks, _), problem in zip(case.kinds, case.problems(), strict=True):
+    for kind, problem in zip(case.kinds, case.problems(), strict=True):
         operators, parameters = problem.choices([draw.randrange(size) for size in problem.problem.sizes])
         if found:
             operators.update({at: found[0].operators[at] for at in makers if at in operators})
             common = set(parameters) - template.own_parameters
             parameters.update({p: found[0].parameters[p] for p in common if p in found[0].parameters})
-        found.append(StageChoice(first_block=first_block, blocks=blocks, operators=operators, parameters=parameters))
+        found.append(
+            StageChoice(first_block=kind.first_block, blocks=kind.blocks, operators=operators, parameters=parameters)
+        )
     return found
 
 

@@ -42,7 +42,7 @@ def test_never_slower_than_by_hand(
     case = case_of(model, batch, mesh, recompute=True)
     choices = by_hand(case, axes, on_data)
     room = usable_memory(case.cluster.device)
-    problem = stage_problem(case.tables, case.kinds[0][2], case.cluster, room)
+    problem = stage_problem(case.tables, case.kinds[0].terms, case.cluster, room)
     people = evaluated(problem, choices[0])
     assert people.feasible is fits
     best = SOLVERS["dynamic_programming"](problem.problem)

@@ -14,8 +14,8 @@ from costmodels import step_time
 from planner.plan.bind import bind
 from planner.plan.predict import StageCost, predict, stage_costs
 from planner.search.problem import Evaluation
-from planner.search.search import _assembled_seconds
 from planner.search.space import FREE, Configuration, configurations
+from planner.search.stages import assembled_seconds
 from tests.unit.search.cases import (
     BATCH,
     MODELS,
@@ -59,7 +59,7 @@ def test_any_choice_costs_what_the_judge_says(model: str) -> None:
         evaluations = [evaluated(problem, choice) for problem, choice in zip(case.problems(), choices, strict=True)]
         for stage, kind in stage_and_kind(case):
             check(case, stage, evaluations[kind], costs[stage])
-        seconds = _assembled_seconds(case.configuration, case.tables, choices, case.cluster)
+        seconds = assembled_seconds(case.configuration, case.tables, choices, case.cluster)
         prediction = predict(bound, case.cluster)
         assert same(seconds, prediction.step_seconds), case.configuration
         assert same(math.fsum(value for _, value in prediction.time), prediction.step_seconds)
@@ -123,4 +123,4 @@ def test_the_assembled_time_is_that_of_the_schedule() -> None:
     assert len({round(seconds, 9) for seconds in per_part}) > 1
     expected = math.fsum(per_part) + 7 * max(per_part) + max(once)
     assert same(float(step_time(per_part, once, 8)), expected)
-    assert same(_assembled_seconds(configuration, case.tables, choices, case.cluster), expected)
+    assert same(assembled_seconds(configuration, case.tables, choices, case.cluster), expected)

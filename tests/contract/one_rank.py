@@ -1,0 +1,91 @@
+"""One rank of a plan in this process: what others would have sent is made up, what this one sends is listed."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from planner.graph.operator_graph import OperatorGraph
+from planner.plan.plan import Plan
+from runtime.device_mesh import RankMesh
+from runtime.step import TrainingStep, parallelize
+from tests.distributed import plans
+
+Messages = Counter[tuple[str, int | None, float]]
+"""Kind, axis (None: between stages) and bytes, in the convention of `costmodels.collective_time`."""
+
+
+class Recorder:
+    """Stands in for the calls of torch.distributed that the runtime makes, and writes them down.
+
+    Of what crosses stages the receiver writes it down.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, float, Any]] = []
+
+    def all_gather_single(self, whole: torch.Tensor, piece: torch.Tensor, group: Any) -> None:
+        self._note("all_gather", whole, group)
+        whole.view(group.size(), *piece.shape).copy_(piece.expand(group.size(), *piece.shape))
+
+    def reduce_scatter_single(self, piece: torch.Tensor, term: torch.Tensor, group: Any) -> None:
+        self._note("reduce_scatter", term, group)
+        piece.copy_(term[: piece.shape[0]])
+
+    def all_reduce(self, term: torch.Tensor, operation: Any, group: Any) -> None:
+        self._note("all_reduce", term, group)
+
+    def all_to_all_single(self, incoming: torch.Tensor, outgoing: torch.Tensor, group: Any) -> None:
+        self._note("all_to_all", outgoing, group)
+        incoming.copy_(outgoing)
+
+    def recv(self, value: torch.Tensor, source: int, group: Any) -> None:
+        self._note("send_recv", value, group)
+        value.zero_()
+
+    def isend(self, value: torch.Tensor, target: int, group: Any) -> "Gone":
+        return Gone()
+
+    def _note(self, kind: str, tensor: torch.Tensor, group: Any) -> None:
+        self.calls.append((kind, float(tensor.nbytes), group))
+
+    def messages(self, place: RankMesh) -> Messages:
+        """What has been written down."""
+        axes = {group: axis for axis, group in enumerate(place.groups) if group is not None}
+        return Counter((kind, axes.get(group), nbytes) for kind, nbytes, group in self.calls)
+
+
+class Gone:
+    """A send that has been done."""
+
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        pass
+
+
+@contextmanager
+def one_rank(
+    model: str, plan: Plan, graph: OperatorGraph, stage: int = 0, dtype: torch.dtype = torch.float32
+) -> Iterator[tuple[TrainingStep, Recorder]]:
+    """The training step of a rank in the middle of a stage, with nothing written down yet."""
+    recorder = Recorder()
+    names = ("all_gather_single", "reduce_scatter_single", "all_reduce", "all_to_all_single", "recv", "isend")
+    rank = stage * plan.mesh.size + plan.mesh.size // 2
+    dist.init_process_group("fake", rank=rank, world_size=plan.cluster.devices, store=FakeStore())
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in names:
+                patch.setattr(dist, name, getattr(recorder, name))
+            module = plans.build(model).to(dtype)
+            step = parallelize(module, plan, plans.batch(), traced=graph, device=torch.device("cpu"))
+            recorder.calls.clear()
+            yield step, recorder
+    finally:
+        dist.destroy_process_group()
