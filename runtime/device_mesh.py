@@ -8,12 +8,12 @@ The device is the accelerator that torch finds, else the CPU; the backend (gloo,
 torch has registered for that type of device. Nothing here names a vendor.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 from planner.errors import RequestError
 from planner.sharding.mesh import Mesh
@@ -31,8 +31,9 @@ class RankMesh:
     rank: int
     device: torch.device
     groups: tuple[dist.ProcessGroup | None, ...]
-    stage: int = 0
-    stages: int = 1
+    stage: int
+    stages: int
+    known: "Communicators"
 
     @cached_property
     def coordinate(self) -> tuple[int, ...]:
@@ -61,9 +62,26 @@ def start_processes(device: torch.device) -> None:
     dist.init_process_group(dist.get_default_backend_for_device(device))
 
 
-def rank_mesh(mesh: Mesh, device: torch.device, stages: int = 1) -> RankMesh:
+class Communicators:
+    """Process groups of this process, each made once and kept: equal groups for equal purposes are one communicator."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, tuple[tuple[int, ...], ...]], dist.ProcessGroup] = {}
+
+    def of(self, parts: Sequence[Sequence[int]], purpose: str = "") -> dist.ProcessGroup:
+        """The group of that part, of several disjoint lists of ranks, which has this rank (for a rank that is in none:
+        some group that it must not use). Collective: every rank of the default group calls it, in the same order."""
+        key = (purpose, tuple(tuple(part) for part in parts))
+        if key not in self._known:
+            groups: list[dist.ProcessGroup] = [dist.new_group(list(part)) for part in parts]
+            own = [group for group, part in zip(groups, parts, strict=True) if dist.get_rank() in part]
+            self._known[key] = own[0] if own else groups[0]
+        return self._known[key]
+
+
+def rank_mesh(mesh: Mesh, device: torch.device, stages: int = 1, known: Communicators | None = None) -> RankMesh:
     """The process groups of every axis, in each of `stages` equal stages. Collective: all ranks must call it, in the
-    same order.
+    same order; `known` are the groups that there are already.
 
     One device needs no process group. Raises RequestError where the number of processes is not that of the plan.
     """
@@ -75,19 +93,21 @@ def rank_mesh(mesh: Mesh, device: torch.device, stages: int = 1) -> RankMesh:
             f"the plan is for {wanted} devices ({f'{stages} stages, ' if stages > 1 else ''}mesh {shape}), and {world}"
             f" process{' runs' if world == 1 else 'es run'}; start {wanted}, or plan for {world}"
         )
-    if wanted == 1:
-        return RankMesh(mesh=mesh, rank=0, device=device, groups=(None,) * len(mesh.axes))
-    grid = DeviceMesh(device.type, torch.arange(wanted).view(stages, *mesh.sizes))
-    groups = tuple(grid.get_group(axis + 1) if size > 1 else None for axis, size in enumerate(mesh.sizes))
-    stage, rank = divmod(dist.get_rank(), mesh.size)
-    return RankMesh(mesh=mesh, rank=rank, device=device, groups=groups, stage=stage, stages=stages)
+    known = known or Communicators()
+    groups = tuple(known.of(_lines(mesh, axis, stages)) if size > 1 else None for axis, size in enumerate(mesh.sizes))
+    stage, rank = divmod(dist.get_rank() if world > 1 else 0, mesh.size)
+    return RankMesh(mesh=mesh, rank=rank, device=device, groups=groups, stage=stage, stages=stages, known=known)
 
 
-def line_group(place: RankMesh, stages: tuple[int, ...]) -> dist.ProcessGroup:
+def _lines(mesh: Mesh, axis: int, stages: int) -> list[list[int]]:
+    """All lists of ranks that differ on one axis only, in every stage."""
+    line = mesh.axes[axis]
+    starts = [rank for rank in range(mesh.size * stages) if rank // line.stride % line.size == 0]
+    return [[start + place * line.stride for place in range(line.size)] for start in starts]
+
+
+def stage_line(place: RankMesh, stages: tuple[int, ...], purpose: str) -> dist.ProcessGroup:
     """The processes at the same place inside each of these stages. Collective: every rank of every stage calls it, in
     the same order; a rank of another stage has no use for what it gets."""
     size = place.mesh.size
-    groups: list[dist.ProcessGroup] = [
-        dist.new_group([stage * size + rank for stage in stages]) for rank in range(size)
-    ]
-    return groups[place.rank]
+    return place.known.of([[stage * size + rank for stage in stages] for rank in range(size)], purpose)

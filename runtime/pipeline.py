@@ -23,7 +23,7 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan, stage_of_operators
 from planner.sharding.layout import local_shape
 from runtime.collectives import all_reduce
-from runtime.device_mesh import RankMesh, line_group
+from runtime.device_mesh import RankMesh, stage_line
 from runtime.parameters import LocalParameter
 
 Values = Mapping[str, torch.Tensor]
@@ -205,8 +205,8 @@ def build_pipeline(bound: BoundPlan, place: RankMesh, cut: StageCut) -> Pipeline
     neighbours = Neighbours(
         before=ranks[cut.stage - 1],
         after=ranks[(cut.stage + 1) % cut.stages],
-        forward=line_group(place, every),
-        backward=line_group(place, every),
+        forward=stage_line(place, every, "forward"),
+        backward=stage_line(place, every, "backward"),
     )
     return Pipeline(
         cut=cut,
@@ -243,6 +243,6 @@ def share_parameters(parameters: Mapping[str, LocalParameter], place: RankMesh, 
     for name in names:
         stages = tuple(cut.stage for cut in cuts if name in cut.parameters)
         if len(stages) > 1:
-            group = line_group(place, stages)
+            group = stage_line(place, stages, "shared parameters")
             if place.stage in stages:
                 parameters[name].twins = group

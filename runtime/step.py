@@ -21,7 +21,7 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.plan.bind import BoundPlan, bind
 from planner.plan.plan import Plan
-from runtime.device_mesh import RankMesh, current_device, rank_mesh
+from runtime.device_mesh import Communicators, RankMesh, current_device, rank_mesh
 from runtime.executor import Executor, build_executor
 from runtime.optimizer import OptimizerSettings, ShardedOptimizer
 from runtime.parameters import local_parameters, unused_parameters, whole_buffers
@@ -141,17 +141,18 @@ def parallelize(
     traced: OperatorGraph | None = None,
     settings: OptimizerSettings | None = None,
     device: torch.device | None = None,
+    known: Communicators | None = None,
 ) -> TrainingStep:
     """The training step of `plan` for `module`, whose real weights are taken over. Collective: every rank calls it.
 
     `args` and `kwargs` are the example inputs with which the module is traced, `batch` the samples in them (by
-    default the leading dim of the first); `traced` is the graph where it is known already. The default process
-    group must exist unless the plan is for one device.
+    default the leading dim of the first); `traced` is the graph where it is known already, `known` the process groups
+    of an earlier step. The default process group must exist unless the plan is for one device.
 
     Raises RequestError for a plan for another number of devices, PlanFileError for a plan for another model, ModelError
     for a model that cannot be traced or executed, PlannerError for one that cannot be cut into the stages of the plan.
     """
-    place = rank_mesh(plan.mesh, device or current_device(local_rank()), len(plan.stages))
+    place = rank_mesh(plan.mesh, device or current_device(local_rank()), len(plan.stages), known)
     leading = tensors_of(args, kwargs or {})[0].shape[0] if batch is None else batch
     graph = trace(module, args, kwargs) if traced is None else traced
     batched = frozenset(name for name in graph.inputs if graph.types[name].shape[:1] == (leading,))

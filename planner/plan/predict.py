@@ -296,7 +296,11 @@ class _Walk:
 
 
 def _whole_flops(rule: Rule, graded: tuple[bool, ...]) -> float:
-    """Forward and backward work of the whole operator, not of one device's part of it."""
+    """Forward and backward work of the whole operator, not of one device's part of it.
+
+    What an implementation does twice, as recomputation, is no work of the model: utilisation by this count is that of
+    Chowdhery et al. 2022 (PaLM, appendix B), but for the masked half of causal attention, which is not counted.
+    """
     forward = 0.0
     for term in rule.work:
         product = term.coefficient

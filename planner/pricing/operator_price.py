@@ -86,7 +86,7 @@ def price_operator(
     gradients = sum((operand_bytes[i] for i in graded), np.zeros(len(extents)))
     worked = sum(i not in rule.addends for i in graded)
     if graded:
-        backward = kernel(flops * rule.gradient_work * worked, read + written + gradients, max(1, worked))
+        backward = kernel(flops * rule.backward_work(worked), read + written + gradients, max(1, worked))
     else:
         backward = np.zeros(len(extents))
     inner_forward, inner_backward = _inner(rule, strategies, mesh, cluster)
@@ -100,7 +100,7 @@ def price_operator(
         results=result_bytes,
         saved_extra=_sum_work(rule.saved_extra, extents) if graded else np.zeros(len(extents)),
         transient=np.zeros(len(extents)) if free else written * (2 if graded else 1) + gradients,
-        flops=flops * (1 + rule.gradient_work * worked),
+        flops=flops * (1 + rule.backward_work(worked)),
     )
 
 

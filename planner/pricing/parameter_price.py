@@ -22,6 +22,7 @@ from planner.sharding.layout import local_fraction
 from planner.sharding.stored import StoredParameter
 
 Array = NDArray[np.float64]
+_FP32 = 4  # bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,11 +57,13 @@ def price_parameter(
     state = np.array([local_fraction(s.state, sizes) for s in stored]) * tensor.numel
     gradient = np.array([local_fraction(s.gradient, sizes) for s in stored]) * tensor.numel
     accumulated = replace(tensor, dtype="float32")
+    # an fp32 weight is its own master copy where the state cuts it finer; elsewhere the piece of the state is a copy
+    copies = np.array([per.weight == _FP32 and pricer.sends(tensor, s.weight, s.state) for s in stored])
     return ParameterPrices(
         synchronisation=np.array([pricer.seconds(accumulated, s.gradient, s.state) for s in stored]),
         update=np.asarray(optimizer_time(state, precision, optimizer, pricer.cluster.device)),
         gather=np.array([pricer.seconds(tensor, s.state, s.weight) for s in stored]),
         weight=weight * per.weight,
         gradient=gradient * per.gradient,
-        state=state * per.state,
+        state=state * (per.state + _FP32 * copies),
     )

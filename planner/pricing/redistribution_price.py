@@ -76,6 +76,11 @@ class RedistributionPricer:
         """Seconds of one redistribution."""
         return 0.0 if source == target else self.table(tensor).at(source, target)
 
+    def sends(self, tensor: TensorType, source: Layout, target: Layout) -> bool:
+        """Whether a redistribution sends anything; if not, what comes out shares the memory of what went in."""
+        table = self.table(tensor)
+        return bool(table.sends[table.position[source], table.position[target]])
+
     def route(self, tensor: TensorType, source: Layout, target: Layout) -> PricedRoute:
         """One redistribution step by step: the same seconds, and the messages they stand for."""
         key = (cut_limits(tensor.shape, self.mesh.sizes), tensor.nbytes, source, target)

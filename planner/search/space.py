@@ -126,7 +126,7 @@ def bounds(template: Template, batch: int, cluster: Cluster, precision: str, opt
         forward += seconds * count
         works = template.in_block(index) and index - template.blocks.start < template.replay.works
         recomputed += seconds * count if works else 0.0
-        backward += seconds * count * rule.gradient_work * graded
+        backward += seconds * count * rule.backward_work(graded)
     kept = _kept_bytes(template)
     per = parameter_bytes(precision, optimizer)
     sizes = {

@@ -97,11 +97,12 @@ class Rule:
     Operands are the tensor arguments in order, results the tensor results.
 
     `op_class` names the cost class; `work` the forward floating point operations; `gradient_work` how many times that
-    the gradient of each operand takes. `addends` are operands that join a reduction's sum once; `looked_up` are
-    operands of which only some rows are read. Autograd keeps operand i for the gradients of operands J where `saves`
-    has (i, J), the results in `saved_results`, and `saved_extra` bytes beside them. `local_form` ("reshape" or
-    "expand") is what an operator that spells out its shape becomes on shards: that operator of the tensor and its
-    local result shape. `mean_over` lists reductions that average instead of sum.
+    the gradient of each operand takes, `repeated_work` how many times that the backward pass does over again. `addends`
+    are operands that join a reduction's sum once; `looked_up` are operands of which only some rows are read. Autograd
+    keeps operand i for the gradients of operands J where `saves` has (i, J), the results in `saved_results`, and
+    `saved_extra` bytes beside them. `local_form` ("reshape" or "expand") is what an operator that spells out its shape
+    becomes on shards: that operator of the tensor and its local result shape. `mean_over` lists reductions that average
+    instead of sum.
     """
 
     op: str
@@ -111,6 +112,7 @@ class Rule:
     op_class: str
     work: tuple[Work, ...] = ()
     gradient_work: float = 1.0
+    repeated_work: float = 0.0
     addends: tuple[int, ...] = ()
     saves: tuple[tuple[int, tuple[int, ...]], ...] = ()
     looked_up: tuple[int, ...] = ()
@@ -124,6 +126,10 @@ class Rule:
     def index(self) -> Mapping[str, int]:
         """Factor index by name."""
         return {factor.name: i for i, factor in enumerate(self.factors)}
+
+    def backward_work(self, gradients: int) -> float:
+        """Work of the backward pass for the gradients of so many operands, in units of the forward work."""
+        return self.gradient_work * gradients + (self.repeated_work if gradients else 0.0)
 
     @cached_property
     def placements(self) -> tuple[tuple[Mapping[int | None, Pair], ...], tuple[Mapping[int | None, Pair], ...]]:

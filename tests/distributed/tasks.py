@@ -16,12 +16,18 @@ from planner.sharding.layout import PARTIAL, Layout
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import Duplex
 from runtime import collectives
-from runtime.device_mesh import rank_mesh
+from runtime.device_mesh import Communicators, rank_mesh
 from runtime.optimizer import OptimizerSettings
 from runtime.redistribute import convert, local_piece, transfer
 from runtime.step import TrainingStep, parallelize
 
 CPU = torch.device("cpu")
+
+
+@cache
+def known() -> Communicators:
+    """The process groups of this worker: hundreds of plans share them."""
+    return Communicators()
 
 
 @cache
@@ -39,7 +45,13 @@ def unsharded(model: str, micro_batches: int) -> tuple[float, dict[str, torch.Te
 
 def build_step(model: str, plan: Plan, settings: OptimizerSettings | None = None) -> TrainingStep:
     return parallelize(
-        plans.build(model), plan, plans.batch(), traced=plans.traced(model), settings=settings, device=CPU
+        plans.build(model),
+        plan,
+        plans.batch(),
+        traced=plans.traced(model),
+        settings=settings,
+        device=CPU,
+        known=known(),
     )
 
 
@@ -146,7 +158,7 @@ def half_precision(micro_batches: int) -> tuple[float, bool]:
     plan = plans.hand_plan("zero1", "llama", plans.mesh_of(4), graph=graph)
     settings = OptimizerSettings(learning_rate=1e-2)
     step = parallelize(
-        plans.build("llama").bfloat16(), plan, plans.batch(), traced=graph, settings=settings, device=CPU
+        plans.build("llama").bfloat16(), plan, plans.batch(), traced=graph, settings=settings, device=CPU, known=known()
     )
     plain = UnshardedStep(plans.build("llama").bfloat16(), plan.training, settings, frozenset({0, 1}))
     worst = 0.0
@@ -186,9 +198,9 @@ def communication(kind: str, sizes: tuple[int, ...], recomputation: str) -> dict
     """Collectives of one micro-batch, forward and backward, and of the update, under a hand-made plan of a Llama."""
     step = build_step("llama", plans.hand_plan(kind, "llama", plans.mesh_of(*sizes), recomputation=recomputation))
     pieces = {name: parameter.piece for name, parameter in step.parameters.items()}
-    (inputs,) = step._micro_batches(plans.batch(), {})
+    inputs = step._micro_batches(plans.batch(), {})(0)
     with Counted() as forward:
-        loss = step.executor(pieces, step.buffers, inputs)
+        loss = step.executor(pieces, step.buffers, inputs)[step.bound.graph.loss]
     with Counted() as backward:
         loss.backward()
     with Counted() as update:
@@ -212,7 +224,7 @@ def cross_entropy(reduction: str, label_smoothing: float, dtype: torch.dtype) ->
     worst = 0.0
     for number in range(16):
         plan = plans.random_plan("loss", mesh, number, graph=graph)
-        step = parallelize(build(), plan, (targets,), batch=plans.BATCH, traced=graph, device=CPU)
+        step = parallelize(build(), plan, (targets,), batch=plans.BATCH, traced=graph, device=CPU, known=known())
         found = step.accumulate(targets)
         gradient = step.full_gradients()["logits_NV"]
         worst = max(worst, relative(found, loss.detach().float()), relative(gradient, plain.logits_NV.grad.float()))
@@ -222,7 +234,7 @@ def cross_entropy(reduction: str, label_smoothing: float, dtype: torch.dtype) ->
 def redistributions(sizes: tuple[int, ...], seed: int, count: int) -> int:
     """Random redistributions of random tensors, forward and backward; returns how many collectives were needed."""
     mesh = plans.mesh_of(*sizes)
-    place = rank_mesh(mesh, CPU)
+    place = rank_mesh(mesh, CPU, known=known())
     random_ = random.Random(seed)
     with Counted() as counts:
         for number in range(count):
@@ -273,7 +285,9 @@ def refusal(case: str) -> tuple[str, str]:
     model = "gpt" if case == "fingerprint" else "llama"
     batch = plans.batch(samples=3) if case == "batch" else plans.batch()
     try:
-        step = parallelize(plans.build(model), plan, plans.batch(), traced=plans.traced(model), device=CPU)
+        step = parallelize(
+            plans.build(model), plan, plans.batch(), traced=plans.traced(model), device=CPU, known=known()
+        )
         step(*batch)
     except PlannerError as error:
         return type(error).__name__, str(error)

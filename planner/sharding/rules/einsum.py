@@ -54,6 +54,7 @@ class Einsum(RuleSpec):
     combined: str = ""
     work: tuple[tuple[float, str], ...] = ((1.0, ""),)
     gradient_work: float = 1.0
+    repeated_work: float = 0.0
     addends: tuple[int, ...] = ()
     looked_up: tuple[int, ...] = ()
     saves: Saves = ()
@@ -105,6 +106,7 @@ class Einsum(RuleSpec):
             op_class=self.op_class,
             work=tuple(_work(halve * coefficient, text, names) for coefficient, text in self.work),
             gradient_work=self.gradient_work,
+            repeated_work=self.repeated_work,
             addends=tuple(index for index in self.addends if index < len(operands)),
             saves=tuple((i, js) for i, js in self.saves if i < len(operands)),
             looked_up=self.looked_up,

@@ -10,7 +10,7 @@ from planner.errors import RuleError
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.bind import prepare
 from planner.pricing import OperatorPrices, RedistributionPricer, price_operator, price_parameter
-from planner.pricing.liveness import liveness
+from planner.pricing.liveness import liveness, replay
 from planner.sharding.layout import parse_layout
 from planner.sharding.mesh import Mesh, build_mesh
 from planner.sharding.redistribute import COLLECTIVES, cut_limits, redistribution, routes
@@ -181,3 +181,61 @@ def test_frozen_weights_keep_less() -> None:
         at for at, op in enumerate(graph.operators) if op.module.startswith("ups.") and op.op.endswith("linear.default")
     ]
     assert [bool(frozen.saved[at]) for at in ups] == [False] * 3 + [True] * 3
+
+
+def test_the_backward_pass_reads_weights_but_neither_biases_nor_lookup_tables() -> None:
+    graph = prepare(traced("gpt-4-tied"))[0]
+    alive = liveness(graph)
+    at = {op.name: index for index, op in enumerate(graph.operators)}
+    assert alive.weights[at["h.1.c_fc/linear"]] == {1}
+    assert alive.weights[at["h.1.ln_1/layer_norm"]] == {1, 2}  # autograd keeps the bias of a norm without using it
+    assert alive.weights[at["wte/embedding"]] == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("model", "last"), [("llama-4", "model.layers.0.mlp.down_proj/linear"), ("gpt-4-tied", "h.0.mlp_proj/linear")]
+)
+def test_recomputation_stops_where_the_last_operand_is_there(model: str, last: str) -> None:
+    """The operand of the last projection is brought to it once more; its product and the residual sum are not."""
+    graph, blocks = prepare(traced(model))
+    names = [op.name for op in graph.operators]
+    again = replay(graph, blocks.start, blocks.start + blocks.period)
+    assert blocks.start + again.works == names.index(last)
+    assert again.moves == again.works + 1 < blocks.period
+
+
+def test_recomputation_goes_on_where_a_result_is_kept() -> None:
+    graph, blocks = prepare(traced("chain"))
+    again = replay(graph, blocks.start, blocks.start + blocks.period)
+    assert graph.operators[blocks.start + again.works - 1].op == "aten.relu.default"
+    assert again.moves == again.works
+
+
+def test_the_steps_of_a_redistribution_and_the_messages_they_send() -> None:
+    """S0 on a slow axis to S1 on a fast one: one gather, one slice that sends nothing."""
+    tensor = TensorType(shape=(16, 16), dtype="bfloat16")
+    pricer = RedistributionPricer(mesh=MESH, cluster=CLUSTER)
+    source, target = parse_layout("S0,R"), parse_layout("R,S1")
+    route = pricer.route(tensor, source, target)
+    assert math.isclose(route.seconds, pricer.seconds(tensor, source, target), rel_tol=1e-12)
+    assert [(message.kind, message.axis) for message in route.messages] == [("all_gather", 0)]
+    assert pricer.sends(tensor, source, target)
+    assert not pricer.sends(tensor, parse_layout("R,R"), parse_layout("S0,S1"))
+
+
+def test_a_state_that_is_no_slice_of_its_weight_needs_a_master_copy() -> None:
+    tensor = TensorType(shape=(32, 64), dtype="float32")
+    pricer = RedistributionPricer(mesh=MESH, cluster=CLUSTER)
+    rows = [stored("R,R", "P,P", "S0,S0"), stored("R,S0", "P,S0", "S0,S0")]
+    prices = price_parameter(tensor, True, rows, "fp32", "adamw", pricer)
+    assert list(prices.state) == [8 * 32 * 64 / 16, 12 * 32 * 64 / 16]
+
+
+def test_model_flops_leave_out_what_attention_does_twice() -> None:
+    """Forward 4 b h q k d, halved by the causal mask; the model's backward is twice, the kernel's 2.5 times that."""
+    prices = priced(ATTENTION, (None, None))
+    forward = 4 * 2 * 8 * 16 * 16 * 4 / 2
+    assert prices.flops[0] == pytest.approx(3.5 * forward)
+    graph, at = graph_and_operator(ATTENTION)
+    rule = rule_of(graph, graph.operators[at])
+    assert 3 * rule.gradient_work == pytest.approx(2.0)

@@ -15,7 +15,7 @@ from planner.sharding.layout import PARTIAL, REPLICATE
 from planner.sharding.mesh import Mesh, MeshAxis
 from planner.sharding.rule import derive_layouts, legal_strategies, strategy_names
 from planner.sharding.rules import rule_of
-from runtime.device_mesh import RankMesh
+from runtime.device_mesh import Communicators, RankMesh
 from runtime.local_ops import local_call
 from runtime.redistribute import local_piece
 
@@ -26,7 +26,10 @@ MESH = Mesh(
     )
 )
 RANKS = [
-    RankMesh(mesh=MESH, rank=rank, device=torch.device("cpu"), groups=(None, None)) for rank in range(MESH.size)
+    RankMesh(
+        mesh=MESH, rank=rank, device=torch.device("cpu"), groups=(None, None), stage=0, stages=1, known=Communicators()
+    )
+    for rank in range(MESH.size)
 ]  # no process group: local forms that communicate would fail
 
 
