@@ -34,6 +34,7 @@ TIME_PER_MICRO_BATCH = (
     "recomputation",
     "communication",
     "parameter gathering",
+    "gradient accumulation",
     "stage transfer",
 )
 TIME_PER_STEP = ("gradient reduction", "optimizer", "weight gathering")
@@ -239,6 +240,7 @@ class _Walk:
             self._move(cost, "gradient reduction", replace(tensor, dtype="float32"), stored.gradient, stored.state)
             self._move(cost, "weight gathering", tensor, stored.state, stored.weight)
             self._tied(cost, name)
+        cost.micro_batch["gradient accumulation"] += float(prices.accumulation[0])
         cost.once["optimizer"] += float(prices.update[0])
         cost.memory["weights"] += float(prices.weight[0])
         cost.memory["gradients"] += float(prices.gradient[0])

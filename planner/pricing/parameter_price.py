@@ -5,6 +5,9 @@ the optimizer updates its piece, and the new weights are brought back into the l
 
     gradient layout --(fp32)--> state layout --update--> state layout --(compute dtype)--> weight layout
 
+Every micro-batch: its gradient, in the compute dtype, is added to the accumulated one in fp32. That reads both and
+writes one, a pass over the parameters that a fused weight gradient would save; the runtime does not fuse.
+
 ZeRO-1 is a state cut finer than the weight; ZeRO-3 cuts the weight too and gathers it at every use, which is priced
 with the use.
 """
@@ -15,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels import optimizer_time, parameter_bytes
+from costmodels import operator_time, optimizer_time, parameter_bytes
 from planner.graph.operator_graph import TensorType
 from planner.pricing.redistribution_price import RedistributionPricer
 from planner.sharding.layout import local_fraction
@@ -27,8 +30,10 @@ _FP32 = 4  # bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ParameterPrices:
-    """Prices of one parameter, (K,) each: seconds once a step for gradient sync, update and gathering; bytes kept."""
+    """Prices of one parameter, (K,) each: seconds per micro-batch for adding up gradients; seconds once a step for
+    gradient sync, update and gathering; bytes kept."""
 
+    accumulation: Array
     synchronisation: Array
     update: Array
     gather: Array
@@ -52,16 +57,27 @@ def price_parameter(
     zeros = np.zeros(len(stored))
     if not trainable:
         return ParameterPrices(
-            synchronisation=zeros, update=zeros, gather=zeros, weight=weight * per.weight, gradient=zeros, state=zeros
+            accumulation=zeros,
+            synchronisation=zeros,
+            update=zeros,
+            gather=zeros,
+            weight=weight * per.weight,
+            gradient=zeros,
+            state=zeros,
         )
     state = np.array([local_fraction(s.state, sizes) for s in stored]) * tensor.numel
     gradient = np.array([local_fraction(s.gradient, sizes) for s in stored]) * tensor.numel
     accumulated = replace(tensor, dtype="float32")
     # an fp32 weight is its own master copy where the state cuts it finer; elsewhere the piece of the state is a copy
     copies = np.array([per.weight == _FP32 and pricer.sends(tensor, s.weight, s.state) for s in stored])
+    added = gradient * (tensor.element_bytes + 2 * per.gradient)
+    device = pricer.cluster.device
     return ParameterPrices(
+        accumulation=np.asarray(
+            operator_time(op_class="copy", flops=0.0, bytes_moved=added, dtype="fp32", device=device)
+        ),
         synchronisation=np.array([pricer.seconds(accumulated, s.gradient, s.state) for s in stored]),
-        update=np.asarray(optimizer_time(state, precision, optimizer, pricer.cluster.device)),
+        update=np.asarray(optimizer_time(state, precision, optimizer, device)),
         gather=np.array([pricer.seconds(tensor, s.state, s.weight) for s in stored]),
         weight=weight * per.weight,
         gradient=gradient * per.gradient,

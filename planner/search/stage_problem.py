@@ -220,7 +220,7 @@ def _parameter_variable(
     prices = parameter.prices
     once = prices.synchronisation + prices.update + prices.gather + _tied(tables, parameter, terms, cluster)
     memory = prices.weight + prices.gradient + prices.state
-    time = _only(once * times, pin)
+    time = _only((once + prices.accumulation * terms.micro_batches) * times, pin)
     return Variable(name=parameter.name, time=time, memory=memory * times, transient=np.zeros_like(memory))
 
 
