@@ -42,10 +42,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """The best plan, and how it was found.
-
-    `bound` is a proved lower bound on the step time within the space searched.
-    """
+    """The best plan, and how it was found: configurations in all, those that were tried, and the seconds it took."""
 
     plan: Plan
     configurations: int
