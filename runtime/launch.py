@@ -16,17 +16,24 @@ import argparse
 import contextlib
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
+from typing import IO, NoReturn
 
 from planner.errors import PlannerError
 from planner.plan.plan import Plan
 
 _TAIL_LINES = 5
+_PATIENCE = 20.0  # seconds that torchrun has to end its ranks
+_ENDED = re.compile(r"rank\s*:\s*(\d+)\s*\(local_rank.*?exitcode\s*:\s*-(\d+)", re.DOTALL)
 
 
 def launch(plan_path: str | Path, *, steps: int = 5, seed: int = 0, check: bool = True) -> int:
@@ -48,11 +55,35 @@ def launch(plan_path: str | Path, *, steps: int = 5, seed: int = 0, check: bool 
             *(() if check else ("--no-check",)),
         ]  # fmt: skip
         sys.stdout.flush()
-        done = subprocess.run(command, env=_environment(), stderr=noise, check=False)
-        if done.returncode == 0:
+        returned = _run(command, noise)
+        if returned == 0:
             return 0
         noise.seek(0)
-        return _report_failure(Path(notes), done.returncode, noise.read())
+        return _report_failure(Path(notes), returned, noise.read())
+
+
+def _run(command: Sequence[str], noise: IO[str]) -> int:
+    """Run torchrun to its end. Where this process is told to stop, torchrun is told first, which ends its ranks."""
+    child = subprocess.Popen(command, env=_environment(), stderr=noise)
+    ours = threading.current_thread() is threading.main_thread()  # only there can a signal be handled
+    before = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGHUP) if ours}
+    try:
+        return child.wait()
+    except BaseException:
+        child.terminate()
+        try:
+            child.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop(number: int, _: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -167,6 +198,14 @@ def _report_failure(notes: Path, returned: int, noise: str) -> int:
         with contextlib.suppress(json.JSONDecodeError):  # a rank that was ended while it wrote
             note = json.loads(path.read_text(encoding="utf-8"))
             found.append((note["code"] < 2, path.stat().st_mtime_ns, note["code"], note["message"]))
+    killed = [(rank, number) for rank, number in _ENDED.findall(noise) if int(number) != signal.SIGTERM]
+    if killed and all(code < 2 for _, _, code, _ in found):
+        rank, number = killed[0]
+        memory = "; the operating system does that where memory runs out" if int(number) == signal.SIGKILL else ""
+        print(
+            f"error: rank {rank} was ended by {signal.Signals(int(number)).name}{memory}", file=sys.stderr, flush=True
+        )
+        return 1
     if found:
         _, _, code, message = min(found)
         if message:

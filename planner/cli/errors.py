@@ -29,7 +29,7 @@ def reporting(as_json: bool = False) -> Iterator[None]:
         typer.echo(f"plan: {message}", err=True)
         raise typer.Exit(code) from error
     except KeyboardInterrupt as error:
-        typer.echo("plan: interrupted; nothing was written", err=True)
+        typer.echo("plan: interrupted", err=True)
         raise typer.Exit(130) from error
 
 

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import json
 import re
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -257,4 +258,6 @@ def _print(result: "SearchResult", bound: "BoundPlan", found: "Roles", path: Pat
         "others cannot be faster"
         f" ({seconds:.1f} s in all); strategies inside a stage: {result.plan.provenance.status}"
     )
-    console.print(f"Plan written to [bold]{path}[/bold]; run it with: plan run {path}", soft_wrap=True)
+    console.print(
+        f"Plan written to [bold]{path}[/bold]; run it with: plan run {shlex.quote(str(path))}", soft_wrap=True
+    )

@@ -184,6 +184,8 @@ def _from_factory(reference: str, *, dtype: str, device: str) -> BuiltModel:
 
 def _load_factory(reference: str) -> Callable[[], Any]:
     path, _, name = reference.partition(":")
+    if "/" in path or path.endswith(".py"):
+        raise ModelError(f"--model {reference} names a file; write package.module:factory, with dots and without .py")
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)

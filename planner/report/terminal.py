@@ -52,6 +52,8 @@ def _degrees(plan: Plan, roles: Roles) -> RenderableType:
     table.show_header = False
     degrees = f"data {roles.data} x tensor {roles.tensor} x context {roles.context} x pipeline {roles.pipeline}"
     table.add_row("degrees", degrees + (f" x replicated {roles.replicated}" if roles.replicated > 1 else ""))
+    if roles.replicated > 1:
+        table.add_row("", f"{roles.replicated} devices each do the same work: as many fewer would be as fast")
     table.add_row("mesh of a stage", " x ".join(f"{axis.axis} {axis.size}" for axis in roles.axes) or "one device")
     for axis in roles.axes:
         table.add_row(f"  {axis.axis}", f"{axis.role}: splits {axis.detail}")

@@ -1,6 +1,9 @@
 """`python -m runtime`: real torchrun processes on loopback."""
 
+import contextlib
 import importlib.util
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -104,3 +107,55 @@ def test_floating_point_inputs_are_drawn(
     save_plan(_plan("healthy:make", None), tmp_path / "plan.json")
     assert launch(tmp_path / "plan.json", steps=2, check=False) == 0
     assert "unsharded" not in capfd.readouterr().out
+
+
+def _processes_of(path: Path) -> list[int]:
+    """Processes whose command line names this plan."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if str(path).encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+    return found
+
+
+def _started(path: Path) -> "subprocess.Popen[str]":
+    """A long run that has made its first step."""
+    command = [sys.executable, "-m", "runtime", str(path), "--steps", "100000", "--no-check"]
+    run = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert run.stdout is not None
+    assert run.stdout.readline().startswith("step")
+    return run
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_whoever_stops_the_run_stops_its_ranks(tmp_path: Path, number: signal.Signals) -> None:
+    path = tmp_path / "plan.json"
+    save_plan(_plan("llama-tiny", 8), path)
+    run = _started(path)
+    run.send_signal(number)
+    run.communicate(timeout=60)
+    assert run.returncode not in (None, 0)
+    deadline = time.monotonic() + 15
+    while _processes_of(path) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert _processes_of(path) == []
+
+
+def test_a_killed_rank_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    save_plan(_plan("llama-tiny", 8), path)
+    run = _started(path)
+    by_rank = {}
+    for process in _processes_of(path):
+        with contextlib.suppress(OSError):
+            environment = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+            by_rank.update({word[5:]: process for word in environment if word.startswith(b"RANK=")})
+    os.kill(by_rank[b"1"], signal.SIGKILL)
+    _, err = run.communicate(timeout=90)
+    assert run.returncode == 1
+    assert err.startswith("error: rank 1 was ended by SIGKILL")
+    assert len(err.splitlines()) == 1

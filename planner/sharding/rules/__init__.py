@@ -21,7 +21,10 @@ def rule_of(graph: OperatorGraph, operator: Operator) -> Rule:
             f"operator {operator.op}, called in module '{operator.module or '(root)'}', has no sharding rule;"
             " add a row to planner/sharding/rules/table.py"
         )
-    return _build(typed_call(graph, operator))
+    try:
+        return _build(typed_call(graph, operator))
+    except RuleError as error:
+        raise RuleError(f"{error} (called in module '{operator.module or '(root)'}')") from error
 
 
 @lru_cache(maxsize=16384)

@@ -9,7 +9,7 @@ from planner.errors import RuleError
 from planner.graph.call import Call
 from planner.graph.operator_graph import TensorType
 from planner.sharding.rule import Dims, FactorKind, InnerCollective, Rule, Work
-from planner.sharding.rules.spec import FactorTable, RuleSpec, Saves, broadcast_dims, leading_names
+from planner.sharding.rules.spec import FactorTable, RuleSpec, Saves, broadcast_dims, leading_names, present
 
 
 @final
@@ -75,7 +75,8 @@ class Einsum(RuleSpec):
         used = [(pattern.split(), tensor) for pattern, tensor in given if isinstance(tensor, TensorType)]
         if len(used) != len(call.operands):
             raise RuleError(
-                f"{call.op}: {len(call.operands)} tensor arguments, the rule '{self.pattern}' takes {len(used)} of them"
+                f"{call.op} is called with {len(call.operands)} tensors, its rule '{self.pattern.strip()}' knows {len(used)}"
+                " of them: a mask or a weight as a further argument is not supported yet"
             )
         extents = _single_extents(used)
         operands = tuple(_match(table, pattern, tensor.shape, extents, call.op) for pattern, tensor in used)
@@ -108,7 +109,7 @@ class Einsum(RuleSpec):
             gradient_work=self.gradient_work,
             repeated_work=self.repeated_work,
             addends=tuple(index for index in self.addends if index < len(operands)),
-            saves=tuple((i, js) for i, js in self.saves if i < len(operands)),
+            saves=present(self.saves, len(operands)),
             looked_up=self.looked_up,
             saved_results=self.saved_results,
             saved_extra=tuple(_work(coefficient, text, names) for coefficient, text in self.saved_extra),

@@ -14,6 +14,7 @@ from planner.sharding.rules.spec import (
     integers,
     leading_names,
     normal_dim,
+    present,
 )
 
 
@@ -58,7 +59,7 @@ class Elementwise(RuleSpec):
             results=(result,) * len(call.results),
             op_class=self.op_class,
             work=(Work(coefficient=self.work, factors=everything),) if self.work else (),
-            saves=self.saves,
+            saves=present(self.saves, len(operands)),
             saved_results=self.saved_results,
             saved_extra=(Work(coefficient=self.saved_extra_bytes, factors=everything),)
             if self.saved_extra_bytes
@@ -97,7 +98,7 @@ class Normalise(RuleSpec):
             results=(dims,),
             op_class="normalisation",
             work=(Work(coefficient=self.work, factors=tuple(range(len(table.freeze())))),),
-            saves=tuple((i, js) for i, js in self.saves if i < len(call.operands)),
+            saves=present(self.saves, len(call.operands)),
             saved_extra=(Work(coefficient=4.0 * self.statistics, factors=groups),),
         )
 

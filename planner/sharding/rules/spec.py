@@ -83,3 +83,10 @@ def broadcast_dims(result: Dims, shape: Sequence[int], operand: Sequence[int], o
 def leading_names(count: int) -> tuple[str, ...]:
     """Names for the leading dims that a pattern leaves open."""
     return _LEADING[:count] if count <= len(_LEADING) else tuple(f"b{i}" for i in range(count))
+
+
+def present(saves: Saves, count: int) -> Saves:
+    """What is kept in a call with so many tensor operands: a number in the place of a tensor is neither kept nor has a
+    gradient that would need something kept."""
+    found = ((i, tuple(j for j in js if j < count)) for i, js in saves if i < count)
+    return tuple((i, js) for i, js in found if js)
