@@ -75,8 +75,8 @@ class Einsum(RuleSpec):
         used = [(pattern.split(), tensor) for pattern, tensor in given if isinstance(tensor, TensorType)]
         if len(used) != len(call.operands):
             raise RuleError(
-                f"{call.op} is called with {len(call.operands)} tensors, its rule '{self.pattern.strip()}' knows {len(used)}"
-                " of them: a mask or a weight as a further argument is not supported yet"
+                f"{call.op} is called with {len(call.operands)} tensors, its rule '{self.pattern.strip()}' knows"
+                f" {len(used)} of them: a mask or a weight as a further argument is not supported yet"
             )
         extents = _single_extents(used)
         operands = tuple(_match(table, pattern, tensor.shape, extents, call.op) for pattern, tensor in used)
