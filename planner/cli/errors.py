@@ -11,7 +11,7 @@ from costmodels import CostModelError
 from hardware_profiles import HardwareProfileError
 from planner.errors import InfeasibleError, PlannerError
 
-SCHEMA_VERSION = 1
+OUTPUT_SCHEMA_VERSION = 1  # of everything that --json prints, results and errors
 
 
 @contextlib.contextmanager
@@ -24,7 +24,7 @@ def reporting(as_json: bool = False) -> Iterator[None]:
         kind = "infeasible" if isinstance(error, InfeasibleError) else "bad input"
         message = _one_line(str(error))
         if as_json:
-            content = {"schema_version": SCHEMA_VERSION, "error": {"kind": kind, "message": message}}
+            content = {"schema_version": OUTPUT_SCHEMA_VERSION, "error": {"kind": kind, "message": message}}
             sys.stdout.write(json.dumps(content, indent=1) + "\n")
         typer.echo(f"plan: {message}", err=True)
         raise typer.Exit(code) from error

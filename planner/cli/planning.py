@@ -12,19 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from planner.cli.errors import OUTPUT_SCHEMA_VERSION
 from planner.errors import InfeasibleError, RequestError, unknown_name
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from planner.plan.bind import BoundPlan
     from planner.plan.plan import Plan
     from planner.plan.roles import Roles
     from planner.search.request import SearchRequest
     from planner.search.search import Progress as SearchProgress
     from planner.search.search import SearchResult
 
-OUTPUT_SCHEMA_VERSION = 1
 SAMPLES_PER_DEVICE = 4  # of the default global batch
 
 
@@ -61,7 +60,6 @@ def make_plan(options: Options) -> None:
     """Plan, report and write the plan file."""
     from rich.console import Console
 
-    from planner.plan.bind import bind
     from planner.plan.file import save_plan
     from planner.plan.roles import roles
 
@@ -74,13 +72,12 @@ def make_plan(options: Options) -> None:
         result = _search(request, console)
         seconds = time.perf_counter() - started
         path = Path(options.output or _default_name(options))
-        bound = bind(result.plan, request.graph, request.batch)
-        found = roles(bound)
+        found = roles(result.bound)
         save_plan(result.plan, path)
     if options.as_json:
         sys.stdout.write(json.dumps(_content(result, found, path, seconds), indent=1) + "\n")
     elif speak:
-        _print(result, bound, found, path, seconds)
+        _print(result, found, path, seconds)
 
 
 @contextlib.contextmanager
@@ -246,13 +243,13 @@ def _content(result: "SearchResult", found: "Roles", path: Path, seconds: float)
     }
 
 
-def _print(result: "SearchResult", bound: "BoundPlan", found: "Roles", path: Path, seconds: float) -> None:
+def _print(result: "SearchResult", found: "Roles", path: Path, seconds: float) -> None:
     from rich.console import Console
 
     from planner.report.terminal import print_plan
 
     console = Console(highlight=False)
-    print_plan(console, bound, found, result.plan.prediction)
+    print_plan(console, result.bound, found, result.plan.prediction)
     console.print(
         f"\nSearched {result.tried} of {result.configurations} configurations in {result.seconds:.1f} s, the "
         "others cannot be faster"

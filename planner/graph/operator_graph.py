@@ -140,7 +140,6 @@ class OperatorGraph:
     buffers: tuple[str, ...]
     operators: tuple[Operator, ...]
     loss: str
-    input_names: tuple[str, ...] = field(default=())
 
     @cached_property
     def producer(self) -> Mapping[str, int]:

@@ -18,7 +18,7 @@ traced in full instead: slower, never wrong.
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -331,8 +331,3 @@ def _named(graph: OperatorGraph) -> OperatorGraph:
 def resolve(op: str) -> Callable[..., Any]:
     """The PyTorch operator named "namespace.name.overload"."""
     return functools.reduce(getattr, op.split("."), torch.ops)  # type: ignore[return-value]
-
-
-def iter_tensors(arguments: Any) -> Iterator[torch.Tensor]:
-    """Tensors anywhere in nested arguments, in order."""
-    yield from (leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor))

@@ -19,14 +19,13 @@ from dataclasses import dataclass, replace
 
 from costmodels import peak_memory
 from planner.errors import InfeasibleError, RequestError
-from planner.graph.blocks import BlockRun
 from planner.graph.operator_graph import OperatorGraph
-from planner.plan.bind import bind, prepare
+from planner.plan.bind import BoundPlan, bind, prepare
 from planner.plan.plan import PLANNER_VERSION, ClusterReference, Plan, Prediction, Provenance, Training
 from planner.plan.predict import predict
 from planner.search.assemble import groups_of, input_layouts, stages_of
 from planner.search.request import SearchRequest
-from planner.search.space import Bounds, Configuration, bounds, configurations
+from planner.search.space import Configuration, bounds, configurations
 from planner.search.stages import Engine, Found
 from planner.search.template import Template, fold
 
@@ -42,12 +41,19 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """The best plan, and how it was found: configurations in all, those that were tried, and the seconds it took."""
+    """The best plan, bound to its graph, and how it was found.
 
-    plan: Plan
+    `configurations` there were in all, `tried` of them were solved, in so many `seconds`.
+    """
+
+    bound: BoundPlan
     configurations: int
     tried: int
     seconds: float
+
+    @property
+    def plan(self) -> Plan:
+        return self.bound.plan
 
 
 def search(request: SearchRequest, on_progress: Callable[[Progress], None] = lambda _: None) -> SearchResult:
@@ -58,10 +64,8 @@ def search(request: SearchRequest, on_progress: Callable[[Progress], None] = lam
     """
     started = time.perf_counter()
     prepared, blocks = prepare(request.graph)
-    template = fold(prepared, blocks)
-    limits = bounds(template, request.batch, request.cluster, request.precision, request.optimizer)
-    space = _ordered_space(request, template, limits)
-    engine = Engine(request=request, template=template, limits=limits)
+    engine = _engine(request, fold(prepared, blocks))
+    space = _ordered_space(engine)
     best: Found | None = None
     least = math.inf
     tried = 0
@@ -77,22 +81,25 @@ def search(request: SearchRequest, on_progress: Callable[[Progress], None] = lam
         on_progress(Progress(total=len(space), done=done + 1, best_seconds=best.seconds if best else math.inf))
     if best is None:
         raise _nothing_fits(request, least)
-    plan = _plan(request, prepared, blocks, best)
-    return SearchResult(plan=plan, configurations=len(space), tried=tried, seconds=time.perf_counter() - started)
+    winner = _plan(request, prepared, best)
+    return SearchResult(bound=winner, configurations=len(space), tried=tried, seconds=time.perf_counter() - started)
 
 
 def find_fitting(request: SearchRequest) -> bool:
     """Whether anything fits. Tries the leanest configurations first and stops at the first that does."""
-    prepared, blocks = prepare(request.graph)
-    template = fold(prepared, blocks)
-    limits = bounds(template, request.batch, request.cluster, request.precision, request.optimizer)
-    engine = Engine(request=request, template=template, limits=limits)
-    space = configurations(template, request.cluster.devices, request.global_batch, request.pinned)
+    engine = _engine(request, fold(*prepare(request.graph)))
+    space = configurations(engine.template, request.cluster.devices, request.global_batch, request.pinned)
     lean = sorted(space, key=lambda c: (not c.recompute, -c.micro_batches, c.stages, c.mesh))
     return any(isinstance(engine.attempt(configuration, math.inf), Found) for configuration in lean)
 
 
-def _ordered_space(request: SearchRequest, template: Template, limits: Bounds) -> list[tuple[float, Configuration]]:
+def _engine(request: SearchRequest, template: Template) -> Engine:
+    limits = bounds(template, request.batch, request.cluster, request.precision, request.optimizer)
+    return Engine(request=request, template=template, limits=limits)
+
+
+def _ordered_space(engine: Engine) -> list[tuple[float, Configuration]]:
+    request, template, limits = engine.request, engine.template, engine.limits
     devices = request.cluster.devices
     space = list(configurations(template, devices, request.global_batch, request.pinned))
     if not space:
@@ -123,8 +130,8 @@ def _no_configuration(request: SearchRequest, template: Template) -> str:
     )
 
 
-def _plan(request: SearchRequest, prepared: OperatorGraph, blocks: BlockRun, best: Found) -> Plan:
-    """The winner as a plan, priced by the judge."""
+def _plan(request: SearchRequest, prepared: OperatorGraph, best: Found) -> BoundPlan:
+    """The winner as a plan, bound to its graph and priced by the judge."""
     worst = max(best.solutions, key=lambda solution: solution.gap)
     plan = Plan(
         model=request.model,
@@ -151,7 +158,8 @@ def _plan(request: SearchRequest, prepared: OperatorGraph, blocks: BlockRun, bes
             gap=0.0 if worst.status == "optimal" else float(f"{worst.gap:.3g}"),
         ),
     )
-    return replace(plan, prediction=predict(bind(plan, request.graph, request.batch), request.cluster))
+    bound = bind(plan, request.graph, request.batch)
+    return replace(bound, plan=replace(plan, prediction=predict(bound, request.cluster)))
 
 
 def _nothing_fits(request: SearchRequest, least: float) -> InfeasibleError:
