@@ -1,106 +1,164 @@
-"""From choices in tables to a plan: names for positions, factors for candidates, groups for stages."""
+"""From choices in tables to a plan: names for positions, factors for candidates, groups for equal blocks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from planner.graph.blocks import BlockRun, block_parameters
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.plan import Group, Stage
 from planner.search.cost_table import CostTables
+from planner.search.evaluation import RankFilling
+from planner.search.pieces import Chain, Column
 from planner.sharding.layout import PARTIAL, REPLICATE, Layout, replicated
 from planner.sharding.rule import strategy_names
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageChoice:
-    """What was chosen for a run of equal stages:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Assembly:
+    """All columns in the order of the model: what stands before the blocks, every block, what stands after them.
 
-    their blocks, candidates of the template's operators and parameters.
+    `chunks` has the number of blocks of every stage, virtual ones too, in the order of the model.
     """
 
-    first_block: int
-    blocks: int
-    operators: Mapping[int, int]
-    parameters: Mapping[str, int]
+    tables: CostTables
+    alias: Mapping[int, int]
+    before: Column
+    blocks: tuple[Column, ...]
+    after: Column
+    chunks: tuple[int, ...]
 
 
-def groups_of(
-    graph: OperatorGraph, blocks: BlockRun, tables: CostTables, choices: Sequence[StageChoice]
-) -> tuple[Group, ...]:
-    """The groups of a plan. `choices` are in the order of the stages and cover all blocks."""
-    found = [_outside(graph, blocks, tables, choices[0], "before the blocks" if blocks.count else "all", before=True)]
+def assembly(chain: Chain, ranks: Sequence[RankFilling], virtual_stages: int) -> Assembly:
+    """Put what the ranks run into the order of the model."""
+    head, tail = ranks[0].head, ranks[-1].tail
+    assert head is not None
+    blocks: list[Column] = [head] * chain.blocks_in_head
+    chunks = []
+    for _ in range(virtual_stages):
+        for rank in ranks:
+            blocks += rank.inner
+            chunks.append(len(rank.inner))
+    chunks[0] += chain.blocks_in_head
+    chunks[-1] += chain.blocks_in_tail
+    if tail is not None:
+        blocks += [tail] * chain.blocks_in_tail
+    return Assembly(
+        tables=chain.tables,
+        alias=chain.alias,
+        before=head,
+        blocks=tuple(blocks),
+        after=tail if tail is not None else head,
+        chunks=tuple(chunks),
+    )
+
+
+def stages_of(found: Assembly) -> tuple[Stage, ...]:
+    """The stages of a plan."""
+    first, stages = 0, []
+    for count in found.chunks:
+        stages.append(Stage(first_block=first, blocks=count))
+        first += count
+    return tuple(stages)
+
+
+def groups_of(graph: OperatorGraph, blocks: BlockRun, found: Assembly) -> tuple[Group, ...]:
+    """The groups of a plan: equal neighbours among the blocks are one."""
+    groups = [_outside(graph, blocks, found, "before the blocks" if blocks.count else "all", before=True)]
     if blocks.count:
-        found += [_inside(graph, blocks, tables, choice) for choice in choices]
-        found.append(_outside(graph, blocks, tables, choices[-1], "after the blocks", before=False))
-    return tuple(group for group in found if group.operators or group.parameters)
+        first = 0
+        for _, equal in groupby(found.blocks, key=lambda column: _signature(found, column)):
+            run = list(equal)
+            groups.append(_inside(graph, blocks, found, run[0], first, len(run)))
+            first += len(run)
+        groups.append(_outside(graph, blocks, found, "after the blocks", before=False))
+    return tuple(group for group in groups if group.operators or group.parameters)
 
 
-def _strategy(tables: CostTables, choice: StageChoice, index: int) -> tuple[str | None, ...]:
+def input_layouts(found: Assembly) -> tuple[tuple[str, Layout], ...]:
+    """Every input is loaded in the layout in which its first consumer wants it."""
+    tables = found.tables
     graph = tables.template.graph
-    candidate = choice.operators.get(index, 0)
+    layouts = []
+    for name in graph.inputs:
+        layout = replicated(len(tables.mesh.axes))
+        for at in graph.consumers.get(name, ())[:1]:
+            column = tables.operators[at].candidates.operands[graph.operators[at].operands.index(name)].forward
+            wanted = column.distinct[column.index[_candidate(found, _column_of(found, at), at)]]
+            layout = tuple(REPLICATE if placement == PARTIAL else placement for placement in wanted)
+        layouts.append((name, layout))
+    return tuple(layouts)
+
+
+def _column_of(found: Assembly, index: int) -> Column:
+    """The first column that holds an operator of the template."""
+    template = found.tables.template
+    if template.in_block(index):
+        return found.blocks[0]
+    return found.before if not template.blocks.count or index < template.blocks.start else found.after
+
+
+def _candidate(found: Assembly, column: Column, index: int) -> int:
+    return column.candidates.get(found.alias.get(index, index), 0)
+
+
+def _signature(found: Assembly, column: Column) -> tuple[object, ...]:
+    """All that a block takes from its column."""
+    template = found.tables.template
+    low, high = template.blocks.start, template.blocks.start + template.blocks.period
+    choice = tuple(_candidate(found, column, at) for at in range(low, high))
+    own = tuple(column.candidates.get(name, 0) for name in sorted(template.own_parameters))
+    return column.recompute, column.kept, choice, own
+
+
+def _strategy(found: Assembly, column: Column, index: int) -> tuple[str | None, ...]:
+    graph = found.tables.template.graph
     rule = rule_of(graph, graph.operators[index])
-    return strategy_names(rule, tables.operators[index].candidates.strategies[candidate])
+    strategies = found.tables.operators[index].candidates.strategies
+    return strategy_names(rule, strategies[_candidate(found, column, index)])
 
 
-def _stored(tables: CostTables, choice: StageChoice, name: str) -> StoredParameter:
-    for table in tables.parameters:
-        if table.name == name and name in choice.parameters:
-            return table.stored[choice.parameters[name]]
-    copy = replicated(len(tables.mesh.axes))
+def _stored(found: Assembly, columns: Sequence[Column], name: str) -> StoredParameter:
+    for column in columns:
+        for table in found.tables.parameters:
+            if table.name == name and name in column.candidates:
+                return table.stored[column.candidates[name]]
+    copy = replicated(len(found.tables.mesh.axes))  # nothing uses it
     return StoredParameter(weight=copy, gradient=copy, state=copy)
 
 
-def _outside(
-    graph: OperatorGraph, blocks: BlockRun, tables: CostTables, choice: StageChoice, name: str, *, before: bool
-) -> Group:
+def _outside(graph: OperatorGraph, blocks: BlockRun, found: Assembly, name: str, *, before: bool) -> Group:
     stop = blocks.start if blocks.count else len(graph.operators)
     low, high = (0, stop) if before else (blocks.stop, len(graph.operators))
     shift = 0 if before else (blocks.count - 1) * blocks.period
-    operators = tuple((graph.operators[at].name, _strategy(tables, choice, at - shift)) for at in range(low, high))
+    column = found.before if before else found.after
+    operators = tuple((graph.operators[at].name, _strategy(found, column, at - shift)) for at in range(low, high))
     own = {p for block in range(blocks.count) for p in block_parameters(graph, blocks, block)}
     parameters = []
     for parameter in graph.parameters:
         uses = graph.consumers.get(parameter.name, ())
         early = not uses or min(uses) < blocks.stop or not blocks.count
         if parameter.name not in own and early == before:
-            parameters.append((parameter.name, _stored(tables, choice, parameter.name)))
+            columns = (column, *found.blocks[:1])
+            parameters.append((parameter.name, _stored(found, columns, parameter.name)))
     return Group(name=name, operators=operators, parameters=tuple(parameters))
 
 
-def _inside(graph: OperatorGraph, blocks: BlockRun, tables: CostTables, choice: StageChoice) -> Group:
-    low = blocks.start + choice.first_block * blocks.period
+def _inside(graph: OperatorGraph, blocks: BlockRun, found: Assembly, column: Column, first: int, count: int) -> Group:
+    low = blocks.start + first * blocks.period
     operators = tuple(
-        (graph.operators[low + at].name, _strategy(tables, choice, blocks.start + at)) for at in range(blocks.period)
+        (graph.operators[low + at].name, _strategy(found, column, blocks.start + at)) for at in range(blocks.period)
     )
-    names = zip(block_parameters(graph, blocks, choice.first_block), block_parameters(graph, blocks, 0), strict=True)
-    last = choice.first_block + choice.blocks - 1
+    names = zip(block_parameters(graph, blocks, first), block_parameters(graph, blocks, 0), strict=True)
+    kept = tuple(graph.operators[at - blocks.start + low].name for at in sorted(column.kept))
     return Group(
-        name=f"block {choice.first_block}" if choice.blocks == 1 else f"blocks {choice.first_block} to {last}",
-        first_block=choice.first_block,
-        blocks=choice.blocks,
+        name=f"block {first}" if count == 1 else f"blocks {first} to {first + count - 1}",
+        first_block=first,
+        blocks=count,
+        recomputation="none" if not column.recompute else "selective" if kept else "full",
+        kept=kept,
         operators=operators,
-        parameters=tuple((name, _stored(tables, choice, twin)) for name, twin in names),
+        parameters=tuple((name, _stored(found, (column,), twin)) for name, twin in names),
     )
-
-
-def stages_of(count: int, blocks: BlockRun) -> tuple[Stage, ...]:
-    """Equal stages; a model without repeated blocks has one stage."""
-    share = blocks.count // count
-    return tuple(Stage(first_block=index * share, blocks=share) for index in range(count))
-
-
-def input_layouts(tables: CostTables, choices: Sequence[StageChoice]) -> tuple[tuple[str, Layout], ...]:
-    """Every input is loaded in the layout in which its first consumer wants it."""
-    graph = tables.template.graph
-    found = []
-    for name in graph.inputs:
-        layout = replicated(len(tables.mesh.axes))
-        for at in graph.consumers.get(name, ())[:1]:
-            choice = choices[0] if at < tables.template.blocks.start else choices[-1]
-            column = tables.operators[at].candidates.operands[graph.operators[at].operands.index(name)].forward
-            wanted = column.distinct[column.index[choice.operators.get(at, 0)]]
-            layout = tuple(REPLICATE if placement == PARTIAL else placement for placement in wanted)
-        found.append((name, layout))
-    return tuple(found)

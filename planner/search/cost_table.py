@@ -98,7 +98,7 @@ class TableBuilder:
         self._prices: dict[tuple[int, tuple[bool, ...], bool], tuple[Rule, OperatorPrices]] = {}
         self._parameters: dict[object, tuple[tuple[StoredParameter, ...], ParameterPrices, DuplexColumn]] = {}
 
-    def build(self, template: Template) -> CostTables:
+    def build(self, template: Template, restriction: object = None) -> CostTables:
         """Tables of a template whose graph has the batch of one micro-batch."""
         graph = template.graph
         self._prices.clear()

@@ -1,21 +1,45 @@
 """What is asked of the search."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from hardware_profiles import Cluster
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.plan import ModelReference
 from planner.search.space import FREE, Pinned
 
-ALGORITHMS = ("dynamic_programming",)
-"""Searches that can be asked for; `exhaustive` is the oracle of the tests."""
+ALGORITHMS = ("dynamic_programming", "recursive_programming", "sharding_propagation", "ilp", "exhaustive")
+"""Searches that can be asked for; `exhaustive` is the oracle, for the smallest models."""
+
+OBJECTIVES = ("time", "memory", "cost")
+"""What a plan is best at: seconds of a step, bytes per device, device-seconds of a step."""
+
+Objective = Literal["time", "memory", "cost"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """A strategy that the user has decided for the operators whose name matches.
+
+    Attributes:
+        pattern: operator names, with the wildcards of `fnmatch` (`*`, `?`, `[...]`).
+        strategy: per mesh axis the name of a factor of the operator's rule, "-" for none, or "*" for what the search
+            finds; or, in `cuts`, how many pieces each dim of each operand is cut into.
+    """
+
+    pattern: str
+    strategy: tuple[str, ...] = ()
+    cuts: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRequest:
-    """What to plan:
+    """What to plan: a traced graph whose example inputs have `batch` samples, a cluster with its devices, the training
+    step, and what is decided already.
 
-    a traced graph whose example inputs have `batch` samples, a cluster with its devices, and the training step.
+    `top` best plans are kept, of different configurations. `time_limit` is in seconds; the best plan by then is
+    returned with its gap. `memory_limit` lowers what a device may fill, in bytes. `prune` is for tests: without it
+    every configuration is evaluated in full.
     """
 
     graph: OperatorGraph
@@ -27,4 +51,9 @@ class SearchRequest:
     optimizer: str = "adamw"
     algorithm: str = "dynamic_programming"
     pinned: Pinned = FREE
+    shards: tuple[Shard, ...] = ()
+    objective: Objective = "time"
+    top: int = 1
+    time_limit: float | None = None
+    memory_limit: float | None = None
     prune: bool = True

@@ -1,17 +1,19 @@
 """The search, on one screen.
 
     traced graph ── prepare ──> graph with identities, blocks ── fold ──> template
-    for every configuration, least lower bound first:                                  (space)
+    families of configurations (stages, mesh), least lower bound first:                         (space, engine)
+        a bound for all micro-batch sizes from the largest one; its members join the queue
+    configurations, least lower bound first:
         stop when the bound reaches the best step time
-        tables = prices of the template on this mesh at this micro-batch               (cost_table)
-        for every kind of stage: problem = tables weighed by the stage; solve it       (stages, solvers)
-    the best choices become a plan, which is bound and priced once more, independently (assemble, plan.predict)
+        tables = prices of the template on this mesh at this micro-batch                        (cost_table)
+        pieces = tables cut where blocks meet; solved for prices of memory; stages filled       (pieces, evaluation)
+    the best become plans, which are bound and priced once more, independently                  (assemble, plan.predict)
 
-Inside a stage the answer is exact: the solver proves that no other strategies are faster within the memory. Around it
-every configuration is tried or cut off by a bound. All stages of a pipeline meet in one layout; the stages between the
-first and the last share one solution.
+Every configuration has a proved bound: its own where it was evaluated, its family's or that of the work alone where it
+was not. The least of them says how far the result may be from the best plan there is.
 """
 
+import heapq
 import math
 import time
 from collections.abc import Callable
@@ -23,151 +25,340 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan, bind, prepare
 from planner.plan.plan import PLANNER_VERSION, ClusterReference, Plan, Prediction, Provenance, Training
 from planner.plan.predict import predict
-from planner.search.assemble import groups_of, input_layouts, stages_of
+from planner.search.assemble import assembly, groups_of, input_layouts, stages_of
+from planner.search.engine import Engine, Family
+from planner.search.evaluation import Outcome
+from planner.search.pieces import Chain
 from planner.search.request import SearchRequest
 from planner.search.space import Configuration, bounds, configurations
-from planner.search.stages import Engine, Found
-from planner.search.template import Template, fold
+from planner.search.template import fold
+
+OPTIMAL = 1e-9
+"""Within this of the bound, relatively, a result counts as optimal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Where the search is: configurations in all, done so far, and the best step time yet."""
+    """Where the search is.
+
+    Attributes:
+        total: configurations in all.
+        done: evaluated so far.
+        best_seconds: step time of the best plan yet; infinite before the first.
+        bound_seconds: no plan is faster, as far as is known.
+    """
 
     total: int
     done: int
     best_seconds: float
+    bound_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchResult:
-    """The best plan, bound to its graph, and how it was found.
+class Ranked:
+    """One of the best plans, bound to its graph, and its configuration.
 
-    `configurations` there were in all, `tried` of them were solved, in so many `seconds`.
+    `memory_price` is what a byte more on every device would save, in seconds of the step, about; 0 where memory does
+    not bind.
     """
 
     bound: BoundPlan
-    configurations: int
-    tried: int
-    seconds: float
+    configuration: Configuration
+    memory_price: float
 
     @property
     def plan(self) -> Plan:
         return self.bound.plan
 
+    @property
+    def seconds(self) -> float:
+        return self.plan.prediction.step_seconds
 
-def search(request: SearchRequest, on_progress: Callable[[Progress], None] = lambda _: None) -> SearchResult:
-    """The fastest plan that fits.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """What the search did: configurations there were, evaluated ones, problems solved, seconds; whether it was stopped
+    before its end."""
+
+    configurations: int
+    evaluated: int
+    solved: int
+    seconds: float
+    stopped: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchResult:
+    """The best plans, best first, of different configurations, and what is proved about them.
+
+    No plan in the space of the request takes less than `bound_seconds`.
+    """
+
+    plans: tuple[Ranked, ...]
+    bound_seconds: float
+    statistics: Statistics
+
+    @property
+    def bound(self) -> BoundPlan:
+        return self.plans[0].bound
+
+    @property
+    def plan(self) -> Plan:
+        return self.plans[0].plan
+
+    @property
+    def gap(self) -> float:
+        """How much faster, relatively, another plan could be at most."""
+        return max(0.0, 1 - self.bound_seconds / self.plans[0].seconds)
+
+    @property
+    def status(self) -> str:
+        """ "optimal" where no plan in the space is faster, else "feasible"."""
+        return "optimal" if self.gap <= OPTIMAL else "feasible"
+
+
+def search(
+    request: SearchRequest,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+    cancelled: Callable[[], bool] = lambda: False,
+    cutoff: float = math.inf,
+) -> SearchResult:
+    """The fastest plans that fit.
+
+    Between two configurations `cancelled` is asked; where it says so, or the time limit of the request is over, the
+    best plans so far are returned. Plans that take `cutoff` seconds or more are of no interest.
 
     Raises RequestError where the request divides into nothing, InfeasibleError, with the bytes that are missing, where
     nothing fits.
     """
-    started = time.perf_counter()
-    prepared, blocks = prepare(request.graph)
-    engine = _engine(request, fold(prepared, blocks))
-    space = _ordered_space(engine)
-    best: Found | None = None
-    least = math.inf
-    tried = 0
-    for done, (bound, configuration) in enumerate(space):
-        if best is not None and request.prune and bound >= best.seconds:
-            break
-        outcome = engine.attempt(configuration, best.seconds if best is not None and request.prune else math.inf)
-        tried += 1
-        if isinstance(outcome, Found) and (best is None or outcome.seconds < best.seconds):
-            best = outcome
-        elif isinstance(outcome, float):
-            least = min(least, outcome)
-        on_progress(Progress(total=len(space), done=done + 1, best_seconds=best.seconds if best else math.inf))
-    if best is None:
-        raise _nothing_fits(request, least)
-    winner = _plan(request, prepared, best)
-    return SearchResult(bound=winner, configurations=len(space), tried=tried, seconds=time.perf_counter() - started)
+    return _Search(request, on_progress, cancelled, cutoff).run()
 
 
 def find_fitting(request: SearchRequest) -> bool:
     """Whether anything fits. Tries the leanest configurations first and stops at the first that does."""
-    engine = _engine(request, fold(*prepare(request.graph)))
+    engine, _ = _engine(request)
     space = configurations(engine.template, request.cluster.devices, request.global_batch, request.pinned)
-    lean = sorted(space, key=lambda c: (not c.recompute, -c.micro_batches, c.stages, c.mesh))
-    return any(isinstance(engine.attempt(configuration, math.inf), Found) for configuration in lean)
+    lean = sorted(space, key=lambda c: (-c.micro_batches, c.pipeline, c.mesh))
+    return any(engine.evaluate(configuration, math.inf).ranks for configuration in lean)
 
 
-def _engine(request: SearchRequest, template: Template) -> Engine:
+def _engine(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
+    prepared, blocks = prepare(request.graph)
+    template = fold(prepared, blocks)
     limits = bounds(template, request.batch, request.cluster, request.precision, request.optimizer)
-    return Engine(request=request, template=template, limits=limits)
+    return Engine(request=request, template=template, limits=limits), prepared
 
 
-def _ordered_space(engine: Engine) -> list[tuple[float, Configuration]]:
-    request, template, limits = engine.request, engine.template, engine.limits
-    devices = request.cluster.devices
-    space = list(configurations(template, devices, request.global_batch, request.pinned))
-    if not space:
-        raise RequestError(_no_configuration(request, template))
-    keyed = [(limits.step_seconds(c, devices, request.global_batch), c) for c in space]
-    return sorted(
-        keyed, key=lambda item: (item[0], item[1].stages, item[1].recompute, item[1].micro_batches, item[1].mesh)
-    )
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Found:
+    configuration: Configuration
+    outcome: Outcome
+    chain: Chain
 
 
-def _no_configuration(request: SearchRequest, template: Template) -> str:
-    wanted = {
-        name: value
-        for name in ("stages", "mesh", "micro_batches")
-        if (value := getattr(request.pinned, name)) is not None
-    }
-    if wanted.get("stages", 1) > 1 and not template.pipelines:
+class _Search:
+    """Best-first over families of configurations, then over their members."""
+
+    def __init__(
+        self,
+        request: SearchRequest,
+        on_progress: Callable[[Progress], None],
+        cancelled: Callable[[], bool],
+        cutoff: float,
+    ) -> None:
+        self.started = time.perf_counter()
+        self.request, self.on_progress, self.cancelled, self.limit = request, on_progress, cancelled, cutoff
+        self.engine, self.prepared = _engine(request)
+        self.best: list[_Found] = []
+        self.least = math.inf
+        self.proved = math.inf
+        self.total = self.evaluated = self.solved = 0
+        self.queue: list[tuple[float, tuple[object, ...], Family | None, tuple[Configuration, ...], float]] = []
+        self.hint = 0.0
+
+    @property
+    def cutoff(self) -> float:
+        """Plans as slow as that are of no interest."""
+        if not self.request.prune or len(self.best) < self.request.top:
+            return self.limit
+        return min(self.limit, self.best[-1].outcome.seconds)
+
+    def run(self) -> SearchResult:
+        self._open_families()
+        stopped = False
+        while self.queue and self.queue[0][0] < self.cutoff:
+            if self._out_of_time():
+                stopped = True
+                break
+            bound, _, family, members, asked = heapq.heappop(self.queue)
+            if family is None and len(members) > 1:
+                self._open_family(members, bound)
+            elif not self._delayed(bound, family, members[0], asked):
+                self._evaluate(members[0], family, bound)
+        return self._result(stopped)
+
+    def _out_of_time(self) -> bool:
+        limit = self.request.time_limit
+        return self.cancelled() or (limit is not None and time.perf_counter() - self.started > limit)
+
+    def _open_families(self) -> None:
+        request = self.request
+        space = list(
+            configurations(self.engine.template, request.cluster.devices, request.global_batch, request.pinned)
+        )
+        if not space:
+            raise RequestError(_no_configuration(request, self.engine))
+        self.total = len(space)
+        families: dict[object, list[Configuration]] = {}
+        for configuration in space:
+            families.setdefault(configuration.family, []).append(configuration)
+        for members in families.values():
+            bound = min(map(self.engine.bound, members))
+            heapq.heappush(self.queue, (bound, _order(members[0]), None, tuple(members), 0.0))
+
+    def _open_family(self, members: tuple[Configuration, ...], floor: float) -> None:
+        """Put the members of a family into the queue, each with the bound that the largest micro-batch proves."""
+        family: Family | None = None
+        largest = min(members, key=lambda c: c.micro_batches)
+        if self.request.prune and all(c.micro_batches % largest.micro_batches == 0 for c in members):
+            family = self.engine.family(largest)
+        for configuration in members:
+            bound = max(floor, self.engine.bound(configuration))
+            if family is not None:
+                bound = max(bound, family.step_seconds(configuration))
+            heapq.heappush(self.queue, (bound, _order(configuration), family, (configuration,), 0.0))
+
+    def _delayed(self, bound: float, family: Family | None, configuration: Configuration, asked: float) -> bool:
+        """Whether a price of memory that mattered elsewhere shows that a configuration can wait."""
+        if family is None:
+            return False
+        price = family.hint or self.hint
+        if not price or price == asked:
+            return False
+        better = max(bound, family.step_seconds(configuration, price))
+        heapq.heappush(self.queue, (better, _order(configuration), family, (configuration,), price))
+        return True
+
+    def _evaluate(self, configuration: Configuration, family: Family | None, bound: float) -> None:
+        hint = (family.hint if family is not None else 0.0) or self.hint
+        outcome = self.engine.evaluate(configuration, self.cutoff, hint)
+        if outcome.price:
+            self.hint = outcome.price
+            if family is not None:
+                family.hint = outcome.price
+        self.evaluated += 1
+        self.solved += outcome.solved
+        self.least = min(self.least, outcome.least)
+        self.proved = min(self.proved, max(bound, outcome.bound))
+        if outcome.ranks and outcome.seconds < self.cutoff:
+            chain = self.engine.chain(configuration)
+            self.best.append(_Found(configuration=configuration, outcome=outcome, chain=chain))
+            self.best.sort(key=lambda found: (found.outcome.seconds, _order(found.configuration)))
+            del self.best[self.request.top :]
+        self.on_progress(
+            Progress(
+                total=self.total,
+                done=self.evaluated,
+                best_seconds=self.best[0].outcome.seconds if self.best else math.inf,
+                bound_seconds=self._bound(),
+            )
+        )
+
+    def _bound(self) -> float:
+        """What is proved by now: evaluated configurations by their own bounds, the others by those in the queue."""
+        ahead = self.queue[0][0] if self.queue else math.inf
+        best = self.best[0].outcome.seconds if self.best else math.inf
+        return min(self.proved, ahead, best)
+
+    def _result(self, stopped: bool) -> SearchResult:
+        if not self.best:
+            raise _nothing_fits(self.request, self.engine, self.least, stopped)
+        bound = self._bound()
+        plans = tuple(self._ranked(found, bound) for found in self.best)
+        return SearchResult(
+            plans=plans,
+            bound_seconds=bound,
+            statistics=Statistics(
+                configurations=self.total,
+                evaluated=self.evaluated,
+                solved=self.solved,
+                seconds=time.perf_counter() - self.started,
+                stopped=stopped,
+            ),
+        )
+
+    def _ranked(self, found: _Found, bound: float) -> Ranked:
+        """A result as a plan, bound to its graph and priced by the judge."""
+        request, configuration = self.request, found.configuration
+        whole = assembly(found.chain, found.outcome.ranks, configuration.virtual_stages)
+        blocks = self.engine.template.blocks
+        gap = max(0.0, 1 - bound / found.outcome.seconds)
+        plan = Plan(
+            model=request.model,
+            training=Training(
+                global_batch=request.global_batch,
+                micro_batches=configuration.micro_batches,
+                precision=request.precision,
+                optimizer=request.optimizer,
+            ),
+            cluster=ClusterReference(
+                profile=request.cluster.name, digest=request.cluster.digest(), devices=request.cluster.devices
+            ),
+            mesh=found.chain.tables.mesh,
+            stages=stages_of(whole),
+            virtual_stages=configuration.virtual_stages,
+            schedule="1f1b" if configuration.virtual_stages == 1 else "interleaved_1f1b",
+            inputs=input_layouts(whole),
+            groups=groups_of(self.prepared, blocks, whole),
+            prediction=Prediction.unknown(),
+            provenance=Provenance(
+                planner=PLANNER_VERSION,
+                search=request.algorithm,
+                status="optimal" if gap <= OPTIMAL else "feasible",
+                gap=0.0 if gap <= OPTIMAL else float(f"{gap:.3g}"),
+            ),
+        )
+        bound_plan = bind(plan, request.graph, request.batch)
+        priced = replace(bound_plan, plan=replace(plan, prediction=predict(bound_plan, request.cluster)))
+        return Ranked(bound=priced, configuration=configuration, memory_price=found.outcome.price)
+
+
+def _order(configuration: Configuration) -> tuple[object, ...]:
+    """Configurations of equal bound come in a fixed order."""
+    c = configuration
+    return c.pipeline, c.virtual_stages, c.micro_batches, c.mesh, c.roles
+
+
+def _no_configuration(request: SearchRequest, engine: Engine) -> str:
+    pinned, template = request.pinned, engine.template
+    wanted = [
+        f"{name} = {value}"
+        for name in ("pipeline", "virtual_stages", "data", "context", "tensor", "micro_batch", "micro_batches", "mesh")
+        if (value := getattr(pinned, name)) is not None
+    ]
+    if (pinned.pipeline or 1) > 1 and not template.pipelines:
         return (
-            f"{request.model.reference} cannot be cut into {wanted['stages']} pipeline stages: that takes equal blocks,"
+            f"{request.model.reference} cannot be cut into {pinned.pipeline} pipeline stages: that takes equal blocks,"
             " one after the other, that share nothing but what each hands to the next; leave the stages at 1"
         )
+    if (pinned.pipeline or 1) > max(1, template.blocks.count):
+        return f"{request.model.reference} has {template.blocks.count} blocks, too few for {pinned.pipeline} stages"
     return (
         f"nothing divides evenly: {request.cluster.devices} devices, global batch {request.global_batch}, "
-        f"{template.blocks.count} blocks,"
-        f" with {', '.join(f'{k} = {v}' for k, v in wanted.items()) or 'no option pinned'}; stages must divide "
-        "both devices and blocks,"
-        " micro-batches the global batch"
+        f"{template.blocks.count} blocks, with {', '.join(wanted) or 'no option pinned'}; the degrees must multiply to"
+        " the devices, micro-batches divide the global batch, data parallel groups each micro-batch; virtual stages ask"
+        " for blocks that divide by all stages and for micro-batches that divide by the ranks"
     )
 
 
-def _plan(request: SearchRequest, prepared: OperatorGraph, best: Found) -> BoundPlan:
-    """The winner as a plan, bound to its graph and priced by the judge."""
-    worst = max(best.solutions, key=lambda solution: solution.gap)
-    plan = Plan(
-        model=request.model,
-        training=Training(
-            global_batch=request.global_batch,
-            micro_batches=best.configuration.micro_batches,
-            precision=request.precision,
-            optimizer=request.optimizer,
-        ),
-        cluster=ClusterReference(
-            profile=request.cluster.name, digest=request.cluster.digest(), devices=request.cluster.devices
-        ),
-        mesh=best.tables.mesh,
-        stages=stages_of(best.configuration.stages, best.tables.template.blocks),
-        schedule="1f1b",
-        recomputation="full" if best.configuration.recompute else "none",
-        inputs=input_layouts(best.tables, best.choices),
-        groups=groups_of(prepared, best.tables.template.blocks, best.tables, best.choices),
-        prediction=Prediction.unknown(),
-        provenance=Provenance(
-            planner=PLANNER_VERSION,
-            search=request.algorithm,
-            status=worst.status,
-            gap=0.0 if worst.status == "optimal" else float(f"{worst.gap:.3g}"),
-        ),
-    )
-    bound = bind(plan, request.graph, request.batch)
-    return replace(bound, plan=replace(plan, prediction=predict(bound, request.cluster)))
-
-
-def _nothing_fits(request: SearchRequest, least: float) -> InfeasibleError:
+def _nothing_fits(request: SearchRequest, engine: Engine, least: float, stopped: bool) -> InfeasibleError:
     device = request.cluster.device
+    if stopped:
+        return InfeasibleError("no plan that fits was found before the search was stopped; give it more time")
     needed = float(peak_memory(least, 0.0, 0.0, device))
+    memory = min(device.memory, request.memory_limit or math.inf)
     return InfeasibleError(
         f"{request.model.reference} does not fit on {request.cluster.devices} x {request.cluster.name}: the "
-        "leanest plan needs"
-        f" {needed / 2**30:.1f} GiB per device, {(needed - device.memory) / 2**30:.1f} GiB more than the "
-        f"{device.memory / 2**30:.1f} GiB there are"
+        f"leanest plan needs {needed / 2**30:.1f} GiB per device, {(needed - memory) / 2**30:.1f} GiB more than the "
+        f"{memory / 2**30:.1f} GiB there are"
     )

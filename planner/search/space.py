@@ -1,117 +1,212 @@
 """The outer space: everything that is chosen around the strategies inside a stage.
 
-A configuration fixes the number of pipeline stages, the shape of the mesh inside a stage, the number of micro-batches
-and whether blocks are recomputed. Configurations are tried in the order of a lower bound on their step time, so that
-the search can stop early without missing the best one.
+A configuration fixes the number of pipeline stages, how many of them share a rank, the shape of the mesh inside a stage
+and the number of micro-batches; with the degrees pinned by hand also what each axis of the mesh is for. How blocks are
+divided over stages, which are recomputed and how, and where parameters are kept is found for each configuration
+(evaluation.py). Configurations are tried in the order of a lower bound on their step time, so that the search can stop
+early without missing the best one.
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
-from costmodels import in_flight, parameter_bytes
+from costmodels import parameter_bytes
 from hardware_profiles import Cluster
+from planner.errors import RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.pricing.operator_price import PROFILE_DTYPES
+from planner.search.pieces import Running
 from planner.search.template import Template
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
 
+Role = Literal["data", "context", "tensor"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """One point of the outer space. `mesh` has the sizes of the axes inside a stage, slowest links first."""
+    """One point of the outer space.
 
-    stages: int
+    Attributes:
+        pipeline: ranks of the pipeline, each a set of devices with a mesh of its own.
+        virtual_stages: stages on each rank.
+        mesh: sizes of the axes inside a stage, slowest links first.
+        roles: what each axis is for; empty where every operator may use every axis as it likes.
+        micro_batches: parts of the global batch, one after the other.
+    """
+
+    pipeline: int
+    virtual_stages: int = 1
     mesh: tuple[int, ...]
+    roles: tuple[Role, ...] = ()
     micro_batches: int
-    recompute: bool
+
+    @property
+    def family(self) -> tuple[int, tuple[int, ...], tuple[Role, ...]]:
+        """What configurations that share their candidates have in common."""
+        return self.pipeline, self.mesh, self.roles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pinned:
-    """What the user has decided: None leaves it to the search."""
+    """What the user has decided: None leaves it to the search.
 
-    stages: int | None = None
-    mesh: tuple[int, ...] | None = None
+    Attributes:
+        pipeline, virtual_stages: pipeline ranks, and stages on each. None for the latter means 1, what the runtime
+            executes; 0 lets the search choose.
+        data, context, tensor, expert: degrees of parallelism. With any of these, or of the next three, every axis of
+            the mesh has one purpose for all operators ("manual mode"); the product of all degrees is the device count.
+        zero: 0 to 3, what the data (and context) axes share out: nothing, optimizer states, gradients too, weights too.
+        sequence_parallel: whether norms and the like split the sequence over the tensor axis.
+        micro_batch: samples of a micro-batch on each data-parallel group.
+        micro_batches: micro-batches per step. At most one of the two.
+        mesh: axes inside a stage, slowest links first.
+        recompute: how blocks are run; "selective" means per operator.
+    """
+
+    pipeline: int | None = None
+    virtual_stages: int | None = None
+    data: int | None = None
+    context: int | None = None
+    tensor: int | None = None
+    expert: int | None = None
+    zero: int | None = None
+    sequence_parallel: bool | None = None
+    micro_batch: int | None = None
     micro_batches: int | None = None
-    recompute: bool | None = None
+    mesh: tuple[int, ...] | None = None
+    recompute: Running | None = None
+
+    @property
+    def manual(self) -> bool:
+        """Whether axes have one purpose each."""
+        decided = (self.data, self.context, self.tensor, self.zero, self.sequence_parallel, self.micro_batch)
+        return any(value is not None for value in decided)
+
+    @property
+    def recomputation(self) -> tuple[Running, ...]:
+        """Ways to run a block that may be used."""
+        if self.recompute is None:
+            return ("none", "selective", "full")
+        return (
+            ("none",) if self.recompute == "none" else ("full",) if self.recompute == "full" else ("selective", "full")
+        )
 
 
 FREE = Pinned()
 """Everything is left to the search."""
 
 
+def check_pinned(pinned: Pinned) -> None:
+    """Raise RequestError where choices contradict each other or mean nothing."""
+    for name in ("pipeline", "data", "context", "tensor", "expert", "micro_batch", "micro_batches"):
+        value = getattr(pinned, name)
+        if value is not None and value < 1:
+            raise RequestError(f"{name} = {value}: a degree is 1 or more")
+    if pinned.zero is not None and not 0 <= pinned.zero <= 3:
+        raise RequestError(f"zero = {pinned.zero}: there are the stages 0, 1, 2 and 3 (Rajbhandari et al. 2020)")
+    if pinned.micro_batch is not None and pinned.micro_batches is not None:
+        raise RequestError("micro_batch (samples) and micro_batches (how many) decide the same; give one of them")
+    if pinned.manual and pinned.mesh is not None:
+        raise RequestError("a mesh and degrees of parallelism decide the same; give either of them")
+    if pinned.expert is not None and pinned.expert > 1:
+        raise RequestError(f"expert = {pinned.expert}: no operator of this model routes to experts; leave it at 1")
+
+
 def configurations(template: Template, devices: int, global_batch: int, pinned: Pinned) -> Iterator[Configuration]:
-    """All configurations that divide evenly: stages hold equally many blocks, micro-batches equally many samples."""
-    for stages in _divisors(devices):
-        if stages > 1 and (not template.pipelines or template.blocks.count % stages):
+    """All configurations that divide evenly: the devices into ranks and axes, the batch into micro-batches.
+
+    Virtual stages hold equally many blocks each, and need as many micro-batches as ranks, or a multiple.
+    """
+    check_pinned(pinned)
+    for pipeline in divisors(devices):
+        if pinned.pipeline not in (None, pipeline) or not _cuts(template, pipeline):
             continue
-        for mesh in mesh_shapes(devices // stages):
-            for micro_batches in _divisors(global_batch):
-                for recompute in (False, True) if template.blocks.count else (False,):
-                    found = Configuration(stages=stages, mesh=mesh, micro_batches=micro_batches, recompute=recompute)
-                    if _agrees(found, pinned):
-                        yield found
+        for mesh, roles, degree in _meshes(devices // pipeline, pinned):
+            for micro_batches in divisors(global_batch):
+                if pinned.micro_batches not in (None, micro_batches):
+                    continue
+                if pinned.micro_batch is not None and micro_batches * pinned.micro_batch * degree != global_batch:
+                    continue
+                if roles and global_batch // micro_batches % degree:
+                    continue
+                for virtual in _virtual_stages(template, pipeline, micro_batches, pinned):
+                    yield Configuration(
+                        pipeline=pipeline,
+                        virtual_stages=virtual,
+                        mesh=mesh,
+                        roles=roles,
+                        micro_batches=micro_batches,
+                    )
 
 
-def _agrees(configuration: Configuration, pinned: Pinned) -> bool:
-    return all(
-        wanted is None or wanted == getattr(configuration, name)
-        for name, wanted in (
-            ("stages", pinned.stages),
-            ("mesh", pinned.mesh),
-            ("micro_batches", pinned.micro_batches),
-            ("recompute", pinned.recompute),
-        )
-    )
+def _cuts(template: Template, pipeline: int) -> bool:
+    return pipeline == 1 or (template.pipelines and pipeline <= template.blocks.count)
+
+
+def _virtual_stages(template: Template, pipeline: int, micro_batches: int, pinned: Pinned) -> tuple[int, ...]:
+    wanted = 1 if pinned.virtual_stages is None else pinned.virtual_stages
+    if wanted == 1 or pipeline == 1:
+        return (1,) if wanted in (0, 1) else ()
+    blocks = template.blocks.count
+    possible = divisors(blocks // pipeline) if blocks % pipeline == 0 and micro_batches % pipeline == 0 else (1,)
+    return possible if wanted == 0 else tuple(v for v in possible if v == wanted)
+
+
+def _meshes(devices: int, pinned: Pinned) -> Iterator[tuple[tuple[int, ...], tuple[Role, ...], int]]:
+    """Meshes, the roles of their axes, and the degree of data parallelism where it is known."""
+    if pinned.mesh is not None:
+        if math.prod(pinned.mesh) == devices:
+            yield pinned.mesh, (), 1
+    elif not pinned.manual:
+        yield from ((mesh, (), 1) for mesh in mesh_shapes(devices))
+    else:
+        for data in divisors(devices):
+            for context in divisors(devices // data):
+                degrees: dict[Role, int] = {"data": data, "context": context, "tensor": devices // data // context}
+                if all(getattr(pinned, name) in (None, degree) for name, degree in degrees.items()):
+                    real = tuple((name, degree) for name, degree in degrees.items() if degree > 1)
+                    yield tuple(degree for _, degree in real), tuple(name for name, _ in real), data
 
 
 def mesh_shapes(devices: int) -> tuple[tuple[int, ...], ...]:
     """Meshes of one or two axes over that many devices; one device has no axes."""
     if devices == 1:
         return ((),)
-    pairs = tuple((outer, devices // outer) for outer in _divisors(devices) if 1 < outer < devices)
+    pairs = tuple((outer, devices // outer) for outer in divisors(devices) if 1 < outer < devices)
     return ((devices,), *pairs)
 
 
-def _divisors(number: int) -> tuple[int, ...]:
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors, smallest first."""
     low = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return tuple(low + [number // d for d in reversed(low) if d * d != number])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What no plan can beat, from the floating point work, the parameters and the kept activations alone.
+    """What no plan can beat, from the floating point work and the parameters alone.
 
     The work of a class takes at least flops / (peak * efficiency) wherever it is done, so n devices need at least 1/n
-    of it each and a pipeline of p stages runs (m + p - 1) / m times that. Weights, gradients, optimizer state and kept
-    activations of the first stage are at least once in the stage: on d devices some device has 1/d of them or more.
+    of it each, and a pipeline of p ranks with v virtual stages runs 1 + (p - 1) / (v m) times that. Weights, gradients
+    and optimizer states are at least once in all: some device has 1/n of them or more.
     """
 
-    forward: float  # seconds of one device for the forward work of one sample
-    recomputed: float  # the part of it that recomputation of the blocks does again
-    backward: float
-    outer_parameters: float  # bytes of weight, gradient and state of what the first stage has beside its blocks
-    block_parameters: float  # the same for one block
-    outer_kept: float  # bytes per sample kept for the backward pass beside the blocks of the first stage
-    block_kept: float  # the same for one block
-    block_input: float  # bytes per sample that flow from block to block
+    work: float  # seconds of one device for the forward and backward work of one sample
+    recomputed: float  # seconds of one device to do the forward work of all blocks once more
+    parameters: float  # bytes of weights, gradients and optimizer states
 
-    def step_seconds(self, configuration: Configuration, devices: int, global_batch: int) -> float:
-        """Least step time of a configuration."""
-        m, p = configuration.micro_batches, configuration.stages
-        once_more = self.recomputed if configuration.recompute else 0.0
-        return (self.forward + self.backward + once_more) * global_batch / devices * (m + p - 1) / m
+    def step_seconds(self, configuration: Configuration, devices: int, global_batch: int, recompute: bool) -> float:
+        """Least step time of a configuration, with blocks fully recomputed where `recompute` says so."""
+        m, p, v = configuration.micro_batches, configuration.pipeline, configuration.virtual_stages
+        seconds = self.work + (self.recomputed if recompute else 0.0)
+        return seconds * global_batch / devices * (1 + (p - 1) / (v * m))
 
-    def device_bytes(self, configuration: Configuration, devices: int, global_batch: int, blocks: int) -> float:
-        """Least bytes on the fullest device of the first stage."""
-        m, p = configuration.micro_batches, configuration.stages
-        share = blocks // p
-        kept = self.block_input if configuration.recompute else self.block_kept
-        live = in_flight(0, p, m) * (global_batch // m)
-        parameters = self.outer_parameters + share * self.block_parameters
-        return (parameters + live * (self.outer_kept + share * kept)) / (devices // p)
+    def device_bytes(self, devices: int) -> float:
+        """Least bytes on the fullest device."""
+        return self.parameters / devices
 
 
 def bounds(template: Template, batch: int, cluster: Cluster, precision: str, optimizer: str) -> Bounds:
@@ -127,44 +222,14 @@ def bounds(template: Template, batch: int, cluster: Cluster, precision: str, opt
         works = template.in_block(index) and index - template.blocks.start < template.replay.works
         recomputed += seconds * count if works else 0.0
         backward += seconds * count * rule.backward_work(graded)
-    kept = _kept_bytes(template)
     per = parameter_bytes(precision, optimizer)
-    sizes = {
-        p.name: graph.types[p.name].numel * (per.total if p.name in graph.differentiable else per.weight)
+    sizes = (
+        graph.types[p.name].numel
+        * (per.total if p.name in graph.differentiable else per.weight)
+        * (template.blocks.count if p.name in template.own_parameters else 1)
         for p in graph.parameters
-        if any(template.blocks.count == 0 or at < template.blocks.start + template.blocks.period
-               for at in graph.consumers.get(p.name, ()))
-    }  # fmt: skip
-    return Bounds(
-        forward=forward / batch,
-        recomputed=recomputed / batch,
-        backward=backward / batch,
-        outer_parameters=math.fsum(size for name, size in sizes.items() if name not in template.own_parameters),
-        block_parameters=math.fsum(size for name, size in sizes.items() if name in template.own_parameters),
-        outer_kept=math.fsum(size for at, size in kept.items() if _beside_first(template, at)) / batch,
-        block_kept=math.fsum(size for at, size in kept.items() if template.in_block(at)) / batch,
-        block_input=math.fsum(graph.types[n].nbytes for n in template.carried if n in graph.differentiable) / batch,
     )
-
-
-def _beside_first(template: Template, index: int) -> bool:
-    return not template.blocks.count or index < template.blocks.start
-
-
-def _kept_bytes(template: Template) -> dict[int, float]:
-    """Bytes of the whole tensors that each operator keeps at least for the backward pass."""
-    graph, alive = template.graph, template.alive
-    kept: dict[int, float] = {}
-    for index, op in enumerate(graph.operators):
-        rule = rule_of(graph, op)
-        names = {name for name in op.results if name in alive.kept}
-        names |= {op.operands[i] for i in alive.saved[index] if op.operands[i] not in alive.kept}
-        extra = sum(
-            term.coefficient * math.prod(rule.factors[f].extent for f in term.factors) for term in rule.saved_extra
-        )
-        graded = any(name in graph.differentiable for name in op.operands)
-        kept[index] = math.fsum(graph.types[name].nbytes for name in names) + (extra if graded else 0.0)
-    return kept
+    return Bounds(work=(forward + backward) / batch, recomputed=recomputed / batch, parameters=math.fsum(sizes))
 
 
 def _work_seconds(graph: OperatorGraph, index: int, rule: Rule, cluster: Cluster) -> float:

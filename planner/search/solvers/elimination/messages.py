@@ -19,7 +19,7 @@ of large width.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -30,10 +30,13 @@ from planner.search.solvers.elimination.order import Bucket, Input, Schedule
 BLOCK = 2**15
 
 
-def eliminate(schedule: Schedule, tables: list[Array]) -> list[Array]:
-    """Go up: the tables (nodes, then pairs) followed by the message of every bucket; the last one is the optimum."""
+def eliminate(schedule: Schedule, tables: list[Array], rest: int = 0) -> list[Array]:
+    """Go up: the tables (nodes, then pairs) followed by the message of every bucket; the last one is the optimum.
+
+    The last `rest` buckets are left alone; see `remainder`.
+    """
     tables = list(tables)
-    for bucket in schedule.buckets:
+    for bucket in schedule.buckets[: len(schedule.buckets) - rest]:
         views = [tables[source.table][source.expand] for source in bucket.inputs]
         views += [tables[source.table][source.expand] for source in bucket.child_inputs]
         tables.append(_least(views, _shape(bucket, tables)))
@@ -45,11 +48,37 @@ def optimum(tables: list[Array]) -> float:
     return tables[-1].item()
 
 
-def backtrack(schedule: Schedule, tables: list[Array]) -> list[int]:
-    """The cheapest choice, from the tables that `eliminate` returns; of several the first, last bucket first."""
+def remainder(schedule: Schedule, tables: list[Array], rest: int) -> Array:
+    """The cheapest choice for every combination of the last `rest` variables, one axis each in order of elimination.
+
+    `tables` are those that `eliminate` returns with the same `rest`.
+    """
+    done = len(schedule.buckets) - rest
+    order = [bucket.variable for bucket in schedule.buckets[done:]]
+    total = np.zeros([tables[variable].size for variable in order])
+    for bucket in schedule.buckets[done:]:
+        clique = (bucket.variable, *bucket.scope)
+        arrived = [source for child, source in zip(bucket.children, bucket.child_inputs, strict=True) if child < done]
+        for source in (*bucket.inputs, *arrived):
+            axes = [order.index(clique[axis]) for axis in source.axes]
+            shape = [1] * rest
+            for axis, size in zip(axes, tables[source.table].shape, strict=True):
+                shape[axis] = size
+            total = total + tables[source.table].reshape(shape)
+    return total
+
+
+def backtrack(schedule: Schedule, tables: list[Array], last: Sequence[int] = ()) -> list[int]:
+    """The cheapest choice, from the tables that `eliminate` returns; of several the first, last bucket first.
+
+    `last` has the candidates of the variables that `eliminate` left alone, in order of elimination.
+    """
     choice = [0] * len(schedule.buckets)
+    done = len(schedule.buckets) - len(last)
+    for bucket, candidate in zip(schedule.buckets[done:], last, strict=True):
+        choice[bucket.variable] = candidate
     everything = slice(None)
-    for bucket in reversed(schedule.buckets):
+    for bucket in reversed(schedule.buckets[:done]):
         column: Array | None = None
         for source in bucket.inputs + bucket.child_inputs:
             if source.axes:

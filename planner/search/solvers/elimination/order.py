@@ -80,9 +80,12 @@ class Schedule:
 
 
 @lru_cache(maxsize=256)
-def schedule(sizes: tuple[int, ...], edges: Pairs) -> Schedule:
-    """Plan the elimination of variables with so many candidates, joined by these edges (repetition allowed)."""
-    order = elimination_order(sizes, edges)
+def schedule(sizes: tuple[int, ...], edges: Pairs, last: tuple[int, ...] = ()) -> Schedule:
+    """Plan the elimination of variables with so many candidates, joined by these edges (repetition allowed).
+
+    The variables in `last` are eliminated after all others, in this order.
+    """
+    order = elimination_order(sizes, edges, last)
     position = {variable: step for step, variable in enumerate(order)}
     pair_number: dict[tuple[int, int], int] = {}
     edge_pairs = []
@@ -126,13 +129,14 @@ def _input(table: int, scope: tuple[int, ...], clique: tuple[int, ...]) -> Input
     return Input(table=table, axes=axes, others=scope[1:], expand=expand)
 
 
-def elimination_order(sizes: tuple[int, ...], edges: Pairs) -> list[int]:
-    """All variables, first eliminated first; ties go to the lower position."""
+def elimination_order(sizes: tuple[int, ...], edges: Pairs, last: tuple[int, ...] = ()) -> list[int]:
+    """All variables, first eliminated first; ties go to the lower position, those in `last` to the end."""
     graph: Graph = {variable: set() for variable in range(len(sizes))}
     for first, second in edges:
         graph[first].add(second)
         graph[second].add(first)
-    peeled = _peel(graph)
+    kept = frozenset(last)
+    peeled = _peel(graph, kept)
     logs = [round(math.log2(size), 6) for size in sizes]  # rounded: the same on every machine
 
     def by_fill(core: Graph, variable: int) -> Score:
@@ -141,14 +145,14 @@ def elimination_order(sizes: tuple[int, ...], edges: Pairs) -> list[int]:
     def by_size(core: Graph, variable: int) -> Score:
         return _log_cells(core, variable, logs), _fill(core, variable, logs)
 
-    orders = [_greedy({v: set(near) for v, near in graph.items()}, sizes, score) for score in (by_fill, by_size)]
+    orders = [_greedy({v: set(near) for v, near in graph.items()}, sizes, score, kept) for score in (by_fill, by_size)]
     _, best = min(orders, key=lambda found: found[0])
-    return peeled + best
+    return [*peeled, *best, *last]
 
 
-def _peel(graph: Graph) -> list[int]:
-    """Remove variables with at most one neighbour until none is left, and return them in order."""
-    ready = [variable for variable in graph if len(graph[variable]) <= 1]
+def _peel(graph: Graph, kept: frozenset[int]) -> list[int]:
+    """Remove variables with at most one neighbour until none is left but those to keep, and return them in order."""
+    ready = [variable for variable in graph if len(graph[variable]) <= 1 and variable not in kept]
     heapq.heapify(ready)
     peeled = []
     while ready:
@@ -157,15 +161,17 @@ def _peel(graph: Graph) -> list[int]:
             continue
         for neighbour in graph.pop(variable):
             graph[neighbour].discard(variable)
-            if len(graph[neighbour]) == 1:
+            if len(graph[neighbour]) == 1 and neighbour not in kept:
                 heapq.heappush(ready, neighbour)
         peeled.append(variable)
     return peeled
 
 
-def _greedy(core: Graph, sizes: tuple[int, ...], score: Callable[[Graph, int], Score]) -> tuple[int, list[int]]:
+def _greedy(
+    core: Graph, sizes: tuple[int, ...], score: Callable[[Graph, int], Score], kept: frozenset[int]
+) -> tuple[int, list[int]]:
     """Eliminate the variable of the least score, again and again; the cells of all tables, and the order."""
-    current = {variable: score(core, variable) for variable in core}
+    current = {variable: score(core, variable) for variable in core if variable not in kept}
     heap = [(value, variable) for variable, value in current.items()]
     heapq.heapify(heap)
     order, cells = [], 0
@@ -181,7 +187,7 @@ def _greedy(core: Graph, sizes: tuple[int, ...], score: Callable[[Graph, int], S
             core[neighbour] |= neighbours
             core[neighbour] -= {variable, neighbour}
         touched = neighbours.union(*(core[neighbour] for neighbour in neighbours))
-        for other in sorted(touched):
+        for other in sorted(touched - kept):
             if (renewed := score(core, other)) != current[other]:
                 current[other] = renewed
                 heapq.heappush(heap, (renewed, other))

@@ -1,0 +1,190 @@
+"""Configurations evaluated: tables built and kept, pieces cut, prices tried (evaluation.py)."""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodels import in_flight_of_chunks, usable_memory
+from planner.search.cost_table import CostTables, TableBuilder
+from planner.search.duals import Duals, Setting
+from planner.search.evaluation import Evaluation, Outcome
+from planner.search.pieces import Chain, cut
+from planner.search.request import SearchRequest
+from planner.search.restriction import restriction_of
+from planner.search.space import Bounds, Configuration
+from planner.search.template import Template
+from planner.sharding.mesh import build_mesh
+from planner.sharding.rescale import rescale_batch
+from planner.sharding.rule import FactorKind
+from planner.sharding.rules import rule_of
+
+
+class Family:
+    """Configurations that differ in the number of micro-batches only, and what their largest micro-batch proves.
+
+    k times the batch takes at most k times as long, and holds k times as much, so the pieces of the largest micro-batch
+    bound those of its k-th parts: under the strategies that are legal for them.
+    """
+
+    def __init__(self, chain: Chain, micro_batches: int, capacity: float, scaling: "Scaling") -> None:
+        self.chain, self.micro_batches, self.capacity, self.scaling = chain, micro_batches, capacity, scaling
+        self.hint = 0.0  # a price of memory that mattered to a member
+        self._duals: dict[bytes, Duals] = {}
+        self._known: set[tuple[bytes, float, float]] = set()
+
+    def step_seconds(self, configuration: Configuration, price: float = 0.0) -> float:
+        """Least step time of a member, with memory at a price."""
+        ratio = configuration.micro_batches // self.micro_batches
+        allowed = self.scaling.allowed(ratio)
+        key = b"".join(mask.tobytes() for mask in allowed.values())
+        if key not in self._duals:
+            self._duals[key] = Duals(self.chain, self.micro_batches, allowed)
+            self._duals[key].solve(0.0, 0.0)
+        duals = self._duals[key]
+        setting = setting_of(configuration, self.capacity)
+        flights = tuple(tuple(number / ratio for number in chunks) for chunks in setting.in_flight)
+        setting = replace(setting, in_flight=flights)
+        price = float(f"{price:.3g}")
+        for number in {setting.flights(0), setting.flights(setting.ranks // 2)} if price else ():
+            if (key, price, number) not in self._known:
+                self._known.add((key, price, number))
+                duals.solve(price, number)
+        return float(duals.bounds(setting).min())
+
+
+def setting_of(configuration: Configuration, capacity: float) -> Setting:
+    """How the pipeline of a configuration is run."""
+    p, v, m = configuration.pipeline, configuration.virtual_stages, configuration.micro_batches
+    flights = tuple(in_flight_of_chunks(rank, p, v, m) for rank in range(p))
+    return Setting(ranks=p, chunks=v, micro_batches=m, in_flight=flights, capacity=capacity)
+
+
+@dataclass(kw_only=True)
+class Engine:
+    """Evaluates configurations; keeps what they share. Use it in `search`."""
+
+    request: SearchRequest
+    template: Template
+    limits: Bounds
+
+    def __post_init__(self) -> None:
+        self._builders: dict[tuple[int, ...], TableBuilder] = {}
+        self._tables: tuple[object, CostTables] | None = None
+        self._chain: tuple[object, Chain] | None = None
+        self._scaled: dict[int, Template] = {}
+        self.capacity = usable_memory(self.request.cluster.device)
+        if self.request.memory_limit is not None:
+            device = replace(self.request.cluster.device, memory=self.request.memory_limit)
+            self.capacity = min(self.capacity, usable_memory(device))
+
+    def bound(self, configuration: Configuration) -> float:
+        """Least step time, from the work alone."""
+        request = self.request
+        recompute = request.pinned.recompute == "full"
+        return self.limits.step_seconds(configuration, request.cluster.devices, request.global_batch, recompute)
+
+    def family(self, configuration: Configuration) -> Family:
+        """A bound on all configurations of a family with as many micro-batches as this one, or a multiple."""
+        tables = self.tables(configuration)
+        part = self.request.global_batch // configuration.micro_batches
+        scaling = _scaling(tables, self._scaled_to(2 * part))
+        chain = cut(
+            tables,
+            self.request.cluster,
+            recomputation=self.request.pinned.recomputation,
+            stages=configuration.pipeline,
+            free=scaling.hindered,
+        )
+        return Family(chain, configuration.micro_batches, self.capacity, scaling)
+
+    def evaluate(self, configuration: Configuration, cutoff: float, hint: float = 0.0) -> Outcome:
+        """The best plan of a configuration, and how good any could be. `cutoff`: slower plans are of no interest;
+        `hint`: a price of memory that may matter."""
+        needed = self.limits.device_bytes(self.request.cluster.devices)
+        if needed > self.capacity:
+            return Outcome(seconds=math.inf, bound=math.inf, state=(), ranks=(), least=needed, price=0.0, solved=0)
+        setting = setting_of(configuration, self.capacity)
+        return Evaluation(self.chain(configuration), setting, cutoff, hint).run()
+
+    def chain(self, configuration: Configuration) -> Chain:
+        """The pieces of a configuration; those of the last one asked for are kept."""
+        key = (configuration.family, configuration.micro_batches)
+        if self._chain is None or self._chain[0] != key:
+            chain = cut(
+                self.tables(configuration),
+                self.request.cluster,
+                recomputation=self.request.pinned.recomputation,
+                stages=configuration.pipeline,
+            )
+            self._chain = (key, chain)
+        return self._chain[1]
+
+    def tables(self, configuration: Configuration) -> CostTables:
+        """The cost tables of a configuration; those of the last one asked for are kept."""
+        request = self.request
+        key = (configuration.family, configuration.micro_batches)
+        if self._tables is None or self._tables[0] != key:
+            mesh = configuration.mesh
+            if mesh not in self._builders:
+                self._builders[mesh] = TableBuilder(
+                    mesh=build_mesh(request.cluster, mesh),
+                    cluster=request.cluster,
+                    precision=request.precision,
+                    optimizer=request.optimizer,
+                )
+            template = self._template(configuration.micro_batches)
+            restriction = restriction_of(request.shards, request.pinned, configuration, template)
+            self._tables = (key, self._builders[mesh].build(template, restriction))
+        return self._tables[1]
+
+    def _template(self, micro_batches: int) -> Template:
+        """The template with the batch of one micro-batch."""
+        return self._scaled_to(self.request.global_batch // micro_batches)
+
+    def _scaled_to(self, part: int) -> Template:
+        if part not in self._scaled:
+            graph = rescale_batch(self.template.graph, self.request.batch, part)
+            self._scaled[part] = replace(self.template, graph=graph)
+        return self._scaled[part]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scaling:
+    """How candidates depend on the batch.
+
+    `hindered` are operators for which a larger batch may forbid a strategy: one that splits an inner factor of a
+    compound dim after the outer one, which grows with the batch, has been split completely. For all others `pieces` has
+    extents that grow with the batch, and into how many pieces each candidate cuts them.
+    """
+
+    hindered: frozenset[int]
+    pieces: tuple[tuple[int, int, NDArray[np.int64]], ...]  # operator, extent, pieces of each candidate
+
+    def allowed(self, parts: int) -> dict[int, NDArray[np.bool_]]:
+        """Candidates that are still legal for a batch of a `parts`-th."""
+        found: dict[int, NDArray[np.bool_]] = {}
+        for index, extent, pieces in self.pieces:
+            legal = (extent // parts) % pieces == 0
+            found[index] = found[index] & legal if index in found else legal
+        return found
+
+
+def _scaling(tables: CostTables, doubled: Template) -> Scaling:
+    """Seen by comparing with twice the batch."""
+    template, sizes = tables.template, tables.mesh.sizes
+    hindered, pieces = set(), []
+    for index, (op, other) in enumerate(zip(template.graph.operators, doubled.graph.operators, strict=True)):
+        rule, twin = rule_of(template.graph, op), rule_of(doubled.graph, other)
+        changing = [f for f, factor in enumerate(rule.factors) if factor.extent != twin.factors[f].extent]
+        if any(f in changing for dims in (*rule.operands, *rule.results) for factors in dims for f in factors[:-1]):
+            hindered.add(index)
+            continue
+        strategies = tables.operators[index].candidates.strategies
+        for f in changing:
+            if rule.factors[f].kind is FactorKind.BROADCAST:
+                continue
+            counts = [math.prod(size for choice, size in zip(s, sizes, strict=True) if choice == f) for s in strategies]
+            pieces.append((index, rule.factors[f].extent, np.array(counts, dtype=np.int64)))
+    return Scaling(hindered=frozenset(hindered), pieces=tuple(pieces))

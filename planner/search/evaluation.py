@@ -1,0 +1,305 @@
+"""One configuration priced: the best way to run every block on every stage, and a proof of how good it is.
+
+A price of memory y (seconds per byte) turns each piece into a problem without limits, solved exactly for every state of
+the boundary. Each such solution is two things at once:
+
+    a bound     no stage s of n blocks is busy for less than  head + n inner + tail - y capacity     (Lagrange)
+    a column    one more way to run a block, with which stages are filled until they fit            (division.py)
+
+The price at which the two ways in the slowest stage cost the same is tried next (Dantzig and Wolfe 1960: column
+generation; in one dimension it ends after a few steps). What remains between the bound and the result comes from whole
+blocks: a stage cannot run half a block lean.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.search.division import Division, Filled, Filling, Rank, divide, fill_best
+from planner.search.duals import Duals, Setting, State
+from planner.search.pieces import Chain, Column
+
+Array = NDArray[np.float64]
+
+ROUNDS = 10
+"""Prices of memory tried for one configuration, at most; four are the rule."""
+
+TOLERANCE = 1e-9
+"""A result this close to its bound, relatively, is optimal: sums in another order differ by less."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RankFilling:
+    """One rank: inner blocks of each of its chunks, in order, and what it holds before and after them.
+
+    `peak` bytes in all, `beside` of them for what other stages hand over.
+    """
+
+    head: Column | None
+    inner: tuple[Column, ...]
+    tail: Column | None
+    peak: float
+    beside: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Outcome:
+    """What is known about a configuration.
+
+    Attributes:
+        seconds: of the best division found; infinite where none was.
+        bound: no plan of this configuration takes less; infinite where nothing fits.
+        state: candidates at the boundary.
+        ranks: what each rank runs; empty where nothing was found.
+        least: where nothing fits, bytes per device that the leanest way found would need.
+        price: seconds of the step that a byte more of memory would save, about.
+        solved: problems solved.
+    """
+
+    seconds: float
+    bound: float
+    state: State
+    ranks: tuple[RankFilling, ...]
+    least: float
+    price: float
+    solved: int
+
+
+class Evaluation:
+    """Evaluates one configuration of a chain. `cutoff`: plans as slow as that are of no interest; `hint`: a price of
+    memory to try early."""
+
+    def __init__(self, chain: Chain, setting: Setting, cutoff: float = math.inf, hint: float = 0.0) -> None:
+        self.chain, self.setting, self.cutoff, self.hint = chain, setting, cutoff, hint
+        self.duals = Duals(chain, setting.micro_batches)
+        self.blocks = self.duals.blocks
+        self.tried: set[tuple[float, float]] = set()
+        self.least = math.inf
+        self.price = 0.0
+
+    def run(self) -> Outcome:
+        """Try prices until the best result is proved, or nothing more can be learnt."""
+        best: tuple[float, State, tuple[RankFilling, ...]] | None = None
+        setting, duals = self.setting, self.duals
+        duals.solve(0.0, 0.0)
+        bounds = duals.bounds(setting)
+        if self.hint and bounds.min() < self.cutoff and not self._roomy(bounds):
+            for flights in sorted({self._flights(0), self._flights(setting.ranks // 2)}):
+                self._new(self.hint, flights)
+                duals.solve(self.hint, flights)
+            bounds = np.maximum(bounds, duals.bounds(setting))
+        closed = np.zeros(self.chain.shape, dtype=bool)
+        for _ in range(3 * ROUNDS):
+            open_bounds = np.where(closed, math.inf, bounds)
+            state = tuple(int(i) for i in np.unravel_index(int(open_bounds.argmin()), open_bounds.shape))
+            limit = min(self.cutoff, math.inf if best is None else best[0])
+            if open_bounds[state] >= limit * (1 - TOLERANCE):
+                break
+            found, ranks, division = self._compose(state)
+            if found is not None and (best is None or found[0] < best[0]):
+                best = found
+            if found is not None and found[0] <= bounds[state] * (1 + TOLERANCE):
+                closed[state] = True
+                continue
+            weights = self._next(ranks, division)
+            if weights is None or len(duals.priced) >= ROUNDS:
+                closed[state] = True
+                if found is None:
+                    bounds[state] = math.inf
+                continue
+            duals.solve(*weights)
+            bounds = np.where(bounds == math.inf, bounds, np.maximum(bounds, duals.bounds(setting)))
+        bound = float(bounds.min())
+        if best is None:
+            return self._outcome(math.inf, bound, (), ())
+        return self._outcome(best[0], min(bound, best[0]), best[1], best[2])
+
+    def _roomy(self, bounds: Array) -> bool:
+        """Whether the fastest way to run the first rank fits without a price, so that no hint is needed."""
+        state = tuple(int(i) for i in np.unravel_index(int(bounds.argmin()), bounds.shape))
+        flights, ends = self._flights(0), self.setting.in_flight
+        sides = [self.duals.priced[0].best_column(side, state, self.chain) for side in range(3)]
+        counts = (1.0, self.blocks / self.setting.ranks, 1.0 if self.setting.ranks == 1 else 0.0)
+        lives = (ends[0][0], flights, ends[0][-1])
+        needed = sum(
+            count * (column.amounts.fixed + live * column.amounts.live)
+            for column, count, live in zip(sides, counts, lives, strict=True)
+            if column is not None
+        )
+        return needed <= self.setting.capacity
+
+    def _outcome(self, seconds: float, bound: float, state: State, ranks: tuple[RankFilling, ...]) -> Outcome:
+        return Outcome(
+            seconds=seconds,
+            bound=bound,
+            state=state,
+            ranks=ranks,
+            least=self.least,
+            price=self.price,
+            solved=len(self.duals.priced),
+        )
+
+    # Composing
+
+    def _compose(
+        self, state: State
+    ) -> tuple[tuple[float, State, tuple[RankFilling, ...]] | None, list[Filled], Division | None]:
+        """The best division with the columns known at a state."""
+        setting = self.setting
+        self.pool = _distinct([c for priced in self.duals.priced for c in priced.columns(1, state, self.chain)])
+        ends = [(p.best_column(0, state, self.chain), p.best_column(2, state, self.chain)) for p in self.duals.priced]
+        known: dict[object, Filled] = {}
+        ranks, variants = [], []
+        per_chunk = self.blocks if setting.chunks == 1 else self.blocks // (setting.ranks * setting.chunks)
+        for rank in range(setting.ranks):
+            chosen = _distinct_ends(
+                [(head if rank == 0 else None, tail if rank == setting.ranks - 1 else None) for head, tail in ends]
+            )
+            described = [self._rank(rank, state, head, tail) for head, tail in chosen]
+            key = tuple(described)
+            if key not in known:
+                known[key] = fill_best(described, self.pool, per_chunk, setting.micro_batches, setting.capacity)
+            ranks.append(known[key])
+            variants.append(chosen)
+        division = divide(
+            ranks,
+            self._fewest(),
+            per_chunk,
+            micro_batches=setting.micro_batches,
+            chunks=setting.chunks,
+            equal=setting.chunks > 1,
+            cutoff=self.cutoff,
+        )
+        if division is None:
+            share = per_chunk if setting.chunks > 1 else math.ceil(self.blocks / setting.ranks)
+            self.least = min(self.least, max(float(filled.least[share]) for filled in ranks))
+            return None, ranks, None
+        fillings = tuple(
+            self._filling(filled, chosen, count, state, rank)
+            for rank, (filled, chosen, count) in enumerate(zip(ranks, variants, division.blocks, strict=True))
+        )
+        return (division.seconds, state, fillings), ranks, division
+
+    def _filling(
+        self,
+        filled: Filled,
+        ends: Sequence[tuple[Column | None, Column | None]],
+        count: int,
+        state: State,
+        rank: int,
+    ) -> RankFilling:
+        taken: Filling = filled.filling(count)
+        head, tail = ends[taken.variant]
+        inner: tuple[Column, ...] = ()
+        if self.pool:
+            inner = (self.pool[taken.second],) * taken.lean + (self.pool[taken.first],) * (count - taken.lean)
+        described = self._rank(rank, state, head, tail)
+        beside = 0.0 if inner and inner[0].recompute else described.received
+        beside += 0.0 if inner and inner[-1].recompute else described.ending
+        return RankFilling(head=head, inner=inner, tail=tail, peak=float(filled.peak[count]), beside=beside)
+
+    def _rank(self, rank: int, state: State, head: Column | None, tail: Column | None) -> Rank:
+        setting, chain = self.setting, self.chain
+        flights = setting.in_flight[rank]
+        keeps = flights[1:] if rank == 0 else flights
+        handed = float(chain.crossing.nbytes[state]) if setting.ranks > 1 else 0.0
+        ends = [(head.amounts, flights[0])] if head is not None else []
+        ends += [(tail.amounts, flights[-1])] if tail is not None else []
+        last = rank == setting.ranks - 1
+        return Rank(
+            chunks=setting.chunks,
+            in_flight=math.fsum(flights),
+            ends=tuple(ends),
+            received=handed * math.fsum(keeps),
+            ending=float(chain.ending[state]) * flights[-1] if last and not chain.blocks_in_tail else 0.0,
+            seconds=float(self.duals.crossing_seconds(self.setting, rank)[state]),
+        )
+
+    def _fewest(self) -> list[int]:
+        """Every rank holds a block."""
+        setting, chain = self.setting, self.chain
+        if setting.ranks == 1:
+            return [0]
+        fewest = [1] * setting.ranks
+        fewest[0] -= chain.blocks_in_head
+        fewest[-1] -= chain.blocks_in_tail
+        return fewest
+
+    # Which price to try next
+
+    def _next(self, ranks: Sequence[Filled], division: Division | None) -> tuple[float, float] | None:
+        """A price of memory and the micro-batches in flight for which it matters; None where nothing is left to try."""
+        setting = self.setting
+        if division is None:
+            share = self.blocks / setting.ranks
+            order = sorted(range(setting.ranks), key=lambda r: -float(ranks[r].least[int(share)]))
+            for rank in order[:2]:
+                if self._new(math.inf, flights := self._flights(rank)):
+                    return math.inf, flights
+            return None
+        busy = [float(filled.busy[count]) for filled, count in zip(ranks, division.blocks, strict=True)]
+        slowest = True
+        for rank in sorted(range(setting.ranks), key=lambda r: -busy[r]):
+            flights = self._flights(rank)
+            price = self._crossing_price(ranks[rank], division.blocks[rank], flights)
+            if slowest:
+                self.price = price or 0.0
+                slowest = False
+            if price is not None and self._new(price, flights):
+                return price, flights
+        return None
+
+    def _new(self, price: float, flights: float) -> bool:
+        key = (float(f"{price:.6g}"), flights)
+        if key in self.tried:
+            return False
+        self.tried.add(key)
+        return True
+
+    def _flights(self, rank: int) -> float:
+        return self.setting.flights(rank)
+
+    def _crossing_price(self, filled: Filled, count: int, flights: float) -> float | None:
+        """The price of memory at which the two ways to run blocks in a rank cost the same."""
+        m = self.setting.micro_batches
+
+        def cost(column: Column) -> tuple[float, float]:
+            a = column.amounts
+            return a.fixed + flights * a.live, m * a.part + a.step
+
+        if not self.pool:
+            return self._ends_price(flights)
+        taken = filled.filling(count)
+        memory, busy = cost(self.pool[taken.second])
+        if taken.lean:
+            rich, fast = cost(self.pool[taken.first])
+            return (busy - fast) / (rich - memory)
+        faster = [(rich, fast) for rich, fast in map(cost, self.pool) if fast < busy and rich > memory]
+        return min(((busy - fast) / (rich - memory) for rich, fast in faster), default=None)
+
+    def _ends_price(self, flights: float) -> float | None:
+        """The same for a model without repeated blocks, between the leanest and the fastest way known."""
+        m = self.setting.micro_batches
+        columns = [p.columns(0, (), self.chain)[0].amounts for p in self.duals.priced]
+        points = sorted({(a.fixed + flights * a.live, m * a.part + a.step) for a in columns})
+        if len(points) < 2:
+            return None
+        fits = [p for p in points if p[0] <= self.setting.capacity] or points[:1]
+        over = [p for p in points if p[0] > fits[-1][0]]
+        if not over or over[0][1] >= fits[-1][1]:
+            return None
+        return (fits[-1][1] - over[0][1]) / (over[0][0] - fits[-1][0])
+
+
+def _distinct(columns: Sequence[Column]) -> list[Column]:
+    """Columns that cost the same are one."""
+    return list({(c.recompute, c.amounts): c for c in columns}.values())
+
+
+def _distinct_ends(
+    ends: Sequence[tuple[Column | None, Column | None]],
+) -> list[tuple[Column | None, Column | None]]:
+    return list({tuple(None if c is None else c.amounts for c in pair): pair for pair in ends}.values())

@@ -1,0 +1,233 @@
+"""What the user has decided about operators, as a filter on candidates.
+
+Two ways to decide: strategies for operators by name (`Shard`), which leave everything else free; and degrees of
+parallelism (`Pinned`, manual mode), which give every mesh axis one purpose:
+
+    axis        operators with a weight to multiply     norms and the like          everything else
+    data        batch                                   batch                       batch
+    context     sequence                                sequence                    sequence, heads in attention
+    tensor      a dim of the weight                     nothing, or sequence        heads, hidden, sequence or nothing
+
+    parameters on a data or context axis: ZeRO 0 full copies; 1 states cut; 2 gradients too; 3 weights too
+    parameters on a tensor axis: cut where they are multiplied with, else full copies
+
+Where an operator has no such dim, or it does not divide, it does the same work on the whole axis. Megatron-style plans
+are points of this space; what is left open (which matmul is split by rows, which by columns) the search decides.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import TypeVar
+
+from planner.errors import RequestError, StrategyError, unknown_name
+from planner.graph.operator_graph import OperatorGraph
+from planner.search.request import Shard
+from planner.search.space import Configuration, Pinned, Role
+from planner.search.template import Template
+from planner.sharding.labels import factor_labels
+from planner.sharding.rule import Rule, Strategy, splittable, strategy_names
+from planner.sharding.rules import rule_of
+from planner.sharding.stored import StoredParameter
+
+T = TypeVar("T")
+
+_MULTIPLIED = frozenset({"matmul", "embedding"})
+
+
+def restriction_of(
+    shards: tuple[Shard, ...], pinned: Pinned, configuration: Configuration, template: Template
+) -> "Decided | None":
+    """The filter of a request for one configuration; None where nothing is decided."""
+    if not shards and not configuration.roles:
+        return None
+    return Decided(shards=shards, pinned=pinned, roles=configuration.roles, template=template)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decided:
+    """Filters the candidates of operators and parameters of a template."""
+
+    shards: tuple[Shard, ...]
+    pinned: Pinned
+    roles: tuple[Role, ...]
+    template: Template
+
+    def strategies(
+        self, index: int, rule: Rule, legal: tuple[Strategy, ...], sizes: tuple[int, ...]
+    ) -> tuple[Strategy, ...]:
+        """Strategies of an operator that agree with what is decided. Raises StrategyError where none does."""
+        graph = self.template.graph
+        if not any(name in graph.data_dependent for name in graph.operators[index].results if name is not None):
+            return legal
+        found = legal
+        for axis, role in enumerate(self.roles):
+            found = self._in_role(index, rule, found, axis, role)
+        for shard in self._matching(index):
+            found = self._agreeing(index, rule, found, shard, sizes)
+        return found
+
+    def stored(self, name: str, legal: tuple[StoredParameter, ...]) -> tuple[StoredParameter, ...]:
+        """Stored layouts of a parameter that agree with what is decided."""
+        found = legal
+        for axis, role in enumerate(self.roles):
+            if role == "tensor":
+                found = _first_possible(found, (self._tensor_stored(name, axis),))
+            else:
+                found = _first_possible(found, tuple(self._zero(axis)))
+        return found
+
+    def _in_role(
+        self, index: int, rule: Rule, legal: tuple[Strategy, ...], axis: int, role: Role
+    ) -> tuple[Strategy, ...]:
+        """Candidates that use the axis for its role, else those that leave it unused."""
+        labels = self._labels[index]
+        weights = self._weight_factors[index]
+        multiplied = rule.op_class in _MULTIPLIED and bool(weights)
+
+        def uses(wanted: Callable[[int], bool]) -> Callable[[Strategy], bool]:
+            return lambda strategy: (choice := strategy[axis]) is not None and wanted(choice)
+
+        def unused(strategy: Strategy) -> bool:
+            return strategy[axis] is None
+
+        batch, sequence = (
+            uses(lambda f, label=label: labels[f] == label)  # type: ignore[misc]  # a default binds the loop's value
+            for label in ("batch", "sequence")
+        )
+        split_sequence = self.pinned.sequence_parallel
+        other = uses(lambda f: labels[f] not in ("batch", "sequence"))
+        if role == "data":
+            return _first_possible(legal, (batch, unused))
+        if role == "context":
+            inside = uses(lambda f: labels[f] != "batch")
+            return _first_possible(legal, (sequence, unused) if weights else (inside, unused))
+        if multiplied:
+            return _first_possible(
+                legal, (uses(lambda f: f in weights and labels[f] not in ("batch", "sequence")), unused)
+            )
+        if rule.op_class == "attention":
+            return _first_possible(legal, (other, unused))
+        if weights and rule.op_class == "normalisation":
+            if split_sequence:
+                return _first_possible(legal, (sequence, unused))
+            allowed = unused if split_sequence is False else lambda s: unused(s) or sequence(s)
+            return _first_possible(legal, (allowed,))
+        if split_sequence is False:
+            return _first_possible(legal, (lambda s: unused(s) or other(s),))
+        return _first_possible(legal, (lambda s: not batch(s),))
+
+    def _zero(self, axis: int) -> Iterator[Callable[[StoredParameter], bool]]:
+        """What a data axis shares out, and what it does where no dim divides."""
+        zero = self.pinned.zero
+
+        def cut(stored: StoredParameter) -> tuple[bool, bool, bool]:
+            return stored.weight[axis].is_shard, stored.gradient[axis].is_shard, stored.state[axis].is_shard
+
+        whole = (False, False, False)
+        exact = {0: whole, 1: (False, False, True), 2: (False, True, True), 3: (True, True, True)}
+        if zero is None:
+            yield lambda stored: True
+            return
+        yield lambda stored: cut(stored) == exact[zero]
+        yield lambda stored: cut(stored) == whole
+
+    def _tensor_stored(self, name: str, axis: int) -> Callable[[StoredParameter], bool]:
+        """Weights that are multiplied with are cut, their biases may be, all others are full copies."""
+        graph = self.template.graph
+        consumers = [at for at in graph.consumers.get(name, ()) if at < len(self._classes)]
+        multiplied = any(self._classes[at] in _MULTIPLIED for at in consumers)
+        matrix = len(graph.types[name].shape) > 1
+
+        def wanted(stored: StoredParameter) -> bool:
+            whole = not (stored.weight[axis].is_shard or stored.gradient[axis].is_shard or stored.state[axis].is_shard)
+            if not multiplied:
+                return whole
+            return stored.weight[axis].is_shard or (whole and not matrix)
+
+        return wanted
+
+    def _matching(self, index: int) -> list[Shard]:
+        return [shard for shard in self.shards if index in self._matches[shard]]
+
+    @cached_property
+    def _matches(self) -> dict[Shard, frozenset[int]]:
+        """Operators of the template that each pattern means; names of later blocks mean their twin in the first."""
+        graph, found = self.template.graph, {}
+        for shard in self.shards:
+            hits = frozenset(at for at, op in enumerate(graph.operators) if fnmatchcase(op.name, shard.pattern))
+            if not hits:
+                names = [op.name for op in graph.operators]
+                raise RequestError(f"--shard {shard.pattern}: {unknown_name('operator', shard.pattern, names)}")
+            found[shard] = hits
+        return found
+
+    def _agreeing(
+        self, index: int, rule: Rule, legal: tuple[Strategy, ...], shard: Shard, sizes: tuple[int, ...]
+    ) -> tuple[Strategy, ...]:
+        where = f"operator '{self.template.graph.operators[index].name}' ({rule.format()})"
+        wanted = shard.strategy
+        if wanted and len(wanted) != len(sizes):
+            return ()  # meant for a mesh of another number of axes
+        for name in wanted:
+            if name not in ("*", "-") and name not in splittable(rule):
+                raise StrategyError(
+                    f"{where} has no factor '{name}' to split; it has {', '.join(splittable(rule)) or 'none'}"
+                )
+        found = tuple(strategy for strategy in legal if _agrees(rule, strategy, shard, sizes))
+        return found
+
+    @cached_property
+    def _labels(self) -> tuple[tuple[str, ...], ...]:
+        return factor_labels(self.template.graph)
+
+    @cached_property
+    def _weight_factors(self) -> tuple[frozenset[int], ...]:
+        """For each operator the factors that index one of its parameters."""
+        return tuple(_weight_factors(self.template.graph, index) for index in range(len(self.template.graph.operators)))
+
+    @cached_property
+    def _classes(self) -> tuple[str, ...]:
+        graph = self.template.graph
+        return tuple(rule_of(graph, op).op_class for op in graph.operators)
+
+
+def _weight_factors(graph: OperatorGraph, index: int) -> frozenset[int]:
+    op = graph.operators[index]
+    rule = rule_of(graph, op)
+    return frozenset(
+        factor
+        for name, dims in zip(op.operands, rule.operands, strict=True)
+        if name in graph.parameter_names
+        for factors in dims
+        for factor in factors
+    )
+
+
+def _agrees(rule: Rule, strategy: Strategy, shard: Shard, sizes: tuple[int, ...]) -> bool:
+    """Whether a strategy is what a shard asks for."""
+    names = strategy_names(rule, strategy)
+    for name, wanted in zip(names, shard.strategy, strict=True) if shard.strategy else ():
+        if wanted != "*" and (name or "-") != wanted:
+            return False
+    for dims, cuts in zip(rule.operands, shard.cuts, strict=False):
+        if len(dims) != len(cuts):
+            return False
+        for factors, pieces in zip(dims, cuts, strict=True):
+            count = math.prod(
+                size for choice, size in zip(strategy, sizes, strict=True) if choice is not None and choice in factors
+            )
+            if count != pieces:
+                return False
+    return True
+
+
+def _first_possible(candidates: tuple[T, ...], filters: Sequence[Callable[[T], bool]]) -> tuple[T, ...]:
+    """What the first filter leaves that leaves anything; all candidates where none does."""
+    for wanted in filters:
+        found = tuple(candidate for candidate in candidates if wanted(candidate))
+        if found:
+            return found
+    return candidates
