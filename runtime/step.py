@@ -149,10 +149,16 @@ def parallelize(
     default the leading dim of the first); `traced` is the graph where it is known already, `known` the process groups
     of an earlier step. The default process group must exist unless the plan is for one device.
 
-    Raises RequestError for a plan for another number of devices, PlanFileError for a plan for another model, ModelError
-    for a model that cannot be traced or executed, PlannerError for one that cannot be cut into the stages of the plan.
+    Raises RequestError for a plan for another number of devices or with virtual stages, PlanFileError for a plan for
+    another model, ModelError for a model that cannot be traced or executed, PlannerError for one that cannot be cut
+    into the stages of the plan.
     """
-    place = rank_mesh(plan.mesh, device or current_device(local_rank()), len(plan.stages), known)
+    if plan.virtual_stages > 1:
+        raise RequestError(
+            f"the plan has {plan.virtual_stages} virtual stages on each pipeline rank, which cannot be executed yet;"
+            " plan with virtual_stages 1 to run it"
+        )
+    place = rank_mesh(plan.mesh, device or current_device(local_rank()), plan.pipeline, known)
     leading = tensors_of(args, kwargs or {})[0].shape[0] if batch is None else batch
     graph = trace(module, args, kwargs) if traced is None else traced
     batched = frozenset(name for name in graph.inputs if graph.types[name].shape[:1] == (leading,))

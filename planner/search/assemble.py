@@ -27,12 +27,13 @@ class StageChoice:
 
 
 def groups_of(
-    graph: OperatorGraph, blocks: BlockRun, tables: CostTables, choices: Sequence[StageChoice]
+    graph: OperatorGraph, blocks: BlockRun, tables: CostTables, choices: Sequence[StageChoice], recomputation: str
 ) -> tuple[Group, ...]:
-    """The groups of a plan. `choices` are in the order of the stages and cover all blocks."""
+    """The groups of a plan. `choices` are in the order of the stages and cover all blocks, which are recomputed
+    alike."""
     found = [_outside(graph, blocks, tables, choices[0], "before the blocks" if blocks.count else "all", before=True)]
     if blocks.count:
-        found += [_inside(graph, blocks, tables, choice) for choice in choices]
+        found += [_inside(graph, blocks, tables, choice, recomputation) for choice in choices]
         found.append(_outside(graph, blocks, tables, choices[-1], "after the blocks", before=False))
     return tuple(group for group in found if group.operators or group.parameters)
 
@@ -69,7 +70,9 @@ def _outside(
     return Group(name=name, operators=operators, parameters=tuple(parameters))
 
 
-def _inside(graph: OperatorGraph, blocks: BlockRun, tables: CostTables, choice: StageChoice) -> Group:
+def _inside(
+    graph: OperatorGraph, blocks: BlockRun, tables: CostTables, choice: StageChoice, recomputation: str
+) -> Group:
     low = blocks.start + choice.first_block * blocks.period
     operators = tuple(
         (graph.operators[low + at].name, _strategy(tables, choice, blocks.start + at)) for at in range(blocks.period)
@@ -80,6 +83,7 @@ def _inside(graph: OperatorGraph, blocks: BlockRun, tables: CostTables, choice: 
         name=f"block {choice.first_block}" if choice.blocks == 1 else f"blocks {choice.first_block} to {last}",
         first_block=choice.first_block,
         blocks=choice.blocks,
+        recomputation=recomputation,
         operators=operators,
         parameters=tuple((name, _stored(tables, choice, twin)) for name, twin in names),
     )

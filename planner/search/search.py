@@ -132,6 +132,7 @@ def _no_configuration(request: SearchRequest, template: Template) -> str:
 
 def _plan(request: SearchRequest, prepared: OperatorGraph, best: Found) -> BoundPlan:
     """The winner as a plan, bound to its graph and priced by the judge."""
+    recomputation = "full" if best.configuration.recompute else "none"
     worst = max(best.solutions, key=lambda solution: solution.gap)
     plan = Plan(
         model=request.model,
@@ -147,9 +148,8 @@ def _plan(request: SearchRequest, prepared: OperatorGraph, best: Found) -> Bound
         mesh=best.tables.mesh,
         stages=stages_of(best.configuration.stages, best.tables.template.blocks),
         schedule="1f1b",
-        recomputation="full" if best.configuration.recompute else "none",
         inputs=input_layouts(best.tables, best.choices),
-        groups=groups_of(prepared, best.tables.template.blocks, best.tables, best.choices),
+        groups=groups_of(prepared, best.tables.template.blocks, best.tables, best.choices, recomputation),
         prediction=Prediction.unknown(),
         provenance=Provenance(
             planner=PLANNER_VERSION,
