@@ -27,6 +27,7 @@ from runtime.device_mesh import RankMesh
 from runtime.gather_again import Gathered, gather_again, memory_of
 from runtime.kept_results import KeptResults
 from runtime.local_ops import LocalCall, local_call
+from runtime.parameters import LocalParameter
 from runtime.pipeline import StageCut
 from runtime.redistribute import Transfer, transfer
 
@@ -66,6 +67,14 @@ class Section:
     writes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What is there before the first operator: weights and buffers, and the leaves of weights that are none."""
+
+    tensors: Mapping[str, torch.Tensor]
+    stubs: Mapping[str, torch.Tensor]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Executor:
     """The program of one rank. Build it with `build_executor`."""
@@ -78,14 +87,16 @@ class Executor:
 
     def __call__(
         self,
-        parameters: Mapping[str, torch.Tensor],
+        parameters: Mapping[str, LocalParameter],
         buffers: Mapping[str, torch.Tensor],
         inputs: Mapping[str, torch.Tensor],
     ) -> dict[str, torch.Tensor]:
         """What the stage makes of one micro-batch, from local pieces in the layouts of the plan: the values that the
         next stage reads, in the layouts in which they are made, or the loss, the same on every rank of the last stage.
         """
-        held = {**parameters, **buffers}
+        pieces = {name: parameter.piece for name, parameter in parameters.items()}
+        stubs = {name: stub for name, parameter in parameters.items() if (stub := parameter.stub) is not None}
+        held = Held(tensors={**pieces, **buffers}, stubs=stubs)
         values: Values = {**inputs}
         for section in self.sections:
             if section.recomputed and torch.is_grad_enabled():
@@ -97,7 +108,7 @@ class Executor:
             made[self.loss] = self.last(made[self.loss], self.place)
         return made
 
-    def _recomputed(self, section: Section, held: Mapping[str, torch.Tensor], values: Values) -> None:
+    def _recomputed(self, section: Section, held: Held, values: Values) -> None:
         kept = KeptResults()
 
         def block(*reads: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -113,24 +124,21 @@ class Executor:
             for name in instruction.last:
                 values.pop(name, None)
 
-    def _run(
-        self, section: Section, held: Mapping[str, torch.Tensor], values: Values, kept: KeptResults | None = None
-    ) -> None:
+    def _run(self, section: Section, held: Held, values: Values, kept: KeptResults | None = None) -> None:
         for instruction in section.instructions:
             self._step(instruction, held, values, kept)
             for name in instruction.last:
                 values.pop(name, None)
 
-    def _step(
-        self, instruction: Instruction, held: Mapping[str, torch.Tensor], values: Values, kept: KeptResults | None
-    ) -> None:
+    def _step(self, instruction: Instruction, held: Held, values: Values, kept: KeptResults | None) -> None:
         """One operator; `kept` has what a recomputed block keeps, None where nothing is recomputed."""
         operands = []
         gathered: dict[int, Gathered] = {}
         for operand in instruction.operands:
-            piece = values[operand.name] if operand.name in values else held[operand.name]
+            piece = values[operand.name] if operand.name in values else held.tensors[operand.name]
+            assert operand.transfer is not None or operand.name not in held.stubs, operand.name  # no gradient is lost
             if operand.transfer is not None:
-                moved = operand.transfer(piece, self.place)
+                moved = operand.transfer(piece, self.place, held.stubs.get(operand.name))
                 if kept is None and operand.weight and operand.transfer.gathers:
                     gathered[memory_of(moved)] = Gathered(piece=piece, steps=operand.transfer, place=self.place)
                 piece = moved

@@ -66,15 +66,14 @@ class TrainingStep:
         """Forward and backward of all micro-batches: adds to the gradients, changes no weight. Returns the mean
         loss."""
         parts = self.bound.plan.training.micro_batches
-        pieces = {name: parameter.piece for name, parameter in self.parameters.items()}
         inputs = self._micro_batches(args, kwargs)
         if self.pipeline is not None:
             return self.pipeline.run(
-                lambda part, received: self.executor(pieces, self.buffers, {**inputs(part), **received}), parts
+                lambda part, received: self.executor(self.parameters, self.buffers, {**inputs(part), **received}), parts
             )
         total = torch.zeros((), dtype=torch.float32, device=self.place.device)
         for part in range(parts):
-            loss = self.executor(pieces, self.buffers, inputs(part))[self.bound.graph.loss]
+            loss = self.executor(self.parameters, self.buffers, inputs(part))[self.bound.graph.loss]
             if loss.requires_grad:
                 torch.autograd.backward(loss, torch.full_like(loss, 1.0 / parts))
             total += loss.detach().float().reshape(()) / parts

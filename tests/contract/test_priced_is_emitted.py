@@ -154,7 +154,7 @@ PLANS = (
     *(
         Hand(model=model, kind=kind, mesh=(2, 2), settings=settings)
         for model in ("llama", "gpt")
-        for kind in ("zero1", "zero3")
+        for kind in ("zero1", "zero2", "zero3")
         for settings in ({}, FULL, KEEPING, SOME)
     ),
     Hand(model="gpt", kind="zero1", mesh=(2,), settings=TWO_PARTS),

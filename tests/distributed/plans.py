@@ -270,6 +270,11 @@ def store_zero1(name: str, shape: tuple[int, ...], mesh: Mesh) -> StoredParamete
     return StoredParameter(weight=(REPLICATE,) * axes, gradient=(PARTIAL,) * axes, state=(shard(0),) * axes)
 
 
+def store_zero2(name: str, shape: tuple[int, ...], mesh: Mesh) -> StoredParameter:
+    axes = len(mesh.axes)
+    return StoredParameter(weight=(REPLICATE,) * axes, gradient=(shard(0),) * axes, state=(shard(0),) * axes)
+
+
 def store_zero3(name: str, shape: tuple[int, ...], mesh: Mesh) -> StoredParameter:
     cut = (shard(0),) * len(mesh.axes)
     return StoredParameter(weight=cut, gradient=cut, state=cut)
@@ -286,10 +291,11 @@ def load_megatron(name: str, shape: tuple[int, ...], mesh: Mesh) -> Layout:
 
 
 def hand_plan(kind: str, model: str, mesh: Mesh, **settings: object) -> Plan:
-    """'megatron' (of a Llama, on two axes), 'zero1' or 'zero3' (samples on all axes)."""
+    """'megatron' (of a Llama, on two axes), 'zero1', 'zero2' or 'zero3' (samples on all axes)."""
     choose, store, load = {
         "megatron": (megatron, store_megatron, load_megatron),
         "zero1": (on_samples, store_zero1, load_samples),
+        "zero2": (on_samples, store_zero2, load_samples),
         "zero3": (on_samples, store_zero3, load_samples),
     }[kind]
     return make_plan(model, mesh, choose, store, load, **settings)  # type: ignore[arg-type]

@@ -285,6 +285,11 @@ ILLEGAL: dict[str, tuple[Edit, type[PlannerError], tuple[str, ...]]] = {
         StrategyError,
         (WEIGHT, "gradient cut alike"),
     ),
+    "gradient unlike its state": (
+        put(*BLOCKS, "parameters", WEIGHT, value={"weight": "R,R", "gradient": "S0,R", "state": "R,R"}),
+        StrategyError,
+        (WEIGHT, "gradient cut as S0 on axis 0", "state cut alike, not R"),
+    ),
     "recomputation outside of the blocks": (
         put("groups", 0, "recomputation", value="full"),
         PlanFileError,
