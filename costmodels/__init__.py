@@ -14,7 +14,15 @@ from costmodels.memory import (
     usable_memory,
 )
 from costmodels.optimizer import optimizer_time
-from costmodels.schedules import Turn, bubble_fraction, in_flight, order_1f1b, step_time
+from costmodels.schedules import (
+    Turn,
+    bubble_fraction,
+    in_flight,
+    in_flight_of_chunks,
+    order_1f1b,
+    order_interleaved_1f1b,
+    step_time,
+)
 from costmodels.units import Array, Quantity
 
 __all__ = [
@@ -32,10 +40,12 @@ __all__ = [
     "collective_lower_bound",
     "collective_time",
     "in_flight",
+    "in_flight_of_chunks",
     "operator_time",
     "optimizer_time",
     "optimizer_traffic",
     "order_1f1b",
+    "order_interleaved_1f1b",
     "parameter_bytes",
     "peak_memory",
     "step_time",

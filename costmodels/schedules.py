@@ -1,17 +1,24 @@
-"""The 1F1B pipeline schedule with a flush at the end of the step (PipeDream-flush).
+"""The 1F1B pipeline schedules with a flush at the end of the step (PipeDream-flush), plain and interleaved.
 
     stage 0   F F F F     B F B F B B B          stage s warms up with p-s forwards, then alternates,
     stage 1     F F F   B F B F B B  B           so it holds min(m, p-s) micro-batches of activations
     stage 2       F F B F B F B B                m micro-batches, p stages
     stage 3         F B F B F B F B
 
+Interleaved, a device holds v chunks of the model instead of one, chunk c on device c mod p, and takes them in turn, p
+micro-batches at a time. A chunk is a v-th of the work, so the pipeline fills and drains v times as fast, for v times
+the transfers and more micro-batches in flight:
+
+    stage 0   0 0 1 1 0 . 0 ...                  p = 2, v = 2: chunk 0 of micro-batches 0 and 1, then chunk 1 of them
+    stage 1     0 0 1 1 ...
+
 Source: Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021,
-section 2.2 and figure 4. Not good for: interleaved stages and sends that do not overlap, which need a simulation.
+section 2.2 and figure 4. Not good for: sends that do not overlap, which need a simulation.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Literal
 
 import numpy as np
@@ -21,47 +28,57 @@ from costmodels.units import Quantity
 
 
 def step_time(
-    stage_micro_batch_seconds: Sequence[Quantity], once_seconds: Sequence[Quantity], micro_batches: int
+    stage_micro_batch_seconds: Sequence[Quantity],
+    once_seconds: Sequence[Quantity],
+    micro_batches: int,
+    virtual: int = 1,
 ) -> Quantity:
     """Seconds of one step; element-wise where the stages give arrays.
 
-        T = sum_s t_s + (m-1) max_s t_s + max_s u_s
+        T = m max_s t_s + (sum_s t_s - max_s t_s) / v + max_s u_s
 
-    The first micro-batch passes all stages forward and backward, the slowest stage then sets the pace of the others,
-    and what a stage does once a step comes after its last backward. Exact for stages of equal time; otherwise the work
-    that a faster stage could hide under the slowest one is not counted as hidden.
+    The slowest stage sets the pace of all micro-batches, the first of which must pass the other stages too, forward and
+    backward: one chunk of each, a v-th of its time, because the other chunks come while the pipeline is full. What a
+    stage does once a step comes after its last backward. Exact for chunks of equal time; otherwise the work that a
+    faster stage could hide under the slowest one is not counted as hidden.
 
     Args:
-        stage_micro_batch_seconds: t_s, forward and backward of one micro-batch, with the transfers it waits for.
+        stage_micro_batch_seconds: t_s, forward and backward of one micro-batch through all chunks of stage s, with the
+            transfers it waits for.
         once_seconds: u_s, what stage s does once per step (gradient reduction, optimizer).
-        micro_batches: m >= 1.
+        micro_batches: m >= 1, a multiple of the number of stages where v > 1.
+        virtual: v >= 1, the chunks of a stage.
     """
-    _check(len(stage_micro_batch_seconds), micro_batches)
+    _check(len(stage_micro_batch_seconds), micro_batches, virtual)
     if len(once_seconds) != len(stage_micro_batch_seconds):
         raise CostModelError(
             f"{len(stage_micro_batch_seconds)} stages, but once_seconds has {len(once_seconds)} entries"
         )
     total = reduce(lambda left, right: left + right, stage_micro_batch_seconds)
-    return total + (micro_batches - 1) * _largest(stage_micro_batch_seconds) + _largest(once_seconds)
+    slowest = _largest(stage_micro_batch_seconds)
+    if virtual == 1:
+        return total + (micro_batches - 1) * slowest + _largest(once_seconds)
+    return micro_batches * slowest + (total - slowest) / virtual + _largest(once_seconds)
 
 
-def bubble_fraction(stage_micro_batch_seconds: Sequence[Quantity], micro_batches: int) -> Quantity:
+def bubble_fraction(stage_micro_batch_seconds: Sequence[Quantity], micro_batches: int, virtual: int = 1) -> Quantity:
     """Share of the p devices' time, without the once-a-step part, in which they wait; in [0, 1).
 
-    1 - m sum_s t_s / (p T),    (p-1)/(m+p-1) for stages of equal time
+    1 - m sum_s t_s / (p T),    (p-1)/(mv+p-1) for stages of equal time
     """
     once = [0.0] * len(stage_micro_batch_seconds)
-    time = step_time(stage_micro_batch_seconds, once, micro_batches)
+    time = step_time(stage_micro_batch_seconds, once, micro_batches, virtual)
     busy = micro_batches * reduce(lambda left, right: left + right, stage_micro_batch_seconds)
     return 1.0 - busy / (len(stage_micro_batch_seconds) * time)
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn of a stage: the forward or the backward pass of one micro-batch (0 first)."""
+    """One turn of a stage: the forward or the backward pass of one micro-batch (0 first) through one of its chunks."""
 
     kind: Literal["forward", "backward"]
     micro_batch: int
+    chunk: int = 0
 
 
 def order_1f1b(stage: int, stages: int, micro_batches: int) -> tuple[Turn, ...]:
@@ -78,9 +95,66 @@ def order_1f1b(stage: int, stages: int, micro_batches: int) -> tuple[Turn, ...]:
 def in_flight(stage: int, stages: int, micro_batches: int) -> int:
     """Micro-batches whose activations stage `stage` (0 first) holds at most: min(m, p-s)."""
     _check(stages, micro_batches)
-    if not 0 <= stage < stages:
-        raise CostModelError(f"stage {stage} is not one of 0..{stages - 1}")
+    _check_stage(stage, stages)
     return min(micro_batches, stages - stage)
+
+
+def order_interleaved_1f1b(stage: int, stages: int, virtual: int, micro_batches: int) -> tuple[Turn, ...]:
+    """What a stage of v chunks does in which order; that of Megatron-LM.
+
+    The k-th forward is of chunk (k mod pv) div p and of micro-batch k mod p of the round k div pv; backwards go through
+    the chunks from the last to the first. min(2 (p-s-1) + (v-1) p, m v) forwards to warm up, then one forward and one
+    backward in turn, then the backwards that are left.
+    """
+    _check(stages, micro_batches, virtual)
+    _check_stage(stage, stages)
+    total = micro_batches * virtual
+
+    def turn(kind: Literal["forward", "backward"], number: int) -> Turn:
+        rounds, within = divmod(number, stages * virtual)
+        chunk, place = divmod(within, stages)
+        return Turn(kind, rounds * stages + place, chunk if kind == "forward" else virtual - 1 - chunk)
+
+    warm_up = _warm_up(stage, stages, virtual, micro_batches)
+    turns = [turn("forward", number) for number in range(warm_up)]
+    for number in range(total - warm_up):
+        turns += [turn("forward", warm_up + number), turn("backward", number)]
+    turns += [turn("backward", number) for number in range(total - warm_up, total)]
+    return tuple(turns)
+
+
+@lru_cache(maxsize=4096)
+def in_flight_of_chunks(stage: int, stages: int, virtual: int, micro_batches: int) -> tuple[int, ...]:
+    """Micro-batches whose activations a stage holds at most, for each of its chunks in model order.
+
+    One chunk: `in_flight`. Several, by counting over `order_interleaved_1f1b`: after w + i + 1 forwards and i backwards
+    chunk c holds f_c(w + i + 1) - f_(v-1-c)(i), where f_c(n) = p (n div pv) + min(p, max(0, n mod pv - c p)) of n
+    forwards are of chunk c. That repeats every pv turns. The chunks are not all at their most at the same moment, so
+    the sum over them is an upper bound.
+    """
+    if virtual == 1:
+        return (in_flight(stage, stages, micro_batches),)
+    _check(stages, micro_batches, virtual)
+    _check_stage(stage, stages)
+    cycle, total = stages * virtual, micro_batches * virtual
+    warm_up = _warm_up(stage, stages, virtual, micro_batches)
+
+    def passed(chunk: int, number: int) -> int:
+        return stages * (number // cycle) + min(stages, max(0, number % cycle - chunk * stages))
+
+    if warm_up == total:
+        return (micro_batches,) * virtual
+    return tuple(
+        max(
+            passed(chunk, warm_up + turn + 1) - passed(virtual - 1 - chunk, turn)
+            for turn in range(min(cycle, total - warm_up))
+        )
+        for chunk in range(virtual)
+    )
+
+
+def _warm_up(stage: int, stages: int, virtual: int, micro_batches: int) -> int:
+    return min(2 * (stages - stage - 1) + (virtual - 1) * stages, micro_batches * virtual)
 
 
 def _largest(values: Sequence[Quantity]) -> Quantity:
@@ -89,6 +163,18 @@ def _largest(values: Sequence[Quantity]) -> Quantity:
     return max(values)
 
 
-def _check(stages: int, micro_batches: int) -> None:
+def _check(stages: int, micro_batches: int, virtual: int = 1) -> None:
     if stages < 1 or micro_batches < 1:
         raise CostModelError(f"a pipeline needs stages >= 1 and micro_batches >= 1, got {stages} and {micro_batches}")
+    if virtual < 1:
+        raise CostModelError(f"a stage needs virtual >= 1 chunks, got {virtual}")
+    if virtual > 1 and micro_batches % stages:
+        raise CostModelError(
+            f"{virtual} chunks a stage take micro-batches in rounds of {stages} stages, which do not divide"
+            f" {micro_batches} micro-batches"
+        )
+
+
+def _check_stage(stage: int, stages: int) -> None:
+    if not 0 <= stage < stages:
+        raise CostModelError(f"stage {stage} is not one of 0..{stages - 1}")

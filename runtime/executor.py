@@ -8,9 +8,9 @@ gradients back the dual way. After it the shapes of the results are compared wit
 no other place where data could move, so nothing is ever redistributed unplanned. Data, tensor, sequence, vocabulary
 and optimizer parallelism are all just layouts here.
 
-A value is dropped after its last use. Under recomputation "full" each repeated block runs under a checkpoint: what
-it computes is dropped after the forward pass and computed again, communication included, when its gradient is
-needed.
+A value is dropped after its last use. A block that is recomputed runs under a checkpoint: what it computes is dropped
+after the forward pass and computed again, communication included, when its gradient is needed. Under "selective" the
+results of some of its operators are kept instead (see `runtime.kept_results`).
 """
 
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
@@ -25,7 +25,9 @@ from planner.sharding.layout import local_shape, replicated
 from planner.sharding.rule import Duplex, strategy_names
 from runtime.device_mesh import RankMesh
 from runtime.gather_again import Gathered, gather_again, memory_of
+from runtime.kept_results import KeptResults
 from runtime.local_ops import LocalCall, local_call
+from runtime.parameters import LocalParameter
 from runtime.pipeline import StageCut
 from runtime.redistribute import Transfer, transfer
 
@@ -44,13 +46,14 @@ class Operand:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
     """One operator, ready to run. `results` has names and promised local shapes, None for what is not a tensor; `last`
-    the values that nothing after it reads."""
+    the values that nothing after it reads; `kept` says whether its results outlive a recomputed block."""
 
     bound: BoundOperator
     operands: tuple[Operand, ...]
     call: LocalCall
     results: tuple[tuple[str, tuple[int, ...]] | None, ...]
     last: tuple[str, ...]
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +65,14 @@ class Section:
     recomputed: bool = False
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What is there before the first operator: weights and buffers, and the leaves of weights that are none."""
+
+    tensors: Mapping[str, torch.Tensor]
+    stubs: Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +87,16 @@ class Executor:
 
     def __call__(
         self,
-        parameters: Mapping[str, torch.Tensor],
+        parameters: Mapping[str, LocalParameter],
         buffers: Mapping[str, torch.Tensor],
         inputs: Mapping[str, torch.Tensor],
     ) -> dict[str, torch.Tensor]:
         """What the stage makes of one micro-batch, from local pieces in the layouts of the plan: the values that the
         next stage reads, in the layouts in which they are made, or the loss, the same on every rank of the last stage.
         """
-        held = {**parameters, **buffers}
+        pieces = {name: parameter.piece for name, parameter in parameters.items()}
+        stubs = {name: stub for name, parameter in parameters.items() if (stub := parameter.stub) is not None}
+        held = Held(tensors={**pieces, **buffers}, stubs=stubs)
         values: Values = {**inputs}
         for section in self.sections:
             if section.recomputed and torch.is_grad_enabled():
@@ -95,10 +108,12 @@ class Executor:
             made[self.loss] = self.last(made[self.loss], self.place)
         return made
 
-    def _recomputed(self, section: Section, held: Mapping[str, torch.Tensor], values: Values) -> None:
+    def _recomputed(self, section: Section, held: Held, values: Values) -> None:
+        kept = KeptResults()
+
         def block(*reads: torch.Tensor) -> tuple[torch.Tensor, ...]:
             inside: Values = dict(zip(section.reads, reads, strict=True))
-            self._run(section, held, inside)
+            self._run(section, held, inside, kept)
             return tuple(inside[name] for name in section.writes)
 
         writes = checkpoint(
@@ -109,26 +124,30 @@ class Executor:
             for name in instruction.last:
                 values.pop(name, None)
 
-    def _run(self, section: Section, held: Mapping[str, torch.Tensor], values: Values) -> None:
+    def _run(self, section: Section, held: Held, values: Values, kept: KeptResults | None = None) -> None:
         for instruction in section.instructions:
-            self._step(instruction, held, values, again=not section.recomputed)
+            self._step(instruction, held, values, kept)
             for name in instruction.last:
                 values.pop(name, None)
 
-    def _step(self, instruction: Instruction, held: Mapping[str, torch.Tensor], values: Values, again: bool) -> None:
+    def _step(self, instruction: Instruction, held: Held, values: Values, kept: KeptResults | None) -> None:
+        """One operator; `kept` has what a recomputed block keeps, None where nothing is recomputed."""
         operands = []
         gathered: dict[int, Gathered] = {}
         for operand in instruction.operands:
-            piece = values[operand.name] if operand.name in values else held[operand.name]
+            piece = values[operand.name] if operand.name in values else held.tensors[operand.name]
+            assert operand.transfer is not None or operand.name not in held.stubs, operand.name  # no gradient is lost
             if operand.transfer is not None:
-                moved = operand.transfer(piece, self.place)
-                if again and operand.weight and operand.transfer.gathers:
+                moved = operand.transfer(piece, self.place, held.stubs.get(operand.name))
+                if kept is None and operand.weight and operand.transfer.gathers:
                     gathered[memory_of(moved)] = Gathered(piece=piece, steps=operand.transfer, place=self.place)
                 piece = moved
             operands.append(piece)
         if gathered:
             with gather_again(gathered):
                 results = instruction.call(operands)
+        elif kept is not None and instruction.kept:
+            results = kept.run(instruction.bound.operator.name, instruction.call, operands)
         else:
             results = instruction.call(operands)
         for result, promise in zip(results, instruction.results, strict=True):
@@ -174,6 +193,7 @@ def build_executor(bound: BoundPlan, place: RankMesh, cut: StageCut) -> Executor
             call=local_call(graph, op, place),
             results=tuple(None if name is None else (name, shapes[name]) for name in op.operator.results),
             last=tuple(sorted(ended - set(results))),
+            kept=bound.is_kept(index),
         )
     everywhere = Duplex(forward=replicated(len(mesh.axes)), gradient=replicated(len(mesh.axes)))
     end = transfer(graph.types[graph.loss].shape, mesh, promised[graph.loss], everywhere, differentiable=True)
@@ -203,11 +223,11 @@ def _given(bound: BoundPlan) -> dict[str, Duplex]:
 
 
 def _sections(bound: BoundPlan, instructions: Mapping[int, Instruction], results: Sequence[str]) -> tuple[Section, ...]:
-    """Runs of instructions of one block, or of none; with recomputation those of a block are a section to recompute."""
-    full = bound.plan.recomputation == "full"
+    """Runs of instructions of one block that is recomputed, each a section, and of all others between them."""
     runs: list[tuple[int | None, list[int]]] = []
     for index in instructions:
-        block = bound.blocks.block_of(index) if full else None
+        block = bound.blocks.block_of(index)
+        block = None if bound.recompute_of(block) is None else block
         if not runs or runs[-1][0] != block:
             runs.append((block, []))
         runs[-1][1].append(index)

@@ -4,6 +4,12 @@ A parameter is a leaf tensor: this rank's piece of the weight, in the stored lay
 it to the layout that the operator wants, and brings the gradient of that use back to the stored gradient layout;
 autograd adds up the uses, and `accumulate` the micro-batches, in float32. A gradient that is partial on an axis is
 a sum over this rank's samples only, until the optimizer reduces it once a step.
+
+Autograd wants a gradient of the shape of its leaf. Where the gradient is cut finer than the weight (ZeRO-2) the leaf is
+a stub, which has the shape of the cut gradient and no memory, and the weight stands beside it:
+
+    stub (a piece) ─┐                                      forward: the weight, the stub is not looked at
+    weight (whole) ─┴─> transfer ─> operator               backward: the gradient, reduced and cut, goes to the stub
 """
 
 from collections.abc import Mapping
@@ -17,6 +23,7 @@ from torch import nn
 from planner.errors import ModelError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan
+from planner.sharding.layout import local_shape
 from planner.sharding.stored import StoredParameter
 from runtime.collectives import all_reduce
 from runtime.device_mesh import RankMesh
@@ -25,8 +32,9 @@ from runtime.redistribute import local_piece, whole_tensor
 
 @dataclass(kw_only=True)
 class LocalParameter:
-    """A parameter on one rank: its piece of the weight (a leaf), and of the gradient of this step so far.
+    """A parameter on one rank: its piece of the weight, and of the gradient of this step so far.
 
+    `leaf` is what autograd leaves the gradient with: the piece itself, or a stub where the gradient is cut finer.
     `shape` is that of the whole parameter. `gradient` is float32 (float64 for a float64 weight), None before the first.
     `twins` are the processes of other pipeline stages that hold the same piece of a parameter which their stages share.
     """
@@ -35,18 +43,24 @@ class LocalParameter:
     shape: tuple[int, ...]
     stored: StoredParameter
     piece: torch.Tensor
+    leaf: torch.Tensor
     gradient: torch.Tensor | None = None
     twins: dist.ProcessGroup | None = None
 
     @property
     def trainable(self) -> bool:
-        return self.piece.requires_grad
+        return self.leaf.requires_grad
 
-    def accumulate(self, piece: torch.Tensor) -> None:
-        """Move what autograd has just left in `piece.grad` into `gradient`. Autograd calls it."""
-        assert piece.grad is not None, self.name
-        new = piece.grad.to(torch.promote_types(piece.dtype, torch.float32))
-        piece.grad = None
+    @property
+    def stub(self) -> torch.Tensor | None:
+        """The leaf, where it is not the piece."""
+        return None if self.leaf is self.piece else self.leaf
+
+    def accumulate(self, leaf: torch.Tensor) -> None:
+        """Move what autograd has just left in `leaf.grad` into `gradient`. Autograd calls it."""
+        assert leaf.grad is not None, self.name
+        new = leaf.grad.to(torch.promote_types(leaf.dtype, torch.float32))
+        leaf.grad = None
         if self.gradient is None:
             self.gradient = (
                 new if new.untyped_storage().nbytes() == new.nbytes else new.clone()
@@ -64,10 +78,11 @@ class LocalParameter:
         return whole if self.twins is None else all_reduce(whole, self.twins)
 
     def local_gradient(self) -> torch.Tensor:
-        """The gradient in its stored layout: like the piece, because the two are cut alike."""
+        """The gradient in its stored layout, which has the shape of the leaf."""
         if self.gradient is not None:
             return self.gradient
-        return torch.zeros_like(self.piece, dtype=torch.promote_types(self.piece.dtype, torch.float32))
+        dtype = torch.promote_types(self.leaf.dtype, torch.float32)
+        return torch.zeros(self.leaf.shape, dtype=dtype, device=self.leaf.device)
 
 
 def local_parameters(
@@ -88,12 +103,19 @@ def local_parameters(
             )
         stored = bound.parameters[parameter.name]
         piece = local_piece(weight.detach(), stored.weight, place).to(place.device, copy=True)
-        piece = piece.contiguous().requires_grad_(parameter.trainable)
-        local = LocalParameter(name=parameter.name, shape=tuple(weight.shape), stored=stored, piece=piece)
-        if piece.requires_grad:
-            piece.register_post_accumulate_grad_hook(local.accumulate)  # type: ignore[no-untyped-call]
+        piece = piece.contiguous()
+        leaf = _leaf(piece, tuple(weight.shape), stored, place).requires_grad_(parameter.trainable)
+        local = LocalParameter(name=parameter.name, shape=tuple(weight.shape), stored=stored, piece=piece, leaf=leaf)
+        if leaf.requires_grad:
+            leaf.register_post_accumulate_grad_hook(local.accumulate)  # type: ignore[no-untyped-call]
         found[parameter.name] = local
     return found
+
+
+def _leaf(piece: torch.Tensor, shape: tuple[int, ...], stored: StoredParameter, place: RankMesh) -> torch.Tensor:
+    """The piece, or a tensor of one element that is spread over the shape of a gradient which is cut finer."""
+    wanted = local_shape(shape, stored.gradient, place.mesh.sizes)
+    return piece if wanted == tuple(piece.shape) else piece.new_zeros(()).expand(wanted)
 
 
 def unused_parameters(bound: BoundPlan) -> frozenset[str]:

@@ -109,7 +109,10 @@ class Transfer:
         """Whether the consumer gets memory that its producer does not hold already."""
         return any(step.kind in COLLECTIVES for step in self.forward)
 
-    def __call__(self, piece: torch.Tensor, place: RankMesh) -> torch.Tensor:
+    def __call__(self, piece: torch.Tensor, place: RankMesh, stub: torch.Tensor | None = None) -> torch.Tensor:
+        """The tensor as the consumer wants it. Where there is a `stub`, the gradient goes to it and not to `piece`."""
+        if stub is not None and stub.requires_grad:
+            return _FromStub.apply(stub, piece, self, place)  # type: ignore[no-any-return, no-untyped-call]
         if piece.requires_grad:
             return _Redistribute.apply(piece, self, place)  # type: ignore[no-any-return, no-untyped-call]
         return apply_steps(piece, self.forward, place)
@@ -141,3 +144,17 @@ class _Redistribute(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return apply_steps(gradients[0], ctx.steps.backward, ctx.place), None, None
+
+
+class _FromStub(torch.autograd.Function):
+    """Steps forward of a weight that is no leaf, and the steps of its gradient backward to a leaf of another shape."""
+
+    @staticmethod
+    def forward(ctx: Any, stub: torch.Tensor, piece: torch.Tensor, steps: Transfer, place: RankMesh) -> torch.Tensor:
+        ctx.steps, ctx.place = steps, place
+        moved = apply_steps(piece, steps.forward, place)
+        return moved.view_as(moved) if moved is piece else moved
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return apply_steps(gradients[0], ctx.steps.backward, ctx.place), None, None, None

@@ -66,15 +66,14 @@ class TrainingStep:
         """Forward and backward of all micro-batches: adds to the gradients, changes no weight. Returns the mean
         loss."""
         parts = self.bound.plan.training.micro_batches
-        pieces = {name: parameter.piece for name, parameter in self.parameters.items()}
         inputs = self._micro_batches(args, kwargs)
         if self.pipeline is not None:
             return self.pipeline.run(
-                lambda part, received: self.executor(pieces, self.buffers, {**inputs(part), **received}), parts
+                lambda part, received: self.executor(self.parameters, self.buffers, {**inputs(part), **received}), parts
             )
         total = torch.zeros((), dtype=torch.float32, device=self.place.device)
         for part in range(parts):
-            loss = self.executor(pieces, self.buffers, inputs(part))[self.bound.graph.loss]
+            loss = self.executor(self.parameters, self.buffers, inputs(part))[self.bound.graph.loss]
             if loss.requires_grad:
                 torch.autograd.backward(loss, torch.full_like(loss, 1.0 / parts))
             total += loss.detach().float().reshape(()) / parts
@@ -149,10 +148,16 @@ def parallelize(
     default the leading dim of the first); `traced` is the graph where it is known already, `known` the process groups
     of an earlier step. The default process group must exist unless the plan is for one device.
 
-    Raises RequestError for a plan for another number of devices, PlanFileError for a plan for another model, ModelError
-    for a model that cannot be traced or executed, PlannerError for one that cannot be cut into the stages of the plan.
+    Raises RequestError for a plan for another number of devices or with virtual stages, PlanFileError for a plan for
+    another model, ModelError for a model that cannot be traced or executed, PlannerError for one that cannot be cut
+    into the stages of the plan.
     """
-    place = rank_mesh(plan.mesh, device or current_device(local_rank()), len(plan.stages), known)
+    if plan.virtual_stages > 1:
+        raise RequestError(
+            f"the plan has {plan.virtual_stages} virtual stages on each pipeline rank, which cannot be executed yet;"
+            " plan with virtual_stages 1 to run it"
+        )
+    place = rank_mesh(plan.mesh, device or current_device(local_rank()), plan.pipeline, known)
     leading = tensors_of(args, kwargs or {})[0].shape[0] if batch is None else batch
     graph = trace(module, args, kwargs) if traced is None else traced
     batched = frozenset(name for name in graph.inputs if graph.types[name].shape[:1] == (leading,))

@@ -227,7 +227,7 @@ def _content(result: "SearchResult", found: "Roles", path: Path, seconds: float)
         "optimizer_sharding": found.zero,
         "mesh": [{"axis": axis.axis, "size": axis.size, "role": axis.role} for axis in found.axes],
         "micro_batches": plan.training.micro_batches,
-        "recomputation": plan.recomputation,
+        "recomputation": found.recomputation,
         "time_seconds": dict(prediction.time),
         "memory_bytes": dict(prediction.memory),
         "search": {

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from planner.errors import LayoutError, PlanFileError, StrategyError, unknown_name
 from planner.graph.blocks import BlockRun, block_parameters, find_blocks, share_values
 from planner.graph.operator_graph import Operator, OperatorGraph
-from planner.plan.plan import Group, Plan
+from planner.plan.plan import RECOMPUTATION, Group, Plan
 from planner.plan.uniform import uniform_blocks
+from planner.pricing.keeping import keeping_fault
 from planner.sharding.layout import PARTIAL, Layout, divides, format_layout
 from planner.sharding.mesh import Mesh
 from planner.sharding.rescale import rescale_batch
@@ -47,6 +48,20 @@ class BoundPlan:
     operators: tuple[BoundOperator, ...]
     parameters: Mapping[str, StoredParameter]
     inputs: Mapping[str, Layout]
+    recomputed: Mapping[int, frozenset[int]]
+
+    def recompute_of(self, block: int | None) -> frozenset[int] | None:
+        """How a block is recomputed: the places in it of the operators whose results are kept all the same (none under
+        "full"). None where nothing is recomputed: outside of the blocks, and in a block that keeps everything."""
+        return None if block is None else self.recomputed.get(block)
+
+    def place_of(self, at: int) -> int:
+        """Place of an operator in its block."""
+        return (at - self.blocks.start) % self.blocks.period
+
+    def is_kept(self, at: int) -> bool:
+        """Whether the operator stands in a recomputed block and its results are kept all the same."""
+        return self.place_of(at) in (self.recompute_of(self.blocks.block_of(at)) or ())
 
 
 def prepare(traced: OperatorGraph) -> tuple[OperatorGraph, BlockRun]:
@@ -71,6 +86,7 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
     prepared, blocks = prepare(traced)
     graph = rescale_batch(prepared, batch, plan.training.part)
     _check_stages(plan, blocks)
+    _check_schedule(plan)
     strategies, stored = _spread(plan, graph, blocks)
     known: dict[tuple[int, tuple[str | None, ...]], tuple[Strategy, OperatorLayouts]] = {}
     operators = tuple(_bound(plan.mesh, graph, op, strategies, known) for op in graph.operators)
@@ -90,7 +106,15 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
     for name in inputs:
         if name not in graph.inputs:
             raise PlanFileError(f"inputs: {unknown_name('input', name, graph.inputs)}")
-    return BoundPlan(plan=plan, graph=graph, blocks=blocks, operators=operators, parameters=stored, inputs=inputs)
+    return BoundPlan(
+        plan=plan,
+        graph=graph,
+        blocks=blocks,
+        operators=operators,
+        parameters=stored,
+        inputs=inputs,
+        recomputed=_recomputed(plan, graph, blocks),
+    )
 
 
 def _check_stages(plan: Plan, blocks: BlockRun) -> None:
@@ -108,8 +132,75 @@ def _check_stages(plan: Plan, blocks: BlockRun) -> None:
         raise PlanFileError(f"stages: they hold {following} blocks, the model has {blocks.count}")
 
 
+def _check_schedule(plan: Plan) -> None:
+    """One schedule for plain stages, one for virtual ones, which are dealt evenly and take whole rounds of
+    micro-batches."""
+    virtual, parts = plan.virtual_stages, plan.training.micro_batches
+    if len(plan.stages) % virtual:
+        raise PlanFileError(
+            f"virtual_stages: {virtual} on each pipeline rank do not divide {len(plan.stages)} stages; make them even"
+        )
+    wanted = "1f1b" if virtual == 1 else "interleaved_1f1b"
+    if plan.schedule != wanted:
+        raise PlanFileError(f"schedule: '{plan.schedule}' with virtual_stages {virtual}; that takes '{wanted}'")
+    if virtual > 1 and plan.pipeline < 2:
+        raise PlanFileError(
+            f"virtual_stages: {virtual} of {len(plan.stages)} stages on one pipeline rank; interleaving takes at least"
+            " 2 ranks, so set virtual_stages to 1 or add stages"
+        )
+    if virtual > 1 and parts % plan.pipeline:
+        raise PlanFileError(
+            f"training.micro_batches: {parts} is no multiple of {plan.pipeline} pipeline ranks, which virtual stages"
+            " take in rounds; change micro_batches, or set virtual_stages to 1"
+        )
+
+
+def _recomputed(plan: Plan, graph: OperatorGraph, blocks: BlockRun) -> dict[int, frozenset[int]]:
+    """For each recomputed block the places of the operators whose results are kept."""
+    known = {op.name: at for at, op in enumerate(graph.operators)}
+    found: dict[int, frozenset[int]] = {}
+    for group in plan.groups:
+        place = f"group '{group.name}'"
+        if not group.blocks and (group.recomputation != "none" or group.kept):
+            raise PlanFileError(f"{place}: only blocks are recomputed; set its recomputation to 'none'")
+        if group.recomputation not in RECOMPUTATION:
+            raise PlanFileError(
+                f"{place}: recomputation '{group.recomputation}' is not one of {', '.join(RECOMPUTATION)}"
+            )
+        if group.recomputation == "selective" and not group.kept:
+            raise PlanFileError(f"{place}: 'selective' keeps no operator; name some in kept, or recompute 'full'")
+        if group.recomputation != "selective" and group.kept:
+            raise PlanFileError(
+                f"{place}: keeps '{group.kept[0]}' under recomputation '{group.recomputation}'; that takes 'selective'"
+            )
+        places = frozenset(_kept_place(graph, blocks, group, name, known, place) for name in group.kept)
+        if group.recomputation != "none":
+            found.update((group.first_block + k, places) for k in range(group.blocks))
+    return found
+
+
+def _kept_place(
+    graph: OperatorGraph, blocks: BlockRun, group: Group, name: str, known: Mapping[str, int], place: str
+) -> int:
+    """Place in its block of an operator that a group keeps."""
+    first = blocks.start + group.first_block * blocks.period
+    inside = [op.name for op in graph.operators[first : first + blocks.period]]
+    if name in known and name not in inside:
+        raise PlanFileError(
+            f"{place}: kept operator '{name}' is not in block {group.first_block}; a group lists the names of its"
+            " first block"
+        )
+    if name not in known:
+        raise PlanFileError(f"{place}: kept: {unknown_name('operator', name, inside)}")
+    fault = keeping_fault(rule_of(graph, graph.operators[known[name]]))
+    if fault:
+        raise PlanFileError(f"{place}: operator '{name}' cannot be kept: {fault}; take it out of kept")
+    return known[name] - first
+
+
 def stage_of_operators(bound: BoundPlan) -> Mapping[int, int]:
-    """Stage of each operator: by its block; what comes before is in the first stage, what comes after in the last."""
+    """Stage of each operator, virtual or not: by its block; what comes before is in the first stage, what comes after
+    in the last."""
     stages = bound.plan.stages
     by_block = {
         block: s

@@ -28,6 +28,7 @@ from planner.plan.plan import (
     Prediction,
     Provenance,
     Stage,
+    StagePrediction,
     Training,
 )
 from planner.sharding.layout import Layout, format_layout, parse_layout
@@ -86,8 +87,16 @@ class _Group(_Strict):
     name: str
     first_block: Index
     blocks: Index
+    recomputation: str
+    kept: list[str]
     operators: dict[str, str]
     parameters: dict[str, _Stored]
+
+
+class _StagePrediction(_Strict):
+    micro_batch_seconds: float
+    once_seconds: float
+    peak_bytes: float
 
 
 class _Prediction(_Strict):
@@ -99,6 +108,7 @@ class _Prediction(_Strict):
     samples_per_second: float
     time: dict[str, float]
     memory: dict[str, float]
+    stages: list[_StagePrediction]
 
 
 class _Provenance(_Strict):
@@ -115,8 +125,8 @@ class _PlanFile(_Strict):
     cluster: _Cluster
     mesh: list[_Axis]
     stages: Annotated[list[_Stage], Field(min_length=1)]
+    virtual_stages: Count
     schedule: str
-    recomputation: str
     inputs: dict[str, str]
     groups: list[_Group]
     prediction: _Prediction
@@ -132,14 +142,15 @@ def dump_plan(plan: Plan) -> str:
         "cluster": _fields(plan.cluster),
         "mesh": [_fields(axis) for axis in plan.mesh.axes],
         "stages": [_fields(stage) for stage in plan.stages],
+        "virtual_stages": plan.virtual_stages,
         "schedule": plan.schedule,
-        "recomputation": plan.recomputation,
         "inputs": {name: format_layout(layout) for name, layout in plan.inputs},
         "groups": [_group_content(group) for group in plan.groups],
         "prediction": {
             **_fields(plan.prediction),
             "time": dict(plan.prediction.time),
             "memory": dict(plan.prediction.memory),
+            "stages": [_fields(stage) for stage in plan.prediction.stages],
         },
         "provenance": _fields(plan.provenance),
     }
@@ -155,6 +166,8 @@ def _group_content(group: Group) -> dict[str, Any]:
         "name": group.name,
         "first_block": group.first_block,
         "blocks": group.blocks,
+        "recomputation": group.recomputation,
+        "kept": list(group.kept),
         "operators": {name: format_strategy(strategy) for name, strategy in group.operators},
         "parameters": {
             name: {kind: format_layout(getattr(stored, kind)) for kind in ("weight", "gradient", "state")}
@@ -234,11 +247,13 @@ def parse_plan(text: str) -> Plan:
         raise PlanFileError(f"a number is too long ({error}); undo the edit or plan again") from error
     if not isinstance(content, dict) or "schema_version" not in content:
         raise PlanFileError("not a plan file: it has no schema_version; make one with plan --model ... -o FILE")
-    if content["schema_version"] != SCHEMA_VERSION:
+    if content["schema_version"] not in (1, SCHEMA_VERSION) or content["schema_version"] is True:
         raise PlanFileError(
-            f"schema_version is {content['schema_version']!r}, this planner reads version {SCHEMA_VERSION}; plan "
-            "again with this version"
+            f"schema_version is {content['schema_version']!r}, this planner reads the versions 1 and "
+            f"{SCHEMA_VERSION}; plan again with this version"
         )
+    if content["schema_version"] == 1:
+        text = json.dumps(_from_version_1(content))
     try:
         file = _PlanFile.model_validate_json(text)
     except pydantic.ValidationError as error:
@@ -247,6 +262,30 @@ def parse_plan(text: str) -> Plan:
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise PlanFileError(f"{place}: {first['msg']}{more}; undo the edit or plan again") from error
     return _plan_of(file)
+
+
+def _from_version_1(content: dict[str, Any]) -> dict[str, Any]:
+    """A file of version 1 as one of this version: one word said how all blocks are recomputed, and nothing was said of
+    virtual stages or of single stages. What does not have the form of a plan is left for the check of the form."""
+    word = content.pop("recomputation", None)
+    if word not in ("none", "full"):
+        raise PlanFileError(f"recomputation: {word!r} is not one of none, full; undo the edit or plan again")
+    content["schema_version"] = SCHEMA_VERSION
+    _add(content, "the file", virtual_stages=1)
+    groups = content.get("groups")
+    for index, group in enumerate(groups if isinstance(groups, list) else ()):
+        if isinstance(group, dict):
+            _add(group, f"groups.{index}", recomputation=word if group.get("blocks") else "none", kept=[])
+    if isinstance(content.get("prediction"), dict):
+        _add(content["prediction"], "prediction", stages=[])
+    return content
+
+
+def _add(content: dict[str, Any], place: str, **new: Any) -> None:
+    for key, value in new.items():
+        if key in content:
+            raise PlanFileError(f"{place}: version 1 has no key '{key}'; say schema_version {SCHEMA_VERSION}")
+        content[key] = value
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -271,12 +310,17 @@ def _plan_of(file: _PlanFile) -> Plan:
         cluster=ClusterReference(**file.cluster.model_dump()),
         mesh=Mesh(axes=tuple(MeshAxis(**axis.model_dump()) for axis in file.mesh)),
         stages=tuple(Stage(**stage.model_dump()) for stage in file.stages),
+        virtual_stages=file.virtual_stages,
         schedule=file.schedule,
-        recomputation=file.recomputation,
         inputs=tuple((name, _layout(text, f"inputs.{name}")) for name, text in file.inputs.items()),
         groups=tuple(_group(group, f"groups.{index}") for index, group in enumerate(file.groups)),
         prediction=Prediction(
-            **{**prediction, "time": tuple(prediction["time"].items()), "memory": tuple(prediction["memory"].items())}
+            **{
+                **prediction,
+                "time": tuple(prediction["time"].items()),
+                "memory": tuple(prediction["memory"].items()),
+                "stages": tuple(StagePrediction(**stage.model_dump()) for stage in file.prediction.stages),
+            }
         ),
         provenance=Provenance(**file.provenance.model_dump()),
     )
@@ -286,8 +330,8 @@ def _check_words(file: _PlanFile) -> None:
     for place, word, known in (
         ("training.precision", file.training.precision, tuple(PRECISIONS)),
         ("training.optimizer", file.training.optimizer, OPTIMIZERS),
-        ("recomputation", file.recomputation, RECOMPUTATION),
         ("schedule", file.schedule, SCHEDULES),
+        *((f"groups.{at}.recomputation", group.recomputation, RECOMPUTATION) for at, group in enumerate(file.groups)),
     ):
         if word not in known:
             raise PlanFileError(f"{place}: '{word}' is not one of {', '.join(known)}")
@@ -303,9 +347,14 @@ def _check_words(file: _PlanFile) -> None:
         if axis.stride != size:
             raise PlanFileError(f"mesh: axis '{axis.name}' has stride {axis.stride}; the axes after it make it {size}")
         size *= axis.size
-    if size * len(file.stages) != file.cluster.devices:
+    pipeline, rest = divmod(len(file.stages), file.virtual_stages)
+    if rest:
         raise PlanFileError(
-            f"mesh: {size} devices in each of {len(file.stages)} stages make {size * len(file.stages)}, "
+            f"virtual_stages: {file.virtual_stages} on each pipeline rank do not divide {len(file.stages)} stages"
+        )
+    if size * pipeline != file.cluster.devices:
+        raise PlanFileError(
+            f"mesh: {size} devices in each of {pipeline} stages make {size * pipeline}, "
             f"cluster.devices is {file.cluster.devices}"
         )
 
@@ -315,6 +364,8 @@ def _group(group: _Group, place: str) -> Group:
         name=group.name,
         first_block=group.first_block,
         blocks=group.blocks,
+        recomputation=group.recomputation,
+        kept=tuple(group.kept),
         operators=tuple((name, parse_strategy(text)) for name, text in group.operators.items()),
         parameters=tuple(
             (

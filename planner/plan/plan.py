@@ -5,7 +5,7 @@ and checked by `planner.plan.verify`, written and read by `planner.plan.file`.
 
 Operators and parameters are listed in groups: what comes before the repeated blocks, the blocks, what comes after. A
 group of blocks lists the names of its first block; the others follow it. A person who wants one block to differ splits
-the group.
+the group: "recompute 12 of 20 blocks" is two groups.
 """
 
 from dataclasses import dataclass, field
@@ -14,12 +14,12 @@ from planner.sharding.layout import Layout
 from planner.sharding.mesh import Mesh
 from planner.sharding.stored import StoredParameter
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 PLANNER_VERSION = "0.1.0"  # written into plans; equals the version of the distribution
-RECOMPUTATION = ("none", "full")
+RECOMPUTATION = ("none", "selective", "full")
 PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 OPTIMIZERS = ("adamw", "sgd")
-SCHEDULES = ("1f1b",)
+SCHEDULES = ("1f1b", "interleaved_1f1b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +58,9 @@ class ClusterReference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A pipeline stage has the blocks first_block ...
-
-    first_block + blocks - 1; the first stage also what comes before the blocks, the last also what comes after.
+    """A stage of the model, in model order: it has the blocks first_block ... first_block + blocks - 1; the first stage
+    also what comes before the blocks, the last also what comes after. With virtual stages the devices of one pipeline
+    rank hold several of them.
     """
 
     first_block: int
@@ -73,20 +73,37 @@ class Group:
 
     `blocks` is 0 for what stands outside of the blocks. A strategy has the name of a factor, or None, for each mesh
     axis.
+
+    `recomputation` says what becomes of the activations of each block of the group between its forward and its backward
+    pass: "none" keeps them, "full" keeps what flows into the block and computes the rest again, "selective" does so too
+    but keeps what the operators in `kept` have computed (names of the first block), which are not computed again.
     """
 
     name: str
     first_block: int = 0
     blocks: int = 0
+    recomputation: str = "none"
+    kept: tuple[str, ...] = ()
     operators: tuple[tuple[str, tuple[str | None, ...]], ...]
     parameters: tuple[tuple[str, StoredParameter], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePrediction:
+    """What the cost model says of the devices of one pipeline rank: seconds for each micro-batch, seconds once a step,
+    bytes that a device needs."""
+
+    micro_batch_seconds: float
+    once_seconds: float
+    peak_bytes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """What the cost model says. The parts of `time` sum to `step_seconds`, the parts of `memory` to `peak_bytes`.
 
-    Time is that of the slowest stage plus what the pipeline adds; memory that of the fullest stage, per device.
+    Time is that of the slowest pipeline rank plus what the pipeline adds; memory that of the fullest one, per device.
+    `stages` has every pipeline rank; a file of version 1 says nothing of them.
     """
 
     step_seconds: float
@@ -97,6 +114,7 @@ class Prediction:
     samples_per_second: float
     time: tuple[tuple[str, float], ...]
     memory: tuple[tuple[str, float], ...]
+    stages: tuple[StagePrediction, ...] = ()
 
     @staticmethod
     def unknown() -> "Prediction":
@@ -126,17 +144,26 @@ class Provenance:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One training step on one cluster, completely decided."""
+    """One training step on one cluster, completely decided.
+
+    With `virtual_stages` v > 1 each pipeline rank holds v of the stages: stage c is on rank c % pipeline, so that v
+    rounds over the ranks make the model (Narayanan et al. 2021, section 2.2).
+    """
 
     model: ModelReference
     training: Training
     cluster: ClusterReference
     mesh: Mesh
     stages: tuple[Stage, ...]
+    virtual_stages: int = 1
     schedule: str
-    recomputation: str
     inputs: tuple[tuple[str, Layout], ...]
     groups: tuple[Group, ...]
     prediction: Prediction
     provenance: Provenance
     schema_version: int = field(default=SCHEMA_VERSION)
+
+    @property
+    def pipeline(self) -> int:
+        """Pipeline ranks: how many sets of devices, each with a mesh of its own, the stages are dealt to."""
+        return len(self.stages) // self.virtual_stages

@@ -4,10 +4,14 @@ This is the judge. The search fills tables for one block and multiplies; here no
 between stages, so that an error in the search shows as a difference between the two. Both use the prices of
 `planner.pricing`.
 
-    stage s:  t_s  seconds of one micro-batch, forward and backward, with the transfers it waits for
-              u_s  seconds once a step: gradients, optimizer, weights
-    step   =  sum t_s + (m - 1) max t_s + max u_s              (1F1B, see costmodels.schedules)
+    rank r:   t_r  seconds of one micro-batch, forward and backward, with the transfers it waits for
+              u_r  seconds once a step: gradients, optimizer, weights
+    step   =  m max t_r + (sum t_r - max t_r) / v + max u_r     (1F1B of v virtual stages, see costmodels.schedules)
     memory =  weights + gradients + states + in_flight * kept activations + largest transient, then allocator slack
+
+A pipeline rank holds v stages of the model (v = 1: its one stage), and is what is summed up here. A block that is
+recomputed keeps what flows into it and what its kept operators have made for every micro-batch in flight, and the rest
+while its own backward pass runs: one block of a rank at a time.
 
 Communication is charged in full: overlap with computation is not modelled yet, so step times are pessimistic where much
 could overlap.
@@ -16,12 +20,12 @@ could overlap.
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from costmodels import collective_time, in_flight, peak_memory, step_time
+from costmodels import collective_time, in_flight_of_chunks, peak_memory, step_time
 from hardware_profiles import Cluster
 from planner.graph.operator_graph import TensorType
 from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
-from planner.plan.plan import Plan, Prediction, Stage
-from planner.pricing import OperatorPrices, RedistributionPricer, price_operator, price_parameter
+from planner.plan.plan import Plan, Prediction, StagePrediction
+from planner.pricing import OperatorPrices, RedistributionPricer, keeping, price_operator, price_parameter
 from planner.pricing.liveness import liveness, replay
 from planner.pricing.message import Message
 from planner.pricing.operator_price import inner_messages
@@ -43,7 +47,7 @@ MEMORY = ("weights", "gradients", "optimizer state", "activations", "transient")
 
 @dataclass(kw_only=True)
 class StageCost:
-    """Sums of one stage: seconds per micro-batch, seconds once a step, bytes.
+    """Sums of one pipeline rank: seconds per micro-batch, seconds once a step, bytes.
 
     `messages` counts what the seconds of communication stand for, by the part of the time in which they are charged.
     """
@@ -57,28 +61,29 @@ class StageCost:
 def predict(bound: BoundPlan, cluster: Cluster) -> Prediction:
     """Step time and peak memory of a plan, in parts that sum to the whole."""
     walk = _Walk(bound=bound, cluster=cluster)
-    costs = [walk.stage(index, stage) for index, stage in enumerate(bound.plan.stages)]
+    costs = [walk.rank(rank) for rank in range(bound.plan.pipeline)]
     return _assemble(bound.plan, walk.flops, costs, cluster)
 
 
 def stage_costs(bound: BoundPlan, cluster: Cluster) -> tuple[StageCost, ...]:
-    """The sums of every stage, for those who want to look inside."""
+    """The sums of every pipeline rank, for those who want to look inside."""
     walk = _Walk(bound=bound, cluster=cluster)
-    return tuple(walk.stage(index, stage) for index, stage in enumerate(bound.plan.stages))
+    return tuple(walk.rank(rank) for rank in range(bound.plan.pipeline))
 
 
 def _assemble(plan: Plan, flops_per_part: float, costs: list[StageCost], cluster: Cluster) -> Prediction:
-    m = plan.training.micro_batches
+    m, virtual = plan.training.micro_batches, plan.virtual_stages
     per_part = [sum(cost.micro_batch.values()) for cost in costs]
     per_step = [sum(cost.once.values()) for cost in costs]
-    step = float(step_time(per_part, per_step, m))
+    step = float(step_time(per_part, per_step, m, virtual))
     slowest, latest = per_part.index(max(per_part)), per_step.index(max(per_step))
     time = [(name, m * seconds) for name, seconds in costs[slowest].micro_batch.items()]
-    time.append(("pipeline bubble", sum(per_part) - per_part[slowest]))
+    time.append(("pipeline bubble", (sum(per_part) - per_part[slowest]) / virtual))
     time += list(costs[latest].once.items())
     fullest = max(costs, key=lambda cost: sum(cost.memory.values()))
     wanted = sum(fullest.memory.values())
-    peak = float(peak_memory(wanted, 0.0, 0.0, cluster.device))
+    peaks = [float(peak_memory(sum(cost.memory.values()), 0.0, 0.0, cluster.device)) for cost in costs]
+    peak = max(peaks)
     memory = [*fullest.memory.items(), ("allocator slack and reserved", peak - wanted)]
     flops = flops_per_part * m
     devices = plan.cluster.devices
@@ -91,6 +96,10 @@ def _assemble(plan: Plan, flops_per_part: float, costs: list[StageCost], cluster
         samples_per_second=plan.training.global_batch / step,
         time=tuple(time),
         memory=tuple(memory),
+        stages=tuple(
+            StagePrediction(micro_batch_seconds=part, once_seconds=once, peak_bytes=bytes_)
+            for part, once, bytes_ in zip(per_part, per_step, peaks, strict=True)
+        ),
     )
 
 
@@ -104,49 +113,52 @@ class _Walk:
         self.pricer = RedistributionPricer(mesh=plan.mesh, cluster=self.cluster)
         self.alive = liveness(graph)
         self.replay = replay(graph, self.bound.blocks.start, self.bound.blocks.start + self.bound.blocks.period)
-        self.full = plan.recomputation == "full"
         self.stage_of = stage_of_operators(self.bound)
+        self.rank_of = {at: stage % plan.pipeline for at, stage in self.stage_of.items()}
         self.flops = 0.0
         self._prices: dict[tuple[int, object, tuple[bool, ...]], OperatorPrices] = {}
         self._alone: dict[tuple[int, tuple[bool, ...]], float] = {}
 
-    def stage(self, index: int, stage: Stage) -> StageCost:
-        """Walk the operators of one stage."""
+    def rank(self, rank: int) -> StageCost:
+        """Walk the operators of all stages of one pipeline rank."""
         cost = StageCost()
-        plan = self.bound.plan
-        live = in_flight(index, len(plan.stages), plan.training.micro_batches)
+        plan, operators = self.bound.plan, self.bound.operators
+        live = in_flight_of_chunks(rank, plan.pipeline, plan.virtual_stages, plan.training.micro_batches)
         received: set[str] = set()
         recomputed: dict[int, float] = {}
-        for at, bound in enumerate(self.bound.operators):
-            if self.stage_of[at] == index:
-                self._operator(cost, at, bound, index, live, received, recomputed)
+        own = [at for at in range(len(operators)) if self.rank_of[at] == rank]
+        for at in own:
+            self._operator(cost, at, live[self.stage_of[at] // plan.pipeline], received, recomputed)
         if recomputed:
             cost.memory["activations"] += max(recomputed.values())
-        used = {name for at in range(len(self.bound.operators)) if self.stage_of[at] == index
-                for name in self.bound.operators[at].operator.operands}  # fmt: skip
+        used = {name for at in own for name in operators[at].operator.operands}
         for parameter in self.bound.graph.parameters:  # in a fixed order: sums must not depend on hashes
             if parameter.name in used:
                 self._parameter(cost, parameter.name)
-        self._sends(cost, index)
+        self._sends(cost, rank)
         return cost
 
-    def _operator(
-        self,
-        cost: StageCost,
-        at: int,
-        bound: BoundOperator,
-        stage: int,
-        live: int,
-        received: set[str],
-        recomputed: dict[int, float],
-    ) -> None:
+    def _operator(self, cost: StageCost, at: int, live: int, received: set[str], recomputed: dict[int, float]) -> None:
+        bound = self.bound.operators[at]
         graph, op = self.bound.graph, bound.operator
         prices = self._price(bound)
         block = self.bound.blocks.block_of(at)
-        again = self.full and block is not None  # kept for one block at a time
-        place = (at - self.bound.blocks.start) % self.bound.blocks.period if again else 0
+        again = self.bound.recompute_of(block) is not None  # kept for one block at a time
+        place = self.bound.place_of(at)
         works, moves = again and place < self.replay.works, again and place < self.replay.moves
+        results = [name for name in op.results if name is not None]
+        own = [i for i, name in enumerate(results) if name in self.alive.kept]
+        kept = float(prices.saved_extra[0]) + sum(float(prices.results[i][0]) for i in own)
         forward = float(prices.forward[0] + prices.inner_forward[0])
+        if again and self.bound.is_kept(at):
+            changes = keeping(prices, works, own)
+            forward -= float(changes.seconds[0])
+            cost.memory["activations"] += live * float(changes.kept[0])
+            kept -= float(changes.interior[0])
+        elif again:
+            outlives = sum(float(prices.results[i][0]) for i in own if self._outlives(at, results[i]))
+            cost.memory["activations"] += live * outlives
+            kept -= outlives
         cost.micro_batch["forward"] += float(prices.forward[0])
         cost.micro_batch["backward"] += float(prices.backward[0])
         cost.micro_batch["communication"] += float(prices.inner_forward[0] + prices.inner_backward[0])
@@ -154,9 +166,6 @@ class _Walk:
         for inner in inner_messages(bound.rule, bound.strategy, self.bound.plan.mesh):
             cost.messages["communication", inner.message] += inner.forward + inner.backward
             cost.messages["recomputation", inner.message] += inner.forward if works else 0
-        kept = float(prices.saved_extra[0])
-        results = [name for name in op.results if name is not None]
-        kept += sum(float(prices.results[i][0]) for i, name in enumerate(results) if name in self.alive.kept)
         saved = self.alive.saved[at]
         transient = float(prices.transient[0])
         for i, name in enumerate(op.operands):
@@ -173,12 +182,12 @@ class _Walk:
                 if i in saved and not (made.forward == wanted.forward and name in self.alive.kept):
                     kept += nbytes
                 if (
-                    self.stage_of[graph.producer[name]] != stage
+                    self.stage_of[graph.producer[name]] != self.stage_of[at]
                     and name in graph.data_dependent
-                    and name not in received
+                    and f"{self.stage_of[at]}<={name}" not in received
                 ):
-                    received.add(name)
-                    nbytes_received = self._transfer(cost, graph.types[name], made.forward)
+                    received.add(f"{self.stage_of[at]}<={name}")
+                    nbytes_received = self._transfer(cost, name, self._distance(graph.producer[name], at))
                     cost.memory["activations"] += 0.0 if again else live * nbytes_received
                 if again and self.bound.blocks.block_of(graph.producer[name]) != block and name in graph.differentiable:
                     self._checkpoint(cost, name, made.forward, live, received, block)
@@ -188,6 +197,20 @@ class _Walk:
         else:
             cost.memory["activations"] += kept * live
         cost.memory["transient"] = max(cost.memory["transient"], transient)
+
+    def _outlives(self, at: int, name: str) -> bool:
+        """Whether a block that is not recomputed keeps, as it is made, a result of the recomputed block before it."""
+        bound, made = self.bound, self._made(name).forward
+        return any(
+            bound.blocks.block_of(use) not in (None, bound.blocks.block_of(at))
+            and bound.recompute_of(bound.blocks.block_of(use)) is None
+            and self.stage_of[use] == self.stage_of[at]
+            and operand == name
+            and i in self.alive.saved[use]
+            and bound.operators[use].layouts.operands[i].forward == made
+            for use in bound.graph.consumers.get(name, ())
+            for i, operand in enumerate(bound.operators[use].operator.operands)
+        )
 
     def _checkpoint(
         self, cost: StageCost, name: str, layout: Layout, live: int, seen: set[str], block: int | None
@@ -247,31 +270,38 @@ class _Walk:
         cost.memory["optimizer state"] += float(prices.state[0])
 
     def _tied(self, cost: StageCost, name: str) -> None:
-        """A parameter used by several stages: their gradients are summed once a step."""
-        stages = sorted({self.stage_of[at] for at in self.bound.graph.consumers.get(name, ())})
-        if len(stages) < 2:
+        """A parameter used on several pipeline ranks: their gradients are summed once a step."""
+        ranks = sorted({self.rank_of[at] for at in self.bound.graph.consumers.get(name, ())})
+        if len(ranks) < 2:
             return
         plan, tensor = self.bound.plan, self.bound.graph.types[name]
         nbytes = 4.0 * tensor.numel * local_fraction(self.bound.parameters[name].state, plan.mesh.sizes)
-        seconds = tied_seconds(nbytes, stages[-1] - stages[0], plan.mesh.size, self.cluster)
+        seconds = tied_seconds(nbytes, ranks[-1] - ranks[0], plan.mesh.size, self.cluster)
         cost.once["gradient reduction"] += seconds
         cost.messages["gradient reduction", Message(kind="all_reduce", axis=None, nbytes=nbytes)] += 1
 
-    def _sends(self, cost: StageCost, stage: int) -> None:
-        """Gradients of what this stage sent come back to it."""
+    def _sends(self, cost: StageCost, rank: int) -> None:
+        """Gradients of what the stages of this rank sent come back to them."""
         graph = self.bound.graph
         for name, uses in graph.consumers.items():
             at = graph.producer.get(name)
-            if at is None or self.stage_of[at] != stage or name not in graph.differentiable:
+            if at is None or self.rank_of[at] != rank or name not in graph.differentiable:
                 continue
-            for _ in {self.stage_of[use] for use in uses} - {stage}:
-                self._transfer(cost, graph.types[name], self._made(name).forward)
+            readers = {self.stage_of[use]: use for use in uses}
+            for stage in sorted(readers.keys() - {self.stage_of[at]}):
+                self._transfer(cost, name, self._distance(at, readers[stage]))
 
-    def _transfer(self, cost: StageCost, tensor: TensorType, layout: Layout) -> float:
-        """Charge a tensor that crosses to another stage; returns its bytes on a device."""
-        mesh = self.bound.plan.mesh
-        nbytes = tensor.nbytes * local_fraction(layout, mesh.sizes)
-        cost.micro_batch["stage transfer"] += transfer_seconds(nbytes, mesh.size, self.cluster)
+    def _distance(self, first: int, second: int) -> int:
+        """How many pipeline ranks lie between two operators; from the last back to the first it is all of them."""
+        return abs(self.rank_of[first] - self.rank_of[second])
+
+    def _transfer(self, cost: StageCost, name: str, distance: int) -> float:
+        """Charge a value that crosses to another stage; returns its bytes on a device, 0 where it stays on its rank."""
+        if not distance:
+            return 0.0
+        tensor, mesh = self.bound.graph.types[name], self.bound.plan.mesh
+        nbytes = tensor.nbytes * local_fraction(self._made(name).forward, mesh.sizes)
+        cost.micro_batch["stage transfer"] += transfer_seconds(nbytes, distance * mesh.size, self.cluster)
         cost.messages["stage transfer", Message(kind="send_recv", axis=None, nbytes=nbytes)] += 1
         return nbytes
 
@@ -313,9 +343,10 @@ def _whole_flops(rule: Rule, graded: tuple[bool, ...]) -> float:
     return forward * (1 + rule.gradient_work * worked)
 
 
-def transfer_seconds(nbytes: float, stage_devices: int, cluster: Cluster) -> float:
-    """Sending one tensor of `nbytes` per device to the next pipeline stage."""
-    return float(collective_time("send_recv", nbytes, cluster.group(2, stage_devices)))
+def transfer_seconds(nbytes: float, stride: int, cluster: Cluster) -> float:
+    """Sending one tensor of `nbytes` per device to the device so many further on: those of a pipeline rank, to the
+    next one."""
+    return float(collective_time("send_recv", nbytes, cluster.group(2, stride)))
 
 
 def tied_seconds(nbytes: float, distance: int, stage_devices: int, cluster: Cluster) -> float:

@@ -1,5 +1,5 @@
 """What a plan means in the words people use: which axis is data, tensor, sequence or context parallel, which ZeRO,
-whether norms are cut too.
+whether norms are cut too, which blocks are recomputed.
 
 The labels "batch" and "sequence" start at the first two dims of the inputs and follow the rules through the graph, like
 the batch in `rescale`. The role of an axis is that of the factor that most of the contraction work is split by:
@@ -42,6 +42,7 @@ class Roles:
     replicated: int
     sequence_parallel: bool
     zero: str
+    recomputation: str
     axes: tuple[AxisRole, ...]
 
 
@@ -77,7 +78,7 @@ def roles(bound: BoundPlan) -> Roles:
     for axis in axes:
         degrees[axis.role] *= axis.size
     return Roles(
-        pipeline=len(bound.plan.stages),
+        pipeline=bound.plan.pipeline,
         data=degrees["data"],
         tensor=degrees["tensor"],
         context=degrees["context"],
@@ -86,6 +87,7 @@ def roles(bound: BoundPlan) -> Roles:
             axis.role == "tensor" and _norms_cut(bound, labels, position) for position, axis in enumerate(axes)
         ),
         zero=_zero(bound),
+        recomputation=_recomputation(bound),
         axes=axes,
     )
 
@@ -142,7 +144,7 @@ def _norms_cut(bound: BoundPlan, labels: tuple[tuple[str, ...], ...], position: 
 def _zero(bound: BoundPlan) -> str:
     """The ZeRO stage that covers most parameters:
 
-    3 where weights are gathered for use, 1 where only the state is cut finer.
+    3 where weights are gathered for use, 2 where the gradient is cut finer than the weight, 1 where only the state is.
     """
     sizes: Counter[str] = Counter()
     wanted = _wanted(bound)
@@ -153,9 +155,39 @@ def _zero(bound: BoundPlan) -> str:
             for layout in wanted.get(name, ())
             for kept, used in zip(stored.weight, layout, strict=True)
         )
+        cut = any(
+            gradient.is_shard and not weight.is_shard
+            for weight, gradient in zip(stored.weight, stored.gradient, strict=True)
+        )
         finer = stored.state != stored.weight
-        sizes["3 (weights, gradients and states)" if gathered else "1 (states)" if finer else "off"] += numel
+        word = "3 (weights, gradients and states)" if gathered else "2 (gradients and states)" if cut else "1 (states)"
+        sizes[word if finer or gathered else "off"] += numel
     return sizes.most_common(1)[0][0] if sizes else "off"
+
+
+def _recomputation(bound: BoundPlan) -> str:
+    """`none`, `full`, or how many blocks are recomputed, and what those keep that do not recompute everything."""
+    count = bound.blocks.count
+    ways = Counter(kept for block in range(count) if (kept := bound.recompute_of(block)) is not None)
+    if not ways:
+        return "none"
+    if ways == {frozenset(): count}:
+        return "full"
+    full = ways.pop(frozenset(), 0)
+    words = [f"{full} of {count} blocks fully"] if full else []
+    for kept, blocks in ways.items():
+        names = dict.fromkeys(_call_name(bound.operators[bound.blocks.start + place]) for place in sorted(kept))
+        number = f"{blocks}" if words else f"{blocks} of {count} blocks"
+        words.append(f"{number} {'keeps' if blocks == 1 and words else 'keep'} {' and '.join(names)}")
+    return ", ".join(words)
+
+
+def _call_name(bound: BoundOperator) -> str:
+    """`attention`, the module of an operator with a weight (`q_proj`), or the call (`silu`)."""
+    place, _, call = bound.operator.name.rpartition("/")
+    if bound.rule.op_class == "attention":
+        return "attention"
+    return place.rpartition(".")[2] if bound.rule.op_class == "matmul" and place else call
 
 
 def _wanted(bound: BoundPlan) -> Mapping[str, tuple[tuple[object, ...], ...]]:

@@ -58,6 +58,7 @@ def verify(plan: Plan, traced: OperatorGraph, batch: int, cluster: Cluster) -> V
     remarks = [
         f"{name} is {found.get(name, math.nan):.6g}, the file says {said.get(name, math.nan):.6g}"
         for name in dict.fromkeys((*found, *said))
+        if plan.prediction.stages or not name.startswith("stage ")  # a file of version 1 says nothing of stages
         if not math.isclose(found.get(name, math.nan), said.get(name, math.nan), rel_tol=_TOLERANCE)
     ]
     return Verdict(bound=bound, prediction=prediction, remarks=tuple(remarks))
@@ -69,6 +70,11 @@ def _figures(prediction: Prediction) -> dict[str, float]:
         **{name: getattr(prediction, name) for name in _FIGURES},
         **{f"time of {name}": value for name, value in prediction.time},
         **{f"memory of {name}": value for name, value in prediction.memory},
+        **{
+            f"stage {index}: {name}": getattr(stage, name)
+            for index, stage in enumerate(prediction.stages)
+            for name in ("micro_batch_seconds", "once_seconds", "peak_bytes")
+        },
     }
 
 

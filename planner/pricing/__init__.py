@@ -4,8 +4,18 @@ Formulas live in `costmodels`, which knows no operator; what is sharded how live
 price. Here they meet, once: the search prices whole tables with these functions, the checker single choices.
 """
 
+from planner.pricing.keeping import Keeping, keeping, keeping_fault
 from planner.pricing.operator_price import OperatorPrices, price_operator
 from planner.pricing.parameter_price import ParameterPrices, price_parameter
 from planner.pricing.redistribution_price import RedistributionPricer
 
-__all__ = ["OperatorPrices", "ParameterPrices", "RedistributionPricer", "price_operator", "price_parameter"]
+__all__ = [
+    "Keeping",
+    "OperatorPrices",
+    "ParameterPrices",
+    "RedistributionPricer",
+    "keeping",
+    "keeping_fault",
+    "price_operator",
+    "price_parameter",
+]

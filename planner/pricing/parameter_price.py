@@ -8,8 +8,8 @@ the optimizer updates its piece, and the new weights are brought back into the l
 Every micro-batch: its gradient, in the compute dtype, is added to the accumulated one in fp32. That reads both and
 writes one, a pass over the parameters that a fused weight gradient would save; the runtime does not fuse.
 
-ZeRO-1 is a state cut finer than the weight; ZeRO-3 cuts the weight too and gathers it at every use, which is priced
-with the use.
+ZeRO-1 is a state cut finer than the weight; ZeRO-2 cuts the gradient too and reduce-scatters that of every use, ZeRO-3
+cuts the weight too and gathers it at every use; both are priced with the use.
 """
 
 from collections.abc import Sequence

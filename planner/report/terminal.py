@@ -63,8 +63,9 @@ def _degrees(plan: Plan, roles: Roles) -> RenderableType:
     table.add_row("micro-batches", f"{plan.training.micro_batches} of {plan.training.part} samples")
     if roles.pipeline > 1:
         blocks = ", ".join(sorted({str(stage.blocks) for stage in plan.stages}))
-        table.add_row("pipeline", f"{plan.schedule}, {blocks} blocks a stage")
-    table.add_row("recomputation", plan.recomputation)
+        virtual = f", {plan.virtual_stages} stages a device" if plan.virtual_stages > 1 else ""
+        table.add_row("pipeline", f"{plan.schedule}, {blocks} blocks a stage{virtual}")
+    table.add_row("recomputation", roles.recomputation)
     return table
 
 
@@ -111,9 +112,29 @@ def _costs(plan: Plan, prediction: Prediction) -> RenderableType:
     )
     return Group(
         table,
+        *_stages(prediction),
         _parts("\nTime of a step", prediction.time, prediction.step_seconds, seconds_text),
         _parts("\nMemory of the fullest device", prediction.memory, prediction.peak_bytes, bytes_text),
     )
+
+
+def _stages(prediction: Prediction) -> tuple[Table, ...]:
+    """Every pipeline rank, equal neighbours in one row; nothing where there is one."""
+    if len(prediction.stages) < 2:
+        return ()
+    table = _table("\nPipeline stages", "stage", "a micro-batch", "once a step", "peak memory")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    rows = [
+        (seconds_text(stage.micro_batch_seconds), seconds_text(stage.once_seconds), bytes_text(stage.peak_bytes))
+        for stage in prediction.stages
+    ]
+    first = 0
+    for after in range(1, len(rows) + 1):
+        if after == len(rows) or rows[after] != rows[first]:
+            table.add_row(f"{first}" if after - first == 1 else f"{first} to {after - 1}", *rows[first])
+            first = after
+    return (table,)
 
 
 def _parts(title: str, parts: tuple[tuple[str, float], ...], whole: float, text: Callable[[float], str]) -> Table:

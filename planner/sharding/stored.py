@@ -7,6 +7,7 @@ Per mesh axis, one of
     R       P         R       data parallel: local sums, one all-reduce a step
     R       P         S(d)    ZeRO-1: local sums, one reduce-scatter a step, each device updates its piece
     R       R         S(d)    the update is shared out although the gradient is everywhere
+    R       S(d)      S(d)    ZeRO-2: the gradient of every micro-batch is reduce-scattered and added up in pieces
     S(d)    S(d)      S(d)    cut for good: tensor parallel where consumers want the piece, ZeRO-3 where they gather it
 
 Rajbhandari et al. 2020 (ZeRO); Xu et al. 2020 (weight update sharding).
@@ -40,6 +41,7 @@ def legal_stored(shape: Sequence[int], sizes: Sequence[int], trainable: bool) ->
         cut = shard(dim)
         options += [(REPLICATE, PARTIAL, cut), (REPLICATE, REPLICATE, cut)] if trainable else []
         options.append((cut, cut, cut))
+        options += [(REPLICATE, cut, cut)] if trainable else []
     found = []
     for combination in itertools.product(options, repeat=len(sizes)):
         weight, gradient, state = (tuple(option[kind] for option in combination) for kind in range(3))
@@ -55,8 +57,8 @@ def stored_fault(stored: StoredParameter) -> str | None:
             return f"weight and state cannot be partial (axis {axis})"
         if weight.is_shard and gradient != weight:
             return f"a weight cut as {weight} on axis {axis} needs a gradient cut alike, not {gradient}"
-        if not weight.is_shard and gradient.is_shard:
-            return f"a gradient cut as {gradient} on axis {axis} needs a weight cut alike, not {weight}"
+        if not weight.is_shard and gradient.is_shard and state != gradient:
+            return f"a gradient cut as {gradient} on axis {axis} needs a state cut alike, not {state}"
         if weight.is_shard and state != weight:
             return f"a weight cut as {weight} on axis {axis} needs a state cut alike, not {state}"
     return None

@@ -143,6 +143,8 @@ class Searched:
 
 
 FULL = {"recomputation": "full"}
+KEEPING = {"recomputation": "selective", "kept": ("scaled_dot_product_attention", "linear")}
+SOME = {"recomputation": ("full", "none"), "kept": ()}
 TWO_PARTS = {"micro_batches": 2}
 FOUR_STAGES = {"stages": (1, 1, 1, 1), "micro_batches": 4}
 PLANS = (
@@ -152,8 +154,8 @@ PLANS = (
     *(
         Hand(model=model, kind=kind, mesh=(2, 2), settings=settings)
         for model in ("llama", "gpt")
-        for kind in ("zero1", "zero3")
-        for settings in ({}, FULL)
+        for kind in ("zero1", "zero2", "zero3")
+        for settings in ({}, FULL, KEEPING, SOME)
     ),
     Hand(model="gpt", kind="zero1", mesh=(2,), settings=TWO_PARTS),
     Hand(model="llama4", kind="megatron", mesh=(2, 2), settings={"stages": (1, 2, 1), **TWO_PARTS}),
@@ -177,6 +179,9 @@ PLANS = (
                 ("llama4", (2, 2), {"stages": (1, 3), **TWO_PARTS}),
                 ("gpt4", (2, 2), {"stages": (1, 2, 1), **TWO_PARTS}),
                 ("gpt4", (4,), {**FOUR_STAGES, **FULL}),
+                ("llama", (2, 2), {**TWO_PARTS, **KEEPING}),
+                ("gpt", (2, 4), {**SOME}),
+                ("gpt4", (2,), {**FOUR_STAGES, **KEEPING}),
             ]
         )
     ),

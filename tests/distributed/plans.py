@@ -1,7 +1,7 @@
 """Plans made by hand or at random, and the small models they are for. Used inside the worker processes."""
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -88,6 +88,8 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "llama": lambda: Llama(LLAMA),
     "gpt": lambda: GPT(GPT_CONFIG),
     "llama4": lambda: Llama(replace(LLAMA, num_layers=4)),
+    "llama6": lambda: Llama(replace(LLAMA, num_layers=6)),
+    "llama8": lambda: Llama(replace(LLAMA, num_layers=8)),
     "gpt4": lambda: GPT(replace(GPT_CONFIG, num_layers=4)),
     "assorted": Assorted,
 }
@@ -129,7 +131,8 @@ def make_plan(
     load: Load,
     *,
     micro_batches: int = 1,
-    recomputation: str = "none",
+    recomputation: str | tuple[str, ...] = "none",
+    kept: Sequence[str] = (),
     optimizer: str = "adamw",
     stages: tuple[int, ...] = (),
     graph: OperatorGraph | None = None,
@@ -138,7 +141,8 @@ def make_plan(
     """A plan with one group outside the blocks and one per block, so that every operator is chosen by itself.
 
     `graph` is that of `model` on an example of so many `samples`; without it, that of one of `MODELS`. `stages` has the
-    number of blocks of each pipeline stage, each of which has a mesh of its own.
+    number of blocks of each pipeline stage, each of which has a mesh of its own. `recomputation` is that of all blocks
+    or one for each; blocks under "selective" keep the operators whose names end as one of `kept`.
     """
     original = graph or traced(model)
     prepared, blocks = prepare(original)
@@ -152,8 +156,15 @@ def make_plan(
         stored = store(parameter.name, scaled.types[parameter.name].shape, mesh)
         homes = {blocks.block_of(use) for use in scaled.consumers[parameter.name]}
         found[homes.pop() if len(homes) == 1 else None][1].append((parameter.name, stored))
+    words = (recomputation,) * blocks.count if isinstance(recomputation, str) else recomputation
     groups = tuple(
         Group(
+            recomputation="none" if block is None else words[block],
+            kept=tuple(
+                op
+                for op, _ in operators
+                if block is not None and words[block] == "selective" and op.endswith(tuple(kept))
+            ),
             name="outside" if block is None else f"block {block}",
             first_block=block or 0,
             blocks=0 if block is None else 1,
@@ -175,7 +186,6 @@ def make_plan(
             Stage(first_block=sum(stages[:index]), blocks=held) for index, held in enumerate(stages or (blocks.count,))
         ),
         schedule="1f1b",
-        recomputation=recomputation,
         inputs=tuple((name, load(name, scaled.types[name].shape, mesh)) for name in scaled.inputs),
         groups=groups,
         prediction=Prediction(
@@ -260,6 +270,11 @@ def store_zero1(name: str, shape: tuple[int, ...], mesh: Mesh) -> StoredParamete
     return StoredParameter(weight=(REPLICATE,) * axes, gradient=(PARTIAL,) * axes, state=(shard(0),) * axes)
 
 
+def store_zero2(name: str, shape: tuple[int, ...], mesh: Mesh) -> StoredParameter:
+    axes = len(mesh.axes)
+    return StoredParameter(weight=(REPLICATE,) * axes, gradient=(shard(0),) * axes, state=(shard(0),) * axes)
+
+
 def store_zero3(name: str, shape: tuple[int, ...], mesh: Mesh) -> StoredParameter:
     cut = (shard(0),) * len(mesh.axes)
     return StoredParameter(weight=cut, gradient=cut, state=cut)
@@ -276,10 +291,11 @@ def load_megatron(name: str, shape: tuple[int, ...], mesh: Mesh) -> Layout:
 
 
 def hand_plan(kind: str, model: str, mesh: Mesh, **settings: object) -> Plan:
-    """'megatron' (of a Llama, on two axes), 'zero1' or 'zero3' (samples on all axes)."""
+    """'megatron' (of a Llama, on two axes), 'zero1', 'zero2' or 'zero3' (samples on all axes)."""
     choose, store, load = {
         "megatron": (megatron, store_megatron, load_megatron),
         "zero1": (on_samples, store_zero1, load_samples),
+        "zero2": (on_samples, store_zero2, load_samples),
         "zero3": (on_samples, store_zero3, load_samples),
     }[kind]
     return make_plan(model, mesh, choose, store, load, **settings)  # type: ignore[arg-type]

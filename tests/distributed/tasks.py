@@ -60,13 +60,26 @@ def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found - wanted).abs().max()) / max(float(wanted.abs().max()), 1e-3)
 
 
-def parity(model: str, sizes: tuple[int, ...], seeds: list[int], micro_batches: int, recomputation: str) -> list[float]:
+KEPT = ("linear", "scaled_dot_product_attention", "silu", "gelu", "norm")
+"""Ends of the names of the operators that blocks under selective recomputation keep."""
+
+
+def plan_of(model: str, mesh: Mesh, seed: int | str, **settings: object) -> Plan:
+    """A random plan, or one by hand."""
+    if isinstance(seed, int):
+        return plans.random_plan(model, mesh, seed, **settings)
+    return plans.hand_plan(seed, model, mesh, **settings)
+
+
+def parity(
+    model: str, sizes: tuple[int, ...], seeds: list[int | str], micro_batches: int, recomputation: str | tuple[str, ...]
+) -> list[float]:
     """The worst error of loss and gradients under each random plan."""
     mesh: Mesh = plans.mesh_of(*sizes)
     loss, gradients = unsharded(model, micro_batches)
     errors = []
     for seed in seeds:
-        plan = plans.random_plan(model, mesh, seed, micro_batches=micro_batches, recomputation=recomputation)
+        plan = plans.random_plan(model, mesh, seed, micro_batches=micro_batches, recomputation=recomputation, kept=KEPT)
         step = build_step(model, plan)
         found = float(step.accumulate(*plans.batch()))
         whole = step.full_gradients()
@@ -79,7 +92,7 @@ def pipelined(
     model: str,
     sizes: tuple[int, ...],
     stages: tuple[int, ...],
-    seeds: list[int],
+    seeds: list[int | str],
     micro_batches: int,
     recomputation: str,
 ) -> tuple[list[float], list[tuple[str, int]]]:
@@ -89,8 +102,8 @@ def pipelined(
     errors = []
     turns: list[tuple[str, int]] = []
     for seed in seeds:
-        plan = plans.random_plan(
-            model, mesh, seed, micro_batches=micro_batches, recomputation=recomputation, stages=stages
+        plan = plan_of(
+            model, mesh, seed, micro_batches=micro_batches, recomputation=recomputation, kept=KEPT, stages=stages
         )
         step = build_step(model, plan)
         found = float(step.accumulate(*plans.batch()))
@@ -196,11 +209,11 @@ class Counted:
 
 def communication(kind: str, sizes: tuple[int, ...], recomputation: str) -> dict[str, dict[str, int]]:
     """Collectives of one micro-batch, forward and backward, and of the update, under a hand-made plan of a Llama."""
-    step = build_step("llama", plans.hand_plan(kind, "llama", plans.mesh_of(*sizes), recomputation=recomputation))
-    pieces = {name: parameter.piece for name, parameter in step.parameters.items()}
+    plan = plans.hand_plan(kind, "llama", plans.mesh_of(*sizes), recomputation=recomputation, kept=KEPT)
+    step = build_step("llama", plan)
     inputs = step._micro_batches(plans.batch(), {})(0)
     with Counted() as forward:
-        loss = step.executor(pieces, step.buffers, inputs)[step.bound.graph.loss]
+        loss = step.executor(step.parameters, step.buffers, inputs)[step.bound.graph.loss]
     with Counted() as backward:
         loss.backward()
     with Counted() as update:

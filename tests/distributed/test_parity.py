@@ -20,12 +20,20 @@ def test_random_plans_on_a_square_mesh(pool, model: str, chunk: int) -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "micro_batches", "recomputation"),
-    [((1, 4), 1, "none"), ((4, 1), 1, "none"), ((4,), 1, "full"), ((2, 2), 2, "none"), ((2, 2), 2, "full")],
+    [
+        ((1, 4), 1, "none"),
+        ((4, 1), 1, "none"),
+        ((4,), 1, "full"),
+        ((2, 2), 2, "none"),
+        ((2, 2), 2, "full"),
+        ((2, 2), 2, "selective"),
+        ((4,), 1, ("selective", "none")),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("model", ["llama", "gpt"])
 def test_other_meshes_micro_batches_and_recomputation(
-    pool, model: str, sizes: tuple[int, ...], micro_batches: int, recomputation: str
+    pool, model: str, sizes: tuple[int, ...], micro_batches: int, recomputation: str | tuple[str, ...]
 ) -> None:
     seeds = [100, 101, 102]
     for errors in pool.run("tasks", "parity", model, sizes, seeds, micro_batches, recomputation):

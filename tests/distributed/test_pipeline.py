@@ -15,12 +15,18 @@ TOLERANCE = 1e-5
         ((), (1, 1, 1, 1), 4, "none"),
         ((), (1, 1, 1, 1), 1, "full"),
         ((2,), (3, 1), 1, "none"),
+        ((2,), (2, 2), 4, ("selective", "none", "full", "selective")),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("model", ["llama4", "gpt4"])
 def test_random_plans_with_stages(
-    pool, model: str, sizes: tuple[int, ...], stages: tuple[int, ...], micro_batches: int, recomputation: str
+    pool,
+    model: str,
+    sizes: tuple[int, ...],
+    stages: tuple[int, ...],
+    micro_batches: int,
+    recomputation: str | tuple[str, ...],
 ) -> None:
     seeds = [0, 1, 2]
     answers = pool.run("tasks", "pipelined", model, sizes, stages, seeds, micro_batches, recomputation)

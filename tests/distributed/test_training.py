@@ -13,6 +13,8 @@ TOLERANCE = 1e-5
         ("megatron", (2, 2), 2),
         ("zero1", (2, 2), 2),
         ("zero1", (4,), 1),
+        ("zero2", (4,), 1),
+        ("zero2", (2, 2), 2),
         ("zero3", (2, 2), 1),
         ("zero3", (4,), 2),
         ("random7", (2, 2), 2),
@@ -25,8 +27,34 @@ def test_five_steps_equal_the_unsharded_optimizer(
     assert max(pool.run("tasks", "train", "llama", kind, sizes, optimizer, micro_batches)) < TOLERANCE
 
 
-def test_tied_weights_and_biases(pool) -> None:
-    assert max(pool.run("tasks", "train", "gpt", "zero3", (2, 2), "sgd", 1)) < TOLERANCE
+@pytest.mark.parametrize("kind", ["zero2", "zero3"])
+def test_tied_weights_and_biases(pool, kind: str) -> None:
+    assert max(pool.run("tasks", "train", "gpt", kind, (2, 2), "sgd", 1)) < TOLERANCE
+
+
+@pytest.mark.parametrize("recomputation", ["none", "full", "selective"])
+def test_zero2_reduces_the_gradient_of_every_micro_batch(pool, recomputation: str) -> None:
+    """As ZeRO-1 but earlier: 21 gradients in the backward pass, nothing but the weights in the update."""
+    found = pool.run("tasks", "communication", "zero2", (4,), recomputation)[0]
+    assert found["forward"].get("all_gather", 0) == 0
+    assert found["backward"] == {"reduce_scatter": 21}
+    assert found["update"] == {"all_gather": 21}
+
+
+@pytest.mark.parametrize("recomputation", ["none", "full", "selective"])
+@pytest.mark.parametrize("model", ["llama", "gpt"])
+def test_zero2_accumulates_what_the_plain_model_does(pool, model: str, recomputation: str) -> None:
+    """Two micro-batches; the embedding of a GPT is used at both ends."""
+    for errors in pool.run("tasks", "parity", model, (2, 2), ["zero2"], 2, recomputation):
+        assert max(errors) < TOLERANCE
+
+
+@pytest.mark.parametrize("stages", [(2, 2), (1, 1, 1, 1)], ids=str)
+def test_zero2_in_stages_that_share_a_parameter(pool, stages: tuple[int, ...]) -> None:
+    """The embedding is on the first and on the last stage, and each adds up pieces of its gradient."""
+    sizes = (4 // len(stages),)
+    for errors, _ in pool.run("tasks", "pipelined", "gpt4", sizes, stages, ["zero2"], 2, "full"):
+        assert max(errors) < TOLERANCE
 
 
 def test_half_precision_keeps_float32_masters(pool) -> None:

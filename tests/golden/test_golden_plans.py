@@ -13,7 +13,7 @@ import pytest
 from hardware_profiles import load_profile
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
-from planner.plan.file import dump_plan, load_plan, save_plan
+from planner.plan.file import dump_plan, load_plan, parse_plan, save_plan
 from planner.plan.plan import PRECISIONS, ModelReference
 from planner.plan.verify import verify
 from planner.search.request import SearchRequest
@@ -57,6 +57,18 @@ def test_the_plan_is_the_same(name: str) -> None:
     verdict = verify(load_plan(path), request.graph, request.batch, request.cluster)
     assert verdict.as_stated, verdict.remarks
     assert verdict.fits
+
+
+def test_a_file_of_version_1_is_read_and_written_as_version_2() -> None:
+    """It says the same as its successor did, and holds; single stages, of which it says nothing, are no remark."""
+    name = "gpt-tiny-8-h100-pipeline"
+    request = request_of(name)
+    plan = load_plan(FOLDER.parent / "version_1" / f"{name}.json")
+    assert (plan.schema_version, plan.virtual_stages, plan.prediction.stages) == (2, 1, ())
+    assert {(group.blocks > 0, group.recomputation) for group in plan.groups} == {(False, "none"), (True, "full")}
+    assert parse_plan(dump_plan(plan)) == plan
+    verdict = verify(plan, request.graph, request.batch, request.cluster)
+    assert verdict.as_stated, verdict.remarks
 
 
 def test_every_file_has_its_request() -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from planner.errors import LayoutError, PlanFileError, PlannerError, StrategyError
 from planner.plan import file as plan_file
 from planner.plan.file import dump_plan, format_strategy, load_plan, parse_plan, parse_strategy, save_plan
-from tests.unit.plan.plans import NAMES, Edit, drop, edited, plan_named, put, verdict_of
+from tests.unit.plan.plans import NAMES, Content, Edit, drop, edited, plan_named, put, verdict_of
 
 BLOCKS = ("groups", 1)  # the group of the blocks in the plan "two axes"
 Q_PROJ = "model.layers.0.self_attn.q_proj/linear"
@@ -71,8 +72,10 @@ def refused(text: str) -> str:
 
 
 WHOLE = "two axes"
+EMPTY = {"recomputation": "none", "kept": [], "operators": {}, "parameters": {}}
 UNREADABLE: dict[str, tuple[Edit, tuple[str, ...]]] = {
-    "other version": (put("schema_version", value=2), ("schema_version is 2", "version 1", "plan again")),
+    "other version": (put("schema_version", value=3), ("schema_version is 3", "versions 1 and 2", "plan again")),
+    "true version": (put("schema_version", value=True), ("schema_version is True",)),
     "missing key": (drop("stages"), ("stages", "undo the edit or plan again")),
     "unknown key": (put("colour", value="red"), ("colour", "undo the edit or plan again")),
     "nested unknown key": (put("training", "epochs", value=3), ("training.epochs",)),
@@ -96,7 +99,13 @@ UNREADABLE: dict[str, tuple[Edit, tuple[str, ...]]] = {
     "precision": (put("training", "precision", value="fp8"), ("training.precision", "fp8", "bf16, fp16, fp32")),
     "optimizer": (put("training", "optimizer", value="adam"), ("training.optimizer", "adamw, sgd")),
     "schedule": (put("schedule", value="gpipe"), ("schedule", "1f1b")),
-    "recomputation": (put("recomputation", value="some"), ("recomputation", "none, full")),
+    "recomputation": (
+        put(*BLOCKS, "recomputation", value="some"),
+        ("groups.1.recomputation", "'some'", "none, selective, full"),
+    ),
+    "recomputation of version 1": (put("recomputation", value="full"), ("recomputation", "undo the edit")),
+    "uneven virtual stages": (put("virtual_stages", value=2), ("virtual_stages", "do not divide 1 stages")),
+    "no virtual stages": (put("virtual_stages", value=0), ("virtual_stages", "1")),
     "layout": (put(*BLOCKS, "parameters", WEIGHT, "weight", value="S0,X"), ("groups.1", WEIGHT, "'X'", "R, P or S")),
     "long layout": (put(*BLOCKS, "parameters", WEIGHT, "weight", value="S" + "9" * 9999), (WEIGHT,)),
     "control character": (put("model", "reference", value="a\x1b[31m\nb"), ("reference", "control character", "\\x1b")),
@@ -155,6 +164,28 @@ def test_files_that_are_none(tmp_path: Path) -> None:
             load_plan(path)
         assert str(path) in str(caught.value)
         assert words in str(caught.value)
+
+
+SHARED = "model.layers.0.input_layernorm/rms_norm/shared"
+
+
+def selective(*kept: str) -> Edit:
+    """An edit that recomputes the blocks but for these operators."""
+
+    def edit(content: Content) -> None:
+        content["groups"][1].update(recomputation="selective", kept=list(kept))
+
+    return edit
+
+
+def virtual(count: int, stages: list[tuple[int, int]]) -> Edit:
+    """An edit that deals these stages (first block, blocks), so many on each pipeline rank."""
+
+    def edit(content: Content) -> None:
+        content.update(virtual_stages=count, schedule="interleaved_1f1b" if count > 1 else "1f1b")
+        content["stages"] = [{"first_block": first, "blocks": blocks} for first, blocks in stages]
+
+    return edit
 
 
 ILLEGAL: dict[str, tuple[Edit, type[PlannerError], tuple[str, ...]]] = {
@@ -217,17 +248,13 @@ ILLEGAL: dict[str, tuple[Edit, type[PlannerError], tuple[str, ...]]] = {
         ("cover the blocks 0 to 3 once each", "they cover 0 to 2"),
     ),
     "groups overlap": (
-        lambda content: content["groups"].append(
-            {"name": "again", "first_block": 0, "blocks": 4, "operators": {}, "parameters": {}}
-        ),
+        lambda content: content["groups"].append({**EMPTY, "name": "again", "first_block": 0, "blocks": 4}),
         PlanFileError,
         ("cover the blocks 0 to 3 once each", "0 to 3, 0 to 3"),
     ),
     "group beyond the end": (put(*BLOCKS, "blocks", value=5), PlanFileError, ("block",)),
     "empty group beyond the end": (
-        lambda content: content["groups"].append(
-            {"name": "far", "first_block": 2**31, "blocks": 2**31, "operators": {}, "parameters": {}}
-        ),
+        lambda content: content["groups"].append({**EMPTY, "name": "far", "first_block": 2**31, "blocks": 2**31}),
         PlanFileError,
         ("the model has 4 blocks",),
     ),
@@ -258,6 +285,52 @@ ILLEGAL: dict[str, tuple[Edit, type[PlannerError], tuple[str, ...]]] = {
         StrategyError,
         (WEIGHT, "gradient cut alike"),
     ),
+    "gradient unlike its state": (
+        put(*BLOCKS, "parameters", WEIGHT, value={"weight": "R,R", "gradient": "S0,R", "state": "R,R"}),
+        StrategyError,
+        (WEIGHT, "gradient cut as S0 on axis 0", "state cut alike, not R"),
+    ),
+    "recomputation outside of the blocks": (
+        put("groups", 0, "recomputation", value="full"),
+        PlanFileError,
+        ("group 'before the blocks'", "only blocks are recomputed", "'none'"),
+    ),
+    "selective without operators": (
+        put(*BLOCKS, "recomputation", value="selective"),
+        PlanFileError,
+        ("group 'blocks 0 to 3'", "keeps no operator", "'full'"),
+    ),
+    "kept without selective": (
+        put(*BLOCKS, "kept", value=[ATTENTION]),
+        PlanFileError,
+        ("group 'blocks 0 to 3'", ATTENTION, "recomputation 'none'", "takes 'selective'"),
+    ),
+    "kept operator that is unknown": (
+        selective(ATTENTION + "s"),
+        PlanFileError,
+        ("group 'blocks 0 to 3'", f"unknown operator '{ATTENTION}s'", f"did you mean {ATTENTION}"),
+    ),
+    "kept operator of another block": (
+        selective(ATTENTION.replace("0", "1")),
+        PlanFileError,
+        ("group 'blocks 0 to 3'", ATTENTION.replace("0", "1"), "not in block 0", "names of its first block"),
+    ),
+    "kept operator outside of the blocks": (selective("lm_head/linear"), PlanFileError, ("not in block 0",)),
+    "kept view": (
+        selective(SHARED),
+        PlanFileError,
+        ("group 'blocks 0 to 3'", SHARED, "cannot be kept", "view", "take it out of kept"),
+    ),
+    "schedule without virtual stages": (
+        put("schedule", value="interleaved_1f1b"),
+        PlanFileError,
+        ("schedule", "virtual_stages 1", "takes '1f1b'"),
+    ),
+    "virtual stages of one rank": (
+        virtual(2, [(0, 2), (2, 2)]),
+        PlanFileError,
+        ("virtual_stages", "2 of 2 stages on one pipeline rank", "at least 2 ranks"),
+    ),
 }
 
 
@@ -278,6 +351,57 @@ def test_a_stage_without_blocks_is_refused() -> None:
     )
     with pytest.raises(PlanFileError, match=r"stages\.1: holds no block"):
         verdict_of(parse_plan(text))
+
+
+def test_micro_batches_that_are_no_round_of_virtual_stages_are_refused() -> None:
+    stages = [(0, 1), (1, 1), (2, 1), (3, 1)]
+
+    def edit(content: Content) -> None:
+        virtual(2, stages)(content)
+        content["cluster"]["devices"] = 4
+        content["training"]["micro_batches"] = 1
+
+    plan = parse_plan(edited("pipeline", edit))
+    assert (plan.pipeline, plan.virtual_stages) == (2, 2)
+    with pytest.raises(PlanFileError, match=r"micro_batches: 1 is no multiple of 2 pipeline ranks"):
+        verdict_of(plan)
+
+
+def version_1(content: Content) -> None:
+    """An edit to the form of version 1."""
+    content["schema_version"] = 1
+    content["recomputation"] = next(g["recomputation"] for g in content["groups"] if g["blocks"])
+    del content["virtual_stages"], content["prediction"]["stages"]
+    for group in content["groups"]:
+        del group["recomputation"], group["kept"]
+
+
+@pytest.mark.parametrize("name", ["two axes", "pipeline", "only stages"])
+def test_version_1_is_read(name: str) -> None:
+    plan = plan_named(name)
+    old = parse_plan(edited(name, version_1))
+    assert old == replace(plan, prediction=replace(plan.prediction, stages=()))
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (put("recomputation", value="selective"), ("recomputation", "'selective'", "none, full")),
+        (drop("recomputation"), ("recomputation",)),
+        (put("virtual_stages", value=2), ("version 1 has no key 'virtual_stages'", "schema_version 2")),
+        (put("groups", 1, "kept", value=[]), ("groups.1", "no key 'kept'")),
+        (put("groups", value=7), ("groups",)),
+        (put("groups", 0, value=7), ("groups.0",)),
+        (put("prediction", value=None), ("prediction",)),
+    ],
+)
+def test_version_1_is_checked_as_version_2_is(edit: Edit, words: tuple[str, ...]) -> None:
+    def both(content: Content) -> None:
+        version_1(content)
+        edit(content)
+
+    message = refused(edited(WHOLE, both))
+    assert all(word in message for word in words), message
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace", "chmod"])
@@ -330,6 +454,6 @@ def test_a_saved_plan_follows_the_umask(tmp_path: Path) -> None:
 def test_keys_stand_in_the_documented_order() -> None:
     content = json.loads(dump_plan(plan_named(WHOLE)))
     assert list(content) == [
-        "schema_version", "model", "training", "cluster", "mesh", "stages", "schedule", "recomputation", "inputs",
-        "groups", "prediction", "provenance",
+        "schema_version", "model", "training", "cluster", "mesh", "stages", "virtual_stages", "schedule",
+        "inputs", "groups", "prediction", "provenance",
     ]  # fmt: skip

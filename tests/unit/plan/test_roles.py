@@ -8,7 +8,7 @@ from planner.plan.bind import bind
 from planner.plan.roles import Roles, factor_labels, roles
 from planner.search.space import Configuration
 from tests.unit.plan.plans import NAMES, plan_named, verdict_of
-from tests.unit.search.by_hand import ALL_CUT, COPIES, UPDATE_CUT, Option, by_hand
+from tests.unit.search.by_hand import ALL_CUT, COPIES, GRADIENT_CUT, UPDATE_CUT, Option, by_hand
 from tests.unit.search.cases import BATCH, make_case, plan_of, traced
 
 DEGREES = ("data", "tensor", "context", "replicated")
@@ -54,6 +54,8 @@ def test_degrees(axes: tuple[str, ...], mesh: tuple[int, ...], stages: int) -> N
     [
         (("data",), COPIES, "off"),
         (("data",), UPDATE_CUT, "1 (states)"),
+        (("data",), GRADIENT_CUT, "2 (gradients and states)"),
+        (("data", "tensor"), GRADIENT_CUT, "2 (gradients and states)"),
         (("data",), ALL_CUT, "3 (weights, gradients and states)"),
         (("tensor",), UPDATE_CUT, "off"),
         (("data", "tensor"), COPIES, "off"),

@@ -53,7 +53,9 @@ def plan(module: nn.Module | None = None) -> Plan:
     blocks_group = ()
     if blocks.count:
         first = tuple((name, ()) for name in _names(prepared, inside))
-        blocks_group = (Group(name="blocks", blocks=blocks.count, operators=first, parameters=()),)
+        blocks_group = (
+            Group(name="blocks", blocks=blocks.count, recomputation="full", operators=first, parameters=()),
+        )
     return Plan(
         model=ModelReference(reference="tower", sequence_length=None, parameters=1, fingerprint=graph.fingerprint()),
         training=Training(global_batch=4, micro_batches=2, precision="fp32", optimizer="adamw"),
@@ -61,7 +63,6 @@ def plan(module: nn.Module | None = None) -> Plan:
         mesh=Mesh(axes=()),
         stages=(Stage(first_block=0, blocks=blocks.count),),
         schedule="1f1b",
-        recomputation="full",
         inputs=tuple((name, ()) for name in graph.inputs),
         groups=(
             Group(

@@ -13,6 +13,7 @@ from tests.unit.search.cases import Case
 Option = tuple[Placement, Placement, Placement]  # of weight, gradient and state on one axis
 COPIES: Option = (REPLICATE, PARTIAL, REPLICATE)
 UPDATE_CUT: Option = (REPLICATE, PARTIAL, shard(0))  # ZeRO-1
+GRADIENT_CUT: Option = (REPLICATE, shard(0), shard(0))  # ZeRO-2
 ALL_CUT: Option = (shard(0), shard(0), shard(0))  # ZeRO-3
 BEFORE_HEADS = frozenset(f"{call}{number}" for call in ("unflatten", "transpose") for number in ("", "_2", "_3")) | {
     "flatten"

@@ -330,9 +330,8 @@ def plan_of(case: Case, choices: list[StageChoice]) -> Plan:
         mesh=case.tables.mesh,
         stages=stages_of(configuration.stages, case.tables.template.blocks),
         schedule="1f1b",
-        recomputation="full" if configuration.recompute else "none",
         inputs=input_layouts(case.tables, choices),
-        groups=groups_of(prepared, blocks, case.tables, choices),
+        groups=groups_of(prepared, blocks, case.tables, choices, "full" if configuration.recompute else "none"),
         prediction=Prediction.unknown(),
         provenance=Provenance(planner="test", search="none", status="feasible", gap=0.0),
     )

@@ -1,0 +1,139 @@
+"""What the judge charges for virtual stages: the stages of a rank added up, and the way back to the first rank."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from costmodels import in_flight, in_flight_of_chunks, step_time
+from hardware_profiles import Cluster, load_profile
+from planner.errors import RequestError
+from planner.plan.bind import bind
+from planner.plan.plan import Plan
+from planner.plan.predict import StageCost, predict, stage_costs, tied_seconds, transfer_seconds
+from runtime.step import parallelize
+from tests.distributed import plans
+
+PARTS = 2
+SUMMED = ("forward", "backward", "communication", "parameter gathering", "recomputation")
+
+
+def cluster_of(plan: Plan) -> Cluster:
+    return load_profile("h100-80gb").with_devices(plan.cluster.devices)
+
+
+def plain(model: str, **settings: object) -> Plan:
+    """Four stages of one block on four ranks of 4 devices."""
+    return plans.hand_plan("zero1", model, plans.mesh_of(4), stages=(1,) * 4, micro_batches=PARTS, **settings)
+
+
+def dealt(plan: Plan) -> Plan:
+    """The same four stages on two ranks."""
+    cluster = replace(plan.cluster, devices=plan.cluster.devices // 2)
+    return replace(plan, virtual_stages=2, schedule="interleaved_1f1b", cluster=cluster)
+
+
+def costs_of(plan: Plan) -> tuple[StageCost, ...]:
+    return stage_costs(bind(plan, plans.traced(plan.model.reference), plans.BATCH), cluster_of(plan))
+
+
+@pytest.mark.parametrize("recomputation", ["none", "full", "selective"])
+@pytest.mark.parametrize("model", ["llama4", "gpt4"])
+def test_a_rank_is_the_sum_of_its_stages(model: str, recomputation: str) -> None:
+    plan = plain(model, recomputation=recomputation, kept=("scaled_dot_product_attention",))
+    four, two = costs_of(plan), costs_of(dealt(plan))
+    for rank in range(2):
+        stages = (four[rank], four[rank + 2])
+        for part in SUMMED:
+            assert two[rank].micro_batch[part] == pytest.approx(sum(cost.micro_batch[part] for cost in stages)), part
+        assert two[rank].memory["transient"] == max(cost.memory["transient"] for cost in stages)
+
+
+@pytest.mark.parametrize("model", ["llama4", "gpt4"])
+def test_activations_are_those_of_the_micro_batches_in_flight_of_each_stage(model: str) -> None:
+    plan = plain(model)
+    four, two = costs_of(plan), costs_of(dealt(plan))
+    for rank in range(2):
+        live = in_flight_of_chunks(rank, 2, 2, PARTS)
+        kept = [
+            four[stage].memory["activations"] / in_flight(stage, 4, PARTS) * times
+            for stage, times in zip((rank, rank + 2), live, strict=True)
+        ]
+        assert two[rank].memory["activations"] == pytest.approx(sum(kept))
+
+
+def test_a_recomputed_rank_holds_one_block_at_a_time() -> None:
+    """Of the two stages of a rank only one recomputes at a time: less than both would take alone."""
+    plan = plain("llama4", recomputation="full")
+    four, two = costs_of(plan), costs_of(dealt(plan))
+    assert two[1].memory["activations"] < four[1].memory["activations"] + four[3].memory["activations"]
+
+
+def test_transfers_go_round() -> None:
+    """Values go on three times: to rank 1, back to rank 0, to rank 1. Gradients come back as often."""
+    plan = dealt(plain("llama4"))
+    cluster = cluster_of(plan)
+    flow = 4 * plans.BATCH / PARTS * plans.SEQUENCE * plans.LLAMA.hidden_size
+    for cost in costs_of(plan):
+        sent = [message.nbytes for part, message in cost.messages.elements() if part == "stage transfer"]
+        one = transfer_seconds(flow, plan.mesh.size, cluster)
+        assert sent == [flow] * 3
+        assert cost.micro_batch["stage transfer"] == pytest.approx(3 * one)
+
+
+def test_the_way_back_to_the_first_rank_is_as_long_as_the_pipeline() -> None:
+    """Four ranks of 4 devices: one further is in the same node of 8, the way from the last to the first is not."""
+    plan = plans.hand_plan("zero1", "llama8", plans.mesh_of(4), stages=(1,) * 8, micro_batches=1)
+    plan = replace(
+        plan,
+        virtual_stages=2,
+        schedule="interleaved_1f1b",
+        training=replace(plan.training, micro_batches=4, global_batch=4 * plans.BATCH),
+        cluster=replace(plan.cluster, devices=16),
+    )
+    cluster = cluster_of(plan)
+    flow = 4.0 * plans.BATCH * plans.SEQUENCE * plans.LLAMA.hidden_size / 4
+    near, far = transfer_seconds(flow, 4, cluster), transfer_seconds(flow, 12, cluster)
+    assert far > near
+    found = [cost.micro_batch["stage transfer"] for cost in costs_of(plan)]
+    assert found == pytest.approx([2 * near + far, 4 * near, 4 * near, 2 * near + far])
+
+
+def test_tied_parameters_are_summed_between_ranks_only() -> None:
+    """The embedding of a GPT is on the first and on the last stage: ranks 0 and 3 of four, ranks 0 and 1 of two."""
+    plan = plain("gpt4")
+    cluster = cluster_of(plan)
+    nbytes = 4.0 * plans.VOCABULARY * plans.GPT_CONFIG.hidden_size / 4
+    for found, distance in ((plan, 3), (dealt(plan), 1)):
+        tied = [
+            (message.kind, message.nbytes)
+            for part, message in costs_of(found)[0].messages.elements()
+            if part == "gradient reduction" and message.axis is None
+        ]
+        assert tied == [("all_reduce", nbytes)]
+        assert tied_seconds(nbytes, distance, 4, cluster) > 0
+
+
+def test_parameters_of_one_rank_are_held_once() -> None:
+    """What two stages of a rank use is kept and updated once: here the blocks share their weights."""
+    plan = dealt(plain("gpt4"))
+    weights = sum(cost.memory["weights"] for cost in costs_of(plan))
+    numel = plans.traced("gpt4").parameter_count() + plans.VOCABULARY * plans.GPT_CONFIG.hidden_size
+    assert weights == 4 * numel  # whole on every device; the tied embedding on both ranks
+
+
+def test_the_step_is_that_of_the_interleaved_schedule() -> None:
+    plan = dealt(plain("llama4"))
+    prediction = predict(bind(plan, plans.traced("llama4"), plans.BATCH), cluster_of(plan))
+    per_part = [stage.micro_batch_seconds for stage in prediction.stages]
+    once = [stage.once_seconds for stage in prediction.stages]
+    assert len(per_part) == 2
+    assert prediction.step_seconds == pytest.approx(float(step_time(per_part, once, PARTS, 2)))
+    assert dict(prediction.time)["pipeline bubble"] == pytest.approx(min(per_part) / 2)
+    assert math.fsum(value for _, value in prediction.time) == pytest.approx(prediction.step_seconds)
+    assert prediction.peak_bytes == max(stage.peak_bytes for stage in prediction.stages)
+
+
+def test_the_runtime_refuses_them() -> None:
+    with pytest.raises(RequestError, match=r"2 virtual stages on each pipeline rank, which cannot be executed yet"):
+        parallelize(plans.build("llama4"), dealt(plain("llama4")), plans.batch(), traced=plans.traced("llama4"))

@@ -1,0 +1,27 @@
+"""The leaf of a parameter whose gradient is cut finer than its weight."""
+
+import pytest
+import torch
+
+from tests.contract.one_rank import one_rank
+from tests.distributed import plans
+
+
+@pytest.mark.parametrize(("kind", "stubs"), [("zero1", False), ("zero2", True), ("zero3", False)])
+def test_a_stub_has_the_shape_of_the_gradient_and_no_memory(kind: str, stubs: bool) -> None:
+    plan = plans.hand_plan(kind, "llama", plans.mesh_of(4), recomputation="full")
+    with one_rank("llama", plan, plans.traced("llama")) as (step, _):
+        step.accumulate(*plans.batch())
+        for name, parameter in step.parameters.items():
+            assert parameter.trainable
+            assert (parameter.stub is not None) is stubs
+            assert parameter.leaf.is_leaf
+            assert parameter.leaf.grad is None, "it has been moved to the gradient"
+            assert parameter.gradient is not None, name
+            assert parameter.gradient.dtype == torch.float32
+            assert parameter.gradient.shape == parameter.leaf.shape == parameter.local_gradient().shape
+            if stubs:
+                assert parameter.leaf.untyped_storage().nbytes() == 4
+                assert parameter.piece.shape == parameter.shape
+                assert not parameter.piece.requires_grad
+                assert parameter.gradient.numel() * 4 == parameter.piece.numel()
