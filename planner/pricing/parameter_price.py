@@ -69,16 +69,17 @@ def price_parameter(
     gradient = np.array([local_fraction(s.gradient, sizes) for s in stored]) * tensor.numel
     accumulated = replace(tensor, dtype="float32")
     # an fp32 weight is its own master copy where the state cuts it finer; elsewhere the piece of the state is a copy
-    copies = np.array([per.weight == _FP32 and pricer.sends(tensor, s.weight, s.state) for s in stored])
+    weights, gradients, states = ([getattr(s, kind) for s in stored] for kind in ("weight", "gradient", "state"))
+    copies = pricer.pairs(tensor, weights, states).sends if per.weight == _FP32 else zeros
     added = gradient * (tensor.element_bytes + 2 * per.gradient)
     device = pricer.cluster.device
     return ParameterPrices(
         accumulation=np.asarray(
             operator_time(op_class="copy", flops=0.0, bytes_moved=added, dtype="fp32", device=device)
         ),
-        synchronisation=np.array([pricer.seconds(accumulated, s.gradient, s.state) for s in stored]),
+        synchronisation=pricer.pairs(accumulated, gradients, states).seconds,
         update=np.asarray(optimizer_time(state, precision, optimizer, device)),
-        gather=np.array([pricer.seconds(tensor, s.state, s.weight) for s in stored]),
+        gather=pricer.pairs(tensor, states, weights).seconds,
         weight=weight * per.weight,
         gradient=gradient * per.gradient,
         state=state * (per.state + _FP32 * copies),

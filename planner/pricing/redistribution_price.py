@@ -1,10 +1,11 @@
-"""Seconds of every redistribution between any two layouts of a tensor, as a table.
+"""Seconds of redistributions between many layouts of a tensor at once.
 
-All paths are followed at once: from each layout one step towards each other layout, adding the price of that step,
-until all have arrived. Equal steps (same collective, axis and share of the tensor) are priced once.
+The paths of all pairs are followed together, a step of each at a time. Equal steps (same collective, axis and share of
+the tensor) are priced once, and paths are followed once for tensors that differ in size alone.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,24 +17,20 @@ from planner.graph.operator_graph import TensorType
 from planner.pricing.message import Message, message_seconds
 from planner.sharding.layout import Layout
 from planner.sharding.mesh import Mesh
-from planner.sharding.redistribute import COLLECTIVES, Routes, Step, cut_limits, redistribution, routes
+from planner.sharding.redistribute import COLLECTIVES, Hops, Routes, cut_limits, redistribution, routes
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
-_Kind = tuple[str, int, float]  # collective or local step, axis, share of the tensor
+Layouts = tuple[Layout, ...]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RedistributionTable:
-    """Seconds from layout i to layout j of one tensor, (n, n), and whether anything is sent, so that the result has
-    memory of its own; `position` says which row and column a layout has."""
+class RedistributionMatrix:
+    """From each of n_s layouts to each of n_t, (n_s, n_t): seconds, and whether anything is sent, so that the result
+    has memory of its own."""
 
-    position: dict[Layout, int]
     seconds: Array
     sends: NDArray[np.bool_]
-
-    def at(self, source: Layout, target: Layout) -> float:
-        return float(self.seconds[self.position[source], self.position[target]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +42,20 @@ class PricedRoute:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Kinds:
-    """The routes of one kind of tensor with their steps grouped: `of_arc[i, k]` is the kind of the step from i to k."""
+class _Asked:
+    """Paths between two lists of layouts, and which of them send anything."""
 
-    routes: Routes
-    kinds: tuple[_Kind, ...]
-    of_arc: Indices
-    position: dict[Layout, int]
+    hops: Hops
+    sends: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Places:
+    """Positions of a list of layouts, which is kept so that nothing else can have its identity."""
+
+    layouts: Layouts
+    positions: Indices
+    content: bytes
 
 
 @dataclass(kw_only=True, eq=False)
@@ -60,26 +64,41 @@ class RedistributionPricer:
 
     mesh: Mesh
     cluster: Cluster
-    _kinds: dict[tuple[int, ...], _Kinds] = field(default_factory=dict)
-    _tables: dict[tuple[tuple[int, ...], int], RedistributionTable] = field(default_factory=dict)
+    _paths: dict[tuple[int, ...], Routes] = field(default_factory=dict)
+    _places: dict[tuple[int, int], _Places] = field(default_factory=dict)
+    _asked: dict[tuple[tuple[int, ...], bytes, bytes], _Asked] = field(default_factory=dict)
+    _matrices: dict[tuple[tuple[int, ...], bytes, bytes, int], RedistributionMatrix] = field(default_factory=dict)
+    _prices: dict[tuple[str, int, float], float] = field(default_factory=dict)
     _routes: dict[tuple[tuple[int, ...], int, Layout, Layout], PricedRoute] = field(default_factory=dict)
 
-    def table(self, tensor: TensorType) -> RedistributionTable:
-        """Seconds between all layouts of a tensor."""
+    def matrix(self, tensor: TensorType, sources: Layouts, targets: Layouts) -> RedistributionMatrix:
+        """From each source to each target. Lists are recognised by identity, which is quick, or by what they hold."""
         limits = cut_limits(tensor.shape, self.mesh.sizes)
-        key = (limits, tensor.nbytes)
-        if key not in self._tables:
-            self._tables[key] = self._make(limits, float(tensor.nbytes))
-        return self._tables[key]
+        starts, ends = (self._placed(layouts, limits) for layouts in (sources, targets))
+        key = (limits, starts.content, ends.content)
+        known = self._matrices.get((*key, tensor.nbytes))
+        if known is None:
+            if key not in self._asked:
+                self._asked[key] = self._follow(self._paths_of(limits), starts.positions, ends.positions)
+            known = self._priced(self._asked[key], float(tensor.nbytes))
+            self._matrices[*key, tensor.nbytes] = known
+        return known
+
+    def pairs(self, tensor: TensorType, sources: Sequence[Layout], targets: Sequence[Layout]) -> RedistributionMatrix:
+        """From each source to the target in the same place: both tables have the shape (K,)."""
+        found = self._paths_of(cut_limits(tensor.shape, self.mesh.sizes))
+        starts, row = np.unique(found.positions(sources), return_inverse=True)
+        ends, column = np.unique(found.positions(targets), return_inverse=True)
+        every = self._priced(self._follow(found, starts, ends), float(tensor.nbytes))
+        return RedistributionMatrix(seconds=every.seconds[row, column], sends=every.sends[row, column])
 
     def seconds(self, tensor: TensorType, source: Layout, target: Layout) -> float:
         """Seconds of one redistribution."""
-        return 0.0 if source == target else self.table(tensor).at(source, target)
+        return self.route(tensor, source, target).seconds
 
     def sends(self, tensor: TensorType, source: Layout, target: Layout) -> bool:
         """Whether a redistribution sends anything; if not, what comes out shares the memory of what went in."""
-        table = self.table(tensor)
-        return bool(table.sends[table.position[source], table.position[target]])
+        return bool(self.route(tensor, source, target).messages)
 
     def route(self, tensor: TensorType, source: Layout, target: Layout) -> PricedRoute:
         """One redistribution step by step: the same seconds, and the messages they stand for."""
@@ -91,7 +110,7 @@ class RedistributionPricer:
                 if self.mesh.sizes[step.axis] > 1
             ]
             self._routes[key] = PricedRoute(
-                seconds=math.fsum(self._price(s.kind, s.axis, s.fraction, tensor.nbytes) for s in steps),
+                seconds=math.fsum(self._price(s.kind, s.axis, s.fraction * tensor.nbytes) for s in steps),
                 messages=tuple(
                     Message(kind=step.kind, axis=step.axis, nbytes=step.fraction * tensor.nbytes)
                     for step in steps
@@ -100,28 +119,39 @@ class RedistributionPricer:
             )
         return self._routes[key]
 
-    def _make(self, limits: tuple[int, ...], nbytes: float) -> RedistributionTable:
-        if limits not in self._kinds:
-            self._kinds[limits] = _grouped(routes(self.mesh, limits))
-        known = self._kinds[limits]
-        price = np.array([*(self._price(*kind, nbytes) for kind in known.kinds), 0.0])
-        of_arc, onward = price[known.of_arc], known.routes.onward
-        sending = np.array(
-            [*(kind in COLLECTIVES and self.mesh.sizes[axis] > 1 for kind, axis, _ in known.kinds), False]
-        )
-        count = len(onward)
-        goal = np.arange(count)[None, :]
-        here = np.repeat(np.arange(count)[:, None], count, axis=1)
-        seconds, sends = np.zeros((count, count)), np.zeros((count, count), dtype=np.bool_)
-        while not np.array_equal(here, np.broadcast_to(goal, here.shape)):
-            after = onward[here, goal]
-            seconds += of_arc[here, after]
-            sends |= sending[known.of_arc[here, after]]
-            here = after
-        return RedistributionTable(position=known.position, seconds=seconds, sends=sends)
+    def _paths_of(self, limits: tuple[int, ...]) -> Routes:
+        if limits not in self._paths:
+            self._paths[limits] = routes(self.mesh, limits)
+        return self._paths[limits]
 
-    def _price(self, kind: str, axis: int, fraction: float, nbytes: float) -> float:
-        message = fraction * nbytes
+    def _placed(self, layouts: Layouts, limits: tuple[int, ...]) -> _Places:
+        key = (id(layouts), len(limits))
+        if key not in self._places:
+            positions = self._paths_of(limits).positions(layouts)
+            self._places[key] = _Places(layouts=layouts, positions=positions, content=positions.tobytes())
+        return self._places[key]
+
+    def _follow(self, found: Routes, sources: Indices, targets: Indices) -> _Asked:
+        hops = found.hops(sources, targets)
+        sending = [kind in COLLECTIVES and self.mesh.sizes[axis] > 1 for kind, axis, _ in hops.moves]
+        sends = np.logical_or.reduce(np.array([*sending, False])[hops.taken], axis=0)
+        return _Asked(hops=hops, sends=sends)
+
+    def _priced(self, asked: _Asked, nbytes: float) -> RedistributionMatrix:
+        price = [self._price(kind, axis, fraction * nbytes) for kind, axis, fraction in asked.hops.moves]
+        seconds = np.zeros(asked.sends.shape)
+        for step in np.array([*price, 0.0])[asked.hops.taken]:
+            seconds += step
+        return RedistributionMatrix(seconds=seconds, sends=asked.sends)
+
+    def _price(self, kind: str, axis: int, message: float) -> float:
+        """Seconds of a step, given the bytes of its message."""
+        key = (kind, axis, message)
+        if key not in self._prices:
+            self._prices[key] = self._step_seconds(kind, axis, message)
+        return self._prices[key]
+
+    def _step_seconds(self, kind: str, axis: int, message: float) -> float:
         if kind in COLLECTIVES:
             return message_seconds(Message(kind=kind, axis=axis, nbytes=message), self.mesh, self.cluster)
         if kind == "slice" or self.mesh.sizes[axis] == 1:
@@ -130,16 +160,3 @@ class RedistributionPricer:
         return operator_time(
             op_class="copy", flops=0.0, bytes_moved=2 * message, dtype="fp32", device=self.cluster.device
         )
-
-
-def _grouped(found: Routes) -> _Kinds:
-    kinds: dict[_Kind, int] = {}
-
-    def number(step: Step) -> int:
-        return kinds.setdefault((step.kind, step.axis, step.fraction), len(kinds))
-
-    numbers = np.array([*(number(step) for step in found.steps), 0], dtype=np.intp)
-    stay = len(kinds)  # no step: priced 0
-    of_arc = np.where(found.arc >= 0, numbers[found.arc], stay)
-    position = {layout: i for i, layout in enumerate(found.layouts)}
-    return _Kinds(routes=found, kinds=tuple(kinds), of_arc=of_arc, position=position)

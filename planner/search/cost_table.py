@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from hardware_profiles import Cluster
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.pricing import OperatorPrices, ParameterPrices, RedistributionPricer, price_operator, price_parameter
-from planner.pricing.redistribution_price import RedistributionTable
 from planner.search.candidates import CandidateLists, Candidates, DuplexColumn, LayoutColumn
 from planner.search.template import Template, ValueEdge
 from planner.sharding.mesh import Mesh
@@ -197,24 +196,15 @@ class TableBuilder:
 
     def _spread(self, tensor: TensorType, source: LayoutColumn, target: LayoutColumn) -> Array:
         """Redistribution seconds for every pair of candidates."""
-        table = self._pricer.table(tensor)
-        seconds: Array = table.seconds[_pairs(table, source, target)]
+        matrix = self._pricer.matrix(tensor, source.distinct, target.distinct)
+        seconds: Array = matrix.seconds[source.index[:, None], target.index[None, :]]
         return seconds
 
     def _sends(self, tensor: TensorType, source: LayoutColumn, target: LayoutColumn) -> NDArray[np.bool_]:
         """Whether anything is sent, for every pair of candidates."""
-        table = self._pricer.table(tensor)
-        sends: NDArray[np.bool_] = table.sends[_pairs(table, source, target)]
+        matrix = self._pricer.matrix(tensor, source.distinct, target.distinct)
+        sends: NDArray[np.bool_] = matrix.sends[source.index[:, None], target.index[None, :]]
         return sends
-
-
-def _pairs(
-    table: RedistributionTable, source: LayoutColumn, target: LayoutColumn
-) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Rows and columns of every pair of candidates in a table of redistributions."""
-    rows = np.array([table.position[layout] for layout in source.distinct])[source.index]
-    columns = np.array([table.position[layout] for layout in target.distinct])[target.index]
-    return rows[:, None], columns[None, :]
 
 
 def _same(made: LayoutColumn, wanted: LayoutColumn) -> NDArray[np.bool_]:

@@ -14,14 +14,23 @@ Each step changes the placement of one axis (all_to_all moves its cut from one d
     pad             S(d) -> P      nothing: each device puts its piece into a tensor of zeros
 
 Where several axes cut one dim, the earlier axis is the outer cut, so only the innermost cut of a dim can be taken away
-and only a new innermost cut can be added. The path is the shortest one in the graph of layouts whose arcs weigh (moved
-bytes) / (bandwidth of the axis) plus a little per step: Floyd and Warshall over all layouts, in a fixed order, so that
-every process finds the same path. All layouts on the way divide evenly. Complexity: n = (dims + 2)^axes layouts, n^3
-in n vectorised rounds, once per mesh and kind of shape. Not good for: meshes of four axes and more.
+and only a new innermost cut can be added. All layouts on the way divide evenly.
+
+The path is the shortest one in the graph of layouts whose arcs weigh (moved bytes) / (bandwidth of the axis) plus a
+little per step. It is found from the source to all layouts at once (Bellman 1958), when asked for: the
+n = (dims + 2)^axes layouts are a grid with a dim per mesh axis, and as a step changes one axis, all steps along an axis
+are one operation on the grid, for many sources together:
+
+    label[.., to, ..] = min over from of  label[.., from, ..] + weight[from, .., to, ..]      until nothing changes
+
+Labels are whole numbers, so that sums are exact and every process finds the same path, whatever it asked for before:
+the weight in the high bits and below it the sum of the positions of the layouts on the way, which decides between paths
+of equal weight. Complexity: n axes (dims + 2) operations a round and source, at most as many rounds as the path has
+steps. Not good for: meshes of seven axes and more.
 """
 
-import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -31,18 +40,28 @@ from numpy.typing import NDArray
 from planner.errors import LayoutError
 from planner.sharding.layout import (
     PARTIAL,
-    REPLICATE,
     Layout,
-    Placement,
     divides,
     format_layout,
-    local_fraction,
-    shard,
 )
 from planner.sharding.mesh import Mesh
 
 COLLECTIVES = frozenset({"all_gather", "reduce_scatter", "all_reduce", "all_to_all"})
-_STEP_WEIGHT = 1e-18  # seconds per byte: only breaks ties between paths that move the same
+Indices = NDArray[np.intp]
+
+_HEAVIEST = 2**34  # weight of an all-reduce of a whole tensor over the slowest axis, were it endless
+_STEP = 16  # the little per step: more than what rounding does to a path, less than any real difference
+_TIE_BITS = 21  # hold the sum of the positions of the layouts on a path
+_NEVER = 2**61
+_CELLS = 2**21  # of labels at once
+_SMALL = 64  # layouts: the paths from all of them take hardly longer than those from one
+
+# Placements on one axis are numbered: 0 replicated, 1 partial, 2 + d cut along dim d. The kind of a step by what is on
+# the axis before and after it, and how often a device moves (n - 1) / n of the message of each kind.
+_REPLICATED, _PARTIAL, _CUT = range(3)
+_NAMES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "slice", "zero", "pad")
+_KIND = np.array([[-1, 5, 4], [2, -1, 1], [0, 6, 3]])
+_ROUNDS = np.array([1, 1, 2, 1, 0, 0, 0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,110 +115,158 @@ def _divisible_sets(extent: int, sizes: tuple[int, ...]) -> int:
     return mask
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Routes:
-    """Best paths between all n layouts that the tensors of one kind can have.
+Move = tuple[str, int, float]  # kind, axis and fraction of a step
 
-    `onward[i, j]` is the layout after the first step from i towards j; `arc[i, k]` the position in `steps` of the step
-    from i to its neighbour k.
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Hops:
+    """Paths from n_s layouts to n_t layouts, all of the same length: (steps, n_s, n_t) positions in `moves`.
+
+    Shorter paths stand still at first; that is the position after the last move.
     """
 
-    layouts: tuple[Layout, ...]
-    steps: tuple[Step, ...]
-    onward: NDArray[np.intp]
-    arc: NDArray[np.intp]
+    moves: tuple[Move, ...]
+    taken: Indices
 
-    def position(self, layout: Layout) -> int:
-        """Index of a layout in `layouts`."""
-        return self.layouts.index(layout)
+
+@lru_cache(maxsize=128)
+def routes(mesh: Mesh, limits: tuple[int, ...]) -> "Routes":
+    """Best paths between all layouts of tensors whose dims divide as `limits` says (see `cut_limits`)."""
+    return Routes(mesh, limits)
+
+
+class Routes:
+    """Best paths between the n layouts of one kind of tensor; those from a layout are found when it is first asked for.
+
+    A layout's position in the grid has its placements as digits. For arriving at layout v by a step on an axis that
+    was placed as p before, `_weight[axis, p, v]` is what the step adds to the label, `_before[axis, p, v]` the layout
+    it starts from and `_move[axis, p, v]` its position in `_moves`.
+    """
+
+    def __init__(self, mesh: Mesh, limits: tuple[int, ...]) -> None:
+        axes, options = len(mesh.axes), len(limits) + 2
+        count = options**axes
+        self._digits = np.indices((options,) * axes).reshape(axes, count)
+        self._strides = np.array([options ** (axes - 1 - axis) for axis in range(axes)], dtype=np.intp)
+        legal, pieces = _legal(limits, self._digits), _pieces(mesh.sizes, self._digits)
+        counts, held = np.unique(pieces, return_inverse=True)
+        self._legal, self._rank = legal, np.cumsum(legal) - 1
+        self._moves = tuple((kind, axis, 1.0 / int(c)) for kind in _NAMES for axis in range(axes) for c in counts)
+        self._weight = np.full((axes, options, count), _NEVER)
+        self._before = np.zeros((axes, options, count), dtype=np.intp)
+        self._move = np.zeros((axes, options, count), dtype=np.intp)
+        slowest = min((axis.bandwidth for axis in mesh.axes), default=1.0)
+        came = np.arange(options)[:, None]
+        for axis, line in enumerate(mesh.axes):
+            now = self._digits[axis]
+            before = np.arange(count) + (came - now) * self._strides[axis]
+            kind = _KIND[np.minimum(came, _CUT), np.minimum(now, _CUT)]
+            message = np.where(kind == 0, held, held[before])
+            moved = _ROUNDS[kind] / counts[message] * ((line.size - 1) / line.size)
+            weight = np.rint(moved * (slowest / line.bandwidth / 2 * _HEAVIEST)).astype(np.int64) + _STEP
+            innermost = legal & ~((now >= _CUT) & (self._digits[axis + 1 :] == now).any(axis=0))
+            allowed = innermost & innermost[before] & (came != now)
+            self._weight[axis][allowed] = ((weight << _TIE_BITS) + self._rank[before])[allowed]
+            self._before[axis] = before
+            self._move[axis] = (kind * axes + axis) * len(counts) + message
+        self._row = np.full(count, -1)  # of a start in the tables of paths found
+        self._come = np.zeros((0, count), dtype=np.intp)
+        self._made = np.zeros((0, count), dtype=np.intp)
+
+    def positions(self, layouts: Sequence[Layout]) -> Indices:
+        """Positions of layouts in the grid; the same for all tensors with as many dims."""
+        digits = [_CUT + p.dim if p.is_shard else int(p == PARTIAL) for layout in layouts for p in layout]
+        places: Indices = np.array(digits, dtype=np.intp).reshape(len(layouts), -1) @ self._strides
+        return places
 
     def path(self, source: Layout, target: Layout) -> tuple[Step, ...]:
         """Steps from one layout to another."""
-        at, goal = self.position(source), self.position(target)
-        found = []
-        while at != goal:
-            after = int(self.onward[at, goal])
-            found.append(self.steps[self.arc[at, after]])
-            at = after
-        return tuple(found)
+        ends = self.positions([source, target])
+        row = int(self._rows(ends[:1])[0])
+        start, at = ends.tolist()
+        found: list[Step] = []
+        while at != start:
+            before = self._come.item(row, at)
+            kind, axis, fraction = self._moves[self._made.item(row, at)]
+            was, now = (self._digits.item(axis, layout) - _CUT for layout in (before, at))
+            dim, to_dim = was if was >= 0 else max(now, -1), now if kind == "all_to_all" else -1
+            found.append(Step(kind, axis, dim, to_dim, fraction))
+            at = before
+        return tuple(reversed(found))
+
+    def hops(self, sources: Indices, targets: Indices) -> Hops:
+        """The steps from each source to each target, given by their positions."""
+        starts, row = sources[:, None], self._rows(sources)[:, None]
+        at = np.repeat(targets[None, :], len(sources), axis=0)
+        taken: list[Indices] = []
+        while (at != starts).any():
+            taken.append(self._made[row, at])
+            at = self._come[row, at]
+        steps = np.array(taken[::-1], dtype=np.intp).reshape(-1, *at.shape)
+        used = np.zeros(len(self._moves) + 1, dtype=np.bool_)
+        used[steps] = True
+        used[-1] = True  # standing still
+        number = np.cumsum(used) - 1
+        return Hops(moves=tuple(self._moves[m] for m in np.flatnonzero(used[:-1]).tolist()), taken=number[steps])
+
+    def _rows(self, starts: Indices) -> Indices:
+        """Rows of the tables with the paths from each start, which are found if they are not there yet."""
+        if (self._row[starts] < 0).any():
+            everywhere = len(self._rank) <= _SMALL
+            missing = np.flatnonzero(self._legal) if everywhere else np.unique(starts[self._row[starts] < 0])
+            chunk = max(1, _CELLS // math.prod(self._weight.shape[1:]))
+            for low in range(0, len(missing), chunk):
+                part = missing[low : low + chunk]
+                before, move = self._search(part)
+                self._row[part] = np.arange(len(part)) + len(self._come)
+                self._come, self._made = np.concatenate([self._come, before]), np.concatenate([self._made, move])
+        return self._row[starts]
+
+    def _search(self, starts: Indices) -> tuple[Indices, Indices]:
+        """The best path from each start to each layout, (starts, n): the layout before it and the last move."""
+        axes, _, count = self._weight.shape
+        row = np.arange(len(starts))
+        labels = np.full((len(starts), count), _NEVER)
+        labels[row, starts] = -self._rank[starts]  # where a path starts is not on its way
+        settled = False
+        while not settled:
+            known = labels.copy()
+            for axis in range(axes):
+                np.minimum(labels, self._arriving(labels, axis).min(axis=1), out=labels)
+            settled = np.array_equal(labels, known)
+        before = np.repeat(np.arange(count)[None, :], len(starts), axis=0)
+        move = np.full(labels.shape, len(self._moves))
+        for axis in reversed(range(axes)):  # of equal labels, the step on the first axis
+            best = self._arriving(labels, axis) == labels[:, None]
+            came = best.argmax(axis=1)
+            here = best[row[:, None], came, np.arange(count)]
+            before = np.where(here, np.take_along_axis(self._before[axis], came, axis=0), before)
+            move = np.where(here, np.take_along_axis(self._move[axis], came, axis=0), move)
+        return before, move
+
+    def _arriving(self, labels: NDArray[np.int64], axis: int) -> NDArray[np.int64]:
+        """Labels with which each layout is reached by a step on an axis, (starts, placements before, n)."""
+        _, options, count = self._weight.shape
+        inner = int(self._strides[axis])
+        start = labels.reshape(len(labels), -1, options, 1, inner).transpose(0, 2, 1, 3, 4)
+        found = start + self._weight[axis].reshape(options, -1, options, inner)
+        arriving: NDArray[np.int64] = found.reshape(len(labels), options, count)
+        return arriving
 
 
-@lru_cache(maxsize=4096)
-def routes(mesh: Mesh, limits: tuple[int, ...]) -> Routes:
-    """Best paths between all layouts of tensors whose dims divide as `limits` says (see `cut_limits`)."""
-    options = [REPLICATE, PARTIAL, *(shard(dim) for dim in range(len(limits)))]
-    every: Iterator[Layout] = itertools.product(options, repeat=len(mesh.axes))
-    layouts = tuple(layout for layout in every if _divides(limits, layout))
-    place = {layout: i for i, layout in enumerate(layouts)}
-    count = len(layouts)
-    weight = np.full((count, count), np.inf)
-    np.fill_diagonal(weight, 0.0)
-    arc = np.full((count, count), -1, dtype=np.intp)
-    steps: list[Step] = []
-    for i, layout in enumerate(layouts):
-        for step, arrived, moved in _steps(mesh, limits, layout):
-            j = place[arrived]
-            weight[i, j] = moved / mesh.axes[step.axis].bandwidth + _STEP_WEIGHT
-            arc[i, j] = len(steps)
-            steps.append(step)
-    onward = np.tile(np.arange(count), (count, 1))
-    for k in range(count):
-        through = weight[:, k, None] + weight[None, k, :]
-        better = through < weight
-        weight[better] = through[better]
-        onward = np.where(better, onward[:, k, None], onward)
-    return Routes(layouts=layouts, steps=tuple(steps), onward=onward, arc=arc)
-
-
-def _divides(limits: tuple[int, ...], layout: Layout) -> bool:
+def _legal(limits: tuple[int, ...], digits: Indices) -> NDArray[np.bool_]:
+    """Whether each layout of the grid divides evenly."""
+    legal = np.ones(digits.shape[1], dtype=np.bool_)
     for dim, mask in enumerate(limits):
-        cut = shard(dim)
-        subset = sum(1 << axis for axis, placement in enumerate(layout) if placement == cut)
-        if not mask >> subset & 1:
-            return False
-    return True
+        allowed = np.array([bool(mask >> subset & 1) for subset in range(1 << len(digits))])
+        bits = (digits == _CUT + dim) << np.arange(len(digits))[:, None]
+        legal &= allowed[bits.sum(axis=0)]
+    return legal
 
 
-def _steps(mesh: Mesh, limits: tuple[int, ...], layout: Layout) -> Iterator[tuple[Step, Layout, float]]:
-    """Every legal step from a layout: the step, the layout after it, and the share of the tensor a device moves."""
-    held = local_fraction(layout, mesh.sizes)
-    for axis, placement in enumerate(layout):
-        size = mesh.sizes[axis]
-        remote = (size - 1) / size
-        if placement == PARTIAL:
-            yield Step("all_reduce", axis, fraction=held), _replace(layout, axis, REPLICATE), 2 * held * remote
-            for dim in _new_cuts(limits, layout, axis):
-                step = Step("reduce_scatter", axis, dim, fraction=held)
-                yield step, _replace(layout, axis, shard(dim)), held * remote
-        elif placement == REPLICATE:
-            for dim in _new_cuts(limits, layout, axis):
-                yield Step("slice", axis, dim, fraction=held), _replace(layout, axis, shard(dim)), 0.0
-            yield Step("zero", axis, fraction=held), _replace(layout, axis, PARTIAL), 0.0
-        elif shard(placement.dim) not in layout[axis + 1 :]:
-            gathered = held * size
-            step = Step("all_gather", axis, placement.dim, fraction=gathered)
-            yield step, _replace(layout, axis, REPLICATE), gathered * remote
-            for dim in _new_cuts(limits, _replace(layout, axis, REPLICATE), axis):
-                if dim != placement.dim:
-                    step = Step("all_to_all", axis, placement.dim, dim, fraction=held)
-                    yield step, _replace(layout, axis, shard(dim)), held * remote
-            step = Step("pad", axis, placement.dim, fraction=held)
-            yield step, _replace(layout, axis, PARTIAL), 0.0
-
-
-def _new_cuts(limits: tuple[int, ...], layout: Layout, axis: int) -> Iterator[int]:
-    """Dims that `axis` can cut as the innermost cut, given the cuts of the other axes."""
-    for dim, mask in enumerate(limits):
-        cut = shard(dim)
-        if cut in layout[axis + 1 :]:
-            continue
-        subset = 1 << axis
-        for other, placement in enumerate(layout):
-            if placement == cut:
-                subset |= 1 << other
-        if mask >> subset & 1:
-            yield dim
-
-
-def _replace(layout: Layout, axis: int, placement: Placement) -> Layout:
-    return (*layout[:axis], placement, *layout[axis + 1 :])
+def _pieces(sizes: tuple[int, ...], digits: Indices) -> Indices:
+    """Into how many pieces each layout of the grid cuts a tensor."""
+    pieces = np.ones(digits.shape[1], dtype=np.intp)
+    for axis, size in enumerate(sizes):
+        pieces[digits[axis] >= _CUT] *= size
+    return pieces

@@ -24,9 +24,8 @@ A dim that is indexed by several factors, (h d), is cut on its outermost factors
 once all factors outside of it are split completely, because a shard must be one contiguous piece.
 """
 
-import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -126,6 +125,18 @@ class Rule:
     def index(self) -> Mapping[str, int]:
         """Factor index by name."""
         return {factor.name: i for i, factor in enumerate(self.factors)}
+
+    @cached_property
+    def nesting(self) -> tuple[tuple[frozenset[int], frozenset[int]], ...]:
+        """For each factor those outside and those inside of it in a compound dim."""
+        dims = [factors for tensor in (*self.operands, *self.results) for factors in tensor if len(factors) > 1]
+        return tuple(
+            (
+                frozenset(g for dim in dims if f in dim for g in dim[: dim.index(f)]),
+                frozenset(g for dim in dims if f in dim for g in dim[dim.index(f) + 1 :]),
+            )
+            for f in range(len(self.factors))
+        )
 
     def backward_work(self, gradients: int) -> float:
         """Work of the backward pass for the gradients of so many operands, in units of the forward work."""
@@ -260,12 +271,42 @@ def splittable(rule: Rule) -> tuple[str, ...]:
     return tuple(factor.name for factor in rule.factors if factor.kind is not FactorKind.BLOCKED)
 
 
-def legal_strategies(rule: Rule, mesh: Mesh) -> tuple[Strategy, ...]:
-    """All legal strategies in a fixed order; the one that splits nothing comes first."""
-    choices: list[int | None] = [None]
-    choices += [i for i, factor in enumerate(rule.factors) if factor.kind is not FactorKind.BLOCKED]
-    candidates: Iterable[Strategy] = itertools.product(choices, repeat=len(mesh.axes))
-    return tuple(strategy for strategy in candidates if strategy_fault(rule, strategy, mesh) is None)
+Choices = Sequence[Sequence[int | None]]
+"""Per mesh axis the factors, or None, that a strategy may give it."""
+
+
+def legal_strategies(rule: Rule, mesh: Mesh, allowed: Choices | None = None) -> tuple[Strategy, ...]:
+    """All legal strategies, or those of them that take what is `allowed` on every axis, in a fixed order; the one that
+    splits nothing comes first.
+
+    They grow axis by axis, as nothing that is illegal on some axes becomes legal by what later axes do.
+    """
+    every: list[int | None] = [None]
+    every += [i for i, factor in enumerate(rule.factors) if factor.kind is not FactorKind.BLOCKED]
+    grown: list[tuple[Strategy, tuple[int, ...]]] = [((), (1,) * len(rule.factors))]  # and the pieces of each factor
+    for axis, size in enumerate(mesh.sizes):
+        grown = [
+            ((*strategy, choice), after)
+            for strategy, pieces in grown
+            for choice in (every if allowed is None else allowed[axis])
+            if (after := _cut_on(rule, strategy, pieces, choice, size)) is not None
+        ]
+    return tuple(strategy for strategy, _ in grown)
+
+
+def _cut_on(
+    rule: Rule, strategy: Strategy, pieces: tuple[int, ...], choice: int | None, size: int
+) -> tuple[int, ...] | None:
+    """Pieces of each factor once one more axis takes `choice` after a legal strategy, or None where it may not."""
+    if choice is None:
+        return pieces
+    factor, count = rule.factors[choice], pieces[choice] * size
+    if factor.kind is FactorKind.BLOCKED or (factor.kind is not FactorKind.BROADCAST and factor.extent % count):
+        return None
+    outside, inside = rule.nesting[choice]
+    if any(pieces[outer] != rule.factors[outer].extent for outer in outside) or not inside.isdisjoint(strategy):
+        return None
+    return (*pieces[:choice], count, *pieces[choice + 1 :])
 
 
 def named_strategy(rule: Rule, names: Sequence[str | None], where: str) -> Strategy:

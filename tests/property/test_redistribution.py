@@ -1,9 +1,12 @@
 """Redistribution as a property: the steps, played on the pieces of all ranks, turn every layout into every other."""
 
+import heapq
 import importlib.util
+import itertools
 import math
+import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -27,7 +30,7 @@ from planner.sharding.layout import (
     shard,
 )
 from planner.sharding.mesh import Mesh, MeshAxis
-from planner.sharding.redistribute import COLLECTIVES, Step, redistribution
+from planner.sharding.redistribute import COLLECTIVES, Routes, Step, cut_limits, redistribution
 
 Array = NDArray[np.int64]
 
@@ -50,6 +53,24 @@ def cases(draw: st.DrawFn) -> tuple[tuple[int, ...], Mesh, Layout, Layout]:
     placements = st.sampled_from([REPLICATE, PARTIAL, *(shard(dim) for dim in range(len(shape)))])
     layouts = st.tuples(*[placements] * len(sizes)).filter(lambda layout: divides(shape, layout, sizes))
     return shape, mesh_of(sizes, bandwidths), draw(layouts), draw(layouts)
+
+
+@st.composite
+def large_cases(draw: st.DrawFn) -> tuple[tuple[int, ...], Mesh, Layout, Layout]:
+    """The same on a mesh of three or four axes, of some tens to hundreds of layouts."""
+    sizes = draw(st.lists(st.sampled_from([1, 2, 2, 3, 4]), min_size=3, max_size=4))
+    shape = tuple(draw(st.lists(st.sampled_from([2, 3, 4, 8, 12, 16]), min_size=1, max_size=6 - len(sizes))))
+    bandwidths = draw(st.lists(st.sampled_from([1e9, 2.5e10, 4e11]), min_size=len(sizes), max_size=len(sizes)))
+    mesh = mesh_of(sizes, bandwidths)
+    chosen = st.sampled_from(layouts_of(shape, mesh))
+    return shape, mesh, draw(chosen), draw(chosen)
+
+
+def layouts_of(shape: tuple[int, ...], mesh: Mesh) -> list[Layout]:
+    """Every layout that a shape can have."""
+    placements = [REPLICATE, PARTIAL, *(shard(dim) for dim in range(len(shape)))]
+    every = itertools.product(placements, repeat=len(mesh.axes))
+    return [layout for layout in every if divides(shape, layout, mesh.sizes)]
 
 
 def pieces_of(tensor: Array, layout: Layout, mesh: Mesh) -> list[Array]:
@@ -174,6 +195,93 @@ def test_a_detour_is_never_quicker(case: tuple[tuple[int, ...], Mesh, Layout, La
     detour = seconds(redistribution(shape, mesh, source, middle), mesh)
     detour += seconds(redistribution(shape, mesh, middle, target), mesh)
     assert seconds(redistribution(shape, mesh, source, target), mesh) <= detour * (1 + 1e-9)
+
+
+def arrived(step: Step, layout: Layout, mesh: Mesh) -> Layout:
+    """The layout after a step. Fails where the step cannot be taken."""
+    before = layout[step.axis]
+    within = layout[step.axis + 1 :]
+    after = {
+        "all_gather": REPLICATE,
+        "all_reduce": REPLICATE,
+        "reduce_scatter": shard(max(step.dim, 0)),
+        "slice": shard(max(step.dim, 0)),
+        "all_to_all": shard(max(step.to_dim, 0)),
+        "zero": PARTIAL,
+        "pad": PARTIAL,
+    }[step.kind]
+    if step.kind in ("all_gather", "all_to_all", "pad"):
+        assert before == shard(step.dim)
+    else:
+        assert before == (PARTIAL if step.kind in ("all_reduce", "reduce_scatter") else REPLICATE)
+    assert before != after
+    assert not any(placement.is_shard and placement in (before, after) for placement in within), "an outer cut moved"
+    return (*layout[: step.axis], after, *within)
+
+
+def neighbours(shape: tuple[int, ...], mesh: Mesh, layout: Layout) -> Iterator[tuple[float, Layout]]:
+    """Every layout one step away, and the seconds per byte of the tensor to get there, by the formulas of the
+    collectives."""
+    held = local_fraction(layout, mesh.sizes)
+    for axis, line in enumerate(mesh.axes):
+        before, within, share = layout[axis], layout[axis + 1 :], (line.size - 1) / line.size / line.bandwidth
+        for after in (REPLICATE, PARTIAL, *(shard(dim) for dim in range(len(shape)))):
+            found = (*layout[:axis], after, *within)
+            moves_cut = any(placement.is_shard and placement in within for placement in (before, after))
+            if after == before or moves_cut or not divides(shape, found, mesh.sizes):
+                continue
+            if after == PARTIAL or before == REPLICATE:
+                yield 0.0, found
+            elif before == PARTIAL:
+                yield (1 if after.is_shard else 2) * held * share, found
+            else:
+                yield held * share * (1 if after.is_shard else line.size), found
+
+
+def shortest(shape: tuple[int, ...], mesh: Mesh, source: Layout, target: Layout) -> float:
+    """Seconds per byte of the best path, by Dijkstra."""
+    best, order, queue = {source: 0.0}, itertools.count(), [(0.0, 0, source)]
+    while queue:
+        distance, _, layout = heapq.heappop(queue)
+        if layout == target:
+            return distance
+        for weight, after in neighbours(shape, mesh, layout) if distance == best[layout] else ():
+            if distance + weight < best.get(after, math.inf):
+                best[after] = distance + weight
+                heapq.heappush(queue, (best[after], next(order), after))
+    raise AssertionError(f"{format_layout(target)} cannot be reached")
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=large_cases())
+def test_on_many_axes_the_path_is_legal_and_the_shortest(case: tuple[tuple[int, ...], Mesh, Layout, Layout]) -> None:
+    shape, mesh, source, target = case
+    steps, layout = redistribution(shape, mesh, source, target), source
+    for step in steps:
+        layout = arrived(step, layout, mesh)
+        assert divides(shape, layout, mesh.sizes)
+    assert layout == target
+    assert math.isclose(seconds(steps, mesh), shortest(shape, mesh, source, target), rel_tol=1e-6, abs_tol=1e-18)
+
+
+@settings(max_examples=30, deadline=None)
+@given(case=large_cases(), draw=st.randoms(use_true_random=False))
+def test_the_path_does_not_depend_on_what_was_asked_before(
+    case: tuple[tuple[int, ...], Mesh, Layout, Layout], draw: random.Random
+) -> None:
+    shape, mesh, source, target = case
+    limits = cut_limits(shape, mesh.sizes)
+    expected = Routes(mesh, limits).path(source, target)
+    asked, every = Routes(mesh, limits), layouts_of(shape, mesh)
+    others = [draw.choice(every) for _ in range(4)]
+    for _ in range(3):
+        asked.path(draw.choice(others), draw.choice(every))
+    together = asked.hops(asked.positions([*others, source]), asked.positions([*others, target]))
+    assert asked.path(source, target) == expected
+    assert asked.path(others[0], target) == Routes(mesh, limits).path(others[0], target)
+    moves = [(step.kind, step.axis, step.fraction) for step in expected]
+    taken = [number for number in together.taken[:, -1, -1].tolist() if number < len(together.moves)]
+    assert [together.moves[number] for number in taken] == moves
 
 
 def test_every_process_finds_the_same_path(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Prices of single choices against numbers worked out by hand from the profile."""
 
+import itertools
 import math
 
 import numpy as np
@@ -11,9 +12,9 @@ from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.bind import prepare
 from planner.pricing import OperatorPrices, RedistributionPricer, price_operator, price_parameter
 from planner.pricing.liveness import liveness, replay
-from planner.sharding.layout import parse_layout
+from planner.sharding.layout import PARTIAL, REPLICATE, divides, parse_layout, shard
 from planner.sharding.mesh import Mesh, build_mesh
-from planner.sharding.redistribute import COLLECTIVES, cut_limits, redistribution, routes
+from planner.sharding.redistribute import COLLECTIVES, redistribution
 from planner.sharding.rule import legal_strategies, named_strategy
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter
@@ -105,14 +106,18 @@ def test_a_dtype_without_a_peak_is_refused() -> None:
 
 @pytest.mark.parametrize("shape", [(16, 16), (16, 6, 8), (3,)])
 def test_a_redistribution_costs_the_sum_of_its_steps(shape: tuple[int, ...]) -> None:
-    """The table against the steps that the runtime takes, for every pair of layouts."""
+    """The matrix against the steps that the runtime takes, for every pair of layouts."""
     tensor = TensorType(shape=shape, dtype="bfloat16")
     pricer = RedistributionPricer(mesh=MESH, cluster=CLUSTER)
-    table = pricer.table(tensor)
+    placements = [REPLICATE, PARTIAL, *(shard(dim) for dim in range(len(shape)))]
+    every = itertools.product(placements, repeat=len(MESH.axes))
+    layouts = tuple(layout for layout in every if divides(shape, layout, MESH.sizes))
+    matrix = pricer.matrix(tensor, layouts, layouts[::-1])
+    pairs = pricer.pairs(tensor, layouts, layouts[::-1])
     bandwidth = CLUSTER.device.memory_bandwidth * CLUSTER.device.efficiency("copy").bandwidth
     paid = 0
-    for source in table.position:
-        for target in table.position:
+    for row, source in enumerate(layouts):
+        for column, target in enumerate(layouts[::-1]):
             expected = 0.0
             for step in redistribution(shape, MESH, source, target):
                 message = step.fraction * tensor.nbytes
@@ -121,11 +126,14 @@ def test_a_redistribution_costs_the_sum_of_its_steps(shape: tuple[int, ...]) -> 
                     expected += float(collective_time(step.kind, message, CLUSTER.group(axis.size, axis.stride)))
                 elif step.kind != "slice":
                     expected += CLUSTER.device.launch_latency + 2 * message / bandwidth
-            assert math.isclose(table.at(source, target), expected, rel_tol=1e-12), (source, target)
+            assert math.isclose(matrix.seconds[row, column], expected, rel_tol=1e-12), (source, target)
+            assert matrix.sends[row, column] == pricer.sends(tensor, source, target)
+            if row == column:
+                assert pairs.seconds[row] == matrix.seconds[row, column]
+                assert pairs.sends[row] == matrix.sends[row, column]
             assert (pricer.seconds(tensor, source, target) == 0) == (expected == 0)
             paid += expected > 0
-    assert len(table.position) == len(routes(MESH, cut_limits(shape, MESH.sizes)).layouts)
-    assert paid > len(table.position) // 2
+    assert paid > len(layouts) // 2
 
 
 def stored(weight: str, gradient: str, state: str) -> StoredParameter:

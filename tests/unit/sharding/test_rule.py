@@ -1,6 +1,7 @@
 """What a rule says about strategies: layouts, legality with reasons, names. That it is true is shown in
 tests/contract."""
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -47,6 +48,7 @@ INSIDE = (
     "factor 'd1' inside the compound dim (d0 d1) is split, but factor 'd0' outside of it, of extent 4, is split into"
     " {} only"
 )
+MERGED = rule("view.default", [tensor(2, 3, 8)], tensor(6, 2, 4), (6, 2, 4))
 SOFTMAX = rule("softmax.int", [tensor(4, 6)], tensor(4, 6), -1)
 
 
@@ -193,3 +195,20 @@ def test_query_heads_are_split_once_key_heads_are() -> None:
 def test_calls_that_do_not_match(op: str, operands: list[TensorType], result: TensorType, message: str) -> None:
     with pytest.raises(RuleError, match=f"aten.{op}: .*{message}"):
         rule(op, operands, result)
+
+
+@pytest.mark.parametrize("chosen", [LINEAR, VIEW, SOFTMAX, MERGED], ids=lambda chosen: chosen.op)
+@pytest.mark.parametrize("sizes", [(), (2,), (2, 3), (2, 1, 2), (4, 2, 3), (2, 2, 2, 3)])
+def test_growing_axis_by_axis_finds_what_trying_all_finds(chosen: Rule, sizes: tuple[int, ...]) -> None:
+    mesh = mesh_of(*sizes)
+    choices = [None, *range(len(chosen.factors))]
+    every = itertools.product(choices, repeat=len(sizes))
+    assert legal_strategies(chosen, mesh) == tuple(s for s in every if strategy_fault(chosen, s, mesh) is None)
+
+
+def test_strategies_that_take_what_is_allowed() -> None:
+    every, mesh = legal_strategies(LINEAR, mesh_of(2, 2, 2)), mesh_of(2, 2, 2)
+    allowed = [(None, 2), (0,), (None, 1, 3)]
+    found = legal_strategies(LINEAR, mesh, allowed)
+    assert found == tuple(s for s in every if all(c in on for c, on in zip(s, allowed, strict=True)))
+    assert len(found) == 6
