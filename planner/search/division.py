@@ -33,6 +33,7 @@ class Rank:
         received: bytes that a chunk keeps of what it receives, times micro-batches in flight, if its first block is not
             recomputed.
         ending: bytes that the last block keeps on top, if it is not recomputed, times its flights.
+        outliving: bytes that a recomputed block hands to one that is not, which keeps them, times flights.
         seconds: transfers from and to other ranks, per micro-batch.
     """
 
@@ -41,6 +42,7 @@ class Rank:
     ends: tuple[tuple[Amounts, float], ...]
     received: float
     ending: float
+    outliving: float
     seconds: float
 
 
@@ -118,7 +120,8 @@ def fill(rank: Rank, pool: Sequence[Column], blocks: int, micro_batches: int, ca
     ending = np.array([0.0 if pool[a].recompute else rank.ending for a, _ in pairs])[:, None]
     at_once = np.maximum(np.maximum(rows(one, "replay"), rows(two, "replay")), outer.replay)
     at_once = at_once + np.maximum(np.maximum(rows(one, "transient"), rows(two, "transient")), outer.transient)
-    held = outer.memory + received + ending + at_once
+    outliving = np.array([rank.outliving if pool[b].recompute and not pool[a].recompute else 0.0 for a, b in pairs])
+    held = outer.memory + received + ending + at_once + outliving[:, None]
     over = held + counts * rows(one, "memory") - capacity
     saved = rows(one, "memory") - rows(two, "memory")
     lean = np.where(same, 0.0, np.maximum(1.0, np.ceil(over / np.where(same, 1.0, saved) - 1e-9)))

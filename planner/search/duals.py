@@ -21,6 +21,9 @@ from planner.search.pieces import Chain, Column, Piece, Solved, Weights
 Array = NDArray[np.float64]
 State = tuple[int, ...]
 
+_BISECTIONS = 24
+"""Halvings of the interval in which a pace is sought: the bound is low by a ten-millionth at most."""
+
 _LEAN = 1e-6
 """Bytes that a second is worth where the least memory is asked for: only breaks ties."""
 
@@ -73,16 +76,37 @@ class Priced:
         return columns[costs.index(min(costs))] if columns else None
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Lines:
+    """What is proved for some equal ranks: busy for a + n b with n inner blocks, for every (a, b) of `ends` and
+    `slopes`, (prices, states) each; and no `room` for more blocks, (states)."""
+
+    ends: Array
+    slopes: Array
+    room: Array
+    ranks: int
+
+    def busy(self, blocks: float) -> Array:
+        """Least busy seconds with so many blocks."""
+        best: Array = (self.ends + blocks * self.slopes).max(axis=0)
+        return best
+
+
 class Duals:
     """The pieces of a chain solved for any number of prices.
 
-    `micro_batches`: how many of the chain's make up a step. `allowed`: the candidates that some operators may choose.
+    `micro_batches`: how many of the chain's make up a step. `parts`: into how many each of them is cut in what is to be
+    bounded. `allowed`: the candidates that some operators may choose.
     """
 
     def __init__(
-        self, chain: Chain, micro_batches: int, allowed: Mapping[int, NDArray[np.bool_]] | None = None
+        self,
+        chain: Chain,
+        micro_batches: int,
+        parts: int = 1,
+        allowed: Mapping[int, NDArray[np.bool_]] | None = None,
     ) -> None:
-        self.chain, self.micro_batches = chain, micro_batches
+        self.chain, self.micro_batches, self.parts = chain, micro_batches, parts
         pieces = (*chain.head, *chain.inner, *chain.tail)
         self.banned = {id(piece): piece.banned(allowed) for piece in pieces} if allowed else {}
         blocks = chain.tables.template.blocks.count
@@ -97,7 +121,14 @@ class Duals:
         if math.isinf(price):
             weights = Weights(part=m * _LEAN, step=_LEAN, fixed=1.0, live=flights, replay=1.0 / blocks)
         else:
-            weights = Weights(part=m, step=1.0, fixed=price, live=price * flights, replay=price / blocks)
+            weights = Weights(
+                part=m,
+                steady=m * (self.parts - 1),
+                step=1.0,
+                fixed=price,
+                live=price * flights,
+                replay=price / blocks / self.parts,
+            )
         head, inner, tail = (
             tuple(piece.solve(weights, self.banned.get(id(piece))) for piece in _worth(pieces, price))
             for pieces in (self.chain.head, self.chain.inner, self.chain.tail)
@@ -106,60 +137,94 @@ class Duals:
         self.priced.append(Priced(price=price, flights=flights, head=head, inner=inner, tail=tail, values=values))
 
     def bounds(self, setting: Setting) -> Array:
-        """Least seconds of a step for every state of the boundary. `setting` may have k times the micro-batches of the
-        chain, with flights counted in those of the chain.
+        """Least seconds of a step for every state of the boundary.
 
-        With a_s + n b_s the least busy time of rank s with n inner blocks, the slowest of the ranks that share N blocks
-        is busy for (N + sum a_s / b_s) / sum 1 / b_s or more: less would leave blocks over.
+        `setting` has the micro-batches that are bounded, but flights counted in those of the chain.
+
+        Rank s with n inner blocks is busy for a + n b or more, for every a and b that a price proves. The slowest rank
+        is busy for at least the time in which all ranks together have room for all blocks, whole ones.
         """
-        if setting.ranks == 1:
-            return self._rank_bound(setting, 0)[2]
-        inverse, weighed = np.zeros(self.chain.shape), np.zeros(self.chain.shape)
         possible = np.isfinite(self._sum_of_parts(setting))
+        share = self.blocks / setting.ranks
+        lines = self._lines(setting, possible)
+        slowest: Array = np.max([line.busy(share) for line in lines], axis=0)  # if all ranks hold as many blocks
+        if setting.ranks == 1 or setting.chunks > 1:
+            possible &= np.min([line.room for line in lines], axis=0) >= share
+        else:
+            possible &= sum(line.room * line.ranks for line in lines) >= self.blocks
+            slowest = self._pace(lines, slowest)
+        if setting.ranks == 1:
+            return np.where(possible, slowest, math.inf)
+        lone = self._sum_of_parts(setting) / setting.chunks
+        return np.where(possible, slowest * (1 - 1 / (setting.micro_batches * setting.chunks)) + lone, math.inf)
+
+    def _lines(self, setting: Setting, possible: NDArray[np.bool_]) -> list["_Lines"]:
+        """What the prices prove for the ranks; those for which the same is known are taken together."""
+        alike: dict[tuple[tuple[int, ...], bool, bool], int] = {}
         for rank in range(setting.ranks):
-            ends, slope, _ = self._rank_bound(setting, rank)
+            flights = setting.flights(rank) * (1 + 1e-12)
+            usable = tuple(at for at, known in enumerate(self.priced) if not known.price or known.flights <= flights)
+            key = (usable, rank == 0, rank == setting.ranks - 1)
+            alike[key] = alike.get(key, 0) + 1
+        return [
+            self._line(setting, possible, usable, first, last, count) for (usable, first, last), count in alike.items()
+        ]
+
+    def _line(
+        self,
+        setting: Setting,
+        possible: NDArray[np.bool_],
+        usable: tuple[int, ...],
+        first: bool,
+        last: bool,
+        ranks: int,
+    ) -> "_Lines":
+        crossing = self._crossing_seconds(setting, first, last) * self.micro_batches
+        ends, slopes, room = [], [], np.full(self.chain.shape, math.inf)
+        for at in usable:
+            priced = self.priced[at]
+            head, slope, tail = priced.values
+            value = (head if first else 0.0) + (tail if last else 0.0)
             slope = np.where(possible, np.maximum(slope, 1e-30), 1.0)
-            inverse, weighed = inverse + 1 / slope, weighed + np.where(possible, ends, 0.0) / slope
-        slowest = np.maximum(0.0, (self.blocks + weighed) / inverse)
-        ratio = self.micro_batches / setting.micro_batches
-        lone = self._sum_of_parts(setting) * (ratio / setting.chunks)
-        return slowest * (1 - 1 / (setting.micro_batches * setting.chunks)) + lone
+            if math.isinf(priced.price):
+                left = np.where(possible, setting.capacity * (1 + 1e-9) - value, 0.0)
+                room = np.minimum(room, np.where(left < 0, -math.inf, np.floor(left / slope + 1e-6)))
+            else:
+                ends.append(np.where(possible, crossing + value - priced.price * setting.capacity, 0.0))
+                slopes.append(slope)
+        return _Lines(ends=np.array(ends), slopes=np.array(slopes), room=room, ranks=ranks)
+
+    def _pace(self, lines: list["_Lines"], high: Array) -> Array:
+        """The least time, for every state, in which the ranks have room for all blocks; found by bisection from below.
+
+        `high` is the time that the slowest takes if all hold as many.
+        """
+        low = np.zeros(high.shape)
+        high = (high + np.max([line.slopes.max(axis=0) for line in lines], axis=0)) * 2
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            room = np.zeros(high.shape)
+            for line in lines:
+                most = ((middle - line.ends) / line.slopes).min(axis=0)
+                room += np.where(most < 0, -math.inf, np.minimum(np.floor(most + 1e-9), line.room) * line.ranks)
+            enough = room >= self.blocks
+            low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+        return low
 
     def crossing_seconds(self, setting: Setting, rank: int) -> Array:
         """Seconds of a micro-batch of the chain to receive and to send back, of every state."""
+        return self._crossing_seconds(setting, rank == 0, rank == setting.ranks - 1)
+
+    def _crossing_seconds(self, setting: Setting, first: bool, last: bool) -> Array:
         crossing = self.chain.crossing
         if setting.ranks == 1:
             return np.zeros(self.chain.shape)
-        received = setting.chunks - (rank == 0)
-        sent = setting.chunks - (rank == setting.ranks - 1)
-        return received * crossing.forward + sent * crossing.backward
-
-    def _rank_bound(self, setting: Setting, rank: int) -> tuple[Array, Array, Array]:
-        """The best proved a + n b of a rank at its share of the blocks: a, b, and the value there."""
-        share, flights = self.blocks / setting.ranks, setting.flights(rank)
-        first, last = rank == 0, rank == setting.ranks - 1
-        crossing = self.crossing_seconds(setting, rank) * self.micro_batches
-        best: tuple[Array, Array, Array] | None = None
-        for priced in self.priced:
-            if math.isinf(priced.price) or (priced.price and priced.flights > flights * (1 + 1e-12)):
-                continue
-            head, slope, tail = priced.values
-            ends = crossing + (head if first else 0.0) + (tail if last else 0.0) - priced.price * setting.capacity
-            value = ends + share * slope
-            if best is None:
-                best = (ends, slope, value)
-            else:
-                better = value > best[2]
-                ours = zip((ends, slope, value), best, strict=True)
-                ends, slope, value = (np.where(better, new, old) for new, old in ours)
-                best = (ends, slope, value)
-        assert best is not None, "the free price is always tried"
-        return best
+        return (setting.chunks - first) * crossing.forward + (setting.chunks - last) * crossing.backward
 
     def _sum_of_parts(self, setting: Setting) -> Array:
-        """Least seconds of one micro-batch of the chain on all ranks."""
+        """Least seconds of one micro-batch on all ranks."""
         if self._parts is None:
-            weights = Weights(part=1.0)
+            weights = Weights(part=1 / self.parts, steady=1 - 1 / self.parts)
             head, inner, tail = (
                 self._least_value(
                     tuple(piece.solve(weights, self.banned.get(id(piece))) for piece in _worth(pieces, 0.0))
@@ -167,8 +232,9 @@ class Duals:
                 for pieces in (self.chain.head, self.chain.inner, self.chain.tail)
             )
             self._parts = head + self.blocks * inner + tail
-        crossings = [self.crossing_seconds(setting, rank) for rank in range(setting.ranks)]
-        return sum(crossings, self._parts)
+        ends = self._crossing_seconds(setting, True, False) + self._crossing_seconds(setting, False, True)
+        between = max(0, setting.ranks - 2) * self._crossing_seconds(setting, False, False)
+        return self._parts + ((ends + between) / self.parts if setting.ranks > 1 else 0.0)
 
     def _least_value(self, solved: tuple[Solved, ...]) -> Array:
         total = np.full(self.chain.shape, 0.0 if not solved else math.inf)

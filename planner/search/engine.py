@@ -31,27 +31,33 @@ class Family:
     def __init__(self, chain: Chain, micro_batches: int, capacity: float, scaling: "Scaling") -> None:
         self.chain, self.micro_batches, self.capacity, self.scaling = chain, micro_batches, capacity, scaling
         self.hint = 0.0  # a price of memory that mattered to a member
-        self._duals: dict[bytes, Duals] = {}
-        self._known: set[tuple[bytes, float, float]] = set()
+        self._duals: dict[int, Duals] = {}
+        self._known: set[tuple[int, float, float]] = set()
 
-    def step_seconds(self, configuration: Configuration, price: float = 0.0) -> float:
-        """Least step time of a member, with memory at a price."""
+    def step_seconds(self, configuration: Configuration) -> float:
+        """Least step time of a member, whatever the memory."""
+        duals, setting = self._of(configuration)
+        return float(duals.bounds(setting).min())
+
+    def priced_seconds(self, configuration: Configuration, price: float) -> float:
+        """Least step time of a member with memory at a price; infinite where even the leanest choice does not fit."""
+        duals, setting = self._of(configuration)
+        flights = sorted({setting.flights(0), setting.flights(setting.ranks // 2)})
+        for weight, number in [(math.inf, flights[-1]), *((float(f"{price:.3g}"), n) for n in flights if price)]:
+            if (duals.parts, weight, number) not in self._known:
+                self._known.add((duals.parts, weight, number))
+                duals.solve(weight, number)
+        return float(duals.bounds(setting).min())
+
+    def _of(self, configuration: Configuration) -> tuple[Duals, Setting]:
+        """What is known of a member, with micro-batches in flight counted in those of the family's chain."""
         ratio = configuration.micro_batches // self.micro_batches
-        allowed = self.scaling.allowed(ratio)
-        key = b"".join(mask.tobytes() for mask in allowed.values())
-        if key not in self._duals:
-            self._duals[key] = Duals(self.chain, self.micro_batches, allowed)
-            self._duals[key].solve(0.0, 0.0)
-        duals = self._duals[key]
+        if ratio not in self._duals:
+            self._duals[ratio] = Duals(self.chain, self.micro_batches, ratio, self.scaling.allowed(ratio))
+            self._duals[ratio].solve(0.0, 0.0)
         setting = setting_of(configuration, self.capacity)
         flights = tuple(tuple(number / ratio for number in chunks) for chunks in setting.in_flight)
-        setting = replace(setting, in_flight=flights)
-        price = float(f"{price:.3g}")
-        for number in {setting.flights(0), setting.flights(setting.ranks // 2)} if price else ():
-            if (key, price, number) not in self._known:
-                self._known.add((key, price, number))
-                duals.solve(price, number)
-        return float(duals.bounds(setting).min())
+        return self._duals[ratio], replace(setting, in_flight=flights)
 
 
 def setting_of(configuration: Configuration, capacity: float) -> Setting:

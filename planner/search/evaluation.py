@@ -199,6 +199,7 @@ class Evaluation:
         described = self._rank(rank, state, head, tail)
         beside = 0.0 if inner and inner[0].recompute else described.received
         beside += 0.0 if inner and inner[-1].recompute else described.ending
+        beside += described.outliving if inner and inner[0].recompute and not inner[-1].recompute else 0.0
         return RankFilling(head=head, inner=inner, tail=tail, peak=float(filled.peak[count]), beside=beside)
 
     def _rank(self, rank: int, state: State, head: Column | None, tail: Column | None) -> Rank:
@@ -215,6 +216,7 @@ class Evaluation:
             ends=tuple(ends),
             received=handed * math.fsum(keeps),
             ending=float(chain.ending[state]) * flights[-1] if last and not chain.blocks_in_tail else 0.0,
+            outliving=float(chain.handed[state]) * math.fsum(flights),
             seconds=float(self.duals.crossing_seconds(self.setting, rank)[state]),
         )
 

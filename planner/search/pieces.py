@@ -38,9 +38,13 @@ Running = Literal["none", "selective", "full"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """What a second per micro-batch, a second per step and a byte of each kind cost."""
+    """What a second per micro-batch, a second per step and a byte of each kind cost.
+
+    `steady` is a surcharge on seconds per micro-batch that do not depend on its size.
+    """
 
     part: float
+    steady: float = 0.0
     step: float = 0.0
     fixed: float = 0.0
     live: float = 0.0
@@ -73,8 +77,9 @@ class Column:
 class Piece:
     """Variables and coefficients of a piece, all cells of all tables in a row: nodes first, then pairs of variables.
 
-    `step` and `fixed` are zero on pairs and end with the nodes. `keeping_*` is what changes at a node where an operator
-    of a recomputed block keeps its results; zero where it may not.
+    `steady` is what of `part` does not depend on the size of the micro-batch. `step` and `fixed` end with the nodes.
+    `keeping_*` is what changes at a node where an operator of a recomputed block keeps its results; zero where it may
+    not.
     """
 
     keys: tuple[Key, ...]
@@ -83,6 +88,7 @@ class Piece:
     boundary: tuple[Key, ...]  # the last variables of `keys`, in the order of the axes of `solve`
     recompute: bool
     part: Array
+    steady: Array
     step: Array
     fixed: Array
     live: Array
@@ -114,6 +120,8 @@ class Piece:
     def weigh(self, weights: Weights) -> tuple[Array, NDArray[np.bool_]]:
         """The cost of every cell, and at which nodes keeping an operator's results is cheaper."""
         cost = weights.part * self.part
+        if weights.steady:
+            cost += weights.steady * self.steady
         if weights.live:
             cost += weights.live * self.live
         if weights.replay:
@@ -224,6 +232,7 @@ class Chain:
     blocks_in_head: int
     blocks_in_tail: int
     crossing: "Crossing"
+    handed: Array  # bytes of what a block hands on that the next one keeps as it is, of each state
     ending: Array  # bytes that the last block keeps more, or less, than the others, of each state
 
 
@@ -294,6 +303,7 @@ class _Cutter:
             blocks_in_head=int(into_head),
             blocks_in_tail=int(into_tail),
             crossing=self._crossing(),
+            handed=self._handed(),
             ending=self._ending(),
         )
 
@@ -314,6 +324,7 @@ class _Cutter:
             blocks_in_head=0,
             blocks_in_tail=0,
             crossing=Crossing(nbytes=nothing, forward=nothing, backward=nothing),
+            handed=nothing,
             ending=nothing,
         )
 
@@ -409,6 +420,14 @@ class _Cutter:
                 backward = backward + (seconds if name in graph.differentiable else 0.0)
         return Crossing(nbytes=nbytes, forward=forward, backward=backward)
 
+    def _handed(self) -> Array:
+        template = self.tables.template
+        found = np.zeros([self._size(key) for key in self.boundary])
+        for name in template.carried:
+            if name in template.alive.kept or name in template.kept_for_next:
+                found = found + self._spread(template.graph.producer[name], self.tables.result_bytes[name])
+        return found
+
     def _ending(self) -> Array:
         template = self.tables.template
         found = np.zeros([self._size(key) for key in self.boundary])
@@ -452,7 +471,18 @@ class _PieceMaker:
         sizes = tuple(self.cutter._size(key) for key in keys)
         self.columns: dict[str, list[Array]] = {
             name: [np.zeros(size) for size in sizes]
-            for name in ("part", "step", "fixed", "live", "replay", "k_part", "k_live", "k_replay", "transient")
+            for name in (
+                "part",
+                "steady",
+                "step",
+                "fixed",
+                "live",
+                "replay",
+                "k_part",
+                "k_live",
+                "k_replay",
+                "transient",
+            )
         }
         self.pairs: dict[tuple[int, int], dict[str, Array]] = {}
         for index in self.operators:
@@ -549,9 +579,9 @@ class _PieceMaker:
         twice = self._moves(use.consumer) if again else use.needed
         part = use.gather * (2 if twice else 1) + use.reduce
         kept = use.gathered if again and use.needed else np.zeros_like(part)
-        self._join(name, self._key(use.consumer), part, "replay", kept)
+        self._join(name, self._key(use.consumer), part, "replay", kept, steady=True)
 
-    def _join(self, one: Key, other: Key, part: Array, where: str, kept: Array) -> None:
+    def _join(self, one: Key, other: Key, part: Array, where: str, kept: Array, *, steady: bool = False) -> None:
         first, second = self.place[one], self.place[other]
         if first == second:  # reads its own result of the block before
             self._add(one, part=np.diagonal(part), **{where: np.diagonal(kept)})
@@ -559,8 +589,8 @@ class _PieceMaker:
         if first > second:
             first, second, part, kept = second, first, part.T, kept.T
         known = self.pairs.setdefault((first, second), {})
-        known["part"] = known["part"] + part if "part" in known else part
-        known[where] = known[where] + kept if where in known else kept
+        for name, values in (("part", part), (where, kept), *((("steady", part),) if steady else ())):
+            known[name] = known[name] + values if name in known else values
 
     def _parameter(self, parameter: ParameterTable, used: bool) -> None:
         if not self.cutter.counted(parameter.name, self.share, used):
@@ -569,6 +599,7 @@ class _PieceMaker:
         self._add(
             parameter.name,
             part=prices.accumulation,
+            steady=prices.accumulation,
             step=prices.synchronisation + prices.update + prices.gather + self.cutter.tied(parameter),
             fixed=prices.weight + prices.gradient + prices.state,
         )
@@ -578,7 +609,7 @@ class _PieceMaker:
         count = len(keys)
         plan = schedule(sizes, tuple(self.pairs), tuple(range(count - len(boundary), count)))
         order = [(pair, flip) for (pair, flip) in plan.edge_pairs]
-        flat: dict[str, list[Array]] = {name: list(self.columns[name]) for name in ("part", "live", "replay")}
+        flat: dict[str, list[Array]] = {name: list(self.columns[name]) for name in ("part", "steady", "live", "replay")}
         turned: list[tuple[int, dict[str, Array], bool]] = [
             (pair, tables, flip) for tables, (pair, flip) in zip(self.pairs.values(), order, strict=True)
         ]
@@ -602,6 +633,7 @@ class _PieceMaker:
             boundary=boundary,
             recompute=self.way != "none",
             part=joined["part"],
+            steady=joined["steady"],
             step=nodes["step"],
             fixed=nodes["fixed"],
             live=joined["live"],

@@ -226,16 +226,16 @@ class _Search:
             bound = max(floor, self.engine.bound(configuration))
             if family is not None:
                 bound = max(bound, family.step_seconds(configuration))
-            heapq.heappush(self.queue, (bound, _order(configuration), family, (configuration,), 0.0))
+            heapq.heappush(self.queue, (bound, _order(configuration), family, (configuration,), -1.0))
 
     def _delayed(self, bound: float, family: Family | None, configuration: Configuration, asked: float) -> bool:
         """Whether a price of memory that mattered elsewhere shows that a configuration can wait."""
         if family is None:
             return False
         price = family.hint or self.hint
-        if not price or price == asked:
+        if price == asked:
             return False
-        better = max(bound, family.step_seconds(configuration, price))
+        better = max(bound, family.priced_seconds(configuration, price))
         heapq.heappush(self.queue, (better, _order(configuration), family, (configuration,), price))
         return True
 
