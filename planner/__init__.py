@@ -7,6 +7,34 @@ The parts, from the ground up (each imports only from those before it):
     plan                      what was decided: the file, its checks, its price
     search, report, export    who makes plans, shows them, carries them elsewhere
     cli                       the command line
+
+What it is for, from Python:
+
+    planner.search(model, cluster, ...) -> SearchResult      see planner.search.api.search
+    planner.shard(pattern, strategy)                         a strategy decided by hand, for `search(shards=...)`
+    planner.Pinned(tensor=8, pipeline=4, ...)                degrees decided by hand, for `search(pinned=...)`
 """
 
-__all__: list[str] = []
+from importlib import import_module
+from typing import Any
+
+_LAZY = {
+    "Pinned": "planner.search.space",
+    "SearchResult": "planner.search.search",
+    "shard": "planner.search.api",
+}
+
+__all__ = ["Pinned", "SearchResult", "search", "shard"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded when it is first used: importing the planner loads neither torch nor numpy."""
+    if name == "search":
+        return import_module("planner.search")
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'planner' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from costmodels import in_flight_of_chunks, usable_memory
 from planner.search.cost_table import CostTables, TableBuilder
+from planner.search.decided import decided_of
 from planner.search.duals import Duals, Setting
 from planner.search.evaluation import Evaluation, Outcome
 from planner.search.pieces import Chain, cut
 from planner.search.request import SearchRequest
-from planner.search.restriction import restriction_of
 from planner.search.space import Bounds, Configuration
 from planner.search.template import Template
 from planner.sharding.mesh import build_mesh
@@ -105,14 +105,15 @@ class Engine:
         )
         return Family(chain, configuration.micro_batches, self.capacity, scaling)
 
-    def evaluate(self, configuration: Configuration, cutoff: float, hint: float = 0.0) -> Outcome:
-        """The best plan of a configuration, and how good any could be. `cutoff`: slower plans are of no interest;
-        `hint`: a price of memory that may matter."""
+    def evaluate(
+        self, configuration: Configuration, *, cutoff: float = math.inf, enough: float = -math.inf, hint: float = 0.0
+    ) -> Outcome:
+        """The best plan of a configuration, and how good any could be (see `Evaluation`)."""
         needed = self.limits.device_bytes(self.request.cluster.devices)
         if needed > self.capacity:
             return Outcome(seconds=math.inf, bound=math.inf, state=(), ranks=(), least=needed, price=0.0, solved=0)
         setting = setting_of(configuration, self.capacity)
-        return Evaluation(self.chain(configuration), setting, cutoff, hint).run()
+        return Evaluation(self.chain(configuration), setting, cutoff=cutoff, enough=enough, hint=hint).run()
 
     def chain(self, configuration: Configuration) -> Chain:
         """The pieces of a configuration; those of the last one asked for are kept."""
@@ -141,7 +142,7 @@ class Engine:
                     optimizer=request.optimizer,
                 )
             template = self._template(configuration.micro_batches)
-            restriction = restriction_of(request.shards, request.pinned, configuration, template)
+            restriction = decided_of(request.shards, request.pinned, configuration, template)
             self._tables = (key, self._builders[mesh].build(template, restriction))
         return self._tables[1]
 

@@ -69,11 +69,22 @@ class Outcome:
 
 
 class Evaluation:
-    """Evaluates one configuration of a chain. `cutoff`: plans as slow as that are of no interest; `hint`: a price of
-    memory to try early."""
+    """Evaluates one configuration of a chain.
 
-    def __init__(self, chain: Chain, setting: Setting, cutoff: float = math.inf, hint: float = 0.0) -> None:
-        self.chain, self.setting, self.cutoff, self.hint = chain, setting, cutoff, hint
+    `cutoff`: plans as slow as that are of no interest; `enough`: one as fast as that will do; `hint`: a price of memory
+    to try early.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        setting: Setting,
+        *,
+        cutoff: float = math.inf,
+        enough: float = -math.inf,
+        hint: float = 0.0,
+    ) -> None:
+        self.chain, self.setting, self.cutoff, self.enough, self.hint = chain, setting, cutoff, enough, hint
         self.duals = Duals(chain, setting.micro_batches)
         self.blocks = self.duals.blocks
         self.tried: set[tuple[float, float]] = set()
@@ -101,6 +112,8 @@ class Evaluation:
             found, ranks, division = self._compose(state)
             if found is not None and (best is None or found[0] < best[0]):
                 best = found
+            if best is not None and best[0] <= self.enough:
+                break
             if found is not None and found[0] <= bounds[state] * (1 + TOLERANCE):
                 closed[state] = True
                 continue

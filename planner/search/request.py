@@ -31,6 +31,11 @@ class Shard:
     strategy: tuple[str, ...] = ()
     cuts: tuple[tuple[int, ...], ...] = ()
 
+    def text(self) -> str:
+        """As it is written on the command line."""
+        cuts = "(" + ", ".join(f"({', '.join(map(str, dims))})" for dims in self.cuts) + ")"
+        return f"{self.pattern}={','.join(self.strategy) if self.strategy else cuts}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRequest:

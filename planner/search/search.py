@@ -13,6 +13,7 @@ Every configuration has a proved bound: its own where it was evaluated, its fami
 was not. The least of them says how far the result may be from the best plan there is.
 """
 
+import contextlib
 import heapq
 import math
 import time
@@ -26,6 +27,7 @@ from planner.plan.bind import BoundPlan, bind, prepare
 from planner.plan.plan import PLANNER_VERSION, ClusterReference, Plan, Prediction, Provenance, Training
 from planner.plan.predict import predict
 from planner.search.assemble import assembly, groups_of, input_layouts, stages_of
+from planner.search.decided import NothingAgreesError
 from planner.search.engine import Engine, Family
 from planner.search.evaluation import Outcome
 from planner.search.pieces import Chain
@@ -137,9 +139,34 @@ def search(
 def find_fitting(request: SearchRequest) -> bool:
     """Whether anything fits. Tries the leanest configurations first and stops at the first that does."""
     engine, _ = _engine(request)
-    space = configurations(engine.template, request.cluster.devices, request.global_batch, request.pinned)
-    lean = sorted(space, key=lambda c: (-c.micro_batches, c.pipeline, c.mesh))
-    return any(engine.evaluate(configuration, math.inf).ranks for configuration in lean)
+    space = list(configurations(engine.template, request.cluster.devices, request.global_batch, request.pinned))
+    for members in _families(space):
+        family = _family(engine, members)
+        for configuration in sorted(members, key=lambda c: -c.micro_batches):
+            if family is not None and family.priced_seconds(configuration, 0.0) == math.inf:
+                continue
+            with contextlib.suppress(NothingAgreesError):
+                if engine.evaluate(configuration, enough=math.inf).ranks:
+                    return True
+    return False
+
+
+def _families(space: list[Configuration]) -> list[tuple[Configuration, ...]]:
+    families: dict[object, list[Configuration]] = {}
+    for configuration in space:
+        families.setdefault(configuration.family, []).append(configuration)
+    return [tuple(members) for members in families.values()]
+
+
+def _family(engine: Engine, members: tuple[Configuration, ...]) -> Family | None:
+    """What the largest micro-batch proves about all; None where it cannot be cut into the others."""
+    largest = min(members, key=lambda c: c.micro_batches)
+    if any(c.micro_batches % largest.micro_batches for c in members):
+        return None
+    try:
+        return engine.family(largest)
+    except NothingAgreesError:
+        return None
 
 
 def _engine(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
@@ -175,6 +202,7 @@ class _Search:
         self.total = self.evaluated = self.solved = 0
         self.queue: list[tuple[float, tuple[object, ...], Family | None, tuple[Configuration, ...], float]] = []
         self.hint = 0.0
+        self.disagreement: NothingAgreesError | None = None
 
     @property
     def cutoff(self) -> float:
@@ -209,19 +237,13 @@ class _Search:
         if not space:
             raise RequestError(_no_configuration(request, self.engine))
         self.total = len(space)
-        families: dict[object, list[Configuration]] = {}
-        for configuration in space:
-            families.setdefault(configuration.family, []).append(configuration)
-        for members in families.values():
+        for members in _families(space):
             bound = min(map(self.engine.bound, members))
-            heapq.heappush(self.queue, (bound, _order(members[0]), None, tuple(members), 0.0))
+            heapq.heappush(self.queue, (bound, _order(members[0]), None, members, 0.0))
 
     def _open_family(self, members: tuple[Configuration, ...], floor: float) -> None:
         """Put the members of a family into the queue, each with the bound that the largest micro-batch proves."""
-        family: Family | None = None
-        largest = min(members, key=lambda c: c.micro_batches)
-        if self.request.prune and all(c.micro_batches % largest.micro_batches == 0 for c in members):
-            family = self.engine.family(largest)
+        family = _family(self.engine, members) if self.request.prune else None
         for configuration in members:
             bound = max(floor, self.engine.bound(configuration))
             if family is not None:
@@ -241,7 +263,11 @@ class _Search:
 
     def _evaluate(self, configuration: Configuration, family: Family | None, bound: float) -> None:
         hint = (family.hint if family is not None else 0.0) or self.hint
-        outcome = self.engine.evaluate(configuration, self.cutoff, hint)
+        try:
+            outcome = self.engine.evaluate(configuration, cutoff=self.cutoff, hint=hint)
+        except NothingAgreesError as error:
+            self.disagreement = self.disagreement or error
+            return
         if outcome.price:
             self.hint = outcome.price
             if family is not None:
@@ -272,7 +298,9 @@ class _Search:
 
     def _result(self, stopped: bool) -> SearchResult:
         if not self.best:
-            raise _nothing_fits(self.request, self.engine, self.least, stopped)
+            if self.disagreement is not None and not self.evaluated:
+                raise self.disagreement
+            raise _nothing_fits(self.request, self.least, stopped)
         bound = self._bound()
         plans = tuple(self._ranked(found, bound) for found in self.best)
         return SearchResult(
@@ -351,7 +379,7 @@ def _no_configuration(request: SearchRequest, engine: Engine) -> str:
     )
 
 
-def _nothing_fits(request: SearchRequest, engine: Engine, least: float, stopped: bool) -> InfeasibleError:
+def _nothing_fits(request: SearchRequest, least: float, stopped: bool) -> InfeasibleError:
     device = request.cluster.device
     if stopped:
         return InfeasibleError("no plan that fits was found before the search was stopped; give it more time")

@@ -23,21 +23,27 @@ from functools import cached_property
 from typing import TypeVar
 
 from planner.errors import RequestError, StrategyError, unknown_name
-from planner.graph.operator_graph import OperatorGraph
+from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.search.request import Shard
 from planner.search.space import Configuration, Pinned, Role
 from planner.search.template import Template
 from planner.sharding.labels import factor_labels
-from planner.sharding.rule import Rule, Strategy, splittable, strategy_names
+from planner.sharding.mesh import Mesh
+from planner.sharding.rule import Rule, Strategy, legal_strategies, splittable, strategy_names
 from planner.sharding.rules import rule_of
-from planner.sharding.stored import StoredParameter
+from planner.sharding.stored import StoredParameter, legal_stored
 
 T = TypeVar("T")
+
+
+class NothingAgreesError(RequestError):
+    """On a mesh no candidate of an operator agrees with what the user has decided; another mesh may have one."""
+
 
 _MULTIPLIED = frozenset({"matmul", "embedding"})
 
 
-def restriction_of(
+def decided_of(
     shards: tuple[Shard, ...], pinned: Pinned, configuration: Configuration, template: Template
 ) -> "Decided | None":
     """The filter of a request for one configuration; None where nothing is decided."""
@@ -55,23 +61,21 @@ class Decided:
     roles: tuple[Role, ...]
     template: Template
 
-    def strategies(
-        self, index: int, rule: Rule, legal: tuple[Strategy, ...], sizes: tuple[int, ...]
-    ) -> tuple[Strategy, ...]:
-        """Strategies of an operator that agree with what is decided. Raises StrategyError where none does."""
-        graph = self.template.graph
-        if not any(name in graph.data_dependent for name in graph.operators[index].results if name is not None):
-            return legal
-        found = legal
+    def strategies(self, index: int, rule: Rule, mesh: Mesh) -> tuple[Strategy, ...]:
+        """Strategies of an operator that agree with what is decided.
+
+        Raises NothingAgreesError where none does on this mesh, StrategyError where none does on any.
+        """
+        found = legal_strategies(rule, mesh)
         for axis, role in enumerate(self.roles):
             found = self._in_role(index, rule, found, axis, role)
         for shard in self._matching(index):
-            found = self._agreeing(index, rule, found, shard, sizes)
+            found = self._agreeing(index, rule, found, shard, mesh.sizes)
         return found
 
-    def stored(self, name: str, legal: tuple[StoredParameter, ...]) -> tuple[StoredParameter, ...]:
+    def stored(self, name: str, tensor: TensorType, trainable: bool, mesh: Mesh) -> tuple[StoredParameter, ...]:
         """Stored layouts of a parameter that agree with what is decided."""
-        found = legal
+        found = legal_stored(tensor.shape, mesh.sizes, trainable)
         for axis, role in enumerate(self.roles):
             if role == "tensor":
                 found = _first_possible(found, (self._tensor_stored(name, axis),))
@@ -168,15 +172,21 @@ class Decided:
         self, index: int, rule: Rule, legal: tuple[Strategy, ...], shard: Shard, sizes: tuple[int, ...]
     ) -> tuple[Strategy, ...]:
         where = f"operator '{self.template.graph.operators[index].name}' ({rule.format()})"
-        wanted = shard.strategy
-        if wanted and len(wanted) != len(sizes):
-            return ()  # meant for a mesh of another number of axes
-        for name in wanted:
+        for name in shard.strategy:
             if name not in ("*", "-") and name not in splittable(rule):
                 raise StrategyError(
                     f"{where} has no factor '{name}' to split; it has {', '.join(splittable(rule)) or 'none'}"
                 )
+        if shard.strategy and len(shard.strategy) != len(sizes):
+            raise NothingAgreesError(
+                f"--shard {shard.text()} has {len(shard.strategy)} entries, one for each mesh axis; this mesh has"
+                f" {len(sizes)}"
+            )
         found = tuple(strategy for strategy in legal if _agrees(rule, strategy, shard, sizes))
+        if not found:
+            raise NothingAgreesError(
+                f"{where}: no legal strategy on mesh {'x'.join(map(str, sizes))} is {shard.text()}"
+            )
         return found
 
     @cached_property

@@ -1,0 +1,157 @@
+"""The programmatic face of the search: a model, a cluster, and what is decided; plans come back.
+
+import planner
+
+result = planner.search("llama70b", "h100-80gb", devices=64)
+result.plan.prediction.step_seconds, result.gap
+planner.search(module, cluster, args=(tokens, labels), global_batch=256, shards=[planner.shard("*.q_proj", "b,o")])
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hardware_profiles import Cluster, load_profile
+from planner.errors import RequestError
+from planner.graph.operator_graph import OperatorGraph
+from planner.plan.plan import PRECISIONS, ModelReference
+from planner.search.objectives import plan_for
+from planner.search.request import Objective, SearchRequest, Shard
+from planner.search.search import Progress, SearchResult
+from planner.search.space import FREE, Pinned
+
+SAMPLES_PER_DEVICE = 4
+"""Of the global batch where none is given."""
+
+
+def search(
+    model: Any,
+    cluster: Cluster | str,
+    *,
+    devices: int | None = None,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    batch: int | None = None,
+    sequence_length: int | None = None,
+    global_batch: int | None = None,
+    precision: str = "bf16",
+    optimizer: str = "adamw",
+    algorithm: str = "dynamic_programming",
+    pinned: Pinned = FREE,
+    shards: Sequence[Shard] = (),
+    objective: Objective = "time",
+    top: int = 1,
+    time_limit: float | None = None,
+    memory_limit: float | None = None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> SearchResult:
+    """Search for the best plans.
+
+    Args:
+        model: the name of a zoo model, a torch module whose call gives the loss, or a traced OperatorGraph.
+        cluster: a cluster, or the name of a hardware profile.
+        devices: how many devices of the cluster to use; all that it says it has where not given.
+        args, kwargs: example inputs of a module, with `batch` samples (the first dim of the first tensor where not
+            given). Parameters and inputs may be on the meta device.
+        batch: samples in the example inputs; needed for an OperatorGraph.
+        sequence_length: tokens per sample of a zoo model.
+        global_batch: samples of an optimizer step; 4 per device where not given.
+        pinned: degrees and other choices made by hand.
+        shards: strategies of operators made by hand, see `shard`.
+        objective: "time" (seconds of a step), "memory" (bytes per device) or "cost" (device-seconds of a step).
+        top: how many plans to return, of different configurations.
+        time_limit: seconds after which the best plan so far is returned, with its gap.
+        memory_limit: bytes of a device that may be used, if less than it has.
+        on_progress: called after every configuration that was evaluated.
+        cancelled: asked between configurations; where it returns True the best plans so far are returned.
+
+    Raises:
+        RequestError: where the request contradicts itself or divides into nothing.
+        ModelError: where the model cannot be traced.
+        InfeasibleError: where nothing fits; it says how much is missing.
+    """
+    machine = load_profile(cluster) if isinstance(cluster, str) else cluster
+    if devices is not None:
+        machine = machine.with_devices(devices)
+    graph, reference, samples = _traced(model, args, kwargs or {}, batch, sequence_length, precision)
+    request = SearchRequest(
+        graph=graph,
+        batch=samples,
+        model=reference,
+        cluster=machine,
+        global_batch=global_batch or SAMPLES_PER_DEVICE * machine.devices,
+        precision=precision,
+        optimizer=optimizer,
+        algorithm=algorithm,
+        pinned=pinned,
+        shards=tuple(shards),
+        objective=objective,
+        top=top,
+        time_limit=time_limit,
+        memory_limit=memory_limit,
+    )
+    return plan_for(request, on_progress, cancelled)
+
+
+def shard(pattern: str, strategy: str | Sequence[Sequence[int]]) -> Shard:
+    """A strategy decided by hand for the operators whose name matches `pattern` (wildcards as in `fnmatch`).
+
+    `strategy` names a factor of the operator for each mesh axis, slowest links first: "b,o", with "-" for an axis that
+    is not used and "*" for one that is left to the search. Or it says into how many pieces each dim of each operand is
+    cut, ((4, 1), (1, 2)), as text or as numbers; that holds on any mesh on which it is possible. Operators are called
+    as `plan show` and plan files call them; a pattern that matches an operator of the first block holds for all blocks.
+    """
+    if not isinstance(strategy, str):
+        return Shard(pattern=pattern, cuts=tuple(tuple(int(pieces) for pieces in dims) for dims in strategy))
+    text = strategy.strip()
+    if not text:
+        raise RequestError(f"--shard {pattern}=: the strategy is missing; write the names of factors, as in b,o")
+    if text.startswith("("):
+        dims = re.findall(r"\(([\d\s,]+)\)", text)
+        if not dims or re.sub(r"[\d\s,()]", "", text):
+            raise RequestError(f"--shard {pattern}={text}: write the cuts of each operand's dims, as in ((4,1),(1,2))")
+        cuts = tuple(tuple(int(word) for word in inner.split(",") if word.strip()) for inner in dims)
+        return Shard(pattern=pattern, cuts=cuts)
+    return Shard(pattern=pattern, strategy=tuple(word.strip() for word in text.split(",")))
+
+
+def _traced(
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    batch: int | None,
+    sequence_length: int | None,
+    precision: str,
+) -> tuple[OperatorGraph, ModelReference, int]:
+    from planner.graph.trace import trace
+
+    if isinstance(model, OperatorGraph):
+        if batch is None:
+            raise RequestError("batch: say how many samples the example inputs of the traced graph have")
+        return model, _reference("graph", None, model), batch
+    if isinstance(model, str):
+        from planner.models.zoo import build_model
+
+        if precision not in PRECISIONS:
+            raise RequestError(f"precision '{precision}' is none of {', '.join(PRECISIONS)}")
+        built = build_model(model, dtype=PRECISIONS[precision], sequence_length=sequence_length)
+        graph = trace(built.module, built.args, built.kwargs)
+        return graph, _reference(model, built.sequence_length, graph), built.batch
+    graph = trace(model, args, dict(kwargs))
+    samples = batch
+    if samples is None:
+        tensors = [value for value in (*args, *kwargs.values()) if getattr(value, "ndim", 0)]
+        if not tensors:
+            raise RequestError("args: give example inputs with a batch dim, or say how many samples they have: batch")
+        samples = int(tensors[0].shape[0])
+    return graph, _reference(type(model).__name__, None, graph), samples
+
+
+def _reference(name: str, sequence_length: int | None, graph: OperatorGraph) -> ModelReference:
+    return ModelReference(
+        reference=name,
+        sequence_length=sequence_length,
+        parameters=graph.parameter_count(),
+        fingerprint=graph.fingerprint(),
+    )

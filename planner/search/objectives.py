@@ -1,0 +1,89 @@
+"""What a plan can be best at beside time: memory, cost, and the front between time and memory.
+
+memory   the least peak at which anything fits, by bisection of the limit; then the fastest plan within it
+cost     device-seconds of a step: the fastest plan on every number of devices that divides those there are
+front    the fastest plan, then the fastest within a little less memory than that took, and so on
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from costmodels import peak_memory
+from planner.errors import InfeasibleError, PlannerError
+from planner.search.request import SearchRequest
+from planner.search.search import Progress, SearchResult, find_fitting, search
+from planner.search.space import divisors
+
+PRECISION = 0.01
+"""How close to the least memory the limit is brought, relatively."""
+
+FRONT_STEP = 0.9
+"""Each point of the front may take this much of the memory of the one before."""
+
+Listener = Callable[[Progress], None]
+Stop = Callable[[], bool]
+
+
+def plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
+    """The best plans by the objective of the request."""
+    if request.objective == "memory":
+        return least_memory(request, on_progress, cancelled)
+    if request.objective == "cost":
+        return least_cost(request, on_progress, cancelled)
+    return search(request, on_progress, cancelled)
+
+
+def least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
+    """The fastest plan within the least memory, to `PRECISION`, in which anything was found to fit."""
+    found = search(request, on_progress, cancelled)
+    high = found.plan.prediction.peak_bytes
+    low = float(peak_memory(0.0, 0.0, 0.0, request.cluster.device))
+    while high - low > PRECISION * high and not cancelled():
+        middle = (low + high) / 2
+        if find_fitting(replace(request, memory_limit=middle)):
+            high = middle
+        else:
+            low = middle
+    try:
+        return search(replace(request, memory_limit=high), on_progress, cancelled)
+    except InfeasibleError:
+        return found
+
+
+def least_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
+    """The plans of the least device-seconds, on all devices or on fewer; all of them first."""
+    best: list[SearchResult] = []
+    cost = math.inf
+    for devices in reversed(divisors(request.cluster.devices)):
+        try:
+            cluster = request.cluster.with_devices(devices)
+            result = search(replace(request, cluster=cluster), on_progress, cancelled, cost / devices)
+        except PlannerError as error:  # too little memory, no division, or not legal on this machine
+            if devices == request.cluster.devices and not isinstance(error, InfeasibleError):
+                raise
+            continue
+        if result.plans[0].seconds * devices < cost:
+            cost = result.plans[0].seconds * devices
+            best.append(result)
+        if cancelled():
+            break
+    if not best:
+        return search(request, on_progress, cancelled)  # says what is missing
+    return best[-1]
+
+
+def front(
+    request: SearchRequest, on_progress: Listener = lambda _: None, cancelled: Stop = lambda: False
+) -> Iterator[SearchResult]:
+    """The Pareto front of time against memory, fastest first: each plan is the fastest within less memory."""
+    limit = request.memory_limit
+    while not cancelled():
+        try:
+            found = search(replace(request, memory_limit=limit, top=1), on_progress, cancelled)
+        except InfeasibleError:
+            if limit == request.memory_limit:
+                raise
+            return
+        yield found
+        limit = found.plan.prediction.peak_bytes * FRONT_STEP
