@@ -1,6 +1,7 @@
 """The search: cost tables, pieces and their prices, solvers, and the space around them.
 
-The package itself can be called: `planner.search("llama70b", "h100-80gb", devices=64)`; see `planner.search.api.search`.
+The package itself can be called: `planner.search("llama70b", "h100-80gb", devices=64)`, which is
+`planner.search.api.search`.
 """
 
 import sys

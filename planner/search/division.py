@@ -88,26 +88,26 @@ class Filled:
         )
 
 
-def fill_best(
-    variants: Sequence[Rank], pool: Sequence[Column], blocks: int, micro_batches: int, capacity: float
-) -> Filled:
+def fill_best(variants: Sequence[Rank], pool: Sequence[Column], blocks: int, weight: float, capacity: float) -> Filled:
     """`fill` with the best of several choices for what the rank holds beside its inner blocks."""
-    found = fill(variants[0], pool, blocks, micro_batches, capacity)
+    found = fill(variants[0], pool, blocks, weight, capacity)
     for place, rank in enumerate(variants[1:], start=1):
-        found = found.or_else(fill(rank, pool, blocks, micro_batches, capacity), place)
+        found = found.or_else(fill(rank, pool, blocks, weight, capacity), place)
     return found
 
 
-def fill(rank: Rank, pool: Sequence[Column], blocks: int, micro_batches: int, capacity: float) -> Filled:
+def fill(rank: Rank, pool: Sequence[Column], blocks: int, weight: float, capacity: float) -> Filled:
     """Price every number of inner blocks up to `blocks`, with the columns of the pool, at most two at a time.
+
+    A rank is busy for `weight` times its seconds per micro-batch and once those per step.
 
     The lean ones come first in a stage: where they are recomputed, nothing received needs to be kept. An empty pool
     stands for a model without inner blocks.
     """
     pool = pool or [_NOTHING]
     counts = np.arange(blocks + 1, dtype=np.float64)[None, :]
-    outer = _Cost.of_ends(rank, micro_batches)
-    costs = [_Cost.of_block(rank, column, micro_batches) for column in pool]
+    outer = _Cost.of_ends(rank, weight)
+    costs = [_Cost.of_block(rank, column, weight) for column in pool]
     pairs = [(a, b) for a, x in enumerate(costs) for b, y in enumerate(costs) if a == b or y.leaner(x)]
     one, two = ([costs[pair[side]] for pair in pairs] for side in (0, 1))
 
@@ -168,25 +168,25 @@ class _Cost:
     transient: float
 
     @staticmethod
-    def of_block(rank: Rank, column: Column, micro_batches: int) -> "_Cost":
+    def of_block(rank: Rank, column: Column, weight: float) -> "_Cost":
         a = column.amounts
         return _Cost(
             part=rank.chunks * a.part,
             step=rank.chunks * a.step,
-            busy=rank.chunks * (micro_batches * a.part + a.step),
+            busy=rank.chunks * (weight * a.part + a.step),
             memory=rank.chunks * a.fixed + rank.in_flight * a.live,
             replay=a.replay,
             transient=a.transient,
         )
 
     @staticmethod
-    def of_ends(rank: Rank, micro_batches: int) -> "_Cost":
+    def of_ends(rank: Rank, weight: float) -> "_Cost":
         part = rank.seconds + math.fsum(a.part for a, _ in rank.ends)
         step = math.fsum(a.step for a, _ in rank.ends)
         return _Cost(
             part=part,
             step=step,
-            busy=micro_batches * part + step,
+            busy=weight * part + step,
             memory=math.fsum(a.fixed + a.live * flights for a, flights in rank.ends),
             replay=max((a.replay for a, _ in rank.ends), default=0.0),
             transient=max((a.transient for a, _ in rank.ends), default=0.0),
@@ -244,7 +244,7 @@ def divide(
             free = _within(ranks, least, blocks, math.inf)
             assert free is not None
             floor = math.fsum(rank.part[n] for rank, n in zip(ranks, free, strict=True)) / chunks
-        if pace * (1 - 1 / (micro_batches * chunks)) + floor >= min(best.seconds, cutoff):
+        if pace + floor >= min(best.seconds, cutoff):
             break
     return best
 

@@ -39,6 +39,13 @@ class Setting:
     in_flight: tuple[tuple[float, ...], ...]
     capacity: float
 
+    @property
+    def weight(self) -> float:
+        """How often the slowest rank's micro-batch counts, beside once for every rank's:
+        m t for a single rank, (m - 1/v) max t + sum t / v for several (costmodels.schedules).
+        """
+        return self.micro_batches - (1 / self.chunks if self.ranks > 1 else 0.0)
+
     def flights(self, rank: int) -> float:
         """Micro-batches in flight of a rank, on average over its chunks."""
         return math.fsum(self.in_flight[rank]) / self.chunks
@@ -95,18 +102,18 @@ class _Lines:
 class Duals:
     """The pieces of a chain solved for any number of prices.
 
-    `micro_batches`: how many of the chain's make up a step. `parts`: into how many each of them is cut in what is to be
-    bounded. `allowed`: the candidates that some operators may choose.
+    `weight`: how often a micro-batch counts (see `Setting.weight`). `parts`: how many of those micro-batches one of the
+    chain's is cut into, where these are to be bounded. `allowed`: the candidates that some operators may choose.
     """
 
     def __init__(
         self,
         chain: Chain,
-        micro_batches: int,
+        weight: float,
         parts: int = 1,
         allowed: Mapping[int, NDArray[np.bool_]] | None = None,
     ) -> None:
-        self.chain, self.micro_batches, self.parts = chain, micro_batches, parts
+        self.chain, self.weight, self.parts = chain, weight, parts
         pieces = (*chain.head, *chain.inner, *chain.tail)
         self.banned = {id(piece): piece.banned(allowed) for piece in pieces} if allowed else {}
         blocks = chain.tables.template.blocks.count
@@ -117,13 +124,13 @@ class Duals:
     def solve(self, price: float, flights: float) -> None:
         """Solve the pieces at a price of memory, for so many micro-batches in flight; an infinite price asks for the
         least memory."""
-        m, blocks = self.micro_batches, max(1, self.chain.tables.template.blocks.count)
+        blocks = max(1, self.chain.tables.template.blocks.count)
         if math.isinf(price):
-            weights = Weights(part=m * _LEAN, step=_LEAN, fixed=1.0, live=flights, replay=1.0 / blocks)
+            weights = Weights(part=self.weight * _LEAN, step=_LEAN, fixed=1.0, live=flights, replay=1.0 / blocks)
         else:
             weights = Weights(
-                part=m,
-                steady=m * (self.parts - 1),
+                part=self.weight / self.parts,
+                steady=self.weight * (1 - 1 / self.parts),
                 step=1.0,
                 fixed=price,
                 live=price * flights,
@@ -156,7 +163,7 @@ class Duals:
         if setting.ranks == 1:
             return np.where(possible, slowest, math.inf)
         lone = self._sum_of_parts(setting) / setting.chunks
-        return np.where(possible, slowest * (1 - 1 / (setting.micro_batches * setting.chunks)) + lone, math.inf)
+        return np.where(possible, slowest + lone, math.inf)
 
     def _lines(self, setting: Setting, possible: NDArray[np.bool_]) -> list["_Lines"]:
         """What the prices prove for the ranks; those for which the same is known are taken together."""
@@ -179,7 +186,7 @@ class Duals:
         last: bool,
         ranks: int,
     ) -> "_Lines":
-        crossing = self._crossing_seconds(setting, first, last) * self.micro_batches
+        crossing = self._crossing_seconds(setting, first, last) * (self.weight / self.parts)
         ends, slopes, room = [], [], np.full(self.chain.shape, math.inf)
         for at in usable:
             priced = self.priced[at]

@@ -31,8 +31,8 @@ class Family:
     def __init__(self, chain: Chain, micro_batches: int, capacity: float, scaling: "Scaling") -> None:
         self.chain, self.micro_batches, self.capacity, self.scaling = chain, micro_batches, capacity, scaling
         self.hint = 0.0  # a price of memory that mattered to a member
-        self._duals: dict[int, Duals] = {}
-        self._known: set[tuple[int, float, float]] = set()
+        self._duals: dict[tuple[int, float], Duals] = {}
+        self._known: set[tuple[int, float, float, float]] = set()
 
     def step_seconds(self, configuration: Configuration) -> float:
         """Least step time of a member, whatever the memory."""
@@ -44,20 +44,22 @@ class Family:
         duals, setting = self._of(configuration)
         flights = sorted({setting.flights(0), setting.flights(setting.ranks // 2)})
         for weight, number in [(math.inf, flights[-1]), *((float(f"{price:.3g}"), n) for n in flights if price)]:
-            if (duals.parts, weight, number) not in self._known:
-                self._known.add((duals.parts, weight, number))
+            key = (duals.parts, duals.weight, weight, number)
+            if key not in self._known:
+                self._known.add(key)
                 duals.solve(weight, number)
         return float(duals.bounds(setting).min())
 
     def _of(self, configuration: Configuration) -> tuple[Duals, Setting]:
         """What is known of a member, with micro-batches in flight counted in those of the family's chain."""
         ratio = configuration.micro_batches // self.micro_batches
-        if ratio not in self._duals:
-            self._duals[ratio] = Duals(self.chain, self.micro_batches, ratio, self.scaling.allowed(ratio))
-            self._duals[ratio].solve(0.0, 0.0)
         setting = setting_of(configuration, self.capacity)
+        key = (ratio, setting.weight)
+        if key not in self._duals:
+            self._duals[key] = Duals(self.chain, setting.weight, ratio, self.scaling.allowed(ratio))
+            self._duals[key].solve(0.0, 0.0)
         flights = tuple(tuple(number / ratio for number in chunks) for chunks in setting.in_flight)
-        return self._duals[ratio], replace(setting, in_flight=flights)
+        return self._duals[key], replace(setting, in_flight=flights)
 
 
 def setting_of(configuration: Configuration, capacity: float) -> Setting:

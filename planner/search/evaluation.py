@@ -85,7 +85,7 @@ class Evaluation:
         hint: float = 0.0,
     ) -> None:
         self.chain, self.setting, self.cutoff, self.enough, self.hint = chain, setting, cutoff, enough, hint
-        self.duals = Duals(chain, setting.micro_batches)
+        self.duals = Duals(chain, setting.weight)
         self.blocks = self.duals.blocks
         self.tried: set[tuple[float, float]] = set()
         self.least = math.inf
@@ -174,7 +174,7 @@ class Evaluation:
             described = [self._rank(rank, state, head, tail) for head, tail in chosen]
             key = tuple(described)
             if key not in known:
-                known[key] = fill_best(described, self.pool, per_chunk, setting.micro_batches, setting.capacity)
+                known[key] = fill_best(described, self.pool, per_chunk, setting.weight, setting.capacity)
             ranks.append(known[key])
             variants.append(chosen)
         division = divide(
@@ -279,7 +279,7 @@ class Evaluation:
 
     def _crossing_price(self, filled: Filled, count: int, flights: float) -> float | None:
         """The price of memory at which the two ways to run blocks in a rank cost the same."""
-        m = self.setting.micro_batches
+        m = self.setting.weight
 
         def cost(column: Column) -> tuple[float, float]:
             a = column.amounts
@@ -297,7 +297,7 @@ class Evaluation:
 
     def _ends_price(self, flights: float) -> float | None:
         """The same for a model without repeated blocks, between the leanest and the fastest way known."""
-        m = self.setting.micro_batches
+        m = self.setting.weight
         columns = [p.columns(0, (), self.chain)[0].amounts for p in self.duals.priced]
         points = sorted({(a.fixed + flights * a.live, m * a.part + a.step) for a in columns})
         if len(points) < 2:

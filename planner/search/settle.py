@@ -4,7 +4,7 @@ What is given: how many blocks stand in the stage, how many of them run each way
 which stages meet. What is decided: the strategy of every operator, the stored layouts of every parameter, the operators
 that keep their results, for all blocks of a group alike.
 
-    minimise  m part + step      with  fixed + in_flight live + replay + transient  within the capacity
+    minimise  w part + step      with  fixed + in_flight live + replay + transient  within the capacity
 
 Two groups of recomputed blocks share one interior: the larger one counts.
 """
@@ -119,7 +119,7 @@ class _Builder:
         return RankProblem(problem=problem, parts=self.parts, variables=tuple(self.names), choice=tuple(self.choice))
 
     def _add(self, number: int, part: Part) -> None:
-        piece, m = part.piece, self.setting.micro_batches
+        piece, m = part.piece, self.setting.weight
         interior = 1.0 if number == self.counted else 0.0
         time = m * part.times * piece.part
         time[: piece.nodes] += part.times * piece.step
