@@ -191,6 +191,44 @@ def test_the_report_is_text_on_stdout(folder: Path) -> None:
     assert step in shown.out
 
 
+def test_a_pipeline_is_shown_stage_by_stage(folder: Path) -> None:
+    """Equal neighbours in one row; no table for one stage; what differs from the file is named."""
+    options = ("--mesh", "1", "--pipeline", "4", "--micro-batches", "1", "--recompute", "full")
+    outcome = plan(*TINY, "--devices", "4", *options, "-o", "plan.json")
+    assert (outcome.code, outcome.err) == (0, "")
+    lines = [line.strip() for line in outcome.out.splitlines()]
+    start = lines.index("Pipeline stages")
+    rows = [line.split()[0] for line in lines[start + 2 : lines.index("", start)]]
+    assert rows == ["0", "1", "3"]
+    assert lines[start + 3].split()[:3] == ["1", "to", "2"]
+    assert "recomputation" in outcome.out
+    assert "Pipeline stages" not in plan(*FAST, "-o", "single.json").out
+    text = (folder / "plan.json").read_text(encoding="utf-8")
+    content = json.loads(text)
+    content["prediction"]["stages"][2]["peak_bytes"] += 1e6
+    (folder / "plan.json").write_text(json.dumps(content), encoding="utf-8")
+    assert "stage 2: peak_bytes is" in plan("verify", "plan.json").out
+
+
+def test_some_blocks_can_be_recomputed_by_hand(folder: Path) -> None:
+    """Split the group of the blocks of a plan: show says so, and verify prices it anew."""
+    made(*FAST, "--recompute", "full")
+    content = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    at = next(index for index, group in enumerate(content["groups"]) if group["blocks"])
+    group = content["groups"][at]
+    attention = next(name for name in group["operators"] if name.endswith("attention"))
+    rest = json.loads(json.dumps(group).replace("layers.0", "layers.1"))
+    group.update(blocks=1, recomputation="selective", kept=[attention])
+    rest.update(first_block=1, blocks=3)
+    content["groups"].insert(at + 1, rest)
+    (folder / "plan.json").write_text(json.dumps(content), encoding="utf-8")
+    shown = plan("show", "plan.json")
+    assert shown.code == 0, shown.err
+    assert "3 of 4 blocks fully, 1 keeps attention" in shown.out
+    assert "time of recomputation is" in shown.out
+    assert plan("verify", "plan.json").code == 1
+
+
 def test_what_is_asked_for_is_kept(folder: Path) -> None:
     options = ("--mesh", "1x2", "--pipeline", "2", "--micro-batches", "4", "--recompute", "full", "--optimizer", "sgd")
     made(*TINY, "--devices", "4", *options, "--precision", "bf16", "--seq-len", "64", "--global-batch", "8")
