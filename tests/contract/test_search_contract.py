@@ -188,7 +188,8 @@ def test_what_is_pinned_is_kept() -> None:
     pinned = Pinned(stages=2, mesh=(2, 2), micro_batches=4, recompute=True)
     plan = search(request_of("llama-4", cluster, 8, pinned=pinned)).plan
     assert (len(plan.stages), plan.mesh.sizes) == (2, (2, 2))
-    assert (plan.training.micro_batches, plan.recomputation) == (4, "full")
+    assert plan.training.micro_batches == 4
+    assert {group.recomputation for group in plan.groups if group.blocks} == {"full"}
 
 
 @pytest.mark.parametrize(
