@@ -99,7 +99,7 @@ def fill_best(variants: Sequence[Rank], pool: Sequence[Column], blocks: int, wei
 def fill(rank: Rank, pool: Sequence[Column], blocks: int, weight: float, capacity: float) -> Filled:
     """Price every number of inner blocks up to `blocks`, with the columns of the pool, at most two at a time.
 
-    A rank is busy for `weight` times its seconds per micro-batch and once those per step.
+    A rank is busy for `weight` (the number of micro-batches) times its seconds for one, and once those per step.
 
     The lean ones come first in a stage: where they are recomputed, nothing received needs to be kept. An empty pool
     stands for a model without inner blocks.
@@ -149,6 +149,9 @@ def fill(rank: Rank, pool: Sequence[Column], blocks: int, weight: float, capacit
         pairs=tuple(pairs),
     )
 
+
+PACES = 64
+"""Paces of the slowest rank that are tried, from the quickest possible on; the first or second is nearly always best."""
 
 FITS = 1e-9
 """A peak this much above the capacity, relatively, still fits: sums in another order differ by less."""
@@ -233,7 +236,7 @@ def divide(
     low = int(np.searchsorted(slowest, _least_pace(ranks, least, blocks, slowest)))
     best: Division | None = None
     floor = math.inf
-    for pace in slowest[low:].tolist():
+    for pace in slowest[low : low + PACES].tolist():
         found = _within(ranks, least, blocks, pace)
         if found is None:
             continue
@@ -244,7 +247,7 @@ def divide(
             free = _within(ranks, least, blocks, math.inf)
             assert free is not None
             floor = math.fsum(rank.part[n] for rank, n in zip(ranks, free, strict=True)) / chunks
-        if pace + floor >= min(best.seconds, cutoff):
+        if pace * (1 - 1 / (micro_batches * chunks)) + floor >= min(best.seconds, cutoff):
             break
     return best
 

@@ -57,6 +57,7 @@ class Priced:
 
     price: float
     flights: float
+    proves: bool  # whether the values bound the busy time of a rank
     head: tuple[Solved, ...]
     inner: tuple[Solved, ...]
     tail: tuple[Solved, ...]
@@ -120,6 +121,7 @@ class Duals:
         self.blocks = max(0, blocks - chain.blocks_in_head - chain.blocks_in_tail) if chain.inner else 0
         self.priced: list[Priced] = []
         self._parts: Array | None = None
+        self._averaged: Array | None = None
 
     def solve(self, price: float, flights: float) -> None:
         """Solve the pieces at a price of memory, for so many micro-batches in flight; an infinite price asks for the
@@ -136,12 +138,17 @@ class Duals:
                 live=price * flights,
                 replay=price / blocks / self.parts,
             )
+        self._add(weights, price, flights, proves=True)
+
+    def _add(self, weights: Weights, price: float, flights: float, *, proves: bool) -> None:
         head, inner, tail = (
             tuple(piece.solve(weights, self.banned.get(id(piece))) for piece in _worth(pieces, price))
             for pieces in (self.chain.head, self.chain.inner, self.chain.tail)
         )
         values = (self._least_value(head), self._least_value(inner), self._least_value(tail))
-        self.priced.append(Priced(price=price, flights=flights, head=head, inner=inner, tail=tail, values=values))
+        self.priced.append(
+            Priced(price=price, flights=flights, proves=proves, head=head, inner=inner, tail=tail, values=values)
+        )
 
     def bounds(self, setting: Setting) -> Array:
         """Least seconds of a step for every state of the boundary.
@@ -163,14 +170,19 @@ class Duals:
         if setting.ranks == 1:
             return np.where(possible, slowest, math.inf)
         lone = self._sum_of_parts(setting) / setting.chunks
-        return np.where(possible, slowest + lone, math.inf)
+        bound = slowest + lone if self._averaged is None else np.maximum(slowest + lone, self._averaged)
+        return np.where(possible, bound, math.inf)
 
     def _lines(self, setting: Setting, possible: NDArray[np.bool_]) -> list["_Lines"]:
         """What the prices prove for the ranks; those for which the same is known are taken together."""
         alike: dict[tuple[tuple[int, ...], bool, bool], int] = {}
         for rank in range(setting.ranks):
             flights = setting.flights(rank) * (1 + 1e-12)
-            usable = tuple(at for at, known in enumerate(self.priced) if not known.price or known.flights <= flights)
+            usable = tuple(
+                at
+                for at, known in enumerate(self.priced)
+                if known.proves and (not known.price or known.flights <= flights)
+            )
             key = (usable, rank == 0, rank == setting.ranks - 1)
             alike[key] = alike.get(key, 0) + 1
         return [
@@ -239,9 +251,23 @@ class Duals:
                 for pieces in (self.chain.head, self.chain.inner, self.chain.tail)
             )
             self._parts = head + self.blocks * inner + tail
+        return self._parts + self._crossings(setting)
+
+    def solve_average(self, setting: Setting) -> None:
+        """Solve the pieces for ranks that are all as quick as the average one: best where micro-batches are few."""
+        weight = 1 / setting.chunks + self.weight / setting.ranks
+        weights = Weights(part=weight / self.parts, steady=weight * (1 - 1 / self.parts), step=1 / setting.ranks)
+        self._add(weights, 0.0, 0.0, proves=False)
+        head, inner, tail = self.priced[-1].values
+        self._averaged = head + self.blocks * inner + tail + weight * self._crossings(setting)
+
+    def _crossings(self, setting: Setting) -> Array:
+        """Seconds of a micro-batch in transfers between all ranks."""
+        if setting.ranks == 1:
+            return np.zeros(self.chain.shape)
         ends = self._crossing_seconds(setting, True, False) + self._crossing_seconds(setting, False, True)
-        between = max(0, setting.ranks - 2) * self._crossing_seconds(setting, False, False)
-        return self._parts + ((ends + between) / self.parts if setting.ranks > 1 else 0.0)
+        between = (setting.ranks - 2) * self._crossing_seconds(setting, False, False)
+        return (ends + between) / self.parts
 
     def _least_value(self, solved: tuple[Solved, ...]) -> Array:
         total = np.full(self.chain.shape, 0.0 if not solved else math.inf)

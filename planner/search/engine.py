@@ -58,6 +58,8 @@ class Family:
         if key not in self._duals:
             self._duals[key] = Duals(self.chain, setting.weight, ratio, self.scaling.allowed(ratio))
             self._duals[key].solve(0.0, 0.0)
+            if setting.ranks > 1:
+                self._duals[key].solve_average(setting)
         flights = tuple(tuple(number / ratio for number in chunks) for chunks in setting.in_flight)
         return self._duals[key], replace(setting, in_flight=flights)
 

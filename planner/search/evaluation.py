@@ -96,6 +96,8 @@ class Evaluation:
         best: tuple[float, State, tuple[RankFilling, ...]] | None = None
         setting, duals = self.setting, self.duals
         duals.solve(0.0, 0.0)
+        if setting.ranks > 1:
+            duals.solve_average(setting)
         bounds = duals.bounds(setting)
         if self.hint and bounds.min() < self.cutoff and not self._roomy(bounds):
             for flights in sorted({self._flights(0), self._flights(setting.ranks // 2)}):
@@ -174,7 +176,7 @@ class Evaluation:
             described = [self._rank(rank, state, head, tail) for head, tail in chosen]
             key = tuple(described)
             if key not in known:
-                known[key] = fill_best(described, self.pool, per_chunk, setting.weight, setting.capacity)
+                known[key] = fill_best(described, self.pool, per_chunk, setting.micro_batches, setting.capacity)
             ranks.append(known[key])
             variants.append(chosen)
         division = divide(
@@ -279,7 +281,7 @@ class Evaluation:
 
     def _crossing_price(self, filled: Filled, count: int, flights: float) -> float | None:
         """The price of memory at which the two ways to run blocks in a rank cost the same."""
-        m = self.setting.weight
+        m = self.setting.micro_batches
 
         def cost(column: Column) -> tuple[float, float]:
             a = column.amounts
@@ -297,7 +299,7 @@ class Evaluation:
 
     def _ends_price(self, flights: float) -> float | None:
         """The same for a model without repeated blocks, between the leanest and the fastest way known."""
-        m = self.setting.weight
+        m = self.setting.micro_batches
         columns = [p.columns(0, (), self.chain)[0].amounts for p in self.duals.priced]
         points = sorted({(a.fixed + flights * a.live, m * a.part + a.step) for a in columns})
         if len(points) < 2:
