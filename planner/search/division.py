@@ -151,7 +151,7 @@ def fill(rank: Rank, pool: Sequence[Column], blocks: int, weight: float, capacit
 
 
 PACES = 64
-"""Paces of the slowest rank that are tried, from the quickest possible on; the first or second is nearly always best."""
+"""Paces of the slowest rank that are tried, quickest first; the first or second is nearly always best."""
 
 FITS = 1e-9
 """A peak this much above the capacity, relatively, still fits: sums in another order differ by less."""
