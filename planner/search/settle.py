@@ -10,17 +10,20 @@ Two groups of recomputed blocks share one interior: the larger one counts.
 """
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.search.duals import Setting, State
-from planner.search.evaluation import RankFilling
+from planner.search.evaluation import Outcome, RankFilling
 from planner.search.pieces import Chain, Column, Key, Piece
-from planner.search.problem import Edge, Problem, Solution, Variable
+from planner.search.problem import OPTIMALITY_TOLERANCE, Edge, Problem, Solution, Variable
+from planner.search.solvers import SOLVERS
 
 Array = NDArray[np.float64]
 
@@ -44,6 +47,73 @@ class RankProblem:
     parts: tuple[Part, ...]
     variables: tuple[tuple[int | None, Key, int], ...]
     choice: tuple[int, ...]  # of the plan that was found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """What an independent solver says of the slowest rank of a plan, its division into groups of blocks given.
+
+    Attributes:
+        solver, status: who, and what it proved (see `Solution.status`).
+        busy_seconds: of the rank in a step, as planned.
+        found_seconds: the least that the solver found; infinite if nothing.
+        bound_seconds: it proved that nothing takes less.
+        variables: of the problem.
+        seconds: the solver took.
+    """
+
+    solver: str
+    status: str
+    busy_seconds: float
+    found_seconds: float
+    bound_seconds: float
+    variables: int
+    seconds: float
+
+    @property
+    def gap(self) -> float:
+        """How much less, relatively, the rank could be busy at most."""
+        return max(0.0, 1 - self.bound_seconds / self.busy_seconds) if self.busy_seconds else 0.0
+
+
+def certify(
+    chain: Chain, setting: Setting, outcome: Outcome, solver: str, **options: Any
+) -> tuple[Certificate, tuple[RankFilling, ...]]:
+    """Solve the problem of the slowest rank with a named solver; the ranks, that one as the solver would have it where
+    that is faster."""
+    problems = [
+        rank_problem(chain, setting, rank, filling, outcome.state) for rank, filling in enumerate(outcome.ranks)
+    ]
+    planned = [found.problem.evaluate(found.choice) for found in problems]
+    slowest = max(range(len(planned)), key=lambda rank: planned[rank].time)
+    found, busy = problems[slowest], planned[slowest].time
+    started = time.perf_counter()
+    solution = SOLVERS[solver](found.problem, **options)
+    better = solution.evaluation.time if solution.evaluation is not None else math.inf
+    certificate = Certificate(
+        solver=solver,
+        status=solution.status,
+        busy_seconds=busy,
+        found_seconds=better,
+        bound_seconds=min(solution.bound, busy),
+        variables=len(found.problem.variables),
+        seconds=time.perf_counter() - started,
+    )
+    ranks = list(outcome.ranks)
+    if better < busy * (1 - OPTIMALITY_TOLERANCE) and setting.ranks == 1:
+        ranks[slowest] = _refilled(chain, ranks[slowest], settled(found, solution), setting)
+    return certificate, tuple(ranks)
+
+
+def _refilled(chain: Chain, filling: RankFilling, columns: Sequence[Column], setting: Setting) -> RankFilling:
+    """The rank with other columns in place of its own, in the order of `parts_of`."""
+    left = list(columns)
+    head = left.pop(0) if filling.head is not None else None
+    tail = left.pop() if filling.tail is not None else None
+    inner: list[Column] = []
+    for column, (_, equal) in zip(left, groupby(filling.inner, key=id), strict=True):
+        inner += [column] * len(list(equal))
+    return replace(filling, head=head, inner=tuple(inner), tail=tail)
 
 
 def rank_problem(chain: Chain, setting: Setting, rank: int, filling: RankFilling, state: State) -> RankProblem:
