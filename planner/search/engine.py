@@ -35,15 +35,16 @@ class Family:
         self._known: set[tuple[int, float, float, float]] = set()
 
     def step_seconds(self, configuration: Configuration) -> float:
-        """Least step time of a member, whatever the memory."""
+        """Least step time of a member, whatever the memory; to be asked once for each."""
         duals, setting = self._of(configuration)
-        return float(duals.bounds(setting).min())
+        return duals.first_bound(setting)
 
     def priced_seconds(self, configuration: Configuration, price: float) -> float:
         """Least step time of a member with memory at a price; infinite where even the leanest choice does not fit."""
         duals, setting = self._of(configuration)
         flights = sorted({setting.flights(0), setting.flights(setting.ranks // 2)})
-        for weight, number in [(math.inf, flights[-1]), *((float(f"{price:.3g}"), n) for n in flights if price)]:
+        tries = [(0.0, 0.0), (math.inf, flights[-1]), *((float(f"{price:.3g}"), number) for number in flights if price)]
+        for weight, number in tries:
             key = (duals.parts, duals.weight, weight, number)
             if key not in self._known:
                 self._known.add(key)
@@ -56,10 +57,7 @@ class Family:
         setting = setting_of(configuration, self.capacity)
         key = (ratio, setting.weight)
         if key not in self._duals:
-            self._duals[key] = Duals(self.chain, setting.weight, ratio, self.scaling.allowed(ratio))
-            self._duals[key].solve(0.0, 0.0)
-            if setting.ranks > 1:
-                self._duals[key].solve_average(setting)
+            self._duals[key] = Duals(self.chain, setting.weight, ratio, self.scaling.allowed(ratio), columns=False)
         flights = tuple(tuple(number / ratio for number in chunks) for chunks in setting.in_flight)
         return self._duals[key], replace(setting, in_flight=flights)
 

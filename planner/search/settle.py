@@ -19,13 +19,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.errors import RequestError
 from planner.search.duals import Setting, State
 from planner.search.evaluation import Outcome, RankFilling
 from planner.search.pieces import Chain, Column, Key, Piece
 from planner.search.problem import OPTIMALITY_TOLERANCE, Edge, Problem, Solution, Variable
+from planner.search.request import SearchRequest
 from planner.search.solvers import SOLVERS
 
 Array = NDArray[np.float64]
+
+GAP = 1e-5
+"""The slowest rank is settled to this, relatively."""
+
+ILP_SECONDS = 60.0
+"""An integer program may take so long where the request has no time limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,19 +84,37 @@ class Certificate:
         return max(0.0, 1 - self.bound_seconds / self.busy_seconds) if self.busy_seconds else 0.0
 
 
-def certify(
-    chain: Chain, setting: Setting, outcome: Outcome, solver: str, **options: Any
-) -> tuple[Certificate, tuple[RankFilling, ...]]:
-    """Solve the problem of the slowest rank with a named solver; the ranks, that one as the solver would have it where
-    that is faster."""
+def settle_and_certify(
+    request: SearchRequest, chain: Chain, setting: Setting, outcome: Outcome
+) -> tuple[tuple[RankFilling, ...], Certificate | None]:
+    """The slowest rank solved exactly by the solver of the request's algorithm, its division into groups given; and,
+    where asked for, what the integer program says of it."""
     problems = [
         rank_problem(chain, setting, rank, filling, outcome.state) for rank, filling in enumerate(outcome.ranks)
     ]
-    planned = [found.problem.evaluate(found.choice) for found in problems]
-    slowest = max(range(len(planned)), key=lambda rank: planned[rank].time)
-    found, busy = problems[slowest], planned[slowest].time
+    planned = [found.problem.evaluate(found.choice).time for found in problems]
+    slowest = planned.index(max(planned))
+    found, busy, ranks = problems[slowest], planned[slowest], list(outcome.ranks)
+    solver = request.algorithm if request.algorithm in SOLVERS else "dynamic_programming"
+    certificate, solution = _certificate(solver, found, busy, request)
+    if certificate.found_seconds < busy * (1 - OPTIMALITY_TOLERANCE):
+        ranks[slowest] = _refilled(ranks[slowest], settled(found, solution))
+    if request.certify and solver != "ilp":
+        certificate, _ = _certificate("ilp", found, min(busy, certificate.found_seconds), request)
+    return tuple(ranks), certificate if request.certify or solver != "dynamic_programming" else None
+
+
+def _certificate(solver: str, found: RankProblem, busy: float, request: SearchRequest) -> tuple[Certificate, Solution]:
+    options: dict[str, Any] = {}
+    if solver == "dynamic_programming":
+        options["relative_gap"] = GAP
+    if solver == "ilp":
+        options["time_limit"] = request.time_limit or ILP_SECONDS
     started = time.perf_counter()
-    solution = SOLVERS[solver](found.problem, **options)
+    try:
+        solution = SOLVERS[solver](found.problem, **options)
+    except ValueError as error:  # too large for this solver
+        raise RequestError(f"--search {solver}: {error}") from error
     better = solution.evaluation.time if solution.evaluation is not None else math.inf
     certificate = Certificate(
         solver=solver,
@@ -99,13 +125,10 @@ def certify(
         variables=len(found.problem.variables),
         seconds=time.perf_counter() - started,
     )
-    ranks = list(outcome.ranks)
-    if better < busy * (1 - OPTIMALITY_TOLERANCE) and setting.ranks == 1:
-        ranks[slowest] = _refilled(chain, ranks[slowest], settled(found, solution), setting)
-    return certificate, tuple(ranks)
+    return certificate, solution
 
 
-def _refilled(chain: Chain, filling: RankFilling, columns: Sequence[Column], setting: Setting) -> RankFilling:
+def _refilled(filling: RankFilling, columns: Sequence[Column]) -> RankFilling:
     """The rank with other columns in place of its own, in the order of `parts_of`."""
     left = list(columns)
     head = left.pop(0) if filling.head is not None else None
