@@ -12,6 +12,7 @@ from planner.search.decided import decided_of
 from planner.search.duals import Duals, Setting
 from planner.search.evaluation import Evaluation, Outcome
 from planner.search.pieces import Chain, cut
+from planner.search.propagation import propagated
 from planner.search.request import SearchRequest
 from planner.search.space import Bounds, Configuration
 from planner.search.template import Template
@@ -121,8 +122,9 @@ class Engine:
         """The pieces of a configuration; those of the last one asked for are kept."""
         key = (configuration.family, configuration.micro_batches)
         if self._chain is None or self._chain[0] != key:
+            propagates = self.request.algorithm == "sharding_propagation"
             chain = cut(
-                self.tables(configuration),
+                self._spread(configuration) if propagates else self.tables(configuration),
                 self.request.cluster,
                 recomputation=self.request.pinned.recomputation,
                 stages=configuration.pipeline,
@@ -147,6 +149,15 @@ class Engine:
             restriction = decided_of(request.shards, request.pinned, configuration, template)
             self._tables = (key, self._builders[mesh].build(template, restriction))
         return self._tables[1]
+
+    def _spread(self, configuration: Configuration) -> CostTables:
+        """The tables of what the user's decisions spread to (see `propagation`)."""
+        request, setting = self.request, setting_of(configuration, self.capacity)
+        tables = self.tables(configuration)
+        fixed = propagated(tables, setting, request.cluster, request.pinned.recomputation)
+        if fixed is None:
+            return tables
+        return self._builders[configuration.mesh].build(tables.template, fixed)
 
     def _template(self, micro_batches: int) -> Template:
         """The template with the batch of one micro-batch."""

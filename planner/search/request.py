@@ -23,8 +23,8 @@ class Shard:
 
     Attributes:
         pattern: operator names, with the wildcards of `fnmatch` (`*`, `?`, `[...]`).
-        strategy: per mesh axis the name of a factor of the operator's rule, "-" for none, or "*" for what the search
-            finds; or, in `cuts`, how many pieces each dim of each operand is cut into.
+        strategy: per mesh axis the name of a factor of the operator's rule, or "batch" or "sequence", "-" for none, or
+            "*" for what the search finds; or, in `cuts`, how many pieces each dim of each operand is cut into.
     """
 
     pattern: str
