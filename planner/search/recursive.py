@@ -9,8 +9,8 @@
 
     data | data | data | data | data | tensor | tensor   ->   32 x 4
 
-    then sweeps:        every axis is decided once more, given all others, and neighbours as one axis, until nothing
-                        gets faster
+    then sweeps:        every axis is decided once more, given all others; so is one axis of the meshes that are nearest
+                        (two axes joined, a factor shifted to the neighbour, an axis split), until nothing gets faster
 
 The same is done once more with whole levels of the network in place of primes. An operator has as many candidates as
 factors, and the mesh stays small, so the time of one axis is linear in the operators of the template and hardly grows
@@ -48,6 +48,7 @@ _ROUNDING = 1e-9  # relative: sums of the same numbers in another order differ b
 _MARGIN = 1.05  # how much tighter than by what was missing
 _MOST_AXES = 4
 _NEW_AXIS = 0.01  # how much faster, relatively, a further axis must make it
+_HOPELESS = 1.25  # a way to run that is this much slower before it is polished is not polished
 _TRIES = 4  # at the limits, the last of them at the least memory
 
 
@@ -120,10 +121,17 @@ def plan_recursively(setting: Setting, memory_limit: float | None = None) -> Rec
     limit = usable_memory(setting.cluster.device) if memory_limit is None else memory_limit
     builders = _Builders(setting)
     keeping = _Descent(setting, setting.terms(recompute=False), limit, builders)
-    found = [keeping.run()]
+    descents = {keeping: keeping.run()}
     if keeping.short and setting.template.blocks.count:
-        found.append(_Descent(setting, setting.terms(recompute=True), limit, builders).run())
-    return min((plan for plan in found if plan is not None), key=lambda plan: plan.evaluation.time, default=None)
+        again = _Descent(setting, setting.terms(recompute=True), limit, builders)
+        descents[again] = again.run()
+    found = [(descent, outcome) for descent, outcome in descents.items() if outcome is not None]
+    best: RecursivePlan | None = None
+    for descent, outcome in sorted(found, key=lambda one: one[1][1].time):
+        if best is None or outcome[1].time < best.evaluation.time * _HOPELESS:
+            plan = descent.polished(*outcome)
+            best = plan if best is None or plan.evaluation.time < best.evaluation.time else best
+    return best
 
 
 def level_sizes(devices: int, cluster: Cluster) -> tuple[int, ...]:
@@ -177,20 +185,47 @@ class _Decided:
         wider = _Decided(sizes=(*self.sizes[:-1], math.prod(self.sizes[-1:]) * size), chosen=self.chosen)
         return [*([wider] if self.sizes else []), *([self.with_axis(size)] if len(self.sizes) < _MOST_AXES else [])]
 
-    def joined(self, axis: int) -> "_Decided":
+    def joined(self, axis: int) -> "_Decided | None":
         """An axis and the next as one, which is used as the first of them was."""
-
-        def without(column: tuple[Any, ...]) -> tuple[Any, ...]:
-            return (*column[: axis + 1], *column[axis + 2 :])
-
+        if axis + 1 >= len(self.sizes):
+            return None
         first, second = self.sizes[axis : axis + 2]
-        return _Decided(
-            sizes=(*self.sizes[:axis], first * second, *self.sizes[axis + 2 :]),
-            chosen=Fixed(
-                operators=tuple(without(strategy) for strategy in self.chosen.operators),
-                parameters=_each(self.chosen, without),
-            ),
+        return self._with(
+            (*self.sizes[:axis], first * second, *self.sizes[axis + 2 :]),
+            lambda column: (*column[: axis + 1], *column[axis + 2 :]),
         )
+
+    def shifted(self, axis: int, towards: int) -> "_Decided | None":
+        """An axis with a factor less, which its neighbour has instead."""
+        to, factor = axis + towards, _primes(self.sizes[axis])[0]
+        if not 0 <= to < len(self.sizes) or self.sizes[axis] == factor:
+            return None
+        changed = {axis: self.sizes[axis] // factor, to: self.sizes[to] * factor}
+        return self._with(tuple(changed.get(at, size) for at, size in enumerate(self.sizes)), lambda column: column)
+
+    def split(self, axis: int) -> "_Decided | None":
+        """An axis as two of about the same size, both used as it was."""
+        primes = _primes(self.sizes[axis])
+        if len(primes) < 2 or len(self.sizes) == _MOST_AXES:
+            return None
+        inner = math.prod(primes[: len(primes) // 2])
+        return self._with(
+            (*self.sizes[:axis], self.sizes[axis] // inner, inner, *self.sizes[axis + 1 :]),
+            lambda column: (*column[: axis + 1], *column[axis:]),
+        )
+
+    def _with(self, sizes: tuple[int, ...], change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> "_Decided":
+        operators = tuple(change(strategy) for strategy in self.chosen.operators)
+        return _Decided(sizes=sizes, chosen=Fixed(operators=operators, parameters=_each(self.chosen, change)))
+
+
+_Move = tuple[Callable[[_Decided, int], _Decided | None], int, float]
+_MOVES: tuple[_Move, ...] = (  # what to try, the axis that is free then beside the first, and the time it must beat
+    (_Decided.joined, 0, 1 + _ROUNDING),
+    (lambda state, axis: state.shifted(axis, 1), 1, 1 - _ROUNDING),
+    (lambda state, axis: state.shifted(axis, -1), -1, 1 - _ROUNDING),
+    (_Decided.split, 1, 1 - _NEW_AXIS),
+)
 
 
 def _each(chosen: Fixed, change: Callable[[Layout], Layout]) -> dict[str, StoredParameter]:
@@ -210,32 +245,34 @@ class _Descent:
         self.setting, self.terms, self.limit, self.builders = setting, terms, limit, builders
         self.short = False
 
-    def run(self) -> RecursivePlan | None:
-        """The best plan of all starts."""
-        found = [self._from(axes) for axes in self.setting.starts()]
-        return min((plan for plan in found if plan is not None), key=lambda plan: plan.evaluation.time, default=None)
+    def run(self) -> tuple[_Decided, Evaluation] | None:
+        """All axes decided, from the start that leads to the faster plan."""
+        found = [outcome for axes in self.setting.starts() if (outcome := self._from(axes)) is not None]
+        return min(found, key=lambda one: one[1].time, default=None)
 
-    def _from(self, axes: tuple[int, ...]) -> RecursivePlan | None:
-        """The plan, with limits as tight as it takes."""
+    def _from(self, axes: tuple[int, ...]) -> tuple[_Decided, Evaluation] | None:
+        """All axes decided, with limits as tight as it takes."""
         tightened = 1.0
         for attempt in range(1, _TRIES + 1):
             outcome = self._decide(axes, tightened)
-            if isinstance(outcome, _Decided):
-                return self._polished(outcome)
+            if not isinstance(outcome, float):
+                return outcome
             if outcome == math.inf:
                 break
             tightened = tightened * outcome * _MARGIN if attempt < _TRIES - 1 else math.inf
         return None
 
-    def _decide(self, axes: tuple[int, ...], tightened: float) -> _Decided | float:
+    def _decide(self, axes: tuple[int, ...], tightened: float) -> tuple[_Decided, Evaluation] | float:
         """All axes, or how many times too much memory they take, infinite where the first already takes too much.
 
         Limits are tighter by a factor.
         """
         decided = _Decided.nothing(self.setting.template)
-        if not axes:
-            alone = self._solved(self.builders.of(()), decided.chosen, self.limit)
-            return math.inf if isinstance(alone, float) else decided
+        found = self._solved(self.builders.of(()), decided.chosen, math.inf)
+        assert not isinstance(found, float)
+        evaluation = found[1]
+        if not axes and evaluation.peak > self.limit:
+            return math.inf
         for at, size in enumerate(axes):
             rest = math.prod(axes[at + 1 :])
             best: tuple[_Decided, Evaluation] | None = None
@@ -249,8 +286,8 @@ class _Descent:
                     best = outcome
             if best is None:
                 return excess if at else math.inf
-            decided = best[0]
-        return decided
+            decided, evaluation = best
+        return decided, evaluation
 
     def _last_axis(
         self, state: _Decided, rest: int, tightened: float, bar: float
@@ -278,31 +315,32 @@ class _Descent:
             return math.inf if solution.least_memory is None else solution.least_memory * (1 + _ROUNDING)
         return _chosen(tables, *stage.choices(solution.choice)), solution.evaluation
 
-    def _polished(self, decided: _Decided) -> RecursivePlan:
-        """Every axis once more given all others, and neighbours as one axis, until nothing gets faster."""
-        builder = self.builders.of(decided.sizes)
-        start = self._solved(builder, decided.chosen, self.limit)
-        assert not isinstance(start, float)
-        best = start[1]
+    def polished(self, decided: _Decided, best: Evaluation) -> RecursivePlan:
+        """Every axis once more given all others, and meshes that differ by a little, until nothing gets faster."""
         for _ in range(self.setting.sweeps):
             before = best
             for axis in reversed(range(len(decided.sizes))):
-                found = self._solved(
-                    builder, OneAxisFree(fixed=decided.chosen, axis=axis), self.limit, best.time * (1 - _ROUNDING)
-                )
-                if not isinstance(found, float):
-                    decided, best = _Decided(sizes=decided.sizes, chosen=found[0]), found[1]
-            for axis in reversed(range(len(decided.sizes) - 1)):
-                fewer = decided.joined(axis)
-                other = self.builders.of(fewer.sizes)
-                found = self._solved(
-                    other, OneAxisFree(fixed=fewer.chosen, axis=axis), self.limit, best.time * (1 + _ROUNDING)
-                )
-                if not isinstance(found, float):
-                    decided, best, builder = _Decided(sizes=fewer.sizes, chosen=found[0]), found[1], other
+                found = self._freed(decided, axis, best.time * (1 - _ROUNDING))
+                decided, best = found or (decided, best)
+            for change, free, share in _MOVES:
+                for axis in reversed(range(len(decided.sizes))):
+                    while axis < len(decided.sizes) and (other := change(decided, axis)) is not None:
+                        found = self._freed(other, axis + free, best.time * share)
+                        if found is None:
+                            break
+                        decided, best = found
             if best is before:
                 break
-        return RecursivePlan(mesh=builder.mesh, chosen=decided.chosen, recompute=self.terms.recompute, evaluation=best)
+        mesh = self.builders.of(decided.sizes).mesh
+        return RecursivePlan(mesh=mesh, chosen=decided.chosen, recompute=self.terms.recompute, evaluation=best)
+
+    def _freed(self, state: _Decided, axis: int, bar: float) -> tuple[_Decided, Evaluation] | None:
+        """One axis decided given all others, if that beats the bar and the others can be as they are."""
+        builder, among = self.builders.of(state.sizes), OneAxisFree(fixed=state.chosen, axis=axis)
+        if not among.possible(self.setting.template.graph, builder.mesh):
+            return None
+        found = self._solved(builder, among, self.limit, bar)
+        return None if isinstance(found, float) else (_Decided(sizes=state.sizes, chosen=found[0]), found[1])
 
 
 def _chosen(tables: CostTables, operators: dict[int, int], parameters: dict[str, int]) -> Fixed:

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from planner.graph.operator_graph import TensorType
+from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import FactorKind, Rule, Strategy, legal_strategies
+from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter, legal_stored, stored_options
 
 
@@ -59,3 +60,11 @@ class OneAxisFree:
         options = list(zip(chosen.weight, chosen.gradient, chosen.state, strict=True))
         allowed = [every if axis == self.axis else (option,) for axis, option in enumerate(options)]
         return legal_stored(tensor.shape, mesh.sizes, trainable, allowed)
+
+    def possible(self, graph: OperatorGraph, mesh: Mesh) -> bool:
+        """Whether everything has a candidate: what is fixed may not be legal on another mesh."""
+        return all(
+            self.strategies(index, rule_of(graph, op), mesh) for index, op in enumerate(graph.operators)
+        ) and all(
+            self.stored(p.name, graph.types[p.name], p.name in graph.differentiable, mesh) for p in graph.parameters
+        )
