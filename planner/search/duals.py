@@ -128,7 +128,7 @@ class Duals:
         least memory."""
         blocks = max(1, self.chain.tables.template.blocks.count)
         if math.isinf(price):
-            weights = Weights(part=self.weight * _LEAN, step=_LEAN, fixed=1.0, live=flights, replay=1.0 / blocks)
+            weights = Weights(part=self.weight * _LEAN, step=_LEAN, fixed=1.0, live=flights, replay=1.0 / blocks / self.parts)
         else:
             weights = Weights(
                 part=self.weight / self.parts,
@@ -165,7 +165,8 @@ class Duals:
         if setting.ranks == 1 or setting.chunks > 1:
             possible &= np.min([line.room for line in lines], axis=0) >= share
         else:
-            possible &= sum(line.room * line.ranks for line in lines) >= self.blocks
+            possible &= np.min([line.room for line in lines], axis=0) >= 0
+            possible &= sum(np.maximum(line.room, 0.0) * line.ranks for line in lines) >= self.blocks
             slowest = self._pace(lines, slowest)
         if setting.ranks == 1:
             return np.where(possible, slowest, math.inf)
@@ -199,11 +200,14 @@ class Duals:
         ranks: int,
     ) -> "_Lines":
         crossing = self._crossing_seconds(setting, first, last) * (self.weight / self.parts)
+        own = last and self.blocks and not self.chain.blocks_in_tail  # the last block is an inner one and may hold less
+        less = np.minimum(self.chain.ending, 0.0) * setting.in_flight[-1][-1] if own else np.zeros(self.chain.shape)
         ends, slopes, room = [], [], np.full(self.chain.shape, math.inf)
         for at in usable:
             priced = self.priced[at]
             head, slope, tail = priced.values
-            value = (head if first else 0.0) + (tail if last else 0.0)
+            value = (head if first else 0.0) + (tail if last else 0.0) 
+            value = value + less * (1.0 if math.isinf(priced.price) else priced.price)
             slope = np.where(possible, np.maximum(slope, 1e-30), 1.0)
             if math.isinf(priced.price):
                 left = np.where(possible, setting.capacity * (1 + 1e-9) - value, 0.0)
@@ -238,7 +242,9 @@ class Duals:
         crossing = self.chain.crossing
         if setting.ranks == 1:
             return np.zeros(self.chain.shape)
-        return (setting.chunks - first) * crossing.forward + (setting.chunks - last) * crossing.backward
+        chunks = setting.chunks
+        forward = (chunks - 1) * crossing.forward_around if first else chunks * crossing.forward
+        return forward + ((chunks - 1) * crossing.backward_around if last else chunks * crossing.backward)
 
     def _sum_of_parts(self, setting: Setting) -> Array:
         """Least seconds of one micro-batch on all ranks."""
