@@ -174,6 +174,15 @@ class Duals:
         bound = slowest + lone if self._averaged is None else np.maximum(slowest + lone, self._averaged)
         return np.where(possible, bound, math.inf)
 
+    def least_bytes(self, setting: Setting) -> float:
+        """Bytes below which no plan comes on average over its ranks, as far as the least memory was asked for."""
+        least = 0.0
+        for known in self.priced:
+            if math.isinf(known.price) and known.flights <= setting.flights(setting.ranks - 1) * (1 + 1e-12):
+                head, inner, tail = known.values
+                least = max(least, float((head + self.blocks * inner + tail).min()) / setting.ranks)
+        return least
+
     def _lines(self, setting: Setting, possible: NDArray[np.bool_]) -> list["_Lines"]:
         """What the prices prove for the ranks; those for which the same is known are taken together."""
         alike: dict[tuple[tuple[int, ...], bool, bool], int] = {}

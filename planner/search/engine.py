@@ -50,6 +50,12 @@ class Family:
                 duals.solve(weight, number)
         return float(duals.bounds(setting).min())
 
+    def least_bytes(self, configuration: Configuration) -> float:
+        """About the least bytes that a member needs; never more."""
+        duals, setting = self._of(configuration)
+        duals.solve(math.inf, setting.flights(setting.ranks - 1))
+        return duals.least_bytes(setting)
+
     def _of(self, configuration: Configuration) -> tuple[Duals, Setting]:
         """What is known of a member, with micro-batches in flight counted in those of the family's chain."""
         ratio = configuration.micro_batches // self.micro_batches
