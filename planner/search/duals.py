@@ -209,6 +209,7 @@ class Duals:
         ranks: int,
     ) -> "_Lines":
         crossing = self._crossing_seconds(setting, first, last) * (self.weight / self.parts)
+        capacity = setting.capacity - self._least_transient(first, last)
         own = last and self.blocks and not self.chain.blocks_in_tail  # the last block is an inner one and may hold less
         less = np.minimum(self.chain.ending, 0.0) * setting.in_flight[-1][-1] if own else np.zeros(self.chain.shape)
         ends, slopes, room = [], [], np.full(self.chain.shape, math.inf)
@@ -219,12 +220,18 @@ class Duals:
             value = value + less * (1.0 if math.isinf(priced.price) else priced.price)
             slope = np.where(possible, np.maximum(slope, 1e-30), 1.0)
             if math.isinf(priced.price):
-                left = np.where(possible, setting.capacity * (1 + 1e-9) - value, 0.0)
+                left = np.where(possible, capacity + 1e-9 * setting.capacity - value, 0.0)
                 room = np.minimum(room, np.where(left < 0, -math.inf, np.floor(left / slope + 1e-6)))
             else:
-                ends.append(np.where(possible, crossing + value - priced.price * setting.capacity, 0.0))
+                ends.append(np.where(possible, crossing + value - priced.price * capacity, 0.0))
                 slopes.append(slope)
         return _Lines(ends=np.array(ends), slopes=np.array(slopes), room=room, ranks=ranks)
+
+    def _least_transient(self, first: bool, last: bool) -> float:
+        """Bytes that live for a moment on a rank, whatever is chosen."""
+        sides = ((self.chain.head, first), (self.chain.inner, self.blocks > 0), (self.chain.tail, last))
+        held = [pieces for pieces, here in sides if here and pieces]
+        return max((min(piece.least_transient for piece in pieces) for pieces in held), default=0.0) / self.parts
 
     def _pace(self, lines: list["_Lines"], high: Array) -> Array:
         """The least time, for every state, in which the ranks have room for all blocks; found by bisection from below.

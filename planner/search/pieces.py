@@ -108,6 +108,11 @@ class Piece:
         """Cells of the nodes."""
         return self.step.size
 
+    @cached_property
+    def least_transient(self) -> float:
+        """Bytes that live for a moment whatever is chosen."""
+        return max((float(candidates.min()) for candidates in self.transient), default=0.0)
+
     def node_cells(self, position: int) -> slice:
         """Where the node of a variable is."""
         return slice(self._starts[position], self._starts[position + 1])
