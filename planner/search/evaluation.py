@@ -124,8 +124,6 @@ class Evaluation:
             weights = self._next(ranks, division)
             if weights is None or len(duals.priced) >= self.rounds:
                 closed[state] = True
-                if found is None:
-                    bounds[state] = math.inf
                 continue
             duals.solve(*weights)
             bounds = np.where(bounds == math.inf, bounds, np.maximum(bounds, duals.bounds(setting)))
@@ -195,8 +193,8 @@ class Evaluation:
             self.least = min(self.least, max(float(filled.least[share]) for filled in ranks))
             return None, ranks, None
         fillings = tuple(
-            self._filling(filled, chosen, count, state, rank)
-            for rank, (filled, chosen, count) in enumerate(zip(ranks, variants, division.blocks, strict=True))
+            self._filling(filled, chosen, count)
+            for filled, chosen, count in zip(ranks, variants, division.blocks, strict=True)
         )
         return (division.seconds, state, fillings), ranks, division
 
@@ -205,19 +203,14 @@ class Evaluation:
         filled: Filled,
         ends: Sequence[tuple[Column | None, Column | None]],
         count: int,
-        state: State,
-        rank: int,
     ) -> RankFilling:
         taken: Filling = filled.filling(count)
         head, tail = ends[taken.variant]
         inner: tuple[Column, ...] = ()
         if self.pool:
             inner = (self.pool[taken.second],) * taken.lean + (self.pool[taken.first],) * (count - taken.lean)
-        described = self._rank(rank, state, head, tail)
-        beside = 0.0 if inner and inner[0].recompute else described.received
-        beside += 0.0 if inner and inner[-1].recompute else described.ending
-        beside += described.outliving if inner and inner[0].recompute and not inner[-1].recompute else 0.0
-        return RankFilling(head=head, inner=inner, tail=tail, peak=float(filled.peak[count]), beside=beside)
+        peak, beside = float(filled.peak[count]), float(filled.beside[count])
+        return RankFilling(head=head, inner=inner, tail=tail, peak=peak, beside=beside)
 
     def _rank(self, rank: int, state: State, head: Column | None, tail: Column | None) -> Rank:
         setting, chain = self.setting, self.chain
@@ -234,6 +227,8 @@ class Evaluation:
             received=handed * math.fsum(keeps),
             ending=float(chain.ending[state]) * flights[-1] if last and not chain.blocks_in_tail else 0.0,
             outliving=float(chain.handed[state]) * math.fsum(flights),
+            before=head.recompute if head is not None and chain.blocks_in_head else None,
+            after=tail.recompute if tail is not None and chain.blocks_in_tail else None,
             seconds=float(self.duals.crossing_seconds(self.setting, rank)[state]),
         )
 
@@ -321,4 +316,4 @@ def _distinct(columns: Sequence[Column]) -> list[Column]:
 def _distinct_ends(
     ends: Sequence[tuple[Column | None, Column | None]],
 ) -> list[tuple[Column | None, Column | None]]:
-    return list({tuple(None if c is None else c.amounts for c in pair): pair for pair in ends}.values())
+    return list({tuple(None if c is None else (c.recompute, c.amounts) for c in pair): pair for pair in ends}.values())

@@ -112,6 +112,11 @@ class Piece:
         """Cells of the nodes."""
         return self.step.size
 
+    @cached_property
+    def least_transient(self) -> float:
+        """Bytes that live for a moment whatever is chosen."""
+        return max((float(candidates.min()) for candidates in self.transient), default=0.0)
+
     def node_cells(self, position: int) -> slice:
         """Where the node of a variable is."""
         return slice(self._starts[position], self._starts[position + 1])
@@ -244,12 +249,15 @@ class Chain:
 class Crossing:
     """What crosses from one pipeline stage to the next, of each state of the boundary.
 
-    Bytes received, which a stage keeps; seconds per micro-batch to receive them, and for their gradients to come back.
+    Bytes received, which a stage keeps; seconds per micro-batch to receive them, and for their gradients to come back:
+    from the next rank, or all `around`, between the last rank and the first.
     """
 
     nbytes: Array
     forward: Array
     backward: Array
+    forward_around: Array
+    backward_around: Array
 
 
 def cut(
@@ -327,7 +335,9 @@ class _Cutter:
             tail=(),
             blocks_in_head=0,
             blocks_in_tail=0,
-            crossing=Crossing(nbytes=nothing, forward=nothing, backward=nothing),
+            crossing=Crossing(
+                nbytes=nothing, forward=nothing, backward=nothing, forward_around=nothing, backward_around=nothing
+            ),
             handed=nothing,
             ending=nothing,
         )
@@ -414,15 +424,24 @@ class _Cutter:
 
     def _crossing(self) -> Crossing:
         graph = self.tables.template.graph
-        nbytes, forward, backward = (np.zeros([self._size(key) for key in self.boundary]) for _ in range(3))
-        if self.stages > 1:
-            for name in self.tables.template.carried:
-                sizes = self._spread(graph.producer[name], self.tables.result_bytes[name])
-                known = {n: transfer_seconds(n, self.tables.mesh.size, self.cluster) for n in np.unique(sizes).tolist()}
-                seconds = np.vectorize(known.__getitem__, otypes=[float])(sizes)
-                nbytes, forward = nbytes + sizes, forward + seconds
-                backward = backward + (seconds if name in graph.differentiable else 0.0)
-        return Crossing(nbytes=nbytes, forward=forward, backward=backward)
+        nbytes, *seconds = (np.zeros([self._size(key) for key in self.boundary]) for _ in range(5))
+        for name in self.tables.template.carried if self.stages > 1 else ():
+            sizes = self._spread(graph.producer[name], self.tables.result_bytes[name])
+            nbytes = nbytes + sizes
+            for place, distance in enumerate((1, self.stages - 1)):
+                stride = distance * self.tables.mesh.size
+                known = {n: transfer_seconds(n, stride, self.cluster) for n in np.unique(sizes).tolist()}
+                one = np.vectorize(known.__getitem__, otypes=[float])(sizes)
+                seconds[place] = seconds[place] + one
+                seconds[2 + place] = seconds[2 + place] + (one if name in graph.differentiable else 0.0)
+        forward, forward_around, backward, backward_around = seconds
+        return Crossing(
+            nbytes=nbytes,
+            forward=forward,
+            backward=backward,
+            forward_around=forward_around,
+            backward_around=backward_around,
+        )
 
     def _handed(self) -> Array:
         template = self.tables.template
