@@ -136,9 +136,9 @@ class Duals:
         self._parts: Array | None = None
         self._averaged: Array | None = None
 
-    def solve(self, price: float, flights: float) -> None:
+    def solve(self, price: float, flights: float, cap: float = math.inf) -> None:
         """Solve the pieces at a price of memory, for so many micro-batches in flight; an infinite price asks for the
-        least memory."""
+        least memory. With a cap on the bytes that an operator needs for a moment nothing is proved, but found."""
         blocks = max(1, self.chain.tables.template.blocks.count)
         if math.isinf(price):
             weights = Weights(
@@ -153,11 +153,14 @@ class Duals:
                 live=price * flights,
                 replay=price / blocks / self.parts,
             )
-        self._add(weights, price, flights, proves=True)
+        self._add(weights, price, flights, proves=cap == math.inf, cap=cap)
 
-    def _add(self, weights: Weights, price: float, flights: float, *, proves: bool) -> None:
+    def _add(self, weights: Weights, price: float, flights: float, *, proves: bool, cap: float = math.inf) -> None:
+        def banned(piece: Piece) -> NDArray[np.bool_] | None:
+            return self.banned.get(id(piece)) if cap == math.inf else piece.bulky(cap)
+
         head, inner, tail = (
-            tuple(piece.solve(weights, self.banned.get(id(piece))) for piece in _worth(pieces, price))
+            tuple(piece.solve(weights, banned(piece)) for piece in _worth(pieces, price))
             for pieces in (self.chain.head, self.chain.inner, self.chain.tail)
         )
         values = (self._least_value(head), self._least_value(inner), self._least_value(tail))

@@ -112,11 +112,6 @@ class Piece:
         """Cells of the nodes."""
         return self.step.size
 
-    @cached_property
-    def least_transient(self) -> float:
-        """Bytes that live for a moment whatever is chosen."""
-        return max((float(candidates.min()) for candidates in self.transient), default=0.0)
-
     def node_cells(self, position: int) -> slice:
         """Where the node of a variable is."""
         return slice(self._starts[position], self._starts[position + 1])
@@ -152,6 +147,12 @@ class Piece:
                 found[self.node_cells(position)] = ~allowed[key]
         return found
 
+    def bulky(self, cap: float) -> NDArray[np.bool_]:
+        """The nodes that need more than so many bytes for a moment; none of a variable that has no others."""
+        return np.concatenate(
+            [(values > cap) & (values > values.min()) for values in self.transient] or [np.zeros(0, dtype=np.bool_)]
+        )
+
     def solve(self, weights: Weights, banned: NDArray[np.bool_] | None = None) -> "Solved":
         """The cheapest choice for every state of the boundary, infinite where all are banned."""
         cost, keeps = self.weigh(weights)
@@ -166,6 +167,12 @@ class Piece:
         tables = eliminate(self.plan, tables, rest)
         values = remainder(self.plan, tables, rest) if rest else np.asarray(tables[-1])
         return Solved(piece=self, tables=tables, keeps=keeps, values=values)
+
+    def chosen(self, candidates: Mapping[Key, int], kept: Collection[int]) -> Column:
+        """A choice, made elsewhere, as a column."""
+        own = {key: candidates[key] for key in self.keys}
+        amounts = self.amounts_of(own, kept)
+        return Column(recompute=self.recompute, candidates=own, kept=frozenset(kept), amounts=amounts)
 
     def amounts_of(self, candidates: Mapping[Key, int], kept: Collection[int]) -> Amounts:
         """What a choice costs in which these operators keep their results."""
