@@ -252,7 +252,9 @@ class Duals:
                 left = np.where(possible, capacity + 1e-9 * setting.capacity - value, 0.0)
                 room = np.minimum(room, np.where(left < 0, -math.inf, np.floor(left / slope + 1e-6)))
             else:
-                ends.append(np.where(possible, crossing + value - priced.price * capacity, 0.0))
+                ends.append(
+                    np.where(possible, crossing + value - (priced.price * capacity if priced.price else 0.0), 0.0)
+                )
                 slopes.append(slope)
         return _Lines(ends=np.array(ends), slopes=np.array(slopes), room=room, ranks=ranks)
 
