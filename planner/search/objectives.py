@@ -62,6 +62,8 @@ def least_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -
         except PlannerError as error:  # too little memory, no division, or not legal on this machine
             if devices == request.cluster.devices and not isinstance(error, InfeasibleError):
                 raise
+            if cancelled():
+                break
             continue
         if result.plans[0].seconds * devices < cost:
             cost = result.plans[0].seconds * devices
