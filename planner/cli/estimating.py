@@ -32,8 +32,11 @@ def estimate(
         Path | None, typer.Argument(help="A plan file to price, in place of --model and degrees.")
     ] = None,
 ) -> None:
-    """Say what a configuration costs: degrees that are not given are 1, data parallelism takes the devices that are
-    left. Or price a plan file, on the machine it was made for or on another. Writes a plan only with -o.
+    """Say what one configuration, or a plan file, costs.
+
+    Degrees that are not given are 1, data parallelism takes the devices that are left, ZeRO is 0; micro-batches,
+    recomputation and sequence parallelism are the best there are. A plan file is priced on the machine it was made for,
+    or on another one. A plan is written only with -o.
 
     [bold]plan estimate --model llama70b --devices 64 --tensor 8 --pipeline 8 --zero 1[/bold]
 
@@ -106,6 +109,8 @@ def _by_degrees(options: Options) -> dict[str, tuple[object, str]]:
 
 def _searched(options: Options, best: "Ranked", found: "Roles") -> tuple[Choice, ...]:
     """What was left open and is the best that there is."""
+    from planner.plan.words import recomputation_words
+
     training = best.plan.training
     choices = []
     if options.micro_batches is None and options.micro_batch is None:
@@ -113,5 +118,5 @@ def _searched(options: Options, best: "Ranked", found: "Roles") -> tuple[Choice,
     if options.sequence_parallel is None and found.tensor > 1:
         choices.append(("sequence parallel", "yes" if found.sequence_parallel else "no", "best"))
     if options.recompute is None:
-        choices.append(("recomputation", found.recomputation, "best"))
+        choices.append(("recomputation", recomputation_words(best.plan), "best"))
     return tuple(choices)

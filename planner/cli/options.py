@@ -13,7 +13,8 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 JOB = "What to plan"
-HAND = "Decided by hand (all else is searched)"
+HAND = "Degrees, decided by hand"
+OPERATORS = "Operators, decided by hand"
 SEARCH = "Search"
 OUTPUT = "Output"
 
@@ -21,160 +22,131 @@ DEFAULT_DEVICES = 8
 DEFAULT_HARDWARE = "h100-80gb"
 
 
+def _number(panel: str, text: str, default: str = "", least: int = 1, most: int | None = None) -> Any:
+    return typer.Option(
+        metavar="N", help=text, min=least, max=most, show_default=default or False, rich_help_panel=panel
+    )
+
+
+def _word(panel: str, metavar: str, text: str, default: str = "", *names: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=text, show_default=default or False, rich_help_panel=panel)
+
+
+def _switch(panel: str, names: str, text: str) -> Any:
+    return typer.Option(*names.split(), help=text, show_default=False, rich_help_panel=panel)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What was asked for on the command line; None and () stand for what was not."""
+    """What was asked for on the command line; None stands for what was not."""
 
     model: Annotated[
-        str | None,
-        typer.Option(help="A model of the zoo (see `plan models`) or package.module:factory.", rich_help_panel=JOB),
+        str | None, _word(JOB, "NAME", "A model of the zoo (see `plan models`) or package.module:factory.")
     ] = None
-    devices: Annotated[
-        int | None,
-        typer.Option(help="How many devices to plan for.", show_default="8", min=1, max=2**20, rich_help_panel=JOB),
-    ] = None
-    hardware: Annotated[
-        str | None,
-        typer.Option(
-            help="A hardware profile (see `plan profiles`) or a TOML file.",
-            show_default=DEFAULT_HARDWARE,
-            rich_help_panel=JOB,
-        ),
-    ] = None
-    seq_len: Annotated[
-        int | None,
-        typer.Option(help="Tokens per sample; the model's own where not given.", min=1, max=2**31, rich_help_panel=JOB),
-    ] = None
-    global_batch: Annotated[
-        int | None,
-        typer.Option(help="Samples per step; 4 per device where not given.", min=1, max=2**31, rich_help_panel=JOB),
-    ] = None
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            help="bf16, fp16 or fp32 compute, fp32 master weights; bf16 where not given, fp32 on CPUs.",
-            rich_help_panel=JOB,
-        ),
-    ] = None
-    optimizer: Annotated[
-        str | None,
-        typer.Option(help="adamw or sgd (with momentum).", show_default="adamw", rich_help_panel=JOB),
-    ] = None
-    full_trace: Annotated[
-        bool,
-        typer.Option(
-            "--full-trace",
-            help="Trace every repeated block by itself; slower, the same graph.",
-            rich_help_panel=JOB,
-        ),
-    ] = False
-    mode: Annotated[
-        str | None,
-        typer.Option(
-            help="A shortcut: stand_alone, data_parallel, semi_auto_parallel, hybrid_parallel or auto_parallel.",
-            show_default="auto_parallel",
-            rich_help_panel=HAND,
-        ),
-    ] = None
-    tensor: Annotated[
-        int | None, typer.Option(help="Tensor parallel degree: splits weights.", min=1, rich_help_panel=HAND)
-    ] = None
-    pipeline: Annotated[int | None, typer.Option(help="Pipeline stages.", min=1, rich_help_panel=HAND)] = None
-    data: Annotated[
-        int | None, typer.Option(help="Data parallel degree: splits the batch.", min=1, rich_help_panel=HAND)
-    ] = None
-    context: Annotated[
-        int | None, typer.Option(help="Context parallel degree: splits the sequence.", min=1, rich_help_panel=HAND)
-    ] = None
-    expert: Annotated[int | None, typer.Option(help="Expert parallel degree.", min=1, rich_help_panel=HAND)] = None
-    zero: Annotated[
-        int | None,
-        typer.Option(
-            help="What data parallel groups share out: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too.",
-            min=0,
-            max=3,
-            rich_help_panel=HAND,
-        ),
-    ] = None
-    sequence_parallel: Annotated[
-        bool | None,
-        typer.Option(
-            "--sequence-parallel/--no-sequence-parallel",
-            help="Whether norms split the sequence over the tensor parallel devices.",
-            show_default=False,
-            rich_help_panel=HAND,
-        ),
-    ] = None
-    micro_batch: Annotated[
-        int | None,
-        typer.Option(help="Samples of a micro-batch in each data parallel group.", min=1, rich_help_panel=HAND),
-    ] = None
-    micro_batches: Annotated[int | None, typer.Option(help="Micro-batches per step.", min=1, rich_help_panel=HAND)] = (
+    devices: Annotated[int | None, _number(JOB, "How many devices to plan for.", str(DEFAULT_DEVICES), most=2**20)] = (
         None
     )
+    hardware: Annotated[
+        str | None,
+        _word(JOB, "PROFILE", "A hardware profile (see `plan profiles`) or a TOML file.", DEFAULT_HARDWARE),
+    ] = None
+    seq_len: Annotated[int | None, _number(JOB, "Tokens per sample; the model's own where not given.", most=2**31)] = (
+        None
+    )
+    global_batch: Annotated[int | None, _number(JOB, "Samples per step; 4 per device where not given.", most=2**31)] = (
+        None
+    )
+    precision: Annotated[
+        str | None,
+        _word(JOB, "WORD", "bf16, fp16 or fp32 compute, fp32 master weights; bf16 where not given, fp32 on CPUs."),
+    ] = None
+    optimizer: Annotated[str | None, _word(JOB, "WORD", "adamw or sgd (with momentum).", "adamw")] = None
+    full_trace: Annotated[
+        bool, _switch(JOB, "--full-trace", "Trace every repeated block by itself; slower, the same graph.")
+    ] = False
+
+    mode: Annotated[
+        str | None,
+        _word(
+            HAND,
+            "MODE",
+            "A shortcut: stand_alone, data_parallel, semi_auto_parallel, hybrid_parallel or auto_parallel.",
+            "auto_parallel",
+        ),
+    ] = None
+    tensor: Annotated[int | None, _number(HAND, "Tensor parallel degree: splits weights.")] = None
+    pipeline: Annotated[int | None, _number(HAND, "Pipeline ranks, one stage each.")] = None
+    data: Annotated[int | None, _number(HAND, "Data parallel degree: splits the batch.")] = None
+    context: Annotated[int | None, _number(HAND, "Context parallel degree: splits the sequence.")] = None
+    expert: Annotated[int | None, _number(HAND, "Expert parallel degree.")] = None
+    zero: Annotated[
+        int | None,
+        _number(
+            HAND,
+            "What data parallel groups share out: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too.",
+            least=0,
+            most=3,
+        ),
+    ] = None
+    micro_batch: Annotated[int | None, _number(HAND, "Samples of a micro-batch in each data parallel group.")] = None
+    micro_batches: Annotated[int | None, _number(HAND, "Micro-batches per step.")] = None
     virtual_stages: Annotated[
         str | None,
-        typer.Option(
-            metavar="N|auto",
-            help="Stages on each pipeline rank; more than 1 can be priced, not run.",
-            show_default="1",
-            rich_help_panel=HAND,
-        ),
+        _word(HAND, "N|auto", "Stages on each pipeline rank; more than 1 can be priced, not run.", "1"),
     ] = None
     mesh: Annotated[
         str | None,
-        typer.Option(
-            help="Axes inside a stage, slowest links first, as in 8x4; in place of degrees.", rich_help_panel=HAND
+        _word(HAND, "AxB", "Axes inside a stage, slowest links first, as in 8x4; in place of degrees."),
+    ] = None
+
+    sequence_parallel: Annotated[
+        bool | None,
+        _switch(
+            OPERATORS,
+            "--sequence-parallel/--no-sequence-parallel",
+            "Whether norms split the sequence over the tensor parallel devices.",
         ),
     ] = None
-    recompute: Annotated[
-        str | None, typer.Option(help="Recomputation: none, selective or full.", rich_help_panel=HAND)
-    ] = None
+    recompute: Annotated[str | None, _word(OPERATORS, "WORD", "Recomputation: none, selective or full.")] = None
     shard: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="PATTERN=STRATEGY",
-            help="How the operators that match are split: '*q_proj*=b,o' names a factor for each mesh axis (- for none,"
-            " * for any), '*q_proj*=((4,1),(1,2))' the pieces of each dim. Repeat it for more.",
-            rich_help_panel=HAND,
+        _word(
+            OPERATORS,
+            "PATTERN=STRATEGY",
+            "How the operators that match are split. '*q_proj*=b,o' names a factor for each mesh axis: - for none, *"
+            " for any. '*q_proj*=((4,1),(1,2))' says into how many pieces each dim is cut. Repeat it for more.",
         ),
     ] = None
     shard_from: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="PLAN[:PATTERN]",
-            help="Take the strategies of a plan file, of the operators that it lists and that match.",
-            rich_help_panel=HAND,
+        _word(
+            OPERATORS,
+            "PLAN[:PATTERN]",
+            "Take the strategies of a plan file, of the operators that it lists and that match.",
         ),
     ] = None
+
     search: Annotated[
         str | None,
-        typer.Option(
-            metavar="ALGORITHM",
-            help="dynamic_programming, recursive_programming, sharding_propagation, ilp or exhaustive.",
-            show_default="dynamic_programming",
-            rich_help_panel=SEARCH,
+        _word(
+            SEARCH,
+            "ALGORITHM",
+            "dynamic_programming, recursive_programming, sharding_propagation, ilp or exhaustive.",
+            "dynamic_programming",
         ),
     ] = None
     objective: Annotated[
         str | None,
-        typer.Option(
-            help="What to make least: time of a step, memory of a device, or cost (devices times time; may use fewer"
+        _word(
+            SEARCH,
+            "WORD",
+            "What to make least: time of a step, memory of a device, or cost (devices times time; may use fewer"
             " devices).",
-            show_default="time",
-            rich_help_panel=SEARCH,
+            "time",
         ),
     ] = None
-    top: Annotated[
-        int | None,
-        typer.Option(
-            metavar="K", help="Show the K best plans.", show_default="1", min=1, max=1000, rich_help_panel=SEARCH
-        ),
-    ] = None
-    pareto: Annotated[
-        bool,
-        typer.Option("--pareto", help="Show the fastest plan for less and less memory.", rich_help_panel=SEARCH),
-    ] = False
+    top: Annotated[int | None, _number(SEARCH, "Show the N best plans.", "1", most=1000)] = None
+    pareto: Annotated[bool, _switch(SEARCH, "--pareto", "Show the fastest plan for less and less memory.")] = False
     time_limit: Annotated[
         float | None,
         typer.Option(
@@ -185,43 +157,22 @@ class Options:
         ),
     ] = None
     memory_limit: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Use at most this much memory of a device, as in 64GiB.",
-            rich_help_panel=SEARCH,
-        ),
+        str | None, _word(SEARCH, "SIZE", "Use at most this much memory of a device, as in 64GiB.")
     ] = None
     certify: Annotated[
-        bool,
-        typer.Option(
-            "--certify", help="Have the slowest rank checked by an independent solver.", rich_help_panel=SEARCH
-        ),
+        bool, _switch(SEARCH, "--certify", "Have the slowest pipeline rank checked by an integer program.")
     ] = False
+
     explain: Annotated[
-        bool,
-        typer.Option(
-            "--explain", help="Say what limits the plan, and what the next best costs.", rich_help_panel=OUTPUT
-        ),
+        bool, _switch(OUTPUT, "--explain", "Say what limits the plan, and what the next best would cost.")
     ] = False
-    output: Annotated[
-        str | None, typer.Option("-o", "--output", help="Where to write the plan file.", rich_help_panel=OUTPUT)
-    ] = None
+    output: Annotated[str | None, _word(OUTPUT, "FILE", "Where to write the plan file.", "", "-o", "--output")] = None
     write_all: Annotated[
         bool,
-        typer.Option(
-            "--write-all",
-            help="Write the other plans of --top and --pareto too, as NAME-2.json and so on.",
-            rich_help_panel=OUTPUT,
-        ),
+        _switch(OUTPUT, "--write-all", "Write the other plans of --top and --pareto too, as NAME-2.json and so on."),
     ] = False
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print the result as JSON on stdout and nothing else.", rich_help_panel=OUTPUT),
-    ] = False
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print neither progress nor report.", rich_help_panel=OUTPUT)
-    ] = False
+    as_json: Annotated[bool, _switch(OUTPUT, "--json", "Print the result as JSON on stdout and nothing else.")] = False
+    quiet: Annotated[bool, _switch(OUTPUT, "--quiet -q", "Print neither progress nor report.")] = False
 
     @property
     def device_count(self) -> int:
@@ -263,7 +214,12 @@ def taking_options(command: Callable[..., None]) -> Callable[..., None]:
         command(options=options, **values)
 
     signature = own.replace(parameters=[*kept, *fields])
-    wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
+    wrapper.__name__, wrapper.__doc__ = command.__name__, _unwrapped(inspect.getdoc(command) or "")
     wrapper.__signature__ = signature  # type: ignore[attr-defined]  # what inspect.signature looks at first
     wrapper.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
     return wrapper
+
+
+def _unwrapped(text: str) -> str:
+    """Every paragraph on one line, so that terminals break lines where they end."""
+    return "\n\n".join(paragraph.replace("\n", " ") for paragraph in text.split("\n\n"))

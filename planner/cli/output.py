@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from planner.plan.explanation import Explanation
     from planner.plan.plan import Plan, Prediction
     from planner.plan.roles import Roles
+    from planner.search.settle import Certificate
 
 
 def write_json(content: Mapping[str, Any]) -> None:
@@ -93,11 +94,11 @@ def _search(answer: Answer) -> dict[str, Any]:
         "search_seconds": statistics.seconds,
         "total_seconds": answer.seconds,
         "stopped": answer.found.stopped,
-        "certificate": _certificate(getattr(answer.shown[0], "certificate", None)),
+        "certificate": _certificate(answer.shown[0].certificate),
     }
 
 
-def _certificate(found: Any) -> dict[str, Any] | None:
+def _certificate(found: "Certificate | None") -> dict[str, Any] | None:
     if found is None:
         return None
     names = ("solver", "status", "busy_seconds", "bound_seconds", "gap", "variables", "seconds")

@@ -27,7 +27,7 @@ def print_answer(answer: Answer) -> None:
     if answer.explanation is not None:
         console.print(explanation_table(answer.explanation))
         for line in explanation_lines(answer.explanation):
-            console.print(line)
+            console.print(line, soft_wrap=True)
     _print_choices(console, answer)
     _print_proof(console, answer)
     _print_files(console, answer)
@@ -47,21 +47,21 @@ def _print_choices(console: "Console", answer: Answer) -> None:
 
 
 def _print_proof(console: "Console", answer: Answer) -> None:
-    from planner.report.search import certificate_text, effort_text, proof_text
+    from planner.report.search import SPACES, certificate_text, effort_text, proof_text
 
-    result, statistics = answer.result, answer.result.statistics
+    best, result, statistics = answer.shown[0], answer.result, answer.result.statistics
     console.print()
     if answer.found.interrupted:
         console.print("Stopped by Ctrl-C; this is the best so far.")
     elif answer.found.stopped:
         console.print("Stopped by the time limit; this is the best so far.")
-    proof = proof_text(result.status, result.gap, answer.request.objective)
-    console.print(proof[0].upper() + proof[1:])
+    where = "of this configuration" if answer.choices else SPACES[answer.request.objective]
+    console.print(proof_text(result.status, result.gap, where), soft_wrap=True)
     counts = (statistics.evaluated, statistics.configurations)
-    console.print(effort_text(answer.request.algorithm, *counts, statistics.seconds, answer.seconds))
-    certificate = getattr(answer.shown[0], "certificate", None)
-    if certificate is not None:
-        console.print(certificate_text(certificate.solver, certificate.status, certificate.gap, certificate.seconds))
+    console.print(effort_text(answer.request.algorithm, *counts, statistics.seconds, answer.seconds), soft_wrap=True)
+    if (certificate := best.certificate) is not None:
+        text = certificate_text(certificate.solver, certificate.status, certificate.gap, certificate.seconds)
+        console.print(text, soft_wrap=True)
 
 
 def _print_files(console: "Console", answer: Answer) -> None:

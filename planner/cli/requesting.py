@@ -2,8 +2,7 @@
 
 import math
 import os
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from planner.cli.options import Options, flag
 from planner.cli.values import parse_memory, parse_mesh, parse_shards, parse_virtual_stages
@@ -88,7 +87,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
     with console.status(f"tracing {options.model}"):
         model = build_model(options.model, dtype=PRECISIONS[precision], sequence_length=options.seq_len)
         graph = traced(model, full=options.full_trace)
-    request = SearchRequest(
+    return SearchRequest(
         graph=graph,
         batch=model.batch,
         model=ModelReference(
@@ -108,15 +107,8 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         top=max(options.top or 1, 2 if options.explain else 1),
         time_limit=options.time_limit,
         memory_limit=limit,
+        certify=options.certify,
     )
-    return _certified(request) if options.certify else request
-
-
-def _certified(request: "SearchRequest") -> "SearchRequest":
-    if "certify" not in type(request).__dataclass_fields__:
-        raise RequestError("--certify: this version has no solver to certify plans with; leave it out")
-    asked: dict[str, Any] = {"certify": True}
-    return replace(request, **asked)
 
 
 def pinned_of(options: Options) -> "Pinned":

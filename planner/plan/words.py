@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from planner.plan.bind import BoundPlan
+from planner.plan.plan import RECOMPUTATION, Plan
 from planner.plan.roles import Roles
 
 
@@ -24,8 +25,17 @@ def plan_words(bound: BoundPlan, roles: Roles) -> dict[str, str]:
         "micro-batches": f"{plan.training.micro_batches} of {plan.training.part}",
         "sequence parallel": "yes" if roles.sequence_parallel else "no",
         "ZeRO": roles.zero.partition(" ")[0],
-        "recomputation": roles.recomputation,
+        "recomputation": recomputation_words(plan),
     }
+
+
+def recomputation_words(plan: Plan) -> str:
+    """`full`, or how many blocks are run in which way: `34 none, 45 selective, 1 full`."""
+    counts: dict[str, int] = dict.fromkeys(RECOMPUTATION, 0)
+    for group in plan.groups:
+        counts[group.recomputation] += group.blocks
+    used = [(word, count) for word, count in counts.items() if count]
+    return ", ".join(f"{count} {word}" for word, count in used) if len(used) > 1 else (used or [("none", 0)])[0][0]
 
 
 def telling(rows: Sequence[Mapping[str, str]]) -> tuple[str, ...]:

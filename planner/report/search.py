@@ -10,13 +10,15 @@ from planner.plan.words import telling
 from planner.report.table import table_of
 from planner.report.units import bytes_text, percent_text, seconds_text
 
+SPACES = {"time": "in the space", "memory": "within this memory", "cost": "on as many devices"}
+"""Among which plans the best of each objective is the fastest, in words."""
 
-def proof_text(status: str, gap: float, objective: str = "time") -> str:
-    """What was proved, as a clause: `proved optimal`, or how much faster another plan could be at most."""
-    where = {"time": "in the space", "memory": "within this memory", "cost": "on as many devices"}[objective]
+
+def proof_text(status: str, gap: float, where: str) -> str:
+    """What was proved about the plans `where`: that none is faster, or how much faster one could be at most."""
     if status == "optimal":
-        return f"proved optimal: no plan {where} is faster"
-    return f"no plan {where} is more than {_rounded_up(gap)} faster"
+        return f"Proved optimal: no plan {where} is faster"
+    return f"No plan {where} is more than {_rounded_up(gap)} faster"
 
 
 def _rounded_up(gap: float) -> str:
