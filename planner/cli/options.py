@@ -14,6 +14,7 @@ import typer
 
 JOB = "What to plan"
 HAND = "Degrees, decided by hand"
+BLOCKS = "Blocks, decided by hand"
 OPERATORS = "Operators, decided by hand"
 SEARCH = "Search"
 OUTPUT = "Output"
@@ -102,19 +103,19 @@ class Options:
     sequence_parallel: Annotated[
         bool | None,
         _switch(
-            OPERATORS,
+            BLOCKS,
             "--sequence-parallel/--no-sequence-parallel",
             "Whether norms split the sequence over the tensor parallel devices.",
         ),
     ] = None
-    recompute: Annotated[str | None, _word(OPERATORS, "WORD", "Recomputation: none, selective or full.")] = None
+    recompute: Annotated[str | None, _word(BLOCKS, "WORD", "Recomputation: none, selective or full.")] = None
     shard: Annotated[
         list[str] | None,
         _word(
             OPERATORS,
             "PATTERN=STRATEGY",
             "How the operators that match are split. '*q_proj*=b,o' names a factor for each mesh axis: - for none, *"
-            " for any. '*q_proj*=((4,1),(1,2))' says into how many pieces each dim is cut. Repeat it for more.",
+            " for any. '*q_proj*=((4,1,1),(2,1))' says into how many pieces each dim of each operand is cut. Repeat it for more.",
         ),
     ] = None
     shard_from: Annotated[

@@ -17,7 +17,7 @@ def print_answer(answer: Answer) -> None:
     from planner.report.search import plans_table
     from planner.report.terminal import print_plan
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=_WIDTH if not sys.stdout.isatty() and "COLUMNS" not in os.environ else None)
     best = answer.shown[0]
     print_plan(console, best.bound, answer.roles[0], best.plan.prediction)
     if len(answer.shown) > 1 or answer.options.pareto or (answer.options.top or 1) > 1:
@@ -56,6 +56,8 @@ def _print_proof(console: "Console", answer: Answer) -> None:
     elif answer.found.stopped:
         console.print("Stopped by the time limit; this is the best so far.")
     where = "of this configuration" if answer.choices else SPACES[answer.request.objective]
+    if answer.request.algorithm == "sharding_propagation":
+        where = "with the strategies that were propagated"
     console.print(proof_text(result.status, result.gap, where), soft_wrap=True)
     counts = (statistics.evaluated, statistics.configurations)
     console.print(effort_text(answer.request.algorithm, *counts, statistics.seconds, answer.seconds), soft_wrap=True)

@@ -13,6 +13,9 @@ from planner.report.units import bytes_text, percent_text, seconds_text
 SPACES = {"time": "in the space", "memory": "within this memory", "cost": "on as many devices"}
 """Among which plans the best of each objective is the fastest, in words."""
 
+_LEAST_SHOWN = 1e-4
+"""Smaller gaps are not told apart."""
+
 
 def proof_text(status: str, gap: float, where: str) -> str:
     """What was proved about the plans `where`: that none is faster, or how much faster one could be at most."""
@@ -22,10 +25,10 @@ def proof_text(status: str, gap: float, where: str) -> str:
 
 
 def _rounded_up(gap: float) -> str:
-    """A share in percent, with one decimal or two digits, never less than it is."""
-    percent = gap * 100
-    digits = 1 if percent >= 0.1 else 1 - math.floor(math.log10(percent)) if percent > 0 else 1
-    return f"{math.ceil(percent * 10**digits) / 10**digits:.{digits}f}%"
+    """A share in percent, with one decimal or at least one digit, never less than it is."""
+    percent = max(gap, _LEAST_SHOWN) * 100
+    digits = 1 if percent >= 0.1 else 2
+    return f"{math.ceil(round(percent * 10**digits, 9)) / 10**digits:.{digits}f}%"
 
 
 def effort_text(algorithm: str, evaluated: int, configurations: int, seconds: float, total: float) -> str:
@@ -52,5 +55,5 @@ def plans_table(title: str, plans: Sequence[tuple[Prediction, Mapping[str, str]]
 
 def certificate_text(solver: str, status: str, gap: float, seconds: float) -> str:
     """What an independent solver says of the slowest pipeline rank."""
-    words = "cannot be less busy" if gap <= 0 else f"could be at most {_rounded_up(gap)} less busy"
+    words = "cannot be less busy" if gap < _LEAST_SHOWN / 100 else f"could be at most {_rounded_up(gap)} less busy"
     return f"Certified by {solver} in {seconds:.1f} s ({status}): the slowest pipeline rank {words}"
