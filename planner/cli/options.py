@@ -115,7 +115,8 @@ class Options:
             OPERATORS,
             "PATTERN=STRATEGY",
             "How the operators that match are split. '*q_proj*=b,o' names a factor for each mesh axis: - for none, *"
-            " for any. '*q_proj*=((4,1,1),(2,1))' says into how many pieces each dim of each operand is cut. Repeat it for more.",
+            " for any. '*q_proj*=((4,1,1),(2,1))' says into how many pieces each dim of each operand is cut."
+            " Repeat it for more.",
         ),
     ] = None
     shard_from: Annotated[

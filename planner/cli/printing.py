@@ -1,12 +1,16 @@
 """An answer for people: the best plan, the other plans, why, and what was proved."""
 
 import shlex
+import sys
 from typing import TYPE_CHECKING
 
 from planner.cli.answer import Answer
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+WIDTH = 120
+"""Of a report that goes into a file or through a pipe."""
 
 
 def print_answer(answer: Answer) -> None:
@@ -17,7 +21,7 @@ def print_answer(answer: Answer) -> None:
     from planner.report.search import plans_table
     from planner.report.terminal import print_plan
 
-    console = Console(highlight=False, width=_WIDTH if not sys.stdout.isatty() and "COLUMNS" not in os.environ else None)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     best = answer.shown[0]
     print_plan(console, best.bound, answer.roles[0], best.plan.prediction)
     if len(answer.shown) > 1 or answer.options.pareto or (answer.options.top or 1) > 1:

@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from planner.graph.operator_graph import OperatorGraph
-    from planner.search.pieces import Running
     from planner.search.request import Objective, SearchRequest, Shard
-    from planner.search.space import Pinned
+    from planner.search.space import Pinned, Running
 
 DEGREES = ("tensor", "pipeline", "data", "context", "expert")
 _MANUAL = ("tensor", "data", "context", "expert", "zero", "sequence_parallel", "micro_batch")

@@ -40,7 +40,10 @@ def memory_text(found: Explanation) -> str:
     if found.memory_binds:
         saved = found.memory_price * GIB
         share = percent_text(saved / found.step_seconds)
-        return f"In this configuration memory binds: 1 GiB more on every device would save about {seconds_text(saved)} ({share}){at}."
+        return (
+            "In this configuration memory binds: 1 GiB more on every device would save about"
+            f" {seconds_text(saved)} ({share}){at}."
+        )
     where = f" at pipeline rank {found.fullest} of {found.ranks}" if found.ranks > 1 else ""
     free = max(0.0, found.free_bytes)
     return f"In this configuration memory does not bind: {bytes_text(free)} are free on the fullest device{where}."
