@@ -17,7 +17,7 @@ from planner.graph.operator_graph import TensorType
 from planner.pricing.message import Message, message_seconds
 from planner.sharding.layout import Layout
 from planner.sharding.mesh import Mesh
-from planner.sharding.redistribute import COLLECTIVES, Hops, Routes, cut_limits, redistribution, routes
+from planner.sharding.redistribute import COLLECTIVES, Hops, Routes, cut_limits, redistribution
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -121,7 +121,7 @@ class RedistributionPricer:
 
     def _paths_of(self, limits: tuple[int, ...]) -> Routes:
         if limits not in self._paths:
-            self._paths[limits] = routes(self.mesh, limits)
+            self._paths[limits] = Routes(self.mesh, limits)  # of its own: on many axes they are large
         return self._paths[limits]
 
     def _placed(self, layouts: Layouts, limits: tuple[int, ...]) -> _Places:

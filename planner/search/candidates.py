@@ -55,26 +55,31 @@ class CandidateLists:
 
     mesh: Mesh
     _known: dict[tuple[object, ...], Candidates] = field(default_factory=dict)
-    _of_rule: dict[tuple[int, bool], tuple[Rule, Candidates]] = field(default_factory=dict)
+    _of_rule: dict[int, tuple[Rule, Candidates]] = field(default_factory=dict)
 
-    def of(self, rule: Rule, constant: bool) -> Candidates:
-        """Candidates of a rule; an operator whose result is the same in every step is computed everywhere."""
-        if (id(rule), constant) not in self._of_rule:
-            self._of_rule[id(rule), constant] = (rule, self._of_form(rule, constant))
-        return self._of_rule[id(rule), constant][1]
+    def of(self, rule: Rule) -> Candidates:
+        """All candidates of a rule."""
+        if id(rule) not in self._of_rule:
+            self._of_rule[id(rule)] = (rule, self._of_form(rule))
+        return self._of_rule[id(rule)][1]
 
-    def _of_form(self, rule: Rule, constant: bool) -> Candidates:
+    def among(self, rule: Rule, strategies: tuple[Strategy, ...]) -> Candidates:
+        """The given strategies of a rule, which must be legal, as its candidates."""
+        key = (*_layouts_of(rule), strategies)
+        if key not in self._known:
+            self._known[key] = self._make(rule, strategies)
+        return self._known[key]
+
+    def _of_form(self, rule: Rule) -> Candidates:
         sizes = self.mesh.sizes
         extents = [factor.extent for factor in rule.factors]
         complete = tuple(_complete_sets(extent, sizes) for extent in extents)
-        form = tuple(factor.kind for factor in rule.factors)
-        key = (rule.operands, rule.results, form, rule.addends, cut_limits(extents, sizes), complete, constant)
+        key = (*_layouts_of(rule), cut_limits(extents, sizes), complete)
         if key not in self._known:
-            self._known[key] = self._make(rule, constant)
+            self._known[key] = self._make(rule, legal_strategies(rule, self.mesh))
         return self._known[key]
 
-    def _make(self, rule: Rule, constant: bool) -> Candidates:
-        strategies = legal_strategies(rule, self.mesh)[: 1 if constant else None]
+    def _make(self, rule: Rule, strategies: tuple[Strategy, ...]) -> Candidates:
         layouts = [derive_layouts(rule, strategy) for strategy in strategies]
 
         def columns(side: str, count: int) -> tuple[DuplexColumn, ...]:
@@ -92,6 +97,11 @@ class CandidateLists:
             operands=columns("operands", len(rule.operands)),
             results=columns("results", len(rule.results)),
         )
+
+
+def _layouts_of(rule: Rule) -> tuple[object, ...]:
+    """All of a rule that the layouts under a strategy depend on."""
+    return rule.operands, rule.results, tuple(factor.kind for factor in rule.factors), rule.addends
 
 
 def _complete_sets(extent: int, sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from hardware_profiles import Cluster
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.pricing import OperatorPrices, ParameterPrices, RedistributionPricer, price_operator, price_parameter
 from planner.search.candidates import CandidateLists, Candidates, DuplexColumn, LayoutColumn
+from planner.search.restriction import Restriction
 from planner.search.template import Template, ValueEdge
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import Rule
@@ -94,16 +95,17 @@ class TableBuilder:
     def __post_init__(self) -> None:
         self._lists = CandidateLists(mesh=self.mesh)
         self._pricer = RedistributionPricer(mesh=self.mesh, cluster=self.cluster)
-        self._prices: dict[tuple[int, tuple[bool, ...], bool], tuple[Rule, OperatorPrices]] = {}
+        self._prices: dict[tuple[int, tuple[bool, ...], int], tuple[Rule, Candidates, OperatorPrices]] = {}
         self._parameters: dict[object, tuple[tuple[StoredParameter, ...], ParameterPrices, DuplexColumn]] = {}
 
-    def build(self, template: Template, restriction: object = None) -> CostTables:
-        """Tables of a template whose graph has the batch of one micro-batch."""
-        graph = template.graph
+    def build(self, template: Template, restriction: Restriction | None = None) -> CostTables:
+        """Tables of a template whose graph has the batch of one micro-batch, of all candidates or of those that a
+        restriction leaves."""
+        graph, kept = template.graph, template.alive.kept
         self._prices.clear()
-        operators = tuple(self._operator(graph, index, template.alive.kept) for index in range(len(graph.operators)))
+        operators = tuple(self._operator(graph, index, kept, restriction) for index in range(len(graph.operators)))
         edges = tuple(self._edge(template, edge, operators) for edge in template.edges)
-        parameters = tuple(self._parameter(template, p.name, operators) for p in graph.parameters)
+        parameters = tuple(self._parameter(template, p.name, operators, restriction) for p in graph.parameters)
         result_bytes = {
             name: table.prices.results[place]
             for op, table in zip(graph.operators, operators, strict=True)
@@ -118,19 +120,25 @@ class TableBuilder:
             result_bytes=result_bytes,
         )
 
-    def _operator(self, graph: OperatorGraph, index: int, kept: frozenset[str]) -> OperatorTable:
+    def _operator(
+        self, graph: OperatorGraph, index: int, kept: frozenset[str], restriction: Restriction | None
+    ) -> OperatorTable:
         op = graph.operators[index]
         rule = rule_of(graph, op)
         results = [name for name in op.results if name is not None]
-        constant = not any(name in graph.data_dependent for name in results)
-        candidates = self._lists.of(rule, constant)
+        if not any(name in graph.data_dependent for name in results):  # the same in every step: computed everywhere
+            candidates = self._lists.among(rule, ((None,) * len(self.mesh.axes),))
+        elif restriction is None:
+            candidates = self._lists.of(rule)
+        else:
+            candidates = self._lists.among(rule, restriction.strategies(index, rule, self.mesh))
         graded = tuple(name in graph.differentiable for name in op.operands)
-        key = (id(rule), graded, constant)
+        key = (id(rule), graded, id(candidates))
         if key not in self._prices:
             types = ([graph.types[name] for name in op.operands], [graph.types[name] for name in results])
             priced = price_operator(rule, candidates.strategies, *types, graded, self.mesh, self.cluster)
-            self._prices[key] = (rule, priced)
-        prices = self._prices[key][1]
+            self._prices[key] = (rule, candidates, priced)  # the first two keep their identities
+        prices = self._prices[key][2]
         own = [prices.results[place] for place, name in enumerate(results) if name in kept]
         gathered = [prices.operands[place] for place, name in enumerate(op.operands) if name in graph.parameter_names]
         return OperatorTable(
@@ -159,13 +167,20 @@ class TableBuilder:
                 bytes_kept = np.where(_same(made.forward, wanted.forward), 0.0, bytes_kept)
         return EdgeTable(edge=edge, forward=forward, backward=backward, kept=bytes_kept)
 
-    def _parameter(self, template: Template, name: str, operators: Sequence[OperatorTable]) -> ParameterTable:
+    def _parameter(
+        self,
+        template: Template,
+        name: str,
+        operators: Sequence[OperatorTable],
+        restriction: Restriction | None,
+    ) -> ParameterTable:
         graph = template.graph
         trainable = name in graph.differentiable
         tensor = graph.types[name]
-        key = (tensor, trainable)
+        among = None if restriction is None else restriction.stored(name, tensor, trainable, self.mesh)
+        key = (tensor, trainable, among)
         if key not in self._parameters:
-            stored = legal_stored(tensor.shape, self.mesh.sizes, trainable)
+            stored = legal_stored(tensor.shape, self.mesh.sizes, trainable) if among is None else among
             prices = price_parameter(tensor, trainable, stored, self.precision, self.optimizer, self._pricer)
             column = DuplexColumn(
                 forward=LayoutColumn.of([s.weight for s in stored]),

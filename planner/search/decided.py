@@ -22,14 +22,15 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TypeVar
 
-from planner.errors import RequestError, StrategyError, unknown_name
-from planner.graph.operator_graph import OperatorGraph, TensorType
+from planner.errors import RequestError, unknown_name
+from planner.graph.blocks import IDENTITY
+from planner.graph.operator_graph import Operator, OperatorGraph, TensorType
 from planner.search.request import Shard
 from planner.search.space import Configuration, Pinned, Role
 from planner.search.template import Template
 from planner.sharding.labels import factor_labels
 from planner.sharding.mesh import Mesh
-from planner.sharding.rule import Rule, Strategy, legal_strategies, splittable, strategy_names
+from planner.sharding.rule import Rule, Strategy, legal_strategies, splittable
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter, legal_stored
 
@@ -64,7 +65,7 @@ class Decided:
     def strategies(self, index: int, rule: Rule, mesh: Mesh) -> tuple[Strategy, ...]:
         """Strategies of an operator that agree with what is decided.
 
-        Raises NothingAgreesError where none does on this mesh, StrategyError where none does on any.
+        Raises NothingAgreesError where none does on this mesh.
         """
         found = legal_strategies(rule, mesh)
         for axis, role in enumerate(self.roles):
@@ -161,7 +162,7 @@ class Decided:
         """Operators of the template that each pattern means; names of later blocks mean their twin in the first."""
         graph, found = self.template.graph, {}
         for shard in self.shards:
-            hits = frozenset(at for at, op in enumerate(graph.operators) if fnmatchcase(op.name, shard.pattern))
+            hits = frozenset(at for at, op in enumerate(graph.operators) if _means(shard.pattern, op))
             if not hits:
                 names = [op.name for op in graph.operators]
                 raise RequestError(f"--shard {shard.pattern}: {unknown_name('operator', shard.pattern, names)}")
@@ -172,17 +173,19 @@ class Decided:
         self, index: int, rule: Rule, legal: tuple[Strategy, ...], shard: Shard, sizes: tuple[int, ...]
     ) -> tuple[Strategy, ...]:
         where = f"operator '{self.template.graph.operators[index].name}' ({rule.format()})"
+        labels = self._labels[index]
+        known = dict.fromkeys((*splittable(rule), *(label for label in labels if label in ("batch", "sequence"))))
         for name in shard.strategy:
-            if name not in ("*", "-") and name not in splittable(rule):
-                raise StrategyError(
-                    f"{where} has no factor '{name}' to split; it has {', '.join(splittable(rule)) or 'none'}"
+            if name not in ("*", "-") and name not in known:  # a batch of one sample has no factor: not here
+                raise NothingAgreesError(
+                    f"{where} has no factor '{name}' to split; it has {', '.join(known) or 'none'}"
                 )
         if shard.strategy and len(shard.strategy) != len(sizes):
             raise NothingAgreesError(
                 f"--shard {shard.text()} has {len(shard.strategy)} entries, one for each mesh axis; this mesh has"
                 f" {len(sizes)}"
             )
-        found = tuple(strategy for strategy in legal if _agrees(rule, strategy, shard, sizes))
+        found = tuple(strategy for strategy in legal if _agrees(rule, labels, strategy, shard, sizes))
         if not found:
             raise NothingAgreesError(
                 f"{where}: no legal strategy on mesh {'x'.join(map(str, sizes))} is {shard.text()}"
@@ -216,11 +219,16 @@ def _weight_factors(graph: OperatorGraph, index: int) -> frozenset[int]:
     )
 
 
-def _agrees(rule: Rule, strategy: Strategy, shard: Shard, sizes: tuple[int, ...]) -> bool:
-    """Whether a strategy is what a shard asks for."""
-    names = strategy_names(rule, strategy)
-    for name, wanted in zip(names, shard.strategy, strict=True) if shard.strategy else ():
-        if wanted != "*" and (name or "-") != wanted:
+def _means(pattern: str, op: Operator) -> bool:
+    """Whether a pattern means an operator; the planner's own identities only if it has no wildcards."""
+    return pattern == op.name or (op.op != IDENTITY and fnmatchcase(op.name, pattern))
+
+
+def _agrees(rule: Rule, labels: tuple[str, ...], strategy: Strategy, shard: Shard, sizes: tuple[int, ...]) -> bool:
+    """Whether a strategy is what a shard asks for, by the names of factors or by what they stand for."""
+    for choice, wanted in zip(strategy, shard.strategy, strict=True) if shard.strategy else ():
+        names = ("-",) if choice is None else (rule.factors[choice].name, labels[choice])
+        if wanted != "*" and wanted not in names:
             return False
     for dims, cuts in zip(rule.operands, shard.cuts, strict=False):
         if len(dims) != len(cuts):

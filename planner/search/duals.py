@@ -21,8 +21,9 @@ from planner.search.pieces import Chain, Column, Piece, Solved, Weights
 Array = NDArray[np.float64]
 State = tuple[int, ...]
 
-_BISECTIONS = 24
-"""Halvings of the interval in which a pace is sought: the bound is low by a ten-millionth at most."""
+_HALVINGS = 24
+"""Of the interval in which a pace is sought: the bound is low by a ten-millionth at most; half as many for bounds that
+only say in which order to go on."""
 
 _LEAN = 1e-6
 """Bytes that a second is worth where the least memory is asked for: only breaks ties."""
@@ -105,6 +106,7 @@ class Duals:
 
     `weight`: how often a micro-batch counts (see `Setting.weight`). `parts`: how many of those micro-batches one of the
     chain's is cut into, where these are to be bounded. `allowed`: the candidates that some operators may choose.
+    `columns`: whether choices are asked for, not bounds alone.
     """
 
     def __init__(
@@ -113,8 +115,10 @@ class Duals:
         weight: float,
         parts: int = 1,
         allowed: Mapping[int, NDArray[np.bool_]] | None = None,
+        *,
+        columns: bool = True,
     ) -> None:
-        self.chain, self.weight, self.parts = chain, weight, parts
+        self.chain, self.weight, self.parts, self.columns = chain, weight, parts, columns
         pieces = (*chain.head, *chain.inner, *chain.tail)
         self.banned = {id(piece): piece.banned(allowed) for piece in pieces} if allowed else {}
         blocks = chain.tables.template.blocks.count
@@ -146,9 +150,20 @@ class Duals:
             for pieces in (self.chain.head, self.chain.inner, self.chain.tail)
         )
         values = (self._least_value(head), self._least_value(inner), self._least_value(tail))
+        if not self.columns:
+            head = inner = tail = ()
         self.priced.append(
             Priced(price=price, flights=flights, proves=proves, head=head, inner=inner, tail=tail, values=values)
         )
+
+    def first_bound(self, setting: Setting) -> float:
+        """Least seconds of a step in which memory is free and all ranks are as quick as the average one."""
+        if setting.ranks > 1:
+            self.solve_average(setting)
+            assert self._averaged is not None
+            return float(self._averaged.min())
+        self.solve(0.0, 0.0)
+        return float(self.bounds(setting).min())
 
     def bounds(self, setting: Setting) -> Array:
         """Least seconds of a step for every state of the boundary.
@@ -165,7 +180,8 @@ class Duals:
         if setting.ranks == 1 or setting.chunks > 1:
             possible &= np.min([line.room for line in lines], axis=0) >= share
         else:
-            possible &= sum(line.room * line.ranks for line in lines) >= self.blocks
+            rooms = np.array([line.room * line.ranks for line in lines])
+            possible &= (rooms.min(axis=0) >= 0) & (np.maximum(rooms, 0.0).sum(axis=0) >= self.blocks)
             slowest = self._pace(lines, slowest)
         if setting.ranks == 1:
             return np.where(possible, slowest, math.inf)
@@ -220,7 +236,7 @@ class Duals:
         """
         low = np.zeros(high.shape)
         high = (high + np.max([line.slopes.max(axis=0) for line in lines], axis=0)) * 2
-        for _ in range(_BISECTIONS):
+        for _ in range(_HALVINGS if self.columns else _HALVINGS // 2):
             middle = (low + high) / 2
             room = np.zeros(high.shape)
             for line in lines:

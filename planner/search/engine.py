@@ -12,6 +12,7 @@ from planner.search.decided import decided_of
 from planner.search.duals import Duals, Setting
 from planner.search.evaluation import Evaluation, Outcome
 from planner.search.pieces import Chain, cut
+from planner.search.propagation import propagated
 from planner.search.request import SearchRequest
 from planner.search.space import Bounds, Configuration
 from planner.search.template import Template
@@ -35,15 +36,16 @@ class Family:
         self._known: set[tuple[int, float, float, float]] = set()
 
     def step_seconds(self, configuration: Configuration) -> float:
-        """Least step time of a member, whatever the memory."""
+        """Least step time of a member, whatever the memory; to be asked once for each."""
         duals, setting = self._of(configuration)
-        return float(duals.bounds(setting).min())
+        return duals.first_bound(setting)
 
     def priced_seconds(self, configuration: Configuration, price: float) -> float:
         """Least step time of a member with memory at a price; infinite where even the leanest choice does not fit."""
         duals, setting = self._of(configuration)
         flights = sorted({setting.flights(0), setting.flights(setting.ranks // 2)})
-        for weight, number in [(math.inf, flights[-1]), *((float(f"{price:.3g}"), n) for n in flights if price)]:
+        tries = [(0.0, 0.0), (math.inf, flights[-1]), *((float(f"{price:.3g}"), number) for number in flights if price)]
+        for weight, number in tries:
             key = (duals.parts, duals.weight, weight, number)
             if key not in self._known:
                 self._known.add(key)
@@ -56,10 +58,7 @@ class Family:
         setting = setting_of(configuration, self.capacity)
         key = (ratio, setting.weight)
         if key not in self._duals:
-            self._duals[key] = Duals(self.chain, setting.weight, ratio, self.scaling.allowed(ratio))
-            self._duals[key].solve(0.0, 0.0)
-            if setting.ranks > 1:
-                self._duals[key].solve_average(setting)
+            self._duals[key] = Duals(self.chain, setting.weight, ratio, self.scaling.allowed(ratio), columns=False)
         flights = tuple(tuple(number / ratio for number in chunks) for chunks in setting.in_flight)
         return self._duals[key], replace(setting, in_flight=flights)
 
@@ -123,8 +122,9 @@ class Engine:
         """The pieces of a configuration; those of the last one asked for are kept."""
         key = (configuration.family, configuration.micro_batches)
         if self._chain is None or self._chain[0] != key:
+            propagates = self.request.algorithm == "sharding_propagation"
             chain = cut(
-                self.tables(configuration),
+                self._spread(configuration) if propagates else self.tables(configuration),
                 self.request.cluster,
                 recomputation=self.request.pinned.recomputation,
                 stages=configuration.pipeline,
@@ -149,6 +149,15 @@ class Engine:
             restriction = decided_of(request.shards, request.pinned, configuration, template)
             self._tables = (key, self._builders[mesh].build(template, restriction))
         return self._tables[1]
+
+    def _spread(self, configuration: Configuration) -> CostTables:
+        """The tables of what the user's decisions spread to (see `propagation`)."""
+        request, setting = self.request, setting_of(configuration, self.capacity)
+        tables = self.tables(configuration)
+        fixed = propagated(tables, setting, request.cluster, request.pinned.recomputation)
+        if fixed is None:
+            return tables
+        return self._builders[configuration.mesh].build(tables.template, fixed)
 
     def _template(self, micro_batches: int) -> Template:
         """The template with the batch of one micro-batch."""

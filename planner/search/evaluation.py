@@ -251,8 +251,8 @@ class Evaluation:
         """A price of memory and the micro-batches in flight for which it matters; None where nothing is left to try."""
         setting = self.setting
         if division is None:
-            share = self.blocks / setting.ranks
-            order = sorted(range(setting.ranks), key=lambda r: -float(ranks[r].least[int(share)]))
+            share = min(len(ranks[0].least) - 1, self.blocks // (setting.ranks * setting.chunks))
+            order = sorted(range(setting.ranks), key=lambda r: -float(ranks[r].least[share]))
             for rank in order[:2]:
                 if self._new(math.inf, flights := self._flights(rank)):
                     return math.inf, flights

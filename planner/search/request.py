@@ -23,8 +23,8 @@ class Shard:
 
     Attributes:
         pattern: operator names, with the wildcards of `fnmatch` (`*`, `?`, `[...]`).
-        strategy: per mesh axis the name of a factor of the operator's rule, "-" for none, or "*" for what the search
-            finds; or, in `cuts`, how many pieces each dim of each operand is cut into.
+        strategy: per mesh axis the name of a factor of the operator's rule, or "batch" or "sequence", "-" for none, or
+            "*" for what the search finds; or, in `cuts`, how many pieces each dim of each operand is cut into.
     """
 
     pattern: str
@@ -44,7 +44,7 @@ class SearchRequest:
 
     `top` best plans are kept, of different configurations. `time_limit` is in seconds; the best plan by then is
     returned with its gap. `memory_limit` lowers what a device may fill, in bytes. `prune` is for tests: without it
-    every configuration is evaluated in full.
+    every configuration is evaluated in full. `certify` asks an integer program what it makes of the best plans.
     """
 
     graph: OperatorGraph
@@ -62,3 +62,4 @@ class SearchRequest:
     time_limit: float | None = None
     memory_limit: float | None = None
     prune: bool = True
+    certify: bool = False

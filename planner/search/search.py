@@ -28,10 +28,11 @@ from planner.plan.plan import PLANNER_VERSION, ClusterReference, Plan, Predictio
 from planner.plan.predict import predict
 from planner.search.assemble import assembly, groups_of, input_layouts, stages_of
 from planner.search.decided import NothingAgreesError
-from planner.search.engine import Engine, Family
+from planner.search.engine import Engine, Family, setting_of
 from planner.search.evaluation import Outcome
 from planner.search.pieces import Chain
 from planner.search.request import SearchRequest
+from planner.search.settle import Certificate, settle_and_certify
 from planner.search.space import Configuration, bounds, configurations
 from planner.search.template import fold
 
@@ -61,12 +62,13 @@ class Ranked:
     """One of the best plans, bound to its graph, and its configuration.
 
     `memory_price` is what a byte more on every device would save, in seconds of the step, about; 0 where memory does
-    not bind.
+    not bind. `certificate` is what a solver says that knows nothing of how the plan was found, if one was asked.
     """
 
     bound: BoundPlan
     configuration: Configuration
     memory_price: float
+    certificate: Certificate | None = None
 
     @property
     def plan(self) -> Plan:
@@ -318,7 +320,9 @@ class _Search:
     def _ranked(self, found: _Found, bound: float) -> Ranked:
         """A result as a plan, bound to its graph and priced by the judge."""
         request, configuration = self.request, found.configuration
-        whole = assembly(found.chain, found.outcome.ranks, configuration.virtual_stages)
+        setting = setting_of(configuration, self.engine.capacity)
+        ranks, certificate = settle_and_certify(request, found.chain, setting, found.outcome)
+        whole = assembly(found.chain, ranks, configuration.virtual_stages)
         blocks = self.engine.template.blocks
         gap = max(0.0, 1 - bound / found.outcome.seconds)
         plan = Plan(
@@ -348,7 +352,12 @@ class _Search:
         )
         bound_plan = bind(plan, request.graph, request.batch)
         priced = replace(bound_plan, plan=replace(plan, prediction=predict(bound_plan, request.cluster)))
-        return Ranked(bound=priced, configuration=configuration, memory_price=found.outcome.price)
+        return Ranked(
+            bound=priced,
+            configuration=configuration,
+            memory_price=found.outcome.price,
+            certificate=certificate,
+        )
 
 
 def _order(configuration: Configuration) -> tuple[object, ...]:

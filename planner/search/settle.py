@@ -10,19 +10,30 @@ Two groups of recomputed blocks share one interior: the larger one counts.
 """
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.errors import RequestError
 from planner.search.duals import Setting, State
-from planner.search.evaluation import RankFilling
+from planner.search.evaluation import Outcome, RankFilling
 from planner.search.pieces import Chain, Column, Key, Piece
-from planner.search.problem import Edge, Problem, Solution, Variable
+from planner.search.problem import OPTIMALITY_TOLERANCE, Edge, Problem, Solution, Variable
+from planner.search.request import SearchRequest
+from planner.search.solvers import SOLVERS
 
 Array = NDArray[np.float64]
+
+GAP = 1e-5
+"""The slowest rank is settled to this, relatively."""
+
+ILP_SECONDS = 60.0
+"""An integer program may take so long where the request has no time limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +55,88 @@ class RankProblem:
     parts: tuple[Part, ...]
     variables: tuple[tuple[int | None, Key, int], ...]
     choice: tuple[int, ...]  # of the plan that was found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """What an independent solver says of the slowest rank of a plan, its division into groups of blocks given.
+
+    Attributes:
+        solver, status: who, and what it proved (see `Solution.status`).
+        busy_seconds: of the rank in a step, as planned.
+        found_seconds: the least that the solver found; infinite if nothing.
+        bound_seconds: it proved that nothing takes less.
+        variables: of the problem.
+        seconds: the solver took.
+    """
+
+    solver: str
+    status: str
+    busy_seconds: float
+    found_seconds: float
+    bound_seconds: float
+    variables: int
+    seconds: float
+
+    @property
+    def gap(self) -> float:
+        """How much less, relatively, the rank could be busy at most."""
+        return max(0.0, 1 - self.bound_seconds / self.busy_seconds) if self.busy_seconds else 0.0
+
+
+def settle_and_certify(
+    request: SearchRequest, chain: Chain, setting: Setting, outcome: Outcome
+) -> tuple[tuple[RankFilling, ...], Certificate | None]:
+    """The slowest rank solved exactly by the solver of the request's algorithm, its division into groups given; and,
+    where asked for, what the integer program says of it."""
+    problems = [
+        rank_problem(chain, setting, rank, filling, outcome.state) for rank, filling in enumerate(outcome.ranks)
+    ]
+    planned = [found.problem.evaluate(found.choice).time for found in problems]
+    slowest = planned.index(max(planned))
+    found, busy, ranks = problems[slowest], planned[slowest], list(outcome.ranks)
+    solver = request.algorithm if request.algorithm in SOLVERS else "dynamic_programming"
+    certificate, solution = _certificate(solver, found, busy, request)
+    if certificate.found_seconds < busy * (1 - OPTIMALITY_TOLERANCE):
+        ranks[slowest] = _refilled(ranks[slowest], settled(found, solution))
+    if request.certify and solver != "ilp":
+        certificate, _ = _certificate("ilp", found, min(busy, certificate.found_seconds), request)
+    return tuple(ranks), certificate if request.certify or solver != "dynamic_programming" else None
+
+
+def _certificate(solver: str, found: RankProblem, busy: float, request: SearchRequest) -> tuple[Certificate, Solution]:
+    options: dict[str, Any] = {}
+    if solver == "dynamic_programming":
+        options["relative_gap"] = GAP
+    if solver == "ilp":
+        options["time_limit"] = request.time_limit or ILP_SECONDS
+    started = time.perf_counter()
+    try:
+        solution = SOLVERS[solver](found.problem, **options)
+    except ValueError as error:  # too large for this solver
+        raise RequestError(f"--search {solver}: {error}") from error
+    better = solution.evaluation.time if solution.evaluation is not None else math.inf
+    certificate = Certificate(
+        solver=solver,
+        status=solution.status,
+        busy_seconds=busy,
+        found_seconds=better,
+        bound_seconds=min(solution.bound, busy),
+        variables=len(found.problem.variables),
+        seconds=time.perf_counter() - started,
+    )
+    return certificate, solution
+
+
+def _refilled(filling: RankFilling, columns: Sequence[Column]) -> RankFilling:
+    """The rank with other columns in place of its own, in the order of `parts_of`."""
+    left = list(columns)
+    head = left.pop(0) if filling.head is not None else None
+    tail = left.pop() if filling.tail is not None else None
+    inner: list[Column] = []
+    for column, (_, equal) in zip(left, groupby(filling.inner, key=id), strict=True):
+        inner += [column] * len(list(equal))
+    return replace(filling, head=head, inner=tuple(inner), tail=tail)
 
 
 def rank_problem(chain: Chain, setting: Setting, rank: int, filling: RankFilling, state: State) -> RankProblem:

@@ -50,17 +50,15 @@ class Mesh:
         return tuple(rank // axis.stride % axis.size for axis in self.axes)
 
 
-def build_mesh(cluster: Cluster, sizes: Sequence[int]) -> Mesh:
-    """The mesh with axes of these sizes over the first prod(sizes) devices of a cluster. Axes are named axis0, axis1,
-    ..."""
+def build_mesh(cluster: Cluster, sizes: Sequence[int], innermost: int = 1) -> Mesh:
+    """The mesh with axes of these sizes over the first prod(sizes) devices of a cluster, or over every `innermost`-th
+    where each point of it stands for that many devices. Axes are named axis0, axis1, ..."""
     if any(size < 1 for size in sizes):
         raise RequestError(f"mesh {'x'.join(map(str, sizes))}: every axis needs a size of 1 or more")
-    if math.prod(sizes) > cluster.devices:
-        raise RequestError(
-            f"mesh {'x'.join(map(str, sizes))} needs {math.prod(sizes)} devices; there are {cluster.devices}"
-        )
+    stride = math.prod(sizes) * innermost
+    if stride > cluster.devices:
+        raise RequestError(f"mesh {'x'.join(map(str, sizes))} needs {stride} devices; there are {cluster.devices}")
     axes = []
-    stride = math.prod(sizes)
     for index, size in enumerate(sizes):
         stride //= size
         bandwidth = _all_gather_bandwidth(cluster.group(size, stride))

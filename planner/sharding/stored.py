@@ -13,7 +13,6 @@ Per mesh axis, one of
 Rajbhandari et al. 2020 (ZeRO); Xu et al. 2020 (weight update sharding).
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,23 +30,47 @@ class StoredParameter:
     state: Layout
 
 
-def legal_stored(shape: Sequence[int], sizes: Sequence[int], trainable: bool) -> tuple[StoredParameter, ...]:
-    """All stored layouts of a parameter in a fixed order, full copies first. A frozen parameter has no gradient to
-    place."""
-    options: list[tuple[Placement, Placement, Placement]] = [(REPLICATE, REPLICATE, REPLICATE)]
+Option = tuple[Placement, Placement, Placement]
+"""What one axis does to weight, gradient and state."""
+
+
+def legal_stored(
+    shape: Sequence[int], sizes: Sequence[int], trainable: bool, allowed: Sequence[Sequence[Option]] | None = None
+) -> tuple[StoredParameter, ...]:
+    """All stored layouts of a parameter, or those with what is `allowed` on every axis, in a fixed order, full copies
+    first.
+
+    A frozen parameter has no gradient to place.
+    """
+    every = stored_options(len(shape), trainable)
+    grown: list[tuple[Option, ...]] = [()]
+    for axis in range(len(sizes)):
+        options = every if allowed is None else allowed[axis]
+        longer = ((*chosen, option) for chosen in grown for option in options)
+        grown = [
+            chosen for chosen in longer if divides(shape, tuple(state for _, _, state in chosen), sizes[: axis + 1])
+        ]
+    return tuple(
+        StoredParameter(
+            weight=tuple(weight for weight, _, _ in chosen),
+            gradient=tuple(gradient for _, gradient, _ in chosen),
+            state=tuple(state for _, _, state in chosen),
+        )
+        for chosen in grown
+    )
+
+
+def stored_options(rank: int, trainable: bool) -> tuple[Option, ...]:
+    """What one axis can do to a parameter of so many dims, in the order of the table above."""
+    options: list[Option] = [(REPLICATE, REPLICATE, REPLICATE)]
     if trainable:
         options.append((REPLICATE, PARTIAL, REPLICATE))
-    for dim in range(len(shape)):
+    for dim in range(rank):
         cut = shard(dim)
         options += [(REPLICATE, PARTIAL, cut), (REPLICATE, REPLICATE, cut)] if trainable else []
         options.append((cut, cut, cut))
         options += [(REPLICATE, cut, cut)] if trainable else []
-    found = []
-    for combination in itertools.product(options, repeat=len(sizes)):
-        weight, gradient, state = (tuple(option[kind] for option in combination) for kind in range(3))
-        if divides(shape, state, sizes):
-            found.append(StoredParameter(weight=weight, gradient=gradient, state=state))
-    return tuple(found)
+    return tuple(options)
 
 
 def stored_fault(stored: StoredParameter) -> str | None:

@@ -1,0 +1,359 @@
+"""Recursive programming: one axis of the mesh after the other, each solved exactly, for meshes of any number of axes.
+
+    devices of a stage: 16 nodes of 8      2 x 2 x 2 x 2 | 2 x 2 x 2       prime factors, slowest links first
+
+    for every axis:     its devices make the last axis of the mesh wider, or a further axis, whichever is faster;
+                        candidates = what was decided on the axes before, and anything legal on this one;
+                                     the axes after it split nothing yet
+                        the stage problem of these candidates, solved exactly       (cost_table, stage_problem, solvers)
+
+    data | data | data | data | data | tensor | tensor   ->   32 x 4
+
+    then sweeps:        every axis is decided once more, given all others; so is one axis of the meshes that are nearest
+                        (two axes joined, a factor shifted to the neighbour, an axis split), until nothing gets faster
+
+The same is done once more with whole levels of the network in place of primes. An operator has as many candidates as
+factors, and the mesh stays small, so the time of one axis is linear in the operators of the template and hardly grows
+with the mesh: log(devices) problems of some dozens of variables. Prices are those of any other search. Cutting the
+devices recursively is due to Tofu (Wang, Huang and Li 2019).
+
+Memory: what is kept when an axis is decided will be divided further by the axes after it, so the limit is the usable
+memory times their product, and exact at the last axis. If something cannot be divided so far, some axis finds nothing
+that fits; then the axes before it are decided again with limits that are tighter by what was missing, in the end with
+the least memory that each axis can reach.
+
+It is a heuristic. An axis is decided without knowing what the next ones do, so the result may be slower than the best
+on the same mesh, and that nothing was found does not prove that nothing fits. On a mesh of one axis it is exact. A
+stage of a pipeline is taken to hold an average number of blocks and both ends of the model.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from costmodels import in_flight, usable_memory
+from hardware_profiles import Cluster
+from planner.search.cost_table import CostTables, TableBuilder
+from planner.search.problem import Evaluation, Solution
+from planner.search.restriction import Fixed, OneAxisFree, Restriction
+from planner.search.solvers import SOLVERS
+from planner.search.stage_problem import StageTerms, stage_problem
+from planner.search.template import Share, Template
+from planner.sharding.layout import REPLICATE, Layout, replicated
+from planner.sharding.mesh import Mesh, build_mesh
+from planner.sharding.stored import StoredParameter
+
+_ROUNDING = 1e-9  # relative: sums of the same numbers in another order differ by less
+_MARGIN = 1.05  # how much tighter than by what was missing
+_MOST_AXES = 4
+_NEW_AXIS = 0.01  # how much faster, relatively, a further axis must make it
+_HOPELESS = 1.25  # a way to run that is this much slower before it is polished is not polished
+_TRIES = 4  # at the limits, the last of them at the least memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What is planned: one of equal stages, on cluster.devices / stages devices, of a template whose graph has the
+    batch of one micro-batch. `sweeps` is how often at most all axes are decided once more at the end."""
+
+    template: Template
+    cluster: Cluster
+    stages: int
+    micro_batches: int
+    precision: str
+    optimizer: str
+    sweeps: int = 3
+
+    def terms(self, recompute: bool) -> StageTerms:
+        """An average stage with both ends of the model, which keeps what the first stage keeps."""
+        return StageTerms(
+            share=Share(blocks=self.template.blocks.count // self.stages, first=True, last=True),
+            micro_batches=self.micro_batches,
+            in_flight=in_flight(0, self.stages, self.micro_batches),
+            recompute=recompute,
+            stages=self.stages,
+        )
+
+    def starts(self) -> tuple[tuple[int, ...], ...]:
+        """What is decided one after the other: the finest axes, or those of whole levels at once."""
+        levels = level_sizes(self.cluster.devices // self.stages, self.cluster)
+        finest = tuple(prime for size in levels for prime in reversed(_primes(size)))
+        return tuple(dict.fromkeys((finest, levels)))
+
+
+class _Builders:
+    """A table builder for every mesh that was met, so that what it has priced is priced once."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._known: dict[tuple[tuple[int, ...], int], TableBuilder] = {}
+
+    def of(self, sizes: tuple[int, ...], rest: int = 1) -> TableBuilder:
+        """For a mesh of these sizes, every point of which stands for `rest` devices."""
+        setting = self._setting
+        if (sizes, rest) not in self._known:
+            self._known[sizes, rest] = TableBuilder(
+                mesh=build_mesh(setting.cluster, sizes, rest),
+                cluster=setting.cluster,
+                precision=setting.precision,
+                optimizer=setting.optimizer,
+            )
+        return self._known[sizes, rest]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecursivePlan:
+    """A mesh, the one candidate on it of each operator and parameter of the template, whether blocks are recomputed,
+    and seconds and bytes in the stage problem of `Setting.terms`."""
+
+    mesh: Mesh
+    chosen: Fixed
+    recompute: bool
+    evaluation: Evaluation
+
+
+def plan_recursively(setting: Setting, memory_limit: float | None = None) -> RecursivePlan | None:
+    """The best plan that was found, or None. `memory_limit` is what a device can use unless it is given, in bytes.
+
+    Blocks are recomputed where that is faster, which it can only be where memory is short.
+    """
+    limit = usable_memory(setting.cluster.device) if memory_limit is None else memory_limit
+    builders = _Builders(setting)
+    keeping = _Descent(setting, setting.terms(recompute=False), limit, builders)
+    descents = {keeping: keeping.run()}
+    if keeping.short and setting.template.blocks.count:
+        again = _Descent(setting, setting.terms(recompute=True), limit, builders)
+        descents[again] = again.run()
+    found = [(descent, outcome) for descent, outcome in descents.items() if outcome is not None]
+    best: RecursivePlan | None = None
+    for descent, outcome in sorted(found, key=lambda one: one[1][1].time):
+        if best is None or outcome[1].time < best.evaluation.time * _HOPELESS:
+            plan = descent.polished(*outcome)
+            best = plan if best is None or plan.evaluation.time < best.evaluation.time else best
+    return best
+
+
+def level_sizes(devices: int, cluster: Cluster) -> tuple[int, ...]:
+    """So many devices as a product, slowest links first, with what divides each level of the network in one factor."""
+    sizes: list[int] = []
+    for level in cluster.levels:
+        sizes.append(devices if level.fan_out is None else math.gcd(devices, level.fan_out))
+        devices //= sizes[-1]
+    return tuple(size for size in (devices, *reversed(sizes)) if size > 1)
+
+
+def _primes(number: int) -> list[int]:
+    found: list[int] = []
+    divisor = 2
+    while divisor * divisor <= number:
+        if number % divisor:
+            divisor += 1
+        else:
+            found.append(divisor)
+            number //= divisor
+    return [*found, number] if number > 1 else found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Decided:
+    """Axes that are decided, and what everything does on them."""
+
+    sizes: tuple[int, ...]
+    chosen: Fixed
+
+    @staticmethod
+    def nothing(template: Template) -> "_Decided":
+        """No axis yet."""
+        alone = StoredParameter(weight=(), gradient=(), state=())
+        operators = ((),) * len(template.graph.operators)
+        parameters = dict.fromkeys((parameter.name for parameter in template.graph.parameters), alone)
+        return _Decided(sizes=(), chosen=Fixed(operators=operators, parameters=parameters))
+
+    def with_axis(self, size: int) -> "_Decided":
+        """One more axis, which nothing uses."""
+        return _Decided(
+            sizes=(*self.sizes, size),
+            chosen=Fixed(
+                operators=tuple((*strategy, None) for strategy in self.chosen.operators),
+                parameters=_each(self.chosen, lambda layout: (*layout, REPLICATE)),
+            ),
+        )
+
+    def with_factor(self, size: int) -> "list[_Decided]":
+        """The devices grown by a factor: as a wider last axis, as one more axis."""
+        wider = _Decided(sizes=(*self.sizes[:-1], math.prod(self.sizes[-1:]) * size), chosen=self.chosen)
+        return [*([wider] if self.sizes else []), *([self.with_axis(size)] if len(self.sizes) < _MOST_AXES else [])]
+
+    def joined(self, axis: int) -> "_Decided | None":
+        """An axis and the next as one, which is used as the first of them was."""
+        if axis + 1 >= len(self.sizes):
+            return None
+        first, second = self.sizes[axis : axis + 2]
+        return self._with(
+            (*self.sizes[:axis], first * second, *self.sizes[axis + 2 :]),
+            lambda column: (*column[: axis + 1], *column[axis + 2 :]),
+        )
+
+    def shifted(self, axis: int, towards: int) -> "_Decided | None":
+        """An axis with a factor less, which its neighbour has instead."""
+        to, factor = axis + towards, _primes(self.sizes[axis])[0]
+        if not 0 <= to < len(self.sizes) or self.sizes[axis] == factor:
+            return None
+        changed = {axis: self.sizes[axis] // factor, to: self.sizes[to] * factor}
+        return self._with(tuple(changed.get(at, size) for at, size in enumerate(self.sizes)), lambda column: column)
+
+    def split(self, axis: int) -> "_Decided | None":
+        """An axis as two of about the same size, both used as it was."""
+        primes = _primes(self.sizes[axis])
+        if len(primes) < 2 or len(self.sizes) == _MOST_AXES:
+            return None
+        inner = math.prod(primes[: len(primes) // 2])
+        return self._with(
+            (*self.sizes[:axis], self.sizes[axis] // inner, inner, *self.sizes[axis + 1 :]),
+            lambda column: (*column[: axis + 1], *column[axis:]),
+        )
+
+    def _with(self, sizes: tuple[int, ...], change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> "_Decided":
+        operators = tuple(change(strategy) for strategy in self.chosen.operators)
+        return _Decided(sizes=sizes, chosen=Fixed(operators=operators, parameters=_each(self.chosen, change)))
+
+
+_Move = tuple[Callable[[_Decided, int], _Decided | None], int, float]
+_MOVES: tuple[_Move, ...] = (  # what to try, the axis that is free then beside the first, and the time it must beat
+    (_Decided.joined, 0, 1 + _ROUNDING),
+    (lambda state, axis: state.shifted(axis, 1), 1, 1 - _ROUNDING),
+    (lambda state, axis: state.shifted(axis, -1), -1, 1 - _ROUNDING),
+    (_Decided.split, 1, 1 - _NEW_AXIS),
+)
+
+
+def _each(chosen: Fixed, change: Callable[[Layout], Layout]) -> dict[str, StoredParameter]:
+    """The stored parameters with each of their layouts changed."""
+    return {
+        name: StoredParameter(
+            weight=change(stored.weight), gradient=change(stored.gradient), state=change(stored.state)
+        )
+        for name, stored in chosen.parameters.items()
+    }
+
+
+class _Descent:
+    """Axis after axis, with blocks recomputed or not. `short` says whether memory ever decided anything."""
+
+    def __init__(self, setting: Setting, terms: StageTerms, limit: float, builders: _Builders) -> None:
+        self.setting, self.terms, self.limit, self.builders = setting, terms, limit, builders
+        self.short = False
+
+    def run(self) -> tuple[_Decided, Evaluation] | None:
+        """All axes decided, from the start that leads to the faster plan."""
+        found = [outcome for axes in self.setting.starts() if (outcome := self._from(axes)) is not None]
+        return min(found, key=lambda one: one[1].time, default=None)
+
+    def _from(self, axes: tuple[int, ...]) -> tuple[_Decided, Evaluation] | None:
+        """All axes decided, with limits as tight as it takes."""
+        tightened = 1.0
+        for attempt in range(1, _TRIES + 1):
+            outcome = self._decide(axes, tightened)
+            if not isinstance(outcome, float):
+                return outcome
+            if outcome == math.inf:
+                break
+            tightened = tightened * outcome * _MARGIN if attempt < _TRIES - 1 else math.inf
+        return None
+
+    def _decide(self, axes: tuple[int, ...], tightened: float) -> tuple[_Decided, Evaluation] | float:
+        """All axes, or how many times too much memory they take, infinite where the first already takes too much.
+
+        Limits are tighter by a factor.
+        """
+        decided = _Decided.nothing(self.setting.template)
+        found = self._solved(self.builders.of(()), decided.chosen, math.inf)
+        assert not isinstance(found, float)
+        evaluation = found[1]
+        if not axes and evaluation.peak > self.limit:
+            return math.inf
+        for at, size in enumerate(axes):
+            rest = math.prod(axes[at + 1 :])
+            best: tuple[_Decided, Evaluation] | None = None
+            excess = math.inf
+            for state in decided.with_factor(size):
+                bar = math.inf if best is None else best[1].time * (1 - _NEW_AXIS)
+                outcome = self._last_axis(state, rest, tightened, bar)
+                if isinstance(outcome, float):
+                    excess = min(excess, outcome)
+                else:
+                    best = outcome
+            if best is None:
+                return excess if at else math.inf
+            decided, evaluation = best
+        return decided, evaluation
+
+    def _last_axis(
+        self, state: _Decided, rest: int, tightened: float, bar: float
+    ) -> tuple[_Decided, Evaluation] | float:
+        """The last axis decided for good, given those before it, or how many times too much memory it takes; `rest`
+        devices are left to the axes after it, and only what is faster than `bar` is wanted."""
+        builder, most = self.builders.of(state.sizes, rest), self.limit * rest
+        among = OneAxisFree(fixed=state.chosen, axis=len(state.sizes) - 1)
+        found = self._solved(builder, among, max(self.limit, most / tightened), bar)
+        if isinstance(found, float) and found <= most:
+            found = self._solved(builder, among, found, bar)  # as little as this axis can
+        if isinstance(found, float):
+            return found / most
+        return _Decided(sizes=state.sizes, chosen=found[0]), found[1]
+
+    def _solved(
+        self, builder: TableBuilder, among: Restriction, limit: float, bar: float = math.inf
+    ) -> tuple[Fixed, Evaluation] | float:
+        """The best of the candidates, or, where none fits, the least bytes; infinite where none beats the bar."""
+        tables = builder.build(self.setting.template, among)
+        stage = stage_problem(tables, self.terms, self.setting.cluster, limit)
+        solution: Solution = SOLVERS["dynamic_programming"](stage.problem, upper_bound=bar)
+        self.short |= bool(solution.statistics) or solution.status == "infeasible"
+        if solution.choice is None or solution.evaluation is None:
+            return math.inf if solution.least_memory is None else solution.least_memory * (1 + _ROUNDING)
+        return _chosen(tables, *stage.choices(solution.choice)), solution.evaluation
+
+    def polished(self, decided: _Decided, best: Evaluation) -> RecursivePlan:
+        """Every axis once more given all others, and meshes that differ by a little, until nothing gets faster."""
+        for _ in range(self.setting.sweeps):
+            before = best
+            for axis in reversed(range(len(decided.sizes))):
+                found = self._freed(decided, axis, best.time * (1 - _ROUNDING))
+                decided, best = found or (decided, best)
+            for change, free, share in _MOVES:
+                for axis in reversed(range(len(decided.sizes))):
+                    while axis < len(decided.sizes) and (other := change(decided, axis)) is not None:
+                        found = self._freed(other, axis + free, best.time * share)
+                        if found is None:
+                            break
+                        decided, best = found
+            if best is before:
+                break
+        mesh = self.builders.of(decided.sizes).mesh
+        return RecursivePlan(mesh=mesh, chosen=decided.chosen, recompute=self.terms.recompute, evaluation=best)
+
+    def _freed(self, state: _Decided, axis: int, bar: float) -> tuple[_Decided, Evaluation] | None:
+        """One axis decided given all others, if that beats the bar and the others can be as they are."""
+        builder, among = self.builders.of(state.sizes), OneAxisFree(fixed=state.chosen, axis=axis)
+        if not among.possible(self.setting.template.graph, builder.mesh):
+            return None
+        found = self._solved(builder, among, self.limit, bar)
+        return None if isinstance(found, float) else (_Decided(sizes=state.sizes, chosen=found[0]), found[1])
+
+
+def _chosen(tables: CostTables, operators: dict[int, int], parameters: dict[str, int]) -> Fixed:
+    """Candidates for positions in the tables; what the stage does not hold splits nothing."""
+    copy = replicated(len(tables.mesh.axes))
+    return Fixed(
+        operators=tuple(
+            table.candidates.strategies[operators.get(index, 0)] for index, table in enumerate(tables.operators)
+        ),
+        parameters={
+            table.name: table.stored[parameters[table.name]]
+            if table.name in parameters
+            else StoredParameter(weight=copy, gradient=copy, state=copy)
+            for table in tables.parameters
+        },
+    )
