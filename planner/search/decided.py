@@ -50,7 +50,9 @@ def decided_of(
     """The filter of a request for one configuration; None where nothing is decided."""
     if not shards and not configuration.roles:
         return None
-    return Decided(shards=shards, pinned=pinned, roles=configuration.roles, template=template)
+    return Decided(
+        shards=shards, pinned=pinned, roles=configuration.roles, axes=len(configuration.mesh), template=template
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,7 @@ class Decided:
     shards: tuple[Shard, ...]
     pinned: Pinned
     roles: tuple[Role, ...]
+    axes: int  # of the mesh
     template: Template
 
     def strategies(self, index: int, rule: Rule, mesh: Mesh) -> tuple[Strategy, ...]:
@@ -67,8 +70,12 @@ class Decided:
 
         Raises NothingAgreesError where none does on this mesh.
         """
-        found = legal_strategies(rule, mesh)
-        for axis, role in enumerate(self.roles):
+        return self.agreeing(index, rule, legal_strategies(rule, mesh), mesh)
+
+    def agreeing(self, index: int, rule: Rule, legal: tuple[Strategy, ...], mesh: Mesh) -> tuple[Strategy, ...]:
+        """Those of some strategies that agree; the mesh may have only the first axes of the whole one."""
+        found = legal
+        for axis, role in enumerate(self.roles[: len(mesh.axes)]):
             found = self._in_role(index, rule, found, axis, role)
         for shard in self._matching(index):
             found = self._agreeing(index, rule, found, shard, mesh.sizes)
@@ -76,8 +83,12 @@ class Decided:
 
     def stored(self, name: str, tensor: TensorType, trainable: bool, mesh: Mesh) -> tuple[StoredParameter, ...]:
         """Stored layouts of a parameter that agree with what is decided."""
-        found = legal_stored(tensor.shape, mesh.sizes, trainable)
-        for axis, role in enumerate(self.roles):
+        return self.agreeing_stored(name, legal_stored(tensor.shape, mesh.sizes, trainable), len(mesh.axes))
+
+    def agreeing_stored(self, name: str, legal: tuple[StoredParameter, ...], axes: int) -> tuple[StoredParameter, ...]:
+        """Those of some stored layouts that agree, on a mesh of the first so many axes."""
+        found = legal
+        for axis, role in enumerate(self.roles[:axes]):
             if role == "tensor":
                 found = _first_possible(found, (self._tensor_stored(name, axis),))
             else:
@@ -180,12 +191,13 @@ class Decided:
                 raise NothingAgreesError(
                     f"{where} has no factor '{name}' to split; it has {', '.join(known) or 'none'}"
                 )
-        if shard.strategy and len(shard.strategy) != len(sizes):
+        if shard.strategy and len(shard.strategy) != self.axes:
             raise NothingAgreesError(
                 f"--shard {shard.text()} has {len(shard.strategy)} entries, one for each mesh axis; this mesh has"
-                f" {len(sizes)}"
+                f" {self.axes}"
             )
-        found = tuple(strategy for strategy in legal if _agrees(rule, labels, strategy, shard, sizes))
+        whole = len(sizes) == self.axes
+        found = tuple(strategy for strategy in legal if _agrees(rule, labels, strategy, shard, sizes, whole))
         if not found:
             raise NothingAgreesError(
                 f"{where}: no legal strategy on mesh {'x'.join(map(str, sizes))} is {shard.text()}"
@@ -224,9 +236,12 @@ def _means(pattern: str, op: Operator) -> bool:
     return pattern == op.name or (op.op != IDENTITY and fnmatchcase(op.name, pattern))
 
 
-def _agrees(rule: Rule, labels: tuple[str, ...], strategy: Strategy, shard: Shard, sizes: tuple[int, ...]) -> bool:
-    """Whether a strategy is what a shard asks for, by the names of factors or by what they stand for."""
-    for choice, wanted in zip(strategy, shard.strategy, strict=True) if shard.strategy else ():
+def _agrees(
+    rule: Rule, labels: tuple[str, ...], strategy: Strategy, shard: Shard, sizes: tuple[int, ...], whole: bool
+) -> bool:
+    """Whether a strategy is what a shard asks for, by the names of factors or by what they stand for; or, unless the
+    mesh is whole, can become it."""
+    for choice, wanted in zip(strategy, shard.strategy, strict=False):
         names = ("-",) if choice is None else (rule.factors[choice].name, labels[choice])
         if wanted != "*" and wanted not in names:
             return False
@@ -237,7 +252,7 @@ def _agrees(rule: Rule, labels: tuple[str, ...], strategy: Strategy, shard: Shar
             count = math.prod(
                 size for choice, size in zip(strategy, sizes, strict=True) if choice is not None and choice in factors
             )
-            if count != pieces:
+            if pieces % count or (whole and count != pieces):
                 return False
     return True
 

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodels import in_flight_of_chunks
 from planner.search.pieces import Chain, Column, Piece, Solved, Weights
+from planner.search.space import Configuration
 
 Array = NDArray[np.float64]
 State = tuple[int, ...]
@@ -50,6 +52,13 @@ class Setting:
     def flights(self, rank: int) -> float:
         """Micro-batches in flight of a rank, on average over its chunks."""
         return math.fsum(self.in_flight[rank]) / self.chunks
+
+
+def setting_of(configuration: Configuration, capacity: float) -> Setting:
+    """How the pipeline of a configuration is run."""
+    p, v, m = configuration.pipeline, configuration.virtual_stages, configuration.micro_batches
+    flights = tuple(in_flight_of_chunks(rank, p, v, m) for rank in range(p))
+    return Setting(ranks=p, chunks=v, micro_batches=m, in_flight=flights, capacity=capacity)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -215,6 +224,8 @@ class Duals:
         ranks: int,
     ) -> "_Lines":
         crossing = self._crossing_seconds(setting, first, last) * (self.weight / self.parts)
+        held = [*(self.chain.head if first else ()), *(self.chain.tail if last else ())]
+        capacity = setting.capacity - max((piece.least_transient for piece in held), default=0.0) / self.parts
         ends, slopes, room = [], [], np.full(self.chain.shape, math.inf)
         for at in usable:
             priced = self.priced[at]
@@ -222,10 +233,10 @@ class Duals:
             value = (head if first else 0.0) + (tail if last else 0.0)
             slope = np.where(possible, np.maximum(slope, 1e-30), 1.0)
             if math.isinf(priced.price):
-                left = np.where(possible, setting.capacity * (1 + 1e-9) - value, 0.0)
+                left = np.where(possible, capacity + setting.capacity * 1e-9 - value, 0.0)
                 room = np.minimum(room, np.where(left < 0, -math.inf, np.floor(left / slope + 1e-6)))
             else:
-                ends.append(np.where(possible, crossing + value - priced.price * setting.capacity, 0.0))
+                ends.append(np.where(possible, crossing + value - priced.price * capacity, 0.0))
                 slopes.append(slope)
         return _Lines(ends=np.array(ends), slopes=np.array(slopes), room=room, ranks=ranks)
 

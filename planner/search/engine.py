@@ -6,13 +6,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels import in_flight_of_chunks, usable_memory
+from costmodels import usable_memory
+from planner.search.assemble import Assembly
 from planner.search.cost_table import CostTables, TableBuilder
 from planner.search.decided import decided_of
-from planner.search.duals import Duals, Setting
+from planner.search.duals import Duals, Setting, setting_of
 from planner.search.evaluation import Evaluation, Outcome
 from planner.search.pieces import Chain, cut
-from planner.search.propagation import propagated
+from planner.search.propagation import fixed_of, propagated
+from planner.search.recursive import RecursivePlan, Task, plan_recursively, refine
 from planner.search.request import SearchRequest
 from planner.search.space import Bounds, Configuration
 from planner.search.template import Template
@@ -63,13 +65,6 @@ class Family:
         return self._duals[key], replace(setting, in_flight=flights)
 
 
-def setting_of(configuration: Configuration, capacity: float) -> Setting:
-    """How the pipeline of a configuration is run."""
-    p, v, m = configuration.pipeline, configuration.virtual_stages, configuration.micro_batches
-    flights = tuple(in_flight_of_chunks(rank, p, v, m) for rank in range(p))
-    return Setting(ranks=p, chunks=v, micro_batches=m, in_flight=flights, capacity=capacity)
-
-
 @dataclass(kw_only=True)
 class Engine:
     """Evaluates configurations; keeps what they share. Use it in `search`."""
@@ -93,6 +88,52 @@ class Engine:
         request = self.request
         recompute = request.pinned.recompute == "full"
         return self.limits.step_seconds(configuration, request.cluster.devices, request.global_batch, recompute)
+
+    @property
+    def spreads(self) -> bool:
+        """Whether what the user has decided is spread by propagation."""
+        return self.request.algorithm == "sharding_propagation"
+
+    def recursive(self, configuration: Configuration, *, sweeps: int) -> RecursivePlan | None:
+        """What recursive programming makes of a configuration; the mesh is its own unless one is decided."""
+        return plan_recursively(self._task(configuration, sweeps), self.capacity)
+
+    def refined(self, configuration: Configuration, found: Assembly, seconds: float) -> RecursivePlan | None:
+        """A faster plan on a mesh of more axes, by small changes to one that was found."""
+        task = self._task(configuration, sweeps=1)
+        if task.given:
+            return None
+        return refine(task, configuration.mesh, fixed_of(found), seconds, self.capacity)
+
+    def _task(self, configuration: Configuration, sweeps: int) -> Task:
+        request = self.request
+        template = self._template(configuration.micro_batches)
+        decided = decided_of(request.shards, request.pinned, configuration, template)
+        return Task(
+            template=template,
+            cluster=request.cluster,
+            configuration=configuration,
+            precision=request.precision,
+            optimizer=request.optimizer,
+            recomputation=request.pinned.recomputation,
+            decided=decided,
+            given=decided is not None or request.pinned.mesh is not None,
+            sweeps=sweeps,
+        )
+
+    def adopt(self, configuration: Configuration, found: RecursivePlan) -> Configuration:
+        """The configuration on the mesh of a recursive plan, whose strategies are from now on its only candidates."""
+        adopted = replace(configuration, mesh=found.mesh.sizes)
+        builder = TableBuilder(
+            mesh=found.mesh,
+            cluster=self.request.cluster,
+            precision=self.request.precision,
+            optimizer=self.request.optimizer,
+        )
+        template = self._template(configuration.micro_batches)
+        self._tables = ((adopted.family, adopted.micro_batches), builder.build(template, found.chosen))
+        self._chain = None
+        return adopted
 
     def family(self, configuration: Configuration) -> Family:
         """A bound on all configurations of a family with as many micro-batches as this one, or a multiple."""
@@ -122,9 +163,8 @@ class Engine:
         """The pieces of a configuration; those of the last one asked for are kept."""
         key = (configuration.family, configuration.micro_batches)
         if self._chain is None or self._chain[0] != key:
-            propagates = self.request.algorithm == "sharding_propagation"
             chain = cut(
-                self._spread(configuration) if propagates else self.tables(configuration),
+                self._spread(configuration) if self.spreads else self.tables(configuration),
                 self.request.cluster,
                 recomputation=self.request.pinned.recomputation,
                 stages=configuration.pipeline,

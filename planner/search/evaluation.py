@@ -72,7 +72,7 @@ class Evaluation:
     """Evaluates one configuration of a chain.
 
     `cutoff`: plans as slow as that are of no interest; `enough`: one as fast as that will do; `hint`: a price of memory
-    to try early.
+    to try early; `rounds`: prices to try at most.
     """
 
     def __init__(
@@ -83,7 +83,9 @@ class Evaluation:
         cutoff: float = math.inf,
         enough: float = -math.inf,
         hint: float = 0.0,
+        rounds: int = ROUNDS,
     ) -> None:
+        self.rounds = rounds
         self.chain, self.setting, self.cutoff, self.enough, self.hint = chain, setting, cutoff, enough, hint
         self.duals = Duals(chain, setting.weight)
         self.blocks = self.duals.blocks
@@ -105,7 +107,7 @@ class Evaluation:
                 duals.solve(self.hint, flights)
             bounds = np.maximum(bounds, duals.bounds(setting))
         closed = np.zeros(self.chain.shape, dtype=bool)
-        for _ in range(3 * ROUNDS):
+        for _ in range(3 * self.rounds):
             open_bounds = np.where(closed, math.inf, bounds)
             state = tuple(int(i) for i in np.unravel_index(int(open_bounds.argmin()), open_bounds.shape))
             limit = min(self.cutoff, math.inf if best is None else best[0])
@@ -120,7 +122,7 @@ class Evaluation:
                 closed[state] = True
                 continue
             weights = self._next(ranks, division)
-            if weights is None or len(duals.priced) >= ROUNDS:
+            if weights is None or len(duals.priced) >= self.rounds:
                 closed[state] = True
                 if found is None:
                     bounds[state] = math.inf

@@ -16,7 +16,6 @@ ways: what autograd needs is kept ("none"), or the block is recomputed, with som
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +26,13 @@ from planner.pricing.keeping import keeping, keeping_fault
 from planner.search.cost_table import CostTables, EdgeTable, ParameterTable, UseTable
 from planner.search.solvers.elimination.messages import backtrack, eliminate, remainder
 from planner.search.solvers.elimination.order import Schedule, schedule
+from planner.search.space import Running
 from planner.search.template import Share
 from planner.sharding.layout import local_fraction
 from planner.sharding.rules import rule_of
 
 Array = NDArray[np.float64]
 Key = int | str  # position of an operator in the template, or name of a parameter
-Running = Literal["none", "selective", "full"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +101,11 @@ class Piece:
     def _starts(self) -> list[int]:
         counts = [*self.sizes, *(self.sizes[a] * self.sizes[b] for a, b in self.plan.pairs)]
         return [0, *np.cumsum(counts).tolist()]
+
+    @cached_property
+    def least_transient(self) -> float:
+        """Bytes that some operator needs for a moment, whatever is chosen."""
+        return max((float(values.min()) for values in self.transient), default=0.0)
 
     @property
     def nodes(self) -> int:

@@ -17,8 +17,9 @@ from planner.search.assemble import Assembly, assembly
 from planner.search.cost_table import CostTables, OperatorTable, ParameterTable
 from planner.search.duals import Setting
 from planner.search.evaluation import Evaluation
-from planner.search.pieces import Column, Running, cut
+from planner.search.pieces import Column, cut
 from planner.search.restriction import Fixed
+from planner.search.space import Running
 from planner.sharding.layout import replicated
 from planner.sharding.stored import StoredParameter
 

@@ -5,7 +5,7 @@
     for every axis:     its devices make the last axis of the mesh wider, or a further axis, whichever is faster;
                         candidates = what was decided on the axes before, and anything legal on this one;
                                      the axes after it split nothing yet
-                        the stage problem of these candidates, solved exactly       (cost_table, stage_problem, solvers)
+                        the configuration evaluated with these candidates           (cost_table, pieces, evaluation)
 
     data | data | data | data | data | tensor | tensor   ->   32 x 4
 
@@ -14,7 +14,8 @@
 
 The same is done once more with whole levels of the network in place of primes. An operator has as many candidates as
 factors, and the mesh stays small, so the time of one axis is linear in the operators of the template and hardly grows
-with the mesh: log(devices) problems of some dozens of variables. Prices are those of any other search. Cutting the
+with the mesh: log(devices) problems of some dozens of variables. Prices, stages, recomputation and the handling of
+memory are those of any other search. Cutting the
 devices recursively is due to Tofu (Wang, Huang and Li 2019).
 
 Memory: what is kept when an axis is decided will be divided further by the axes after it, so the limit is the usable
@@ -22,9 +23,11 @@ memory times their product, and exact at the last axis. If something cannot be d
 that fits; then the axes before it are decided again with limits that are tighter by what was missing, in the end with
 the least memory that each axis can reach.
 
+Where the user has decided about operators, the mesh is given, and its axes are decided in turn.
+
 It is a heuristic. An axis is decided without knowing what the next ones do, so the result may be slower than the best
-on the same mesh, and that nothing was found does not prove that nothing fits. On a mesh of one axis it is exact. A
-stage of a pipeline is taken to hold an average number of blocks and both ends of the model.
+on the same mesh, and that nothing was found does not prove that nothing fits. All blocks take part as one kind while
+axes are decided: that of most of them.
 """
 
 import math
@@ -32,15 +35,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from costmodels import in_flight, usable_memory
 from hardware_profiles import Cluster
-from planner.search.cost_table import CostTables, TableBuilder
-from planner.search.problem import Evaluation, Solution
+from planner.search.assemble import assembly
+from planner.search.cost_table import TableBuilder
+from planner.search.decided import Decided
+from planner.search.duals import setting_of
+from planner.search.evaluation import Evaluation
+from planner.search.pieces import cut
+from planner.search.propagation import fixed_of
 from planner.search.restriction import Fixed, OneAxisFree, Restriction
-from planner.search.solvers import SOLVERS
-from planner.search.stage_problem import StageTerms, stage_problem
-from planner.search.template import Share, Template
-from planner.sharding.layout import REPLICATE, Layout, replicated
+from planner.search.space import Configuration, Running
+from planner.search.template import Template
+from planner.sharding.layout import REPLICATE, Layout
 from planner.sharding.mesh import Mesh, build_mesh
 from planner.sharding.stored import StoredParameter
 
@@ -48,90 +54,84 @@ _ROUNDING = 1e-9  # relative: sums of the same numbers in another order differ b
 _MARGIN = 1.05  # how much tighter than by what was missing
 _MOST_AXES = 4
 _NEW_AXIS = 0.01  # how much faster, relatively, a further axis must make it
-_HOPELESS = 1.25  # a way to run that is this much slower before it is polished is not polished
+_ROUNDS = 5  # prices of memory tried for an axis
 _TRIES = 4  # at the limits, the last of them at the least memory
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
-    """What is planned: one of equal stages, on cluster.devices / stages devices, of a template whose graph has the
-    batch of one micro-batch. `sweeps` is how often at most all axes are decided once more at the end."""
+class Task:
+    """What is planned.
+
+    Attributes:
+        template: the graph with the batch of one micro-batch.
+        configuration: ranks, virtual stages, micro-batches; and the mesh, where it is `given`.
+        recomputation: ways to run a block.
+        decided: what the user has decided about operators.
+        sweeps: how often at most all axes are decided once more at the end.
+    """
 
     template: Template
     cluster: Cluster
-    stages: int
-    micro_batches: int
+    configuration: Configuration
     precision: str
     optimizer: str
+    recomputation: tuple[Running, ...] = ("none", "selective", "full")
+    decided: Decided | None = None
+    given: bool = False
     sweeps: int = 3
-
-    def terms(self, recompute: bool) -> StageTerms:
-        """An average stage with both ends of the model, which keeps what the first stage keeps."""
-        return StageTerms(
-            share=Share(blocks=self.template.blocks.count // self.stages, first=True, last=True),
-            micro_batches=self.micro_batches,
-            in_flight=in_flight(0, self.stages, self.micro_batches),
-            recompute=recompute,
-            stages=self.stages,
-        )
 
     def starts(self) -> tuple[tuple[int, ...], ...]:
         """What is decided one after the other: the finest axes, or those of whole levels at once."""
-        levels = level_sizes(self.cluster.devices // self.stages, self.cluster)
+        if self.given:
+            return (self.configuration.mesh,)
+        levels = level_sizes(self.cluster.devices // self.configuration.pipeline, self.cluster)
         finest = tuple(prime for size in levels for prime in reversed(_primes(size)))
-        return tuple(dict.fromkeys((finest, levels)))
+        return tuple(dict.fromkeys((finest, levels))) if self.sweeps else (levels if len(levels) > 1 else finest,)
 
 
 class _Builders:
     """A table builder for every mesh that was met, so that what it has priced is priced once."""
 
-    def __init__(self, setting: Setting) -> None:
-        self._setting = setting
+    def __init__(self, task: Task) -> None:
+        self._task = task
         self._known: dict[tuple[tuple[int, ...], int], TableBuilder] = {}
 
     def of(self, sizes: tuple[int, ...], rest: int = 1) -> TableBuilder:
         """For a mesh of these sizes, every point of which stands for `rest` devices."""
-        setting = self._setting
+        task = self._task
         if (sizes, rest) not in self._known:
             self._known[sizes, rest] = TableBuilder(
-                mesh=build_mesh(setting.cluster, sizes, rest),
-                cluster=setting.cluster,
-                precision=setting.precision,
-                optimizer=setting.optimizer,
+                mesh=build_mesh(task.cluster, sizes, rest),
+                cluster=task.cluster,
+                precision=task.precision,
+                optimizer=task.optimizer,
             )
         return self._known[sizes, rest]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecursivePlan:
-    """A mesh, the one candidate on it of each operator and parameter of the template, whether blocks are recomputed,
-    and seconds and bytes in the stage problem of `Setting.terms`."""
+    """A mesh, the one candidate on it of each operator and parameter of the template, and seconds of a step."""
 
     mesh: Mesh
     chosen: Fixed
-    recompute: bool
-    evaluation: Evaluation
+    seconds: float
 
 
-def plan_recursively(setting: Setting, memory_limit: float | None = None) -> RecursivePlan | None:
-    """The best plan that was found, or None. `memory_limit` is what a device can use unless it is given, in bytes.
+def plan_recursively(task: Task, capacity: float) -> RecursivePlan | None:
+    """The best plan that was found, or None. `capacity`: bytes of tensors that a device can hold."""
+    descent = _Descent(task, capacity)
+    found = descent.run()
+    return None if found is None else descent.polished(*found)
 
-    Blocks are recomputed where that is faster, which it can only be where memory is short.
+
+def refine(task: Task, mesh: tuple[int, ...], chosen: Fixed, seconds: float, capacity: float) -> RecursivePlan | None:
+    """A plan that takes less than so many seconds, from one on a mesh: with its axes split, joined, of other sizes.
+
+    None where nothing better was found.
     """
-    limit = usable_memory(setting.cluster.device) if memory_limit is None else memory_limit
-    builders = _Builders(setting)
-    keeping = _Descent(setting, setting.terms(recompute=False), limit, builders)
-    descents = {keeping: keeping.run()}
-    if keeping.short and setting.template.blocks.count:
-        again = _Descent(setting, setting.terms(recompute=True), limit, builders)
-        descents[again] = again.run()
-    found = [(descent, outcome) for descent, outcome in descents.items() if outcome is not None]
-    best: RecursivePlan | None = None
-    for descent, outcome in sorted(found, key=lambda one: one[1][1].time):
-        if best is None or outcome[1].time < best.evaluation.time * _HOPELESS:
-            plan = descent.polished(*outcome)
-            best = plan if best is None or plan.evaluation.time < best.evaluation.time else best
-    return best
+    found = _Descent(task, capacity).polished(_Decided(sizes=mesh, chosen=chosen), seconds)
+    return found if found.seconds < seconds else None
 
 
 def level_sizes(devices: int, cluster: Cluster) -> tuple[int, ...]:
@@ -180,8 +180,10 @@ class _Decided:
             ),
         )
 
-    def with_factor(self, size: int) -> "list[_Decided]":
-        """The devices grown by a factor: as a wider last axis, as one more axis."""
+    def with_factor(self, size: int, free: bool) -> "list[_Decided]":
+        """The devices grown by a factor: as a wider last axis, as one more axis; only the latter on a given mesh."""
+        if not free:
+            return [self.with_axis(size)]
         wider = _Decided(sizes=(*self.sizes[:-1], math.prod(self.sizes[-1:]) * size), chosen=self.chosen)
         return [*([wider] if self.sizes else []), *([self.with_axis(size)] if len(self.sizes) < _MOST_AXES else [])]
 
@@ -239,18 +241,17 @@ def _each(chosen: Fixed, change: Callable[[Layout], Layout]) -> dict[str, Stored
 
 
 class _Descent:
-    """Axis after axis, with blocks recomputed or not. `short` says whether memory ever decided anything."""
+    """Axis after axis."""
 
-    def __init__(self, setting: Setting, terms: StageTerms, limit: float, builders: _Builders) -> None:
-        self.setting, self.terms, self.limit, self.builders = setting, terms, limit, builders
-        self.short = False
+    def __init__(self, task: Task, limit: float) -> None:
+        self.task, self.limit, self.builders = task, limit, _Builders(task)
 
-    def run(self) -> tuple[_Decided, Evaluation] | None:
+    def run(self) -> tuple[_Decided, float] | None:
         """All axes decided, from the start that leads to the faster plan."""
-        found = [outcome for axes in self.setting.starts() if (outcome := self._from(axes)) is not None]
-        return min(found, key=lambda one: one[1].time, default=None)
+        found = [outcome for axes in self.task.starts() if (outcome := self._from(axes)) is not None]
+        return min(found, key=lambda one: one[1], default=None)
 
-    def _from(self, axes: tuple[int, ...]) -> tuple[_Decided, Evaluation] | None:
+    def _from(self, axes: tuple[int, ...]) -> tuple[_Decided, float] | None:
         """All axes decided, with limits as tight as it takes."""
         tightened = 1.0
         for attempt in range(1, _TRIES + 1):
@@ -262,23 +263,21 @@ class _Descent:
             tightened = tightened * outcome * _MARGIN if attempt < _TRIES - 1 else math.inf
         return None
 
-    def _decide(self, axes: tuple[int, ...], tightened: float) -> tuple[_Decided, Evaluation] | float:
+    def _decide(self, axes: tuple[int, ...], tightened: float) -> tuple[_Decided, float] | float:
         """All axes, or how many times too much memory they take, infinite where the first already takes too much.
 
         Limits are tighter by a factor.
         """
-        decided = _Decided.nothing(self.setting.template)
-        found = self._solved(self.builders.of(()), decided.chosen, math.inf)
-        assert not isinstance(found, float)
-        evaluation = found[1]
-        if not axes and evaluation.peak > self.limit:
-            return math.inf
+        decided, seconds = _Decided.nothing(self.task.template), math.inf
+        if not axes:
+            alone = self._solved(self.builders.of(()), decided.chosen, self.limit)
+            return math.inf if isinstance(alone, float) else (decided, alone[1])
         for at, size in enumerate(axes):
             rest = math.prod(axes[at + 1 :])
-            best: tuple[_Decided, Evaluation] | None = None
+            best: tuple[_Decided, float] | None = None
             excess = math.inf
-            for state in decided.with_factor(size):
-                bar = math.inf if best is None else best[1].time * (1 - _NEW_AXIS)
+            for state in decided.with_factor(size, not self.task.given):
+                bar = math.inf if best is None else best[1] * (1 - _NEW_AXIS)
                 outcome = self._last_axis(state, rest, tightened, bar)
                 if isinstance(outcome, float):
                     excess = min(excess, outcome)
@@ -286,16 +285,14 @@ class _Descent:
                     best = outcome
             if best is None:
                 return excess if at else math.inf
-            decided, evaluation = best
-        return decided, evaluation
+            decided, seconds = best
+        return decided, seconds
 
-    def _last_axis(
-        self, state: _Decided, rest: int, tightened: float, bar: float
-    ) -> tuple[_Decided, Evaluation] | float:
+    def _last_axis(self, state: _Decided, rest: int, tightened: float, bar: float) -> tuple[_Decided, float] | float:
         """The last axis decided for good, given those before it, or how many times too much memory it takes; `rest`
         devices are left to the axes after it, and only what is faster than `bar` is wanted."""
         builder, most = self.builders.of(state.sizes, rest), self.limit * rest
-        among = OneAxisFree(fixed=state.chosen, axis=len(state.sizes) - 1)
+        among = self._among(state, len(state.sizes) - 1)
         found = self._solved(builder, among, max(self.limit, most / tightened), bar)
         if isinstance(found, float) and found <= most:
             found = self._solved(builder, among, found, bar)  # as little as this axis can
@@ -305,55 +302,42 @@ class _Descent:
 
     def _solved(
         self, builder: TableBuilder, among: Restriction, limit: float, bar: float = math.inf
-    ) -> tuple[Fixed, Evaluation] | float:
+    ) -> tuple[Fixed, float] | float:
         """The best of the candidates, or, where none fits, the least bytes; infinite where none beats the bar."""
-        tables = builder.build(self.setting.template, among)
-        stage = stage_problem(tables, self.terms, self.setting.cluster, limit)
-        solution: Solution = SOLVERS["dynamic_programming"](stage.problem, upper_bound=bar)
-        self.short |= bool(solution.statistics) or solution.status == "infeasible"
-        if solution.choice is None or solution.evaluation is None:
-            return math.inf if solution.least_memory is None else solution.least_memory * (1 + _ROUNDING)
-        return _chosen(tables, *stage.choices(solution.choice)), solution.evaluation
+        task = self.task
+        tables = builder.build(task.template, among)
+        chain = cut(tables, task.cluster, recomputation=task.recomputation, stages=task.configuration.pipeline)
+        setting = setting_of(task.configuration, limit)
+        outcome = Evaluation(chain, setting, cutoff=bar, rounds=_ROUNDS).run()
+        if not outcome.ranks or outcome.seconds >= bar:
+            return math.inf if outcome.ranks or bar < math.inf else outcome.least * (1 + _ROUNDING)
+        return fixed_of(assembly(chain, outcome.ranks, setting.chunks)), outcome.seconds
 
-    def polished(self, decided: _Decided, best: Evaluation) -> RecursivePlan:
+    def polished(self, decided: _Decided, best: float) -> RecursivePlan:
         """Every axis once more given all others, and meshes that differ by a little, until nothing gets faster."""
-        for _ in range(self.setting.sweeps):
+        for _ in range(self.task.sweeps):
             before = best
             for axis in reversed(range(len(decided.sizes))):
-                found = self._freed(decided, axis, best.time * (1 - _ROUNDING))
+                found = self._freed(decided, axis, best * (1 - _ROUNDING))
                 decided, best = found or (decided, best)
-            for change, free, share in _MOVES:
+            for change, free, share in _MOVES if not self.task.given else ():
                 for axis in reversed(range(len(decided.sizes))):
                     while axis < len(decided.sizes) and (other := change(decided, axis)) is not None:
-                        found = self._freed(other, axis + free, best.time * share)
+                        found = self._freed(other, axis + free, best * share)
                         if found is None:
                             break
                         decided, best = found
-            if best is before:
+            if best == before:
                 break
-        mesh = self.builders.of(decided.sizes).mesh
-        return RecursivePlan(mesh=mesh, chosen=decided.chosen, recompute=self.terms.recompute, evaluation=best)
+        return RecursivePlan(mesh=self.builders.of(decided.sizes).mesh, chosen=decided.chosen, seconds=best)
 
-    def _freed(self, state: _Decided, axis: int, bar: float) -> tuple[_Decided, Evaluation] | None:
+    def _freed(self, state: _Decided, axis: int, bar: float) -> tuple[_Decided, float] | None:
         """One axis decided given all others, if that beats the bar and the others can be as they are."""
-        builder, among = self.builders.of(state.sizes), OneAxisFree(fixed=state.chosen, axis=axis)
-        if not among.possible(self.setting.template.graph, builder.mesh):
+        builder, among = self.builders.of(state.sizes), self._among(state, axis)
+        if not among.possible(self.task.template.graph, builder.mesh):
             return None
         found = self._solved(builder, among, self.limit, bar)
         return None if isinstance(found, float) else (_Decided(sizes=state.sizes, chosen=found[0]), found[1])
 
-
-def _chosen(tables: CostTables, operators: dict[int, int], parameters: dict[str, int]) -> Fixed:
-    """Candidates for positions in the tables; what the stage does not hold splits nothing."""
-    copy = replicated(len(tables.mesh.axes))
-    return Fixed(
-        operators=tuple(
-            table.candidates.strategies[operators.get(index, 0)] for index, table in enumerate(tables.operators)
-        ),
-        parameters={
-            table.name: table.stored[parameters[table.name]]
-            if table.name in parameters
-            else StoredParameter(weight=copy, gradient=copy, state=copy)
-            for table in tables.parameters
-        },
-    )
+    def _among(self, state: _Decided, axis: int) -> OneAxisFree:
+        return OneAxisFree(fixed=state.chosen, axis=axis, decided=self.task.decided)

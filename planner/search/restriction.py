@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from planner.graph.operator_graph import OperatorGraph, TensorType
+from planner.search.decided import Decided
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import FactorKind, Rule, Strategy, legal_strategies
 from planner.sharding.rules import rule_of
@@ -45,21 +46,26 @@ class Fixed:
 
 @dataclass(frozen=True, kw_only=True)
 class OneAxisFree:
-    """Everything is as in `fixed` on all axes but one. What `fixed` says on that axis does not matter."""
+    """Everything is as in `fixed` on all axes but one. What `fixed` says on that axis does not matter. `decided` has
+    what the user wants on all axes."""
 
     fixed: Fixed
     axis: int
+    decided: Decided | None = None
 
     def strategies(self, index: int, rule: Rule, mesh: Mesh) -> tuple[Strategy, ...]:
         every = (None, *(i for i, factor in enumerate(rule.factors) if factor.kind is not FactorKind.BLOCKED))
         chosen = self.fixed.operators[index]
-        return legal_strategies(rule, mesh, [every if axis == self.axis else (c,) for axis, c in enumerate(chosen)])
+        among = [every if axis == self.axis else (c,) for axis, c in enumerate(chosen)]
+        legal = legal_strategies(rule, mesh, among)
+        return legal if self.decided is None else self.decided.agreeing(index, rule, legal, mesh)
 
     def stored(self, name: str, tensor: TensorType, trainable: bool, mesh: Mesh) -> tuple[StoredParameter, ...]:
         every, chosen = stored_options(len(tensor.shape), trainable), self.fixed.parameters[name]
         options = list(zip(chosen.weight, chosen.gradient, chosen.state, strict=True))
         allowed = [every if axis == self.axis else (option,) for axis, option in enumerate(options)]
-        return legal_stored(tensor.shape, mesh.sizes, trainable, allowed)
+        legal = legal_stored(tensor.shape, mesh.sizes, trainable, allowed)
+        return legal if self.decided is None else self.decided.agreeing_stored(name, legal, len(mesh.axes))
 
     def possible(self, graph: OperatorGraph, mesh: Mesh) -> bool:
         """Whether everything has a candidate: what is fixed may not be legal on another mesh."""

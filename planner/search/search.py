@@ -28,13 +28,16 @@ from planner.plan.plan import PLANNER_VERSION, ClusterReference, Plan, Predictio
 from planner.plan.predict import predict
 from planner.search.assemble import assembly, groups_of, input_layouts, stages_of
 from planner.search.decided import NothingAgreesError
-from planner.search.engine import Engine, Family, setting_of
+from planner.search.duals import setting_of
+from planner.search.engine import Engine, Family
 from planner.search.evaluation import Outcome
 from planner.search.pieces import Chain
 from planner.search.request import SearchRequest
 from planner.search.settle import Certificate, settle_and_certify
 from planner.search.space import Configuration, bounds, configurations
 from planner.search.template import fold
+
+_SWEPT = 3  # configurations that recursive programming decides once more, with sweeps
 
 OPTIMAL = 1e-9
 """Within this of the bound, relatively, a result counts as optimal."""
@@ -214,6 +217,8 @@ class _Search:
         return min(self.limit, self.best[-1].outcome.seconds)
 
     def run(self) -> SearchResult:
+        if self.request.algorithm == "recursive_programming":
+            return self._recursively()
         self._open_families()
         stopped = False
         while self.queue and self.queue[0][0] < self.cutoff:
@@ -225,7 +230,74 @@ class _Search:
                 self._open_family(members, bound)
             elif not self._delayed(bound, family, members[0], asked):
                 self._evaluate(members[0], family, bound)
+        if not stopped:
+            self._refine()
         return self._result(stopped)
+
+    def _refine(self) -> None:
+        """Whether the best plan gets faster on a mesh of three or four axes, which are not searched exhaustively."""
+        if not self.best or self.request.algorithm != "dynamic_programming" or not self.request.prune:
+            return
+        best = self.best[0]
+        whole = assembly(best.chain, best.outcome.ranks, best.configuration.virtual_stages)
+        found = self.engine.refined(best.configuration, whole, best.outcome.seconds)
+        if found is not None:
+            adopted = self.engine.adopt(best.configuration, found)
+            self._take(adopted, self.engine.evaluate(adopted), best.outcome.bound)
+
+    def _recursively(self) -> SearchResult:
+        """Axis by axis for every number of ranks and micro-batches.
+
+        For a number of ranks the micro-batches are tried outwards from one sample on every device, as long as that
+        helps: a heuristic, like what it calls. The best are then decided once more with sweeps.
+        """
+        tried: list[tuple[float, tuple[object, ...], Configuration]] = []
+        stopped = False
+        for members in self._lines():
+            middle = min(range(len(members)), key=lambda at: abs(math.log(_samples(self.request, members[at]))))
+            for direction in (1, -1):
+                worse, best = 0, math.inf
+                for at in range(middle if direction == 1 else middle - 1, len(members) * (direction == 1), direction):
+                    stopped = stopped or self._out_of_time()
+                    if worse > 1 or at < 0 or stopped or self.engine.bound(members[at]) >= self.cutoff:
+                        break
+                    seconds = self._descend(members[at], sweeps=0)
+                    tried.append((seconds, _order(members[at]), members[at]))
+                    worse, best = (0, seconds) if seconds < best else (worse + 1, best)
+        for _, _, configuration in sorted(tried)[:_SWEPT]:
+            if not (stopped := stopped or self._out_of_time()):
+                self._descend(configuration, sweeps=3)
+        return self._result(stopped)
+
+    def _lines(self) -> list[tuple[Configuration, ...]]:
+        """Configurations that differ in their micro-batches only; without a given mesh one stands for all meshes."""
+        request = self.request
+        space = list(
+            configurations(self.engine.template, request.cluster.devices, request.global_batch, request.pinned)
+        )
+        if not space:
+            raise RequestError(_no_configuration(request, self.engine))
+        given = request.pinned.mesh is not None or bool(request.shards)
+        lines: dict[object, list[Configuration]] = {}
+        for c in space:
+            if given or c.roles or len(c.mesh) < 2:
+                lines.setdefault((c.family, c.virtual_stages), []).append(c)
+        self.total = sum(map(len, lines.values()))
+        return [tuple(sorted(line, key=lambda c: c.micro_batches)) for line in lines.values()]
+
+    def _descend(self, configuration: Configuration, *, sweeps: int) -> float:
+        """Evaluate what recursive programming finds for a configuration; its seconds."""
+        try:
+            found = self.engine.recursive(configuration, sweeps=sweeps)
+        except NothingAgreesError as error:
+            self.disagreement = self.disagreement or error
+            return math.inf
+        if found is None:
+            self.evaluated += 1
+            return math.inf
+        adopted = self.engine.adopt(configuration, found)
+        self._take(adopted, self.engine.evaluate(adopted), self.engine.bound(configuration))
+        return found.seconds
 
     def _out_of_time(self) -> bool:
         limit = self.request.time_limit
@@ -274,11 +346,16 @@ class _Search:
             self.hint = outcome.price
             if family is not None:
                 family.hint = outcome.price
+        self._take(configuration, outcome, max(bound, outcome.bound))
+
+    def _take(self, configuration: Configuration, outcome: Outcome, bound: float) -> None:
+        """Note an outcome; `bound`: no plan of its kind is faster."""
         self.evaluated += 1
         self.solved += outcome.solved
         self.least = min(self.least, outcome.least)
-        self.proved = min(self.proved, max(bound, outcome.bound))
+        self.proved = min(self.proved, bound)
         if outcome.ranks and outcome.seconds < self.cutoff:
+            self.best = [found for found in self.best if found.configuration != configuration]
             chain = self.engine.chain(configuration)
             self.best.append(_Found(configuration=configuration, outcome=outcome, chain=chain))
             self.best.sort(key=lambda found: (found.outcome.seconds, _order(found.configuration)))
@@ -302,7 +379,10 @@ class _Search:
         if not self.best:
             if self.disagreement is not None and not self.evaluated:
                 raise self.disagreement
-            raise _nothing_fits(self.request, self.least, stopped)
+            least = (
+                self.least if self.least < math.inf else self.engine.limits.device_bytes(self.request.cluster.devices)
+            )
+            raise _nothing_fits(self.request, least, stopped)
         bound = self._bound()
         plans = tuple(self._ranked(found, bound) for found in self.best)
         return SearchResult(
@@ -358,6 +438,12 @@ class _Search:
             memory_price=found.outcome.price,
             certificate=certificate,
         )
+
+
+def _samples(request: SearchRequest, configuration: Configuration) -> float:
+    """Samples of a micro-batch on every device of a rank."""
+    devices = request.cluster.devices / configuration.pipeline
+    return request.global_batch / configuration.micro_batches / devices
 
 
 def _order(configuration: Configuration) -> tuple[object, ...]:

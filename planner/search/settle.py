@@ -16,18 +16,14 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from planner.errors import RequestError
 from planner.search.duals import Setting, State
 from planner.search.evaluation import Outcome, RankFilling
-from planner.search.pieces import Chain, Column, Key, Piece
-from planner.search.problem import OPTIMALITY_TOLERANCE, Edge, Problem, Solution, Variable
+from planner.search.pieces import Chain, Column, Piece
+from planner.search.problem import OPTIMALITY_TOLERANCE, Problem, Solution
 from planner.search.request import SearchRequest
 from planner.search.solvers import SOLVERS
-
-Array = NDArray[np.float64]
+from planner.search.stage_problem import Part, PartsProblem, parts_problem
 
 GAP = 1e-5
 """The slowest rank is settled to this, relatively."""
@@ -36,25 +32,17 @@ ILP_SECONDS = 60.0
 """An integer program may take so long where the request has no time limit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """A piece of a rank: its blocks (or what stands outside of them) `times` in a chunk, `flights` micro-batches."""
-
-    piece: Piece
-    column: Column
-    times: int
-    flights: float
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RankProblem:
-    """A problem and what its candidates stand for: per variable the part, the key, and how many candidates keep nothing
-    (those after them keep their results); the boundary belongs to no part."""
+    """The problem of a rank, the columns that the plan has for its parts, and their choice in the problem."""
 
-    problem: Problem
-    parts: tuple[Part, ...]
-    variables: tuple[tuple[int | None, Key, int], ...]
-    choice: tuple[int, ...]  # of the plan that was found
+    found: PartsProblem
+    columns: tuple[Column, ...]
+    choice: tuple[int, ...]
+
+    @property
+    def problem(self) -> Problem:
+        return self.found.problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +117,7 @@ def _certificate(solver: str, found: RankProblem, busy: float, request: SearchRe
 
 
 def _refilled(filling: RankFilling, columns: Sequence[Column]) -> RankFilling:
-    """The rank with other columns in place of its own, in the order of `parts_of`."""
+    """The rank with other columns in place of its own, in the order of the model."""
     left = list(columns)
     head = left.pop(0) if filling.head is not None else None
     tail = left.pop() if filling.tail is not None else None
@@ -141,123 +129,51 @@ def _refilled(filling: RankFilling, columns: Sequence[Column]) -> RankFilling:
 
 def rank_problem(chain: Chain, setting: Setting, rank: int, filling: RankFilling, state: State) -> RankProblem:
     """The problem of one rank."""
-    return _Builder(chain, setting, rank, filling, state).build()
+    ran = _ran(chain, setting, rank, filling)
+    counted = max(range(len(ran)), key=lambda place: ran[place][1].amounts.replay)
+    parts = [
+        replace(part, kept=frozenset(column.kept & set(part.piece.boundary)), interior=place == counted)
+        for place, (part, column) in enumerate(ran)
+    ]
+    found = parts_problem(
+        parts,
+        chain.boundary,
+        weight=setting.weight,
+        capacity=setting.capacity - filling.beside,
+        state=state if setting.ranks > 1 else None,
+    )
+    choice = []
+    for owner, key, plain in found.variables:
+        column = next(c for place, (_, c) in enumerate(ran) if owner in (None, place) and key in c.candidates)
+        keeps = owner is not None and key in column.kept
+        choice.append(column.candidates[key] + (plain if keeps else 0))
+    return RankProblem(found=found, columns=tuple(column for _, column in ran), choice=tuple(choice))
 
 
 def settled(found: RankProblem, solution: Solution) -> tuple[Column, ...]:
     """The columns of a solution, one for each part."""
     assert solution.choice is not None
-    chosen: list[tuple[dict[Key, int], set[int]]] = [({}, set()) for _ in found.parts]
-    for (part, key, plain), candidate in zip(found.variables, solution.choice, strict=True):
-        places = range(len(found.parts)) if part is None else (part,)
-        for place in places:
-            chosen[place][0][key] = candidate % plain
-            if candidate >= plain and isinstance(key, int):
-                chosen[place][1].add(key)
     columns = []
-    for ran, (candidates, kept) in zip(found.parts, chosen, strict=True):
-        own = {key: candidates[key] for key in ran.piece.keys}
-        kept |= {key for key in ran.column.kept if key in ran.piece.boundary}
-        amounts = ran.piece.amounts_of(own, kept)
-        columns.append(replace(ran.column, candidates=own, kept=frozenset(kept), amounts=amounts))
+    taken = found.found.candidates(solution.choice)
+    for part, column, (candidates, kept) in zip(found.found.parts, found.columns, taken, strict=True):
+        own = {key: candidates[key] for key in part.piece.keys}
+        amounts = part.piece.amounts_of(own, kept)
+        columns.append(replace(column, candidates=own, kept=kept, amounts=amounts))
     return tuple(columns)
 
 
-def parts_of(chain: Chain, setting: Setting, rank: int, filling: RankFilling) -> tuple[Part, ...]:
+def _ran(chain: Chain, setting: Setting, rank: int, filling: RankFilling) -> list[tuple[Part, Column]]:
     """What a rank runs, equal blocks together, in the order of the model."""
     flights = setting.in_flight[rank]
-    parts = []
-    if filling.head is not None:
-        parts.append(_part(chain.head, filling.head, 1, flights[0]))
+
+    def one(pieces: Sequence[Piece], column: Column, times: int, number: float) -> tuple[Part, Column]:
+        piece = next(piece for piece in pieces if piece.recompute == column.recompute)
+        return Part(piece=piece, times=times, flights=number), column
+
+    ran = [] if filling.head is None else [one(chain.head, filling.head, 1, flights[0])]
     for _, equal in groupby(filling.inner, key=id):
         run = list(equal)
-        parts.append(_part(chain.inner, run[0], len(run) * setting.chunks, math.fsum(flights) / setting.chunks))
+        ran.append(one(chain.inner, run[0], len(run) * setting.chunks, math.fsum(flights) / setting.chunks))
     if filling.tail is not None:
-        parts.append(_part(chain.tail, filling.tail, 1, flights[-1]))
-    return tuple(parts)
-
-
-def _part(pieces: Sequence[Piece], column: Column, times: int, flights: float) -> Part:
-    piece = next(piece for piece in pieces if piece.recompute == column.recompute)
-    return Part(piece=piece, column=column, times=times, flights=flights)
-
-
-class _Builder:
-    def __init__(self, chain: Chain, setting: Setting, rank: int, filling: RankFilling, state: State) -> None:
-        self.chain, self.setting, self.state, self.beside = chain, setting, state, filling.beside
-        self.parts = parts_of(chain, setting, rank, filling)
-        self.free_boundary = setting.ranks == 1
-        replayed = [(part.column.amounts.replay, place) for place, part in enumerate(self.parts)]
-        self.counted = max(replayed)[1]  # the interior that counts
-        self.names: list[tuple[int | None, Key, int]] = []
-        self.place: dict[tuple[int | None, Key], int] = {}
-        self.nodes: list[list[Array]] = []  # time, memory, transient
-        self.pairs: list[tuple[int, int, Array, Array]] = []
-        self.choice: list[int] = []
-
-    def build(self) -> RankProblem:
-        for number, part in enumerate(self.parts):
-            self._add(number, part)
-        variables = tuple(
-            Variable(name=f"{key} of part {part}", time=time, memory=memory, transient=transient)
-            for (part, key, _), (time, memory, transient) in zip(self.names, self.nodes, strict=True)
-        )
-        edges = tuple(
-            Edge(first=a, second=b, time=time, memory=memory)
-            if a < b
-            else Edge(first=b, second=a, time=time.T, memory=memory.T)
-            for a, b, time, memory in self.pairs
-        )
-        problem = Problem(variables=variables, edges=edges, memory_limit=self.setting.capacity - self.beside)
-        return RankProblem(problem=problem, parts=self.parts, variables=tuple(self.names), choice=tuple(self.choice))
-
-    def _add(self, number: int, part: Part) -> None:
-        piece, m = part.piece, self.setting.weight
-        interior = 1.0 if number == self.counted else 0.0
-        time = m * part.times * piece.part
-        time[: piece.nodes] += part.times * piece.step
-        memory = part.times * part.flights * piece.live + interior * piece.replay
-        memory[: piece.nodes] += part.times * piece.fixed
-        keeping_time = m * part.times * piece.keeping_part
-        keeping_memory = part.times * part.flights * piece.keeping_live + interior * piece.keeping_replay
-        at: list[int] = []
-        doubled: list[bool] = []
-        for position, (key, size) in enumerate(zip(piece.keys, piece.sizes, strict=True)):
-            cells = piece.node_cells(position)
-            transient = piece.transient[position]
-            plain = [time[cells], memory[cells], transient]
-            kept = [time[cells] + keeping_time[cells], memory[cells] + keeping_memory[cells], transient]
-            decided = key in part.column.kept
-            shared = key in self.chain.boundary
-            if shared:  # whether it keeps its results stays as it is: other parts may not have the choice
-                node = kept if decided else plain
-            elif keeping_time[cells].any():
-                node = [np.concatenate(both) for both in zip(plain, kept, strict=True)]
-            else:
-                node = plain
-            owner = None if shared else number
-            known = self.place.get((owner, key))
-            if known is None:
-                known = self.place[owner, key] = len(self.nodes)
-                if shared and not self.free_boundary:
-                    state = self.state[self.chain.boundary.index(key)]
-                    node[0] = np.where(np.arange(size) == state, node[0], math.inf)
-                self.names.append((owner, key, size))
-                self.nodes.append(node)
-                self.choice.append(part.column.candidates[key] + (size if decided and not shared else 0))
-            else:
-                self._merge(known, node)
-            at.append(known)
-            doubled.append(len(self.nodes[known][0]) > size)
-        for place, (first, second) in enumerate(piece.plan.pairs):
-            cells, shape = piece.pair_cells(place), (piece.sizes[first], piece.sizes[second])
-            tables = [values[cells].reshape(shape) for values in (time, memory)]
-            one, two = at[first], at[second]
-            repeated = [np.tile(table, (2 if doubled[first] else 1, 2 if doubled[second] else 1)) for table in tables]
-            self.pairs.append((one, two, repeated[0], repeated[1]))
-
-    def _merge(self, known: int, node: list[Array]) -> None:
-        """A variable of the boundary that another part has added already."""
-        ours = self.nodes[known]
-        ours[0], ours[1] = ours[0] + node[0], ours[1] + node[1]
-        ours[2] = np.maximum(ours[2], node[2])
+        ran.append(one(chain.tail, filling.tail, 1, flights[-1]))
+    return ran

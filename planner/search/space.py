@@ -17,12 +17,12 @@ from hardware_profiles import Cluster
 from planner.errors import RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.pricing.operator_price import PROFILE_DTYPES
-from planner.search.pieces import Running
 from planner.search.template import Template
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
 
 Role = Literal["data", "context", "tensor"]
+Running = Literal["none", "selective", "full"]  # ways to run a block: what is kept for its backward pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

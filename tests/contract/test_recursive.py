@@ -1,17 +1,19 @@
-"""The recursive search: legal, the same every time, exact on one axis, and never better than the exact solver."""
+"""The recursive search: legal, the same every time, exact on one axis, and never better than the exact search."""
 
 import math
 from dataclasses import replace
 
 import pytest
 
+from costmodels import usable_memory
 from hardware_profiles import Cluster
 from planner.search.cost_table import TableBuilder
-from planner.search.problem import Evaluation, Problem
-from planner.search.recursive import RecursivePlan, Setting, level_sizes, plan_recursively
+from planner.search.duals import setting_of
+from planner.search.evaluation import Evaluation, Outcome
+from planner.search.pieces import cut
+from planner.search.recursive import RecursivePlan, Task, level_sizes, plan_recursively
 from planner.search.restriction import Fixed, OneAxisFree, Restriction
-from planner.search.solvers import SOLVERS
-from planner.search.stage_problem import stage_problem
+from planner.search.space import Configuration
 from planner.sharding.layout import divides
 from planner.sharding.mesh import Mesh, build_mesh
 from planner.sharding.rescale import rescale_batch
@@ -24,13 +26,12 @@ SAMPLES = 24
 MODELS = ("llama-2", "gpt-3", "residual-first", "perceptron")
 
 
-def setting_of(model: str, cluster: Cluster, *, stages: int = 1, micro_batches: int = 2, sweeps: int = 3) -> Setting:
+def task_of(model: str, cluster: Cluster, *, pipeline: int = 1, micro_batches: int = 2, sweeps: int = 3) -> Task:
     template = template_of(model)
-    return Setting(
+    return Task(
         template=replace(template, graph=rescale_batch(template.graph, BATCH, SAMPLES // micro_batches)),
         cluster=cluster,
-        stages=stages,
-        micro_batches=micro_batches,
+        configuration=Configuration(pipeline=pipeline, mesh=(), micro_batches=micro_batches),
         precision="fp32",
         optimizer="adamw",
         sweeps=sweeps,
@@ -43,25 +44,17 @@ def six_per_node(devices: int) -> Cluster:
     return replace(cluster, levels=(node, *cluster.levels[1:]), devices=devices)
 
 
-def problem_of(
-    setting: Setting, mesh: Mesh, recompute: bool, limit: float, restriction: Restriction | None = None
-) -> Problem:
-    """The stage problem on a mesh, of all candidates or of some."""
-    builder = TableBuilder(mesh=mesh, cluster=setting.cluster, precision=setting.precision, optimizer=setting.optimizer)
-    tables = builder.build(setting.template, restriction)
-    return stage_problem(tables, setting.terms(recompute), setting.cluster, limit).problem
+def exact(task: Task, mesh: Mesh, capacity: float, restriction: Restriction | None = None) -> Outcome:
+    """What the exact search finds on a mesh, among all candidates or some."""
+    builder = TableBuilder(mesh=mesh, cluster=task.cluster, precision=task.precision, optimizer=task.optimizer)
+    tables = builder.build(task.template, restriction)
+    chain = cut(tables, task.cluster, recomputation=task.recomputation, stages=task.configuration.pipeline)
+    return Evaluation(chain, setting_of(task.configuration, capacity)).run()
 
 
-def priced(setting: Setting, plan: RecursivePlan) -> Evaluation:
-    """What a plan costs in tables that hold nothing else."""
-    problem = problem_of(setting, plan.mesh, plan.recompute, math.inf, plan.chosen)
-    assert set(problem.sizes) == {1}
-    return problem.evaluate([0] * len(problem.sizes))
-
-
-def check_legal(setting: Setting, plan: RecursivePlan) -> None:
-    graph, mesh = setting.template.graph, plan.mesh
-    assert mesh.size * setting.stages == setting.cluster.devices
+def check_legal(task: Task, plan: RecursivePlan) -> None:
+    graph, mesh = task.template.graph, plan.mesh
+    assert mesh.size * task.configuration.pipeline == task.cluster.devices
     for op, strategy in zip(graph.operators, plan.chosen.operators, strict=True):
         assert strategy_fault(rule_of(graph, op), strategy, mesh) is None, op.name
     for parameter in graph.parameters:
@@ -72,8 +65,8 @@ def check_legal(setting: Setting, plan: RecursivePlan) -> None:
             assert divides(graph.types[parameter.name].shape, layout, mesh.sizes)
 
 
-def found(setting: Setting, limit: float | None = None) -> RecursivePlan:
-    plan = plan_recursively(setting, limit)
+def found(task: Task, capacity: float = math.inf) -> RecursivePlan:
+    plan = plan_recursively(task, capacity)
     assert plan is not None
     return plan
 
@@ -81,65 +74,52 @@ def found(setting: Setting, limit: float | None = None) -> RecursivePlan:
 @pytest.mark.parametrize("devices", [1, 6, 12, 24, 48])
 @pytest.mark.parametrize("model", ["llama-2", "perceptron"])
 def test_any_number_of_devices(model: str, devices: int) -> None:
-    setting = setting_of(model, six_per_node(devices))
-    plan = found(setting)
-    check_legal(setting, plan)
-    assert math.isclose(priced(setting, plan).time, plan.evaluation.time, rel_tol=1e-9)
-    again = found(setting)
-    assert (again.mesh, again.chosen, again.evaluation) == (plan.mesh, plan.chosen, plan.evaluation)
+    task = task_of(model, six_per_node(devices))
+    capacity = usable_memory(task.cluster.device)
+    plan = found(task, capacity)
+    check_legal(task, plan)
+    assert math.isclose(exact(task, plan.mesh, capacity, plan.chosen).seconds, plan.seconds, rel_tol=1e-9)
+    again = found(task, capacity)
+    assert (again.mesh, again.chosen, again.seconds) == (plan.mesh, plan.chosen, plan.seconds)
 
 
 @pytest.mark.parametrize("devices", [8, 16])
 @pytest.mark.parametrize("model", MODELS)
-def test_never_better_than_the_exact_solver_on_the_same_mesh(model: str, devices: int) -> None:
-    setting = setting_of(model, cluster_of("h100-80gb", devices))
-    free = found(setting)
-    short = plan_recursively(setting, free.evaluation.peak * 0.6)
-    for plan, limit in ((free, math.inf), (short, free.evaluation.peak * 0.6)):
+def test_never_better_than_the_exact_search_on_the_same_mesh(model: str, devices: int) -> None:
+    task = task_of(model, cluster_of("h100-80gb", devices))
+    free = found(task)
+    peak = max(rank.peak for rank in exact(task, free.mesh, math.inf, free.chosen).ranks)
+    for capacity in (math.inf, peak * 0.6):
+        plan = plan_recursively(task, capacity)
         if plan is not None and len(plan.mesh.axes) <= 2:
-            check_legal(setting, plan)
-            assert plan.evaluation.peak <= limit * (1 + 1e-9)
-            best = SOLVERS["dynamic_programming"](problem_of(setting, plan.mesh, plan.recompute, limit))
-            assert best.evaluation is not None
-            assert plan.evaluation.time >= best.evaluation.time * (1 - 1e-9)
+            check_legal(task, plan)
+            assert plan.seconds >= exact(task, plan.mesh, capacity).bound * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("share", [math.inf, 0.8])
-def test_exact_where_there_is_one_axis(model: str, share: float) -> None:
-    setting = setting_of(model, cluster_of("h100-80gb", 2))
-    limit = found(setting, 1e15).evaluation.peak * share
-    plan = plan_recursively(setting, limit)
-    mesh, times = build_mesh(setting.cluster, (2,)), []
-    for recompute in (False, True) if setting.template.blocks.count else (False,):
-        solution = SOLVERS["dynamic_programming"](problem_of(setting, mesh, recompute, limit))
-        times += [solution.evaluation.time] if solution.evaluation else []
-    assert (plan is None) == (not times)
-    if plan is not None:
-        assert plan.mesh == mesh
-        assert math.isclose(plan.evaluation.time, min(times), rel_tol=1e-9)
+def test_exact_where_there_is_one_axis(model: str) -> None:
+    task = task_of(model, cluster_of("h100-80gb", 2))
+    plan = found(task)
+    assert math.isclose(plan.seconds, exact(task, build_mesh(task.cluster, (2,)), math.inf).seconds, rel_tol=1e-9)
 
 
 @pytest.mark.parametrize("model", ["gpt-3", "perceptron"])
 def test_sweeps_never_make_it_slower(model: str) -> None:
     cluster = cluster_of("h100-80gb", 16)
-    limit = found(setting_of(model, cluster)).evaluation.peak * 0.7
-    plans = [plan_recursively(setting_of(model, cluster, sweeps=sweeps), limit) for sweeps in (0, 1, 3)]
-    times = [math.inf if plan is None else plan.evaluation.time for plan in plans]
-    assert times[0] * (1 + 1e-9) >= times[1]
-    assert times[1] * (1 + 1e-9) >= times[2]
+    times = [found(task_of(model, cluster, sweeps=sweeps)).seconds for sweeps in (0, 3)]
+    assert times[1] <= times[0] * (1 + 1e-9)
 
 
-def test_stages_of_a_pipeline() -> None:
-    setting = setting_of("llama-4", cluster_of("h100-80gb", 16), stages=4)
-    plan = found(setting)
-    check_legal(setting, plan)
+def test_ranks_of_a_pipeline() -> None:
+    task = task_of("llama-4", cluster_of("h100-80gb", 16), pipeline=4)
+    plan = found(task, usable_memory(task.cluster.device))
+    check_legal(task, plan)
     assert plan.mesh.size == 4
 
 
 def test_nothing_fits() -> None:
-    assert plan_recursively(setting_of("llama-2", cluster_of("h100-80gb", 8)), 1000.0) is None
-    assert plan_recursively(setting_of("llama-2", cluster_of("h100-80gb", 1)), 1000.0) is None
+    assert plan_recursively(task_of("llama-2", cluster_of("h100-80gb", 8)), 1000.0) is None
+    assert plan_recursively(task_of("llama-2", cluster_of("h100-80gb", 1)), 1000.0) is None
 
 
 def test_levels() -> None:
@@ -149,24 +129,24 @@ def test_levels() -> None:
     assert level_sizes(1, cluster) == ()
     assert level_sizes(12, cluster) == (3, 4)
     assert level_sizes(48, six_per_node(48)) == (8, 6)
-    starts = setting_of("llama-2", six_per_node(48)).starts()
+    starts = task_of("llama-2", six_per_node(48)).starts()
     assert starts == ((2, 2, 2, 3, 2), (8, 6))
 
 
 @pytest.mark.parametrize("sizes", [(2, 2), (2, 2, 2)])
 def test_restricted_tables_are_part_of_all(sizes: tuple[int, ...]) -> None:
     """With one axis free, and with nothing free, tables hold the prices that they hold among all candidates."""
-    setting = setting_of("llama-2", cluster_of("h100-80gb", 8))
-    graph = setting.template.graph
-    mesh = build_mesh(setting.cluster, sizes)
-    builder = TableBuilder(mesh=mesh, cluster=setting.cluster, precision="fp32", optimizer="adamw")
-    every = builder.build(setting.template)
+    task = task_of("llama-2", cluster_of("h100-80gb", 8))
+    graph = task.template.graph
+    mesh = build_mesh(task.cluster, sizes)
+    builder = TableBuilder(mesh=mesh, cluster=task.cluster, precision="fp32", optimizer="adamw")
+    every = builder.build(task.template)
     fixed = Fixed(
         operators=tuple(table.candidates.strategies[-1] for table in every.operators),
         parameters={table.name: table.stored[len(table.stored) // 2] for table in every.parameters},
     )
     for among in (fixed, OneAxisFree(fixed=fixed, axis=0), OneAxisFree(fixed=fixed, axis=len(sizes) - 1)):
-        some = builder.build(setting.template, among)
+        some = builder.build(task.template, among)
         places = [
             [whole.candidates.strategies.index(strategy) for strategy in part.candidates.strategies]
             for whole, part in zip(every.operators, some.operators, strict=True)
