@@ -2,13 +2,12 @@
 
 Choices are drawn at random, not optimal, so that every candidate of every operator is met: any state of the boundary,
 any way to run each block, any results kept, any division over the ranks. Seconds are the same to 1e-9. Bytes are the
-same but where the search counts an upper bound of what blocks hand to each other (`most_in_doubt`).
+same but where the search counts an upper bound of what blocks hand to each other (`bytes_of`).
 """
 
 import math
 import random
 from collections.abc import Iterator
-from itertools import pairwise
 
 import pytest
 
@@ -22,6 +21,7 @@ from tests.unit.search.cases import (
     BATCH,
     MODELS,
     Case,
+    bytes_of,
     columns_of,
     make_case,
     plan_of,
@@ -92,38 +92,6 @@ def check_bytes(
     assert judged <= counted * (1 + TOLERANCE), where
     assert counted - doubtful <= judged * (1 + TOLERANCE), where
     assert same(max(c.amounts.transient for c in columns_of(case, ranks, rank)), cost.memory["transient"]), where
-
-
-def bytes_of(case: Case, state: State, ranks: tuple[RankFilling, ...], rank: int) -> tuple[float, float]:
-    """Bytes of a rank by the words of the pieces, block for block, and how much of it may be counted in vain.
-
-    In vain is what a recomputed block hands to one that is not, where this one wants it in another layout and keeps
-    that; and in the interior of the last block, if it is recomputed, what only a next one would keep.
-    """
-    chain, held, setting = case.chain, ranks[rank], case.setting
-    counted = doubtful = 0.0
-    handed, received = float(chain.handed[state]), float(chain.crossing.nbytes[state])
-    for chunk, flights in enumerate(setting.in_flight[rank]):
-        first = rank == 0 and chunk == 0
-        last = rank == setting.ranks - 1 and chunk == setting.chunks - 1
-        head = [held.head] if first and held.head is not None else []
-        tail = [held.tail] if last and held.tail is not None else []
-        counted += math.fsum(c.amounts.fixed + flights * c.amounts.live for c in (*head, *held.inner, *tail))
-        blocks = [*head * chain.blocks_in_head, *held.inner, *tail * chain.blocks_in_tail]
-        if not blocks:
-            continue
-        if setting.ranks > 1 and not first and not blocks[0].recompute:
-            counted += flights * received
-        changes = sum(one.recompute and not other.recompute for one, other in pairwise(blocks))
-        counted += changes * flights * handed
-        doubtful += changes * flights * handed
-        if last and not chain.blocks_in_tail and not blocks[-1].recompute:
-            counted += flights * float(chain.ending[state])
-        if last:
-            doubtful += (1 if blocks[-1].recompute else flights) * handed
-    columns = columns_of(case, ranks, rank)
-    counted += max(c.amounts.replay for c in columns) + max(c.amounts.transient for c in columns)
-    return counted, doubtful
 
 
 @pytest.mark.parametrize("pipeline", [1, 2])
