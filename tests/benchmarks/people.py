@@ -88,7 +88,7 @@ def _run(row: dict[str, str]) -> Run:
         sequence_parallel=row["sequence_parallel"] == "1" if row["sequence_parallel"] else None,
         zero=int(row["zero"]) if row["zero"] else None,
         micro_batch=int(row["micro_batch"]),
-        recompute=row["recompute"],  # type: ignore[arg-type]  # the file has the three words that there are
+        recompute=row["recompute"],  # one of the three words that there are
     )
     job = Job(model=model, profile=row["profile"], devices=int(row["devices"]), global_batch=int(row["global_batch"]))
     seconds = float(row["step_seconds"]) if row["step_seconds"] else None
