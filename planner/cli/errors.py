@@ -11,7 +11,7 @@ from costmodels import CostModelError
 from hardware_profiles import HardwareProfileError
 from planner.errors import InfeasibleError, PlannerError
 
-OUTPUT_SCHEMA_VERSION = 1  # of everything that --json prints, results and errors
+OUTPUT_SCHEMA_VERSION = 2  # of everything that --json prints, results and errors
 
 
 @contextlib.contextmanager
@@ -22,15 +22,18 @@ def reporting(as_json: bool = False) -> Iterator[None]:
     except (PlannerError, HardwareProfileError, CostModelError) as error:
         code = error.exit_code if isinstance(error, PlannerError) else PlannerError.exit_code
         kind = "infeasible" if isinstance(error, InfeasibleError) else "bad input"
-        message = _one_line(str(error))
-        if as_json:
-            content = {"schema_version": OUTPUT_SCHEMA_VERSION, "error": {"kind": kind, "message": message}}
-            sys.stdout.write(json.dumps(content, indent=1) + "\n")
-        typer.echo(f"plan: {message}", err=True)
+        _say(kind, _one_line(str(error)), as_json)
         raise typer.Exit(code) from error
     except KeyboardInterrupt as error:
-        typer.echo("plan: interrupted", err=True)
+        _say("interrupted", "interrupted", as_json)
         raise typer.Exit(130) from error
+
+
+def _say(kind: str, message: str, as_json: bool) -> None:
+    if as_json:
+        content = {"schema_version": OUTPUT_SCHEMA_VERSION, "error": {"kind": kind, "message": message}}
+        sys.stdout.write(json.dumps(content, indent=1) + "\n")
+    typer.echo(f"plan: {message}", err=True)
 
 
 def _one_line(text: str) -> str:

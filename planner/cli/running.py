@@ -14,8 +14,9 @@ def run(
     seed: Annotated[int, typer.Option(help="Seed of the weights and the synthetic data.")] = 0,
     check: Annotated[bool, typer.Option(help="Also run the unsharded model and compare the losses.")] = True,
 ) -> None:
-    """Execute a plan: one process per device (torchrun underneath), synthetic data, loss beside that of the unsharded
-    model.
+    """Execute a plan with real processes and compare the losses with those of the unsharded model.
+
+    One process per device (torchrun underneath), synthetic data.
 
     [bold]plan run tiny.json --steps 5[/bold]
     """

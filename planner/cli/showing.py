@@ -1,5 +1,7 @@
 """`plan show` and `plan verify`: read a plan file, check it against its model, price it anew."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +13,8 @@ from planner.cli.errors import reporting
 from planner.errors import PlanFileError, PlannerError
 
 if TYPE_CHECKING:
+    from planner.graph.operator_graph import OperatorGraph
+    from planner.models.zoo import BuiltModel
     from planner.plan.plan import Plan
     from planner.plan.verify import Verdict
 
@@ -24,8 +28,15 @@ def judge(plan_file: Path, hardware: str | None) -> "Verdict":
     from planner.plan.file import load_plan
 
     plan = load_plan(plan_file)
-    try:
+    with naming(plan_file):
         return _judged(plan, hardware)
+
+
+@contextlib.contextmanager
+def naming(plan_file: Path) -> Iterator[None]:
+    """Errors inside name the file."""
+    try:
+        yield
     except PlannerError as error:
         raise type(error)(f"{plan_file}: {error}") from error
     except (HardwareProfileError, CostModelError) as error:
@@ -34,12 +45,19 @@ def judge(plan_file: Path, hardware: str | None) -> "Verdict":
 
 def _judged(plan: "Plan", hardware: str | None) -> "Verdict":
     from hardware_profiles import load_profile
-    from planner.cli.tracing import traced
-    from planner.models.zoo import build_model
-    from planner.plan.plan import PRECISIONS
     from planner.plan.verify import verify as check
 
     cluster = load_profile(hardware or plan.cluster.profile).with_devices(plan.cluster.devices)
+    model, graph = traced_again(plan)
+    return check(plan, graph, model.batch, cluster)
+
+
+def traced_again(plan: "Plan") -> "tuple[BuiltModel, OperatorGraph]":
+    """The model of a plan and its graph."""
+    from planner.cli.tracing import traced
+    from planner.models.zoo import build_model
+    from planner.plan.plan import PRECISIONS
+
     length = None if ":" in plan.model.reference else plan.model.sequence_length
     model = build_model(plan.model.reference, dtype=PRECISIONS[plan.training.precision], sequence_length=length)
     if model.sequence_length != plan.model.sequence_length:
@@ -47,7 +65,7 @@ def _judged(plan: "Plan", hardware: str | None) -> "Verdict":
             f"model.sequence_length: {plan.model.reference} has {model.sequence_length}, the file says "
             f"{plan.model.sequence_length}; undo the edit or plan again"
         )
-    return check(plan, traced(model), model.batch, cluster)
+    return model, traced(model)
 
 
 def show(

@@ -10,6 +10,7 @@ from planner.graph.operator_graph import Operator
 from planner.plan.bind import BoundPlan
 from planner.plan.plan import Plan, Prediction
 from planner.plan.roles import Roles, factor_labels
+from planner.report.table import table_of
 from planner.report.units import bytes_text, count_text, percent_text, seconds_text
 from planner.sharding.layout import format_layout
 
@@ -40,15 +41,8 @@ def _headline(plan: Plan) -> RenderableType:
     )
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
 def _degrees(plan: Plan, roles: Roles) -> RenderableType:
-    table = _table("\nParallelism", "", "")
+    table = table_of("\nParallelism", "", "")
     table.show_header = False
     degrees = f"data {roles.data} x tensor {roles.tensor} x context {roles.context} x pipeline {roles.pipeline}"
     table.add_row("degrees", degrees + (f" x replicated {roles.replicated}" if roles.replicated > 1 else ""))
@@ -75,7 +69,7 @@ def _layers(bound: BoundPlan) -> RenderableType:
         return Text("")
     labels = factor_labels(bound)
     title = "\nWho is sharded how" + (" (first block for all)" if bound.blocks.count else "")
-    table = _table(title, "operator", *bound.plan.mesh.names, "result", "weight", "state")
+    table = table_of(title, "operator", *bound.plan.mesh.names, "result", "weight", "state")
     for at, operator in enumerate(bound.operators):
         if operator.rule.op_class not in _SHOWN or (bound.blocks.block_of(at) or 0) > 0:
             continue
@@ -95,7 +89,7 @@ def _short(operator: Operator) -> str:
 
 
 def _costs(plan: Plan, prediction: Prediction) -> RenderableType:
-    table = _table("\nPrediction", "", "")
+    table = table_of("\nPrediction", "", "")
     table.show_header = False
     table.add_row("step time", seconds_text(prediction.step_seconds))
     devices = plan.cluster.devices
@@ -122,7 +116,7 @@ def _stages(prediction: Prediction) -> tuple[Table, ...]:
     """Every pipeline rank, equal neighbours in one row; nothing where there is one."""
     if len(prediction.stages) < 2:
         return ()
-    table = _table("\nPipeline stages", "stage", "a micro-batch", "once a step", "peak memory")
+    table = table_of("\nPipeline stages", "stage", "a micro-batch", "once a step", "peak memory")
     for column in table.columns[1:]:
         column.justify = "right"
     rows = [
@@ -138,7 +132,7 @@ def _stages(prediction: Prediction) -> tuple[Table, ...]:
 
 
 def _parts(title: str, parts: tuple[tuple[str, float], ...], whole: float, text: Callable[[float], str]) -> Table:
-    table = _table(title, "", "", "")
+    table = table_of(title, "", "", "")
     table.show_header = False
     table.columns[1].justify = table.columns[2].justify = "right"
     for name, value in parts:

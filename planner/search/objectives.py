@@ -19,7 +19,7 @@ PRECISION = 0.01
 """How close to the least memory the limit is brought, relatively."""
 
 FRONT_STEP = 0.9
-"""Each point of the front may take this much of the memory of the one before."""
+"""Each point of the front may take this much of the memory of the one before, what is reserved left out."""
 
 Listener = Callable[[Progress], None]
 Stop = Callable[[], bool]
@@ -38,7 +38,7 @@ def least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop)
     """The fastest plan within the least memory, to `PRECISION`, in which anything was found to fit."""
     found = search(request, on_progress, cancelled)
     high = found.plan.prediction.peak_bytes
-    low = float(peak_memory(0.0, 0.0, 0.0, request.cluster.device))
+    low = _reserved(request)
     while high - low > PRECISION * high and not cancelled():
         middle = (low + high) / 2
         if find_fitting(replace(request, memory_limit=middle)):
@@ -62,6 +62,8 @@ def least_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -
         except PlannerError as error:  # too little memory, no division, or not legal on this machine
             if devices == request.cluster.devices and not isinstance(error, InfeasibleError):
                 raise
+            if cancelled():
+                break
             continue
         if result.plans[0].seconds * devices < cost:
             cost = result.plans[0].seconds * devices
@@ -77,7 +79,7 @@ def front(
     request: SearchRequest, on_progress: Listener = lambda _: None, cancelled: Stop = lambda: False
 ) -> Iterator[SearchResult]:
     """The Pareto front of time against memory, fastest first: each plan is the fastest within less memory."""
-    limit = request.memory_limit
+    limit, reserved = request.memory_limit, _reserved(request)
     while not cancelled():
         try:
             found = search(replace(request, memory_limit=limit, top=1), on_progress, cancelled)
@@ -86,4 +88,9 @@ def front(
                 raise
             return
         yield found
-        limit = found.plan.prediction.peak_bytes * FRONT_STEP
+        limit = reserved + (found.plan.prediction.peak_bytes - reserved) * FRONT_STEP
+
+
+def _reserved(request: SearchRequest) -> float:
+    """Bytes of a device that no plan can use."""
+    return float(peak_memory(0.0, 0.0, 0.0, request.cluster.device))

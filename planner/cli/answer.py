@@ -1,0 +1,91 @@
+"""What a search found, ready to be shown, written and handed on."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.cli.options import Options
+
+if TYPE_CHECKING:
+    from planner.cli.searching import Found
+    from planner.plan.explanation import Explanation
+    from planner.plan.roles import Roles
+    from planner.search.request import SearchRequest
+    from planner.search.search import Ranked, SearchResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """An answer to what the options ask for.
+
+    Attributes:
+        files: where plans were written, by their place in `shown`; the first is the best.
+        seconds: from the start of the command.
+        choices: of `plan estimate`, what was not given: (name, value, why).
+    """
+
+    options: Options
+    request: "SearchRequest"
+    found: "Found"
+    files: tuple[Path, ...]
+    seconds: float
+    choices: tuple[tuple[str, str, str], ...] = ()
+
+    @property
+    def result(self) -> "SearchResult":
+        return self.found.best
+
+    @cached_property
+    def shown(self) -> "tuple[Ranked, ...]":
+        """The plans that were asked for, best first."""
+        return shown_plans(self.options, self.found)
+
+    @cached_property
+    def roles(self) -> "tuple[Roles, ...]":
+        """What each of them means in the usual words."""
+        from planner.plan.roles import roles
+
+        return tuple(roles(ranked.bound) for ranked in self.shown)
+
+    @cached_property
+    def words(self) -> tuple[dict[str, str], ...]:
+        """What each of them is in a few words."""
+        from planner.plan.words import plan_words
+
+        return tuple(plan_words(ranked.bound, found) for ranked, found in zip(self.shown, self.roles, strict=True))
+
+    @cached_property
+    def explanation(self) -> "Explanation | None":
+        """Why the best plan costs what it costs, where that was asked for."""
+        if not self.options.explain:
+            return None
+        from planner.plan.explanation import Alternative, explain
+        from planner.plan.roles import roles
+        from planner.plan.words import plan_words, telling
+
+        best, *others = self.result.plans
+        prediction = best.plan.prediction
+        next_best = None
+        if others:
+            here, there = self.words[0], plan_words(others[0].bound, roles(others[0].bound))
+            next_best = Alternative(
+                step_seconds=others[0].seconds,
+                peak_bytes=others[0].plan.prediction.peak_bytes,
+                differences=tuple((name, here[name], there[name]) for name in telling((here, there))),
+            )
+        return explain(
+            prediction,
+            micro_batches=best.plan.training.micro_batches,
+            capacity=min(prediction.capacity_bytes, self.request.memory_limit or math.inf),
+            memory_price=best.memory_price,
+            next_best=next_best,
+        )
+
+
+def shown_plans(options: Options, found: "Found") -> "tuple[Ranked, ...]":
+    """The plans to show: the front, or the `--top` best; the search may have kept one more to explain the best."""
+    if options.pareto:
+        return tuple(result.plans[0] for result in found.results)
+    return found.best.plans[: options.top or 1]

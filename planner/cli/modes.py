@@ -1,0 +1,83 @@
+"""`--mode`: shortcuts for options, under the names that MindSpore gave them.
+
+stand_alone           one device
+data_parallel         all devices split the batch, each has all weights
+semi_auto_parallel    some strategies by hand, sharding propagation finds the others
+hybrid_parallel       every degree by hand
+auto_parallel         everything that is not given is searched
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from planner.cli.options import Options, flag
+from planner.errors import RequestError, unknown_name
+
+_DEGREES = ("data", "tensor", "pipeline", "context", "expert")
+
+
+def applied(options: Options) -> Options:
+    """The options that a mode stands for. Raises RequestError where one that was given contradicts it."""
+    mode = options.mode or "auto_parallel"
+    if mode not in MODES:
+        raise RequestError(unknown_name("value for --mode", mode, MODES))
+    return MODES[mode](options)
+
+
+def _stand_alone(options: Options) -> Options:
+    wanted: dict[str, object] = {"devices": 1, **dict.fromkeys(_DEGREES, 1)}
+    _agree(options, wanted, "plans for one device")
+    return replace(options, devices=1)
+
+
+def _data_parallel(options: Options) -> Options:
+    if options.mesh is not None or options.shard or options.shard_from:
+        given = next(name for name in ("mesh", "shard", "shard_from") if getattr(options, name))
+        raise RequestError(
+            f"--mode data_parallel splits nothing but the batch; leave out {flag(given)}, or use --mode auto_parallel"
+        )
+    wanted: dict[str, object] = {**dict.fromkeys(_DEGREES, 1), "data": options.device_count, "zero": 0}
+    _agree(options, wanted, "splits the batch over all devices and keeps weights whole")
+    return replace(options, **wanted)  # type: ignore[arg-type]  # numbers, all of them
+
+
+def _semi_auto_parallel(options: Options) -> Options:
+    if not options.shard and not options.shard_from:
+        raise RequestError(
+            "--mode semi_auto_parallel completes strategies that are given; give some with --shard PATTERN=STRATEGY or"
+            " --shard-from PLAN"
+        )
+    _agree(options, {"search": "sharding_propagation"}, "propagates the strategies that are given")
+    return replace(options, search="sharding_propagation")
+
+
+def _hybrid_parallel(options: Options) -> Options:
+    missing = [flag(name) for name in ("tensor", "pipeline", "data", "zero") if getattr(options, name) is None]
+    if options.micro_batch is None and options.micro_batches is None:
+        missing.append("--micro-batch or --micro-batches")
+    if missing:
+        raise RequestError(f"--mode hybrid_parallel leaves every degree to you; give {', '.join(missing)} too")
+    return options
+
+
+def _auto_parallel(options: Options) -> Options:
+    return options
+
+
+def _agree(options: Options, wanted: dict[str, object], means: str) -> None:
+    for name, value in wanted.items():
+        given = getattr(options, name)
+        if given is not None and given != value:
+            raise RequestError(
+                f"--mode {options.mode} {means}, {flag(name)} {given} contradicts it; leave out one of them"
+            )
+
+
+MODES: dict[str, Callable[[Options], Options]] = {
+    "stand_alone": _stand_alone,
+    "data_parallel": _data_parallel,
+    "semi_auto_parallel": _semi_auto_parallel,
+    "hybrid_parallel": _hybrid_parallel,
+    "auto_parallel": _auto_parallel,
+}
+"""What each mode makes of the options."""

@@ -1,0 +1,227 @@
+"""The options that `plan` and `plan estimate` share, each stated once.
+
+A command that takes `options: Options` and is decorated with `taking_options` gets one command line option for each
+field: `Options` is read as a signature.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+JOB = "What to plan"
+HAND = "Degrees, decided by hand"
+BLOCKS = "Blocks, decided by hand"
+OPERATORS = "Operators, decided by hand"
+SEARCH = "Search"
+OUTPUT = "Output"
+
+DEFAULT_DEVICES = 8
+DEFAULT_HARDWARE = "h100-80gb"
+
+
+def _number(panel: str, text: str, default: str = "", least: int = 1, most: int | None = None) -> Any:
+    return typer.Option(
+        metavar="N", help=text, min=least, max=most, show_default=default or False, rich_help_panel=panel
+    )
+
+
+def _word(panel: str, metavar: str, text: str, default: str = "", *names: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=text, show_default=default or False, rich_help_panel=panel)
+
+
+def _switch(panel: str, names: str, text: str) -> Any:
+    return typer.Option(*names.split(), help=text, show_default=False, rich_help_panel=panel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What was asked for on the command line; None stands for what was not."""
+
+    model: Annotated[
+        str | None, _word(JOB, "NAME", "A model of the zoo (see `plan models`) or package.module:factory.")
+    ] = None
+    devices: Annotated[int | None, _number(JOB, "How many devices to plan for.", str(DEFAULT_DEVICES), most=2**20)] = (
+        None
+    )
+    hardware: Annotated[
+        str | None,
+        _word(JOB, "PROFILE", "A hardware profile (see `plan profiles`) or a TOML file.", DEFAULT_HARDWARE),
+    ] = None
+    seq_len: Annotated[int | None, _number(JOB, "Tokens per sample; the model's own where not given.", most=2**31)] = (
+        None
+    )
+    global_batch: Annotated[int | None, _number(JOB, "Samples per step; 4 per device where not given.", most=2**31)] = (
+        None
+    )
+    precision: Annotated[
+        str | None,
+        _word(JOB, "WORD", "bf16, fp16 or fp32 compute, fp32 master weights; bf16 where not given, fp32 on CPUs."),
+    ] = None
+    optimizer: Annotated[str | None, _word(JOB, "WORD", "adamw or sgd (with momentum).", "adamw")] = None
+    full_trace: Annotated[
+        bool, _switch(JOB, "--full-trace", "Trace every repeated block by itself; slower, the same graph.")
+    ] = False
+
+    mode: Annotated[
+        str | None,
+        _word(
+            HAND,
+            "MODE",
+            "A shortcut: stand_alone, data_parallel, semi_auto_parallel, hybrid_parallel or auto_parallel.",
+            "auto_parallel",
+        ),
+    ] = None
+    tensor: Annotated[int | None, _number(HAND, "Tensor parallel degree: splits weights.")] = None
+    pipeline: Annotated[int | None, _number(HAND, "Pipeline ranks, one stage each.")] = None
+    data: Annotated[int | None, _number(HAND, "Data parallel degree: splits the batch.")] = None
+    context: Annotated[int | None, _number(HAND, "Context parallel degree: splits the sequence.")] = None
+    expert: Annotated[int | None, _number(HAND, "Expert parallel degree.")] = None
+    zero: Annotated[
+        int | None,
+        _number(
+            HAND,
+            "What data parallel groups share out: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too.",
+            least=0,
+            most=3,
+        ),
+    ] = None
+    micro_batch: Annotated[int | None, _number(HAND, "Samples of a micro-batch in each data parallel group.")] = None
+    micro_batches: Annotated[int | None, _number(HAND, "Micro-batches per step.")] = None
+    virtual_stages: Annotated[
+        str | None,
+        _word(HAND, "N|auto", "Stages on each pipeline rank; more than 1 can be priced, not run.", "1"),
+    ] = None
+    mesh: Annotated[
+        str | None,
+        _word(HAND, "AxB", "Axes inside a stage, slowest links first, as in 8x4; in place of degrees."),
+    ] = None
+
+    sequence_parallel: Annotated[
+        bool | None,
+        _switch(
+            BLOCKS,
+            "--sequence-parallel/--no-sequence-parallel",
+            "Whether norms split the sequence over the tensor parallel devices.",
+        ),
+    ] = None
+    recompute: Annotated[str | None, _word(BLOCKS, "WORD", "Recomputation: none, selective or full.")] = None
+    shard: Annotated[
+        list[str] | None,
+        _word(
+            OPERATORS,
+            "PATTERN=STRATEGY",
+            "How the operators that match are split. '*q_proj*=b,o' names a factor for each mesh axis: - for none, *"
+            " for any. '*q_proj*=((4,1,1),(2,1))' says into how many pieces each dim of each operand is cut."
+            " Repeat it for more.",
+        ),
+    ] = None
+    shard_from: Annotated[
+        list[str] | None,
+        _word(
+            OPERATORS,
+            "PLAN[:PATTERN]",
+            "Take the strategies of a plan file, of the operators that it lists and that match.",
+        ),
+    ] = None
+
+    search: Annotated[
+        str | None,
+        _word(
+            SEARCH,
+            "ALGORITHM",
+            "dynamic_programming, recursive_programming, sharding_propagation, ilp or exhaustive.",
+            "dynamic_programming",
+        ),
+    ] = None
+    objective: Annotated[
+        str | None,
+        _word(
+            SEARCH,
+            "WORD",
+            "What to make least: time of a step, memory of a device, or cost (devices times time; may use fewer"
+            " devices).",
+            "time",
+        ),
+    ] = None
+    top: Annotated[int | None, _number(SEARCH, "Show the N best plans.", "1", most=1000)] = None
+    pareto: Annotated[bool, _switch(SEARCH, "--pareto", "Show the fastest plan for less and less memory.")] = False
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Stop searching after that long, with the best plan so far and its gap.",
+            min=0.0,
+            rich_help_panel=SEARCH,
+        ),
+    ] = None
+    memory_limit: Annotated[
+        str | None, _word(SEARCH, "SIZE", "Use at most this much memory of a device, as in 64GiB.")
+    ] = None
+    certify: Annotated[
+        bool, _switch(SEARCH, "--certify", "Have the slowest pipeline rank checked by an integer program.")
+    ] = False
+
+    explain: Annotated[
+        bool, _switch(OUTPUT, "--explain", "Say what limits the plan, and what the next best would cost.")
+    ] = False
+    output: Annotated[str | None, _word(OUTPUT, "FILE", "Where to write the plan file.", "", "-o", "--output")] = None
+    write_all: Annotated[
+        bool,
+        _switch(OUTPUT, "--write-all", "Write the other plans of --top and --pareto too, as NAME-2.json and so on."),
+    ] = False
+    as_json: Annotated[bool, _switch(OUTPUT, "--json", "Print the result as JSON on stdout and nothing else.")] = False
+    quiet: Annotated[bool, _switch(OUTPUT, "--quiet -q", "Print neither progress nor report.")] = False
+
+    @property
+    def device_count(self) -> int:
+        """Devices to plan for."""
+        return self.devices or DEFAULT_DEVICES
+
+    @property
+    def profile(self) -> str:
+        """The hardware to plan for."""
+        return self.hardware or DEFAULT_HARDWARE
+
+    @property
+    def speaks(self) -> bool:
+        """Whether people read along."""
+        return not (self.as_json or self.quiet)
+
+    def given(self) -> tuple[str, ...]:
+        """Names of the fields that were given on the command line."""
+        return tuple(f.name for f in dataclasses.fields(self) if getattr(self, f.name) not in (f.default, [], ()))
+
+
+def flag(field: str) -> str:
+    """How a field is spelled on the command line."""
+    return "--json" if field == "as_json" else "--" + field.replace("_", "-")
+
+
+def taking_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Put one parameter for each field of `Options` in the place of the parameter `options` of a command."""
+    hints = get_type_hints(Options, include_extras=True)
+    own = inspect.signature(command, eval_str=True)
+    fields = [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
+        for f in dataclasses.fields(Options)
+    ]
+    kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, p in own.parameters.items() if name != "options"]
+
+    def wrapper(**values: Any) -> None:
+        options = Options(**{parameter.name: values.pop(parameter.name) for parameter in fields})
+        command(options=options, **values)
+
+    signature = own.replace(parameters=[*kept, *fields])
+    wrapper.__name__, wrapper.__doc__ = command.__name__, _unwrapped(inspect.getdoc(command) or "")
+    wrapper.__signature__ = signature  # type: ignore[attr-defined]  # what inspect.signature looks at first
+    wrapper.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+    return wrapper
+
+
+def _unwrapped(text: str) -> str:
+    """Every paragraph on one line, so that terminals break lines where they end."""
+    return "\n\n".join(paragraph.replace("\n", " ") for paragraph in text.split("\n\n"))

@@ -1,0 +1,141 @@
+"""The machine-readable results of `--json`, documented in docs/json.md. Seconds and bytes are plain numbers."""
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from planner.cli.answer import Answer
+from planner.cli.errors import OUTPUT_SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from planner.plan.explanation import Explanation
+    from planner.plan.plan import Plan, Prediction
+    from planner.plan.roles import Roles
+    from planner.search.settle import Certificate
+
+
+def write_json(content: Mapping[str, Any]) -> None:
+    """One object on stdout."""
+    sys.stdout.write(json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def answer_content(answer: Answer) -> dict[str, Any]:
+    """What a search found."""
+    best, found = answer.shown[0].plan, answer.roles[0]
+    content = plan_content(best, found, best.prediction)
+    content["objective"] = answer.request.objective
+    content["search"] = _search(answer)
+    content["plans"] = _plans(answer)
+    content["explanation"] = _explanation(answer.explanation)
+    if answer.choices:
+        content["choices"] = [{"name": name, "value": value, "why": why} for name, value, why in answer.choices]
+    content["plan_file"] = str(answer.files[0]) if answer.files else None
+    return content
+
+
+def plan_content(plan: "Plan", found: "Roles", prediction: "Prediction") -> dict[str, Any]:
+    """A plan and what it costs."""
+    length = plan.model.sequence_length
+    return {
+        "schema_version": OUTPUT_SCHEMA_VERSION,
+        "model": plan.model.reference,
+        "parameters": plan.model.parameters,
+        "hardware": plan.cluster.profile,
+        "devices": plan.cluster.devices,
+        "sequence_length": length,
+        "global_batch": plan.training.global_batch,
+        "precision": plan.training.precision,
+        "optimizer": plan.training.optimizer,
+        "step_seconds": prediction.step_seconds,
+        "peak_bytes": prediction.peak_bytes,
+        "capacity_bytes": prediction.capacity_bytes,
+        "tokens_per_second_per_device": prediction.samples_per_second * length / plan.cluster.devices
+        if length
+        else None,
+        "samples_per_second": prediction.samples_per_second,
+        "model_flops_utilisation": prediction.model_flops_utilisation,
+        **_choices(plan, found),
+        "mesh": [{"axis": axis.axis, "size": axis.size, "role": axis.role} for axis in found.axes],
+        "time_seconds": dict(prediction.time),
+        "memory_bytes": dict(prediction.memory),
+    }
+
+
+def _choices(plan: "Plan", found: "Roles") -> dict[str, Any]:
+    """What was chosen for a plan, in the usual words."""
+    return {
+        "degrees": {
+            "data": found.data,
+            "tensor": found.tensor,
+            "context": found.context,
+            "pipeline": found.pipeline,
+            "replicated": found.replicated,
+        },
+        "virtual_stages": plan.virtual_stages,
+        "sequence_parallel": found.sequence_parallel,
+        "optimizer_sharding": found.zero,
+        "micro_batches": plan.training.micro_batches,
+        "recomputation": found.recomputation,
+    }
+
+
+def _search(answer: Answer) -> dict[str, Any]:
+    result, request = answer.result, answer.request
+    statistics = result.statistics
+    return {
+        "algorithm": request.algorithm,
+        "status": result.status,
+        "gap": result.gap,
+        "bound_seconds": result.bound_seconds,
+        "configurations": statistics.configurations,
+        "evaluated": statistics.evaluated,
+        "solved": statistics.solved,
+        "search_seconds": statistics.seconds,
+        "total_seconds": answer.seconds,
+        "stopped": answer.found.stopped,
+        "certificate": _certificate(answer.shown[0].certificate),
+    }
+
+
+def _certificate(found: "Certificate | None") -> dict[str, Any] | None:
+    if found is None:
+        return None
+    names = ("solver", "status", "busy_seconds", "bound_seconds", "gap", "variables", "seconds")
+    return {name: getattr(found, name) for name in names}
+
+
+def _plans(answer: Answer) -> list[dict[str, Any]]:
+    files = dict(enumerate(answer.files))
+    return [
+        {
+            "step_seconds": ranked.seconds,
+            "peak_bytes": ranked.plan.prediction.peak_bytes,
+            "devices": ranked.plan.cluster.devices,
+            "mesh": list(ranked.plan.mesh.sizes),
+            **_choices(ranked.plan, found),
+            "plan_file": str(files[at]) if at in files else None,
+        }
+        for at, (ranked, found) in enumerate(zip(answer.shown, answer.roles, strict=True))
+    ]
+
+
+def _explanation(found: "Explanation | None") -> dict[str, Any] | None:
+    if found is None:
+        return None
+    other = found.next_best
+    return {
+        "seconds": dict(found.shares),
+        "memory_binds": found.memory_binds,
+        "seconds_per_byte": found.memory_price,
+        "free_bytes": found.free_bytes,
+        "slowest_rank": found.slowest,
+        "fullest_rank": found.fullest,
+        "next_best": None
+        if other is None
+        else {
+            "step_seconds": other.step_seconds,
+            "peak_bytes": other.peak_bytes,
+            "differences": {name: {"best": here, "next": there} for name, here, there in other.differences},
+        },
+    }

@@ -1,0 +1,80 @@
+"""An answer for people: the best plan, the other plans, why, and what was proved."""
+
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+from planner.cli.answer import Answer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDTH = 120
+"""Of a report that goes into a file or through a pipe."""
+
+
+def print_answer(answer: Answer) -> None:
+    """Print everything that was asked for, on stdout."""
+    from rich.console import Console
+
+    from planner.report.explanation import explanation_lines, explanation_table
+    from planner.report.search import plans_table
+    from planner.report.terminal import print_plan
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    best = answer.shown[0]
+    print_plan(console, best.bound, answer.roles[0], best.plan.prediction)
+    if len(answer.shown) > 1 or answer.options.pareto or (answer.options.top or 1) > 1:
+        title = "Time against memory" if answer.options.pareto else "The best plans"
+        rows = [(ranked.plan.prediction, words) for ranked, words in zip(answer.shown, answer.words, strict=True)]
+        console.print(plans_table(title, rows))
+    if answer.explanation is not None:
+        console.print(explanation_table(answer.explanation))
+        for line in explanation_lines(answer.explanation):
+            console.print(line, soft_wrap=True)
+    _print_choices(console, answer)
+    _print_proof(console, answer)
+    _print_files(console, answer)
+
+
+def _print_choices(console: "Console", answer: Answer) -> None:
+    """What an estimate had to choose by itself."""
+    if not answer.choices:
+        return
+    from planner.report.table import table_of
+
+    table = table_of("\nNot given", "", "", "")
+    table.show_header = False
+    for choice in answer.choices:
+        table.add_row(*choice)
+    console.print(table)
+
+
+def _print_proof(console: "Console", answer: Answer) -> None:
+    from planner.report.search import SPACES, certificate_text, effort_text, proof_text
+
+    best, result, statistics = answer.shown[0], answer.result, answer.result.statistics
+    console.print()
+    if answer.found.interrupted:
+        console.print("Stopped by Ctrl-C; this is the best so far.")
+    elif answer.found.stopped:
+        console.print("Stopped by the time limit; this is the best so far.")
+    where = "of this configuration" if answer.choices else SPACES[answer.request.objective]
+    if answer.request.algorithm == "sharding_propagation":
+        where = "with the strategies that were propagated"
+    console.print(proof_text(result.status, result.gap, where), soft_wrap=True)
+    counts = (statistics.evaluated, statistics.configurations)
+    console.print(effort_text(answer.request.algorithm, *counts, statistics.seconds, answer.seconds), soft_wrap=True)
+    if (certificate := best.certificate) is not None:
+        text = certificate_text(certificate.solver, certificate.status, certificate.gap, certificate.seconds)
+        console.print(text, soft_wrap=True)
+
+
+def _print_files(console: "Console", answer: Answer) -> None:
+    if not answer.files:
+        return
+    first, *others = answer.files
+    run = f"run it with: plan run {shlex.quote(str(first))}"
+    console.print(f"Plan written to [bold]{first}[/bold]; {run}", soft_wrap=True)
+    if others:
+        console.print(f"The others: {' '.join(map(str, others))}", soft_wrap=True)

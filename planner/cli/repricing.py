@@ -1,0 +1,88 @@
+"""A plan file priced anew, on the machine that it was made for or on another one."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.cli.options import Options, flag
+from planner.cli.output import plan_content, write_json
+from planner.cli.showing import naming, traced_again
+from planner.errors import InfeasibleError, RequestError
+
+if TYPE_CHECKING:
+    from planner.plan.bind import BoundPlan
+    from planner.plan.plan import Plan
+
+_APPLY = frozenset({"devices", "hardware", "output", "as_json", "quiet"})
+
+
+def price_file(path: Path, options: Options) -> None:
+    """Price a plan file, report, and write the plan where that was asked for.
+
+    Raises InfeasibleError where it does not fit, with the bytes that are missing.
+    """
+    from planner.plan.file import load_plan, save_plan
+
+    strange = [flag(name) for name in options.given() if name not in _APPLY]
+    if strange:
+        raise RequestError(
+            f"{', '.join(strange)}: {path} says that already; with a plan file give --hardware and --devices only, or"
+            " edit the file"
+        )
+    plan = load_plan(path)
+    bound = _moved(path, plan, options)
+    _check_fits(path, bound.plan)
+    if options.output:
+        save_plan(bound.plan, options.output)
+    if options.as_json:
+        _print_json(bound, plan, options)
+    elif options.speaks:
+        _print(bound, plan, options)
+
+
+def _moved(path: Path, plan: "Plan", options: Options) -> "BoundPlan":
+    from hardware_profiles import load_profile
+    from planner.plan.repricing import repriced
+
+    with naming(path):
+        cluster = load_profile(options.hardware or plan.cluster.profile)
+        cluster = cluster.with_devices(options.devices or plan.cluster.devices)
+        model, graph = traced_again(plan)
+        return repriced(plan, graph, model.batch, cluster)
+
+
+def _check_fits(path: Path, plan: "Plan") -> None:
+    prediction = plan.prediction
+    missing = prediction.peak_bytes - prediction.capacity_bytes
+    if missing > 0:
+        raise InfeasibleError(
+            f"{path} does not fit on {plan.cluster.devices} x {plan.cluster.profile}: it needs"
+            f" {prediction.peak_bytes / 2**30:.1f} GiB per device, {missing / 2**30:.1f} GiB more than the"
+            f" {prediction.capacity_bytes / 2**30:.1f} GiB there are; plan again for it"
+        )
+
+
+def _print_json(bound: "BoundPlan", before: "Plan", options: Options) -> None:
+    from planner.plan.roles import roles
+
+    content = plan_content(bound.plan, roles(bound), bound.plan.prediction)
+    content["step_seconds_in_file"] = before.prediction.step_seconds
+    content["plan_file"] = options.output
+    write_json(content)
+
+
+def _print(bound: "BoundPlan", before: "Plan", options: Options) -> None:
+    from rich.console import Console
+
+    from planner.plan.roles import roles
+    from planner.report.terminal import print_plan
+    from planner.report.units import percent_text, seconds_text
+
+    console = Console(highlight=False)
+    prediction, told = bound.plan.prediction, before.prediction.step_seconds
+    print_plan(console, bound, roles(bound), prediction)
+    change = prediction.step_seconds / told - 1
+    words = f"{percent_text(abs(change))} {'more' if change > 0 else 'less'}" if abs(change) > 1e-9 else "as now"
+    profile = f"{before.cluster.devices} x {before.cluster.profile}"
+    console.print(f"\nIn the file, for {profile}: {seconds_text(told)} a step; this is {words}", soft_wrap=True)
+    if options.output:
+        console.print(f"Plan written to [bold]{options.output}[/bold]", soft_wrap=True)

@@ -1,0 +1,148 @@
+"""From options to a request: words checked, model traced, decisions collected."""
+
+import math
+import os
+from typing import TYPE_CHECKING, cast
+
+from planner.cli.options import Options, flag
+from planner.cli.values import parse_memory, parse_mesh, parse_shards, parse_virtual_stages
+from planner.errors import RequestError, unknown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from planner.graph.operator_graph import OperatorGraph
+    from planner.search.request import Objective, SearchRequest, Shard
+    from planner.search.space import Pinned, Running
+
+DEGREES = ("tensor", "pipeline", "data", "context", "expert")
+_MANUAL = ("tensor", "data", "context", "expert", "zero", "sequence_parallel", "micro_batch")
+
+
+def check(options: Options) -> None:
+    """Raise RequestError for words that are not known and for options that contradict each other."""
+    from planner.plan.plan import OPTIMIZERS, PRECISIONS, RECOMPUTATION
+    from planner.search.request import ALGORITHMS, OBJECTIVES
+
+    words: tuple[tuple[str, tuple[str, ...]], ...] = (
+        ("search", ALGORITHMS),
+        ("objective", OBJECTIVES),
+        ("precision", tuple(PRECISIONS)),
+        ("optimizer", OPTIMIZERS),
+        ("recompute", RECOMPUTATION),
+    )
+    for name, known in words:
+        value = getattr(options, name)
+        if value is not None and value not in known:
+            raise RequestError(unknown_name(f"value for {flag(name)}", value, known))
+    _check_contradictions(options)
+    _check_degrees(options)
+
+
+def _check_contradictions(options: Options) -> None:
+    manual = next((name for name in _MANUAL if getattr(options, name) is not None), None)
+    pairs = (
+        ("mesh", manual, "decide the same"),
+        ("micro_batch", "micro_batches", "decide the same"),
+        ("pareto", "top", "ask for different lists of plans"),
+        ("pareto", "objective", "ask for different plans"),
+    )
+    for one, other, what in pairs:
+        if other is not None and getattr(options, one) and getattr(options, other) is not None:
+            raise RequestError(f"{flag(one)} and {flag(other)} {what}; give one of them")
+
+
+def _check_degrees(options: Options) -> None:
+    """The degrees must multiply to the devices, or leave a whole number for those that are not given."""
+    devices = options.device_count
+    given = [(name, getattr(options, name)) for name in DEGREES if getattr(options, name) is not None]
+    product = math.prod(degree for _, degree in given)
+    open_ones = [flag(name) for name in ("tensor", "pipeline", "data", "context") if getattr(options, name) is None]
+    if devices % product or (not open_ones and product != devices):
+        words = " x ".join(f"{flag(name)} {degree}" for name, degree in given)
+        needed = "must divide the" if open_ones else "must make the"
+        raise RequestError(
+            f"{words} {'= ' + str(product) + ' ' if len(given) > 1 else ''}{needed} {devices} devices; change a degree,"
+            f" or --devices"
+        )
+
+
+def request_of(options: Options, console: "Console") -> "SearchRequest":
+    """Trace the model and say what is to be searched."""
+    from hardware_profiles import load_profile
+    from planner.cli.tracing import traced
+    from planner.models.zoo import build_model
+    from planner.plan.plan import PRECISIONS, ModelReference
+    from planner.search.api import SAMPLES_PER_DEVICE
+    from planner.search.request import SearchRequest
+
+    assert options.model is not None
+    cluster = load_profile(options.profile).with_devices(options.device_count)
+    precision = options.precision or ("fp32" if cluster.device.device_type == "cpu" else "bf16")
+    limit = None if options.memory_limit is None else parse_memory(options.memory_limit)
+    pinned, shards = pinned_of(options), parse_shards(options.shard or ())
+    with console.status(f"tracing {options.model}"):
+        model = build_model(options.model, dtype=PRECISIONS[precision], sequence_length=options.seq_len)
+        graph = traced(model, full=options.full_trace)
+    return SearchRequest(
+        graph=graph,
+        batch=model.batch,
+        model=ModelReference(
+            reference=options.model,
+            sequence_length=model.sequence_length,
+            parameters=graph.parameter_count(),
+            fingerprint=graph.fingerprint(),
+        ),
+        cluster=cluster,
+        global_batch=options.global_batch or SAMPLES_PER_DEVICE * options.device_count,
+        precision=precision,
+        optimizer=options.optimizer or "adamw",
+        algorithm=options.search or "dynamic_programming",
+        pinned=pinned,
+        shards=(*shards, *_taken_over(options.shard_from or (), shards, graph)),
+        objective=cast("Objective", options.objective or "time"),
+        top=max(options.top or 1, 2 if options.explain else 1),
+        time_limit=options.time_limit,
+        memory_limit=limit,
+        certify=options.certify,
+    )
+
+
+def pinned_of(options: Options) -> "Pinned":
+    """The degrees and the like that were decided by hand."""
+    from planner.search.space import Pinned
+
+    return Pinned(
+        pipeline=options.pipeline,
+        virtual_stages=None if options.virtual_stages is None else parse_virtual_stages(options.virtual_stages),
+        data=options.data,
+        context=options.context,
+        tensor=options.tensor,
+        expert=options.expert,
+        zero=options.zero,
+        sequence_parallel=options.sequence_parallel,
+        micro_batch=options.micro_batch,
+        micro_batches=options.micro_batches,
+        mesh=None if options.mesh is None else parse_mesh(options.mesh),
+        recompute=cast("Running | None", options.recompute),
+    )
+
+
+def _taken_over(texts: "Sequence[str]", by_hand: "tuple[Shard, ...]", graph: "OperatorGraph") -> "tuple[Shard, ...]":
+    """Strategies of plan files; what --shard decides goes before them, and later files before earlier ones."""
+    from planner.plan.file import load_plan
+    from planner.search.shards_from import as_shards, listed_strategies
+
+    found: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        path, colon, pattern = text.rpartition(":")
+        if os.path.exists(text) or not colon:
+            path, pattern = text, "*"
+        plan = load_plan(path)
+        try:
+            found.update(listed_strategies(plan, pattern, graph))
+        except RequestError as error:
+            raise RequestError(f"--shard-from {text}: {error}") from error
+    return as_shards(found, by_hand)

@@ -1,0 +1,63 @@
+"""Values of options, from text: meshes, sizes of memory, virtual stages, strategies of operators."""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hardware_profiles.units import GIB, KIB, MIB
+from planner.errors import RequestError
+
+if TYPE_CHECKING:
+    from planner.search.request import Shard
+
+_BYTES = {"": GIB, "gib": GIB, "mib": MIB, "kib": KIB, "tib": 1024 * GIB, "gb": 10**9, "mb": 10**6, "tb": 10**12}
+
+
+def parse_mesh(text: str) -> tuple[int, ...]:
+    """Sizes of the axes; axes of one device are left out."""
+    words = text.lower().split("x")
+    if not all(re.fullmatch("0*[1-9][0-9]{0,9}", word) for word in words):
+        raise RequestError(
+            f"--mesh '{text}' is not a mesh; write the sizes of its axes, slowest links first, as in 8x4"
+        )
+    sizes = tuple(int(word) for word in words if int(word) > 1)
+    if len(sizes) > 2:
+        raise RequestError(f"--mesh {text} has {len(sizes)} axes; a mesh has one or two, as in 8x4")
+    return sizes
+
+
+def parse_memory(text: str) -> float:
+    """Bytes of 64GiB, 64 (GiB too), 512MiB or 64GB."""
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text.lower(), re.ASCII)
+    if found is None or found[2] not in _BYTES:
+        raise RequestError(f"--memory-limit '{text}' is not a size; write it as in 64GiB, 512MiB or 64GB")
+    size = float(found[1]) * _BYTES[found[2]]
+    if not 0 < size < math.inf:
+        raise RequestError(f"--memory-limit '{text}' leaves no memory; write a size above 0, as in 64GiB")
+    return size
+
+
+def parse_virtual_stages(text: str) -> int:
+    """Stages on each pipeline rank; 0 for `auto`, which leaves them to the search."""
+    if text.lower() == "auto":
+        return 0
+    if not re.fullmatch("0*[1-9][0-9]{0,5}", text):
+        raise RequestError(f"--virtual-stages '{text}' is neither a number of 1 or more nor auto")
+    return int(text)
+
+
+def parse_shards(texts: Sequence[str]) -> tuple["Shard", ...]:
+    """The strategies decided by hand; a pattern may contain '='."""
+    from planner.search.api import shard
+
+    found = []
+    for text in texts:
+        pattern, equals, strategy = text.rpartition("=")
+        if not equals or not pattern.strip():
+            raise RequestError(
+                f"--shard '{text}': write PATTERN=STRATEGY, an operator and the factor for each mesh axis, as in"
+                " '*q_proj*=b,o'"
+            )
+        found.append(shard(pattern.strip(), strategy))
+    return tuple(found)

@@ -1,0 +1,49 @@
+"""A plan on another machine: the same choices, priced by the numbers of that machine.
+
+The mesh keeps its shape and gets the links of the new cluster. For another number of devices the data parallel axis is
+made longer or shorter; the global batch stays what it is, so each group has less or more of it to do.
+"""
+
+import math
+from dataclasses import replace
+
+from hardware_profiles import Cluster
+from planner.errors import RequestError
+from planner.graph.operator_graph import OperatorGraph
+from planner.plan.bind import BoundPlan, bind
+from planner.plan.plan import ClusterReference, Plan
+from planner.plan.predict import predict
+from planner.plan.roles import roles
+from planner.sharding.mesh import build_mesh
+
+
+def repriced(plan: Plan, traced: OperatorGraph, batch: int, cluster: Cluster) -> BoundPlan:
+    """The plan on a cluster, bound to the traced graph of its model, with a new prediction.
+
+    Raises RequestError where no data parallel axis can be stretched to the devices, PlanFileError, StrategyError or
+    LayoutError where the plan is not legal there.
+    """
+    sizes = _sizes(plan, traced, batch, cluster.devices)
+    known = ClusterReference(profile=cluster.name, digest=cluster.digest(), devices=cluster.devices)
+    moved = replace(plan, cluster=known, mesh=build_mesh(cluster, sizes))
+    if moved.cluster != plan.cluster:  # nothing is proved about it there
+        moved = replace(moved, provenance=replace(plan.provenance, status="feasible", gap=1.0))
+    bound = bind(moved, traced, batch)
+    return replace(bound, plan=replace(moved, prediction=predict(bound, cluster)))
+
+
+def _sizes(plan: Plan, traced: OperatorGraph, batch: int, devices: int) -> tuple[int, ...]:
+    """Sizes of the axes on so many devices."""
+    sizes = list(plan.mesh.sizes)
+    if devices == plan.cluster.devices:
+        return tuple(sizes)
+    for place, axis in enumerate(roles(bind(plan, traced, batch)).axes):
+        rest = math.prod(sizes[:place] + sizes[place + 1 :]) * plan.pipeline
+        if axis.role == "data" and devices % rest == 0:
+            sizes[place] = devices // rest
+            return tuple(sizes)
+    shape = "x".join(map(str, sizes)) or "1"
+    raise RequestError(
+        f"the plan has {plan.pipeline} pipeline stages of mesh {shape} and no data parallel axis that can be stretched"
+        f" to {devices} devices; plan again with --devices {devices}"
+    )

@@ -1,0 +1,43 @@
+"""What a plan is in a few words, so that plans can be told apart at a glance."""
+
+from collections.abc import Mapping, Sequence
+
+from planner.plan.bind import BoundPlan
+from planner.plan.plan import RECOMPUTATION, Plan
+from planner.plan.roles import Roles
+
+
+def plan_words(bound: BoundPlan, roles: Roles) -> dict[str, str]:
+    """The choices that set one plan apart from another, each under its name. The keys are always the same."""
+    plan = bound.plan
+    degrees = {
+        "data": roles.data,
+        "tensor": roles.tensor,
+        "context": roles.context,
+        "pipeline": roles.pipeline,
+        "replicated": roles.replicated,
+    }
+    return {
+        "devices": str(plan.cluster.devices),
+        "degrees": " x ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1) or "one device",
+        "mesh": "x".join(map(str, plan.mesh.sizes)) or "1",
+        "virtual stages": str(plan.virtual_stages),
+        "micro-batches": f"{plan.training.micro_batches} of {plan.training.part}",
+        "sequence parallel": "yes" if roles.sequence_parallel else "no",
+        "ZeRO": roles.zero.partition(" ")[0],
+        "recomputation": recomputation_words(plan),
+    }
+
+
+def recomputation_words(plan: Plan) -> str:
+    """`full`, or how many blocks are run in which way: `34 none, 45 selective, 1 full`."""
+    counts: dict[str, int] = dict.fromkeys(RECOMPUTATION, 0)
+    for group in plan.groups:
+        counts[group.recomputation] += group.blocks
+    used = [(word, count) for word, count in counts.items() if count]
+    return ", ".join(f"{count} {word}" for word, count in used) if len(used) > 1 else (used or [("none", 0)])[0][0]
+
+
+def telling(rows: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
+    """Names of the words in which not all plans agree, in their order."""
+    return tuple(name for name in rows[0] if len({row[name] for row in rows}) > 1)

@@ -1,0 +1,59 @@
+"""What a search proved and what else it found: sentences and tables for a terminal."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from rich.console import RenderableType
+
+from planner.plan.plan import Prediction
+from planner.plan.words import telling
+from planner.report.table import table_of
+from planner.report.units import bytes_text, percent_text, seconds_text
+
+SPACES = {"time": "in the space", "memory": "within this memory", "cost": "on as many devices"}
+"""Among which plans the best of each objective is the fastest, in words."""
+
+_LEAST_SHOWN = 1e-4
+"""Smaller gaps are not told apart."""
+
+
+def proof_text(status: str, gap: float, where: str) -> str:
+    """What was proved about the plans `where`: that none is faster, or how much faster one could be at most."""
+    if status == "optimal":
+        return f"Proved optimal: no plan {where} is faster"
+    return f"No plan {where} is more than {_rounded_up(gap)} faster"
+
+
+def _rounded_up(gap: float) -> str:
+    """A share in percent, with one decimal or at least one digit, never less than it is."""
+    percent = max(gap, _LEAST_SHOWN) * 100
+    digits = 1 if percent >= 0.1 else 2
+    return f"{math.ceil(round(percent * 10**digits, 9)) / 10**digits:.{digits}f}%"
+
+
+def effort_text(algorithm: str, evaluated: int, configurations: int, seconds: float, total: float) -> str:
+    """What it took to find out."""
+    return (
+        f"{algorithm}: evaluated {evaluated} of {configurations} configurations in {seconds:.1f} s ({total:.1f} s in"
+        " all)"
+    )
+
+
+def plans_table(title: str, plans: Sequence[tuple[Prediction, Mapping[str, str]]]) -> RenderableType:
+    """Plans side by side: time, difference to the first, memory, and the words that tell them apart."""
+    names = telling([words for _, words in plans])
+    table = table_of(f"\n{title}", "", "step time", "slower by", "peak memory", *names)
+    for column in table.columns[1:4]:
+        column.justify = "right"
+    first = plans[0][0].step_seconds
+    for number, (prediction, words) in enumerate(plans, start=1):
+        slower = percent_text(prediction.step_seconds / first - 1) if number > 1 else ""
+        figures = (seconds_text(prediction.step_seconds), slower, bytes_text(prediction.peak_bytes))
+        table.add_row(str(number), *figures, *(words[name] for name in names))
+    return table
+
+
+def certificate_text(solver: str, status: str, gap: float, seconds: float) -> str:
+    """What an independent solver says of the slowest pipeline rank."""
+    words = "cannot be less busy" if gap < _LEAST_SHOWN / 100 else f"could be at most {_rounded_up(gap)} less busy"
+    return f"Certified by {solver} in {seconds:.1f} s ({status}): the slowest pipeline rank {words}"
