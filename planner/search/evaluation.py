@@ -152,8 +152,19 @@ class Evaluation:
         if best is None and setting.ranks == 1 and bound < self.cutoff and len(duals.priced) < self.rounds:
             best, bound = self._settled(bound)
         if best is None:
+            self._look_at_the_leanest()
             return self._outcome(math.inf, bound, (), ())
         return self._outcome(best[0], min(bound, best[0]), best[1], best[2])
+
+    def _look_at_the_leanest(self) -> None:
+        """Compose where the boundary takes the least memory, to know how much is missing."""
+        flights = self._flights(0)
+        if self._new(math.inf, flights):
+            self.duals.solve(math.inf, flights)
+        for known in [known for known in self.duals.priced if math.isinf(known.price)]:
+            head, inner, tail = known.values
+            total = head + self.blocks * inner + tail
+            self._compose(tuple(int(i) for i in np.unravel_index(int(total.argmin()), total.shape)))
 
     def _roomy(self, bounds: Array) -> bool:
         """Whether the fastest way to run the first rank fits without a price, so that no hint is needed."""
