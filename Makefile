@@ -29,8 +29,8 @@ format: $(INSTALLED)  ## rewrite the sources in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(INSTALLED)  ## run every benchmark; one of them: make bench ONLY=main_job
-	$(BIN)/python tests/benchmarks/run.py $(if $(ONLY),--only $(ONLY))
+bench: $(INSTALLED)  ## run every benchmark; one of them: make bench ONLY=main_job; less: EXTENT=quick; all: EXTENT=full
+	$(BIN)/python tests/benchmarks/run.py $(if $(ONLY),--only $(ONLY)) $(if $(EXTENT),--extent $(EXTENT))
 
 clean:  ## remove what was built, caches too; the environment stays
 	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

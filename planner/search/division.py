@@ -13,6 +13,7 @@ raised from the least possible until the sum can no longer make up for it.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,7 @@ class Rank:
             recomputed.
         ending: bytes that the last block keeps on top, if it is not recomputed, times its flights.
         outliving: bytes that a recomputed block hands to one that is not, which keeps them, times flights.
+        before, after: whether the block in the head, and the one in the tail, is recomputed; None where none is there.
         seconds: transfers from and to other ranks, per micro-batch.
     """
 
@@ -43,7 +45,17 @@ class Rank:
     received: float
     ending: float
     outliving: float
+    before: bool | None
+    after: bool | None
     seconds: float
+
+    def handing_over(self, blocks: Sequence[bool]) -> float:
+        """Bytes that inner blocks, recomputed or not, in the order of the model, hold of what others hand to them."""
+        ways = [way for way in (self.before, *blocks, self.after) if way is not None]
+        if not ways:
+            return self.received + self.ending
+        outliving = sum(first and not second for first, second in pairwise(ways)) * self.outliving
+        return (0.0 if ways[0] else self.received) + (0.0 if ways[-1] else self.ending) + outliving
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +73,15 @@ class Filling:
 class Filled:
     """The best fillings of a rank for 0 ... N inner blocks a chunk.
 
-    Seconds per micro-batch, per step and busy in a whole step, bytes at the peak; infinite where nothing fits.
+    Seconds per micro-batch, per step and busy in a whole step, bytes at the peak and, of them, `beside` the columns for
+    what other blocks hand over; infinite where nothing fits.
     """
 
     part: Array
     step: Array
     busy: Array
     peak: Array
+    beside: Array
     least: Array  # bytes without which no number of blocks fits
     variant: NDArray[np.intp]
     pair: NDArray[np.intp]
@@ -81,7 +95,7 @@ class Filled:
     def or_else(self, other: "Filled", variant: int) -> "Filled":
         """For every number of blocks the faster of the two."""
         better = other.busy < self.busy
-        fields = ("part", "step", "busy", "peak", "pair", "lean")
+        fields = ("part", "step", "busy", "peak", "beside", "pair", "lean")
         taken = {name: np.where(better, getattr(other, name), getattr(self, name)) for name in fields}
         return replace(
             self, **taken, least=np.minimum(self.least, other.least), variant=np.where(better, variant, self.variant)
@@ -115,13 +129,11 @@ def fill(rank: Rank, pool: Sequence[Column], blocks: int, weight: float, capacit
         return np.array([getattr(cost, field) for cost in side])[:, None]
 
     same = np.array([a == b for a, b in pairs])[:, None]
-    received = np.array([0.0 if pool[b].recompute else rank.received for _, b in pairs])[:, None]
-    received = np.where(counts > 0, received, rank.received)
-    ending = np.array([0.0 if pool[a].recompute else rank.ending for a, _ in pairs])[:, None]
+    some = np.array([rank.handing_over([pool[b].recompute, pool[a].recompute]) for a, b in pairs])[:, None]
+    beside = np.where(counts > 0, some, rank.handing_over([]))
     at_once = np.maximum(np.maximum(rows(one, "replay"), rows(two, "replay")), outer.replay)
     at_once = at_once + np.maximum(np.maximum(rows(one, "transient"), rows(two, "transient")), outer.transient)
-    outliving = np.array([rank.outliving if pool[b].recompute and not pool[a].recompute else 0.0 for a, b in pairs])
-    held = outer.memory + received + ending + at_once + outliving[:, None]
+    held = outer.memory + beside + np.where(counts > 0, at_once, outer.replay + outer.transient)
     over = held + counts * rows(one, "memory") - capacity
     saved = rows(one, "memory") - rows(two, "memory")
     lean = np.where(same, 0.0, np.maximum(1.0, np.ceil(over / np.where(same, 1.0, saved) - 1e-9)))
@@ -142,6 +154,7 @@ def fill(rank: Rank, pool: Sequence[Column], blocks: int, weight: float, capacit
         step=total("step", outer.step),
         busy=total("busy", outer.busy),
         peak=total("memory", 0.0) + held[best, np.arange(blocks + 1)],
+        beside=beside[best, np.arange(blocks + 1)],
         least=held.min(axis=0) + counts[0] * min(cost.memory for cost in costs),
         variant=np.zeros(blocks + 1, dtype=np.intp),
         pair=best,

@@ -136,12 +136,14 @@ class Duals:
         self._parts: Array | None = None
         self._averaged: Array | None = None
 
-    def solve(self, price: float, flights: float) -> None:
+    def solve(self, price: float, flights: float, cap: float = math.inf) -> None:
         """Solve the pieces at a price of memory, for so many micro-batches in flight; an infinite price asks for the
-        least memory."""
+        least memory. With a cap on the bytes that an operator needs for a moment nothing is proved, but found."""
         blocks = max(1, self.chain.tables.template.blocks.count)
         if math.isinf(price):
-            weights = Weights(part=self.weight * _LEAN, step=_LEAN, fixed=1.0, live=flights, replay=1.0 / blocks)
+            weights = Weights(
+                part=self.weight * _LEAN, step=_LEAN, fixed=1.0, live=flights, replay=1.0 / blocks / self.parts
+            )
         else:
             weights = Weights(
                 part=self.weight / self.parts,
@@ -151,11 +153,14 @@ class Duals:
                 live=price * flights,
                 replay=price / blocks / self.parts,
             )
-        self._add(weights, price, flights, proves=True)
+        self._add(weights, price, flights, proves=cap == math.inf, cap=cap)
 
-    def _add(self, weights: Weights, price: float, flights: float, *, proves: bool) -> None:
+    def _add(self, weights: Weights, price: float, flights: float, *, proves: bool, cap: float = math.inf) -> None:
+        def banned(piece: Piece) -> NDArray[np.bool_] | None:
+            return self.banned.get(id(piece)) if cap == math.inf else piece.bulky(cap)
+
         head, inner, tail = (
-            tuple(piece.solve(weights, self.banned.get(id(piece))) for piece in _worth(pieces, price))
+            tuple(piece.solve(weights, banned(piece)) for piece in _worth(pieces, price))
             for pieces in (self.chain.head, self.chain.inner, self.chain.tail)
         )
         values = (self._least_value(head), self._least_value(inner), self._least_value(tail))
@@ -189,14 +194,23 @@ class Duals:
         if setting.ranks == 1 or setting.chunks > 1:
             possible &= np.min([line.room for line in lines], axis=0) >= share
         else:
-            rooms = np.array([line.room * line.ranks for line in lines])
-            possible &= (rooms.min(axis=0) >= 0) & (np.maximum(rooms, 0.0).sum(axis=0) >= self.blocks)
+            possible &= np.min([line.room for line in lines], axis=0) >= 0
+            possible &= sum(np.maximum(line.room, 0.0) * line.ranks for line in lines) >= self.blocks
             slowest = self._pace(lines, slowest)
         if setting.ranks == 1:
             return np.where(possible, slowest, math.inf)
         lone = self._sum_of_parts(setting) / setting.chunks
         bound = slowest + lone if self._averaged is None else np.maximum(slowest + lone, self._averaged)
         return np.where(possible, bound, math.inf)
+
+    def least_bytes(self, setting: Setting) -> float:
+        """Bytes below which no plan comes on average over its ranks, as far as the least memory was asked for."""
+        least = 0.0
+        for known in self.priced:
+            if math.isinf(known.price) and known.flights <= setting.flights(setting.ranks - 1) * (1 + 1e-12):
+                head, inner, tail = known.values
+                least = max(least, float((head + self.blocks * inner + tail).min()) / setting.ranks)
+        return least
 
     def _lines(self, setting: Setting, possible: NDArray[np.bool_]) -> list["_Lines"]:
         """What the prices prove for the ranks; those for which the same is known are taken together."""
@@ -224,21 +238,31 @@ class Duals:
         ranks: int,
     ) -> "_Lines":
         crossing = self._crossing_seconds(setting, first, last) * (self.weight / self.parts)
-        held = [*(self.chain.head if first else ()), *(self.chain.tail if last else ())]
-        capacity = setting.capacity - max((piece.least_transient for piece in held), default=0.0) / self.parts
+        capacity = setting.capacity - self._least_transient(first, last)
+        own = last and self.blocks and not self.chain.blocks_in_tail  # the last block is an inner one and may hold less
+        less = np.minimum(self.chain.ending, 0.0) * setting.in_flight[-1][-1] if own else np.zeros(self.chain.shape)
         ends, slopes, room = [], [], np.full(self.chain.shape, math.inf)
         for at in usable:
             priced = self.priced[at]
             head, slope, tail = priced.values
             value = (head if first else 0.0) + (tail if last else 0.0)
+            value = value + less * (1.0 if math.isinf(priced.price) else priced.price)
             slope = np.where(possible, np.maximum(slope, 1e-30), 1.0)
             if math.isinf(priced.price):
-                left = np.where(possible, capacity + setting.capacity * 1e-9 - value, 0.0)
+                left = np.where(possible, capacity + 1e-9 * setting.capacity - value, 0.0)
                 room = np.minimum(room, np.where(left < 0, -math.inf, np.floor(left / slope + 1e-6)))
             else:
-                ends.append(np.where(possible, crossing + value - priced.price * capacity, 0.0))
+                ends.append(
+                    np.where(possible, crossing + value - (priced.price * capacity if priced.price else 0.0), 0.0)
+                )
                 slopes.append(slope)
         return _Lines(ends=np.array(ends), slopes=np.array(slopes), room=room, ranks=ranks)
+
+    def _least_transient(self, first: bool, last: bool) -> float:
+        """Bytes that live for a moment on a rank, whatever is chosen."""
+        sides = ((self.chain.head, first), (self.chain.inner, self.blocks > 0), (self.chain.tail, last))
+        held = [pieces for pieces, here in sides if here and pieces]
+        return max((min(piece.least_transient for piece in pieces) for pieces in held), default=0.0) / self.parts
 
     def _pace(self, lines: list["_Lines"], high: Array) -> Array:
         """The least time, for every state, in which the ranks have room for all blocks; found by bisection from below.
@@ -265,7 +289,9 @@ class Duals:
         crossing = self.chain.crossing
         if setting.ranks == 1:
             return np.zeros(self.chain.shape)
-        return (setting.chunks - first) * crossing.forward + (setting.chunks - last) * crossing.backward
+        chunks = setting.chunks
+        forward = (chunks - 1) * crossing.forward_around if first else chunks * crossing.forward
+        return forward + ((chunks - 1) * crossing.backward_around if last else chunks * crossing.backward)
 
     def _sum_of_parts(self, setting: Setting) -> Array:
         """Least seconds of one micro-batch on all ranks."""

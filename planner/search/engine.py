@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from costmodels import usable_memory
 from planner.search.assemble import Assembly
 from planner.search.cost_table import CostTables, TableBuilder
-from planner.search.decided import decided_of
+from planner.search.decided import NothingAgreesError, decided_of
 from planner.search.duals import Duals, Setting, setting_of
 from planner.search.evaluation import Evaluation, Outcome
 from planner.search.pieces import Chain, cut
@@ -53,6 +53,12 @@ class Family:
                 self._known.add(key)
                 duals.solve(weight, number)
         return float(duals.bounds(setting).min())
+
+    def least_bytes(self, configuration: Configuration) -> float:
+        """About the least bytes that a member needs; never more."""
+        duals, setting = self._of(configuration)
+        duals.solve(math.inf, setting.flights(setting.ranks - 1))
+        return duals.least_bytes(setting)
 
     def _of(self, configuration: Configuration) -> tuple[Duals, Setting]:
         """What is known of a member, with micro-batches in flight counted in those of the family's chain."""
@@ -152,12 +158,21 @@ class Engine:
     def evaluate(
         self, configuration: Configuration, *, cutoff: float = math.inf, enough: float = -math.inf, hint: float = 0.0
     ) -> Outcome:
-        """The best plan of a configuration, and how good any could be (see `Evaluation`)."""
+        """The best plan of a configuration, and how good any could be (see `Evaluation`).
+
+        Raises NothingAgreesError where what is decided, or virtual stages, cannot be had on this mesh.
+        """
         needed = self.limits.device_bytes(self.request.cluster.devices)
         if needed > self.capacity:
             return Outcome(seconds=math.inf, bound=math.inf, state=(), ranks=(), least=needed, price=0.0, solved=0)
-        setting = setting_of(configuration, self.capacity)
-        return Evaluation(self.chain(configuration), setting, cutoff=cutoff, enough=enough, hint=hint).run()
+        chain, setting = self.chain(configuration), setting_of(configuration, self.capacity)
+        if setting.chunks > 1 and (chain.blocks_in_head or chain.blocks_in_tail):
+            place = "first block reads" if chain.blocks_in_head else "last block hands on"
+            raise NothingAgreesError(
+                f"virtual_stages = {setting.chunks}: all virtual stages hold equal blocks, but the {place} something"
+                " else than the others; leave the virtual stages at 1"
+            )
+        return Evaluation(chain, setting, cutoff=cutoff, enough=enough, hint=hint).run()
 
     def chain(self, configuration: Configuration) -> Chain:
         """The pieces of a configuration; those of the last one asked for are kept."""

@@ -11,6 +11,7 @@ generation; in one dimension it ends after a few steps). What remains between th
 blocks: a stage cannot run half a block lean.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,11 +22,20 @@ from numpy.typing import NDArray
 from planner.search.division import Division, Filled, Filling, Rank, divide, fill_best
 from planner.search.duals import Duals, Setting, State
 from planner.search.pieces import Chain, Column
+from planner.search.solvers import dynamic_programming
+from planner.search.stage_problem import Part, parts_problem
 
 Array = NDArray[np.float64]
 
 ROUNDS = 10
 """Prices of memory tried for one configuration, at most; four are the rule."""
+
+_SETTLED = 1e-3
+"""How close to the best the exact solver goes, relatively."""
+
+CAPS = (4.0, 16.0, 64.0)
+"""Where the leanest choice does not fit because of what lives for a moment, that is kept below these shares of the
+capacity, one after the other."""
 
 TOLERANCE = 1e-9
 """A result this close to its bound, relatively, is optimal: sums in another order differ by less."""
@@ -92,6 +102,8 @@ class Evaluation:
         self.tried: set[tuple[float, float]] = set()
         self.least = math.inf
         self.price = 0.0
+        self.cap = math.inf
+        self.caps = [setting.capacity / share for share in CAPS]
 
     def run(self) -> Outcome:
         """Try prices until the best result is proved, or nothing more can be learnt."""
@@ -124,12 +136,14 @@ class Evaluation:
             weights = self._next(ranks, division)
             if weights is None or len(duals.priced) >= self.rounds:
                 closed[state] = True
-                if found is None:
-                    bounds[state] = math.inf
                 continue
             duals.solve(*weights)
+            if self.cap < math.inf:
+                duals.solve(*weights, cap=self.cap)
             bounds = np.where(bounds == math.inf, bounds, np.maximum(bounds, duals.bounds(setting)))
         bound = float(bounds.min())
+        if best is None and setting.ranks == 1 and bound < self.cutoff and len(duals.priced) < self.rounds:
+            best, bound = self._settled(bound)
         if best is None:
             return self._outcome(math.inf, bound, (), ())
         return self._outcome(best[0], min(bound, best[0]), best[1], best[2])
@@ -147,6 +161,45 @@ class Evaluation:
             if column is not None
         )
         return needed <= self.setting.capacity
+
+    def _settled(self, bound: float) -> tuple[tuple[float, State, tuple[RankFilling, ...]] | None, float]:
+        """What the exact solver finds where prices found nothing, with all inner blocks alike; or that nothing fits.
+
+        That is a proof for blocks that differ, too: of those in a stage, all could be run like the leanest.
+        """
+        chain, setting = self.chain, self.setting
+        best: tuple[float, State, tuple[RankFilling, ...]] | None = None
+        fits = False
+        sides = [pieces or (None,) for pieces in (chain.head, chain.inner if self.blocks else (), chain.tail)]
+        for ways in itertools.product(*sides):
+            pieces = [piece for piece in ways if piece is not None]
+            flights = self._flights(0)
+            replayed = [piece for piece in pieces if piece.recompute][:1]
+            parts = [
+                Part(
+                    piece=piece,
+                    times=self.blocks if piece is ways[1] else 1,
+                    flights=flights,
+                    interior=piece in replayed,
+                )
+                for piece in pieces
+            ]
+            found = parts_problem(parts, chain.boundary, weight=setting.weight, capacity=setting.capacity)
+            solution = dynamic_programming.solve(found.problem, upper_bound=self.cutoff, relative_gap=_SETTLED)
+            fits |= solution.status != "infeasible"
+            if solution.least_memory is not None:
+                self.least = min(self.least, solution.least_memory)
+            if solution.choice is None or solution.evaluation is None:
+                continue
+            taken = found.candidates(solution.choice)
+            columns = [piece.chosen(*choice) for piece, choice in zip(pieces, taken, strict=True)]
+            state = tuple(columns[0].candidates[key] for key in chain.boundary)
+            head, tail = columns[0], columns[-1] if chain.tail else None
+            inner = (columns[1],) * self.blocks if self.blocks else ()
+            filling = RankFilling(head=head, inner=inner, tail=tail, peak=solution.evaluation.peak, beside=0.0)
+            if best is None or solution.evaluation.time < best[0]:
+                best = (solution.evaluation.time, state, (filling,))
+        return best, bound if fits else math.inf
 
     def _outcome(self, seconds: float, bound: float, state: State, ranks: tuple[RankFilling, ...]) -> Outcome:
         return Outcome(
@@ -195,8 +248,8 @@ class Evaluation:
             self.least = min(self.least, max(float(filled.least[share]) for filled in ranks))
             return None, ranks, None
         fillings = tuple(
-            self._filling(filled, chosen, count, state, rank)
-            for rank, (filled, chosen, count) in enumerate(zip(ranks, variants, division.blocks, strict=True))
+            self._filling(filled, chosen, count)
+            for filled, chosen, count in zip(ranks, variants, division.blocks, strict=True)
         )
         return (division.seconds, state, fillings), ranks, division
 
@@ -205,19 +258,14 @@ class Evaluation:
         filled: Filled,
         ends: Sequence[tuple[Column | None, Column | None]],
         count: int,
-        state: State,
-        rank: int,
     ) -> RankFilling:
         taken: Filling = filled.filling(count)
         head, tail = ends[taken.variant]
         inner: tuple[Column, ...] = ()
         if self.pool:
             inner = (self.pool[taken.second],) * taken.lean + (self.pool[taken.first],) * (count - taken.lean)
-        described = self._rank(rank, state, head, tail)
-        beside = 0.0 if inner and inner[0].recompute else described.received
-        beside += 0.0 if inner and inner[-1].recompute else described.ending
-        beside += described.outliving if inner and inner[0].recompute and not inner[-1].recompute else 0.0
-        return RankFilling(head=head, inner=inner, tail=tail, peak=float(filled.peak[count]), beside=beside)
+        peak, beside = float(filled.peak[count]), float(filled.beside[count])
+        return RankFilling(head=head, inner=inner, tail=tail, peak=peak, beside=beside)
 
     def _rank(self, rank: int, state: State, head: Column | None, tail: Column | None) -> Rank:
         setting, chain = self.setting, self.chain
@@ -234,6 +282,8 @@ class Evaluation:
             received=handed * math.fsum(keeps),
             ending=float(chain.ending[state]) * flights[-1] if last and not chain.blocks_in_tail else 0.0,
             outliving=float(chain.handed[state]) * math.fsum(flights),
+            before=head.recompute if head is not None and chain.blocks_in_head else None,
+            after=tail.recompute if tail is not None and chain.blocks_in_tail else None,
             seconds=float(self.duals.crossing_seconds(self.setting, rank)[state]),
         )
 
@@ -258,7 +308,10 @@ class Evaluation:
             for rank in order[:2]:
                 if self._new(math.inf, flights := self._flights(rank)):
                     return math.inf, flights
-            return None
+            if not self.caps:
+                return None
+            self.cap = self.caps.pop(0)
+            return math.inf, self._flights(order[0])
         busy = [float(filled.busy[count]) for filled, count in zip(ranks, division.blocks, strict=True)]
         slowest = True
         for rank in sorted(range(setting.ranks), key=lambda r: -busy[r]):
@@ -321,4 +374,4 @@ def _distinct(columns: Sequence[Column]) -> list[Column]:
 def _distinct_ends(
     ends: Sequence[tuple[Column | None, Column | None]],
 ) -> list[tuple[Column | None, Column | None]]:
-    return list({tuple(None if c is None else c.amounts for c in pair): pair for pair in ends}.values())
+    return list({tuple(None if c is None else (c.recompute, c.amounts) for c in pair): pair for pair in ends}.values())

@@ -147,6 +147,12 @@ class Piece:
                 found[self.node_cells(position)] = ~allowed[key]
         return found
 
+    def bulky(self, cap: float) -> NDArray[np.bool_]:
+        """The nodes that need more than so many bytes for a moment; none of a variable that has no others."""
+        return np.concatenate(
+            [(values > cap) & (values > values.min()) for values in self.transient] or [np.zeros(0, dtype=np.bool_)]
+        )
+
     def solve(self, weights: Weights, banned: NDArray[np.bool_] | None = None) -> "Solved":
         """The cheapest choice for every state of the boundary, infinite where all are banned."""
         cost, keeps = self.weigh(weights)
@@ -161,6 +167,12 @@ class Piece:
         tables = eliminate(self.plan, tables, rest)
         values = remainder(self.plan, tables, rest) if rest else np.asarray(tables[-1])
         return Solved(piece=self, tables=tables, keeps=keeps, values=values)
+
+    def chosen(self, candidates: Mapping[Key, int], kept: Collection[int]) -> Column:
+        """A choice, made elsewhere, as a column."""
+        own = {key: candidates[key] for key in self.keys}
+        amounts = self.amounts_of(own, kept)
+        return Column(recompute=self.recompute, candidates=own, kept=frozenset(kept), amounts=amounts)
 
     def amounts_of(self, candidates: Mapping[Key, int], kept: Collection[int]) -> Amounts:
         """What a choice costs in which these operators keep their results."""
@@ -244,12 +256,15 @@ class Chain:
 class Crossing:
     """What crosses from one pipeline stage to the next, of each state of the boundary.
 
-    Bytes received, which a stage keeps; seconds per micro-batch to receive them, and for their gradients to come back.
+    Bytes received, which a stage keeps; seconds per micro-batch to receive them, and for their gradients to come back:
+    from the next rank, or all `around`, between the last rank and the first.
     """
 
     nbytes: Array
     forward: Array
     backward: Array
+    forward_around: Array
+    backward_around: Array
 
 
 def cut(
@@ -327,7 +342,9 @@ class _Cutter:
             tail=(),
             blocks_in_head=0,
             blocks_in_tail=0,
-            crossing=Crossing(nbytes=nothing, forward=nothing, backward=nothing),
+            crossing=Crossing(
+                nbytes=nothing, forward=nothing, backward=nothing, forward_around=nothing, backward_around=nothing
+            ),
             handed=nothing,
             ending=nothing,
         )
@@ -414,15 +431,24 @@ class _Cutter:
 
     def _crossing(self) -> Crossing:
         graph = self.tables.template.graph
-        nbytes, forward, backward = (np.zeros([self._size(key) for key in self.boundary]) for _ in range(3))
-        if self.stages > 1:
-            for name in self.tables.template.carried:
-                sizes = self._spread(graph.producer[name], self.tables.result_bytes[name])
-                known = {n: transfer_seconds(n, self.tables.mesh.size, self.cluster) for n in np.unique(sizes).tolist()}
-                seconds = np.vectorize(known.__getitem__, otypes=[float])(sizes)
-                nbytes, forward = nbytes + sizes, forward + seconds
-                backward = backward + (seconds if name in graph.differentiable else 0.0)
-        return Crossing(nbytes=nbytes, forward=forward, backward=backward)
+        nbytes, *seconds = (np.zeros([self._size(key) for key in self.boundary]) for _ in range(5))
+        for name in self.tables.template.carried if self.stages > 1 else ():
+            sizes = self._spread(graph.producer[name], self.tables.result_bytes[name])
+            nbytes = nbytes + sizes
+            for place, distance in enumerate((1, self.stages - 1)):
+                stride = distance * self.tables.mesh.size
+                known = {n: transfer_seconds(n, stride, self.cluster) for n in np.unique(sizes).tolist()}
+                one = np.vectorize(known.__getitem__, otypes=[float])(sizes)
+                seconds[place] = seconds[place] + one
+                seconds[2 + place] = seconds[2 + place] + (one if name in graph.differentiable else 0.0)
+        forward, forward_around, backward, backward_around = seconds
+        return Crossing(
+            nbytes=nbytes,
+            forward=forward,
+            backward=backward,
+            forward_around=forward_around,
+            backward_around=backward_around,
+        )
 
     def _handed(self) -> Array:
         template = self.tables.template

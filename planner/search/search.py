@@ -379,10 +379,9 @@ class _Search:
         if not self.best:
             if self.disagreement is not None and not self.evaluated:
                 raise self.disagreement
-            least = (
-                self.least if self.least < math.inf else self.engine.limits.device_bytes(self.request.cluster.devices)
-            )
-            raise _nothing_fits(self.request, least, stopped)
+            if self.least == math.inf and not stopped:
+                self._look_at_the_leanest()
+            raise _nothing_fits(self.request, self.least, stopped)
         bound = self._bound()
         plans = tuple(self._ranked(found, bound) for found in self.best)
         return SearchResult(
@@ -396,6 +395,16 @@ class _Search:
                 stopped=stopped,
             ),
         )
+
+    def _look_at_the_leanest(self) -> None:
+        """Where bounds rule out everything, evaluate one configuration to know how much is missing."""
+        known = [
+            (family.least_bytes(members[0]), _order(members[0]), members[0])
+            for _, _, family, members, _ in self.queue
+            if family is not None
+        ]
+        if known:
+            self.least = self.engine.evaluate(min(known)[2]).least
 
     def _ranked(self, found: _Found, bound: float) -> Ranked:
         """A result as a plan, bound to its graph and priced by the judge."""

@@ -4,7 +4,9 @@ What is given: how many blocks stand in the stage, how many of them run each way
 which stages meet. What is decided: the strategy of every operator, the stored layouts of every parameter, the operators
 that keep their results, for all blocks of a group alike.
 
-    minimise  w part + step      with  fixed + in_flight live + replay + transient  within the capacity
+    minimise  m part + step      with  fixed + in_flight live + replay + transient  within the capacity
+
+All m micro-batches of the slowest rank count, those that fill the pipeline too.
 
 Two groups of recomputed blocks share one interior: the larger one counts.
 """
@@ -138,7 +140,7 @@ def rank_problem(chain: Chain, setting: Setting, rank: int, filling: RankFilling
     found = parts_problem(
         parts,
         chain.boundary,
-        weight=setting.weight,
+        weight=float(setting.micro_batches),
         capacity=setting.capacity - filling.beside,
         state=state if setting.ranks > 1 else None,
     )

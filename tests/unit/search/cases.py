@@ -1,16 +1,18 @@
-"""Small models of every form that the search has to fold, and plans made of arbitrary candidates."""
+"""Small models of every form that the search has to cut and fold, and plans made of arbitrary candidates."""
 
+import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from costmodels import in_flight
+from costmodels import step_time, usable_memory
 from hardware_profiles import Cluster, load_profile
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
@@ -19,13 +21,14 @@ from planner.models.llama import Llama, LlamaConfig
 from planner.models.zoo import ZOO, with_dimensions
 from planner.plan.bind import prepare
 from planner.plan.plan import ClusterReference, ModelReference, Plan, Prediction, Provenance, Training
-from planner.search.assemble import StageChoice, groups_of, input_layouts, stages_of
-from planner.search.cost_table import CostTables, TableBuilder
-from planner.search.problem import Evaluation
+from planner.search.assemble import assembly, groups_of, input_layouts, stages_of
+from planner.search.cost_table import TableBuilder
+from planner.search.duals import Duals, Setting, State
+from planner.search.engine import setting_of
+from planner.search.evaluation import RankFilling
+from planner.search.pieces import Amounts, Chain, Column, Key, Piece, Running, cut
 from planner.search.request import SearchRequest
 from planner.search.space import Configuration
-from planner.search.stage_problem import StageProblem, stage_problem
-from planner.search.stages import StageKind, stage_kinds
 from planner.search.template import Template, fold
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rescale import rescale_batch
@@ -65,7 +68,7 @@ class Perceptron(nn.Module):
         return self.last(F.gelu(self.second(torch.relu(self.first(x_BI))))).pow(2).mean()
 
 
-class Chain(nn.Module):
+class Row(nn.Module):
     """Blocks in a row without residuals: what one block makes has a single consumer in the next."""
 
     def __init__(self, layers: int, *, embedded: bool, end: str) -> None:
@@ -116,6 +119,41 @@ class Residual(nn.Module):
                 y = y + (self.table * 2.0).cos()
             x = x + down(F.gelu(up(y)))
         return x.mean()
+
+
+class Aside(nn.Module):
+    """Blocks of which the end reads a result inside the last one, beside what it hands on."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(64, WIDTH)
+        self.ups = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
+        self.downs = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
+
+    def forward(self, tokens_BS: torch.Tensor) -> torch.Tensor:
+        x = self.rows(tokens_BS)
+        y = x
+        for up, down in zip(self.ups, self.downs, strict=True):
+            y = F.gelu(up(x))
+            x = x + down(y)
+        return (x + y).pow(2).mean()
+
+
+class PostNorm(nn.Module):
+    """Blocks that end in a norm, as in the first transformers."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(64, WIDTH)
+        self.ups = nn.ModuleList(nn.Linear(WIDTH, 64) for _ in range(layers))
+        self.downs = nn.ModuleList(nn.Linear(64, WIDTH) for _ in range(layers))
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(layers))
+
+    def forward(self, tokens_BS: torch.Tensor) -> torch.Tensor:
+        x = self.rows(tokens_BS)
+        for norm, up, down in zip(self.norms, self.ups, self.downs, strict=True):
+            x = norm(x + down(F.gelu(up(x))))
+        return x.pow(2).mean()
 
 
 class Skips(nn.Module):
@@ -192,10 +230,14 @@ MODELS: Mapping[str, Model] = {
     "gpt-3": (lambda: gpt(3, tied=False), PAIR),
     "gpt-4-tied": (lambda: gpt(4), PAIR),
     "perceptron": (Perceptron, FLOATS),
-    "chain": (lambda: Chain(4, embedded=True, end="keeps"), FLOATS),
-    "chain-from-input": (lambda: Chain(5, embedded=False, end="keeps"), FLOATS),
-    "chain-keeps-nothing": (lambda: Chain(4, embedded=True, end="mean"), FLOATS),
+    "chain": (lambda: Row(4, embedded=True, end="keeps"), FLOATS),
+    "chain-from-input": (lambda: Row(5, embedded=False, end="keeps"), FLOATS),
+    "chain-keeps-nothing": (lambda: Row(4, embedded=True, end="mean"), FLOATS),
+    "chain-from-input-4": (lambda: Row(4, embedded=False, end="keeps"), FLOATS),
+    "post-norm": (lambda: PostNorm(4), TOKENS),
+    "aside": (lambda: Aside(4), TOKENS),
     "residual": (lambda: Residual(4), TOKENS),
+    "residual-8": (lambda: Residual(8), TOKENS),
     "residual-shared": (lambda: Residual(4, shared=True), TOKENS),
     "residual-first": (lambda: Residual(4, every="first"), TOKENS),
     "residual-mask": (lambda: Residual(4, every="mask"), TOKENS),
@@ -248,9 +290,12 @@ def builder(profile: str, devices: int, mesh: tuple[int, ...], precision: str, o
     return TableBuilder(mesh=build_mesh(cluster, mesh), cluster=cluster, precision=precision, optimizer=optimizer)
 
 
+ALL_WAYS: tuple[Running, ...] = ("none", "selective", "full")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A model on a cluster in one configuration, with its tables."""
+    """A model on a cluster in one configuration, cut into pieces."""
 
     model: str
     cluster: Cluster
@@ -258,64 +303,178 @@ class Case:
     global_batch: int
     precision: str
     optimizer: str
-    tables: CostTables
+    chain: Chain
+    setting: Setting
 
     @property
-    def kinds(self) -> list[StageKind]:
-        return stage_kinds(self.configuration, self.tables.template)
-
-    def problems(self) -> list[StageProblem]:
-        return [stage_problem(self.tables, kind.terms, self.cluster, float("inf")) for kind in self.kinds]
+    def inner_blocks(self) -> int:
+        """Blocks of which none stands in the head or in the tail."""
+        chain = self.chain
+        if not chain.inner:
+            return 0
+        return chain.tables.template.blocks.count - chain.blocks_in_head - chain.blocks_in_tail
 
 
 def make_case(
     model: str,
-    profile: str,
+    profile: str | Cluster,
     configuration: Configuration,
     global_batch: int,
     precision: str = "fp32",
     optimizer: str = "adamw",
+    recomputation: Sequence[Running] = ALL_WAYS,
 ) -> Case:
-    devices = configuration.stages
-    for size in configuration.mesh:
-        devices *= size
+    devices = configuration.pipeline * math.prod(configuration.mesh)
     part = global_batch // configuration.micro_batches
     template = template_of(model)
     template = replace(template, graph=rescale_batch(template.graph, BATCH, part))
+    cluster = cluster_of(profile, devices) if isinstance(profile, str) else profile
+    tables = builder(cluster.name, devices, configuration.mesh, precision, optimizer).build(template)
     return Case(
         model=model,
-        cluster=cluster_of(profile, devices),
+        cluster=cluster,
         configuration=configuration,
         global_batch=global_batch,
         precision=precision,
         optimizer=optimizer,
-        tables=builder(profile, devices, configuration.mesh, precision, optimizer).build(template),
+        chain=cut(tables, cluster, recomputation=recomputation, stages=configuration.pipeline),
+        setting=setting_of(configuration, usable_memory(cluster.device)),
     )
 
 
-def random_choices(case: Case, draw: random.Random) -> list[StageChoice]:
-    """Any candidate of everything. Stages agree on what the search makes them agree on: what blocks hand on, and
-    parameters that several stages hold."""
-    template = case.tables.template
-    makers = {edge.producer for edge in template.edges if edge.kind == "loop"}
-    found: list[StageChoice] = []
-    for kind, problem in zip(case.kinds, case.problems(), strict=True):
-        operators, parameters = problem.choices([draw.randrange(size) for size in problem.problem.sizes])
-        if found:
-            operators.update({at: found[0].operators[at] for at in makers if at in operators})
-            common = set(parameters) - template.own_parameters
-            parameters.update({p: found[0].parameters[p] for p in common if p in found[0].parameters})
-        found.append(
-            StageChoice(first_block=kind.first_block, blocks=kind.blocks, operators=operators, parameters=parameters)
+def random_state(case: Case, draw: random.Random) -> State:
+    return tuple(draw.randrange(size) for size in case.chain.shape)
+
+
+def random_column(case: Case, pieces: Sequence[Piece], state: State, draw: random.Random) -> Column:
+    """Any way to run the blocks of a piece, any candidate of everything but the boundary, and some results kept."""
+    piece = draw.choice(pieces)
+    candidates = {key: draw.randrange(size) for key, size in zip(piece.keys, piece.sizes, strict=True)}
+    candidates.update({key: state[case.chain.boundary.index(key)] for key in piece.boundary})
+    kept = {key for key in keepable(piece) if draw.random() < draw.choice((0.0, 0.3, 1.0))}
+    return column_of(piece, candidates, kept)
+
+
+def keepable(piece: Piece) -> list[int]:
+    """Operators of a piece whose results may be kept."""
+    return [
+        key
+        for place, key in enumerate(piece.keys)
+        if isinstance(key, int) and piece.keeping_part[piece.node_cells(place)].any()
+    ]
+
+
+def column_of(piece: Piece, candidates: Mapping[Key, int], kept: Collection[int] = ()) -> Column:
+    return Column(
+        recompute=piece.recompute,
+        candidates=dict(candidates),
+        kept=frozenset(kept),
+        amounts=piece.amounts_of(candidates, kept),
+    )
+
+
+def random_counts(case: Case, draw: random.Random) -> list[int]:
+    """Inner blocks of a chunk of every rank: as many for each where there are virtual stages."""
+    chain, setting, blocks = case.chain, case.setting, case.inner_blocks
+    if setting.chunks > 1:
+        return [blocks // setting.chunks // setting.ranks] * setting.ranks
+    counts = [0 if setting.ranks == 1 else 1] * setting.ranks
+    if setting.ranks > 1:
+        counts[0] -= chain.blocks_in_head
+        counts[-1] -= chain.blocks_in_tail
+    for _ in range(blocks - sum(counts)):
+        counts[draw.randrange(setting.ranks)] += 1
+    return counts
+
+
+def random_ranks(case: Case, draw: random.Random, state: State) -> tuple[RankFilling, ...]:
+    """Any way to run every block: some lean ones first, then others, on every rank. Their peaks are left at zero."""
+    chain = case.chain
+    ranks = []
+    for rank, count in enumerate(random_counts(case, draw)):
+        lean, fast = (random_column(case, chain.inner, state, draw) if count else None for _ in range(2))
+        first = draw.randint(0, count)
+        ranks.append(
+            RankFilling(
+                head=random_column(case, chain.head, state, draw) if rank == 0 else None,
+                inner=tuple(column for column in (*[lean] * first, *[fast] * (count - first)) if column is not None),
+                tail=random_column(case, chain.tail, state, draw)
+                if rank == case.setting.ranks - 1 and chain.tail
+                else None,
+                peak=0.0,
+                beside=0.0,
+            )
         )
+    return tuple(ranks)
+
+
+def columns_of(case: Case, ranks: Sequence[RankFilling], rank: int) -> list[Column]:
+    """All that a rank runs, in the order of the model."""
+    held, found = ranks[rank], []
+    for chunk in range(case.setting.chunks):
+        found += [held.head] if held.head is not None and chunk == 0 else []
+        found += held.inner
+        found += [held.tail] if held.tail is not None and chunk == case.setting.chunks - 1 else []
     return found
 
 
-def plan_of(case: Case, choices: list[StageChoice]) -> Plan:
-    """The plan that the search would write for these choices, without prices."""
+def total(columns: Sequence[Column], name: str) -> float:
+    return math.fsum(getattr(column.amounts, name) for column in columns)
+
+
+def bytes_of(case: Case, state: State, ranks: Sequence[RankFilling], rank: int) -> tuple[float, float]:
+    """Bytes of a rank by the words of the pieces, block for block, and how much of it may be counted in vain.
+
+    In vain is what a recomputed block hands to one that is not, where this one wants it in another layout and keeps
+    that; and in the interior of the last block, if it is recomputed, what only a next one would keep.
+    """
+    chain, held, setting = case.chain, ranks[rank], case.setting
+    counted = doubtful = 0.0
+    handed, received = float(chain.handed[state]), float(chain.crossing.nbytes[state])
+    for chunk, flights in enumerate(setting.in_flight[rank]):
+        first = rank == 0 and chunk == 0
+        last = rank == setting.ranks - 1 and chunk == setting.chunks - 1
+        head = [held.head] if first and held.head is not None else []
+        tail = [held.tail] if last and held.tail is not None else []
+        counted += math.fsum(c.amounts.fixed + flights * c.amounts.live for c in (*head, *held.inner, *tail))
+        blocks = [*head * chain.blocks_in_head, *held.inner, *tail * chain.blocks_in_tail]
+        if not blocks:
+            continue
+        if setting.ranks > 1 and not first and not blocks[0].recompute:
+            counted += flights * received
+        changes = sum(one.recompute and not other.recompute for one, other in pairwise(blocks))
+        counted += changes * flights * handed
+        doubtful += changes * flights * handed
+        if last and not chain.blocks_in_tail and not blocks[-1].recompute:
+            counted += flights * float(chain.ending[state])
+        if last:
+            doubtful += (1 if blocks[-1].recompute else flights) * handed
+    columns = columns_of(case, ranks, rank)
+    counted += max(c.amounts.replay for c in columns) + max(c.amounts.transient for c in columns)
+    return counted, doubtful
+
+
+def seconds_of(case: Case, state: State, ranks: Sequence[RankFilling]) -> float:
+    """A step by the prices of the pieces."""
+    duals = Duals(case.chain, case.setting.weight)
+    numbers = range(case.setting.ranks)
+    crossing = [float(duals.crossing_seconds(case.setting, rank)[state]) for rank in numbers]
+    parts = [total(columns_of(case, ranks, rank), "part") + crossing[rank] for rank in numbers]
+    steps = [total(columns_of(case, ranks, rank), "step") for rank in numbers]
+    return float(step_time(parts, steps, case.setting.micro_batches, case.setting.chunks))
+
+
+def peak_of(case: Case, state: State, ranks: Sequence[RankFilling]) -> float:
+    """Bytes of the fullest rank by the words of the pieces."""
+    return max(bytes_of(case, state, ranks, rank)[0] for rank in range(case.setting.ranks))
+
+
+def plan_of(case: Case, ranks: Sequence[RankFilling]) -> Plan:
+    """The plan that the search would write for these ranks, without prices."""
     graph = traced(case.model)
     prepared, blocks = prepare(graph)
     configuration = case.configuration
+    whole = assembly(case.chain, ranks, configuration.virtual_stages)
     return Plan(
         model=ModelReference(
             reference=case.model, sequence_length=SEQUENCE, parameters=1, fingerprint=graph.fingerprint()
@@ -327,24 +486,15 @@ def plan_of(case: Case, choices: list[StageChoice]) -> Plan:
             optimizer=case.optimizer,
         ),
         cluster=ClusterReference(profile=case.cluster.name, digest=case.cluster.digest(), devices=case.cluster.devices),
-        mesh=case.tables.mesh,
-        stages=stages_of(configuration.stages, case.tables.template.blocks),
-        schedule="1f1b",
-        inputs=input_layouts(case.tables, choices),
-        groups=groups_of(prepared, blocks, case.tables, choices, "full" if configuration.recompute else "none"),
+        mesh=case.chain.tables.mesh,
+        stages=stages_of(whole),
+        virtual_stages=configuration.virtual_stages,
+        schedule="1f1b" if configuration.virtual_stages == 1 else "interleaved_1f1b",
+        inputs=input_layouts(whole),
+        groups=groups_of(prepared, case.chain.tables.template.blocks, whole),
         prediction=Prediction.unknown(),
         provenance=Provenance(planner="test", search="none", status="feasible", gap=0.0),
     )
-
-
-def evaluated(problem: StageProblem, choice: StageChoice) -> Evaluation:
-    """The price of a choice in the problem of its stage."""
-    taken = [choice.operators[at] for at in problem.operators]
-    return problem.problem.evaluate([*taken, *(choice.parameters[name] for name in problem.parameters)])
-
-
-def in_flight_of(case: Case, stage: int) -> int:
-    return in_flight(stage, case.configuration.stages, case.configuration.micro_batches)
 
 
 def small_memory(cluster: Cluster, memory: float) -> Cluster:

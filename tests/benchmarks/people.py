@@ -1,0 +1,144 @@
+"""Training runs that people published (data/training_runs.csv), as requests to the planner.
+
+A run is entered by hand: its degrees, ZeRO stage, micro-batch and recomputation are pinned, and the planner prices what
+is left. What its source does not say is left to the search, which can only make the entered configuration better.
+"""
+
+import csv
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from planner import Pinned
+from planner.graph.operator_graph import OperatorGraph
+from planner.search.api import search
+from planner.search.search import SearchResult
+
+DATA = Path(__file__).resolve().parent / "data" / "training_runs.csv"
+BATCH = 2  # samples of the traced example
+VOCABULARY_MULTIPLE = 128  # Megatron pads vocabularies to a multiple, so that they can be cut
+DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """Dimensions of a decoder."""
+
+    family: str
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+    tied: bool
+    sequence: int
+    precision: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is to be trained, and with what: runs of one job differ in their configuration only."""
+
+    model: Model
+    profile: str
+    devices: int
+    global_batch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One published run; `step_seconds` is None where the source gives no time."""
+
+    id: str
+    name: str
+    source: str
+    job: Job
+    pinned: Pinned
+    step_seconds: float | None
+
+
+def load_runs() -> tuple[Run, ...]:
+    """All runs of the file, in its order."""
+    with DATA.open(newline="", encoding="utf-8") as file:
+        return tuple(_run(row) for row in csv.DictReader(file))
+
+
+def _run(row: dict[str, str]) -> Run:
+    padded = -(-int(row["vocabulary"]) // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+    model = Model(
+        family=row["family"],
+        layers=int(row["layers"]),
+        hidden=int(row["hidden"]),
+        ffn=int(row["ffn"]),
+        heads=int(row["heads"]),
+        kv_heads=int(row["kv_heads"]),
+        vocabulary=padded,
+        tied=row["tied"] == "1",
+        sequence=int(row["sequence"]),
+        precision=row["precision"],
+    )
+    pinned = Pinned(
+        pipeline=int(row["pipeline"]),
+        virtual_stages=int(row["virtual_stages"]),
+        data=int(row["data"]),
+        context=1,
+        tensor=int(row["tensor"]),
+        sequence_parallel=row["sequence_parallel"] == "1" if row["sequence_parallel"] else None,
+        zero=int(row["zero"]) if row["zero"] else None,
+        micro_batch=int(row["micro_batch"]),
+        recompute=row["recompute"],  # one of the three words that there are
+    )
+    job = Job(model=model, profile=row["profile"], devices=int(row["devices"]), global_batch=int(row["global_batch"]))
+    seconds = float(row["step_seconds"]) if row["step_seconds"] else None
+    return Run(id=row["id"], name=row["model"], source=row["source"], job=job, pinned=pinned, step_seconds=seconds)
+
+
+@lru_cache(maxsize=2)
+def traced(model: Model) -> OperatorGraph:
+    """The graph of a model with those dimensions; the last ones are kept."""
+    import torch
+
+    from planner.graph.trace import trace
+
+    with torch.device("meta"):
+        module = _module(model).to(getattr(torch, DTYPES[model.precision]))
+        tokens = torch.zeros(BATCH, model.sequence, dtype=torch.int64)
+    return trace(module, (tokens, tokens.clone()), {})
+
+
+def _module(model: Model) -> Any:
+    shared: dict[str, Any] = {
+        "num_layers": model.layers,
+        "hidden_size": model.hidden,
+        "num_heads": model.heads,
+        "vocab_size": model.vocabulary,
+        "sequence_length": model.sequence,
+        "tied_embeddings": model.tied,
+    }
+    if model.family == "gpt":
+        from planner.models.gpt import GPT, GPTConfig
+
+        return GPT(GPTConfig(**shared))
+    from planner.models.llama import Llama, LlamaConfig
+
+    return Llama(LlamaConfig(**shared, ffn_size=model.ffn, num_kv_heads=model.kv_heads))
+
+
+def planned(job: Job, pinned: Pinned) -> SearchResult:
+    """The best plan of a job with what is pinned."""
+    return search(
+        traced(job.model),
+        job.profile,
+        devices=job.devices,
+        batch=BATCH,
+        global_batch=job.global_batch,
+        precision=job.model.precision,
+        pinned=pinned,
+    )
+
+
+def space_of(runs: tuple[Run, ...]) -> Pinned:
+    """What is left to the search so that its space holds these runs: virtual stages only where one of them has some."""
+    return Pinned(virtual_stages=0 if any((run.pinned.virtual_stages or 1) > 1 for run in runs) else None)
