@@ -22,7 +22,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TypeVar
 
-from planner.errors import RequestError, StrategyError, unknown_name
+from planner.errors import RequestError, unknown_name
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.search.request import Shard
 from planner.search.space import Configuration, Pinned, Role
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class NothingAgreesError(RequestError):
-    """On a mesh no candidate of an operator agrees with what the user has decided; another mesh may have one."""
+    """On a mesh no candidate of an operator agrees with what the user has decided; another mesh or batch may have one."""
 
 
 _MULTIPLIED = frozenset({"matmul", "embedding"})
@@ -64,7 +64,7 @@ class Decided:
     def strategies(self, index: int, rule: Rule, mesh: Mesh) -> tuple[Strategy, ...]:
         """Strategies of an operator that agree with what is decided.
 
-        Raises NothingAgreesError where none does on this mesh, StrategyError where none does on any.
+        Raises NothingAgreesError where none does on this mesh with this batch, RequestError where none is meant.
         """
         found = legal_strategies(rule, mesh)
         for axis, role in enumerate(self.roles):
@@ -158,7 +158,7 @@ class Decided:
 
     @cached_property
     def _matches(self) -> dict[Shard, frozenset[int]]:
-        """Operators of the template that each pattern means; names of later blocks mean their twin in the first."""
+        """Operators of the template that each pattern means; those of the first block stand for all."""
         graph, found = self.template.graph, {}
         for shard in self.shards:
             hits = frozenset(at for at, op in enumerate(graph.operators) if fnmatchcase(op.name, shard.pattern))
@@ -174,7 +174,7 @@ class Decided:
         where = f"operator '{self.template.graph.operators[index].name}' ({rule.format()})"
         for name in shard.strategy:
             if name not in ("*", "-") and name not in splittable(rule):
-                raise StrategyError(
+                raise NothingAgreesError(  # one sample has no batch to split, two have
                     f"{where} has no factor '{name}' to split; it has {', '.join(splittable(rule)) or 'none'}"
                 )
         if shard.strategy and len(shard.strategy) != len(sizes):

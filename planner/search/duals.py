@@ -128,7 +128,9 @@ class Duals:
         least memory."""
         blocks = max(1, self.chain.tables.template.blocks.count)
         if math.isinf(price):
-            weights = Weights(part=self.weight * _LEAN, step=_LEAN, fixed=1.0, live=flights, replay=1.0 / blocks / self.parts)
+            weights = Weights(
+                part=self.weight * _LEAN, step=_LEAN, fixed=1.0, live=flights, replay=1.0 / blocks / self.parts
+            )
         else:
             weights = Weights(
                 part=self.weight / self.parts,
@@ -216,7 +218,7 @@ class Duals:
         for at in usable:
             priced = self.priced[at]
             head, slope, tail = priced.values
-            value = (head if first else 0.0) + (tail if last else 0.0) 
+            value = (head if first else 0.0) + (tail if last else 0.0)
             value = value + less * (1.0 if math.isinf(priced.price) else priced.price)
             slope = np.where(possible, np.maximum(slope, 1e-30), 1.0)
             if math.isinf(priced.price):

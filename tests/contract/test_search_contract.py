@@ -221,7 +221,9 @@ def test_an_infeasible_request_says_what_is_missing() -> None:
     request = request_of("llama-4", small_memory(roomy, fitting.plan.prediction.peak_bytes / 40000), 4)
     assert not find_fitting(request)
     for asked in (request, replace(request, prune=False)):
-        with pytest.raises(InfeasibleError, match=r"llama-4 does not fit on 2 x cpu: .* needs [\d.]+ GiB .* GiB more than"):
+        with pytest.raises(
+            InfeasibleError, match=r"llama-4 does not fit on 2 x cpu: .* needs [\d.]+ GiB .* GiB more than"
+        ):
             search(asked)
 
 

@@ -44,7 +44,9 @@ def cases(model: str, draw: random.Random) -> Iterator[Case]:
         pipelines = [c for c in space if c.pipeline > 1 and c.virtual_stages == 1]
         virtual = [c for c in space if c.virtual_stages > 1]
         alone = [c for c in space if c.pipeline == 1]
-        for configuration in (one for some in (alone, pipelines, virtual) for one in draw.sample(some, min(1, len(some)))):
+        for configuration in (
+            one for some in (alone, pipelines, virtual) for one in draw.sample(some, min(1, len(some)))
+        ):
             precision, optimizer = draw.choice([("fp32", "adamw"), ("bf16", "sgd")])
             case = make_case(model, profile, configuration, GLOBAL_BATCH, precision, optimizer)
             if case.setting.chunks == 1 or not (case.chain.blocks_in_head or case.chain.blocks_in_tail):
