@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class NothingAgreesError(RequestError):
-    """On a mesh no candidate of an operator agrees with what the user has decided; another mesh or batch may have one."""
+    """On a mesh, with a batch, no candidate of an operator agrees with what the user has decided; another may have one."""
 
 
 _MULTIPLIED = frozenset({"matmul", "embedding"})

@@ -32,7 +32,7 @@ def request(model: str, devices: int) -> SearchRequest:
     return request_of(model, bare(cluster_of("cpu", devices)), 8)
 
 
-@pytest.mark.parametrize(("model", "devices"), [("llama-4", 2), ("perceptron", 4), ("post-norm", 2), ("chain", 3)])
+@pytest.mark.parametrize(("model", "devices"), [("perceptron", 4), ("post-norm", 2), ("chain", 3)])
 def test_the_least_memory_is_the_least(model: str, devices: int) -> None:
     asked = request(model, devices)
     found = least_memory(asked, nothing, never).plan.prediction
@@ -56,7 +56,7 @@ def test_no_number_of_devices_is_cheaper(model: str) -> None:
 
 
 def test_a_number_of_devices_that_is_too_small_is_left_out() -> None:
-    asked = request("llama-4", 4)
+    asked = request("post-norm", 4)
     alone = least_memory(replace(asked, cluster=asked.cluster.with_devices(1)), nothing, never)
     scarce = replace(asked, memory_limit=0.7 * alone.plan.prediction.peak_bytes)
     with pytest.raises(InfeasibleError):
@@ -66,7 +66,7 @@ def test_a_number_of_devices_that_is_too_small_is_left_out() -> None:
         least_cost(replace(asked, memory_limit=100.0), nothing, never)
 
 
-@pytest.mark.parametrize(("model", "devices"), [("llama-4", 2), ("residual", 4), ("perceptron", 2)])
+@pytest.mark.parametrize(("model", "devices"), [("post-norm", 2), ("perceptron", 2)])
 def test_the_front_falls_in_memory_and_rises_in_time(model: str, devices: int) -> None:
     points = [found.plan.prediction for found in front(request(model, devices))]
     assert len(points) > 1
