@@ -43,10 +43,11 @@ SHARES = (1.0, 0.6, 0.3, 0.1, 0.01)
 
 
 def ways(piece: Piece) -> list[Column]:
-    """Everything that can be chosen for a piece on one device: what is kept."""
+    """Everything that can be chosen for a piece on one device: what is kept; nothing or all where that is much."""
     assert set(piece.sizes) == {1}
     free = keepable(piece)
-    subsets = itertools.chain.from_iterable(itertools.combinations(free, n) for n in range(len(free) + 1))
+    sizes = range(len(free) + 1) if len(free) < 3 else (0, len(free))
+    subsets = itertools.chain.from_iterable(itertools.combinations(free, size) for size in sizes)
     return [column_of(piece, dict.fromkeys(piece.keys, 0), kept) for kept in subsets]
 
 
@@ -87,7 +88,7 @@ def all_plans(case: Case) -> Iterator[tuple[RankFilling, ...]]:
 
 @pytest.mark.parametrize("micro_batches", [4, 12])
 @pytest.mark.parametrize(("ranks", "chunks"), [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2)])
-@pytest.mark.parametrize("model", ["chain-from-input", "chain", "aside"])
+@pytest.mark.parametrize("model", ["chain-from-input", "chain", "aside", "residual"])
 def test_no_plan_at_all_beats_the_bounds(model: str, ranks: int, chunks: int, micro_batches: int) -> None:
     configuration = Configuration(pipeline=ranks, virtual_stages=chunks, mesh=(), micro_batches=micro_batches)
     case = make_case(model, "cpu", configuration, 24)
@@ -97,9 +98,9 @@ def test_no_plan_at_all_beats_the_bounds(model: str, ranks: int, chunks: int, mi
     plans = list(all_plans(case))
     plans = plans if len(plans) < 1500 else random.Random(model).sample(plans, 1500)
     priced = [(seconds_of(case, state, ranks), peak_of(case, state, ranks)) for ranks in plans]
-    leanest, fullest = min(peak for _, peak in priced), max(peak for _, peak in priced)
+    leanest, fastest = min(peak for _, peak in priced), min(priced)[1]
     for share in SHARES:
-        setting = replace(case.setting, capacity=leanest + share * (fullest - leanest))
+        setting = replace(case.setting, capacity=leanest + share * (fastest - leanest))
         best = min(seconds for seconds, peak in priced if peak <= setting.capacity * ALL)
         outcome = Evaluation(case.chain, setting).run()
         assert outcome.bound <= best * ALL
