@@ -62,7 +62,7 @@ def test_the_choice_that_was_found_costs_the_same(model: str) -> None:
                 for rank, held in enumerate(outcome.ranks):
                     found = problem_of(case, outcome, rank)
                     price = found.problem.evaluate(found.choice)
-                    busy = case.setting.weight * total(columns(held), "part") + total(columns(held), "step")
+                    busy = case.setting.micro_batches * total(columns(held), "part") + total(columns(held), "step")
                     assert math.isclose(price.time, busy, rel_tol=1e-9)
                     assert math.isclose(price.peak + held.beside, held.peak, rel_tol=1e-9)
                     assert price.feasible
