@@ -26,7 +26,7 @@ from planner.search.cost_table import TableBuilder
 from planner.search.duals import Duals, Setting, State
 from planner.search.engine import setting_of
 from planner.search.evaluation import RankFilling
-from planner.search.pieces import Amounts, Chain, Column, Key, Piece, Running, cut
+from planner.search.pieces import Chain, Column, Key, Piece, Running, cut
 from planner.search.request import SearchRequest
 from planner.search.space import Configuration
 from planner.search.template import Template, fold
@@ -472,7 +472,7 @@ def peak_of(case: Case, state: State, ranks: Sequence[RankFilling]) -> float:
 def plan_of(case: Case, ranks: Sequence[RankFilling]) -> Plan:
     """The plan that the search would write for these ranks, without prices."""
     graph = traced(case.model)
-    prepared, blocks = prepare(graph)
+    prepared, _ = prepare(graph)
     configuration = case.configuration
     whole = assembly(case.chain, ranks, configuration.virtual_stages)
     return Plan(

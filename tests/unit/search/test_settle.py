@@ -19,7 +19,16 @@ from planner.search.space import Configuration, Pinned, configurations
 from tests.unit.search.cases import BATCH, Case, make_case, plan_of, template_of, total, traced
 
 ALL = 1 + 1e-9
-MODELS = ("llama-4", "gpt-4-tied", "chain", "chain-from-input", "aside", "post-norm", "residual", "residual-frozen-half")
+MODELS = (
+    "llama-4",
+    "gpt-4-tied",
+    "chain",
+    "chain-from-input",
+    "aside",
+    "post-norm",
+    "residual",
+    "residual-frozen-half",
+)
 WHOLE = ("perceptron", "skips", "single-2", "llama-1")
 
 
