@@ -102,3 +102,8 @@ def test_what_does_not_fit_says_how_much_is_missing(plan: Any, here: Path) -> No
     message = plan.refused("estimate", "gpt2.json", "--hardware", "cpu", code=3)
     assert "gpt2.json does not fit on 1 x cpu" in message
     assert "GiB more than the 4.0 GiB there are" in message
+
+
+def test_options_stand_behind_the_command(plan: Any) -> None:
+    message = plan.refused(*TINY, "estimate")
+    assert "--model, --devices, --hardware: options stand behind the command, as in plan estimate --model" in message
