@@ -176,7 +176,10 @@ class Decided:
             hits = frozenset(at for at, op in enumerate(graph.operators) if _means(shard.pattern, op))
             if not hits:
                 names = [op.name for op in graph.operators]
-                raise RequestError(f"--shard {shard.pattern}: {unknown_name('operator', shard.pattern, names)}")
+                raise RequestError(
+                    f"--shard {shard.pattern}: {unknown_name('operator', shard.pattern, names)}; an operator of the"
+                    " first block stands for its twins in all blocks"
+                )
             found[shard] = hits
         return found
 

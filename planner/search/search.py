@@ -30,7 +30,7 @@ from planner.search.assemble import assembly, groups_of, input_layouts, stages_o
 from planner.search.decided import NothingAgreesError
 from planner.search.duals import setting_of
 from planner.search.engine import Engine, Family
-from planner.search.evaluation import Outcome
+from planner.search.evaluation import Outcome, RankFilling
 from planner.search.pieces import Chain
 from planner.search.request import SearchRequest
 from planner.search.settle import Certificate, settle_and_certify
@@ -352,7 +352,8 @@ class _Search:
             self.hint = outcome.price
             if family is not None:
                 family.hint = outcome.price
-        self._take(configuration, outcome, max(bound, outcome.bound))
+        own = 0.0 if self.engine.spreads else outcome.bound  # of the strategies that were spread to, not of all
+        self._take(configuration, outcome, max(bound, own))
 
     def _take(self, configuration: Configuration, outcome: Outcome, bound: float) -> None:
         """Note an outcome; `bound`: no plan of its kind is faster."""
@@ -417,6 +418,22 @@ class _Search:
         request, configuration = self.request, found.configuration
         setting = setting_of(configuration, self.engine.capacity)
         ranks, certificate = settle_and_certify(request, found.chain, setting, found.outcome)
+        priced = self._priced(found, ranks, bound)
+        limit = peak_memory(self.engine.capacity, 0.0, 0.0, request.cluster.device) * (1 + OPTIMAL)
+        if ranks != found.outcome.ranks and priced.plan.prediction.peak_bytes > limit:
+            priced = self._priced(
+                found, found.outcome.ranks, bound
+            )  # settled, another block's interior was the largest
+        return Ranked(
+            bound=priced,
+            configuration=configuration,
+            memory_price=found.outcome.price,
+            certificate=certificate,
+        )
+
+    def _priced(self, found: _Found, ranks: tuple[RankFilling, ...], bound: float) -> BoundPlan:
+        """What ranks run as a plan, bound and priced."""
+        request, configuration = self.request, found.configuration
         whole = assembly(found.chain, ranks, configuration.virtual_stages)
         blocks = self.engine.template.blocks
         gap = max(0.0, 1 - bound / found.outcome.seconds)
@@ -446,13 +463,7 @@ class _Search:
             ),
         )
         bound_plan = bind(plan, request.graph, request.batch)
-        priced = replace(bound_plan, plan=replace(plan, prediction=predict(bound_plan, request.cluster)))
-        return Ranked(
-            bound=priced,
-            configuration=configuration,
-            memory_price=found.outcome.price,
-            certificate=certificate,
-        )
+        return replace(bound_plan, plan=replace(plan, prediction=predict(bound_plan, request.cluster)))
 
 
 def _samples(request: SearchRequest, configuration: Configuration) -> float:

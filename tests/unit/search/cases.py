@@ -23,10 +23,11 @@ from planner.plan.bind import prepare
 from planner.plan.plan import ClusterReference, ModelReference, Plan, Prediction, Provenance, Training
 from planner.search.assemble import assembly, groups_of, input_layouts, stages_of
 from planner.search.cost_table import TableBuilder
+from planner.search.cutting import cut
 from planner.search.duals import Duals, Setting, State
 from planner.search.engine import setting_of
 from planner.search.evaluation import RankFilling
-from planner.search.pieces import Chain, Column, Key, Piece, Running, cut
+from planner.search.pieces import Chain, Column, Key, Piece, Running
 from planner.search.request import SearchRequest
 from planner.search.space import Configuration
 from planner.search.template import Template, fold
