@@ -145,8 +145,9 @@ def search(
     return _Search(request, on_progress, cancelled, cutoff).run()
 
 
-def find_fitting(request: SearchRequest) -> bool:
-    """Whether anything fits. Tries the leanest configurations first and stops at the first that does."""
+def find_fitting(request: SearchRequest, cancelled: Callable[[], bool] = lambda: False) -> bool:
+    """Whether anything fits. Tries the leanest configurations first and stops at the first that does, or, without an
+    answer and so with False, where it is cancelled."""
     engine, _ = _engine(request)
     if engine.limits.device_bytes(request.cluster.devices) > engine.capacity:
         return False
@@ -154,6 +155,8 @@ def find_fitting(request: SearchRequest) -> bool:
     for members in _families(space):
         family = _family(engine, members)
         for configuration in sorted(members, key=lambda c: -c.micro_batches):
+            if cancelled():
+                return False
             if family is not None and family.priced_seconds(configuration, 0.0) == math.inf:
                 continue
             with contextlib.suppress(NothingAgreesError):
@@ -419,11 +422,12 @@ class _Search:
         setting = setting_of(configuration, self.engine.capacity)
         ranks, certificate = settle_and_certify(request, found.chain, setting, found.outcome)
         priced = self._priced(found, ranks, bound)
-        limit = peak_memory(self.engine.capacity, 0.0, 0.0, request.cluster.device) * (1 + OPTIMAL)
-        if ranks != found.outcome.ranks and priced.plan.prediction.peak_bytes > limit:
-            priced = self._priced(
-                found, found.outcome.ranks, bound
-            )  # settled, another block's interior was the largest
+        if ranks != found.outcome.ranks:
+            # settled for itself, a rank may wait for another, and another block's interior may be the largest
+            prediction, device = priced.plan.prediction, request.cluster.device
+            fits = prediction.peak_bytes <= peak_memory(self.engine.capacity, 0.0, 0.0, device) * (1 + OPTIMAL)
+            if not fits or prediction.step_seconds > found.outcome.seconds:
+                priced = self._priced(found, found.outcome.ranks, bound)
         return Ranked(
             bound=priced,
             configuration=configuration,
