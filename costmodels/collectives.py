@@ -13,18 +13,20 @@ once. The time is the least of these functions, so it is concave, piecewise line
 are free.
 
     algorithm      load of a level, per byte of message      steps
-    ring           p (n-1)/n / (inner B e)                   p (n-1), along one ring through all devices
-    hierarchical   2 (Q-1)/Q / (inner B e)                   2 (count-1) of each level: reduce-scatter, all-gather back
-    tree           2 / (inner B e), 1 where Q = 2            2 (count-1) in a bounded level, 2 log2(count) in another
+    ring           p (n-1)/n / (inner B e)   + own           p (n-1), along one ring through all devices
+    hierarchical   2 (Q-1)/Q / (inner B e)   + own           2 (count-1) of each level: reduce-scatter, all-gather back
+    tree           2 / (inner B e), 1 where Q = 2   + own    2 (count-1) in a bounded level, 2 log2(count) in another
     in-network     1 / (inner B e) where switches reduce     up and down once; other levels as hierarchical
-    direct         (n-inner)/n / (B e)                       all-to-all, count-1 of each level
+    direct         (n-inner)/n / (B e)   + own               all-to-all, count-1 of each level
     broadcast      1 / (inner B e)                           n-1 along a ring, or the depth of a tree
     neighbours     1 / (B e) of the outermost level          one: send and receive
 
-p is 2 for an all-reduce and 1 for an all-gather or a reduce-scatter. Trees are double binary trees between nodes and
-chains inside (NCCL). Not good for: messages so small that protocols switch per step, oversubscribed fabrics, and groups
-that share more of a link than the bandwidth per device says. One pass over the table costs O(kinds x protocols x
-levels), once per kind and group; after that a price is two or three multiply-adds.
+p is 2 for an all-reduce and 1 for an all-gather or a reduce-scatter. `own` stands where inner = 1: the n-th of the
+message that a device keeps is moved by the cores that send the others, at a share k of their cost, so k/n / (B e).
+That is why two devices see less bandwidth than eight. Trees are double binary trees between nodes and chains inside
+(NCCL). Not good for: libraries that pick a protocol that is not the fastest, as they do near the sizes where they
+switch; oversubscribed fabrics; groups that share more of a link than the bandwidth per device says. One pass over the
+table costs O(kinds x protocols x levels), once per kind and group; after that a price is a few multiply-adds.
 
 Sources: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19(1),
 2005; Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009 (ring);
@@ -68,6 +70,11 @@ def _rate(span: Span, index: int) -> float:
     return span.bandwidth * _protocol(span, index).efficiency
 
 
+def _own(group: Group, index: int, inner: int) -> float:
+    """What the n-th of the message that a device keeps costs at its own ports, as a share of sending the message."""
+    return _protocol(group.spans[0], index).own / group.size if inner == 1 else 0.0
+
+
 def _ring_hops(group: Group, index: int) -> Seconds:
     """n-1 hops of a chunk along the ring: n/inner - n/(inner count) of them cross a level."""
     hops = 0.0
@@ -98,7 +105,8 @@ def _ring(passes: int) -> Algorithm:
     def ring(group: Group, index: int) -> Affine:
         share = passes * (group.size - 1) / group.size
         load = max(
-            share / (inner * _rate(span, index)) for span, inner in zip(group.spans, _inner_sizes(group), strict=True)
+            (share + _own(group, index, inner)) / (inner * _rate(span, index))
+            for span, inner in zip(group.spans, _inner_sizes(group), strict=True)
         )
         return _setup(group, index) + passes * _ring_hops(group, index), load
 
@@ -109,7 +117,7 @@ def _hierarchical(group: Group, index: int) -> Affine:
     load = 0.0
     for span, inner in zip(group.spans, _inner_sizes(group), strict=True):
         units = group.size // inner
-        load = max(load, 2 * (units - 1) / units / (inner * _rate(span, index)))
+        load = max(load, (2 * (units - 1) / units + _own(group, index, inner)) / (inner * _rate(span, index)))
     return _setup(group, index) + 2 * _level_steps(group, index), load
 
 
@@ -117,7 +125,7 @@ def _tree(group: Group, index: int) -> Affine:
     load = 0.0
     for span, inner in zip(group.spans, _inner_sizes(group), strict=True):
         sends = 1 if group.size == 2 * inner else 2
-        load = max(load, sends / (inner * _rate(span, index)))
+        load = max(load, (sends + _own(group, index, inner)) / (inner * _rate(span, index)))
     return _setup(group, index) + 2 * _tree_depth(group, index), load
 
 
@@ -131,7 +139,7 @@ def _in_network(group: Group, index: int) -> Affine | None:
             load = max(load, 1 / (inner * span.bandwidth * switch.efficiency))
             latency += switch.setup + 2 * switch.latency
         else:
-            load = max(load, 2 * (units - 1) / units / (inner * _rate(span, index)))
+            load = max(load, (2 * (units - 1) / units + _own(group, index, inner)) / (inner * _rate(span, index)))
             latency += 2 * (span.count - 1) * _protocol(span, index).latency
     return _setup(group, index) + latency, load
 
@@ -139,7 +147,8 @@ def _in_network(group: Group, index: int) -> Affine | None:
 def _direct(group: Group, index: int) -> Affine:
     size = group.size
     load = max(
-        (size - inner) / size / _rate(span, index) for span, inner in zip(group.spans, _inner_sizes(group), strict=True)
+        ((size - inner) / size + _own(group, index, inner)) / _rate(span, index)
+        for span, inner in zip(group.spans, _inner_sizes(group), strict=True)
     )
     return _setup(group, index) + _level_steps(group, index), load
 
@@ -171,6 +180,9 @@ COLLECTIVES: dict[str, tuple[Algorithm, ...]] = {
 }
 """Every kind of collective and the algorithms that compete for it."""
 
+PEER_KINDS = frozenset({"all_to_all", "send_recv"})
+"""Kinds that libraries carry out by the kernels that send between peers; all others run along rings and trees."""
+
 
 @lru_cache(maxsize=65536)
 def affine_pieces(kind: str, group: Group) -> tuple[Affine, ...]:
@@ -183,14 +195,26 @@ def affine_pieces(kind: str, group: Group) -> tuple[Affine, ...]:
         raise CostModelError(f"unknown collective {kind!r}; known: {', '.join(COLLECTIVES)}")
     if group.size == 1:
         return ()
-    protocols = range(len(group.spans[0].level.protocols))
+    served = ("all", "peers" if kind in PEER_KINDS else "rings")
+    protocols = [index for index, one in enumerate(group.spans[0].level.protocols) if one.serves in served]
     found = sorted(
         piece for algorithm in algorithms for index in protocols if (piece := algorithm(group, index)) is not None
     )
+    return _lower_envelope(found)
+
+
+def _lower_envelope(pieces: list[Affine]) -> tuple[Affine, ...]:
+    """Those of the affine functions, sorted, that are the least for some message: a rises and b falls along them."""
     kept: list[Affine] = []
-    for piece in found:
-        if not kept or piece[1] < kept[-1][1]:
-            kept.append(piece)
+    for a, b in pieces:
+        if kept and b >= kept[-1][1]:
+            continue
+        while len(kept) > 1:
+            (first, slow), (middle, less) = kept[-2], kept[-1]
+            if (middle - first) * (slow - b) < (a - first) * (slow - less):
+                break
+            kept.pop()  # where the one before it is passed by it, the new one is no slower already
+        kept.append((a, b))
     return tuple(kept)
 
 

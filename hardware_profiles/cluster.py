@@ -21,6 +21,7 @@ from hardware_profiles.units import Bytes, BytesPerSecond, FlopsPerSecond, Secon
 FactKind = Literal["datasheet", "measured", "fitted", "assumed"]
 DeviceType = Literal["cuda", "npu", "cpu"]
 NetworkKind = Literal["switch", "mesh"]
+Serves = Literal["all", "rings", "peers"]
 
 OP_CLASSES: tuple[str, ...] = (
     "attention",
@@ -93,13 +94,17 @@ class Protocol:
     """One way in which a communication library drives a level: little latency, or much bandwidth.
 
     `setup` is paid once per collective whose outermost level this is, `latency` once per step over this level, and
-    `efficiency` is the share of the level's bandwidth that large messages reach.
+    `efficiency` is the share of the level's bandwidth that large messages reach. `own` is what the part that a device
+    keeps costs it, as a share of sending that part: it is copied from the input to the result by the same cores. Some
+    libraries send between `peers` (all-to-all, neighbours) by other kernels than along `rings` and trees.
     """
 
     name: str
     setup: Seconds
     latency: Seconds
     efficiency: float
+    own: float = 0.0
+    serves: Serves = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,9 +291,12 @@ def _capacity(levels: tuple[Level, ...]) -> int | None:
 def _check_levels(name: str, levels: tuple[Level, ...]) -> None:
     if not levels:
         raise TopologyError(f"cluster {name} has no levels")
-    protocols = [protocol.name for protocol in levels[0].protocols]
+    protocols = [(protocol.name, protocol.serves) for protocol in levels[0].protocols]
     if not protocols:
         raise TopologyError(f"level {levels[0].name} of cluster {name} has no protocols")
+    for served in ("rings", "peers"):
+        if all(serves not in ("all", served) for _, serves in protocols):
+            raise TopologyError(f"no protocol of cluster {name} serves {served}")
     for index, level in enumerate(levels):
         if level.fan_out is None and index != len(levels) - 1:
             raise TopologyError(f"level {level.name} of cluster {name} is unbounded but not the outermost")
@@ -296,8 +304,11 @@ def _check_levels(name: str, levels: tuple[Level, ...]) -> None:
             raise TopologyError(f"level {level.name} of cluster {name} has fan_out {level.fan_out}, less than 2")
         if level.network == "mesh" and level.fan_out is None:
             raise TopologyError(f"level {level.name} of cluster {name} is a mesh, so it needs a fan_out")
-        if [protocol.name for protocol in level.protocols] != protocols:
-            raise TopologyError(f"level {level.name} of cluster {name} must list the protocols {protocols}")
+        if [(protocol.name, protocol.serves) for protocol in level.protocols] != protocols:
+            names = [protocol for protocol, _ in protocols]
+            raise TopologyError(
+                f"level {level.name} of cluster {name} must list the protocols {names}, serving the same"
+            )
 
 
 def _plain(value: Any) -> Any:

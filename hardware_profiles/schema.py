@@ -21,6 +21,7 @@ from hardware_profiles.cluster import (
     Level,
     NetworkKind,
     Protocol,
+    Serves,
 )
 from hardware_profiles.units import (
     bytes_from_gib,
@@ -64,6 +65,8 @@ class _Protocol(_Strict):
     setup_us: _Fact
     latency_us: _Fact
     efficiency: _Share
+    own: _Fact | None = None
+    serves: Serves = "all"
 
     def convert(self) -> Protocol:
         return Protocol(
@@ -71,6 +74,8 @@ class _Protocol(_Strict):
             setup=seconds_from_us(self.setup_us.value),
             latency=seconds_from_us(self.latency_us.value),
             efficiency=self.efficiency.value,
+            own=0.0 if self.own is None else self.own.value,
+            serves=self.serves,
         )
 
 
