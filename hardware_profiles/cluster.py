@@ -95,7 +95,7 @@ class Protocol:
 
     `setup` is paid once per collective whose outermost level this is, `latency` once per step over this level, and
     `efficiency` is the share of the level's bandwidth that large messages reach. `own` is what the part that a device
-    keeps costs it, as a share of sending that part: it is copied from the input to the result by the same cores. Some
+    keeps seems to cost it, relative to sending that part (a fitted term in 1/n, see `costmodels.collectives`). Some
     libraries send between `peers` (all-to-all, neighbours) by other kernels than along `rings` and trees.
     """
 

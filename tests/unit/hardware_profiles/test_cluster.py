@@ -1,6 +1,7 @@
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -120,6 +121,15 @@ def test_levels_must_share_their_protocols() -> None:
     other = Protocol(name="tcp", setup=0.0, latency=1e-6, efficiency=1.0)
     outer = Level(name="cluster", fan_out=None, network="switch", bandwidth=1e9, protocols=(other,))
     with pytest.raises(TopologyError, match=r"level cluster .* must list the protocols \['simple'\]"):
+        cluster(level("node", 8), outer, devices=8)
+
+
+def test_every_kind_of_collective_needs_a_protocol() -> None:
+    rings = replace(PROTOCOL, serves="rings")
+    with pytest.raises(TopologyError, match="no protocol of cluster test serves peers"):
+        cluster(replace(level("node", 8), protocols=(rings,)), devices=8)
+    outer = replace(level("cluster", None), protocols=(rings,))
+    with pytest.raises(TopologyError, match=r"must list the protocols \['simple'\]"):
         cluster(level("node", 8), outer, devices=8)
 
 
