@@ -26,8 +26,8 @@ k/n / (B e), as if the n-th of the message that a device keeps cost k of a sent 
 rises more slowly from 2 to 4 to 8 devices than (n-1)/n, by a term in 1/n. That it is the copy of the own part is our
 reading; where a fit finds k > 1 it cannot be all of it. Trees are double binary trees between nodes and chains inside
 (NCCL). Not good for: libraries that pick a protocol that is not the fastest, as they do near the sizes where they
-switch; oversubscribed fabrics; groups that share more of a link than the bandwidth per device says. One pass over the
-table costs O(kinds x protocols x levels), once per kind and group; after that a price is a few multiply-adds.
+switch; collectives of different axes at the same time (what shares a link: `hardware_profiles.cluster`). One pass over
+the table costs O(kinds x protocols x levels), once per kind and group; after that a price is a few multiply-adds.
 
 Sources: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19(1),
 2005; Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009 (ring);

@@ -38,6 +38,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from costmodels.errors import CostModelError
+from costmodels.order_checks import Shape, check_order, words
 from costmodels.orders import Orders
 from costmodels.schedules import Turn, TurnKind
 from costmodels.units import Bytes, Seconds
@@ -173,9 +174,9 @@ def simulate(
     count = len(ranks)
     slices = len(ranks[0].chunks[0].forward)
     micro_batches = 1 + max((turn.micro_batch for turn in orders[0]), default=0)
-    shape = _Shape(count, len(ranks[0].chunks), micro_batches, slices)
+    shape = Shape(count, len(ranks[0].chunks), micro_batches, slices)
     for number, order in enumerate(orders):
-        _check_order(number, order, shape)
+        check_order(number, order, shape)
     arrived = _Arrivals(shape)
     runs = [_Run(number, ranks[number], orders[number], arrived, overlap, record) for number in range(count)]
     awake = deque(range(count))
@@ -193,17 +194,10 @@ def simulate(
     )
 
 
-class _Shape(NamedTuple):
-    ranks: int
-    virtual: int
-    micro_batches: int
-    slices: int
-
-
 class _Arrivals:
     """When the input of each forward and backward pass is there; None until it is known."""
 
-    def __init__(self, shape: _Shape) -> None:
+    def __init__(self, shape: Shape) -> None:
         self.shape = shape
         size = shape.ranks * shape.virtual * shape.micro_batches * shape.slices
         units = shape.micro_batches * shape.slices
@@ -461,55 +455,11 @@ def _check(ranks: Sequence[RankSeconds], orders: Orders) -> None:
             )
 
 
-def _check_order(rank: int, order: Sequence[Turn], shape: _Shape) -> None:
-    """Every slice once through every chunk, forward before backward, slices forth and back."""
-    turns = set(order)
-    if len(turns) != len(order):
-        twice = next(turn for index, turn in enumerate(order) if turn in order[:index])
-        raise CostModelError(f"rank {rank} takes {_words(twice)} twice")
-    split = any(turn.kind == "input_gradient" for turn in order)
-    kinds = 3 if split else 2
-    seen: set[Turn] = set()
-    for turn in order:
-        inside = turn.chunk < shape.virtual and turn.micro_batch < shape.micro_batches and turn.slice < shape.slices
-        if not inside or min(turn.chunk, turn.micro_batch, turn.slice) < 0 or (split and turn.kind == "backward"):
-            raise CostModelError(
-                f"rank {rank} takes {_words(turn)}, which is none of {shape.virtual} chunks, {shape.micro_batches}"
-                f" micro-batches and {shape.slices} slices{', backwards in two parts' if split else ''}"
-            )
-        for need in _local_needs(turn, shape.slices):
-            if need not in seen:
-                raise CostModelError(f"rank {rank} takes {_words(turn)} before {_words(need)}")
-        seen.add(turn)
-    total = kinds * shape.virtual * shape.micro_batches * shape.slices
-    if len(order) != total:
-        raise CostModelError(
-            f"rank {rank} takes {len(order)} turns; {shape.virtual} chunks, {shape.micro_batches} micro-batches and"
-            f" {shape.slices} slices need {total}"
-        )
-
-
-def _local_needs(turn: Turn, slices: int) -> list[Turn]:
-    """Turns of the same rank and chunk that must come before."""
-    batch, chunk, piece = turn.micro_batch, turn.chunk, turn.slice
-    if turn.kind == "forward":
-        return [Turn("forward", batch, chunk, piece - 1)] if piece else []
-    if turn.kind == "weight_gradient":
-        return [Turn("input_gradient", batch, chunk, piece)]
-    needs = [Turn("forward", batch, chunk, piece)]
-    return needs if piece == slices - 1 else [*needs, Turn(turn.kind, batch, chunk, piece + 1)]
-
-
-def _words(turn: Turn) -> str:
-    piece = f", slice {turn.slice}" if turn.slice else ""
-    return f"{turn.kind} of micro-batch {turn.micro_batch}, chunk {turn.chunk}{piece}"
-
-
-def _deadlock(runs: Sequence[_Run], shape: _Shape) -> str:
+def _deadlock(runs: Sequence[_Run], shape: Shape) -> str:
     waits = []
     for run in runs:
         if run.turn < len(run.order):
             turn = run.order[run.turn]
             other = (run.number + (-1 if turn.kind == "forward" else 1)) % shape.ranks
-            waits.append(f"rank {run.number} waits with {_words(turn)} for rank {other}")
+            waits.append(f"rank {run.number} waits with {words(turn)} for rank {other}")
     return f"the orders wait for each other: {'; '.join(waits[:4])}{' ...' if len(waits) > 4 else ''}"

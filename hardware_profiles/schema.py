@@ -51,6 +51,10 @@ class _Share(_Fact):
     value: float = Field(gt=0, le=1)
 
 
+class _AtLeastOne(_Fact):
+    value: float = Field(ge=1, allow_inf_nan=False)
+
+
 class _FanOut(_Fact):
     value: int = Field(ge=2)
 
@@ -86,6 +90,7 @@ class _Level(_Strict):
     bandwidth_gb_per_s: _Positive
     protocol: list[_Protocol] = Field(min_length=1)
     in_network: _Protocol | None = None
+    oversubscription: _AtLeastOne | None = None
 
     def convert(self) -> Level:
         return Level(
@@ -95,6 +100,7 @@ class _Level(_Strict):
             bandwidth=bytes_per_second_from_gb_per_s(self.bandwidth_gb_per_s.value),
             protocols=tuple(protocol.convert() for protocol in self.protocol),
             in_network=None if self.in_network is None else self.in_network.convert(),
+            oversubscription=1.0 if self.oversubscription is None else self.oversubscription.value,
         )
 
 

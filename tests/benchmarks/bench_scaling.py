@@ -55,9 +55,7 @@ def against_layers(runs: int) -> None:
         print(f"{layers:>7}", end="")
         seconds.append(searched(graph, LAYERS_DEVICES, runs))
     ratio = max(seconds) / min(seconds)
-    print(
-        f"slowest / fastest {ratio:.2f}, target {FLAT_WITHIN}; 126 layers / 8 layers {seconds[-1] / seconds[0]:.2f}\n"
-    )
+    print(f"slowest / fastest {ratio:.2f}, target {FLAT_WITHIN}; 126 layers / 8 layers {seconds[-1] / seconds[0]:.2f}\n")
 
 
 def against_devices(counts: Sequence[int], runs: int) -> None:

@@ -47,9 +47,7 @@ def exact(layer_counts: tuple[int, ...]) -> None:
     """A line for every stack, number of layers and number of devices."""
     peers = {(p.stack, p.layers, p.devices): p for p in load_peers() if p.algorithm == "dynamic_programming"}
     print(f"dynamic_programming, CPU seconds, median of {RUNS}")
-    print(
-        f"{'stack':<6}{'layers':>7}{'devices':>8}{'same problem':>14}{'all':>8}{'gap':>8}{'MindSpore':>11}{'faster':>8}"
-    )
+    print(f"{'stack':<6}{'layers':>7}{'devices':>8}{'same problem':>14}{'all':>8}{'gap':>8}{'MindSpore':>11}{'faster':>8}")
     for stack in STACKS:
         for layers in layer_counts:
             for devices in DEVICES:

@@ -89,9 +89,13 @@ def _run(row: dict[str, str]) -> Run:
         micro_batch=int(row["micro_batch"]),
         recompute=row["recompute"],  # type: ignore[arg-type]  # the file has the three words that there are
     )
-    job = Job(model=model, profile=row["profile"], devices=int(row["devices"]), global_batch=int(row["global_batch"]))
+    job = Job(
+        model=model, profile=row["profile"], devices=int(row["devices"]), global_batch=int(row["global_batch"])
+    )
     seconds = float(row["step_seconds"]) if row["step_seconds"] else None
-    return Run(id=row["id"], name=row["model"], source=row["source"], job=job, pinned=pinned, step_seconds=seconds)
+    return Run(
+        id=row["id"], name=row["model"], source=row["source"], job=job, pinned=pinned, step_seconds=seconds
+    )
 
 
 @cache

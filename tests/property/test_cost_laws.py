@@ -64,6 +64,7 @@ def level(draw: st.DrawFn, library: tuple[tuple[str, str], ...], *, innermost: b
         bandwidth=draw(BANDWIDTHS),
         protocols=tuple(draw(protocols(name, serves)) for name, serves in library),
         in_network=draw(st.none() | protocols("in network")),
+        oversubscription=draw(st.just(1.0) | st.floats(1, 16)),
     )
 
 
@@ -128,11 +129,13 @@ def test_a_slower_link_is_never_faster(kind: str, message: float, group: Group, 
     index = data.draw(st.integers(0, len(group.spans) - 1))
     before, slower = group.spans[index].level, data.draw(SHARES)
     worse = replace(before, bandwidth=before.bandwidth * slower)
+    fuller = replace(before, oversubscription=before.oversubscription / slower)
     later = replace(
         before, protocols=tuple(replace(p, latency=p.latency + data.draw(LATENCIES)) for p in before.protocols)
     )
     time = collective_time(kind, message, group)
     assert collective_time(kind, message, with_level(group, index, worse)) >= time * (1 - ULPS)
+    assert collective_time(kind, message, with_level(group, index, fuller)) >= time * (1 - ULPS)
     assert collective_time(kind, message, with_level(group, index, later)) >= time * (1 - ULPS)
 
 
@@ -167,6 +170,7 @@ def test_a_hierarchy_is_never_faster_per_byte_than_its_fastest_level_alone(kind:
             bandwidth=min(span.level.bandwidth, inner.bandwidth),
             protocols=inner.protocols,
             in_network=inner.in_network,
+            oversubscription=max(span.level.oversubscription, inner.oversubscription),
         )
         spans.append(replace(span, level=slow))
     flat = Group(spans=(Span(level=inner, count=group.size),))

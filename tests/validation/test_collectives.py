@@ -1,10 +1,10 @@
 """Collectives that others measured: how closely the model fits half of them, and foretells the other half.
 
 `data/collectives_in_a_node.csv` is drawn from AIConfigurator's collected data (NVIDIA, Apache-2.0): all kinds on 2, 4
-and 8 devices of one NVLink domain, messages of 512 bytes to 512 MiB. Sums of 8-bit integers are left out, as no training
-reduces them (the fitted numbers are 5 to 6 percent off on them). Rows of other sources stand for 256 MiB to 2 GiB only,
-where the sources agree. They do not on small messages: up to 16 MiB the fitted numbers are 37 to 39 percent too fast for
-the nccl-tests and torch sweeps of ml-engineering, and 13 percent for vTrain's. We do not know why; taking
+and 8 devices of one NVLink domain, messages of 512 bytes to 512 MiB. Sums of 8-bit integers are left out, as no
+training reduces them (the fitted numbers are 5 to 6 percent off on them). Rows of other sources stand for 256 MiB to
+2 GiB only, where the sources agree. They do not on small messages: up to 16 MiB the fitted numbers are 36 to 39 percent
+too fast for the nccl-tests and torch sweeps of ml-engineering, and 13 percent for vTrain's. We do not know why; taking
 AIConfigurator's is a choice.
 
 The form of the model (which protocols, three for rings and three for peers) was chosen by looking at errors on such
