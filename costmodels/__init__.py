@@ -14,6 +14,7 @@ from costmodels.memory import (
     usable_memory,
 )
 from costmodels.optimizer import optimizer_time
+from costmodels.orders import ORDERS, schedule_orders
 from costmodels.schedules import (
     Turn,
     bubble_fraction,
@@ -23,17 +24,35 @@ from costmodels.schedules import (
     order_interleaved_1f1b,
     step_time,
 )
+from costmodels.timeline import (
+    ChunkSeconds,
+    Event,
+    Overlap,
+    PassSeconds,
+    RankSeconds,
+    RankUse,
+    Timeline,
+    simulate,
+)
 from costmodels.units import Array, Quantity
 
 __all__ = [
     "Array",
     "COLLECTIVES",
+    "ChunkSeconds",
     "CostModelError",
+    "Event",
     "FREE_OP_CLASS",
+    "ORDERS",
     "Optimizer",
+    "Overlap",
     "ParameterBytes",
+    "PassSeconds",
     "Precision",
     "Quantity",
+    "RankSeconds",
+    "RankUse",
+    "Timeline",
     "Turn",
     "affine_pieces",
     "bubble_fraction",
@@ -48,6 +67,8 @@ __all__ = [
     "order_interleaved_1f1b",
     "parameter_bytes",
     "peak_memory",
+    "schedule_orders",
+    "simulate",
     "step_time",
     "usable_memory",
 ]

@@ -13,18 +13,21 @@ once. The time is the least of these functions, so it is concave, piecewise line
 are free.
 
     algorithm      load of a level, per byte of message      steps
-    ring           p (n-1)/n / (inner B e)                   p (n-1), along one ring through all devices
-    hierarchical   2 (Q-1)/Q / (inner B e)                   2 (count-1) of each level: reduce-scatter, all-gather back
-    tree           2 / (inner B e), 1 where Q = 2            2 (count-1) in a bounded level, 2 log2(count) in another
-    in-network     1 / (inner B e) where switches reduce     up and down once; other levels as hierarchical
-    direct         (n-inner)/n / (B e)                       all-to-all, count-1 of each level
+    ring           p (n-1)/n / (inner B e)   + own           p (n-1), along one ring through all devices
+    hierarchical   2 (Q-1)/Q / (inner B e)   + own           2 (count-1) of each level: reduce-scatter, all-gather back
+    tree           2 / (inner B e), 1 where Q = 2   + own    2 (count-1) in a bounded level, 2 log2(count) in another
+    in-network     1 / (inner B e) where switches reduce     count-1, the members they wait for; others as hierarchical
+    direct         (n-inner)/n / (B e)   + own               all-to-all, count-1 of each level
     broadcast      1 / (inner B e)                           n-1 along a ring, or the depth of a tree
     neighbours     1 / (B e) of the outermost level          one: send and receive
 
-p is 2 for an all-reduce and 1 for an all-gather or a reduce-scatter. Trees are double binary trees between nodes and
-chains inside (NCCL). Not good for: messages so small that protocols switch per step, oversubscribed fabrics, and groups
-that share more of a link than the bandwidth per device says. One pass over the table costs O(kinds x protocols x
-levels), once per kind and group; after that a price is two or three multiply-adds.
+p is 2 for an all-reduce and 1 for an all-gather or a reduce-scatter. `own` stands where inner = 1: a further
+k/n / (B e), as if the n-th of the message that a device keeps cost k of a sent one. Measured is that the time per byte
+rises more slowly from 2 to 4 to 8 devices than (n-1)/n, by a term in 1/n. That it is the copy of the own part is our
+reading; where a fit finds k > 1 it cannot be all of it. Trees are double binary trees between nodes and chains inside
+(NCCL). Not good for: libraries that pick a protocol that is not the fastest, as they do near the sizes where they
+switch; collectives of different axes at the same time (what shares a link: `hardware_profiles.cluster`). One pass over
+the table costs O(kinds x protocols x levels), once per kind and group; after that a price is a few multiply-adds.
 
 Sources: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19(1),
 2005; Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009 (ring);
@@ -68,6 +71,11 @@ def _rate(span: Span, index: int) -> float:
     return span.bandwidth * _protocol(span, index).efficiency
 
 
+def _own(group: Group, index: int, inner: int) -> float:
+    """What the n-th of the message that a device keeps costs at its own ports, as a share of sending the message."""
+    return _protocol(group.spans[0], index).own / group.size if inner == 1 else 0.0
+
+
 def _ring_hops(group: Group, index: int) -> Seconds:
     """n-1 hops of a chunk along the ring: n/inner - n/(inner count) of them cross a level."""
     hops = 0.0
@@ -98,7 +106,8 @@ def _ring(passes: int) -> Algorithm:
     def ring(group: Group, index: int) -> Affine:
         share = passes * (group.size - 1) / group.size
         load = max(
-            share / (inner * _rate(span, index)) for span, inner in zip(group.spans, _inner_sizes(group), strict=True)
+            (share + _own(group, index, inner)) / (inner * _rate(span, index))
+            for span, inner in zip(group.spans, _inner_sizes(group), strict=True)
         )
         return _setup(group, index) + passes * _ring_hops(group, index), load
 
@@ -109,7 +118,7 @@ def _hierarchical(group: Group, index: int) -> Affine:
     load = 0.0
     for span, inner in zip(group.spans, _inner_sizes(group), strict=True):
         units = group.size // inner
-        load = max(load, 2 * (units - 1) / units / (inner * _rate(span, index)))
+        load = max(load, (2 * (units - 1) / units + _own(group, index, inner)) / (inner * _rate(span, index)))
     return _setup(group, index) + 2 * _level_steps(group, index), load
 
 
@@ -117,7 +126,7 @@ def _tree(group: Group, index: int) -> Affine:
     load = 0.0
     for span, inner in zip(group.spans, _inner_sizes(group), strict=True):
         sends = 1 if group.size == 2 * inner else 2
-        load = max(load, sends / (inner * _rate(span, index)))
+        load = max(load, (sends + _own(group, index, inner)) / (inner * _rate(span, index)))
     return _setup(group, index) + 2 * _tree_depth(group, index), load
 
 
@@ -129,9 +138,9 @@ def _in_network(group: Group, index: int) -> Affine | None:
         switch, units = span.level.in_network, group.size // inner
         if switch is not None:
             load = max(load, 1 / (inner * span.bandwidth * switch.efficiency))
-            latency += switch.setup + 2 * switch.latency
+            latency += switch.setup + (span.count - 1) * switch.latency
         else:
-            load = max(load, 2 * (units - 1) / units / (inner * _rate(span, index)))
+            load = max(load, (2 * (units - 1) / units + _own(group, index, inner)) / (inner * _rate(span, index)))
             latency += 2 * (span.count - 1) * _protocol(span, index).latency
     return _setup(group, index) + latency, load
 
@@ -139,7 +148,8 @@ def _in_network(group: Group, index: int) -> Affine | None:
 def _direct(group: Group, index: int) -> Affine:
     size = group.size
     load = max(
-        (size - inner) / size / _rate(span, index) for span, inner in zip(group.spans, _inner_sizes(group), strict=True)
+        ((size - inner) / size + _own(group, index, inner)) / _rate(span, index)
+        for span, inner in zip(group.spans, _inner_sizes(group), strict=True)
     )
     return _setup(group, index) + _level_steps(group, index), load
 
@@ -171,6 +181,9 @@ COLLECTIVES: dict[str, tuple[Algorithm, ...]] = {
 }
 """Every kind of collective and the algorithms that compete for it."""
 
+PEER_KINDS = frozenset({"all_to_all", "send_recv"})
+"""Kinds that libraries carry out by the kernels that send between peers; all others run along rings and trees."""
+
 
 @lru_cache(maxsize=65536)
 def affine_pieces(kind: str, group: Group) -> tuple[Affine, ...]:
@@ -178,19 +191,36 @@ def affine_pieces(kind: str, group: Group) -> tuple[Affine, ...]:
 
     Empty for a group of one. Sorted by a. Raises `CostModelError` for an unknown kind.
     """
+    return find_pieces(kind, group)
+
+
+def find_pieces(kind: str, group: Group) -> tuple[Affine, ...]:
+    """`affine_pieces`, which remembers them."""
     algorithms = COLLECTIVES.get(kind)
     if algorithms is None:
         raise CostModelError(f"unknown collective {kind!r}; known: {', '.join(COLLECTIVES)}")
     if group.size == 1:
         return ()
-    protocols = range(len(group.spans[0].level.protocols))
+    served = ("all", "peers" if kind in PEER_KINDS else "rings")
+    protocols = [index for index, one in enumerate(group.spans[0].level.protocols) if one.serves in served]
     found = sorted(
         piece for algorithm in algorithms for index in protocols if (piece := algorithm(group, index)) is not None
     )
+    return _lower_envelope(found)
+
+
+def _lower_envelope(pieces: list[Affine]) -> tuple[Affine, ...]:
+    """Those of the affine functions, sorted, that are the least for some message: a rises and b falls along them."""
     kept: list[Affine] = []
-    for piece in found:
-        if not kept or piece[1] < kept[-1][1]:
-            kept.append(piece)
+    for a, b in pieces:
+        if kept and b >= kept[-1][1]:
+            continue
+        while len(kept) > 1:
+            (first, slow), (middle, less) = kept[-2], kept[-1]
+            if (middle - first) * (slow - b) < (a - first) * (slow - less):
+                break
+            kept.pop()  # where the one before it is passed by it, the new one is no slower already
+        kept.append((a, b))
     return tuple(kept)
 
 
@@ -227,7 +257,12 @@ def collective_time(kind: str, message: Quantity, group: Group) -> Quantity:
         raise CostModelError(f"{kind} of {message} bytes: a message is never negative")
     if not pieces or message == 0:
         return 0.0
-    return min(a + b * message for a, b in pieces)
+    least = math.inf
+    for a, b in pieces:  # twice as fast as min over a generator, and called for every price
+        time = a + b * message
+        if time < least:
+            least = time
+    return least
 
 
 def _array_time(kind: str, message: Array, pieces: tuple[Affine, ...]) -> Array:

@@ -19,7 +19,7 @@ section 2.2 and figure 4. Not good for: sends that do not overlap, which need a 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -72,13 +72,21 @@ def bubble_fraction(stage_micro_batch_seconds: Sequence[Quantity], micro_batches
     return 1.0 - busy / (len(stage_micro_batch_seconds) * time)
 
 
+TurnKind: TypeAlias = Literal["forward", "backward", "input_gradient", "weight_gradient"]
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn of a stage: the forward or the backward pass of one micro-batch (0 first) through one of its chunks."""
+    """One turn of a stage: a pass of one micro-batch (0 first), or of one slice of its sequence, through one chunk.
 
-    kind: Literal["forward", "backward"]
+    A backward pass is one turn, or two where a schedule takes it apart: the gradient of the input, which the stage
+    before waits for, and the gradient of the weights, which nobody waits for until the optimizer.
+    """
+
+    kind: TurnKind
     micro_batch: int
     chunk: int = 0
+    slice: int = 0
 
 
 def order_1f1b(stage: int, stages: int, micro_batches: int) -> tuple[Turn, ...]:

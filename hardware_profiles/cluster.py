@@ -6,6 +6,17 @@
 
 Devices are numbered innermost level first: device 9 above is d1 of the second node. Every level gives its bandwidth per
 device and direction, so a node of eight devices reaches the cluster network with eight times the figure of that level.
+
+Groups that communicate at once. A collective is priced as if every device in use took part in one like it at the same
+time, because that is how a mesh axis runs: all shifts of a group together. Whether they contend is settled by what a
+bandwidth belongs to:
+
+    own port         each device has its own, so shifts never meet: eight groups of one device a node each have a port
+    shared uplink    the devices of a unit share links that carry less than their ports together, `oversubscription`
+                     times less; with all of them active each has that share, whatever group it is in
+
+Not modelled: a group that has a shared uplink to itself while others are silent (it is then faster than we say),
+collectives of different axes that overlap in time, and traffic of other jobs.
 """
 
 import hashlib
@@ -21,6 +32,7 @@ from hardware_profiles.units import Bytes, BytesPerSecond, FlopsPerSecond, Secon
 FactKind = Literal["datasheet", "measured", "fitted", "assumed"]
 DeviceType = Literal["cuda", "npu", "cpu"]
 NetworkKind = Literal["switch", "mesh"]
+Serves = Literal["all", "rings", "peers"]
 
 OP_CLASSES: tuple[str, ...] = (
     "attention",
@@ -33,6 +45,9 @@ OP_CLASSES: tuple[str, ...] = (
     "optimizer",
 )
 """Classes of kernels that a profile gives an efficiency for. The class "view" costs nothing and is in no profile."""
+
+
+_LATER = {"left out of digests at its default": True}  # a field that is younger than plans that hold digests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,13 +108,17 @@ class Protocol:
     """One way in which a communication library drives a level: little latency, or much bandwidth.
 
     `setup` is paid once per collective whose outermost level this is, `latency` once per step over this level, and
-    `efficiency` is the share of the level's bandwidth that large messages reach.
+    `efficiency` is the share of the level's bandwidth that large messages reach. `own` is what the part that a device
+    keeps seems to cost it, relative to sending that part (a fitted term in 1/n, see `costmodels.collectives`). Some
+    libraries send between `peers` (all-to-all, neighbours) by other kernels than along `rings` and trees.
     """
 
     name: str
     setup: Seconds
     latency: Seconds
     efficiency: float
+    own: float = field(default=0.0, metadata=_LATER)
+    serves: Serves = field(default="all", metadata=_LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +129,7 @@ class Level:
     `bandwidth` is per device and direction. In a "switch" any subset of devices has all of it; in a "mesh" of direct
     links a group of c devices has only (c-1)/(fan_out-1) of it. All levels of a cluster list the same protocols, in the
     same order. `in_network` is the protocol of an all-reduce done by the switches themselves (NVLink SHARP), if any.
+    `oversubscription` is how many times more the ports of a unit's devices carry together than its uplink here.
     """
 
     name: str
@@ -118,6 +138,7 @@ class Level:
     bandwidth: BytesPerSecond
     protocols: tuple[Protocol, ...]
     in_network: Protocol | None = None
+    oversubscription: float = field(default=1.0, metadata=_LATER)
 
     @property
     def latency(self) -> Seconds:
@@ -139,11 +160,14 @@ class Span:
 
     @property
     def bandwidth(self) -> BytesPerSecond:
-        """Bandwidth per device and direction that a group of `count` can use: all of a switch, its links of a mesh."""
+        """Bandwidth per device and direction that a group of `count` has while all shifts of it communicate.
+
+        All of a switch, its links of a mesh; on a shared uplink the device's part of it.
+        """
         level = self.level
         if level.network == "mesh" and level.fan_out is not None:
-            return level.bandwidth * min(1.0, (self.count - 1) / (level.fan_out - 1))
-        return level.bandwidth
+            return level.bandwidth * min(1.0, (self.count - 1) / (level.fan_out - 1)) / level.oversubscription
+        return level.bandwidth / level.oversubscription
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,24 +310,36 @@ def _capacity(levels: tuple[Level, ...]) -> int | None:
 def _check_levels(name: str, levels: tuple[Level, ...]) -> None:
     if not levels:
         raise TopologyError(f"cluster {name} has no levels")
-    protocols = [protocol.name for protocol in levels[0].protocols]
+    protocols = [(protocol.name, protocol.serves) for protocol in levels[0].protocols]
     if not protocols:
         raise TopologyError(f"level {levels[0].name} of cluster {name} has no protocols")
+    for served in ("rings", "peers"):
+        if all(serves not in ("all", served) for _, serves in protocols):
+            raise TopologyError(f"no protocol of cluster {name} serves {served}")
     for index, level in enumerate(levels):
         if level.fan_out is None and index != len(levels) - 1:
             raise TopologyError(f"level {level.name} of cluster {name} is unbounded but not the outermost")
         if level.fan_out is not None and level.fan_out < 2:
             raise TopologyError(f"level {level.name} of cluster {name} has fan_out {level.fan_out}, less than 2")
+        if not 1 <= level.oversubscription < math.inf:
+            raise TopologyError(
+                f"level {level.name} of cluster {name} has oversubscription {level.oversubscription}; it is 1 or more"
+            )
         if level.network == "mesh" and level.fan_out is None:
             raise TopologyError(f"level {level.name} of cluster {name} is a mesh, so it needs a fan_out")
-        if [protocol.name for protocol in level.protocols] != protocols:
-            raise TopologyError(f"level {level.name} of cluster {name} must list the protocols {protocols}")
+        if [(protocol.name, protocol.serves) for protocol in level.protocols] != protocols:
+            names = [protocol for protocol, _ in protocols]
+            raise TopologyError(
+                f"level {level.name} of cluster {name} must list the protocols {names}, serving the same"
+            )
 
 
 def _plain(value: Any) -> Any:
-    """Dataclasses to dicts, for a text that two equal values share; derived fields are left out."""
+    """Dataclasses to dicts, for a text that two equal values share; left out are derived
+    fields, and younger ones at their defaults, so that a profile that does not use them keeps its digest."""
     if is_dataclass(value):
-        return {item.name: _plain(getattr(value, item.name)) for item in fields(value) if item.init}
+        values = {item: getattr(value, item.name) for item in fields(value) if item.init}
+        return {item.name: _plain(one) for item, one in values.items() if not (item.metadata and one == item.default)}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value

@@ -21,6 +21,7 @@ from hardware_profiles.cluster import (
     Level,
     NetworkKind,
     Protocol,
+    Serves,
 )
 from hardware_profiles.units import (
     bytes_from_gib,
@@ -50,6 +51,10 @@ class _Share(_Fact):
     value: float = Field(gt=0, le=1)
 
 
+class _AtLeastOne(_Fact):
+    value: float = Field(ge=1, allow_inf_nan=False)
+
+
 class _FanOut(_Fact):
     value: int = Field(ge=2)
 
@@ -64,6 +69,8 @@ class _Protocol(_Strict):
     setup_us: _Fact
     latency_us: _Fact
     efficiency: _Share
+    own: _Fact | None = None
+    serves: Serves = "all"
 
     def convert(self) -> Protocol:
         return Protocol(
@@ -71,6 +78,8 @@ class _Protocol(_Strict):
             setup=seconds_from_us(self.setup_us.value),
             latency=seconds_from_us(self.latency_us.value),
             efficiency=self.efficiency.value,
+            own=0.0 if self.own is None else self.own.value,
+            serves=self.serves,
         )
 
 
@@ -81,6 +90,7 @@ class _Level(_Strict):
     bandwidth_gb_per_s: _Positive
     protocol: list[_Protocol] = Field(min_length=1)
     in_network: _Protocol | None = None
+    oversubscription: _AtLeastOne | None = None
 
     def convert(self) -> Level:
         return Level(
@@ -90,6 +100,7 @@ class _Level(_Strict):
             bandwidth=bytes_per_second_from_gb_per_s(self.bandwidth_gb_per_s.value),
             protocols=tuple(protocol.convert() for protocol in self.protocol),
             in_network=None if self.in_network is None else self.in_network.convert(),
+            oversubscription=1.0 if self.oversubscription is None else self.oversubscription.value,
         )
 
 

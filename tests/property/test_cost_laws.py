@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -33,29 +34,46 @@ DEVICES = st.sampled_from(profile_names()).map(lambda name: load_profile(name).d
 ULPS = 1e-12
 
 
-def protocols(name: str) -> st.SearchStrategy[Protocol]:
-    return st.builds(Protocol, name=st.just(name), setup=LATENCIES, latency=LATENCIES, efficiency=SHARES)
+OWN = st.just(0.0) | st.floats(0, 3)
+LIBRARIES = (  # names of protocols, and what they serve
+    (("simple", "all"),),
+    (("low latency", "all"), ("simple", "all")),
+    (("low latency", "rings"), ("simple", "rings"), ("peer", "peers")),
+)
+
+
+def protocols(name: str, serves: str = "all") -> st.SearchStrategy[Protocol]:
+    return st.builds(
+        Protocol,
+        name=st.just(name),
+        setup=LATENCIES,
+        latency=LATENCIES,
+        efficiency=SHARES,
+        own=OWN,
+        serves=st.just(serves),
+    )
 
 
 @st.composite
-def level(draw: st.DrawFn, names: list[str], *, innermost: bool, outermost: bool) -> Level:
+def level(draw: st.DrawFn, library: tuple[tuple[str, str], ...], *, innermost: bool, outermost: bool) -> Level:
     mesh = innermost and not outermost and draw(st.booleans())
     return Level(
         name=f"level {draw(st.integers(0, 9))}",
         fan_out=None if outermost else 8,
         network="mesh" if mesh else "switch",
         bandwidth=draw(BANDWIDTHS),
-        protocols=tuple(draw(protocols(name)) for name in names),
+        protocols=tuple(draw(protocols(name, serves)) for name, serves in library),
         in_network=draw(st.none() | protocols("in network")),
+        oversubscription=draw(st.just(1.0) | st.floats(1, 16)),
     )
 
 
 @st.composite
 def groups(draw: st.DrawFn, least: int = 1) -> Group:
-    names = ["low latency", "simple"][: draw(st.integers(1, 2))]
+    library = draw(st.sampled_from(LIBRARIES))
     depth = draw(st.integers(least, 3))
     spans = [
-        Span(level=draw(level(names, innermost=i == 0, outermost=i == depth - 1)), count=draw(st.integers(2, 8)))
+        Span(level=draw(level(library, innermost=i == 0, outermost=i == depth - 1)), count=draw(st.integers(2, 8)))
         for i in range(depth)
     ]
     return Group(spans=tuple(spans))
@@ -74,6 +92,30 @@ def test_never_below_the_lower_bound(kind: str, message: float, group: Group) ->
     assert collective_time(kind, message, group) >= bound * (1 - ULPS)
 
 
+@given(KINDS, MESSAGES, st.integers(1, 64), groups())
+def test_parts_of_a_message_never_take_less_than_the_whole(kind: str, message: float, parts: int, group: Group) -> None:
+    whole = collective_time(kind, message, group)
+    assert whole <= parts * collective_time(kind, message / parts, group) * (1 + ULPS)
+
+
+@given(KINDS, MESSAGES, groups())
+def test_pieces_are_those_that_are_the_least_somewhere(kind: str, message: float, group: Group) -> None:
+    """Leaving out what is never the least changes no time; what is left has a message at which it is the least."""
+    served = "peers" if kind in ("all_to_all", "send_recv") else "rings"
+    protocols = group.spans[0].level.protocols
+    chosen = [
+        algorithm(group, index)
+        for algorithm in COLLECTIVES[kind]
+        for index, one in enumerate(protocols)
+        if one.serves in ("all", served)
+    ]
+    least = min(piece[0] + piece[1] * message for piece in chosen if piece is not None)
+    assert message == 0 or collective_time(kind, message, group) == pytest.approx(least)
+    pieces = affine_pieces(kind, group)
+    turns = [(after[0] - before[0]) / (before[1] - after[1]) for before, after in pairwise(pieces)]
+    assert turns == sorted(turns)
+
+
 @given(KINDS, MESSAGES, MESSAGES, groups())
 def test_monotone_and_concave_in_the_message(kind: str, one: float, other: float, group: Group) -> None:
     one, other = sorted((one, other))
@@ -87,11 +129,13 @@ def test_a_slower_link_is_never_faster(kind: str, message: float, group: Group, 
     index = data.draw(st.integers(0, len(group.spans) - 1))
     before, slower = group.spans[index].level, data.draw(SHARES)
     worse = replace(before, bandwidth=before.bandwidth * slower)
+    fuller = replace(before, oversubscription=before.oversubscription / slower)
     later = replace(
         before, protocols=tuple(replace(p, latency=p.latency + data.draw(LATENCIES)) for p in before.protocols)
     )
     time = collective_time(kind, message, group)
     assert collective_time(kind, message, with_level(group, index, worse)) >= time * (1 - ULPS)
+    assert collective_time(kind, message, with_level(group, index, fuller)) >= time * (1 - ULPS)
     assert collective_time(kind, message, with_level(group, index, later)) >= time * (1 - ULPS)
 
 
@@ -108,7 +152,8 @@ def test_all_reduce_is_at_most_reduce_scatter_and_all_gather(message: float, gro
 
 @given(groups(), st.integers(2, 8))
 def test_ring_all_reduce_is_reduce_scatter_and_all_gather(group: Group, count: int) -> None:
-    flat = replace(group.spans[0].level, in_network=None)
+    own_part_is_free = tuple(replace(one, own=0.0) for one in group.spans[0].level.protocols)
+    flat = replace(group.spans[0].level, in_network=None, protocols=own_part_is_free)
     ring = Group(spans=(Span(level=flat, count=count),))
     message = 1e18  # so large that latencies vanish
     parts = collective_time("reduce_scatter", message, ring) + collective_time("all_gather", message, ring)
@@ -125,6 +170,7 @@ def test_a_hierarchy_is_never_faster_per_byte_than_its_fastest_level_alone(kind:
             bandwidth=min(span.level.bandwidth, inner.bandwidth),
             protocols=inner.protocols,
             in_network=inner.in_network,
+            oversubscription=max(span.level.oversubscription, inner.oversubscription),
         )
         spans.append(replace(span, level=slow))
     flat = Group(spans=(Span(level=inner, count=group.size),))

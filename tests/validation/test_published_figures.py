@@ -94,10 +94,10 @@ def test_small_collectives_in_a_node_within_30_percent(
     assert collective_time(kind, message, load_profile(profile).group(devices, 1)) == pytest.approx(seconds, rel=0.3)
 
 
-def test_medium_messages_between_two_a100_are_a_known_weakness() -> None:
-    """NCCL is slower between two devices than its constants on more of them say: the model sees 2/3 of the 38.1 µs."""
+def test_medium_messages_between_two_a100_within_15_percent() -> None:
+    """Two devices see less of the link than eight, which the term `own` of the protocols expresses."""
     time = collective_time("all_gather", 2.0 * MIB, load_profile("a100-80gb").group(2, 1))
-    assert 38.1e-6 / 1.6 <= time <= 38.1e-6
+    assert time == pytest.approx(38.1e-6, rel=0.15)
 
 
 def with_port(cluster: Cluster, bandwidth: float) -> Cluster:

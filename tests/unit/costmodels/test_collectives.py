@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -72,9 +74,30 @@ def test_trees_win_on_small_messages_between_many_nodes() -> None:
 
 def test_switches_that_reduce() -> None:
     node = level(100 * GB, 1 * US, bounded=True, reduces=True)
-    switch = (10 + 5 + 2) * US, 1 / (0.5 * 100 * GB)
+    switch = (10 + 5 + 7) * US, 1 / (0.5 * 100 * GB)
     assert affine_pieces("all_reduce", group((node, 8))) == (pytest.approx(switch), pytest.approx((24 * US, 1.75e-11)))
     assert collective_time("all_gather", 1 * GB, group((node, 8))) == collective_time("all_gather", 1 * GB, EIGHT)
+
+
+def test_the_part_that_a_device_keeps_is_moved_too() -> None:
+    """Its n-th counts for `own` of a sent one, at the ports of the devices and not at those of nodes."""
+    node = replace(NODE, protocols=(replace(NODE.protocols[0], own=0.5),))
+    message = 8 * GB
+    steps = {"all_gather": 7, "reduce_scatter": 7, "all_to_all": 7, "all_reduce": 14}
+    for kind, count in steps.items():
+        time = collective_time(kind, message, group((node, 8)))
+        assert time == pytest.approx(10 * US + count * US + (count + 0.5) / 8 * message / (100 * GB))
+    far = group((node, 4), (NETWORK, 2))
+    assert collective_time("all_gather", message, far) == collective_time("all_gather", message, TWO_BY_FOUR)
+
+
+def test_kernels_that_send_between_peers_are_not_those_of_rings() -> None:
+    ring = replace(NODE.protocols[0], name="ring", serves="rings")
+    peer = replace(NODE.protocols[0], name="peer", serves="peers", setup=1 * US)
+    members = group((replace(NODE, protocols=(ring, peer)), 8))
+    for kind in COLLECTIVES:
+        setup = 1 * US if kind in ("all_to_all", "send_recv") else 10 * US
+        assert affine_pieces(kind, members)[0][0] == pytest.approx(affine_pieces(kind, EIGHT)[0][0] - 10 * US + setup)
 
 
 def test_two_devices_of_a_mesh_have_one_link() -> None:

@@ -1,6 +1,7 @@
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -121,6 +122,37 @@ def test_levels_must_share_their_protocols() -> None:
     outer = Level(name="cluster", fan_out=None, network="switch", bandwidth=1e9, protocols=(other,))
     with pytest.raises(TopologyError, match=r"level cluster .* must list the protocols \['simple'\]"):
         cluster(level("node", 8), outer, devices=8)
+
+
+def test_every_kind_of_collective_needs_a_protocol() -> None:
+    rings = replace(PROTOCOL, serves="rings")
+    with pytest.raises(TopologyError, match="no protocol of cluster test serves peers"):
+        cluster(replace(level("node", 8), protocols=(rings,)), devices=8)
+    outer = replace(level("cluster", None), protocols=(rings,))
+    with pytest.raises(TopologyError, match=r"must list the protocols \['simple'\]"):
+        cluster(level("node", 8), outer, devices=8)
+
+
+def test_ports_are_owned_and_uplinks_are_shared() -> None:
+    """Eight groups of one device a node have a port each; behind a 4:1 uplink each device has a quarter of its port."""
+    racks = replace(level("rack", None), oversubscription=4.0)
+    both = cluster(level("node", 8), replace(level("cluster", 4), bandwidth=5e8), racks, devices=256)
+    own = [(span.level.name, span.bandwidth) for span in both.group(4, 8).spans]
+    assert own == [("cluster", 5e8)]
+    shared = [(span.level.name, span.bandwidth) for span in both.group(8, 32).spans]
+    assert shared == [("rack", 1e9 / 4)]
+    for wrong in (0.5, float("inf"), float("nan")):
+        with pytest.raises(TopologyError, match=r"has oversubscription .*; it is 1 or more"):
+            cluster(level("node", 8), replace(racks, oversubscription=wrong), devices=8)
+
+
+def test_fields_that_are_not_used_leave_the_digest_alone() -> None:
+    """The digest of a profile without them is that of plans written before they existed."""
+    before = "830e9243c994"
+    assert load_profile("ascend-910b-64gb").digest().startswith(before)
+    fast, slow = (replace(level("node", 8), oversubscription=ratio) for ratio in (1.0, 2.0))
+    assert cluster(fast, devices=8).digest() == cluster(level("node", 8), devices=8).digest()
+    assert cluster(slow, devices=8).digest() != cluster(fast, devices=8).digest()
 
 
 def test_unknown_dtype_and_op_class() -> None:

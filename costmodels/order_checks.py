@@ -1,0 +1,61 @@
+"""Whether the turns of one rank are a step: each slice once through each chunk in each direction, in an order that what
+the rank itself makes allows. Orders of several ranks that wait for each other show in the simulation."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from costmodels.errors import CostModelError
+from costmodels.schedules import Turn
+
+
+class Shape(NamedTuple):
+    """Ranks of a pipeline, chunks on each, micro-batches of a step and slices of each."""
+
+    ranks: int
+    virtual: int
+    micro_batches: int
+    slices: int
+
+
+def check_order(rank: int, order: Sequence[Turn], shape: Shape) -> None:
+    """Every slice once through every chunk, forward before backward, slices forth and back."""
+    turns = set(order)
+    if len(turns) != len(order):
+        twice = next(turn for index, turn in enumerate(order) if turn in order[:index])
+        raise CostModelError(f"rank {rank} takes {words(twice)} twice")
+    split = any(turn.kind == "input_gradient" for turn in order)
+    kinds = 3 if split else 2
+    seen: set[Turn] = set()
+    for turn in order:
+        inside = turn.chunk < shape.virtual and turn.micro_batch < shape.micro_batches and turn.slice < shape.slices
+        if not inside or min(turn.chunk, turn.micro_batch, turn.slice) < 0 or (split and turn.kind == "backward"):
+            raise CostModelError(
+                f"rank {rank} takes {words(turn)}, which is none of {shape.virtual} chunks, {shape.micro_batches}"
+                f" micro-batches and {shape.slices} slices{', backwards in two parts' if split else ''}"
+            )
+        for need in _local_needs(turn, shape.slices):
+            if need not in seen:
+                raise CostModelError(f"rank {rank} takes {words(turn)} before {words(need)}")
+        seen.add(turn)
+    total = kinds * shape.virtual * shape.micro_batches * shape.slices
+    if len(order) != total:
+        raise CostModelError(
+            f"rank {rank} takes {len(order)} turns; {shape.virtual} chunks, {shape.micro_batches} micro-batches and"
+            f" {shape.slices} slices need {total}"
+        )
+
+
+def _local_needs(turn: Turn, slices: int) -> list[Turn]:
+    """Turns of the same rank and chunk that must come before."""
+    batch, chunk, piece = turn.micro_batch, turn.chunk, turn.slice
+    if turn.kind == "forward":
+        return [Turn("forward", batch, chunk, piece - 1)] if piece else []
+    if turn.kind == "weight_gradient":
+        return [Turn("input_gradient", batch, chunk, piece)]
+    needs = [Turn("forward", batch, chunk, piece)]
+    return needs if piece == slices - 1 else [*needs, Turn(turn.kind, batch, chunk, piece + 1)]
+
+
+def words(turn: Turn) -> str:
+    piece = f", slice {turn.slice}" if turn.slice else ""
+    return f"{turn.kind} of micro-batch {turn.micro_batch}, chunk {turn.chunk}{piece}"

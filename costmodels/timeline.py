@@ -1,0 +1,465 @@
+"""A training step of a pipeline, turn by turn: which rank does what when, and what it waits for.
+
+    rank 0  computation   F0 F1 F2 .  .  B0 F3 B1 ...           passes in the order of the schedule
+            inside           ==                                 communication of a pass that may run under its work
+            parameters    gather ......... reduce reduce        weights before a pass, gradients behind it, in order
+            transfers       0>1 0>1                             results to the rank that waits for them, in order
+    rank 1  computation         F0 F1 B0 ...
+
+Every rank takes its turns in a fixed order, and each of its queues serves in the order in which the turns fill it. So
+the step is a graph of events without choices, and the end of an event is
+
+    end(e) = max over what it waits for of end + seconds(e)
+
+a longest path. From this follows what a search may rely on: no duration can be longer and the step shorter (a list
+scheduler that picked what is ready could do that: Graham's anomalies), and waiting for a communication is never faster
+than overlapping it, because it only adds edges. One pass over the turns; a rank goes on until it waits for another,
+which wakes it. O(turns), a few microseconds each.
+
+    pass        computation + blocking + what of `overlapped` is longer than the computation
+    gather      before each pass that reads the weights; prefetched: while the pass before runs (two sets of weights)
+    reduction   of each bucket, as soon as the share of the last backward pass is done that makes it
+    transfer    to the next or the previous chunk; the sender goes on
+    at the end  optimizer once all reductions of the rank are done, then the gathering of new weights
+
+Not good for: contention. The four queues of a rank do not slow each other down, though they may share links, and
+communication takes nothing from computation (some percent of the cores of a device, in truth). There is no global
+barrier before the optimizer (the norm of all gradients), which takes ranks that finish early nothing: the step ends
+with the last of them.
+
+Sources: Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17(2), 1969; Baccelli et al.,
+"Synchronization and linearity", 1992 (max-plus systems are monotone); for the schedules see `costmodels.orders`.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+from costmodels.errors import CostModelError
+from costmodels.order_checks import Shape, check_order, words
+from costmodels.orders import Orders
+from costmodels.schedules import Turn, TurnKind
+from costmodels.units import Bytes, Seconds
+
+Stream: TypeAlias = Literal["computation", "inside", "parameters", "transfers"]
+EventKind: TypeAlias = Literal[
+    "forward",
+    "backward",
+    "input_gradient",
+    "weight_gradient",
+    "communication",
+    "gather",
+    "reduction",
+    "send_forward",
+    "send_backward",
+    "optimizer",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassSeconds:
+    """One pass of a micro-batch, or of a slice of it, through a chunk.
+
+    `blocking` is communication inside the pass that its computation waits for, `overlapped` such that needs only to be
+    done when the pass is.
+    """
+
+    computation: Seconds
+    blocking: Seconds = 0.0
+    overlapped: Seconds = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkSeconds:
+    """What one chunk of one rank takes and holds.
+
+    `forward`, `backward` and `weight_gradient` have an entry per slice of the sequence (one where it is whole). Where
+    `weight_gradient` is given, `backward` is the gradient of the input alone, and a schedule that does not take the
+    backward pass apart does both in one turn. `gather` comes before each pass but that of the weight gradient. The
+    `reductions` are those of the buckets of gradients in the order in which the backward pass makes them, in equal
+    shares of its time; once a step, or with each backward pass (`reduce_each`: gradients that are stored sharded).
+    `held` is what one slice of a micro-batch keeps from its forward until its backward pass, or until its weight
+    gradient where that is a turn of its own.
+    """
+
+    forward: tuple[PassSeconds, ...]
+    backward: tuple[PassSeconds, ...]
+    weight_gradient: tuple[PassSeconds, ...] = ()
+    gather: Seconds = 0.0
+    reductions: tuple[Seconds, ...] = ()
+    reduce_each: bool = False
+    send_forward: Seconds = 0.0
+    send_backward: Seconds = 0.0
+    held: Bytes = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSeconds:
+    """One rank: its chunks in model order (chunk c of rank r is c p + r of the model), and the end of its step."""
+
+    chunks: tuple[ChunkSeconds, ...]
+    optimizer: Seconds = 0.0
+    weight_gather: Seconds = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """Which communication runs beside computation; what does not, the computation waits for where it comes up."""
+
+    inside: bool = True
+    gathers: bool = True
+    reductions: bool = True
+    transfers: bool = True
+
+
+class Event(NamedTuple):
+    """Something that a stream of a rank does; `micro_batch` is -1 where there is none."""
+
+    start: Seconds
+    end: Seconds
+    rank: int
+    stream: Stream
+    kind: EventKind
+    micro_batch: int
+    chunk: int
+    slice: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankUse:
+    """How a rank spends the step, busy + exposed + idle = seconds of the step, and what it holds at most.
+
+    `busy` computes, `exposed` waits for communication of its own (inside passes, gathers, reductions, sends where they
+    are waited for), `idle` waits for other ranks, their transfers included. `live` counts slices of micro-batches.
+    """
+
+    busy: Seconds
+    exposed: Seconds
+    idle: Seconds
+    live: int
+    live_bytes: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """A simulated step. Events stand rank by rank, in the order of the turns that cause them."""
+
+    seconds: Seconds
+    ranks: tuple[RankUse, ...]
+    events: tuple[Event, ...]
+
+
+ALL_OVERLAP = Overlap()
+
+
+def simulate(
+    ranks: Sequence[RankSeconds], orders: Orders, *, overlap: Overlap = ALL_OVERLAP, record: bool = True
+) -> Timeline:
+    """One step of a pipeline of `ranks`, each taking its turns in its order (`costmodels.schedule_orders`).
+
+    Args:
+        ranks: what each rank takes, all with the same number of chunks and slices.
+        orders: the turns of each rank.
+        overlap: which communication is overlapped.
+        record: whether events are listed; without them it takes about half the time.
+
+    Raises:
+        CostModelError: durations that are negative or not finite, ranks that do not match the orders, an order that
+            leaves out or repeats a turn or takes a backward pass before its forward, or orders that wait for each
+            other for ever; the message names rank, turn and what it waits for.
+    """
+    _check(ranks, orders)
+    count = len(ranks)
+    slices = len(ranks[0].chunks[0].forward)
+    micro_batches = 1 + max((turn.micro_batch for turn in orders[0]), default=0)
+    shape = Shape(count, len(ranks[0].chunks), micro_batches, slices)
+    for number, order in enumerate(orders):
+        check_order(number, order, shape)
+    arrived = _Arrivals(shape)
+    runs = [_Run(number, ranks[number], orders[number], arrived, overlap, record) for number in range(count)]
+    awake = deque(range(count))
+    while awake:
+        for other in runs[awake.popleft()].advance():
+            awake.append(other)
+    if any(run.turn < len(run.order) for run in runs):
+        raise CostModelError(_deadlock(runs, shape))
+    ends = [run.finish() for run in runs]
+    seconds = max(ends)
+    return Timeline(
+        seconds=seconds,
+        ranks=tuple(run.use(seconds) for run in runs),
+        events=tuple(event for run in runs for event in run.events),
+    )
+
+
+class _Arrivals:
+    """When the input of each forward and backward pass is there; None until it is known."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        size = shape.ranks * shape.virtual * shape.micro_batches * shape.slices
+        units = shape.micro_batches * shape.slices
+        self.forward: list[Seconds | None] = [None] * size
+        self.backward: list[Seconds | None] = [None] * size
+        self.forward[:units] = [0.0] * units  # the data is there
+        self.backward[size - units :] = [0.0] * units  # the loss is part of the last chunk
+        self.units = units
+
+
+class _Run:
+    """A rank on its way through its turns."""
+
+    def __init__(
+        self, number: int, times: RankSeconds, order: Sequence[Turn], arrived: _Arrivals, overlap: Overlap, record: bool
+    ) -> None:
+        self.number, self.times, self.order, self.arrived, self.overlap = number, times, order, arrived, overlap
+        self.record = record
+        self.events: list[Event] = []
+        self.turn = 0
+        self.free = 0.0  # computation
+        self.parameters = 0.0  # end of what the queue of gathers and reductions has
+        self.transfers = 0.0
+        self.gathered = 0.0  # end of the gathering for the next turn
+        self.busy, self.exposed = 0.0, 0.0
+        self.passes = _passes(times, order, overlap)
+        self.reducing = _reducing(times, order)
+        self.live, self.live_bytes = _held(times, order)
+        self._gather(0, 0.0)
+
+    def advance(self) -> list[int]:
+        """Take turns until one lacks its input; the ranks that may go on because of it."""
+        shape, arrived, order = self.arrived.shape, self.arrived, self.order
+        forward, backward, units, slices = arrived.forward, arrived.backward, arrived.units, shape.slices
+        count, last = shape.ranks, shape.ranks * shape.virtual - 1
+        wake_next = wake_previous = False
+        overlap = self.overlap
+        while self.turn < len(order):
+            turn = order[self.turn]
+            kind = turn.kind
+            chunk = turn.chunk * count + self.number
+            place = chunk * units + turn.micro_batch * slices + turn.slice
+            came: Seconds | None
+            if kind == "forward":
+                came = forward[place]
+            elif kind == "weight_gradient":
+                came = 0.0
+            else:
+                came = backward[place]
+            if came is None:
+                break
+            seconds, computation, inner = self.passes[kind, turn.chunk, turn.slice]
+            free = self.free
+            ready = came if came > free else free
+            start = self.gathered if self.gathered > ready else ready
+            end = start + seconds
+            self.busy += computation
+            self.exposed += (start - ready) + (seconds - computation)
+            if self.record:
+                self._record_pass(turn, start, computation, seconds, inner)
+            times = self.times.chunks[turn.chunk]
+            done = end
+            if kind == "forward":
+                if chunk < last:
+                    sent = self._send(turn, end, times.send_forward, "send_forward")
+                    forward[place + units] = sent
+                    wake_next = True
+                    if not overlap.transfers:
+                        done = sent
+            elif kind != "weight_gradient" and chunk:
+                sent = self._send(turn, end, times.send_backward, "send_backward")
+                backward[place - units] = sent
+                wake_previous = True
+                if not overlap.transfers:
+                    done = sent
+            self.turn += 1
+            self._gather(self.turn, free if overlap.gathers else end)
+            if self.turn - 1 in self.reducing:
+                reduced = self._reduce(turn, start, end, times.reductions)
+                if not overlap.reductions and reduced > done:
+                    done = reduced
+            self.exposed += done - end
+            self.free = done
+        return [(self.number + step) % count for step, wake in ((1, wake_next), (-1, wake_previous)) if wake]
+
+    def finish(self) -> Seconds:
+        """Optimizer and gathering of the new weights; the end of the rank's step."""
+        start = max(self.free, self.parameters)
+        end = start + self.times.optimizer
+        self.busy += self.times.optimizer
+        gathered = end + self.times.weight_gather
+        self.exposed += (start - self.free) + (gathered - end)
+        if self.record and self.times.optimizer:
+            self.events.append(Event(start, end, self.number, "computation", "optimizer", -1, -1, 0))
+        if self.record and self.times.weight_gather:
+            self.events.append(Event(end, gathered, self.number, "parameters", "gather", -1, -1, 0))
+        return gathered
+
+    def use(self, seconds: Seconds) -> RankUse:
+        idle = max(0.0, seconds - math.fsum((self.busy, self.exposed)))
+        return RankUse(busy=self.busy, exposed=self.exposed, idle=idle, live=self.live, live_bytes=self.live_bytes)
+
+    def _gather(self, index: int, ready: Seconds) -> None:
+        """Queue the gathering of the weights of a turn."""
+        if index >= len(self.order):
+            return
+        turn = self.order[index]
+        seconds = self.times.chunks[turn.chunk].gather
+        if not seconds or turn.kind == "weight_gradient":
+            self.gathered = 0.0
+            return
+        start = max(ready, self.parameters)
+        self.gathered = self.parameters = start + seconds
+        if self.record:
+            self.events.append(
+                Event(
+                    start,
+                    start + seconds,
+                    self.number,
+                    "parameters",
+                    "gather",
+                    turn.micro_batch,
+                    turn.chunk,
+                    turn.slice,
+                )
+            )
+
+    def _reduce(self, turn: Turn, start: Seconds, end: Seconds, buckets: tuple[Seconds, ...]) -> Seconds:
+        """Queue the reductions behind a turn; the end of the last one."""
+        for index, seconds in enumerate(buckets):
+            ready = start + (end - start) * ((index + 1) / len(buckets)) if self.overlap.reductions else end
+            begin = max(ready, self.parameters)
+            self.parameters = begin + seconds
+            if self.record:
+                self.events.append(
+                    Event(
+                        begin,
+                        begin + seconds,
+                        self.number,
+                        "parameters",
+                        "reduction",
+                        turn.micro_batch,
+                        turn.chunk,
+                        turn.slice,
+                    )
+                )
+        return self.parameters
+
+    def _send(
+        self, turn: Turn, ready: Seconds, seconds: Seconds, kind: Literal["send_forward", "send_backward"]
+    ) -> Seconds:
+        start = self.transfers if self.transfers > ready else ready
+        self.transfers = start + seconds
+        if self.record and seconds:
+            self.events.append(
+                Event(start, start + seconds, self.number, "transfers", kind, turn.micro_batch, turn.chunk, turn.slice)
+            )
+        return self.transfers
+
+    def _record_pass(
+        self, turn: Turn, start: Seconds, computation: Seconds, seconds: Seconds, inner: tuple[Seconds, Seconds]
+    ) -> None:
+        """The pass, and the communication inside it: what overlaps from its start, the rest behind it."""
+        rest = self.number, turn.micro_batch, turn.chunk, turn.slice
+        overlapped, blocking = inner
+        self.events.append(
+            Event(start, start + computation, rest[0], "computation", turn.kind, rest[1], rest[2], rest[3])
+        )
+        begin = start if self.overlap.inside else start + computation
+        if overlapped:
+            self.events.append(
+                Event(begin, begin + overlapped, rest[0], "inside", "communication", rest[1], rest[2], rest[3])
+            )
+        if blocking:
+            end = start + seconds
+            self.events.append(
+                Event(end - blocking, end, rest[0], "inside", "communication", rest[1], rest[2], rest[3])
+            )
+
+
+def _passes(
+    times: RankSeconds, order: Sequence[Turn], overlap: Overlap
+) -> dict[tuple[TurnKind, int, int], tuple[Seconds, Seconds, tuple[Seconds, Seconds]]]:
+    """For each kind, chunk and slice: seconds of the turn, of its computation, and of its inner communication."""
+    found = {}
+    for kind, chunk, piece in {(turn.kind, turn.chunk, turn.slice) for turn in order}:
+        entry = times.chunks[chunk]
+        if kind == "forward":
+            parts = [entry.forward[piece]]
+        elif kind == "weight_gradient":
+            parts = [entry.weight_gradient[piece]]
+        else:
+            parts = [entry.backward[piece]]
+            if kind == "backward" and entry.weight_gradient:
+                parts.append(entry.weight_gradient[piece])
+        computation = sum(part.computation for part in parts)
+        overlapped, blocking = sum(part.overlapped for part in parts), sum(part.blocking for part in parts)
+        running = max(computation, overlapped) if overlap.inside else computation + overlapped
+        found[kind, chunk, piece] = (running + blocking, computation, (overlapped, blocking))
+    return found
+
+
+def _reducing(times: RankSeconds, order: Sequence[Turn]) -> frozenset[int]:
+    """Turns behind which gradients are reduced: the last of a chunk that makes some, or each of them."""
+    last: dict[int, int] = {}
+    each = []
+    for index, turn in enumerate(order):
+        if turn.kind in ("backward", "weight_gradient"):
+            last[turn.chunk] = index
+            if times.chunks[turn.chunk].reduce_each:
+                each.append(index)
+    return frozenset(each) | frozenset(index for chunk, index in last.items() if not times.chunks[chunk].reduce_each)
+
+
+def _held(times: RankSeconds, order: Sequence[Turn]) -> tuple[int, Bytes]:
+    """Most slices of micro-batches at once between forward and the last of their backward turns, and most bytes."""
+    live = most = 0
+    held = largest = 0.0
+    for turn in order:
+        if turn.kind == "forward":
+            live += 1
+            held += times.chunks[turn.chunk].held
+            most, largest = max(most, live), max(largest, held)
+        elif turn.kind != "input_gradient":
+            live -= 1
+            held -= times.chunks[turn.chunk].held
+    return most, largest
+
+
+def _check(ranks: Sequence[RankSeconds], orders: Orders) -> None:
+    if not ranks or len(ranks) != len(orders):
+        raise CostModelError(
+            f"a pipeline needs an order for each rank, got {len(ranks)} ranks and {len(orders)} orders"
+        )
+    chunks = len(ranks[0].chunks)
+    if not chunks or not ranks[0].chunks[0].forward:
+        raise CostModelError("a rank needs at least one chunk, and a chunk at least one slice")
+    slices = len(ranks[0].chunks[0].forward)
+    for number, rank in enumerate(ranks):
+        if len(rank.chunks) != chunks:
+            raise CostModelError(f"rank {number} has {len(rank.chunks)} chunks, rank 0 has {chunks}")
+        for chunk in rank.chunks:
+            sizes = (len(chunk.forward), len(chunk.backward), len(chunk.weight_gradient) or slices)
+            if sizes != (slices, slices, slices):
+                raise CostModelError(f"rank {number} has passes for {sizes} slices, rank 0 for {slices}")
+        amounts = [rank.optimizer, rank.weight_gather]
+        for chunk in rank.chunks:
+            amounts += [chunk.gather, *chunk.reductions, chunk.send_forward, chunk.send_backward, chunk.held]
+            for one in (*chunk.forward, *chunk.backward, *chunk.weight_gradient):
+                amounts += [one.computation, one.blocking, one.overlapped]
+        wrong = [amount for amount in amounts if not 0 <= amount < math.inf]
+        if wrong:
+            raise CostModelError(
+                f"rank {number} has a duration or size of {wrong[0]}: it must be finite and not negative"
+            )
+
+
+def _deadlock(runs: Sequence[_Run], shape: Shape) -> str:
+    waits = []
+    for run in runs:
+        if run.turn < len(run.order):
+            turn = run.order[run.turn]
+            other = (run.number + (-1 if turn.kind == "forward" else 1)) % shape.ranks
+            waits.append(f"rank {run.number} waits with {words(turn)} for rank {other}")
+    return f"the orders wait for each other: {'; '.join(waits[:4])}{' ...' if len(waits) > 4 else ''}"

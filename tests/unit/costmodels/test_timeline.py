@@ -1,0 +1,215 @@
+"""The simulated step: closed forms, small cases by hand, refusals."""
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from costmodels import (
+    ChunkSeconds,
+    CostModelError,
+    Overlap,
+    PassSeconds,
+    RankSeconds,
+    Turn,
+    schedule_orders,
+    simulate,
+    step_time,
+)
+
+STAGES, PARTS = (1, 2, 4, 8), (1, 2, 3, 4, 8, 16)
+
+
+def passes(seconds: float, slices: int = 1) -> tuple[PassSeconds, ...]:
+    return (PassSeconds(computation=seconds),) * slices
+
+
+def equal(
+    stages: int, forward: float, backward: float, weight: float | None = None, *, virtual: int = 1, slices: int = 1
+) -> list[RankSeconds]:
+    chunk = ChunkSeconds(
+        forward=passes(forward, slices),
+        backward=passes(backward, slices),
+        weight_gradient=() if weight is None else passes(weight, slices),
+        held=10.0,
+    )
+    return [RankSeconds(chunks=(chunk,) * virtual)] * stages
+
+
+def with_chunk(ranks: list[RankSeconds], **values: object) -> list[RankSeconds]:
+    return [replace(rank, chunks=tuple(replace(chunk, **values) for chunk in rank.chunks)) for rank in ranks]
+
+
+@pytest.mark.parametrize("micro_batches", PARTS)
+@pytest.mark.parametrize("stages", STAGES)
+def test_closed_forms_of_equal_stages(stages: int, micro_batches: int) -> None:
+    ranks = equal(stages, 1.0, 2.0)
+    for schedule in ("gpipe", "1f1b"):
+        step = simulate(ranks, schedule_orders(schedule, stages, micro_batches))
+        assert step.seconds == pytest.approx((micro_batches + stages - 1) * 3)
+        most = [micro_batches if schedule == "gpipe" else min(micro_batches, stages - s) for s in range(stages)]
+        assert [use.live for use in step.ranks] == most
+        assert [use.live_bytes for use in step.ranks] == [10.0 * live for live in most]
+    if micro_batches % stages == 0:
+        for virtual in (2, 3):
+            chunks = equal(stages, 1.0, 2.0, virtual=virtual)
+            step = simulate(chunks, schedule_orders("interleaved", stages, micro_batches, virtual=virtual))
+            whole = [3.0 * virtual] * stages
+            assert step.seconds == pytest.approx(step_time(whole, [0.0] * stages, micro_batches, virtual))
+            assert step.seconds == pytest.approx((micro_batches * virtual + stages - 1) * 3)
+
+
+@pytest.mark.parametrize("slices", [1, 2, 4])
+@pytest.mark.parametrize("micro_batches", PARTS)
+@pytest.mark.parametrize("stages", STAGES)
+def test_slices_fill_the_pipeline_faster(stages: int, micro_batches: int, slices: int) -> None:
+    """q slices of a q-th: a bubble of (p-1)(F+B)/q, and p-s+q-1 slices held."""
+    step = simulate(
+        equal(stages, 1.0, 2.0, slices=slices), schedule_orders("slices", stages, micro_batches, slices=slices)
+    )
+    assert step.seconds == pytest.approx((micro_batches * slices + stages - 1) * 3)
+    most = [min(micro_batches * slices, stages - stage + slices - 1) for stage in range(stages)]
+    assert [use.live for use in step.ranks] == most
+
+
+@pytest.mark.parametrize("times", [(1.0, 1.0, 1.0), (1.0, 1.2, 0.8), (2.0, 1.5, 1.0), (1.0, 2.0, 1.0)])
+@pytest.mark.parametrize("micro_batches", [8, 9, 16])
+@pytest.mark.parametrize("stages", STAGES)
+def test_the_published_bubble_of_zb_h1(stages: int, micro_batches: int, times: tuple[float, float, float]) -> None:
+    """Qi et al., section 2.3: (p-1)(F + B - W), at the peak memory of 1F1B."""
+    forward, backward, weight = times
+    ranks = equal(stages, *times)
+    step = simulate(ranks, schedule_orders("zb_h1", stages, micro_batches))
+    bubble = (stages - 1) * (forward + backward - weight)
+    assert step.seconds == pytest.approx(micro_batches * sum(times) + bubble)
+    assert max(use.live for use in step.ranks) == stages
+    plain = simulate(ranks, schedule_orders("1f1b", stages, micro_batches))  # both parts of the backward in one turn
+    assert plain.seconds == pytest.approx((micro_batches + stages - 1) * sum(times))
+    assert max(use.live for use in plain.ranks) == stages
+
+
+def test_two_ranks_with_transfers_by_hand() -> None:
+    """F0 ends at 1, arrives at 1.5; F1 of rank 1 until 2.5; its B until 4.5, arrives at 5; B of rank 0 until 7."""
+    ranks = with_chunk(equal(2, 1.0, 2.0), send_forward=0.5, send_backward=0.5)
+    step = simulate(ranks, schedule_orders("1f1b", 2, 1))
+    assert step.seconds == 7
+    assert [(use.busy, use.exposed, use.idle) for use in step.ranks] == [(3, 0, 4), (3, 0, 4)]
+    words = [(event.rank, event.stream, event.kind, event.start, event.end) for event in step.events]
+    assert words == [
+        (0, "computation", "forward", 0, 1),
+        (0, "transfers", "send_forward", 1, 1.5),
+        (0, "computation", "backward", 5, 7),
+        (1, "computation", "forward", 1.5, 2.5),
+        (1, "computation", "backward", 2.5, 4.5),
+        (1, "transfers", "send_backward", 4.5, 5),
+    ]
+
+
+def test_transfers_that_are_waited_for_are_paid_by_the_sender_too() -> None:
+    ranks = with_chunk(equal(2, 1.0, 2.0), send_forward=0.5, send_backward=0.5)
+    orders = schedule_orders("1f1b", 2, 8)
+    blocking = simulate(ranks, orders, overlap=Overlap(transfers=False))
+    assert blocking.seconds > simulate(ranks, orders).seconds
+    assert [use.exposed for use in blocking.ranks] == [4, 4]
+
+
+def one_rank(**values: object) -> list[RankSeconds]:
+    return [
+        RankSeconds(chunks=(ChunkSeconds(forward=passes(4.0), backward=passes(8.0), **values),))  # type: ignore[arg-type]
+    ]
+
+
+def test_communication_inside_a_pass() -> None:
+    inner = PassSeconds(computation=4.0, blocking=1.0, overlapped=6.0)
+    ranks = [RankSeconds(chunks=(ChunkSeconds(forward=(inner,), backward=passes(8.0)),))]
+    orders = schedule_orders("1f1b", 1, 2)
+    step = simulate(ranks, orders)
+    assert step.seconds == 2 * (6 + 1 + 8)  # the longer of the two, and what cannot overlap
+    assert (step.ranks[0].busy, step.ranks[0].exposed, step.ranks[0].idle) == (24, 6, 0)
+    assert simulate(ranks, orders, overlap=Overlap(inside=False)).seconds == 2 * (4 + 6 + 1 + 8)
+
+
+def test_gathers_are_prefetched() -> None:
+    """Only the first stands in nobody's shadow; one that is longer than the pass before it shows by the difference."""
+    orders = schedule_orders("1f1b", 1, 2)
+    assert simulate(one_rank(gather=3.0), orders).seconds == 3 + 24
+    assert simulate(one_rank(gather=5.0), orders).seconds == 5 + (4 + 1) + 8 + (4 + 1) + 8
+    waiting = simulate(one_rank(gather=3.0), orders, overlap=Overlap(gathers=False))
+    assert (waiting.seconds, waiting.ranks[0].exposed) == (24 + 4 * 3, 12)
+
+
+def test_reductions_start_inside_the_last_backward_pass() -> None:
+    """Buckets are there at 2, 4, 6 and 8 of the last backward pass of 8: 3 s each end at 5, 8, 11 and 14."""
+    orders = schedule_orders("1f1b", 1, 2)
+    ranks = [replace(one_rank(reductions=(3.0,) * 4)[0], optimizer=1.0, weight_gather=2.0)]
+    step = simulate(ranks, orders)
+    assert step.seconds == 16 + 14 + 1 + 2
+    assert (step.ranks[0].busy, step.ranks[0].exposed) == (25, 6 + 2)
+    assert simulate(ranks, orders, overlap=Overlap(reductions=False)).seconds == 24 + 12 + 3
+    each = simulate(one_rank(reductions=(1.0,), reduce_each=True), orders)
+    assert [event.start for event in each.events if event.kind == "reduction"] == [12, 24]
+    assert each.seconds == 25
+
+
+def test_orders_that_wait_for_each_other() -> None:
+    """Rank 0 wants the gradient of micro-batch 0 before it makes micro-batch 1, which rank 1 takes first."""
+    forward, backward = (lambda part: Turn("forward", part)), (lambda part: Turn("backward", part))
+    orders = (
+        (forward(0), backward(0), forward(1), backward(1)),
+        (forward(1), backward(1), forward(0), backward(0)),
+    )
+    message = (
+        r"the orders wait for each other: rank 0 waits with backward of micro-batch 0, chunk 0 for rank 1; "
+        r"rank 1 waits with forward of micro-batch 1, chunk 0 for rank 0"
+    )
+    with pytest.raises(CostModelError, match=message):
+        simulate(equal(2, 1.0, 1.0), orders)
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        (
+            [Turn("backward", 0), Turn("forward", 0)],
+            "backward of micro-batch 0, chunk 0 before forward of micro-batch 0",
+        ),
+        ([Turn("forward", 0)], "takes 1 turns; 1 chunks, 1 micro-batches and 1 slices need 2"),
+        ([Turn("forward", 0), Turn("forward", 0)], "forward of micro-batch 0, chunk 0 twice"),
+        ([Turn("forward", 0), Turn("forward", 0, 1)], "chunk 1, which is none of 1 chunks"),
+        ([Turn("forward", 0), Turn("weight_gradient", 0)], "before input_gradient of micro-batch 0"),
+        ([], "takes 0 turns"),
+    ],
+)
+def test_orders_that_are_no_step(order: list[Turn], message: str) -> None:
+    with pytest.raises(CostModelError, match=message):
+        simulate(equal(1, 1.0, 1.0, 1.0), (tuple(order),))
+
+
+def test_slices_go_back_in_reverse_order() -> None:
+    turns = [Turn("forward", 0, 0, 0), Turn("forward", 0, 0, 1), Turn("backward", 0, 0, 0), Turn("backward", 0, 0, 1)]
+    with pytest.raises(CostModelError, match=r"backward of micro-batch 0, chunk 0 before backward of .*slice 1"):
+        simulate(equal(1, 1.0, 1.0, slices=2), (tuple(turns),))
+
+
+def test_refusals() -> None:
+    with pytest.raises(CostModelError, match="unknown schedule 'dualpipe'; known: 1f1b, gpipe"):
+        schedule_orders("dualpipe", 2, 2)
+    with pytest.raises(CostModelError, match="'1f1b' has one chunk a stage, got 2; ask for 'interleaved'"):
+        schedule_orders("1f1b", 2, 2, virtual=2)
+    with pytest.raises(CostModelError, match="'gpipe' takes whole sequences, got 2 slices"):
+        schedule_orders("gpipe", 2, 2, slices=2)
+    with pytest.raises(CostModelError, match="got 2 ranks and 1 orders"):
+        simulate(equal(2, 1.0, 1.0), schedule_orders("1f1b", 1, 1))
+    with pytest.raises(CostModelError, match=r"rank 0 has a duration or size of -1\.0"):
+        simulate(equal(1, -1.0, 1.0), schedule_orders("1f1b", 1, 1))
+    with pytest.raises(CostModelError, match="rank 1 has 2 chunks, rank 0 has 1"):
+        simulate(equal(1, 1.0, 1.0) + equal(1, 1.0, 1.0, virtual=2), schedule_orders("1f1b", 2, 1))
+
+
+def test_64_ranks_and_256_micro_batches_take_less_than_a_second() -> None:
+    ranks = with_chunk(equal(64, 1.0, 2.0), send_forward=0.01, send_backward=0.01)
+    orders = schedule_orders("1f1b", 64, 256)
+    started = time.process_time()
+    step = simulate(ranks, orders)
+    assert time.process_time() - started < 1
+    assert len(step.events) == 64 * 2 * 256 + 2 * 63 * 256
