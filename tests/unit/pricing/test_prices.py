@@ -50,7 +50,7 @@ def test_a_linear_layer_by_hand() -> None:
         operand, weight, result = 4 * 32 * 32, 4 * 32 * outputs, 4 * 32 * outputs
         rate, bandwidth = device.peak("fp32") * efficiency.compute, device.memory_bandwidth * efficiency.bandwidth
         forward = device.launch_latency + max(flops / rate, (operand + weight + result) / bandwidth)
-        backward = 2 * device.launch_latency + max(2 * flops / rate, (2 * operand + 2 * weight + result) / bandwidth)
+        backward = 2 * forward  # two products of the same work and operands: one for each gradient
         assert prices.forward[at] == pytest.approx(forward, rel=1e-12)
         assert prices.backward[at] == pytest.approx(backward, rel=1e-12)
         assert (prices.operands[0][at], prices.operands[1][at], prices.results[0][at]) == (operand, weight, result)
