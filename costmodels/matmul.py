@@ -32,7 +32,7 @@ several milliseconds throttle: they take 5 to 12 percent longer per operation th
 says too much for the former, too little for the latter. Not good for: sparse products, n below 32, and libraries that
 were tuned for none of this.
 
-Costs some 25 array operations on (13, K) numbers.
+Costs some 25 array operations on (15, K) numbers.
 
 Sources: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009; NVIDIA, "Matrix multiplication background user's
 guide", DU-09799-001 (tile and wave quantisation); Osama et al., "Stream-K: work-centric parallel decomposition for
@@ -53,7 +53,7 @@ DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1, "tf32": 4}
 """Bytes of an operand's element. Results of fp8 products are written in two bytes."""
 
 _TILES = ((64, 64, 1), (128, 64, 1), (128, 128, 1), (128, 256, 1), (256, 128, 1), (64, 256, 1), (256, 64, 1))
-_PARTS = ((128, 128, 2), (128, 128, 3), (128, 128, 5), (128, 128, 8), (64, 64, 4), (64, 64, 16))
+_PARTS = (*((128, 128, parts) for parts in (2, 3, 5, 8)), *((64, 64, parts) for parts in (2, 4, 8, 16)))
 _ROWS, _COLUMNS, _SPLITS = (
     np.array(column, dtype=np.float64)[:, None] for column in zip(*_TILES, *_PARTS, strict=True)
 )
@@ -126,7 +126,7 @@ def _tiled(
 
 @lru_cache(maxsize=256)
 def _steps(kernel: MatmulKernel, peak: FlopsPerSecond, compute_units: int, width: int) -> Array:
-    """Seconds of one tile per step along k on one compute unit, for each choice of tile, (13, 1)."""
+    """Seconds of one tile per step along k on one compute unit, for each choice of tile, (15, 1)."""
     compute = 2 * _ROWS * _COLUMNS * (compute_units / (kernel.compute * peak))
     feed = (_ROWS + _COLUMNS) * (width * compute_units / kernel.feed)
     return np.asarray((compute**6 + feed**6) ** (1 / 6))
