@@ -25,7 +25,7 @@ def reporting(as_json: bool = False) -> Iterator[None]:
         _say(kind, _one_line(str(error)), as_json)
         raise typer.Exit(code) from error
     except KeyboardInterrupt as error:
-        _say("interrupted", "interrupted", as_json)
+        _say("interrupted", str(error) or "interrupted", as_json)
         raise typer.Exit(130) from error
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from planner.search.search import Progress as SearchProgress
     from planner.search.search import SearchResult
 
+_NOTHING_YET = "interrupted before there was a plan"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
@@ -50,14 +52,14 @@ def find(request: "SearchRequest", console: "Console", *, pareto: bool = False, 
             results = tuple(front(request, show, stopped)) if pareto else (plan_for(request, show, stopped),)
         except InfeasibleError as error:
             if stopped():
-                raise KeyboardInterrupt from error
+                raise KeyboardInterrupt(_NOTHING_YET) from error
             limit = math.inf if request.time_limit is None else request.time_limit
             if not advise or time.perf_counter() - started > limit:
                 raise
             note("looking for what would fit")
             raise InfeasibleError(f"{error}. {_advice(request)}") from error
     if not results:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(_NOTHING_YET)
     return Found(results=results, interrupted=stopped())
 
 

@@ -1,7 +1,8 @@
 """What would make an infeasible request fit: found by search, not by rule of thumb.
 
-Each change is tried by itself: more devices (doubled until something fits), a lighter optimizer, 16-bit compute. A
-trial stops at the first configuration that fits; the leanest are tried first (recomputation, most micro-batches).
+Each change is tried by itself: a decision of the user's given up, more devices (doubled until something fits), a
+lighter optimizer, 16-bit compute. A trial stops at the first configuration that fits; the leanest are tried first
+(recomputation, most micro-batches).
 """
 
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ class Change:
 
 def changes(request: SearchRequest) -> Iterator[Change]:
     """Changes to an infeasible request after which something fits."""
+    yield from _given_up(request)
     devices = _enough_devices(request)
     if devices is not None:
         yield Change(text=f"{devices} devices (--devices {devices})")
@@ -29,6 +31,25 @@ def changes(request: SearchRequest) -> Iterator[Change]:
         yield Change(text="SGD with momentum, which keeps less state (--optimizer sgd)")
     if request.precision == "fp32" and find_fitting(replace(request, precision="bf16")):
         yield Change(text="16-bit compute (--precision bf16)")
+
+
+def _given_up(request: SearchRequest) -> Iterator[Change]:
+    """Decisions without which something fits."""
+    pinned = request.pinned
+    without = {
+        name: replace(request, pinned=replace(pinned, **{name: None}))
+        for name in ("recompute", "micro_batch", "micro_batches")
+        if getattr(pinned, name) is not None
+    }
+    if request.memory_limit is not None:
+        without["memory_limit"] = replace(request, memory_limit=None)
+    for name, freed in without.items():
+        if find_fitting(freed):
+            yield Change(text=f"--{name.replace('_', '-')} left out")
+    for zero in range((3 if pinned.zero is None else pinned.zero) + 1, 4):
+        if find_fitting(replace(request, pinned=replace(pinned, zero=zero))):
+            yield Change(text=f"--zero {zero}")
+            return
 
 
 def _enough_devices(request: SearchRequest) -> int | None:

@@ -162,9 +162,6 @@ class Engine:
 
         Raises NothingAgreesError where what is decided, or virtual stages, cannot be had on this mesh.
         """
-        needed = self.limits.device_bytes(self.request.cluster.devices)
-        if needed > self.capacity:
-            return Outcome(seconds=math.inf, bound=math.inf, state=(), ranks=(), least=needed, price=0.0, solved=0)
         chain, setting = self.chain(configuration), setting_of(configuration, self.capacity)
         if setting.chunks > 1 and (chain.blocks_in_head or chain.blocks_in_tail):
             place = "first block reads" if chain.blocks_in_head else "last block hands on"

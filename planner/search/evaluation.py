@@ -27,8 +27,14 @@ from planner.search.stage_problem import Part, parts_problem
 
 Array = NDArray[np.float64]
 
-ROUNDS = 10
+ROUNDS = 16
 """Prices of memory tried for one configuration, at most; four are the rule."""
+
+_IDLE = 0.97
+"""A rank that is busy for a smaller share of the time of the slowest could hold more blocks, if they were lean."""
+
+_PROBES = 4
+"""Ranks, evenly spaced, beside the slowest, for whose micro-batches in flight prices are tried."""
 
 _SETTLED = 1e-3
 """How close to the best the exact solver goes, relatively."""
@@ -138,15 +144,27 @@ class Evaluation:
                 closed[state] = True
                 continue
             duals.solve(*weights)
-            if self.cap < math.inf:
-                duals.solve(*weights, cap=self.cap)
+            cap = min(self.cap, setting.capacity / CAPS[1]) if weights[0] == math.inf else self.cap
+            if cap < math.inf:
+                duals.solve(*weights, cap=cap)
             bounds = np.where(bounds == math.inf, bounds, np.maximum(bounds, duals.bounds(setting)))
         bound = float(bounds.min())
         if best is None and setting.ranks == 1 and bound < self.cutoff and len(duals.priced) < self.rounds:
             best, bound = self._settled(bound)
         if best is None:
+            self._look_at_the_leanest()
             return self._outcome(math.inf, bound, (), ())
         return self._outcome(best[0], min(bound, best[0]), best[1], best[2])
+
+    def _look_at_the_leanest(self) -> None:
+        """Compose where the boundary takes the least memory, to know how much is missing."""
+        flights = self._flights(0)
+        if self._new(math.inf, flights):
+            self.duals.solve(math.inf, flights)
+        for known in [known for known in self.duals.priced if math.isinf(known.price)]:
+            head, inner, tail = known.values
+            total = head + self.blocks * inner + tail
+            self._compose(tuple(int(i) for i in np.unravel_index(int(total.argmin()), total.shape)))
 
     def _roomy(self, bounds: Array) -> bool:
         """Whether the fastest way to run the first rank fits without a price, so that no hint is needed."""
@@ -313,13 +331,16 @@ class Evaluation:
             self.cap = self.caps.pop(0)
             return math.inf, self._flights(order[0])
         busy = [float(filled.busy[count]) for filled, count in zip(ranks, division.blocks, strict=True)]
-        slowest = True
-        for rank in sorted(range(setting.ranks), key=lambda r: -busy[r]):
-            flights = self._flights(rank)
-            price = self._crossing_price(ranks[rank], division.blocks[rank], flights)
-            if slowest:
-                self.price = price or 0.0
-                slowest = False
+        slowest = max(range(setting.ranks), key=lambda rank: busy[rank])
+        self.price = self._crossing_price(ranks[slowest], division.blocks[slowest], self._flights(slowest)) or 0.0
+        probes = dict.fromkeys((slowest, *(setting.ranks * part // _PROBES for part in range(_PROBES)), -1))
+        for rank in sorted((probe % setting.ranks for probe in probes), key=lambda probe: -busy[probe]):
+            flights, count = self._flights(rank), division.blocks[rank]
+            idle = busy[rank] < _IDLE * busy[slowest] and count + 1 < len(ranks[rank].busy)
+            if idle and math.isinf(ranks[rank].busy[count + 1]):
+                price: float | None = math.inf
+            else:  # with one block more it would take work off the others
+                price = self._crossing_price(ranks[rank], count + int(idle), flights)
             if price is not None and self._new(price, flights):
                 return price, flights
         return None

@@ -43,6 +43,10 @@ OPTIMAL = 1e-9
 """Within this of the bound, relatively, a result counts as optimal."""
 
 
+_LOOKED_AT = 4
+"""Configurations that are evaluated where nothing fits, the leanest by their bounds, to say how much is missing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """Where the search is.
@@ -144,6 +148,8 @@ def search(
 def find_fitting(request: SearchRequest) -> bool:
     """Whether anything fits. Tries the leanest configurations first and stops at the first that does."""
     engine, _ = _engine(request)
+    if engine.limits.device_bytes(request.cluster.devices) > engine.capacity:
+        return False
     space = list(configurations(engine.template, request.cluster.devices, request.global_batch, request.pinned))
     for members in _families(space):
         family = _family(engine, members)
@@ -397,14 +403,14 @@ class _Search:
         )
 
     def _look_at_the_leanest(self) -> None:
-        """Where bounds rule out everything, evaluate one configuration to know how much is missing."""
+        """Where bounds rule out everything, evaluate a few configurations to know how much is missing."""
         known = [
             (family.least_bytes(members[0]), _order(members[0]), members[0])
             for _, _, family, members, _ in self.queue
             if family is not None
         ]
-        if known:
-            self.least = self.engine.evaluate(min(known)[2]).least
+        for _, _, configuration in sorted(known)[:_LOOKED_AT]:
+            self.least = min(self.least, self.engine.evaluate(configuration).least)
 
     def _ranked(self, found: _Found, bound: float) -> Ranked:
         """A result as a plan, bound to its graph and priced by the judge."""

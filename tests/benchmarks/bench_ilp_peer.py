@@ -7,10 +7,11 @@ problem" is that. Its time is in data/peers.csv.
 from peers import load_peers
 from timing import cpu_seconds, extent
 
-from planner import Pinned, SearchResult, search
+from planner import Pinned, SearchResult
 from planner.errors import InfeasibleError
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
+from planner.search.api import search
 
 DEVICES = 256
 MESH = (32, 8)

@@ -1,5 +1,5 @@
-"""The main job, `plan --model llama70b --devices 64`, and the same for 4,096 devices, from a cold process to the written
-plan."""
+"""The main job, `plan --model llama70b --devices 64`, and the same for 4,096 devices, from a cold process to the plan
+that is written."""
 
 import json
 import sys

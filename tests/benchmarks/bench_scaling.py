@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 from timing import cpu_seconds, extent
 
-from planner import search
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
+from planner.search.api import search
 
 LAYERS = (8, 32, 80, 126)
 LAYERS_DEVICES = 64
@@ -55,7 +55,9 @@ def against_layers(runs: int) -> None:
         print(f"{layers:>7}", end="")
         seconds.append(searched(graph, LAYERS_DEVICES, runs))
     ratio = max(seconds) / min(seconds)
-    print(f"slowest / fastest {ratio:.2f}, target {FLAT_WITHIN}; 126 layers / 8 layers {seconds[-1] / seconds[0]:.2f}\n")
+    print(
+        f"slowest / fastest {ratio:.2f}, target {FLAT_WITHIN}; 126 layers / 8 layers {seconds[-1] / seconds[0]:.2f}\n"
+    )
 
 
 def against_devices(counts: Sequence[int], runs: int) -> None:

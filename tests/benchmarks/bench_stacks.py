@@ -1,7 +1,7 @@
 """Stacks of equal layers against the search of MindSpore: CPU seconds of the search alone.
 
 "Same problem" is what MindSpore searches: the strategies of every operator on all devices, without a pipeline and with
-one micro-batch. "All" is everything that `planner.search` chooses by itself: stages, micro-batches and recomputation too.
+one micro-batch. "All" is everything that `planner.search` chooses by itself: stages, micro-batches, recomputation too.
 """
 
 from functools import cache
@@ -10,10 +10,11 @@ from peers import Peer, load_peers
 from stacks import GPT_BATCH, MLP_BATCH, gpt_stack, mlp_stack
 from timing import cpu_seconds, extent
 
-from planner import Pinned, SearchResult, search
+from planner import Pinned, SearchResult
 from planner.errors import PlannerError
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
+from planner.search.api import search
 
 STACKS = {"mlp": (mlp_stack, MLP_BATCH), "gpt": (gpt_stack, GPT_BATCH)}
 LAYERS = (1, 2, 4, 8, 16, 32)
@@ -47,7 +48,9 @@ def exact(layer_counts: tuple[int, ...]) -> None:
     """A line for every stack, number of layers and number of devices."""
     peers = {(p.stack, p.layers, p.devices): p for p in load_peers() if p.algorithm == "dynamic_programming"}
     print(f"dynamic_programming, CPU seconds, median of {RUNS}")
-    print(f"{'stack':<6}{'layers':>7}{'devices':>8}{'same problem':>14}{'all':>8}{'gap':>8}{'MindSpore':>11}{'faster':>8}")
+    print(
+        f"{'stack':<6}{'layers':>7}{'devices':>8}{'same problem':>14}{'all':>8}{'gap':>8}{'MindSpore':>11}{'faster':>8}"
+    )
     for stack in STACKS:
         for layers in layer_counts:
             for devices in DEVICES:

@@ -6,12 +6,13 @@ is left. What its source does not say is left to the search, which can only make
 
 import csv
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from planner import Pinned, search
+from planner import Pinned
 from planner.graph.operator_graph import OperatorGraph
+from planner.search.api import search
 from planner.search.search import SearchResult
 
 DATA = Path(__file__).resolve().parent / "data" / "training_runs.csv"
@@ -87,20 +88,16 @@ def _run(row: dict[str, str]) -> Run:
         sequence_parallel=row["sequence_parallel"] == "1" if row["sequence_parallel"] else None,
         zero=int(row["zero"]) if row["zero"] else None,
         micro_batch=int(row["micro_batch"]),
-        recompute=row["recompute"],  # type: ignore[arg-type]  # the file has the three words that there are
+        recompute=row["recompute"],  # one of the three words that there are
     )
-    job = Job(
-        model=model, profile=row["profile"], devices=int(row["devices"]), global_batch=int(row["global_batch"])
-    )
+    job = Job(model=model, profile=row["profile"], devices=int(row["devices"]), global_batch=int(row["global_batch"]))
     seconds = float(row["step_seconds"]) if row["step_seconds"] else None
-    return Run(
-        id=row["id"], name=row["model"], source=row["source"], job=job, pinned=pinned, step_seconds=seconds
-    )
+    return Run(id=row["id"], name=row["model"], source=row["source"], job=job, pinned=pinned, step_seconds=seconds)
 
 
-@cache
+@lru_cache(maxsize=2)
 def traced(model: Model) -> OperatorGraph:
-    """The graph of a model with those dimensions; traced once."""
+    """The graph of a model with those dimensions; the last ones are kept."""
     import torch
 
     from planner.graph.trace import trace
@@ -112,7 +109,7 @@ def traced(model: Model) -> OperatorGraph:
 
 
 def _module(model: Model) -> Any:
-    shared = {
+    shared: dict[str, Any] = {
         "num_layers": model.layers,
         "hidden_size": model.hidden,
         "num_heads": model.heads,

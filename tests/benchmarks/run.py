@@ -1,7 +1,7 @@
 """Runs the benchmarks, each in a process of its own, one after the other: `run.py [--only NAME] [--extent E]`.
 
 A benchmark is a file `bench_NAME.py` beside this one, a script whose `main() -> None` prints its own medians.
-The extent is handed on to it: "quick" is a subset of a minute or two, "usual" ends within ten, "full" leaves nothing out.
+The extent is handed on to it: "quick" is a subset of two minutes, "usual" ends within ten, "full" leaves nothing out.
 """
 
 import argparse

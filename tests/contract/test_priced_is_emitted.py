@@ -139,7 +139,7 @@ class Searched:
         return search(request).plan
 
     def __str__(self) -> str:
-        return f"searched-{self.model}-{self.devices}-{self.memory:.0f}-{self.pinned.stages}"
+        return f"searched-{self.model}-{self.devices}-{self.memory:.0f}-{self.pinned.pipeline}"
 
 
 FULL = {"recomputation": "full"}
@@ -187,9 +187,9 @@ PLANS = (
     ),
     Searched(model="llama", devices=4),
     Searched(model="llama", devices=16, pinned=Pinned(mesh=(4, 4))),
-    Searched(model="gpt", devices=8, pinned=Pinned(mesh=(2, 4), recompute=True)),
+    Searched(model="gpt", devices=8, pinned=Pinned(mesh=(2, 4), recompute="full")),
     Searched(model="llama", devices=4, memory=2e5, pinned=Pinned(mesh=(2, 2))),
-    Searched(model="gpt4", devices=8, pinned=Pinned(stages=2, mesh=(2, 2))),
+    Searched(model="gpt4", devices=8, pinned=Pinned(pipeline=2, mesh=(2, 2))),
 )
 
 

@@ -23,12 +23,15 @@ Edit = Callable[[Content], object]
 NAMES: dict[str, tuple[str, str, int, Pinned]] = {
     "no axes": ("chain", "cpu", 1, FREE),
     "one axis": ("perceptron", "cpu", 4, Pinned(mesh=(4,))),
-    "two axes": ("llama-4", "h100-80gb", 16, Pinned(mesh=(2, 8), stages=1, micro_batches=2)),
-    "pipeline": ("gpt-4-tied", "h100-80gb", 8, Pinned(stages=4, mesh=(2,), micro_batches=4, recompute=True)),
-    "only stages": ("residual", "cpu", 2, Pinned(stages=2, micro_batches=2)),
+    "two axes": ("llama-4", "h100-80gb", 16, Pinned(mesh=(2, 8), pipeline=1, micro_batches=2)),
+    "pipeline": ("gpt-4-tied", "h100-80gb", 8, Pinned(pipeline=4, mesh=(2,), micro_batches=4, recompute="full")),
+    "several groups": ("llama-4", "h100-80gb", 4, Pinned(pipeline=2, mesh=(2,), micro_batches=4)),
+    "only stages": ("residual", "cpu", 2, Pinned(pipeline=2, micro_batches=2)),
     "no blocks": ("skips", "cpu", 2, FREE),
 }
 
+MEMORY = {"several groups": 2.6847e9}
+"""Bytes of a device that a plan may use, where not all that there are: some blocks are recomputed then."""
 
 BY_HAND = "by hand"
 
@@ -39,11 +42,12 @@ def plan_named(name: str) -> Plan:
     if name == BY_HAND:
         return _by_hand()
     model, profile, devices, pinned = NAMES[name]
-    return search(request_of(model, cluster_of(profile, devices), 8, pinned=pinned)).plan
+    cluster = cluster_of(profile, devices)
+    return search(request_of(model, cluster, 8, pinned=pinned, memory_limit=MEMORY.get(name))).plan
 
 
 def _by_hand() -> Plan:
-    configuration = Configuration(stages=1, mesh=(2, 4), micro_batches=2, recompute=False)
+    configuration = Configuration(pipeline=1, mesh=(2, 4), micro_batches=2)
     case = make_case("llama-4", "h100-80gb", configuration, 8)
     plan = plan_of(case, by_hand(case, ("data", "tensor"), UPDATE_CUT))
     plan = replace(plan, model=replace(plan.model, parameters=traced("llama-4").parameter_count()))

@@ -37,7 +37,10 @@ def test_the_plans_are_of_different_forms() -> None:
     assert plans["one axis"].mesh.sizes == (4,)
     assert plans["two axes"].mesh.sizes == (2, 8)
     assert [stage.first_block for stage in plans["pipeline"].stages] == [0, 1, 2, 3]
-    assert [group.blocks for group in plans["pipeline"].groups if group.blocks] == [1, 2, 1]
+    assert [group.recomputation for group in plans["pipeline"].groups if group.blocks] == ["full"]
+    several = [group for group in plans["several groups"].groups if group.blocks]
+    assert [group.blocks for group in several] == [1, 1, 2]
+    assert [group.recomputation for group in several] == ["selective", "selective", "none"]
     assert plans["only stages"].mesh.sizes == ()
     assert len(plans["only stages"].stages) == 2
     assert [group.name for group in plans["no blocks"].groups] == ["all"]

@@ -25,7 +25,7 @@ GATE = f"{BLOCK}.mlp.gate_proj/linear"
 @cache
 def plan_with(mesh: tuple[int, ...], stages: int, model: str = "llama-4") -> Plan:
     """Megatron's plan of four blocks, nothing recomputed, in 4 micro-batches."""
-    configuration = Configuration(stages=stages, mesh=mesh, micro_batches=4, recompute=False)
+    configuration = Configuration(pipeline=stages, mesh=mesh, micro_batches=4)
     case = make_case(model, PROFILE, configuration, 16)
     axes = ("data", "tensor")[: len(mesh)]
     return plan_of(case, by_hand(case, axes, UPDATE_CUT))

@@ -15,7 +15,7 @@ DEGREES = ("data", "tensor", "context", "replicated")
 
 
 def roles_of(axes: tuple[str, ...], mesh: tuple[int, ...], on_data: Option, stages: int = 1) -> Roles:
-    configuration = Configuration(stages=stages, mesh=mesh, micro_batches=2, recompute=False)
+    configuration = Configuration(pipeline=stages, mesh=mesh, micro_batches=2)
     case = make_case("llama-4", "h100-80gb", configuration, 16)
     return roles(bind(plan_of(case, by_hand(case, axes, on_data)), traced("llama-4"), BATCH))
 

@@ -1,14 +1,15 @@
 """Strategies that people write by hand, as candidates of the tables: Megatron, data parallelism, ZeRO."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from planner.search.assemble import StageChoice
 from planner.search.cost_table import CostTables
+from planner.search.evaluation import RankFilling
+from planner.search.pieces import Column, Piece
 from planner.sharding.layout import PARTIAL, REPLICATE, Placement, shard
 from planner.sharding.rule import Rule, named_strategy
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter
-from tests.unit.search.cases import Case
+from tests.unit.search.cases import Case, column_of
 
 Option = tuple[Placement, Placement, Placement]  # of weight, gradient and state on one axis
 COPIES: Option = (REPLICATE, PARTIAL, REPLICATE)
@@ -81,16 +82,25 @@ def parameters_by_hand(tables: CostTables, axes: tuple[str, ...], on_data: Optio
     return found
 
 
-def by_hand(case: Case, axes: tuple[str, ...], on_data: Option) -> list[StageChoice]:
-    """One choice for every kind of stage."""
-    operators = operators_by_hand(case.tables, axes)
-    parameters = parameters_by_hand(case.tables, axes, on_data)
-    return [
-        StageChoice(
-            first_block=kind.first_block,
-            blocks=kind.blocks,
-            operators={at: operators[at] for at in problem.operators},
-            parameters={name: parameters[name] for name in problem.parameters},
+def by_hand(case: Case, axes: tuple[str, ...], on_data: Option, *, recompute: bool = False) -> tuple[RankFilling, ...]:
+    """All blocks alike, as many on every rank, kept or recomputed in full."""
+    chain, setting = case.chain, case.setting
+    operators = operators_by_hand(chain.tables, axes)
+    parameters = parameters_by_hand(chain.tables, axes, on_data)
+    assert all(operators[one] == operators[other] for one, other in chain.alias.items())
+
+    def column(pieces: Sequence[Piece]) -> Column:
+        piece = next(piece for piece in pieces if piece.recompute == (recompute and bool(pieces[1:])))
+        return column_of(piece, {k: operators[k] if isinstance(k, int) else parameters[k] for k in piece.keys})
+
+    inner = (column(chain.inner),) * (case.inner_blocks // setting.ranks // setting.chunks)
+    return tuple(
+        RankFilling(
+            head=column(chain.head) if rank == 0 else None,
+            inner=inner,
+            tail=column(chain.tail) if rank == setting.ranks - 1 else None,
+            peak=0.0,
+            beside=0.0,
         )
-        for kind, problem in zip(case.kinds, case.problems(), strict=True)
-    ]
+        for rank in range(setting.ranks)
+    )

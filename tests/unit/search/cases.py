@@ -5,13 +5,14 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from costmodels import usable_memory
+from costmodels import step_time, usable_memory
 from hardware_profiles import Cluster, load_profile
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
@@ -22,7 +23,7 @@ from planner.plan.bind import prepare
 from planner.plan.plan import ClusterReference, ModelReference, Plan, Prediction, Provenance, Training
 from planner.search.assemble import assembly, groups_of, input_layouts, stages_of
 from planner.search.cost_table import TableBuilder
-from planner.search.duals import Setting, State
+from planner.search.duals import Duals, Setting, State
 from planner.search.engine import setting_of
 from planner.search.evaluation import RankFilling
 from planner.search.pieces import Amounts, Chain, Column, Key, Piece, Running, cut
@@ -419,6 +420,53 @@ def columns_of(case: Case, ranks: Sequence[RankFilling], rank: int) -> list[Colu
 
 def total(columns: Sequence[Column], name: str) -> float:
     return math.fsum(getattr(column.amounts, name) for column in columns)
+
+
+def bytes_of(case: Case, state: State, ranks: Sequence[RankFilling], rank: int) -> tuple[float, float]:
+    """Bytes of a rank by the words of the pieces, block for block, and how much of it may be counted in vain.
+
+    In vain is what a recomputed block hands to one that is not, where this one wants it in another layout and keeps
+    that; and in the interior of the last block, if it is recomputed, what only a next one would keep.
+    """
+    chain, held, setting = case.chain, ranks[rank], case.setting
+    counted = doubtful = 0.0
+    handed, received = float(chain.handed[state]), float(chain.crossing.nbytes[state])
+    for chunk, flights in enumerate(setting.in_flight[rank]):
+        first = rank == 0 and chunk == 0
+        last = rank == setting.ranks - 1 and chunk == setting.chunks - 1
+        head = [held.head] if first and held.head is not None else []
+        tail = [held.tail] if last and held.tail is not None else []
+        counted += math.fsum(c.amounts.fixed + flights * c.amounts.live for c in (*head, *held.inner, *tail))
+        blocks = [*head * chain.blocks_in_head, *held.inner, *tail * chain.blocks_in_tail]
+        if not blocks:
+            continue
+        if setting.ranks > 1 and not first and not blocks[0].recompute:
+            counted += flights * received
+        changes = sum(one.recompute and not other.recompute for one, other in pairwise(blocks))
+        counted += changes * flights * handed
+        doubtful += changes * flights * handed
+        if last and not chain.blocks_in_tail and not blocks[-1].recompute:
+            counted += flights * float(chain.ending[state])
+        if last:
+            doubtful += (1 if blocks[-1].recompute else flights) * handed
+    columns = columns_of(case, ranks, rank)
+    counted += max(c.amounts.replay for c in columns) + max(c.amounts.transient for c in columns)
+    return counted, doubtful
+
+
+def seconds_of(case: Case, state: State, ranks: Sequence[RankFilling]) -> float:
+    """A step by the prices of the pieces."""
+    duals = Duals(case.chain, case.setting.weight)
+    numbers = range(case.setting.ranks)
+    crossing = [float(duals.crossing_seconds(case.setting, rank)[state]) for rank in numbers]
+    parts = [total(columns_of(case, ranks, rank), "part") + crossing[rank] for rank in numbers]
+    steps = [total(columns_of(case, ranks, rank), "step") for rank in numbers]
+    return float(step_time(parts, steps, case.setting.micro_batches, case.setting.chunks))
+
+
+def peak_of(case: Case, state: State, ranks: Sequence[RankFilling]) -> float:
+    """Bytes of the fullest rank by the words of the pieces."""
+    return max(bytes_of(case, state, ranks, rank)[0] for rank in range(case.setting.ranks))
 
 
 def plan_of(case: Case, ranks: Sequence[RankFilling]) -> Plan:

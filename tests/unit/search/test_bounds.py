@@ -1,0 +1,205 @@
+"""Bounds are bounds: no plan that fits is faster, and what is found fits and costs what it says.
+
+Plans are all there are where that is possible (one device a stage, so that only the division and the ways to run
+blocks are open), else drawn at random and by changing what the search found.
+"""
+
+import itertools
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.plan.bind import bind
+from planner.plan.predict import stage_costs
+from planner.search.duals import Duals, State
+from planner.search.engine import Engine
+from planner.search.evaluation import Evaluation, RankFilling
+from planner.search.pieces import Column, Piece
+from planner.search.space import Configuration, Pinned, bounds, configurations
+from tests.unit.search.cases import (
+    BATCH,
+    MODELS,
+    Case,
+    cluster_of,
+    column_of,
+    keepable,
+    make_case,
+    peak_of,
+    plan_of,
+    random_ranks,
+    random_state,
+    request_of,
+    seconds_of,
+    template_of,
+    traced,
+)
+
+ALL = 1 + 1e-9
+SHARES = (1.0, 0.6, 0.3, 0.1, 0.01)
+
+
+def ways(piece: Piece) -> list[Column]:
+    """Everything that can be chosen for a piece on one device: what is kept; nothing or all where that is much."""
+    assert set(piece.sizes) == {1}
+    free = keepable(piece)
+    sizes = range(len(free) + 1) if len(free) < 3 else (0, len(free))
+    subsets = itertools.chain.from_iterable(itertools.combinations(free, size) for size in sizes)
+    return [column_of(piece, dict.fromkeys(piece.keys, 0), kept) for kept in subsets]
+
+
+def divisions(case: Case) -> Iterator[tuple[int, ...]]:
+    setting, blocks = case.setting, case.inner_blocks
+    if setting.chunks > 1:
+        yield (blocks // setting.ranks // setting.chunks,) * setting.ranks
+        return
+    for counts in itertools.product(range(blocks + 1), repeat=setting.ranks):
+        held = list(counts)
+        held[0] += case.chain.blocks_in_head
+        held[-1] += case.chain.blocks_in_tail
+        if sum(counts) == blocks and min(held) > 0:
+            yield counts
+
+
+def all_plans(case: Case) -> Iterator[tuple[RankFilling, ...]]:
+    """Every plan of one device a stage, in which the chunks of a rank are run alike."""
+    chain, last = case.chain, case.setting.ranks - 1
+    inner = [column for piece in chain.inner for column in ways(piece)]
+    heads = [column for piece in chain.head for column in ways(piece)]
+    tails = [column for piece in chain.tail for column in ways(piece)]
+    for counts in divisions(case):
+        for head, tail, *rows in itertools.product(
+            heads, tails, *(itertools.product(inner, repeat=count) for count in counts)
+        ):
+            yield tuple(
+                RankFilling(
+                    head=head if rank == 0 else None,
+                    inner=row,
+                    tail=tail if rank == last else None,
+                    peak=0.0,
+                    beside=0.0,
+                )
+                for rank, row in enumerate(rows)
+            )
+
+
+@pytest.mark.parametrize("micro_batches", [4, 12])
+@pytest.mark.parametrize(("ranks", "chunks"), [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2)])
+@pytest.mark.parametrize("model", ["chain-from-input", "chain", "aside", "residual"])
+def test_no_plan_at_all_beats_the_bounds(model: str, ranks: int, chunks: int, micro_batches: int) -> None:
+    configuration = Configuration(pipeline=ranks, virtual_stages=chunks, mesh=(), micro_batches=micro_batches)
+    case = make_case(model, "cpu", configuration, 24)
+    if chunks > 1 and (case.chain.blocks_in_head or case.chain.blocks_in_tail):
+        pytest.skip("virtual stages hold equal blocks")
+    state: State = (0,) * len(case.chain.shape)
+    plans = list(all_plans(case))
+    plans = plans if len(plans) < 1500 else random.Random(model).sample(plans, 1500)
+    priced = [(seconds_of(case, state, ranks), peak_of(case, state, ranks)) for ranks in plans]
+    leanest, fastest = min(peak for _, peak in priced), min(priced)[1]
+    for share in SHARES:
+        setting = replace(case.setting, capacity=leanest + share * (fastest - leanest))
+        best = min(seconds for seconds, peak in priced if peak <= setting.capacity * ALL)
+        outcome = Evaluation(case.chain, setting).run()
+        assert outcome.bound <= best * ALL
+        assert outcome.ranks
+        assert outcome.bound <= outcome.seconds * ALL
+        assert peak_of(case, state, outcome.ranks) <= setting.capacity * ALL
+        assert outcome.seconds <= best * (1.1 if len(plans) < 1500 else 1.5)
+        duals = Duals(case.chain, setting.weight)
+        for price in (0.0, 1e-12, 1e-10, 1e-9, 1e-8, 1e-6, math.inf):
+            for flights in sorted({setting.flights(rank) for rank in range(setting.ranks)}):
+                duals.solve(price, flights)
+                assert float(duals.bounds(setting)[state]) <= best * ALL, (price, flights)
+
+
+def changed(case: Case, ranks: tuple[RankFilling, ...], draw: random.Random) -> tuple[RankFilling, ...]:
+    """A few other choices, alike for equal blocks."""
+
+    def other(column: Column | None, pieces: tuple[Piece, ...]) -> Column | None:
+        if column is None:
+            return None
+        piece = next(piece for piece in pieces if piece.recompute == column.recompute)
+        candidates, kept, free = dict(column.candidates), set(column.kept), keepable(piece)
+        for key in draw.sample(piece.keys, min(draw.randint(0, 2), len(piece.keys))):
+            if key not in case.chain.boundary:
+                candidates[key] = draw.randrange(piece.sizes[piece.keys.index(key)])
+        kept ^= set(draw.sample(free, min(draw.randint(0, 1), len(free))))
+        return column_of(piece, candidates, kept)
+
+    found = []
+    for held in ranks:
+        twins = {id(column): other(column, case.chain.inner) for column in held.inner}
+        inner = tuple(twin for column in held.inner if (twin := twins[id(column)]) is not None)
+        head, tail = other(held.head, case.chain.head), other(held.tail, case.chain.tail)
+        found.append(replace(held, head=head, inner=inner, tail=tail))
+    return tuple(found)
+
+
+def some_cases(model: str, draw: random.Random) -> Iterator[Case]:
+    for profile, devices in (("cpu", 2), ("h100-80gb", 8), ("ascend-910b-64gb", 3)):
+        space = list(configurations(template_of(model), devices, 12, Pinned(virtual_stages=0)))
+        for configuration in draw.sample(space, min(2, len(space))):
+            case = make_case(model, profile, configuration, 12)
+            if case.setting.chunks == 1 or not (case.chain.blocks_in_head or case.chain.blocks_in_tail):
+                yield case
+
+
+@pytest.mark.parametrize("model", [model for model in MODELS if model not in ("wide", "llama-6-tied")])
+def test_what_is_found_fits_and_nothing_that_fits_beats_its_bound(model: str) -> None:
+    draw = random.Random(model)
+    for case in some_cases(model, draw):
+        free = Evaluation(case.chain, case.setting).run()
+        assert free.ranks
+        peak = max(rank.peak for rank in free.ranks)
+        least = Evaluation(case.chain, replace(case.setting, capacity=1.0)).run().least
+        for share in (1.0, 0.5, 0.1):
+            setting = replace(case.setting, capacity=least + share * (peak - least))
+            outcome = Evaluation(case.chain, setting).run()
+            assert outcome.ranks
+            assert outcome.bound <= outcome.seconds * ALL
+            assert math.isclose(outcome.seconds, seconds_of(case, outcome.state, outcome.ranks), rel_tol=1e-9)
+            costs = stage_costs(bind(plan_of(case, outcome.ranks), traced(model), BATCH), case.cluster)
+            for held, cost in zip(outcome.ranks, costs, strict=True):
+                assert math.fsum(cost.memory.values()) <= held.peak * ALL
+                assert held.peak <= setting.capacity * ALL
+            plans = [(outcome.state, changed(case, outcome.ranks, draw)) for _ in range(8)]
+            states = [random_state(case, draw) for _ in range(3)]
+            plans += [(state, random_ranks(case, draw, state)) for state in states]
+            for state, ranks in plans:
+                if peak_of(case, state, ranks) <= setting.capacity:
+                    assert outcome.bound <= seconds_of(case, state, ranks) * ALL
+
+
+def engine_of(model: str, profile: str, devices: int, memory: float | None) -> Engine:
+    request = request_of(model, cluster_of(profile, devices), 12, memory_limit=memory)
+    template = template_of(model)
+    limits = bounds(template, BATCH, request.cluster, request.precision, request.optimizer)
+    return Engine(request=request, template=template, limits=limits)
+
+
+@pytest.mark.parametrize("profile", ["cpu", "h100-80gb", "ascend-910b-64gb"])
+@pytest.mark.parametrize("model", [model for model in MODELS if model not in ("wide", "llama-6-tied", "llama-1")])
+def test_the_largest_micro_batch_bounds_its_parts(model: str, profile: str) -> None:
+    """Members of a family, with memory that is plenty or scarce, are never faster than their family says."""
+    draw = random.Random(model + profile)
+    devices = draw.choice((2, 4, 6))
+    roomy = engine_of(model, profile, devices, None)
+    space = list(configurations(roomy.template, devices, 12, Pinned(virtual_stages=0)))
+    chosen = draw.choice(space).family
+    members = [c for c in space if c.family == chosen and c.virtual_stages == 1]
+    device = roomy.request.cluster.device
+    peaks = [max(rank.peak for rank in roomy.evaluate(member).ranks) for member in members]
+    for usable in (None, float(np.mean(peaks)), 0.6 * min(peaks)):
+        memory = None if usable is None else usable * (1 + device.allocator_slack) + device.reserved
+        engine = engine_of(model, profile, devices, memory)
+        family = engine.family(min(members, key=lambda c: c.micro_batches))
+        for member in members:
+            outcome = engine.evaluate(member)
+            assert engine.bound(member) <= outcome.seconds * ALL
+            assert family.step_seconds(member) <= outcome.seconds * ALL, member
+            for price in (0.0, outcome.price, 1e-9, 1e-7):
+                assert family.priced_seconds(member, price) <= outcome.seconds * ALL, (member, price)
+            assert not outcome.ranks or family.least_bytes(member) <= max(rank.peak for rank in outcome.ranks) * ALL
