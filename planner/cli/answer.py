@@ -37,6 +37,16 @@ class Answer:
     def result(self) -> "SearchResult":
         return self.found.best
 
+    @property
+    def gap(self) -> float:
+        """How much faster, relatively, another plan could be at most: of a front, at any of its points."""
+        return max(result.gap for result in self.found.results)
+
+    @property
+    def status(self) -> str:
+        """ "optimal" where that is nothing, else "feasible"."""
+        return "optimal" if all(result.status == "optimal" for result in self.found.results) else "feasible"
+
     @cached_property
     def shown(self) -> "tuple[Ranked, ...]":
         """The plans that were asked for, best first."""

@@ -9,7 +9,8 @@ import typer
 
 from planner.cli import estimating, listings, planning, running, showing
 from planner.cli.errors import reporting
-from planner.cli.options import Options, taking_options
+from planner.cli.options import Options, flag, taking_options
+from planner.errors import RequestError
 
 app = typer.Typer(
     add_completion=True,
@@ -43,7 +44,10 @@ def plan(
 
     [bold]plan --model llama-tiny --devices 4 --hardware cpu -o tiny.json && plan run tiny.json --steps 5[/bold]
     """
-    if invocation.invoked_subcommand is not None:
+    command = invocation.invoked_subcommand
+    if command is not None:
+        with reporting(options.as_json):
+            _nothing_before(command, options)
         return
     if version:
         planning.print_version()
@@ -53,6 +57,12 @@ def plan(
         raise typer.Exit(2)
     with reporting(options.as_json):
         planning.make_plan(options)
+
+
+def _nothing_before(command: str, options: Options) -> None:
+    """Options in front of a command would be lost."""
+    if given := [flag(name) for name in options.given()]:
+        raise RequestError(f"{', '.join(given)}: options stand behind the command, as in plan {command} {given[0]} ...")
 
 
 def main() -> None:

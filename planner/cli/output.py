@@ -111,6 +111,7 @@ def _plans(answer: Answer) -> list[dict[str, Any]]:
         {
             "step_seconds": ranked.seconds,
             "peak_bytes": ranked.plan.prediction.peak_bytes,
+            "gap": answer.found.results[at].gap if answer.options.pareto else None,
             "devices": ranked.plan.cluster.devices,
             "mesh": list(ranked.plan.mesh.sizes),
             **_choices(ranked.plan, found),

@@ -51,23 +51,37 @@ def _print_choices(console: "Console", answer: Answer) -> None:
 
 
 def _print_proof(console: "Console", answer: Answer) -> None:
-    from planner.report.search import SPACES, certificate_text, effort_text, proof_text
+    from planner.report.search import certificate_text, effort_text, proof_text
 
-    best, result, statistics = answer.shown[0], answer.result, answer.result.statistics
+    best, searches = answer.shown[0], [result.statistics for result in answer.found.results]
     console.print()
     if answer.found.interrupted:
         console.print("Stopped by Ctrl-C; this is the best so far.")
     elif answer.found.stopped:
         console.print("Stopped by the time limit; this is the best so far.")
-    where = "of this configuration" if answer.choices else SPACES[answer.request.objective]
-    if answer.request.algorithm == "sharding_propagation":
-        where = "with the strategies that were propagated"
-    console.print(proof_text(result.status, result.gap, where), soft_wrap=True)
-    counts = (statistics.evaluated, statistics.configurations)
-    console.print(effort_text(answer.request.algorithm, *counts, statistics.seconds, answer.seconds), soft_wrap=True)
+    console.print(proof_text(answer.status, answer.gap, _where(answer)), soft_wrap=True)
+    effort = effort_text(
+        answer.request.algorithm,
+        evaluated=sum(statistics.evaluated for statistics in searches),
+        configurations=sum(statistics.configurations for statistics in searches),
+        seconds=sum(statistics.seconds for statistics in searches),
+        total=answer.seconds,
+    )
+    console.print(effort, soft_wrap=True)
     if (certificate := best.certificate) is not None:
         text = certificate_text(certificate.solver, certificate.status, certificate.gap, certificate.seconds)
         console.print(text, soft_wrap=True)
+
+
+def _where(answer: Answer) -> str:
+    """The plans about which something was proved."""
+    from planner.report.search import SPACES
+
+    if answer.request.algorithm == "sharding_propagation":
+        return "with the strategies that were propagated"
+    if answer.options.pareto:
+        return "within the memory of each"
+    return "of this configuration" if answer.choices else SPACES[answer.request.objective]
 
 
 def _print_files(console: "Console", answer: Answer) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import os
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from planner.cli.options import Options, flag
@@ -14,8 +15,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from planner.graph.operator_graph import OperatorGraph
+    from planner.plan.plan import Plan
     from planner.search.request import Objective, SearchRequest, Shard
     from planner.search.space import Pinned, Running
+
+SEARCHED_AXES = 2
+"""Of a mesh, where all meshes of so many axes are searched; larger ones must be given."""
 
 DEGREES = ("tensor", "pipeline", "data", "context", "expert")
 _MANUAL = ("tensor", "data", "context", "expert", "zero", "sequence_parallel", "micro_batch")
@@ -82,7 +87,8 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
     cluster = load_profile(options.profile).with_devices(options.device_count)
     precision = options.precision or ("fp32" if cluster.device.device_type == "cpu" else "bf16")
     limit = None if options.memory_limit is None else parse_memory(options.memory_limit)
-    pinned, shards = pinned_of(options), parse_shards(options.shard or ())
+    sources = _sources(options.shard_from or ())
+    pinned, shards = _with_mesh(pinned_of(options), sources), parse_shards(options.shard or ())
     with console.status(f"tracing {options.model}"):
         model = build_model(options.model, dtype=PRECISIONS[precision], sequence_length=options.seq_len)
         graph = traced(model, full=options.full_trace)
@@ -101,7 +107,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         optimizer=options.optimizer or "adamw",
         algorithm=options.search or "dynamic_programming",
         pinned=pinned,
-        shards=(*shards, *_taken_over(options.shard_from or (), shards, graph)),
+        shards=(*shards, *_taken_over(sources, shards, graph)),
         objective=cast("Objective", options.objective or "time"),
         top=max(options.top or 1, 2 if options.explain else 1),
         time_limit=options.time_limit,
@@ -130,19 +136,47 @@ def pinned_of(options: Options) -> "Pinned":
     )
 
 
-def _taken_over(texts: "Sequence[str]", by_hand: "tuple[Shard, ...]", graph: "OperatorGraph") -> "tuple[Shard, ...]":
+def _taken_over(
+    sources: "Sequence[_Source]", by_hand: "tuple[Shard, ...]", graph: "OperatorGraph"
+) -> "tuple[Shard, ...]":
     """Strategies of plan files; what --shard decides goes before them, and later files before earlier ones."""
-    from planner.plan.file import load_plan
     from planner.search.shards_from import as_shards, listed_strategies
 
     found: dict[str, tuple[str, ...]] = {}
+    for source in sources:
+        try:
+            found.update(listed_strategies(source.plan, source.pattern, graph))
+        except RequestError as error:
+            raise RequestError(f"--shard-from {source.text}: {error}") from error
+    return as_shards(found, by_hand)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """A plan file to take strategies from, and of which operators."""
+
+    text: str
+    plan: "Plan"
+    pattern: str
+
+
+def _sources(texts: "Sequence[str]") -> "tuple[_Source, ...]":
+    """What `--shard-from` names: PLAN, or PLAN:PATTERN."""
+    from planner.plan.file import load_plan
+
+    found = []
     for text in texts:
         path, colon, pattern = text.rpartition(":")
         if os.path.exists(text) or not colon:
             path, pattern = text, "*"
-        plan = load_plan(path)
-        try:
-            found.update(listed_strategies(plan, pattern, graph))
-        except RequestError as error:
-            raise RequestError(f"--shard-from {text}: {error}") from error
-    return as_shards(found, by_hand)
+        found.append(_Source(text=text, plan=load_plan(path), pattern=pattern))
+    return tuple(found)
+
+
+def _with_mesh(pinned: "Pinned", sources: "Sequence[_Source]") -> "Pinned":
+    """Strategies for a mesh of more axes than are searched need just that mesh."""
+    for source in sources:
+        sizes = source.plan.mesh.sizes
+        if len(sizes) > SEARCHED_AXES and pinned.mesh is None and not pinned.manual:
+            return replace(pinned, mesh=sizes)
+    return pinned

@@ -22,8 +22,8 @@ def parse_mesh(text: str) -> tuple[int, ...]:
             f"--mesh '{text}' is not a mesh; write the sizes of its axes, slowest links first, as in 8x4"
         )
     sizes = tuple(int(word) for word in words if int(word) > 1)
-    if len(sizes) > 2:
-        raise RequestError(f"--mesh {text} has {len(sizes)} axes; a mesh has one or two, as in 8x4")
+    if len(sizes) > 4:
+        raise RequestError(f"--mesh {text} has {len(sizes)} axes; a mesh has at most four, as in 2x8x4")
     return sizes
 
 

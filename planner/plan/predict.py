@@ -25,12 +25,20 @@ from hardware_profiles import Cluster
 from planner.graph.operator_graph import TensorType
 from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.plan import Plan, Prediction, StagePrediction
-from planner.pricing import OperatorPrices, RedistributionPricer, keeping, price_operator, price_parameter
+from planner.pricing import (
+    OperatorPrices,
+    ParameterPrices,
+    RedistributionPricer,
+    keeping,
+    price_operator,
+    price_parameter,
+)
 from planner.pricing.liveness import liveness, replay
 from planner.pricing.message import Message
 from planner.pricing.operator_price import inner_messages
 from planner.sharding.layout import Layout, local_fraction
 from planner.sharding.rule import Duplex, Rule
+from planner.sharding.stored import StoredParameter
 
 TIME_PER_MICRO_BATCH = (
     "forward",
@@ -118,6 +126,7 @@ class _Walk:
         self.flops = 0.0
         self._prices: dict[tuple[int, object, tuple[bool, ...]], OperatorPrices] = {}
         self._alone: dict[tuple[int, tuple[bool, ...]], float] = {}
+        self._stored: dict[tuple[TensorType, bool, StoredParameter], ParameterPrices] = {}
 
     def rank(self, rank: int) -> StageCost:
         """Walk the operators of all stages of one pipeline rank."""
@@ -251,14 +260,13 @@ class _Walk:
     def _parameter(self, cost: StageCost, name: str) -> None:
         plan, graph = self.bound.plan, self.bound.graph
         tensor, stored, trainable = graph.types[name], self.bound.parameters[name], name in graph.differentiable
-        prices = price_parameter(
-            tensor,
-            trainable,
-            [stored],
-            plan.training.precision,
-            plan.training.optimizer,
-            self.pricer,
-        )
+        kind = (tensor, trainable, stored)
+        if kind not in self._stored:
+            training = plan.training
+            self._stored[kind] = price_parameter(
+                tensor, trainable, [stored], training.precision, training.optimizer, self.pricer
+            )
+        prices = self._stored[kind]
         if trainable:
             self._move(cost, "gradient reduction", replace(tensor, dtype="float32"), stored.gradient, stored.state)
             self._move(cost, "weight gathering", tensor, stored.state, stored.weight)

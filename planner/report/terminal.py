@@ -10,6 +10,7 @@ from planner.graph.operator_graph import Operator
 from planner.plan.bind import BoundPlan
 from planner.plan.plan import Plan, Prediction
 from planner.plan.roles import Roles, factor_labels
+from planner.plan.words import recomputation_words
 from planner.report.table import table_of
 from planner.report.units import bytes_text, count_text, percent_text, seconds_text
 from planner.sharding.layout import format_layout
@@ -17,6 +18,10 @@ from planner.sharding.layout import format_layout
 _SHOWN = frozenset({"matmul", "attention", "normalisation", "embedding", "cross_entropy"})
 _WORDS = {"o": "out", "i": "in", "g": "heads", "v": "vocabulary", "h": "hidden", "n": "tokens"}
 """Names of factors in rules, spelled out."""
+
+
+_LONG = 100
+"""Characters of a list of kept operators after which blocks are only counted."""
 
 
 def print_plan(
@@ -59,7 +64,8 @@ def _degrees(plan: Plan, roles: Roles) -> RenderableType:
         blocks = ", ".join(sorted({str(stage.blocks) for stage in plan.stages}))
         virtual = f", {plan.virtual_stages} stages a device" if plan.virtual_stages > 1 else ""
         table.add_row("pipeline", f"{plan.schedule}, {blocks} blocks a stage{virtual}")
-    table.add_row("recomputation", roles.recomputation)
+    long = len(roles.recomputation) > _LONG
+    table.add_row("recomputation", recomputation_words(plan) if long else roles.recomputation)
     return table
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from planner.search.request import SearchRequest
 from planner.search.search import find_fitting
+from planner.search.space import FREE
 
 _MOST_DEVICES = 65536
 
@@ -43,13 +44,14 @@ def _given_up(request: SearchRequest) -> Iterator[Change]:
     }
     if request.memory_limit is not None:
         without["memory_limit"] = replace(request, memory_limit=None)
-    for name, freed in without.items():
-        if find_fitting(freed):
-            yield Change(text=f"--{name.replace('_', '-')} left out")
-    for zero in range((3 if pinned.zero is None else pinned.zero) + 1, 4):
-        if find_fitting(replace(request, pinned=replace(pinned, zero=zero))):
-            yield Change(text=f"--zero {zero}")
-            return
+    found = [f"--{name.replace('_', '-')} left out" for name, freed in without.items() if find_fitting(freed)]
+    stages = range((3 if pinned.zero is None else pinned.zero) + 1, 4)
+    zero = next((z for z in stages if find_fitting(replace(request, pinned=replace(pinned, zero=z)))), None)
+    if zero is not None:
+        found.append(f"--zero {zero}")
+    if not found and pinned != FREE and find_fitting(replace(request, pinned=FREE)):
+        found.append("degrees, micro-batches and recomputation left to the search (plan --model ...)")
+    yield from (Change(text=text) for text in found)
 
 
 def _enough_devices(request: SearchRequest) -> int | None:

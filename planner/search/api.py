@@ -7,7 +7,7 @@ result.plan.prediction.step_seconds, result.gap
 planner.search(module, cluster, args=(tokens, labels), global_batch=256, shards=[planner.shard("*.q_proj", "b,o")])
 """
 
-import re
+import ast
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -99,8 +99,9 @@ def shard(pattern: str, strategy: str | Sequence[Sequence[int]]) -> Shard:
 
     `strategy` names a factor of the operator for each mesh axis, slowest links first: "b,o", with "-" for an axis that
     is not used and "*" for one that is left to the search. Or it says into how many pieces each dim of each operand is
-    cut, ((4, 1), (1, 2)), as text or as numbers; that holds on any mesh on which it is possible. Operators are called
-    as `plan show` and plan files call them; a pattern that matches an operator of the first block holds for all blocks.
+    cut, ((4, 1, 1), (1, 2)) for a linear layer, as text or as numbers; that holds on any mesh on which it is possible.
+    Operators are called as `plan show` and plan files call them; a pattern that matches an operator of the first block
+    holds for all blocks.
     """
     if not isinstance(strategy, str):
         return Shard(pattern=pattern, cuts=tuple(tuple(int(pieces) for pieces in dims) for dims in strategy))
@@ -108,12 +109,21 @@ def shard(pattern: str, strategy: str | Sequence[Sequence[int]]) -> Shard:
     if not text:
         raise RequestError(f"--shard {pattern}=: the strategy is missing; write the names of factors, as in b,o")
     if text.startswith("("):
-        dims = re.findall(r"\(([\d\s,]+)\)", text)
-        if not dims or re.sub(r"[\d\s,()]", "", text):
-            raise RequestError(f"--shard {pattern}={text}: write the cuts of each operand's dims, as in ((4,1),(1,2))")
-        cuts = tuple(tuple(int(word) for word in inner.split(",") if word.strip()) for inner in dims)
-        return Shard(pattern=pattern, cuts=cuts)
+        return Shard(pattern=pattern, cuts=_cuts(pattern, text))
     return Shard(pattern=pattern, strategy=tuple(word.strip() for word in text.split(",")))
+
+
+def _cuts(pattern: str, text: str) -> tuple[tuple[int, ...], ...]:
+    try:
+        found = ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        found = None
+    rows = found if isinstance(found, tuple) and all(isinstance(row, tuple) for row in found) else ()
+    if not rows or not all(isinstance(pieces, int) and pieces > 0 for row in rows for pieces in row):
+        raise RequestError(
+            f"--shard {pattern}={text}: write the cuts of every operand's dims, each in brackets, as in ((4,1,1),(1,2))"
+        )
+    return rows
 
 
 def _traced(

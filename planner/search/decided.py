@@ -68,7 +68,7 @@ class Decided:
     def strategies(self, index: int, rule: Rule, mesh: Mesh) -> tuple[Strategy, ...]:
         """Strategies of an operator that agree with what is decided.
 
-        Raises NothingAgreesError where none does on this mesh.
+        Raises NothingAgreesError where none does on this mesh with this batch, RequestError where none is meant.
         """
         return self.agreeing(index, rule, legal_strategies(rule, mesh), mesh)
 
@@ -170,13 +170,16 @@ class Decided:
 
     @cached_property
     def _matches(self) -> dict[Shard, frozenset[int]]:
-        """Operators of the template that each pattern means; names of later blocks mean their twin in the first."""
+        """Operators of the template that each pattern means; those of the first block stand for all."""
         graph, found = self.template.graph, {}
         for shard in self.shards:
             hits = frozenset(at for at, op in enumerate(graph.operators) if _means(shard.pattern, op))
             if not hits:
                 names = [op.name for op in graph.operators]
-                raise RequestError(f"--shard {shard.pattern}: {unknown_name('operator', shard.pattern, names)}")
+                raise RequestError(
+                    f"--shard {shard.pattern}: {unknown_name('operator', shard.pattern, names)}; an operator of the"
+                    " first block stands for its twins in all blocks"
+                )
             found[shard] = hits
         return found
 

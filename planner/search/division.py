@@ -155,7 +155,7 @@ def fill(rank: Rank, pool: Sequence[Column], blocks: int, weight: float, capacit
         busy=total("busy", outer.busy),
         peak=total("memory", 0.0) + held[best, np.arange(blocks + 1)],
         beside=beside[best, np.arange(blocks + 1)],
-        least=held.min(axis=0) + counts[0] * min(cost.memory for cost in costs),
+        least=np.where(same, held + counts * rows(one, "memory"), math.inf).min(axis=0),
         variant=np.zeros(blocks + 1, dtype=np.intp),
         pair=best,
         lean=chosen.astype(np.intp),

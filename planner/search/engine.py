@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 from costmodels import usable_memory
 from planner.search.assemble import Assembly
 from planner.search.cost_table import CostTables, TableBuilder
+from planner.search.cutting import cut
 from planner.search.decided import NothingAgreesError, decided_of
 from planner.search.duals import Duals, Setting, setting_of
 from planner.search.evaluation import Evaluation, Outcome
-from planner.search.pieces import Chain, cut
+from planner.search.pieces import Chain
 from planner.search.propagation import fixed_of, propagated
 from planner.search.recursive import RecursivePlan, Task, plan_recursively, refine
 from planner.search.request import SearchRequest

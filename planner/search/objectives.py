@@ -41,7 +41,7 @@ def least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop)
     low = _reserved(request)
     while high - low > PRECISION * high and not cancelled():
         middle = (low + high) / 2
-        if find_fitting(replace(request, memory_limit=middle)):
+        if find_fitting(replace(request, memory_limit=middle), cancelled):
             high = middle
         else:
             low = middle

@@ -15,9 +15,10 @@ from dataclasses import replace
 from hardware_profiles import Cluster
 from planner.search.assemble import Assembly, assembly
 from planner.search.cost_table import CostTables, OperatorTable, ParameterTable
+from planner.search.cutting import cut
 from planner.search.duals import Setting
 from planner.search.evaluation import Evaluation
-from planner.search.pieces import Column, cut
+from planner.search.pieces import Column
 from planner.search.restriction import Fixed
 from planner.search.space import Running
 from planner.sharding.layout import replicated

@@ -38,10 +38,10 @@ from typing import Any
 from hardware_profiles import Cluster
 from planner.search.assemble import assembly
 from planner.search.cost_table import TableBuilder
+from planner.search.cutting import cut
 from planner.search.decided import Decided
 from planner.search.duals import setting_of
 from planner.search.evaluation import Evaluation
-from planner.search.pieces import cut
 from planner.search.propagation import fixed_of
 from planner.search.restriction import Fixed, OneAxisFree, Restriction
 from planner.search.space import Configuration, Running

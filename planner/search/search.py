@@ -30,7 +30,7 @@ from planner.search.assemble import assembly, groups_of, input_layouts, stages_o
 from planner.search.decided import NothingAgreesError
 from planner.search.duals import setting_of
 from planner.search.engine import Engine, Family
-from planner.search.evaluation import Outcome
+from planner.search.evaluation import Outcome, RankFilling
 from planner.search.pieces import Chain
 from planner.search.request import SearchRequest
 from planner.search.settle import Certificate, settle_and_certify
@@ -145,8 +145,9 @@ def search(
     return _Search(request, on_progress, cancelled, cutoff).run()
 
 
-def find_fitting(request: SearchRequest) -> bool:
-    """Whether anything fits. Tries the leanest configurations first and stops at the first that does."""
+def find_fitting(request: SearchRequest, cancelled: Callable[[], bool] = lambda: False) -> bool:
+    """Whether anything fits. Tries the leanest configurations first and stops at the first that does, or, without an
+    answer and so with False, where it is cancelled."""
     engine, _ = _engine(request)
     if engine.limits.device_bytes(request.cluster.devices) > engine.capacity:
         return False
@@ -154,6 +155,8 @@ def find_fitting(request: SearchRequest) -> bool:
     for members in _families(space):
         family = _family(engine, members)
         for configuration in sorted(members, key=lambda c: -c.micro_batches):
+            if cancelled():
+                return False
             if family is not None and family.priced_seconds(configuration, 0.0) == math.inf:
                 continue
             with contextlib.suppress(NothingAgreesError):
@@ -352,7 +355,8 @@ class _Search:
             self.hint = outcome.price
             if family is not None:
                 family.hint = outcome.price
-        self._take(configuration, outcome, max(bound, outcome.bound))
+        own = 0.0 if self.engine.spreads else outcome.bound  # of the strategies that were spread to, not of all
+        self._take(configuration, outcome, max(bound, own))
 
     def _take(self, configuration: Configuration, outcome: Outcome, bound: float) -> None:
         """Note an outcome; `bound`: no plan of its kind is faster."""
@@ -417,6 +421,23 @@ class _Search:
         request, configuration = self.request, found.configuration
         setting = setting_of(configuration, self.engine.capacity)
         ranks, certificate = settle_and_certify(request, found.chain, setting, found.outcome)
+        priced = self._priced(found, ranks, bound)
+        if ranks != found.outcome.ranks:
+            # settled for itself, a rank may wait for another, and another block's interior may be the largest
+            prediction, device = priced.plan.prediction, request.cluster.device
+            fits = prediction.peak_bytes <= peak_memory(self.engine.capacity, 0.0, 0.0, device) * (1 + OPTIMAL)
+            if not fits or prediction.step_seconds > found.outcome.seconds:
+                priced = self._priced(found, found.outcome.ranks, bound)
+        return Ranked(
+            bound=priced,
+            configuration=configuration,
+            memory_price=found.outcome.price,
+            certificate=certificate,
+        )
+
+    def _priced(self, found: _Found, ranks: tuple[RankFilling, ...], bound: float) -> BoundPlan:
+        """What ranks run as a plan, bound and priced."""
+        request, configuration = self.request, found.configuration
         whole = assembly(found.chain, ranks, configuration.virtual_stages)
         blocks = self.engine.template.blocks
         gap = max(0.0, 1 - bound / found.outcome.seconds)
@@ -446,13 +467,7 @@ class _Search:
             ),
         )
         bound_plan = bind(plan, request.graph, request.batch)
-        priced = replace(bound_plan, plan=replace(plan, prediction=predict(bound_plan, request.cluster)))
-        return Ranked(
-            bound=priced,
-            configuration=configuration,
-            memory_price=found.outcome.price,
-            certificate=certificate,
-        )
+        return replace(bound_plan, plan=replace(plan, prediction=predict(bound_plan, request.cluster)))
 
 
 def _samples(request: SearchRequest, configuration: Configuration) -> float:

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from hardware_profiles import Cluster
 from planner.search.cost_table import CostTables
+from planner.search.cutting import cut
 from planner.search.duals import State
-from planner.search.pieces import Chain, Key, Piece, cut
+from planner.search.pieces import Chain, Key, Piece
 from planner.search.problem import Edge, Problem, Variable
 
 Array = NDArray[np.float64]

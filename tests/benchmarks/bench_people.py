@@ -21,7 +21,7 @@ T = TypeVar("T")
 WORSE = 1 + 1e-9  # sums in another order differ by less
 
 # How many jobs of a source, and how many runs of a job, spread evenly.
-SAMPLES: dict[str, tuple[int | None, int | None]] = {"quick": (1, 2), "usual": (6, 8), "full": (None, None)}
+SAMPLES: dict[str, tuple[int | None, int | None]] = {"quick": (1, 2), "usual": (5, 6), "full": (None, None)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ import pytest
 from costmodels import usable_memory
 from hardware_profiles import Cluster
 from planner.search.cost_table import TableBuilder
+from planner.search.cutting import cut
 from planner.search.duals import setting_of
 from planner.search.evaluation import Evaluation, Outcome
-from planner.search.pieces import cut
 from planner.search.recursive import RecursivePlan, Task, level_sizes, plan_recursively
 from planner.search.restriction import Fixed, OneAxisFree, Restriction
 from planner.search.space import Configuration

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -221,7 +222,9 @@ def test_an_infeasible_request_says_what_is_missing() -> None:
     request = request_of("llama-4", small_memory(roomy, fitting.plan.prediction.peak_bytes / 40000), 4)
     assert not find_fitting(request)
     for asked in (request, replace(request, prune=False)):
-        with pytest.raises(InfeasibleError, match=r"llama-4 does not fit on 2 x cpu: .* needs [\d.]+ GiB .* GiB more than"):
+        with pytest.raises(
+            InfeasibleError, match=r"llama-4 does not fit on 2 x cpu: .* needs [\d.]+ GiB .* GiB more than"
+        ):
             search(asked)
 
 
@@ -302,12 +305,16 @@ def test_the_best_plans_come_in_order_and_differ() -> None:
         assert ranked.plan.provenance.gap == pytest.approx(gap if gap > 1e-9 else 0.0, rel=0.01)
 
 
+def at_least(count: int, seen: list[Progress]) -> bool:
+    return len(seen) >= count
+
+
 def test_a_stopped_search_returns_what_it_has() -> None:
     request = request_of("llama-4", cluster_of("h100-80gb", 8), 8, prune=False)
     whole = search(request)
     for allowed in (1, 2, 5):
         done: list[Progress] = []
-        result = search(request, done.append, cancelled=lambda n=allowed, seen=done: len(seen) >= n)
+        result = search(request, done.append, cancelled=partial(at_least, allowed, done))
         assert result.statistics.evaluated == allowed
         assert result.statistics.stopped
         assert result.bound_seconds <= whole.plans[0].seconds * (1 + 1e-9)

@@ -146,10 +146,11 @@ def test_the_main_job_as_json(folder: Path) -> None:
     assert list(content) == [
         "schema_version", "model", "parameters", "hardware", "devices", "sequence_length", "global_batch", "precision",
         "optimizer", "step_seconds", "peak_bytes", "capacity_bytes", "tokens_per_second_per_device",
-        "samples_per_second", "model_flops_utilisation", "degrees", "sequence_parallel", "optimizer_sharding", "mesh",
-        "micro_batches", "recomputation", "time_seconds", "memory_bytes", "search", "plan_file",
+        "samples_per_second", "model_flops_utilisation", "degrees", "virtual_stages", "sequence_parallel",
+        "optimizer_sharding", "micro_batches", "recomputation", "mesh", "time_seconds", "memory_bytes", "objective",
+        "search", "plans", "explanation", "plan_file",
     ]  # fmt: skip
-    assert content["schema_version"] == 1
+    assert content["schema_version"] == 2
     assert (content["model"], content["hardware"], content["devices"]) == ("llama-tiny", "cpu", 4)
     assert (content["global_batch"], content["precision"], content["sequence_length"]) == (16, "fp32", 128)
     assert sum(content["time_seconds"].values()) == pytest.approx(content["step_seconds"])
@@ -160,7 +161,14 @@ def test_the_main_job_as_json(folder: Path) -> None:
     for degree in ("data", "tensor", "context", "pipeline", "replicated"):
         product *= content["degrees"][degree]
     assert product == 4
+    assert list(content["search"]) == [
+        "algorithm", "status", "gap", "bound_seconds", "configurations", "evaluated", "solved", "search_seconds",
+        "total_seconds", "stopped", "certificate",
+    ]  # fmt: skip
     assert content["search"]["status"] == "optimal"
+    assert content["search"]["bound_seconds"] == pytest.approx(content["step_seconds"])
+    assert content["plans"][0]["step_seconds"] == content["step_seconds"]
+    assert (len(content["plans"]), content["explanation"]) == (1, None)
     written = load_plan(folder / content["plan_file"])
     assert written.prediction.step_seconds == content["step_seconds"]
     assert written.prediction.peak_bytes == content["peak_bytes"] < content["capacity_bytes"]
@@ -257,9 +265,9 @@ def test_what_is_asked_for_is_kept(folder: Path) -> None:
         ((*TINY, "--mesh", "0x8"), ("--mesh '0x8'",)),
         ((*TINY, "--mesh", "9" * 5000), ("is not a mesh",)),
         ((*TINY, "--mesh", "\u0663"), ("is not a mesh",)),
-        ((*TINY, "--mesh", "2x2x2"), ("2x2x2 has 3 axes", "one or two")),
+        ((*TINY, "--mesh", "2x2x2x2x2"), ("2x2x2x2x2 has 5 axes", "at most four")),
         ((*TINY, "--mesh", "3"), ("8 devices", "mesh = (3,)")),
-        ((*TINY, "--devices", "4", "--pipeline", "3"), ("4 devices", "4 blocks", "stages = 3", "must divide both")),
+        ((*TINY, "--devices", "4", "--pipeline", "3"), ("--pipeline 3", "4 devices", "--devices")),
         ((*TINY, "--micro-batches", "5"), ("global batch 32", "micro_batches = 5")),
         (("--model", "gpt-tiny", "--hardware", "cpu", "--seq-len", "129"), ("gpt-tiny", "128 tokens", "129 is longer")),
         ((*TINY, "--seq-len", str(2**31)), ("Llama cannot be traced", "overflowed")),

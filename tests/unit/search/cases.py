@@ -23,12 +23,13 @@ from planner.plan.bind import prepare
 from planner.plan.plan import ClusterReference, ModelReference, Plan, Prediction, Provenance, Training
 from planner.search.assemble import assembly, groups_of, input_layouts, stages_of
 from planner.search.cost_table import TableBuilder
+from planner.search.cutting import cut
 from planner.search.duals import Duals, Setting, State
 from planner.search.engine import setting_of
 from planner.search.evaluation import RankFilling
-from planner.search.pieces import Amounts, Chain, Column, Key, Piece, Running, cut
+from planner.search.pieces import Chain, Column, Key, Piece
 from planner.search.request import SearchRequest
-from planner.search.space import Configuration
+from planner.search.space import Configuration, Running
 from planner.search.template import Template, fold
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rescale import rescale_batch
@@ -472,7 +473,7 @@ def peak_of(case: Case, state: State, ranks: Sequence[RankFilling]) -> float:
 def plan_of(case: Case, ranks: Sequence[RankFilling]) -> Plan:
     """The plan that the search would write for these ranks, without prices."""
     graph = traced(case.model)
-    prepared, blocks = prepare(graph)
+    prepared, _ = prepare(graph)
     configuration = case.configuration
     whole = assembly(case.chain, ranks, configuration.virtual_stages)
     return Plan(

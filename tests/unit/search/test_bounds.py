@@ -71,9 +71,8 @@ def all_plans(case: Case) -> Iterator[tuple[RankFilling, ...]]:
     heads = [column for piece in chain.head for column in ways(piece)]
     tails = [column for piece in chain.tail for column in ways(piece)]
     for counts in divisions(case):
-        for head, tail, *rows in itertools.product(
-            heads, tails, *(itertools.product(inner, repeat=count) for count in counts)
-        ):
+        rows_of = itertools.product(*(itertools.product(inner, repeat=count) for count in counts))
+        for head, tail, rows in itertools.product(heads, tails, rows_of):
             yield tuple(
                 RankFilling(
                     head=head if rank == 0 else None,
@@ -141,7 +140,7 @@ def changed(case: Case, ranks: tuple[RankFilling, ...], draw: random.Random) -> 
 def some_cases(model: str, draw: random.Random) -> Iterator[Case]:
     for profile, devices in (("cpu", 2), ("h100-80gb", 8), ("ascend-910b-64gb", 3)):
         space = list(configurations(template_of(model), devices, 12, Pinned(virtual_stages=0)))
-        for configuration in draw.sample(space, min(2, len(space))):
+        for configuration in draw.sample(space, min(1, len(space))):
             case = make_case(model, profile, configuration, 12)
             if case.setting.chunks == 1 or not (case.chain.blocks_in_head or case.chain.blocks_in_tail):
                 yield case
@@ -180,7 +179,7 @@ def engine_of(model: str, profile: str, devices: int, memory: float | None) -> E
     return Engine(request=request, template=template, limits=limits)
 
 
-@pytest.mark.parametrize("profile", ["cpu", "h100-80gb", "ascend-910b-64gb"])
+@pytest.mark.parametrize("profile", ["cpu", "h100-80gb"])
 @pytest.mark.parametrize("model", [model for model in MODELS if model not in ("wide", "llama-6-tied", "llama-1")])
 def test_the_largest_micro_batch_bounds_its_parts(model: str, profile: str) -> None:
     """Members of a family, with memory that is plenty or scarce, are never faster than their family says."""

@@ -19,7 +19,16 @@ from planner.search.space import Configuration, Pinned, configurations
 from tests.unit.search.cases import BATCH, Case, make_case, plan_of, template_of, total, traced
 
 ALL = 1 + 1e-9
-MODELS = ("llama-4", "gpt-4-tied", "chain", "chain-from-input", "aside", "post-norm", "residual", "residual-frozen-half")
+MODELS = (
+    "llama-4",
+    "gpt-4-tied",
+    "chain",
+    "chain-from-input",
+    "aside",
+    "post-norm",
+    "residual",
+    "residual-frozen-half",
+)
 WHOLE = ("perceptron", "skips", "single-2", "llama-1")
 
 
@@ -53,7 +62,7 @@ def test_the_choice_that_was_found_costs_the_same(model: str) -> None:
                 for rank, held in enumerate(outcome.ranks):
                     found = problem_of(case, outcome, rank)
                     price = found.problem.evaluate(found.choice)
-                    busy = case.setting.weight * total(columns(held), "part") + total(columns(held), "step")
+                    busy = case.setting.micro_batches * total(columns(held), "part") + total(columns(held), "step")
                     assert math.isclose(price.time, busy, rel_tol=1e-9)
                     assert math.isclose(price.peak + held.beside, held.peak, rel_tol=1e-9)
                     assert price.feasible

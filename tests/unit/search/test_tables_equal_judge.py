@@ -44,7 +44,9 @@ def cases(model: str, draw: random.Random) -> Iterator[Case]:
         pipelines = [c for c in space if c.pipeline > 1 and c.virtual_stages == 1]
         virtual = [c for c in space if c.virtual_stages > 1]
         alone = [c for c in space if c.pipeline == 1]
-        for configuration in (one for some in (alone, pipelines, virtual) for one in draw.sample(some, min(1, len(some)))):
+        for configuration in (
+            one for some in (alone, pipelines, virtual) for one in draw.sample(some, min(1, len(some)))
+        ):
             precision, optimizer = draw.choice([("fp32", "adamw"), ("bf16", "sgd")])
             case = make_case(model, profile, configuration, GLOBAL_BATCH, precision, optimizer)
             if case.setting.chunks == 1 or not (case.chain.blocks_in_head or case.chain.blocks_in_tail):
@@ -59,10 +61,8 @@ def same(first: float, second: float) -> bool:
 def test_any_plan_costs_what_the_judge_says(model: str) -> None:
     draw = random.Random(model)
     for case in cases(model, draw):
-        for _ in range(2):
-            state = random_state(case, draw)
-            ranks = random_ranks(case, draw, state)
-            check(case, state, ranks)
+        state = random_state(case, draw)
+        check(case, state, random_ranks(case, draw, state))
 
 
 def check(case: Case, state: State, ranks: tuple[RankFilling, ...]) -> None:

@@ -1,0 +1,135 @@
+"""Plans decided by hand: degrees, modes, strategies, and what contradicts what."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.plan.file import load_plan
+
+TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4")
+Q_PROJ = "model.layers.0.self_attn.q_proj/linear"
+
+
+def strategies(path: Path) -> dict[str, tuple[str | None, ...]]:
+    return {name: strategy for group in load_plan(path).groups for name, strategy in group.operators}
+
+
+def test_degrees_are_kept(plan: Any, here: Path) -> None:
+    options = ("--tensor", "2", "--pipeline", "2", "--zero", "0", "--micro-batch", "4", "--recompute", "full")
+    content = plan.json(*TINY, *options, "--no-sequence-parallel", "-o", "plan.json")
+    assert content["degrees"] == {"data": 1, "tensor": 2, "context": 1, "pipeline": 2, "replicated": 1}
+    assert (content["micro_batches"], content["recomputation"]) == (4, "full")
+    assert (content["sequence_parallel"], content["optimizer_sharding"]) == (False, "off")
+    assert load_plan(here / "plan.json").training.part == 4
+
+
+@pytest.mark.parametrize(
+    ("zero", "words"), [("0", "off"), ("1", "1 (states)"), ("2", "2 (gradients and states)"), ("3", "3 (weights")]
+)
+def test_zero(plan: Any, zero: str, words: str) -> None:
+    content = plan.json(*TINY, "--data", "4", "--zero", zero, "--micro-batches", "1")
+    assert content["optimizer_sharding"].startswith(words)
+    assert content["degrees"]["data"] == 4
+
+
+def test_virtual_stages(plan: Any, here: Path) -> None:
+    options = ("--pipeline", "2", "--mesh", "2", "--micro-batches", "4")
+    assert plan.json(*TINY, *options, "--virtual-stages", "2")["virtual_stages"] == 2
+    chosen = plan.json(*TINY, *options, "--virtual-stages", "auto")
+    alone = plan.json(*TINY, *options)
+    assert alone["virtual_stages"] == 1
+    assert chosen["step_seconds"] <= alone["step_seconds"]
+
+
+def test_strategies_by_name(plan: Any, here: Path) -> None:
+    plan.json(*TINY, "--mesh", "4", "--shard", "*q_proj/linear=o", "--shard", "*mlp.down*=-", "-o", "plan.json")
+    found = strategies(here / "plan.json")
+    assert found[Q_PROJ] == ("o",)
+    assert found["model.layers.0.mlp.down_proj/linear"] == (None,)
+    plan.json(*TINY, "--mesh", "2x2", "--shard", "*q_proj/linear=((2,1,1),(2,1))", "-o", "cuts.json")
+    assert sorted(strategies(here / "cuts.json")[Q_PROJ]) == ["b", "o"]  # type: ignore[type-var]
+
+
+def test_strategies_of_a_plan_file(plan: Any, here: Path) -> None:
+    """All that the file lists are kept; what is deleted from it, or decided by --shard, is not."""
+    plan.json(*TINY, "--tensor", "4", "--zero", "0", "--micro-batches", "4", "-o", "first.json")
+    before = strategies(here / "first.json")
+    plan.json(*TINY, "--shard-from", "first.json", "-o", "second.json")
+    assert strategies(here / "second.json") == before
+    content = json.loads((here / "first.json").read_text())
+    for group in content["groups"]:
+        group["operators"] = {name: text for name, text in group["operators"].items() if "mlp" in name}
+    (here / "some.json").write_text(json.dumps(content))
+    plan.json(*TINY, "--mesh", "4", "--shard-from", "some.json", "--shard", "*mlp.up_proj*=b", "-o", "third.json")
+    after = strategies(here / "third.json")
+    assert after["model.layers.0.mlp.up_proj/linear"] == ("b",)
+    assert all(after[name] == before[name] for name in before if "mlp" in name and "up_proj" not in name)
+    assert after != before
+    plan.json(*TINY, "--mesh", "4", "--shard-from", "first.json:*q_proj*", "-o", "fourth.json")
+    assert strategies(here / "fourth.json")[Q_PROJ] == before[Q_PROJ]
+
+
+def test_modes(plan: Any) -> None:
+    data = plan.json(*TINY, "--mode", "data_parallel")
+    assert (data["degrees"]["data"], data["optimizer_sharding"]) == (4, "off")
+    alone = plan.json(*TINY[:4], "--mode", "stand_alone")
+    assert (alone["devices"], alone["mesh"]) == (1, [])
+    semi = plan.json(*TINY, "--mode", "semi_auto_parallel", "--shard", "*q_proj*=o", "--mesh", "4")
+    assert semi["search"]["algorithm"] == "sharding_propagation"
+    assert plan.json(*TINY, "--mode", "auto_parallel", "--mesh", "4")["search"]["algorithm"] == "dynamic_programming"
+    degrees = ("--tensor", "2", "--pipeline", "1", "--data", "2", "--zero", "1", "--micro-batches", "2")
+    assert plan.json(*TINY, "--mode", "hybrid_parallel", *degrees)["degrees"]["tensor"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--mode", "hybrid"), ("--mode 'hybrid'", "did you mean hybrid_parallel")),
+        (("--mode", "stand_alone"), ("one device", "--devices 4")),
+        (("--mode", "data_parallel", "--tensor", "2"), ("splits the batch", "--tensor 2")),
+        (("--mode", "data_parallel", "--zero", "1"), ("weights whole", "--zero 1")),
+        (("--mode", "data_parallel", "--mesh", "4"), ("leave out --mesh", "auto_parallel")),
+        (("--mode", "semi_auto_parallel"), ("--shard PATTERN=STRATEGY", "--shard-from PLAN")),
+        (("--mode", "semi_auto_parallel", "--shard", "*=b", "--search", "ilp"), ("--search ilp", "leave out")),
+        (
+            ("--mode", "hybrid_parallel", "--tensor", "2"),
+            ("--pipeline, --data, --zero, --micro-batch or --micro-batches",),
+        ),
+        (("--tensor", "3"), ("--tensor 3 must divide the 4 devices",)),
+        (
+            ("--tensor", "2", "--data", "2", "--pipeline", "2", "--context", "1"),
+            ("--tensor 2 x --pipeline 2 x --data 2 x --context 1 = 8", "4 devices"),
+        ),
+        (("--tensor", "2", "--mesh", "4"), ("--mesh and --tensor", "give one of them")),
+        (("--micro-batch", "1", "--micro-batches", "2"), ("--micro-batch and --micro-batches",)),
+        (("--expert", "2"), ("expert = 2", "leave it at 1")),
+        (("--virtual-stages", "two"), ("--virtual-stages 'two'", "auto")),
+        (("--virtual-stages", "0"), ("--virtual-stages '0'", "auto")),
+        (("--shard", "q_proj"), ("--shard 'q_proj'", "PATTERN=STRATEGY")),
+        (("--shard", "*q_proj*="), ("--shard *q_proj*=", "b,o")),
+        (("--shard", "*q_porj*=o"), ("--shard *q_porj*", "operator")),
+        (("--shard", "*q_proj*=zz"), (Q_PROJ, "no factor 'zz'", "b, s, i, o")),
+        (("--shard", "*q_proj*=((1,x))"), ("--shard *q_proj*", "as in ((4,1),(1,2))")),
+        (("--shard-from", "none.json"), ("none.json: cannot be read",)),
+        (("--memory-limit", "5x"), ("--memory-limit '5x'", "64GiB")),
+        (("--memory-limit", "0"), ("leaves no memory",)),
+        (("--objective", "speed"), ("--objective 'speed'", "cost, memory, time")),
+        (("--pareto", "--top", "2"), ("--pareto and --top", "give one of them")),
+        (("--pareto", "--objective", "memory"), ("--pareto and --objective",)),
+    ],
+)
+def test_contradictions_are_one_line(plan: Any, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    message = plan.refused(*TINY, *arguments)
+    assert all(word in message for word in words), message
+
+
+def test_a_plan_for_another_model_gives_no_strategies(plan: Any, here: Path) -> None:
+    plan.json(*TINY, "--mode", "data_parallel", "-o", "llama.json")
+    message = plan.refused("--model", "gpt-tiny", "--hardware", "cpu", "--devices", "4", "--shard-from", "llama.json")
+    assert "--shard-from llama.json: it is a plan for another model" in message
+    message = plan.refused(*TINY, "--shard-from", "llama.json:*nothing*")
+    assert "it lists no operator that matches" in message
+    plan.json(*TINY[:4], "--mode", "stand_alone", "-o", "one.json")
+    assert "its mesh is one device" in plan.refused(*TINY, "--shard-from", "one.json")

@@ -1,0 +1,108 @@
+"""--top, --pareto, --objective, --explain, --certify, limits, and what is said about the proof."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.plan.explanation import RESOURCE_OF, Alternative, Explanation
+from planner.plan.predict import TIME_PER_MICRO_BATCH, TIME_PER_STEP
+from planner.report.explanation import explanation_lines
+from planner.report.search import proof_text
+
+TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4")
+
+
+def test_the_best_plans(plan: Any, here: Path) -> None:
+    content = plan.json(*TINY, "--top", "3", "-o", "plan.json")
+    seconds = [found["step_seconds"] for found in content["plans"]]
+    assert len(seconds) == 3
+    assert seconds == sorted(seconds)
+    assert [found["plan_file"] for found in content["plans"]] == ["plan.json", None, None]
+    assert [path.name for path in here.iterdir()] == ["plan.json"]
+    outcome = plan(*TINY, "--top", "2", "--write-all", "-o", "plan.json")
+    assert "The best plans" in outcome.out
+    assert "slower by" in outcome.out
+    assert plan("verify", "plan-2.json").code == 0
+
+
+def test_time_against_memory(plan: Any, here: Path) -> None:
+    plans = plan.json(*TINY, "--pareto", "--mesh", "2")["plans"]
+    assert len(plans) > 1
+    seconds, peaks = [p["step_seconds"] for p in plans], [p["peak_bytes"] for p in plans]
+    assert seconds == sorted(seconds)
+    assert peaks == sorted(peaks, reverse=True)
+    assert "Time against memory" in plan(*TINY, "--pareto", "--mesh", "2").out
+
+
+def test_objectives(plan: Any) -> None:
+    fast, lean = plan.json(*TINY), plan.json(*TINY, "--objective", "memory")
+    assert lean["peak_bytes"] < fast["peak_bytes"]
+    assert lean["objective"] == "memory"
+    cheap = plan.json(*TINY, "--objective", "cost")
+    assert cheap["step_seconds"] * cheap["devices"] <= fast["step_seconds"] * fast["devices"]
+    assert "within this memory" in plan(*TINY, "--objective", "memory").out
+
+
+def test_a_limit_on_memory(plan: Any) -> None:
+    free = plan.json(*TINY)
+    tight = plan.json(*TINY, "--memory-limit", "545MiB")
+    assert tight["peak_bytes"] <= 545 * 2**20 < free["peak_bytes"]
+    assert tight["step_seconds"] > free["step_seconds"]
+
+
+def test_an_explanation(plan: Any) -> None:
+    content = plan.json(*TINY, "--explain")
+    why = content["explanation"]
+    assert sum(why["seconds"].values()) == pytest.approx(content["step_seconds"])
+    assert not why["memory_binds"]
+    assert why["next_best"]["step_seconds"] >= content["step_seconds"]
+    assert len(content["plans"]) == 1
+    out = plan(*TINY, "--explain").out
+    for words in ("Why it takes that long", "memory does not bind", "The next best plan takes", "instead of"):
+        assert words in out
+
+
+def test_every_part_of_the_time_has_a_resource() -> None:
+    assert set(RESOURCE_OF) == {*TIME_PER_MICRO_BATCH, *TIME_PER_STEP, "pipeline bubble"}
+
+
+def test_an_explanation_in_words() -> None:
+    found = Explanation(
+        step_seconds=10.0,
+        shares=(("compute", 8.0), ("communication", 2.0)),
+        memory_price=0.5 / 2**30,
+        free_bytes=0.0,
+        ranks=4,
+        slowest=1,
+        fullest=0,
+        next_best=Alternative(step_seconds=11.0, peak_bytes=1.0, differences=(("mesh", "8", "2x4"),)),
+    )
+    memory, other = explanation_lines(found)
+    assert "1 GiB more on every device would save about 500 ms (5.0%), at pipeline rank 1 of 4" in memory
+    assert other == "The next best plan takes 11 s (10.0% more), with mesh 2x4 instead of 8."
+
+
+def test_a_certificate(plan: Any) -> None:
+    found = plan.json(*TINY, "--mesh", "4", "--micro-batches", "1", "--certify")["search"]["certificate"]
+    assert found["solver"] == "ilp"
+    assert found["bound_seconds"] <= found["busy_seconds"]
+    assert "Certified by ilp" in plan(*TINY, "--mesh", "4", "--micro-batches", "1", "--certify").out
+
+
+def test_no_time_at_all(plan: Any) -> None:
+    assert "give it more time" in plan.refused(*TINY, "--time-limit", "0", code=3)
+
+
+@pytest.mark.parametrize(
+    ("status", "gap", "words"),
+    [
+        ("optimal", 0.0, "Proved optimal: no plan in the space is faster"),
+        ("feasible", 0.0049, "No plan in the space is more than 0.5% faster"),
+        ("feasible", 0.13201, "No plan in the space is more than 13.3% faster"),
+        ("feasible", 0.0004, "No plan in the space is more than 0.04% faster"),
+        ("feasible", 1e-7, "No plan in the space is more than 0.01% faster"),
+    ],
+)
+def test_what_is_proved(status: str, gap: float, words: str) -> None:
+    assert proof_text(status, gap, "in the space") == words

@@ -1,0 +1,99 @@
+"""What a plan can be best at beside time."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise, takewhile
+
+import pytest
+
+from hardware_profiles import Cluster
+from planner.errors import InfeasibleError
+from planner.search.objectives import FRONT_STEP, PRECISION, front, least_cost, least_memory, plan_for
+from planner.search.request import Objective, SearchRequest
+from planner.search.search import Progress, SearchResult, find_fitting, search
+from planner.search.space import divisors
+from tests.unit.search.cases import cluster_of, request_of
+
+
+def nothing(_: Progress) -> None:
+    """Nobody listens."""
+
+
+def never() -> bool:
+    return False
+
+
+def bare(cluster: Cluster) -> Cluster:
+    """Nothing set aside, so that bytes of small models count."""
+    return replace(cluster, device=replace(cluster.device, reserved=0.0, allocator_slack=0.0))
+
+
+def request(model: str, devices: int) -> SearchRequest:
+    return request_of(model, bare(cluster_of("cpu", devices)), 8)
+
+
+@pytest.mark.parametrize(("model", "devices"), [("perceptron", 4), ("post-norm", 2), ("chain", 3)])
+def test_the_least_memory_is_the_least(model: str, devices: int) -> None:
+    asked = request(model, devices)
+    found = least_memory(asked, nothing, never).plan.prediction
+    fastest = search(asked).plan.prediction
+    assert found.peak_bytes <= fastest.peak_bytes
+    assert found.step_seconds >= fastest.step_seconds * (1 - 1e-9)
+    assert not find_fitting(replace(asked, memory_limit=found.peak_bytes * (1 - 4 * PRECISION)))
+    # within that memory nothing is faster
+    again = search(replace(asked, memory_limit=found.peak_bytes))
+    assert again.bound_seconds <= found.step_seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("model", ["llama-4", "perceptron", "residual"])
+def test_no_number_of_devices_is_cheaper(model: str) -> None:
+    asked = request(model, 4)
+    found = least_cost(asked, nothing, never).plan
+    cost = found.prediction.step_seconds * found.cluster.devices
+    for devices in divisors(4):
+        other = search(replace(asked, cluster=asked.cluster.with_devices(devices))).plan
+        assert cost <= other.prediction.step_seconds * devices * (1 + 1e-9)
+
+
+def test_a_number_of_devices_that_is_too_small_is_left_out() -> None:
+    asked = request("post-norm", 4)
+    alone = least_memory(replace(asked, cluster=asked.cluster.with_devices(1)), nothing, never)
+    scarce = replace(asked, memory_limit=0.7 * alone.plan.prediction.peak_bytes)
+    with pytest.raises(InfeasibleError):
+        search(replace(scarce, cluster=asked.cluster.with_devices(1)))
+    assert least_cost(scarce, nothing, never).plan.cluster.devices > 1
+    with pytest.raises(InfeasibleError, match="does not fit on 4 x cpu"):
+        least_cost(replace(asked, memory_limit=100.0), nothing, never)
+
+
+@pytest.mark.parametrize(("model", "devices"), [("post-norm", 2), ("perceptron", 2)])
+def test_the_front_falls_in_memory_and_rises_in_time(model: str, devices: int) -> None:
+    points = [found.plan.prediction for found in front(request(model, devices))]
+    assert len(points) > 1
+    assert points[0].step_seconds == search(request(model, devices)).plan.prediction.step_seconds
+    for one, other in pairwise(points):
+        assert other.peak_bytes <= FRONT_STEP * one.peak_bytes * (1 + 1e-9)
+        assert other.step_seconds >= one.step_seconds * (1 - 1e-9)
+    least = least_memory(request(model, devices), nothing, never).plan.prediction.peak_bytes
+    assert points[-1].peak_bytes <= least / FRONT_STEP * (1 + 4 * PRECISION)
+
+
+def test_a_front_can_be_stopped() -> None:
+    seen: list[SearchResult] = []
+    points = front(request("llama-4", 2), nothing, lambda: len(seen) >= 2)
+    seen.extend(takewhile(lambda _: len(seen) < 2, points))
+    assert len(list(front(request("llama-4", 2), nothing, lambda: True))) == 0
+
+
+def test_a_front_of_nothing_says_why() -> None:
+    with pytest.raises(InfeasibleError, match="does not fit"):
+        list(front(replace(request("llama-4", 2), memory_limit=100.0)))
+
+
+@pytest.mark.parametrize("objective", ["time", "memory", "cost"])
+def test_the_objective_decides(objective: Objective) -> None:
+    asked = replace(request("perceptron", 4), objective=objective)
+    wanted = {"time": search(asked), "memory": least_memory(asked, nothing, never)}
+    wanted["cost"] = least_cost(asked, nothing, never)
+    found = plan_for(asked, nothing, never).plans[0]
+    assert math.isclose(found.seconds, wanted[objective].plans[0].seconds, rel_tol=1e-12)
