@@ -1,9 +1,18 @@
 """Seconds and bytes from numbers: pure formulas that know no operator and no plan. Imports `hardware_profiles` only."""
 
+from costmodels.attention import (
+    AttentionShape,
+    attention_backward_time,
+    attention_preparation,
+    attention_rate,
+    attention_time,
+)
 from costmodels.bounds import collective_lower_bound
 from costmodels.collectives import COLLECTIVES, affine_pieces, collective_time
 from costmodels.compute import FREE_OP_CLASS, operator_time
 from costmodels.errors import CostModelError
+from costmodels.fit import fit_attention, fit_matmul, percentage_error
+from costmodels.matmul import matmul_rate, matmul_time
 from costmodels.memory import (
     Optimizer,
     ParameterBytes,
@@ -15,6 +24,7 @@ from costmodels.memory import (
 )
 from costmodels.optimizer import optimizer_time
 from costmodels.orders import ORDERS, schedule_orders
+from costmodels.rates import best_rate
 from costmodels.schedules import (
     Turn,
     bubble_fraction,
@@ -38,6 +48,7 @@ from costmodels.units import Array, Quantity
 
 __all__ = [
     "Array",
+    "AttentionShape",
     "COLLECTIVES",
     "ChunkSeconds",
     "CostModelError",
@@ -55,11 +66,20 @@ __all__ = [
     "Timeline",
     "Turn",
     "affine_pieces",
+    "attention_backward_time",
+    "attention_preparation",
+    "attention_rate",
+    "attention_time",
+    "best_rate",
     "bubble_fraction",
     "collective_lower_bound",
     "collective_time",
+    "fit_attention",
+    "fit_matmul",
     "in_flight",
     "in_flight_of_chunks",
+    "matmul_rate",
+    "matmul_time",
     "operator_time",
     "optimizer_time",
     "optimizer_traffic",
@@ -69,6 +89,7 @@ __all__ = [
     "peak_memory",
     "schedule_orders",
     "simulate",
+    "percentage_error",
     "step_time",
     "usable_memory",
 ]

@@ -18,10 +18,12 @@ from hardware_profiles.errors import (
     UnknownKeyError,
     UnknownProfileError,
 )
+from hardware_profiles.kernels import AttentionKernel, MatmulKernel
 from hardware_profiles.load import load_profile, profile_names
 from hardware_profiles.units import GB, GIB, KB, KIB, MB, MIB, Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds
 
 __all__ = [
+    "AttentionKernel",
     "Bytes",
     "BytesPerSecond",
     "Cluster",
@@ -40,6 +42,7 @@ __all__ = [
     "Level",
     "MB",
     "MIB",
+    "MatmulKernel",
     "OP_CLASSES",
     "Protocol",
     "Seconds",

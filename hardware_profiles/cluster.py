@@ -27,6 +27,7 @@ from functools import lru_cache, partial
 from typing import Any, Literal
 
 from hardware_profiles.errors import TopologyError, UnknownKeyError
+from hardware_profiles.kernels import AttentionKernel, MatmulKernel
 from hardware_profiles.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
 FactKind = Literal["datasheet", "measured", "fitted", "assumed"]
@@ -74,6 +75,8 @@ class Device:
 
     A kernel costs at least `launch_latency`. Of `memory`, `reserved` is never available to tensors (driver context,
     communication buffers), and `allocator_slack` is the share by which the allocator holds more than it hands out.
+    `compute_units` is the number of parts that work on one tile of a kernel each (SMs of a GPU, cores of an NPU).
+    `matmul_kernels` and `attention_kernels` name dtypes; None says that the class efficiency is all there is.
     """
 
     name: str
@@ -85,6 +88,9 @@ class Device:
     launch_latency: Seconds
     peak_flops: tuple[tuple[str, FlopsPerSecond], ...]
     efficiencies: tuple[tuple[str, Efficiency], ...]
+    compute_units: int
+    matmul_kernels: tuple[tuple[str, MatmulKernel | None], ...]
+    attention_kernels: tuple[tuple[str, AttentionKernel | None], ...]
 
     def peak(self, dtype: str) -> FlopsPerSecond:
         """Dense peak for a dtype ("bf16", "fp32", ...); raises `UnknownKeyError` for one that has no figure."""
@@ -101,6 +107,24 @@ class Device:
                 return value
         known = ", ".join(name for name, _ in self.efficiencies)
         raise UnknownKeyError(f"device {self.name} has no efficiency for op class {op_class!r}; it has {known}")
+
+    def matmul_kernel(self, dtype: str) -> MatmulKernel | None:
+        """How it multiplies matrices of a dtype; None: by class efficiency. Raises `UnknownKeyError` if unknown."""
+        for name, kernel in self.matmul_kernels:
+            if name == dtype:
+                return kernel
+        known = ", ".join(name for name, _ in self.matmul_kernels)
+        raise UnknownKeyError(
+            f"device {self.name} does not say how it multiplies matrices of {dtype!r}; it has {known}"
+        )
+
+    def attention_kernel(self, dtype: str) -> AttentionKernel | None:
+        """How it computes attention in a dtype; None: by class efficiency. Raises `UnknownKeyError` if unknown."""
+        for name, kernel in self.attention_kernels:
+            if name == dtype:
+                return kernel
+        known = ", ".join(name for name, _ in self.attention_kernels)
+        raise UnknownKeyError(f"device {self.name} does not say how it computes attention in {dtype!r}; it has {known}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

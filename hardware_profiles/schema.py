@@ -23,6 +23,7 @@ from hardware_profiles.cluster import (
     Protocol,
     Serves,
 )
+from hardware_profiles.kernels import AttentionKernel, MatmulKernel
 from hardware_profiles.units import (
     bytes_from_gib,
     bytes_per_second_from_gb_per_s,
@@ -55,6 +56,10 @@ class _AtLeastOne(_Fact):
     value: float = Field(ge=1, allow_inf_nan=False)
 
 
+class _Portion(_Fact):
+    value: float = Field(ge=0, le=1)
+
+
 class _FanOut(_Fact):
     value: int = Field(ge=2)
 
@@ -62,6 +67,76 @@ class _FanOut(_Fact):
 class _Efficiency(_Strict):
     compute: _Share
     bandwidth: _Share
+
+
+class _Units(_Fact):
+    value: int = Field(ge=1)
+
+
+class _ByEfficiency(_Strict):
+    """No fitted kernel: the roofline with the efficiency of the op class."""
+
+    form: Literal["efficiency"]
+
+
+class _Like(_Strict):
+    """The kernel of another dtype, of which the profile has figures."""
+
+    form: Literal["like"]
+    dtype: _Text
+
+
+class _Matmul(_Strict):
+    form: Literal["tiled"]
+    compute: _Share
+    bandwidth: _Share
+    launch_us: _Fact
+    feed_gb_per_s: _Positive
+    fill: _Fact
+    quantisation: _Portion
+    split_us: _Fact
+    convert_gb_per_s: _Positive | None = None
+    spread: _Fact
+
+    def convert(self) -> MatmulKernel:
+        rate = self.convert_gb_per_s
+        return MatmulKernel(
+            compute=self.compute.value,
+            bandwidth=self.bandwidth.value,
+            launch=seconds_from_us(self.launch_us.value),
+            feed=bytes_per_second_from_gb_per_s(self.feed_gb_per_s.value),
+            fill=self.fill.value,
+            quantisation=self.quantisation.value,
+            split=seconds_from_us(self.split_us.value),
+            convert=None if rate is None else bytes_per_second_from_gb_per_s(rate.value),
+            spread=self.spread.value,
+        )
+
+
+class _Attention(_Strict):
+    form: Literal["tiled"]
+    compute: _Share
+    softmax: _Fact
+    fill: _Fact
+    tail: _Fact
+    preparation_us: _Fact
+    passes: _Fact
+    spread: _Fact
+
+    def convert(self) -> AttentionKernel:
+        return AttentionKernel(
+            compute=self.compute.value,
+            softmax=self.softmax.value,
+            fill=self.fill.value,
+            tail=self.tail.value,
+            preparation=seconds_from_us(self.preparation_us.value),
+            passes=self.passes.value,
+            spread=self.spread.value,
+        )
+
+
+_MatmulForm = Annotated[_Matmul | _Like | _ByEfficiency, Field(discriminator="form")]
+_AttentionForm = Annotated[_Attention | _Like | _ByEfficiency, Field(discriminator="form")]
 
 
 class _Protocol(_Strict):
@@ -112,8 +187,11 @@ class _Device(_Strict):
     allocator_slack: _Fact
     memory_bandwidth_gb_per_s: _Positive
     launch_latency_us: _Fact
+    compute_units: _Units
     peak_tflops: dict[_Text, _Positive] = Field(min_length=1)
     efficiency: dict[_Text, _Efficiency]
+    matmul: dict[_Text, _MatmulForm]
+    attention: dict[_Text, _AttentionForm]
 
     @model_validator(mode="after")
     def _has_every_op_class(self) -> "_Device":
@@ -123,6 +201,17 @@ class _Device(_Strict):
             raise ValueError(f"efficiency lacks op classes {missing} and has unknown ones {unknown}")
         if self.reserved_gib.value >= self.memory_gib.value:
             raise ValueError("reserved_gib leaves no memory")
+        return self
+
+    @model_validator(mode="after")
+    def _says_how_it_computes(self) -> "_Device":
+        dtypes = set(self.peak_tflops)
+        for name, forms in (("matmul", self.matmul), ("attention", self.attention)):
+            if set(forms) != dtypes:
+                raise ValueError(f"{name} must name the dtypes of peak_tflops {sorted(dtypes)}, not {sorted(forms)}")
+            for dtype, form in forms.items():
+                if isinstance(form, _Like) and not isinstance(forms.get(form.dtype), _Matmul | _Attention):
+                    raise ValueError(f"{name}.{dtype} is to be like {form.dtype}, which has no figures")
         return self
 
     def convert(self) -> Device:
@@ -141,7 +230,22 @@ class _Device(_Strict):
                 (name, Efficiency(compute=item.compute.value, bandwidth=item.bandwidth.value))
                 for name, item in sorted(self.efficiency.items())
             ),
+            compute_units=self.compute_units.value,
+            matmul_kernels=tuple((dtype, _matmul(self.matmul, dtype)) for dtype in sorted(self.matmul)),
+            attention_kernels=tuple((dtype, _attention(self.attention, dtype)) for dtype in sorted(self.attention)),
         )
+
+
+def _matmul(forms: dict[str, _MatmulForm], dtype: str) -> MatmulKernel | None:
+    form = forms[dtype]
+    form = forms[form.dtype] if isinstance(form, _Like) else form
+    return form.convert() if isinstance(form, _Matmul) else None
+
+
+def _attention(forms: dict[str, _AttentionForm], dtype: str) -> AttentionKernel | None:
+    form = forms[dtype]
+    form = forms[form.dtype] if isinstance(form, _Like) else form
+    return form.convert() if isinstance(form, _Attention) else None
 
 
 class ProfileFile(_Strict):

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels import operator_time
 from hardware_profiles import Cluster
 from planner.errors import RuleError
 from planner.graph.operator_graph import TensorType
+from planner.pricing.kernels import KernelCall, kernel_seconds
 from planner.pricing.message import Message, message_seconds
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import Dims, FactorKind, Rule, Strategy, Work, local_extents
@@ -73,22 +73,22 @@ def price_operator(
     written = sum(result_bytes, np.zeros(len(extents)))
     flops = _flops(rule, extents)
     dtype = _compute_dtype(rule, (*operands, *results))
-
-    def kernel(work: Array, moved: Array, kernels: int) -> Array:
-        time = operator_time(
-            op_class=rule.op_class, flops=work, bytes_moved=moved, dtype=dtype, device=cluster.device, kernels=kernels
-        )
-        return np.asarray(time, dtype=np.float64)
-
     looked_up = sum((written for _ in rule.looked_up), np.zeros(len(extents)))
-    forward = kernel(flops, read + written + looked_up, 1)
-    graded = [i for i, needed in enumerate(differentiable) if needed]
+    graded = tuple(i for i, needed in enumerate(differentiable) if needed)
     gradients = sum((operand_bytes[i] for i in graded), np.zeros(len(extents)))
     worked = sum(i not in rule.addends for i in graded)
-    if graded:
-        backward = kernel(flops * rule.backward_work(worked), read + written + gradients, max(1, worked))
-    else:
-        backward = np.zeros(len(extents))
+    forward, backward = kernel_seconds(
+        KernelCall(
+            rule=rule,
+            extents=extents,
+            dtype=dtype,
+            device=cluster.device,
+            graded=graded,
+            flops=flops,
+            moved=read + written + looked_up,
+            moved_backward=read + written + gradients,
+        )
+    )
     inner_forward, inner_backward = _inner(rule, strategies, mesh, cluster)
     free = rule.op_class == "view"
     return OperatorPrices(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from costmodels import parameter_bytes
+from costmodels import best_rate, parameter_bytes
 from hardware_profiles import Cluster
 from planner.errors import RequestError
 from planner.graph.operator_graph import OperatorGraph
@@ -189,7 +189,7 @@ def divisors(number: int) -> tuple[int, ...]:
 class Bounds:
     """What no plan can beat, from the floating point work and the parameters alone.
 
-    The work of a class takes at least flops / (peak * efficiency) wherever it is done, so n devices need at least 1/n
+    The work of a class takes at least flops / `best_rate` wherever it is done, so n devices need at least 1/n
     of it each, and a pipeline of p ranks with v virtual stages runs 1 + (p - 1) / (v m) times that. Weights, gradients
     and optimizer states are at least once in all: some device has 1/n of them or more.
     """
@@ -239,5 +239,4 @@ def _work_seconds(graph: OperatorGraph, index: int, rule: Rule, cluster: Cluster
     work = sum(term.coefficient * math.prod(rule.factors[f].extent for f in term.factors) for term in rule.work)
     names = [*op.operands, *(name for name in op.results if name is not None)]
     dtype = next((graph.types[name].dtype for name in names if graph.types[name].floating), "float32")
-    device = cluster.device
-    return work / (device.peak(PROFILE_DTYPES[dtype]) * device.efficiency(rule.op_class).compute)
+    return work / best_rate(rule.op_class, PROFILE_DTYPES[dtype], cluster.device)

@@ -101,7 +101,8 @@ class Rule:
     keeps operand i for the gradients of operands J where `saves` has (i, J), the results in `saved_results`, and
     `saved_extra` bytes beside them. `local_form` ("reshape" or "expand") is what an operator that spells out its shape
     becomes on shards: that operator of the tensor and its local result shape. `mean_over` lists reductions that average
-    instead of sum.
+    instead of sum. `roles` names the factors whose product is each extent that the time of the op's kernel depends on,
+    where the operands do not tell, and `causal` says that half of its work is masked.
     """
 
     op: str
@@ -120,6 +121,8 @@ class Rule:
     inner: tuple[InnerCollective, ...] = ()
     local_form: str | None = None
     mean_over: tuple[int, ...] = ()
+    roles: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    causal: bool = False
 
     @cached_property
     def index(self) -> Mapping[str, int]:

@@ -13,7 +13,13 @@ from dataclasses import replace
 
 import pytest
 
-from costmodels import collective_time, operator_time
+from costmodels import (
+    AttentionShape,
+    attention_backward_time,
+    attention_time,
+    collective_time,
+    matmul_time,
+)
 from hardware_profiles import GIB, MIB, Cluster, load_profile
 
 GEMMS = [
@@ -34,18 +40,17 @@ GEMMS = [
 @pytest.mark.parametrize(("profile", "m", "n", "k", "seconds"), GEMMS)
 def test_large_gemms_within_15_percent(profile: str, m: int, n: int, k: int, seconds: float) -> None:
     device = load_profile(profile).device
-    time = operator_time(
-        op_class="matmul", flops=2.0 * m * n * k, bytes_moved=2.0 * (m * k + k * n + m * n), dtype="bf16", device=device
-    )
-    assert time == pytest.approx(seconds, rel=0.15)
+    assert matmul_time(m, n, k, 1, "bf16", device) == pytest.approx(seconds, rel=0.15)
 
 
 def test_flash_attention_2_on_a100_within_10_percent() -> None:
     """173 TFLOP/s, forward and backward, causal, head_dim 128, seqlen 4096, 16k tokens, hidden 2048."""
-    flops = 3.5 * 4 * 4 * 16 * 4096**2 * 128 / 2  # the backward pass is 2.5 forward passes; causal halves both
-    time = operator_time(
-        op_class="attention", flops=flops, bytes_moved=0.0, dtype="fp16", device=load_profile("a100-80gb").device
+    device = load_profile("a100-80gb").device
+    shape = AttentionShape(
+        batch=4, heads=16, key_heads=16, queries=4096, keys=4096, head_dim=128, value_dim=128, causal=True
     )
+    flops = 3.5 * 4 * 4 * 16 * 4096**2 * 128 / 2  # the backward pass is 2.5 forward passes; causal halves both
+    time = attention_time(shape, "fp16", device) + attention_backward_time(shape, "fp16", device)
     assert flops / time == pytest.approx(173e12, rel=0.1)
 
 

@@ -44,7 +44,7 @@ class Einsum(RuleSpec):
     `...` stands for any number of leading dims, (g r) for a compound dim whose factors occur alone elsewhere.
     Patterns belong to the arguments at `positions`; an argument that is None drops its pattern. Factors in no result
     are reductions unless listed in `blocked` or `combined`. `work`, `saved_extra`: (coefficient, factors as text); an
-    empty text means all factors.
+    empty text means all factors. `roles`: (name, factors as text).
     """
 
     pattern: str
@@ -63,6 +63,7 @@ class Einsum(RuleSpec):
     inner: tuple[InnerPattern, ...] = field(default=())
     causal_argument: tuple[int, str] | None = None
     mean_argument: tuple[int, str] | None = None
+    roles: tuple[tuple[str, str], ...] = ()
 
     def build(self, call: Call) -> Rule:
         table = FactorTable(call.op)
@@ -96,7 +97,8 @@ class Einsum(RuleSpec):
                 table.set_kind(name, FactorKind.COMBINED)
             elif index not in kept:
                 table.set_kind(name, FactorKind.REDUCTION)
-        halve = 0.5 if self.causal_argument and call.argument(*self.causal_argument, False) is True else 1.0
+        causal = self.causal_argument is not None and call.argument(*self.causal_argument, False) is True
+        halve = 0.5 if causal else 1.0
         factors = table.freeze()
         mean = self.mean_argument is not None and call.argument(*self.mean_argument, 1) == 1
         return Rule(
@@ -118,6 +120,8 @@ class Einsum(RuleSpec):
                 for pattern in self.inner
                 if pattern.factor in names and (mean or not pattern.only_mean)
             ),
+            roles=tuple((role, _work(1.0, text, names).factors) for role, text in self.roles),
+            causal=causal,
         )
 
 

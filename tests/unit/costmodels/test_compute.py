@@ -17,6 +17,9 @@ DEVICE = Device(
         ("matmul", Efficiency(compute=0.5, bandwidth=0.8)),
         ("optimizer", Efficiency(compute=0.5, bandwidth=0.5)),
     ),
+    compute_units=4,
+    matmul_kernels=(("bf16", None), ("fp32", None)),
+    attention_kernels=(("bf16", None), ("fp32", None)),
 )
 
 

@@ -11,7 +11,7 @@ def packaged_text(name: str) -> str:
 
 
 def test_names() -> None:
-    assert set(profile_names()) >= {"a100-80gb", "ascend-910b-64gb", "cpu", "h100-80gb"}
+    assert set(profile_names()) >= {"a100-80gb", "ascend-910b-64gb", "cpu", "gb200-186gb", "h100-80gb"}
     assert list(profile_names()) == sorted(profile_names())
 
 
@@ -23,6 +23,9 @@ def test_every_profile_is_complete(name: str) -> None:
     assert {"bf16", "fp16", "fp32"} <= {dtype for dtype, _ in cluster.device.peak_flops}
     assert all(fact.source for fact in cluster.facts)
     assert cluster.levels[-1].fan_out is None
+    for dtype, _ in cluster.device.peak_flops:
+        for kernel in (cluster.device.matmul_kernel(dtype), cluster.device.attention_kernel(dtype)):
+            assert kernel is None or 0 < kernel.compute <= 1
 
 
 @pytest.mark.parametrize(
@@ -30,6 +33,8 @@ def test_every_profile_is_complete(name: str) -> None:
     [
         ("a100-80gb", 312e12, 19.5e12, 2.039e12, 300e9, 25e9),
         ("h100-80gb", 989.4e12, 67e12, 3.35e12, 450e9, 50e9),
+        ("h800-80gb", 989.4e12, 67e12, 3.35e12, 200e9, 50e9),
+        ("b200-180gb", 2250e12, 75e12, 8e12, 900e9, 50e9),
         ("ascend-910b-64gb", 353.9e12, 88.5e12, 1.6e12, 196e9, 25e9),
     ],
 )
@@ -48,6 +53,13 @@ def test_memory_is_in_gib() -> None:
     assert load_profile("a100-80gb").device.memory == 80 * GIB
 
 
+def test_a_dtype_may_be_like_another() -> None:
+    device = load_profile("h100-80gb").device
+    assert device.matmul_kernel("fp16") == device.matmul_kernel("bf16") is not None
+    assert device.attention_kernel("fp16") == device.attention_kernel("bf16") is not None
+    assert device.matmul_kernel("fp32") is None
+
+
 def test_every_number_keeps_its_source() -> None:
     facts = {fact.key: fact for fact in load_profile("a100-80gb").facts}
     fact = facts["device.peak_tflops.bf16"]
@@ -59,7 +71,7 @@ def test_every_number_keeps_its_source() -> None:
 def test_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(UnknownProfileError, match=r"no hardware profile 'h100'; did you mean h100-80gb"):
         load_profile("h100")
-    with pytest.raises(UnknownProfileError, match=r"'zzz'; known: a100-80gb, "):
+    with pytest.raises(UnknownProfileError, match=r"'zzz'; known: a100-40gb, a100-80gb, "):
         load_profile("zzz")
 
 
@@ -84,6 +96,22 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ('network = "switch"', 'network = "mesh"', r"level: level host of cluster cpu is a mesh"),
         ("[device.efficiency.copy]", "[device.efficiency.paste]", r"lacks op classes \['copy'\] .* \['paste'\]"),
         ("memory_gib = { value = 4", "memory_gib = { value = 0.4", r"device: .*reserved_gib leaves no memory"),
+        (
+            "[device.matmul]\n",
+            "[device.matmul]\nfp8 = { form = 'efficiency' }\n",
+            r"matmul must name the dtypes of peak",
+        ),
+        (
+            'fp16 = { form = "efficiency" }',
+            'fp16 = { form = "like", dtype = "bf16" }',
+            r"matmul\.fp16 is to be like bf16",
+        ),
+        ('fp16 = { form = "efficiency" }', 'fp16 = { form = "guess" }', r"device\.matmul\.fp16: .* 'efficiency'"),
+        (
+            'fp16 = { form = "efficiency" }',
+            'fp16 = { form = "tiled" }',
+            r"device\.matmul\.fp16\.tiled\.compute: Field req",
+        ),
         ("schema_version = 1", "schema_version = ", r"not a TOML file"),
         ('kind = "measured"', 'kind = "guessed"', r"kind: Input should be .* \(and \d+ more\)"),
     ],

@@ -6,8 +6,15 @@ import math
 import numpy as np
 import pytest
 
-from costmodels import collective_time
+from costmodels import (
+    AttentionShape,
+    attention_backward_time,
+    attention_time,
+    collective_time,
+    matmul_time,
+)
 from planner.errors import RuleError
+from planner.graph.call import Call
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.bind import prepare
 from planner.pricing import OperatorPrices, RedistributionPricer, price_operator, price_parameter
@@ -16,7 +23,7 @@ from planner.sharding.layout import PARTIAL, REPLICATE, divides, parse_layout, s
 from planner.sharding.mesh import Mesh, build_mesh
 from planner.sharding.redistribute import COLLECTIVES, redistribution
 from planner.sharding.rule import legal_strategies, named_strategy
-from planner.sharding.rules import rule_of
+from planner.sharding.rules import RULES, rule_of
 from planner.sharding.stored import StoredParameter
 from tests.unit.search.cases import cluster_of, traced
 
@@ -50,12 +57,60 @@ def test_a_linear_layer_by_hand() -> None:
         operand, weight, result = 4 * 32 * 32, 4 * 32 * outputs, 4 * 32 * outputs
         rate, bandwidth = device.peak("fp32") * efficiency.compute, device.memory_bandwidth * efficiency.bandwidth
         forward = device.launch_latency + max(flops / rate, (operand + weight + result) / bandwidth)
-        backward = 2 * device.launch_latency + max(2 * flops / rate, (2 * operand + 2 * weight + result) / bandwidth)
+        backward = 2 * forward  # two products of the same work and operands: one for each gradient
         assert prices.forward[at] == pytest.approx(forward, rel=1e-12)
         assert prices.backward[at] == pytest.approx(backward, rel=1e-12)
         assert (prices.operands[0][at], prices.operands[1][at], prices.results[0][at]) == (operand, weight, result)
         assert prices.transient[at] == 2 * result + operand + weight
         assert prices.flops[at] == 3 * flops
+
+
+def products(
+    op: str, shapes: list[tuple[int, ...]], names: tuple[str | None, ...], graded: list[bool]
+) -> OperatorPrices:
+    """Prices of a product of bf16 tensors under one strategy."""
+    types = [TensorType(shape=shape, dtype="bfloat16") for shape in shapes]
+    rule = RULES[op].build(Call(op=op, arguments=tuple(types[:-1]), keywords=(), results=(types[-1],)))
+    return price_operator(rule, [named_strategy(rule, names, op)], types[:-1], types[-1:], graded, MESH, CLUSTER)
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "names", "shape"),
+    [
+        ("aten.linear.default", [(4, 512, 1024), (4096, 1024), (4, 512, 4096)], (None, "o"), (2048, 512, 1024, 1)),
+        ("aten.linear.default", [(4, 512, 1024), (4096, 1024), (4, 512, 4096)], ("b", "i"), (1024, 4096, 128, 1)),
+        ("aten.addmm.default", [(768,), (512, 256), (256, 768), (512, 768)], ("b", None), (256, 768, 256, 1)),
+        ("aten.bmm.default", [(16, 256, 512), (16, 512, 128), (16, 256, 128)], (None, "b0"), (256, 128, 512, 2)),
+        ("aten.matmul.default", [(16, 256, 512), (512, 128), (16, 256, 128)], ("b0", "n"), (2048, 16, 512, 1)),
+    ],
+)
+def test_products_are_priced_by_their_local_shape(
+    op: str, shapes: list[tuple[int, ...]], names: tuple[str | None, ...], shape: tuple[int, int, int, int]
+) -> None:
+    """Forward m n k, the gradient of the first operand m k n, of the second n k m; an addend costs nothing."""
+    m, n, k, batch = shape
+    device = CLUSTER.device
+    prices = products(op, shapes, names, [True] * (len(shapes) - 1))
+    assert prices.forward[0] == pytest.approx(matmul_time(m, n, k, batch, "bf16", device))
+    gradients = matmul_time(m, k, n, batch, "bf16", device) + matmul_time(n, k, m, batch, "bf16", device)
+    assert prices.backward[0] == pytest.approx(gradients)
+    frozen = products(op, shapes, names, [*[False] * (len(shapes) - 2), True])
+    assert frozen.backward[0] == pytest.approx(matmul_time(n, k, m, batch, "bf16", device))
+    assert not products(op, shapes, names, [False] * (len(shapes) - 1)).backward.any()
+
+
+def test_attention_is_priced_by_its_local_shape() -> None:
+    """Eight query heads on two key heads, split over the key heads."""
+    query, key = (2, 8, 512, 64), (2, 2, 512, 64)
+    types = [TensorType(shape=shape, dtype="bfloat16") for shape in (query, key, key, query)]
+    op = "aten.scaled_dot_product_attention.default"
+    rule = RULES[op].build(Call(op=op, arguments=(*types[:3], None, 0.0, True), keywords=(), results=(types[3],)))
+    prices = price_operator(
+        rule, [named_strategy(rule, ("g", None), "attention")], types[:3], types[3:], [True] * 3, MESH, CLUSTER
+    )
+    shape = AttentionShape(batch=2, heads=4, key_heads=1, queries=512, keys=512, head_dim=64, value_dim=64, causal=True)
+    assert prices.forward[0] == pytest.approx(attention_time(shape, "bf16", CLUSTER.device))
+    assert prices.backward[0] == pytest.approx(attention_backward_time(shape, "bf16", CLUSTER.device))
 
 
 @pytest.mark.parametrize("name", [LINEAR, ATTENTION, "cross_entropy_loss"])

@@ -1,0 +1,171 @@
+"""Fitting the parameters of kernels to measured times: robust least squares on the relative error.
+
+    minimise over log p    sum_i  rho( f_i(p) / t_i - 1 )        rho: Huber's, linear beyond `_OUTLIER`
+
+by Gauss-Newton steps with Levenberg's damping and numerical derivatives, each parameter on a log scale, so that none
+turns negative and steps are relative. Huber's loss keeps the few kernels for which a library chose badly (five times
+slower than their neighbours) from pulling the others along. The relative error is what the mean absolute percentage
+error counts. The kinks of ceilings do no harm: parameters move smooth parts only.
+
+A dozen parameters and a few hundred rows take a few dozen evaluations of the formula per start, some 50 ms; starts are
+few and fixed, so a fit is deterministic. A library for this (scipy) would save about forty lines, and be one more
+dependency. Not good for: parameters that the rows say nothing about (they stay near their start).
+
+Sources: Levenberg, Quart. Appl. Math. 2, 1944; Marquardt, J. SIAM 11(2), 1963; Huber, Ann. Math. Statist. 35(1), 1964.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from costmodels.attention import AttentionShape, attention_preparation, attention_time
+from costmodels.errors import CostModelError
+from costmodels.matmul import matmul_time
+from costmodels.units import Array, Seconds
+from hardware_profiles import AttentionKernel, Device, MatmulKernel
+
+_OUTLIER = 0.06
+"""Relative error from which on Huber's loss is linear: about that of a typical row."""
+
+_DIFFERENCE = 1e-3  # of a logarithm, for derivatives
+_LONGEST_STEP = 0.7  # of a logarithm: no parameter more than doubles in a step
+_STEPS = 60
+_SOFTMAX = 180.0  # FLOP per score where the rows have one head_dim and cannot tell; see `fit_attention`
+
+Predict = Callable[[Mapping[str, float]], Array]
+"""Values of the parameters to the predicted seconds of every row, (N,)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Fitted values by name, and the logarithms of measured over predicted time, (N,)."""
+
+    values: Mapping[str, float]
+    residuals: tuple[float, ...]
+    loss: float
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of a log-normal with these residuals, from the middle two thirds, so that outliers do not
+        make it."""
+        return float(np.quantile(np.abs(self.residuals), 0.683))
+
+
+def fit_parameters(
+    predict: Predict, measured: Array, start: Mapping[str, float], most: Mapping[str, float] | None = None
+) -> Fit:
+    """The values near `start` that bring `predict` closest to the measured seconds, (N,); none above `most`.
+
+    Raises `CostModelError` for no rows, fewer rows than parameters, or a measured time that is not positive.
+    """
+    if len(measured) < len(start):
+        raise CostModelError(f"{len(measured)} measured times are too few for {len(start)} parameters")
+    if measured.min() <= 0:
+        raise CostModelError(f"a measured time of {measured.min()} s: times are positive")
+    names = list(start)
+    limit = np.log([(most or {}).get(name, np.inf) for name in names])
+
+    def errors(point: Array) -> Array:
+        return predict(dict(zip(names, np.exp(point), strict=True))) / measured - 1.0
+
+    point = np.minimum(np.log([start[name] for name in names]), limit)
+    error, damping = errors(point), 1e-2
+    loss = _huber(error)
+    for _ in range(_STEPS):
+        slopes = np.stack([errors(point + _DIFFERENCE * unit) - error for unit in np.eye(len(names))], axis=1)
+        slopes /= _DIFFERENCE
+        weights = np.minimum(1.0, _OUTLIER / np.maximum(np.abs(error), 1e-12))
+        normal, gradient = slopes.T @ (slopes * weights[:, None]), slopes.T @ (weights * error)
+        gain = 0.0
+        while damping < 1e6:
+            damped = normal + np.diag(damping * np.diag(normal) + 1e-9)
+            step = np.clip(np.linalg.solve(damped, -gradient), -_LONGEST_STEP, _LONGEST_STEP)
+            moved = np.minimum(point + step, limit)
+            tried = errors(moved)
+            if _huber(tried) < loss:
+                gain = 1.0 - _huber(tried) / loss
+                point, error, loss, damping = moved, tried, _huber(tried), max(damping / 3, 1e-6)
+                break
+            damping *= 4
+        if gain < 1e-6:
+            break
+    values = {name: float(value) for name, value in zip(names, np.exp(point), strict=True)}
+    return Fit(values=values, residuals=tuple(float(r) for r in -np.log1p(error)), loss=loss)
+
+
+def _huber(error: Array) -> float:
+    size = np.abs(error)
+    return float(np.where(size < _OUTLIER, 0.5 * error * error, _OUTLIER * (size - 0.5 * _OUTLIER)).sum())
+
+
+def _best(fits: Sequence[Fit]) -> Fit:
+    return min(fits, key=lambda fit: fit.loss)
+
+
+def fit_matmul(m: Array, n: Array, k: Array, measured: Array, dtype: str, device: Device) -> MatmulKernel:
+    """The kernel of a dtype from products of measured seconds, (N,) each; `device` gives the datasheet's figures.
+
+    fp8 operands are taken to be converted from two bytes by the measured call, as libraries that quantise on the fly
+    do.
+    """
+    converts = dtype == "fp8"
+    fixed = MatmulKernel(
+        compute=1, bandwidth=1, launch=0, feed=1, fill=0, quantisation=0, split=0, convert=None, spread=0
+    )
+
+    def kernel(values: Mapping[str, float]) -> MatmulKernel:
+        return replace(fixed, **values)
+
+    def predict(values: Mapping[str, float]) -> Array:
+        return np.asarray(matmul_time(m, n, k, 1.0, dtype, _with_matmul(device, dtype, kernel(values))))
+
+    fits = []
+    for quantisation in (0.3, 0.9):
+        start = {
+            "compute": 0.8,
+            "bandwidth": 0.8,
+            "launch": float(measured.min()),
+            "feed": device.peak(dtype) * (1 if converts else 2) / 150,  # bytes for 150 FLOP each
+            "fill": 150.0,
+            "quantisation": quantisation,
+            "split": 2e-6,
+            **({"convert": 2e12} if converts else {}),
+        }
+        most = {"compute": 1.0, "bandwidth": 1.0, "quantisation": 1.0}
+        fits.append(fit_parameters(predict, measured, start, most))
+    best = _best(fits)
+    return replace(kernel(best.values), spread=best.spread)
+
+
+def fit_attention(shape: AttentionShape, measured: Array, dtype: str, device: Device) -> AttentionKernel:
+    """The kernel of a dtype from forward passes of measured seconds, (N,) each, with what the call does beside."""
+    fixed = AttentionKernel(compute=1, softmax=_SOFTMAX, fill=0, tail=0, preparation=0, passes=0, spread=0)
+
+    def kernel(values: Mapping[str, float]) -> AttentionKernel:
+        return replace(fixed, **values)
+
+    def predict(values: Mapping[str, float]) -> Array:
+        fitted = _with_attention(device, dtype, kernel(values))
+        return np.asarray(attention_time(shape, dtype, fitted) + attention_preparation(shape, dtype, fitted))
+
+    widths = np.unique(shape.head_dim)
+    start = {"compute": 0.6, "fill": 200.0, "tail": 0.5, "preparation": 5e-6, "passes": 0.6}
+    if len(widths) > 1:  # with one head_dim, the softmax cannot be told from the products
+        start["softmax"] = 300.0
+    best = fit_parameters(predict, measured, start, {"compute": 1.0})
+    return replace(kernel(best.values), spread=best.spread)
+
+
+def _with_matmul(device: Device, dtype: str, kernel: MatmulKernel) -> Device:
+    return replace(device, matmul_kernels=((dtype, kernel),))
+
+
+def _with_attention(device: Device, dtype: str, kernel: AttentionKernel) -> Device:
+    return replace(device, attention_kernels=((dtype, kernel),))
+
+
+def percentage_error(predicted: Array, measured: Array, least: Seconds = 0.0) -> float:
+    """Mean of |predicted / measured - 1| over the rows that took `least` or longer; nan where there are none."""
+    kept = measured >= least
+    return float(np.mean(np.abs(predicted[kept] / measured[kept] - 1.0))) if kept.any() else float("nan")
