@@ -27,9 +27,9 @@ from planner.search.cutting import cut
 from planner.search.duals import Duals, Setting, State
 from planner.search.engine import setting_of
 from planner.search.evaluation import RankFilling
-from planner.search.pieces import Chain, Column, Key, Piece, Running
+from planner.search.pieces import Chain, Column, Key, Piece
 from planner.search.request import SearchRequest
-from planner.search.space import Configuration
+from planner.search.space import Configuration, Running
 from planner.search.template import Template, fold
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rescale import rescale_batch
