@@ -362,3 +362,15 @@ def scarce() -> SearchRequest:
     device = roomy.cluster.device
     peak = search(roomy).plan.prediction.peak_bytes
     return replace(roomy, memory_limit=device.reserved + 0.5 * (peak - device.reserved))
+
+
+def test_plans_settled_exactly_fit() -> None:
+    """Here prices of memory find nothing, and the exact solver has to count the interior of a recomputed block."""
+    for memory in (60e3, 64e3, 68e3, 72e3):
+        cluster = small_memory(cluster_of("h100-80gb", 8), memory)
+        pinned = Pinned(recompute="selective", pipeline=1)
+        try:
+            found = search(request_of("residual", cluster, 4, pinned=pinned))
+        except InfeasibleError:
+            continue
+        assert found.plan.prediction.peak_bytes <= memory * (1 + 1e-9)
