@@ -283,6 +283,7 @@ class _Search:
         )
         if not space:
             raise RequestError(_no_configuration(request, self.engine))
+        self.proved = min(map(self.engine.bound, space))  # of all: not every one is looked at
         given = request.pinned.mesh is not None or bool(request.shards)
         lines: dict[object, list[Configuration]] = {}
         for c in space:
@@ -390,7 +391,7 @@ class _Search:
                 self._look_at_the_leanest()
             raise _nothing_fits(self.request, self.least, stopped)
         bound = self._bound()
-        plans = tuple(self._ranked(found, bound) for found in self.best)
+        plans = tuple(sorted((self._ranked(found, bound) for found in self.best), key=lambda ranked: ranked.seconds))
         return SearchResult(
             plans=plans,
             bound_seconds=bound,
@@ -418,12 +419,14 @@ class _Search:
         request, configuration = self.request, found.configuration
         setting = setting_of(configuration, self.engine.capacity)
         ranks, certificate = settle_and_certify(request, found.chain, setting, found.outcome)
-        priced = self._priced(found, ranks, bound)
-        limit = peak_memory(self.engine.capacity, 0.0, 0.0, request.cluster.device) * (1 + OPTIMAL)
-        if ranks != found.outcome.ranks and priced.plan.prediction.peak_bytes > limit:
-            priced = self._priced(
-                found, found.outcome.ranks, bound
-            )  # settled, another block's interior was the largest
+        priced = self._priced(found, found.outcome.ranks, bound)
+        if ranks != found.outcome.ranks:
+            settled = self._priced(found, ranks, bound)
+            limit = peak_memory(self.engine.capacity, 0.0, 0.0, request.cluster.device) * (1 + OPTIMAL)
+            one, other = settled.plan.prediction, priced.plan.prediction
+            # settled, another block's interior may be the largest; less per step may not make up for more per part
+            if one.peak_bytes <= limit and one.step_seconds < other.step_seconds:
+                priced = settled
         return Ranked(
             bound=priced,
             configuration=configuration,
@@ -436,7 +439,6 @@ class _Search:
         request, configuration = self.request, found.configuration
         whole = assembly(found.chain, ranks, configuration.virtual_stages)
         blocks = self.engine.template.blocks
-        gap = max(0.0, 1 - bound / found.outcome.seconds)
         plan = Plan(
             model=request.model,
             training=Training(
@@ -455,15 +457,17 @@ class _Search:
             inputs=input_layouts(whole),
             groups=groups_of(self.prepared, blocks, whole),
             prediction=Prediction.unknown(),
-            provenance=Provenance(
-                planner=PLANNER_VERSION,
-                search=request.algorithm,
-                status="optimal" if gap <= OPTIMAL else "feasible",
-                gap=0.0 if gap <= OPTIMAL else float(f"{gap:.3g}"),
-            ),
+            provenance=Provenance(planner=PLANNER_VERSION, search=request.algorithm, status="feasible", gap=0.0),
         )
         bound_plan = bind(plan, request.graph, request.batch)
-        return replace(bound_plan, plan=replace(plan, prediction=predict(bound_plan, request.cluster)))
+        prediction = predict(bound_plan, request.cluster)
+        gap = max(0.0, 1 - bound / prediction.step_seconds)
+        provenance = replace(
+            plan.provenance,
+            status="optimal" if gap <= OPTIMAL else "feasible",
+            gap=0.0 if gap <= OPTIMAL else float(f"{gap:.3g}"),
+        )
+        return replace(bound_plan, plan=replace(plan, prediction=prediction, provenance=provenance))
 
 
 def _samples(request: SearchRequest, configuration: Configuration) -> float:
@@ -505,7 +509,7 @@ def _nothing_fits(request: SearchRequest, least: float, stopped: bool) -> Infeas
     if stopped:
         return InfeasibleError("no plan that fits was found before the search was stopped; give it more time")
     needed = float(peak_memory(least, 0.0, 0.0, device))
-    memory = min(device.memory, request.memory_limit or math.inf)
+    memory = device.memory if request.memory_limit is None else min(device.memory, request.memory_limit)
     return InfeasibleError(
         f"{request.model.reference} does not fit on {request.cluster.devices} x {request.cluster.name}: the "
         f"leanest plan needs {needed / 2**30:.1f} GiB per device, {(needed - memory) / 2**30:.1f} GiB more than the "
