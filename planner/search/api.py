@@ -80,7 +80,7 @@ def search(
         batch=samples,
         model=reference,
         cluster=machine,
-        global_batch=global_batch or SAMPLES_PER_DEVICE * machine.devices,
+        global_batch=SAMPLES_PER_DEVICE * machine.devices if global_batch is None else global_batch,
         precision=precision,
         optimizer=optimizer,
         algorithm=algorithm,

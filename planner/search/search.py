@@ -286,6 +286,7 @@ class _Search:
         )
         if not space:
             raise RequestError(_no_configuration(request, self.engine))
+        self.proved = min(map(self.engine.bound, space))  # of all: not every one is looked at
         given = request.pinned.mesh is not None or bool(request.shards)
         lines: dict[object, list[Configuration]] = {}
         for c in space:
@@ -393,7 +394,7 @@ class _Search:
                 self._look_at_the_leanest()
             raise _nothing_fits(self.request, self.least, stopped)
         bound = self._bound()
-        plans = tuple(self._ranked(found, bound) for found in self.best)
+        plans = tuple(sorted((self._ranked(found, bound) for found in self.best), key=lambda ranked: ranked.seconds))
         return SearchResult(
             plans=plans,
             bound_seconds=bound,
@@ -440,7 +441,6 @@ class _Search:
         request, configuration = self.request, found.configuration
         whole = assembly(found.chain, ranks, configuration.virtual_stages)
         blocks = self.engine.template.blocks
-        gap = max(0.0, 1 - bound / found.outcome.seconds)
         plan = Plan(
             model=request.model,
             training=Training(
@@ -459,15 +459,17 @@ class _Search:
             inputs=input_layouts(whole),
             groups=groups_of(self.prepared, blocks, whole),
             prediction=Prediction.unknown(),
-            provenance=Provenance(
-                planner=PLANNER_VERSION,
-                search=request.algorithm,
-                status="optimal" if gap <= OPTIMAL else "feasible",
-                gap=0.0 if gap <= OPTIMAL else float(f"{gap:.3g}"),
-            ),
+            provenance=Provenance(planner=PLANNER_VERSION, search=request.algorithm, status="feasible", gap=0.0),
         )
         bound_plan = bind(plan, request.graph, request.batch)
-        return replace(bound_plan, plan=replace(plan, prediction=predict(bound_plan, request.cluster)))
+        prediction = predict(bound_plan, request.cluster)
+        gap = max(0.0, 1 - bound / prediction.step_seconds)
+        provenance = replace(
+            plan.provenance,
+            status="optimal" if gap <= OPTIMAL else "feasible",
+            gap=0.0 if gap <= OPTIMAL else float(f"{gap:.3g}"),
+        )
+        return replace(bound_plan, plan=replace(plan, prediction=prediction, provenance=provenance))
 
 
 def _samples(request: SearchRequest, configuration: Configuration) -> float:
@@ -509,7 +511,7 @@ def _nothing_fits(request: SearchRequest, least: float, stopped: bool) -> Infeas
     if stopped:
         return InfeasibleError("no plan that fits was found before the search was stopped; give it more time")
     needed = float(peak_memory(least, 0.0, 0.0, device))
-    memory = min(device.memory, request.memory_limit or math.inf)
+    memory = device.memory if request.memory_limit is None else min(device.memory, request.memory_limit)
     return InfeasibleError(
         f"{request.model.reference} does not fit on {request.cluster.devices} x {request.cluster.name}: the "
         f"leanest plan needs {needed / 2**30:.1f} GiB per device, {(needed - memory) / 2**30:.1f} GiB more than the "
