@@ -396,6 +396,29 @@ def test_a_heuristic_claims_no_bound_of_what_it_did_not_look_at() -> None:
     assert found.bound_seconds <= least * (1 + 1e-9)
 
 
+def test_recursive_programming_tries_whole_batches() -> None:
+    """All else is decided here, so that it must be as fast as the exact search."""
+    request = request_of("llama-2", cluster_of("cpu", 4), 16, pinned=Pinned(data=4, zero=2, sequence_parallel=False))
+    best = search(request).plan
+    found = search(replace(request, algorithm="recursive_programming")).plan
+    assert best.training.micro_batches == 1
+    assert found.prediction.step_seconds <= best.prediction.step_seconds * (1 + 1e-9)
+
+
+def test_virtual_stages_that_cannot_be_had_are_left_out_by_every_search() -> None:
+    pinned = Pinned(pipeline=2, virtual_stages=0, micro_batches=4)
+    request = request_of("aside", cluster_of("cpu", 4), 16, pinned=pinned)
+    for algorithm in ("dynamic_programming", "recursive_programming"):
+        assert search(replace(request, algorithm=algorithm)).plan.virtual_stages == 1
+
+
+def test_a_heuristic_that_finds_nothing_proves_nothing() -> None:
+    cluster = small_memory(cluster_of("h100-80gb", 2), 144480.0)
+    request = request_of("llama-1", cluster, 8, algorithm="recursive_programming")
+    with pytest.raises(InfeasibleError, match=r"recursive_programming found no plan of llama-1 .* does not prove"):
+        search(request)
+
+
 @pytest.mark.parametrize(
     "options",
     [
