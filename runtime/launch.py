@@ -198,7 +198,9 @@ def _report_failure(notes: Path, returned: int, noise: str) -> int:
         with contextlib.suppress(json.JSONDecodeError):  # a rank that was ended while it wrote
             note = json.loads(path.read_text(encoding="utf-8"))
             found.append((note["code"] < 2, path.stat().st_mtime_ns, note["code"], note["message"]))
-    killed = [(rank, number) for rank, number in _ENDED.findall(noise) if int(number) != signal.SIGTERM]
+    # torchrun lists the ranks that it had to end itself before the one whose failure it saw first
+    _, _, first = noise.rpartition("Root Cause")
+    killed = [(rank, number) for rank, number in _ENDED.findall(first) if int(number) != signal.SIGTERM]
     if killed and all(code < 2 for _, _, code, _ in found):
         rank, number = killed[0]
         memory = "; the operating system does that where memory runs out" if int(number) == signal.SIGKILL else ""

@@ -80,7 +80,7 @@ def search(
         batch=samples,
         model=reference,
         cluster=machine,
-        global_batch=global_batch or SAMPLES_PER_DEVICE * machine.devices,
+        global_batch=SAMPLES_PER_DEVICE * machine.devices if global_batch is None else global_batch,
         precision=precision,
         optimizer=optimizer,
         algorithm=algorithm,
@@ -121,7 +121,7 @@ def _cuts(pattern: str, text: str) -> tuple[tuple[int, ...], ...]:
     rows = found if isinstance(found, tuple) and all(isinstance(row, tuple) for row in found) else ()
     if not rows or not all(isinstance(pieces, int) and pieces > 0 for row in rows for pieces in row):
         raise RequestError(
-            f"--shard {pattern}={text}: write the cuts of every operand's dims, each in brackets, as in ((4,1,1),(1,2))"
+            f"--shard {pattern}={text}: write the cuts of each operand's dims, as in ((4,1,1),(1,2))"
         )
     return rows
 

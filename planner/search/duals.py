@@ -11,7 +11,7 @@ together than the whole, and hold no less than a k-th of its activations each.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,29 +139,36 @@ class Duals:
     def solve(self, price: float, flights: float, cap: float = math.inf) -> None:
         """Solve the pieces at a price of memory, for so many micro-batches in flight; an infinite price asks for the
         least memory. With a cap on the bytes that an operator needs for a moment nothing is proved, but found."""
+        self._add(self._weights(price, flights), price, flights, proves=cap == math.inf, cap=cap)
+
+    def _weights(self, price: float, flights: float) -> Weights:
         blocks = max(1, self.chain.tables.template.blocks.count)
         if math.isinf(price):
-            weights = Weights(
+            return Weights(
                 part=self.weight * _LEAN, step=_LEAN, fixed=1.0, live=flights, replay=1.0 / blocks / self.parts
             )
-        else:
-            weights = Weights(
-                part=self.weight / self.parts,
-                steady=self.weight * (1 - 1 / self.parts),
-                step=1.0,
-                fixed=price,
-                live=price * flights,
-                replay=price / blocks / self.parts,
-            )
-        self._add(weights, price, flights, proves=cap == math.inf, cap=cap)
+        return Weights(
+            part=self.weight / self.parts,
+            steady=self.weight * (1 - 1 / self.parts),
+            step=1.0,
+            fixed=price,
+            live=price * flights,
+            replay=price / blocks / self.parts,
+        )
 
     def _add(self, weights: Weights, price: float, flights: float, *, proves: bool, cap: float = math.inf) -> None:
         def banned(piece: Piece) -> NDArray[np.bool_] | None:
             return self.banned.get(id(piece)) if cap == math.inf else piece.bulky(cap)
 
+        if flights > (
+            single := 1 / self.parts
+        ):  # what follows the blocks is in flight once, whatever the rank's chunks
+            ending = replace(weights, live=weights.live / flights * single)
+        else:
+            ending = weights
         head, inner, tail = (
-            tuple(piece.solve(weights, banned(piece)) for piece in _worth(pieces, price))
-            for pieces in (self.chain.head, self.chain.inner, self.chain.tail)
+            tuple(piece.solve(own, banned(piece)) for piece in _worth(pieces, price))
+            for pieces, own in ((self.chain.head, weights), (self.chain.inner, weights), (self.chain.tail, ending))
         )
         values = (self._least_value(head), self._least_value(inner), self._least_value(tail))
         if not self.columns:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from planner.search.division import Division, Filled, Filling, Rank, divide, fill_best
 from planner.search.duals import Duals, Setting, State
-from planner.search.pieces import Chain, Column
+from planner.search.pieces import Chain, Column, Piece
 from planner.search.solvers import dynamic_programming
 from planner.search.stage_problem import Part, parts_problem
 
@@ -183,41 +183,51 @@ class Evaluation:
     def _settled(self, bound: float) -> tuple[tuple[float, State, tuple[RankFilling, ...]] | None, float]:
         """What the exact solver finds where prices found nothing, with all inner blocks alike; or that nothing fits.
 
-        That is a proof for blocks that differ, too: of those in a stage, all could be run like the leanest.
+        That is a proof for blocks that differ, too: of those in a stage, all could be run like the leanest. Of several
+        recomputed pieces the interior of one counts, and what blocks hand over does not: no plan needs less, and what
+        is found is filled in once more.
         """
-        chain, setting = self.chain, self.setting
+        chain = self.chain
         best: tuple[float, State, tuple[RankFilling, ...]] | None = None
         fits = False
         sides = [pieces or (None,) for pieces in (chain.head, chain.inner if self.blocks else (), chain.tail)]
         for ways in itertools.product(*sides):
-            pieces = [piece for piece in ways if piece is not None]
-            flights = self._flights(0)
-            replayed = [piece for piece in pieces if piece.recompute][:1]
-            parts = [
-                Part(
-                    piece=piece,
-                    times=self.blocks if piece is ways[1] else 1,
-                    flights=flights,
-                    interior=piece in replayed,
-                )
-                for piece in pieces
-            ]
-            found = parts_problem(parts, chain.boundary, weight=setting.weight, capacity=setting.capacity)
-            solution = dynamic_programming.solve(found.problem, upper_bound=self.cutoff, relative_gap=_SETTLED)
-            fits |= solution.status != "infeasible"
-            if solution.least_memory is not None:
-                self.least = min(self.least, solution.least_memory)
-            if solution.choice is None or solution.evaluation is None:
-                continue
-            taken = found.candidates(solution.choice)
-            columns = [piece.chosen(*choice) for piece, choice in zip(pieces, taken, strict=True)]
-            state = tuple(columns[0].candidates[key] for key in chain.boundary)
-            head, tail = columns[0], columns[-1] if chain.tail else None
-            inner = (columns[1],) * self.blocks if self.blocks else ()
-            filling = RankFilling(head=head, inner=inner, tail=tail, peak=solution.evaluation.peak, beside=0.0)
-            if best is None or solution.evaluation.time < best[0]:
-                best = (solution.evaluation.time, state, (filling,))
+            counts = (chain.blocks_in_head, self.blocks, chain.blocks_in_tail)
+            recomputed = [piece for piece, n in zip(ways, counts, strict=True) if piece and n and piece.recompute]
+            interiors: list[Piece | None] = [*recomputed] or [None]
+            for counted in interiors:
+                found, possible = self._settle([piece for piece in ways if piece], counted, ways[1])
+                fits |= possible
+                if found is not None and (best is None or found[0] < best[0]):
+                    best = found
         return best, bound if fits else math.inf
+
+    def _settle(
+        self, pieces: Sequence[Piece], counted: Piece | None, inner: Piece | None
+    ) -> tuple[tuple[float, State, tuple[RankFilling, ...]] | None, bool]:
+        """The best choice for some pieces where the interior of one counts, if it fits; whether any may."""
+        chain, setting, flights = self.chain, self.setting, self._flights(0)
+        parts = [
+            Part(piece=p, times=self.blocks if p is inner else 1, flights=flights, interior=p is counted)
+            for p in pieces
+        ]
+        ending = 0.0 if chain.blocks_in_tail or not self.blocks else max(0.0, -float(chain.ending.min()))
+        found = parts_problem(parts, chain.boundary, weight=setting.weight, capacity=setting.capacity + ending)
+        solution = dynamic_programming.solve(found.problem, upper_bound=self.cutoff, relative_gap=_SETTLED)
+        if solution.least_memory is not None:
+            self.least = min(self.least, solution.least_memory)
+        if solution.choice is None:
+            return None, solution.status != "infeasible"
+        taken = found.candidates(solution.choice)
+        columns = [piece.chosen(*choice) for piece, choice in zip(pieces, taken, strict=True)]
+        state = tuple(columns[0].candidates[key] for key in chain.boundary)
+        head, tail = columns[0], columns[-1] if chain.tail else None
+        self.pool = columns[1:2] if self.blocks else []
+        rank = self._rank(0, state, head, tail)
+        filled = fill_best([rank], self.pool, self.blocks, setting.micro_batches, setting.capacity)
+        if math.isinf(filled.busy[self.blocks]):
+            return None, True
+        return (float(filled.busy[self.blocks]), state, (self._filling(filled, [(head, tail)], self.blocks),)), True
 
     def _outcome(self, seconds: float, bound: float, state: State, ranks: tuple[RankFilling, ...]) -> Outcome:
         return Outcome(

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hardware_profiles import Cluster
+from planner.errors import RequestError, unknown_name
 from planner.graph.operator_graph import OperatorGraph
-from planner.plan.plan import ModelReference
+from planner.plan.plan import PRECISIONS, ModelReference
 from planner.search.space import FREE, Pinned
 
 ALGORITHMS = ("dynamic_programming", "recursive_programming", "sharding_propagation", "ilp", "exhaustive")
@@ -63,3 +64,16 @@ class SearchRequest:
     memory_limit: float | None = None
     prune: bool = True
     certify: bool = False
+
+    def __post_init__(self) -> None:
+        words = (("algorithm", ALGORITHMS), ("objective", OBJECTIVES), ("precision", PRECISIONS))
+        for name, known in words:
+            if getattr(self, name) not in known:
+                raise RequestError(unknown_name(name, getattr(self, name), known))
+        for name in ("batch", "global_batch", "top"):
+            if getattr(self, name) < 1:
+                raise RequestError(f"{name} = {getattr(self, name)}: it is 1 or more")
+        if self.time_limit is not None and self.time_limit < 0:
+            raise RequestError(f"time_limit = {self.time_limit}: seconds are 0 or more")
+        if self.memory_limit is not None and self.memory_limit <= 0:
+            raise RequestError(f"memory_limit = {self.memory_limit}: bytes are more than 0")

@@ -266,9 +266,10 @@ class _Search:
             middle = min(range(len(members)), key=lambda at: abs(math.log(_samples(self.request, members[at]))))
             for direction in (1, -1):
                 worse, best = 0, math.inf
-                for at in range(middle if direction == 1 else middle - 1, len(members) * (direction == 1), direction):
+                steps = range(middle, len(members)) if direction == 1 else range(middle - 1, -1, -1)
+                for at in steps:
                     stopped = stopped or self._out_of_time()
-                    if worse > 1 or at < 0 or stopped or self.engine.bound(members[at]) >= self.cutoff:
+                    if worse > 1 or stopped or self.engine.bound(members[at]) >= self.cutoff:
                         break
                     seconds = self._descend(members[at], sweeps=0)
                     tried.append((seconds, _order(members[at]), members[at]))
@@ -286,6 +287,7 @@ class _Search:
         )
         if not space:
             raise RequestError(_no_configuration(request, self.engine))
+        self.proved = min(map(self.engine.bound, space))  # of all: not every one is looked at
         given = request.pinned.mesh is not None or bool(request.shards)
         lines: dict[object, list[Configuration]] = {}
         for c in space:
@@ -298,14 +300,15 @@ class _Search:
         """Evaluate what recursive programming finds for a configuration; its seconds."""
         try:
             found = self.engine.recursive(configuration, sweeps=sweeps)
+            if found is None:
+                self.evaluated += 1
+                return math.inf
+            adopted = self.engine.adopt(configuration, found)
+            outcome = self.engine.evaluate(adopted)
         except NothingAgreesError as error:
             self.disagreement = self.disagreement or error
             return math.inf
-        if found is None:
-            self.evaluated += 1
-            return math.inf
-        adopted = self.engine.adopt(configuration, found)
-        self._take(adopted, self.engine.evaluate(adopted), self.engine.bound(configuration))
+        self._take(adopted, outcome, self.engine.bound(configuration))
         return found.seconds
 
     def _out_of_time(self) -> bool:
@@ -393,7 +396,7 @@ class _Search:
                 self._look_at_the_leanest()
             raise _nothing_fits(self.request, self.least, stopped)
         bound = self._bound()
-        plans = tuple(self._ranked(found, bound) for found in self.best)
+        plans = tuple(sorted((self._ranked(found, bound) for found in self.best), key=lambda ranked: ranked.seconds))
         return SearchResult(
             plans=plans,
             bound_seconds=bound,
@@ -414,7 +417,8 @@ class _Search:
             if family is not None
         ]
         for _, _, configuration in sorted(known)[:_LOOKED_AT]:
-            self.least = min(self.least, self.engine.evaluate(configuration).least)
+            with contextlib.suppress(NothingAgreesError):
+                self.least = min(self.least, self.engine.evaluate(configuration).least)
 
     def _ranked(self, found: _Found, bound: float) -> Ranked:
         """A result as a plan, bound to its graph and priced by the judge."""
@@ -440,7 +444,6 @@ class _Search:
         request, configuration = self.request, found.configuration
         whole = assembly(found.chain, ranks, configuration.virtual_stages)
         blocks = self.engine.template.blocks
-        gap = max(0.0, 1 - bound / found.outcome.seconds)
         plan = Plan(
             model=request.model,
             training=Training(
@@ -459,15 +462,17 @@ class _Search:
             inputs=input_layouts(whole),
             groups=groups_of(self.prepared, blocks, whole),
             prediction=Prediction.unknown(),
-            provenance=Provenance(
-                planner=PLANNER_VERSION,
-                search=request.algorithm,
-                status="optimal" if gap <= OPTIMAL else "feasible",
-                gap=0.0 if gap <= OPTIMAL else float(f"{gap:.3g}"),
-            ),
+            provenance=Provenance(planner=PLANNER_VERSION, search=request.algorithm, status="feasible", gap=0.0),
         )
         bound_plan = bind(plan, request.graph, request.batch)
-        return replace(bound_plan, plan=replace(plan, prediction=predict(bound_plan, request.cluster)))
+        prediction = predict(bound_plan, request.cluster)
+        gap = max(0.0, 1 - bound / prediction.step_seconds)
+        provenance = replace(
+            plan.provenance,
+            status="optimal" if gap <= OPTIMAL else "feasible",
+            gap=0.0 if gap <= OPTIMAL else float(f"{gap:.3g}"),
+        )
+        return replace(bound_plan, plan=replace(plan, prediction=prediction, provenance=provenance))
 
 
 def _samples(request: SearchRequest, configuration: Configuration) -> float:
@@ -509,7 +514,12 @@ def _nothing_fits(request: SearchRequest, least: float, stopped: bool) -> Infeas
     if stopped:
         return InfeasibleError("no plan that fits was found before the search was stopped; give it more time")
     needed = float(peak_memory(least, 0.0, 0.0, device))
-    memory = min(device.memory, request.memory_limit or math.inf)
+    memory = device.memory if request.memory_limit is None else min(device.memory, request.memory_limit)
+    if not memory < needed < math.inf:
+        return InfeasibleError(
+            f"{request.algorithm} found no plan of {request.model.reference} that fits on {request.cluster.devices} x "
+            f"{request.cluster.name}, which does not prove that there is none; try dynamic_programming, or more memory"
+        )
     return InfeasibleError(
         f"{request.model.reference} does not fit on {request.cluster.devices} x {request.cluster.name}: the "
         f"leanest plan needs {needed / 2**30:.1f} GiB per device, {(needed - memory) / 2**30:.1f} GiB more than the "

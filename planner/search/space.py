@@ -10,11 +10,11 @@ early without missing the best one.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from costmodels import best_rate, parameter_bytes
 from hardware_profiles import Cluster
-from planner.errors import RequestError
+from planner.errors import RequestError, unknown_name
 from planner.graph.operator_graph import OperatorGraph
 from planner.pricing.operator_price import PROFILE_DTYPES
 from planner.search.template import Template
@@ -105,6 +105,12 @@ def check_pinned(pinned: Pinned) -> None:
         value = getattr(pinned, name)
         if value is not None and value < 1:
             raise RequestError(f"{name} = {value}: a degree is 1 or more")
+    if pinned.virtual_stages is not None and pinned.virtual_stages < 0:
+        raise RequestError(f"virtual_stages = {pinned.virtual_stages}: 1 or more, or 0 to have them searched")
+    if any(size < 1 for size in pinned.mesh or ()):
+        raise RequestError(f"mesh = {pinned.mesh}: an axis has 1 device or more")
+    if pinned.recompute is not None and pinned.recompute not in get_args(Running):
+        raise RequestError(unknown_name("value of recompute", pinned.recompute, get_args(Running)))
     if pinned.zero is not None and not 0 <= pinned.zero <= 3:
         raise RequestError(f"zero = {pinned.zero}: there are the stages 0, 1, 2 and 3 (Rajbhandari et al. 2020)")
     if pinned.micro_batch is not None and pinned.micro_batches is not None:

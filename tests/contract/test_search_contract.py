@@ -22,7 +22,7 @@ from planner.search.request import SearchRequest
 from planner.search.search import Progress, SearchResult, find_fitting, search
 from planner.search.settle import rank_problem
 from planner.search.solvers import SOLVERS
-from planner.search.space import Configuration, Pinned, configurations, mesh_shapes
+from planner.search.space import Configuration, Pinned, bounds, configurations, mesh_shapes
 from tests.unit.search.cases import (
     BATCH,
     cluster_of,
@@ -362,3 +362,77 @@ def scarce() -> SearchRequest:
     device = roomy.cluster.device
     peak = search(roomy).plan.prediction.peak_bytes
     return replace(roomy, memory_limit=device.reserved + 0.5 * (peak - device.reserved))
+
+
+def test_plans_settled_exactly_fit() -> None:
+    """Here prices of memory find nothing, and the exact solver has to count the interior of a recomputed block."""
+    for memory in (60e3, 64e3, 68e3, 72e3):
+        cluster = small_memory(cluster_of("h100-80gb", 8), memory)
+        pinned = Pinned(recompute="selective", pipeline=1)
+        try:
+            found = search(request_of("residual", cluster, 4, pinned=pinned))
+        except InfeasibleError:
+            continue
+        assert found.plan.prediction.peak_bytes <= memory * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("model", "micro_batches"), [("gpt-4-tied", 1), ("llama-4", 1), ("residual-8", 2)])
+def test_settling_the_slowest_rank_makes_no_step_longer(model: str, micro_batches: int) -> None:
+    """Where micro-batches are few, less once a step does not make up for more in each."""
+    pinned = Pinned(pipeline=2, recompute="full", micro_batches=micro_batches)
+    found = search(request_of(model, cluster_of("h100-80gb", 8), 32, pinned=pinned))
+    assert found.gap < 0.02
+    assert found.plan.provenance.gap == pytest.approx(found.gap, rel=1e-2)
+
+
+def test_a_heuristic_claims_no_bound_of_what_it_did_not_look_at() -> None:
+    request = request_of("llama-4", cluster_of("cpu", 4), 64, pinned=Pinned(pipeline=4))
+    limits = bounds(template_of("llama-4"), BATCH, request.cluster, request.precision, request.optimizer)
+    space = configurations(template_of("llama-4"), 4, 64, request.pinned)
+    least = min(limits.step_seconds(configuration, 4, 64, recompute=False) for configuration in space)
+    looked: list[Progress] = []
+    found = search(replace(request, algorithm="recursive_programming"), looked.append, lambda: bool(looked))
+    assert found.statistics.stopped
+    assert found.bound_seconds <= least * (1 + 1e-9)
+
+
+def test_recursive_programming_tries_whole_batches() -> None:
+    """All else is decided here, so that it must be as fast as the exact search."""
+    request = request_of("llama-2", cluster_of("cpu", 4), 16, pinned=Pinned(data=4, zero=2, sequence_parallel=False))
+    best = search(request).plan
+    found = search(replace(request, algorithm="recursive_programming")).plan
+    assert best.training.micro_batches == 1
+    assert found.prediction.step_seconds <= best.prediction.step_seconds * (1 + 1e-9)
+
+
+def test_virtual_stages_that_cannot_be_had_are_left_out_by_every_search() -> None:
+    pinned = Pinned(pipeline=2, virtual_stages=0, micro_batches=4)
+    request = request_of("aside", cluster_of("cpu", 4), 16, pinned=pinned)
+    for algorithm in ("dynamic_programming", "recursive_programming"):
+        assert search(replace(request, algorithm=algorithm)).plan.virtual_stages == 1
+
+
+def test_a_heuristic_that_finds_nothing_proves_nothing() -> None:
+    cluster = small_memory(cluster_of("h100-80gb", 2), 144480.0)
+    request = request_of("llama-1", cluster, 8, algorithm="recursive_programming")
+    with pytest.raises(InfeasibleError, match=r"recursive_programming found no plan of llama-1 .* does not prove"):
+        search(request)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"algorithm": "magic"},
+        {"objective": "speed"},
+        {"precision": "int8"},
+        {"top": 0},
+        {"time_limit": -1.0},
+        {"memory_limit": 0.0},
+        {"pinned": Pinned(recompute="some")},  # type: ignore[arg-type]
+        {"pinned": Pinned(mesh=(0,))},
+        {"pinned": Pinned(virtual_stages=-1)},
+    ],
+)
+def test_what_means_nothing_is_refused(options: dict[str, object]) -> None:
+    with pytest.raises(RequestError, match=r"magic|speed|int8|top = 0|limit = |some|mesh = |virtual_stages = "):
+        search(request_of("llama-2", cluster_of("cpu", 2), 4, **options))

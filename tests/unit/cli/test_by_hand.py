@@ -111,7 +111,7 @@ def test_modes(plan: Any) -> None:
         (("--shard", "*q_proj*="), ("--shard *q_proj*=", "b,o")),
         (("--shard", "*q_porj*=o"), ("--shard *q_porj*", "operator")),
         (("--shard", "*q_proj*=zz"), (Q_PROJ, "no factor 'zz'", "b, s, i, o")),
-        (("--shard", "*q_proj*=((1,x))"), ("--shard *q_proj*", "as in ((4,1),(1,2))")),
+        (("--shard", "*q_proj*=((1,x))"), ("--shard *q_proj*", "as in ((4,1,1),(1,2))")),
         (("--shard-from", "none.json"), ("none.json: cannot be read",)),
         (("--memory-limit", "5x"), ("--memory-limit '5x'", "64GiB")),
         (("--memory-limit", "0"), ("leaves no memory",)),

@@ -40,10 +40,10 @@ WIDTH = 32
 WORK = 8192
 
 
-def llama(layers: int, tied: bool = False) -> nn.Module:
+def llama(layers: int, tied: bool = False, words: int = 64) -> nn.Module:
     return Llama(
         LlamaConfig(
-            num_layers=layers, hidden_size=WIDTH, ffn_size=64, num_heads=8, num_kv_heads=4, vocab_size=64,
+            num_layers=layers, hidden_size=WIDTH, ffn_size=64, num_heads=8, num_kv_heads=4, vocab_size=words,
             sequence_length=SEQUENCE, tied_embeddings=tied,
         )
     )  # fmt: skip
@@ -264,7 +264,11 @@ def large(name: str, layers: int, precision: str = "bfloat16") -> Model:
     )
 
 
-LARGE: Mapping[str, Model] = {"llama8b": large("llama8b", 32), "llama70b-4-layers": large("llama70b", 4)}
+LARGE: Mapping[str, Model] = {
+    "llama-4-words": (lambda: llama(4, words=4096), PAIR),
+    "llama8b": large("llama8b", 32),
+    "llama70b-4-layers": large("llama70b", 4),
+}
 
 
 @cache

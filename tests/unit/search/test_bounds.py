@@ -172,6 +172,17 @@ def test_what_is_found_fits_and_nothing_that_fits_beats_its_bound(model: str) ->
                     assert outcome.bound <= seconds_of(case, state, ranks) * ALL
 
 
+def test_what_follows_the_blocks_is_in_flight_once() -> None:
+    """With virtual stages the last rank has more in flight on average than its last chunk, which has the logits."""
+    configuration = Configuration(pipeline=2, virtual_stages=2, mesh=(), micro_batches=4)
+    case, draw = make_case("llama-4-words", "cpu", configuration, 96), random.Random(0)
+    state: State = (0,) * len(case.chain.shape)
+    for _ in range(8):
+        ranks = random_ranks(case, draw, state)
+        setting = replace(case.setting, capacity=peak_of(case, state, ranks))
+        assert Evaluation(case.chain, setting).run().bound <= seconds_of(case, state, ranks) * ALL
+
+
 def engine_of(model: str, profile: str, devices: int, memory: float | None) -> Engine:
     request = request_of(model, cluster_of(profile, devices), 12, memory_limit=memory)
     template = template_of(model)
