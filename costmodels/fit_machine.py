@@ -18,7 +18,7 @@ plans. Takes a few seconds.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,7 +27,7 @@ from costmodels.attention import AttentionShape, attention_backward_time, attent
 from costmodels.collectives import PEER_KINDS, collective_time
 from costmodels.compute import operator_time
 from costmodels.errors import CostModelError
-from costmodels.fit import Fit, fit_matmul, fit_parameters, percentage_error
+from costmodels.fit import fit_matmul, fit_parameters, percentage_error
 from costmodels.fit_collectives import Measured, fit_levels, relative_errors
 from costmodels.matmul import matmul_time
 from costmodels.units import Array, BytesPerSecond, FlopsPerSecond, Seconds
@@ -131,21 +131,9 @@ def _memory_bound(rows: Sequence[KernelRow]) -> tuple[Seconds, dict[str, BytesPe
         name: float(np.median([row.bytes_moved / row.seconds for row in rows if row.op_class == name]))
         for name in classes
     }
-    found = _fit(predict, seconds, {"launch": float((seconds / kernels).min()), **largest})
+    start = {"launch": float((seconds / kernels).min()), **largest}
+    found = fit_parameters(predict, seconds, start, logarithmic=True)
     return found.values["launch"], {name: found.values[name] for name in classes}
-
-
-def _fit(
-    predict: Callable[[Mapping[str, float]], Array],
-    seconds: Array,
-    start: Mapping[str, float],
-    most: Mapping[str, float] | None = None,
-) -> Fit:
-    """`fit_parameters` on the logarithm of predicted over measured time. Times of one class scatter by factors here, and
-    a relative error would prefer predictions that are too short, which are wrong by less than one."""
-    return fit_parameters(
-        lambda values: np.asarray(1.0 + np.log(predict(values) / seconds)), np.ones(len(seconds)), start, most
-    )
 
 
 def _columns(rows: Sequence[KernelRow]) -> tuple[Array, Array, Array]:
@@ -177,7 +165,7 @@ def _product(rows: Sequence[KernelRow], dtype: str, device: Device) -> tuple[Flo
         tried = replace(device, peak_flops=((dtype, values["peak"]),), matmul_kernels=((dtype, None),))
         return np.asarray(matmul_time(m, n, k, 1.0, dtype, tried))
 
-    rate = _fit(plain, seconds, {"peak": best})
+    rate = fit_parameters(plain, seconds, {"peak": best}, logarithmic=True)
     if len(rows) < _FEWEST + 1:
         return rate.values["peak"], None
     roomy = replace(device, peak_flops=((dtype, best * _HEADROOM),))
@@ -208,10 +196,8 @@ def _attention(rows: Sequence[KernelRow], dtype: str, device: Device) -> Attenti
     start = {"compute": 0.4, "fill": 100.0, "tail": 0.1}
     if len({row.extents[5] for row in rows}) > 1:
         start["softmax"] = 300.0
-    found = _fit(predict, seconds, start, {"compute": 1.0})
-    kernel = replace(fixed, **found.values)
-    errors = np.log(predict(found.values) / seconds)
-    return replace(kernel, spread=float(np.quantile(np.abs(errors), 0.683)))
+    found = fit_parameters(predict, seconds, start, {"compute": 1.0}, logarithmic=True)
+    return replace(fixed, **found.values, spread=found.spread)
 
 
 def _attention_seconds(rows: Sequence[KernelRow], dtype: str, device: Device) -> Array:

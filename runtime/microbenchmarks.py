@@ -1,7 +1,7 @@
 """What is timed to learn how fast a machine is: one call of every class of kernels, forward and backward.
 
 A case says how to make its inputs and what to call, and counts FLOP, bytes and kernels as the pricing of a plan counts
-them for the operator of that kind. Sums and concatenations have no backward case, because autograd copies nothing there.
+them for the operator of that kind. Sums and concatenations have no backward case: autograd copies nothing there.
 
     products         x W' as a linear layer computes it, and the two products of its backward pass
     attention        causal, on transposed views, as models have them
