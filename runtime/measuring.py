@@ -256,7 +256,7 @@ def _machine(device: torch.device) -> MeasuredMachine:
     if device.type == "cpu":
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / world
         reserved = _resident()
-        name, units = _processor(), torch.get_num_threads()
+        name, units = _processor(), int(torch.get_num_threads())
     else:
         module = torch.get_device_module(device)
         torch.zeros(1, device=device)
@@ -264,14 +264,14 @@ def _machine(device: torch.device) -> MeasuredMachine:
         reserved = float(total - free)
         properties = module.get_device_properties(device)
         name = str(module.get_device_name(device))
-        units = getattr(properties, "multi_processor_count", None) or getattr(properties, "cube_core_num", 1)
+        units = int(getattr(properties, "multi_processor_count", 0) or getattr(properties, "cube_core_num", 1))
     return MeasuredMachine(
         name=name,
         device_type=cast(DeviceType, device.type),
         backend=dist.get_backend(),
         processes=world,
         threads=torch.get_num_threads(),
-        compute_units=int(units),
+        compute_units=units,
         memory=float(total),
         reserved=reserved,
         slack=_slack(device),
