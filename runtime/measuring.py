@@ -52,15 +52,20 @@ _SLOWEST = 2.0  # seconds of one call: slower ones are timed once
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How long a case is timed: windows and seconds of each; exponents of two of the messages of collectives."""
+    """How long a case is timed: windows and seconds of each; how many extents are left out (1: none, 2: half of them);
+    exponents of two of the messages of collectives."""
 
     windows: int
     seconds: float
+    every: int
     messages: tuple[int, ...]
 
 
-QUICK = Effort(windows=3, seconds=0.04, messages=(10, 14, 16, 18, 20, 22))
-USUAL = Effort(windows=7, seconds=0.08, messages=(8, 10, 12, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24))
+EFFORTS = {
+    "least": Effort(windows=1, seconds=0.002, every=100, messages=(10, 16, 18)),  # to see that everything runs
+    "quick": Effort(windows=5, seconds=0.04, every=2, messages=(10, 14, 16, 18, 20, 22)),
+    "usual": Effort(windows=9, seconds=0.08, every=1, messages=(8, 10, 12, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24)),
+}
 
 
 def default_processes() -> int:
@@ -68,32 +73,31 @@ def default_processes() -> int:
     return torch.accelerator.device_count() if torch.accelerator.is_available() else (os.cpu_count() or 1)
 
 
-def measure(path: Path, processes: int, *, quick: bool, on_line: Callable[[str], None]) -> int:
-    """Measure with so many processes, write the measurements to `path`, and return the exit code. `on_line` is given
-    "NUMBER OF LABEL" before each case. Raises RequestError where there are not so many devices."""
+def measure(path: Path, processes: int, *, effort: str, on_line: Callable[[str], None]) -> int:
+    """Measure with so many processes and one of `EFFORTS`, write the measurements to `path`, and return the exit code.
+    `on_line` is given "NUMBER OF LABEL" before each case. Raises RequestError where there are not so many devices."""
     if torch.accelerator.is_available() and torch.accelerator.device_count() < processes:
         raise RequestError(f"--nproc {processes}: this machine has {torch.accelerator.device_count()} devices")
-    return run_ranks("runtime.measuring", [str(path), *(["--quick"] if quick else [])], processes, on_line)
+    return run_ranks("runtime.measuring", [str(path), "--effort", effort], processes, on_line)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """`python -m runtime.measuring FILE`: one of the ranks."""
     parser = argparse.ArgumentParser(prog="python -m runtime.measuring")
     parser.add_argument("path", type=Path)
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--effort", choices=tuple(EFFORTS), default="usual")
     parser.add_argument("--notes")
     given = parser.parse_args(arguments)
-    return be_a_rank(lambda: _measure(given.path, quick=given.quick), given.notes)
+    return be_a_rank(lambda: _measure(given.path, EFFORTS[given.effort]), given.notes)
 
 
-def _measure(path: Path, *, quick: bool) -> int:
+def _measure(path: Path, effort: Effort) -> int:
     device = current_device(local_rank())
     start_processes(device)
     torch.manual_seed(0)
-    effort = QUICK if quick else USUAL
     machine = _machine(device)
     first = dist.get_rank() == 0
-    kernels = list(cases(device, quick))
+    kernels = list(cases(device, effort.every))
     messages = list(_messages(device, effort))
     count = len(kernels) + len(messages)
 

@@ -80,24 +80,23 @@ _ACCELERATOR = Extents(
 )  # fmt: skip
 
 
-def cases(device: torch.device, quick: bool) -> Iterator[Case]:
-    """Every case for a device; `quick` leaves out every other extent and the dtype that is hardly used."""
+def cases(device: torch.device, every: int) -> Iterator[Case]:
+    """Every case for a device, or about one in `every` of them."""
     extents = _CPU if device.type == "cpu" else _ACCELERATOR
-    step = 2 if quick else 1
     for dtype in DTYPES:
         slow = dtype == ("fp16" if device.type == "cpu" else "fp32")
         for index, (m, n, k) in enumerate(extents.slow_products if slow else extents.products):
-            yield from _products(m, n, k, dtype, device, only=index % 3 if quick or slow else None)
+            if every <= 2 or index < 3:
+                yield from _products(m, n, k, dtype, device, only=index % 3 if every > 1 or slow else None)
         if not (slow and device.type == "cpu"):
-            for shape in extents.attention:
+            for shape in extents.attention if every <= 2 else extents.attention[:1]:
                 yield from _attention(shape, dtype, device)
     main = "fp32" if device.type == "cpu" else "bf16"
-    for index, elements in enumerate(extents.elements):
-        if index == 0 or index % step == 0 or elements == extents.elements[-1]:
-            yield from _memory_bound(elements, extents.width, main, device)
-    for tokens, vocabulary in extents.vocabularies[::step]:
+    for elements in sorted({*extents.elements[:2], *extents.elements[::every]}):
+        yield from _memory_bound(elements, extents.width, main, device)
+    for tokens, vocabulary in extents.vocabularies[::every]:
         yield from _vocabulary(tokens, vocabulary, extents.width, device)
-    for parameters in extents.updates:
+    for parameters in extents.updates if every <= 2 else extents.updates[:2]:
         yield _update(parameters, device)
 
 

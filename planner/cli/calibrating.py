@@ -45,7 +45,7 @@ def calibrate(
         times = output.with_suffix(".measurements.json") if measurements is None else measurements
         _check(output, times)
         with _progress() as on_line:
-            code = measure(times, nproc or default_processes(), quick=quick, on_line=on_line)
+            code = measure(times, nproc or default_processes(), effort="quick" if quick else "usual", on_line=on_line)
         if code:
             raise typer.Exit(code)
         typer.echo(f"measured: {times}")

@@ -29,6 +29,7 @@ from runtime.measuring import measure
 HERE = Path(__file__).resolve().parent
 DOCUMENT = HERE.parents[1] / "docs" / "calibration-cpu.md"
 MODEL, GLOBAL_BATCH = "llama-tiny", 16
+EFFORT = {"quick": "quick", "usual": "quick", "full": "usual"}
 ROUNDS = {"quick": 3, "usual": 7, "full": 15}
 
 PLANS: dict[int, dict[str, Pinned]] = {
@@ -96,7 +97,7 @@ def option(name: str) -> str | None:
 
 def calibrated(folder: Path, processes: int) -> FittedMachine:
     path = folder / f"measurements-{processes}.json"
-    if not path.exists() and measure(path, processes, quick=extent() == "quick", on_line=lambda _: None):
+    if not path.exists() and measure(path, processes, effort=EFFORT[extent()], on_line=lambda _: None):
         raise SystemExit("the calibration failed")
     return fit_machine(load_measurements(path))
 
