@@ -87,9 +87,9 @@ __all__ = [
     "order_interleaved_1f1b",
     "parameter_bytes",
     "peak_memory",
+    "percentage_error",
     "schedule_orders",
     "simulate",
-    "percentage_error",
     "step_time",
     "usable_memory",
 ]

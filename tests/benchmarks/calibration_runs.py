@@ -6,6 +6,7 @@ alike. Rank 0 prints a line of JSON per plan: its name, and the seconds of each 
 
 import argparse
 import json
+import random
 import sys
 import time
 from collections.abc import Callable
@@ -52,7 +53,9 @@ def run(folder: Path, rounds: int) -> int:
     steps = steps_of(folder)
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(rounds + 1):
-        for name, step in steps.items():
+        order = list(steps.items())
+        random.Random(number).shuffle(order)
+        for name, step in order:
             dist.barrier()
             started = time.perf_counter()
             step()
