@@ -22,7 +22,6 @@ from hardware_profiles.errors import (
 from hardware_profiles.kernels import AttentionKernel, MatmulKernel
 from hardware_profiles.load import load_profile, profile_names
 from hardware_profiles.measurements import (
-    MEASUREMENTS_VERSION,
     CollectiveRow,
     KernelRow,
     MeasuredMachine,
@@ -55,7 +54,6 @@ __all__ = [
     "KernelRow",
     "Level",
     "MB",
-    "MEASUREMENTS_VERSION",
     "MIB",
     "MatmulKernel",
     "MeasuredMachine",
