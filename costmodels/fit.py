@@ -53,9 +53,17 @@ class Fit:
 
 
 def fit_parameters(
-    predict: Predict, measured: Array, start: Mapping[str, float], most: Mapping[str, float] | None = None
+    predict: Predict,
+    measured: Array,
+    start: Mapping[str, float],
+    most: Mapping[str, float] | None = None,
+    *,
+    logarithmic: bool = False,
 ) -> Fit:
     """The values near `start` that bring `predict` closest to the measured seconds, (N,); none above `most`.
+
+    `logarithmic`: the error is the logarithm of predicted over measured. Where times scatter by factors, a relative
+    error prefers predictions that are too short, because they are wrong by less than one.
 
     Raises `CostModelError` for no rows, fewer rows than parameters, or a measured time that is not positive.
     """
@@ -67,7 +75,8 @@ def fit_parameters(
     limit = np.log([(most or {}).get(name, np.inf) for name in names])
 
     def errors(point: Array) -> Array:
-        return predict(dict(zip(names, np.exp(point), strict=True))) / measured - 1.0
+        ratio = predict(dict(zip(names, np.exp(point), strict=True))) / measured
+        return np.asarray(np.log(ratio)) if logarithmic else ratio - 1.0
 
     point = np.minimum(np.log([start[name] for name in names]), limit)
     error, damping = errors(point), 1e-2
@@ -91,7 +100,8 @@ def fit_parameters(
         if gain < 1e-6:
             break
     values = {name: float(value) for name, value in zip(names, np.exp(point), strict=True)}
-    return Fit(values=values, residuals=tuple(float(r) for r in -np.log1p(error)), loss=loss)
+    residuals = -error if logarithmic else -np.log1p(error)
+    return Fit(values=values, residuals=tuple(float(r) for r in residuals), loss=loss)
 
 
 def _huber(error: Array) -> float:

@@ -30,6 +30,7 @@ from costmodels.units import Array, Bytes, Seconds
 from hardware_profiles import Cluster, Group, Level, Protocol
 
 Field: TypeAlias = Literal["setup", "latency", "efficiency", "own"]
+Errors: TypeAlias = Literal["relative", "logarithmic"]
 FIELDS: tuple[Field, ...] = ("setup", "latency", "efficiency", "own")
 ROUNDS = 40
 ALMOST = 0.02  # |r| below this weighs as if it were this: rows are not known better
@@ -61,6 +62,7 @@ def fit_levels(
     *,
     levels: Iterable[int] | None = None,
     fields: Sequence[Field] = FIELDS,
+    errors: Errors = "relative",
 ) -> Cluster:
     """The cluster with those numbers of its protocols that make its collectives closest to the measured ones.
 
@@ -69,6 +71,8 @@ def fit_levels(
         rows: what was measured; groups of neighbours, whole nodes where they span several.
         levels: which levels are free (None: all). Values of fixed levels are used as they are.
         fields: which fields of their protocols are free.
+        errors: what is made small: predicted over measured less one, or the logarithm of their ratio. Where times
+            scatter by factors the former prefers predictions that are too short, which are wrong by less than one.
 
     Raises:
         CostModelError: no rows, or one that took no time.
@@ -77,7 +81,7 @@ def fit_levels(
         raise CostModelError(f"a fit needs rows that took time, got {len(rows)} rows")
     chosen = range(len(cluster.levels)) if levels is None else levels
     free = [name for index in chosen for name in _free_of(index, cluster.levels[index], fields)]
-    problem = _Problem(cluster, rows, free)
+    problem = _Problem(cluster, rows, free, errors)
     start = np.log([_get(cluster.levels, name) for name in free])
     return problem.cluster(_minimise(problem, start))
 
@@ -104,8 +108,10 @@ def _get(levels: Sequence[Level], name: Free) -> float:
 class _Problem:
     """Rows grouped by kind and devices, so that each pair's pieces are found once per x."""
 
-    def __init__(self, cluster: Cluster, rows: Sequence[Measured], free: list[Free]) -> None:
-        self.base, self.free = cluster, free
+    def __init__(
+        self, cluster: Cluster, rows: Sequence[Measured], free: list[Free], errors: Errors = "relative"
+    ) -> None:
+        self.base, self.free, self.logarithmic = cluster, free, errors == "logarithmic"
         node = cluster.devices_per_node or 1
         self.wide = cluster.with_devices(max(node, *(row.devices for row in rows)))
         self.pairs = sorted({(row.kind, row.devices) for row in rows})
@@ -138,6 +144,8 @@ class _Problem:
             spans = tuple(replace(span, level=levels[span.level]) for span in group.spans)
             found[rows] = _time(kind, self.message[rows], Group(spans=spans))
         found /= self.seconds
+        if self.logarithmic:
+            return np.log(found)
         found -= 1
         return found
 

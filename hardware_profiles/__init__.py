@@ -14,19 +14,31 @@ from hardware_profiles.cluster import (
 from hardware_profiles.errors import (
     HardwareProfileError,
     InvalidProfileError,
+    MeasurementsError,
     TopologyError,
     UnknownKeyError,
     UnknownProfileError,
 )
 from hardware_profiles.kernels import AttentionKernel, MatmulKernel
 from hardware_profiles.load import load_profile, profile_names
+from hardware_profiles.measurements import (
+    CollectiveRow,
+    KernelRow,
+    MeasuredMachine,
+    Measurements,
+    dump_measurements,
+    load_measurements,
+    parse_measurements,
+)
 from hardware_profiles.units import GB, GIB, KB, KIB, MB, MIB, Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds
+from hardware_profiles.write import Origin, dump_profile
 
 __all__ = [
     "AttentionKernel",
     "Bytes",
     "BytesPerSecond",
     "Cluster",
+    "CollectiveRow",
     "Device",
     "Efficiency",
     "Fact",
@@ -39,17 +51,26 @@ __all__ = [
     "InvalidProfileError",
     "KB",
     "KIB",
+    "KernelRow",
     "Level",
     "MB",
     "MIB",
     "MatmulKernel",
+    "MeasuredMachine",
+    "Measurements",
+    "MeasurementsError",
     "OP_CLASSES",
+    "Origin",
     "Protocol",
     "Seconds",
     "Span",
     "TopologyError",
     "UnknownKeyError",
     "UnknownProfileError",
+    "dump_measurements",
+    "dump_profile",
+    "load_measurements",
     "load_profile",
+    "parse_measurements",
     "profile_names",
 ]

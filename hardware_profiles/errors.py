@@ -5,6 +5,7 @@ ValueError
     ├── UnknownProfileError   no profile of that name
     ├── InvalidProfileError   a profile file that does not read, naming file, key and reason
     ├── UnknownKeyError       a dtype or an op class that the device has no figure for
+    ├── MeasurementsError     a file of measured times that does not read, naming file, key and reason
     └── TopologyError         device counts or groups that the hierarchy cannot hold
 """
 
@@ -19,6 +20,10 @@ class UnknownProfileError(HardwareProfileError):
 
 class InvalidProfileError(HardwareProfileError):
     """A profile file that cannot be read."""
+
+
+class MeasurementsError(HardwareProfileError):
+    """A file of measured times that cannot be read."""
 
 
 class UnknownKeyError(HardwareProfileError):

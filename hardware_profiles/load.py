@@ -37,7 +37,7 @@ def load_profile(name_or_path: str | Path) -> Cluster:
     path = Path(name_or_path)
     if path.suffix == _SUFFIX:
         if path.is_file():
-            return _parse(path.read_bytes(), name)
+            return parse_profile(path.read_bytes(), name)
         raise UnknownProfileError(f"no profile file {name}; packaged profiles: {', '.join(profile_names())}")
     nearest = difflib.get_close_matches(name.lower(), profile_names(), n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"known: {', '.join(profile_names())}"
@@ -47,10 +47,11 @@ def load_profile(name_or_path: str | Path) -> Cluster:
 @lru_cache(maxsize=64)
 def _packaged(name: str) -> Cluster:
     file = resources.files("hardware_profiles").joinpath(name + _SUFFIX)
-    return _parse(file.read_bytes(), file.name)
+    return parse_profile(file.read_bytes(), file.name)
 
 
-def _parse(content: bytes, where: str) -> Cluster:
+def parse_profile(content: bytes, where: str) -> Cluster:
+    """The cluster that the content of a profile file describes. Raises `InvalidProfileError`, which names `where`."""
     try:
         table = tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import IO, NoReturn
@@ -46,28 +46,51 @@ def launch(plan_path: str | Path, *, steps: int = 5, seed: int = 0, check: bool 
         return _be_a_rank(plan_path, steps=steps, seed=seed, check=check, notes=None)
     plan = _load(plan_path)
     _check_devices(plan)
+    arguments = [str(plan_path), "--steps", str(steps), "--seed", str(seed), *(() if check else ("--no-check",))]
+    return run_ranks("runtime", arguments, plan.cluster.devices)
+
+
+def run_ranks(
+    module: str, arguments: Sequence[str], processes: int, on_line: Callable[[str], None] | None = None
+) -> int:
+    """Run `python -m module` in so many processes of this machine, on loopback, and return the exit code.
+
+    The module takes `--notes FOLDER`, for `be_a_rank`. What the ranks print goes to stdout, or line by line to
+    `on_line`; a failure inside a rank is printed in one line.
+    """
     with tempfile.TemporaryDirectory(prefix="plan-run-") as notes, tempfile.TemporaryFile("w+") as noise:
         command = [
             sys.executable, "-m", "torch.distributed.run",
-            "--nnodes", "1", "--nproc-per-node", str(plan.cluster.devices),
+            "--nnodes", "1", "--nproc-per-node", str(processes),
             "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1",
-            "-m", "runtime", str(plan_path), "--steps", str(steps), "--seed", str(seed), "--notes", notes,
-            *(() if check else ("--no-check",)),
+            "-m", module, *arguments, "--notes", notes,
         ]  # fmt: skip
         sys.stdout.flush()
-        returned = _run(command, noise)
+        returned = _run(command, noise, _environment(processes), on_line)
         if returned == 0:
             return 0
         noise.seek(0)
         return _report_failure(Path(notes), returned, noise.read())
 
 
-def _run(command: Sequence[str], noise: IO[str]) -> int:
+def threads_per_rank(processes: int) -> int:
+    """Threads of each of so many processes on this machine: its cores shared out, one at least."""
+    return max(1, (os.cpu_count() or 1) // processes)
+
+
+def _run(
+    command: Sequence[str], noise: IO[str], environment: Mapping[str, str], on_line: Callable[[str], None] | None
+) -> int:
     """Run torchrun to its end. Where this process is told to stop, torchrun is told first, which ends its ranks."""
-    child = subprocess.Popen(command, env=_environment(), stderr=noise)
+    child = subprocess.Popen(
+        command, env=environment, stderr=noise, stdout=None if on_line is None else subprocess.PIPE, text=True
+    )
     ours = threading.current_thread() is threading.main_thread()  # only there can a signal be handled
     before = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGHUP) if ours}
     try:
+        if on_line is not None and child.stdout is not None:
+            for line in child.stdout:
+                on_line(line.rstrip("\n"))
         return child.wait()
     except BaseException:
         child.terminate()
@@ -78,6 +101,8 @@ def _run(command: Sequence[str], noise: IO[str]) -> int:
             child.wait()
         raise
     finally:
+        if child.stdout is not None:
+            child.stdout.close()
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -124,17 +149,22 @@ def _check_devices(plan: Plan) -> None:
         )
 
 
-def _environment() -> dict[str, str]:
-    """The ranks must find this package, wherever the caller stands."""
+def _environment(processes: int) -> dict[str, str]:
+    """The ranks must find this package, wherever the caller stands, and share the cores unless the caller says more."""
     root = str(Path(__file__).resolve().parents[1])
     known = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{known}" if known else root}
+    path = f"{root}{os.pathsep}{known}" if known else root
+    return {"OMP_NUM_THREADS": str(threads_per_rank(processes)), **os.environ, "PYTHONPATH": path}
 
 
 def _be_a_rank(plan_path: str | Path, *, steps: int, seed: int, check: bool, notes: str | None) -> int:
+    return be_a_rank(lambda: _train(_load(plan_path), steps=steps, seed=seed, check=check), notes)
+
+
+def be_a_rank(work: Callable[[], int], notes: str | None) -> int:
     """One rank's share. Whatever goes wrong becomes one line: in the notes for the parent, or on stderr."""
     try:
-        code = _train(_load(plan_path), steps=steps, seed=seed, check=check)
+        code = work()
         if code and notes is not None:
             _leave_note(notes, code, "")  # rank 0 has printed what is wrong
         return code

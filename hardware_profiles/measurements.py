@@ -1,0 +1,128 @@
+"""Measured times of one machine's kernels and collectives, and the file that keeps them.
+
+A measurements file is JSON with exact keys and a `schema_version`. It says when, where and with which software it was
+measured, so that every number that is fitted to it can say so too. All quantities are SI base units.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from hardware_profiles.cluster import DeviceType
+from hardware_profiles.errors import MeasurementsError
+from hardware_profiles.units import Bytes, Flops, Seconds
+
+
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=1)]
+_STRICT = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredMachine:
+    """What was measured on: `processes` ranks of `threads` threads, each with `memory` bytes of which `reserved` were
+    taken before the first tensor; `compute_units` as in `Device`; `slack` as `allocator_slack` there."""
+
+    __pydantic_config__ = _STRICT
+
+    name: str
+    device_type: DeviceType
+    backend: str
+    processes: _Count
+    threads: _Count
+    compute_units: _Count
+    memory: Annotated[Bytes, Field(gt=0)]
+    reserved: Annotated[Bytes, Field(ge=0)]
+    slack: _NotNegative
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRow:
+    """One timed pass of one call, while all ranks did the same.
+
+    `op_class` is one of `OP_CLASSES`. `flops`, `bytes_moved` and `kernels` count what the pricing of a plan counts for
+    the call. `extents` are (m, n, k) of a product and (batch, heads, key_heads, queries, keys, head_dim) of attention;
+    other classes need none.
+    """
+
+    __pydantic_config__ = _STRICT
+
+    op_class: str
+    call: str
+    direction: Literal["forward", "backward"]
+    dtype: str
+    extents: tuple[_Count, ...] = ()
+    flops: Annotated[Flops, Field(ge=0)]
+    bytes_moved: Annotated[Bytes, Field(ge=0)]
+    kernels: _Count
+    seconds: _Positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRow:
+    """One timed collective over `devices` neighbours, while all groups of neighbours did the same; `message` in bytes,
+    as `costmodels.collective_time` counts it."""
+
+    __pydantic_config__ = _STRICT
+
+    kind: str
+    devices: Annotated[int, Field(ge=2)]
+    message: Annotated[Bytes, Field(gt=0)]
+    seconds: Annotated[Seconds, Field(gt=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurements:
+    """A whole measurements file: `date` in ISO form, `software` the versions that were measured with."""
+
+    __pydantic_config__ = _STRICT
+
+    schema_version: Literal[1]
+    date: str
+    software: str
+    machine: MeasuredMachine
+    kernels: tuple[KernelRow, ...]
+    collectives: tuple[CollectiveRow, ...]
+
+    @property
+    def source(self) -> str:
+        """Where the numbers come from, for the source of a fact."""
+        machine = self.machine
+        ranks = f"{machine.processes} processes of {machine.threads} thread{'s' if machine.threads > 1 else ''}"
+        return f"{machine.name}, {self.software}, {machine.backend}, {ranks} at once, {self.date}"
+
+
+def dump_measurements(measurements: Measurements) -> str:
+    """The text of a measurements file, one row a line."""
+    content = asdict(measurements)
+    rows = {name: content.pop(name) for name in ("kernels", "collectives")}
+    head = json.dumps(content, indent=1, allow_nan=False).removesuffix("\n}")
+    lists = (
+        f' "{name}": [\n  ' + ",\n  ".join(json.dumps(row, allow_nan=False) for row in some) + "\n ]"
+        for name, some in rows.items()
+    )
+    return head + ",\n" + ",\n".join(lists) + "\n}\n"
+
+
+def parse_measurements(text: str | bytes, where: str) -> Measurements:
+    """Read a measurements file. Raises `MeasurementsError` with the place and the reason in one line."""
+    try:
+        return TypeAdapter(Measurements).validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "file"
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise MeasurementsError(f"{where}: {key}: {first['msg']}{more}") from error
+
+
+def load_measurements(path: str | Path) -> Measurements:
+    """Read a measurements file. Raises `MeasurementsError` where it is not there or not one."""
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise MeasurementsError(f"{path}: cannot be read: {error.strerror}") from error
+    return parse_measurements(content, str(path))

@@ -1,0 +1,152 @@
+"""Writing a profile file: the inverse of `load_profile`, for a machine whose numbers were measured or fitted.
+
+`facts` says for every number where it is from, by the path that it has in the file; a number without one is refused, so
+no number gets into a file without its source.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from hardware_profiles.cluster import Cluster, FactKind, Level
+from hardware_profiles.errors import InvalidProfileError
+from hardware_profiles.kernels import AttentionKernel, MatmulKernel
+from hardware_profiles.load import parse_profile
+from hardware_profiles.units import (
+    TERA,
+    gb_per_s_from_bytes_per_second,
+    gib_from_bytes,
+    us_from_seconds,
+)
+
+Table: TypeAlias = dict[str, "str | int | float | Table"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Source and kind of a number."""
+
+    source: str
+    kind: FactKind
+
+
+def dump_profile(cluster: Cluster, origins: Mapping[str, Origin], comment: str) -> str:
+    """The text of a profile file for a cluster, which reads back to an equal one up to rounding.
+
+    Args:
+        origins: by the beginning of a number's path in the file ("device.efficiency.copy"); the longest that matches
+            counts.
+        comment: what stands above everything.
+
+    Raises:
+        InvalidProfileError: a number without an origin, or a value that no profile may have.
+    """
+    lines = [*(f"# {line}" for line in comment.splitlines()), "", "schema_version = 1", f"id = {_text(cluster.name)}"]
+    device: Table = dict(_device(cluster))
+    lines += _section("device", device, origins)
+    for index, level in enumerate(cluster.levels):
+        lines += ["", "[[level]]", *_rows(f"level.{index}", _level(level), origins)]
+        for number, protocol in enumerate(level.protocols):
+            table: Table = {
+                "name": protocol.name,
+                "setup_us": us_from_seconds(protocol.setup),
+                "latency_us": us_from_seconds(protocol.latency),
+                "efficiency": protocol.efficiency,
+                "own": protocol.own,
+                "serves": protocol.serves,
+            }
+            lines += ["", "[[level.protocol]]", *_rows(f"level.{index}.protocol.{number}", table, origins)]
+    text = "\n".join(lines) + "\n"
+    parse_profile(text.encode(), cluster.name)
+    return text
+
+
+def _device(cluster: Cluster) -> Iterator[tuple[str, "str | int | float | Table"]]:
+    device = cluster.device
+    yield "name", device.name
+    yield "device_type", device.device_type
+    yield "memory_gib", gib_from_bytes(device.memory)
+    yield "reserved_gib", gib_from_bytes(device.reserved)
+    yield "allocator_slack", device.allocator_slack
+    yield "memory_bandwidth_gb_per_s", gb_per_s_from_bytes_per_second(device.memory_bandwidth)
+    yield "launch_latency_us", us_from_seconds(device.launch_latency)
+    yield "compute_units", device.compute_units
+    yield "peak_tflops", {dtype: value / TERA for dtype, value in device.peak_flops}
+    yield (
+        "efficiency",
+        {name: {"compute": item.compute, "bandwidth": item.bandwidth} for name, item in device.efficiencies},
+    )
+    yield "matmul", {dtype: _matmul(kernel) for dtype, kernel in device.matmul_kernels}
+    yield "attention", {dtype: _attention(kernel) for dtype, kernel in device.attention_kernels}
+
+
+def _matmul(kernel: MatmulKernel | None) -> Table:
+    if kernel is None:
+        return {"form": "efficiency"}
+    found: Table = {
+        "form": "tiled",
+        "compute": kernel.compute,
+        "bandwidth": kernel.bandwidth,
+        "launch_us": us_from_seconds(kernel.launch),
+        "feed_gb_per_s": gb_per_s_from_bytes_per_second(kernel.feed),
+        "fill": kernel.fill,
+        "quantisation": kernel.quantisation,
+        "split_us": us_from_seconds(kernel.split),
+        "spread": kernel.spread,
+    }
+    if kernel.convert is not None:
+        found["convert_gb_per_s"] = gb_per_s_from_bytes_per_second(kernel.convert)
+    return found
+
+
+def _attention(kernel: AttentionKernel | None) -> Table:
+    if kernel is None:
+        return {"form": "efficiency"}
+    return {
+        "form": "tiled",
+        "compute": kernel.compute,
+        "softmax": kernel.softmax,
+        "fill": kernel.fill,
+        "tail": kernel.tail,
+        "preparation_us": us_from_seconds(kernel.preparation),
+        "passes": kernel.passes,
+        "spread": kernel.spread,
+    }
+
+
+def _level(level: Level) -> Table:
+    found: Table = {"name": level.name, "network": level.network}
+    if level.fan_out is not None:
+        found["fan_out"] = level.fan_out
+    found["bandwidth_gb_per_s"] = gb_per_s_from_bytes_per_second(level.bandwidth)
+    return found
+
+
+def _section(path: str, table: Table, origins: Mapping[str, Origin]) -> list[str]:
+    """A table and the tables inside it, each under its header."""
+    plain: Table = {key: value for key, value in table.items() if not isinstance(value, dict)}
+    lines = ["", f"[{path}]", *_rows(path, plain, origins)]
+    for key, value in table.items():
+        if isinstance(value, dict):
+            lines += _section(f"{path}.{key}", value, origins)
+    return lines
+
+
+def _rows(path: str, table: Table, origins: Mapping[str, Origin]) -> list[str]:
+    return [f"{key} = {_value(f'{path}.{key}', value, origins)}" for key, value in table.items()]
+
+
+def _value(path: str, value: "str | int | float | Table", origins: Mapping[str, Origin]) -> str:
+    if isinstance(value, str):
+        return _text(value)
+    known = [start for start in origins if path == start or path.startswith(start + ".")]
+    if not known:
+        raise InvalidProfileError(f"{path}: no source is known for {value}")
+    origin = origins[max(known, key=len)]
+    number = str(value) if isinstance(value, int) else f"{value:.6g}"
+    return f"{{ value = {number}, source = {_text(origin.source)}, kind = {_text(origin.kind)} }}"
+
+
+def _text(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False)  # TOML's basic strings have the escapes of JSON's

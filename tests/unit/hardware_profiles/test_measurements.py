@@ -1,0 +1,98 @@
+"""Files of measured times, and writing profiles."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from hardware_profiles import (
+    CollectiveRow,
+    InvalidProfileError,
+    KernelRow,
+    MeasuredMachine,
+    Measurements,
+    MeasurementsError,
+    Origin,
+    dump_measurements,
+    dump_profile,
+    load_measurements,
+    load_profile,
+    parse_measurements,
+    profile_names,
+)
+
+MEASUREMENTS = Measurements(
+    schema_version=1,
+    date="2026-11-20",
+    software="PyTorch 2.13",
+    machine=MeasuredMachine(
+        name="a machine", device_type="cpu", backend="gloo", processes=2, threads=1, compute_units=1, memory=1e9,
+        reserved=1e8, slack=0.0,
+    ),
+    kernels=(
+        KernelRow(
+            op_class="matmul", call="linear", direction="forward", dtype="fp32", extents=(3, 4, 5), flops=120.0,
+            bytes_moved=188.0, kernels=1, seconds=1.25e-6,
+        ),
+    ),
+    collectives=(CollectiveRow(kind="all_reduce", devices=2, message=1024.0, seconds=3e-4),),
+)  # fmt: skip
+ORIGINS = {"device": Origin(source="a test", kind="measured"), "level": Origin(source="a test", kind="fitted")}
+
+
+def test_measurements_read_back_exactly(tmp_path: Path) -> None:
+    path = tmp_path / "measurements.json"
+    path.write_text(dump_measurements(MEASUREMENTS), encoding="utf-8")
+    assert load_measurements(path) == MEASUREMENTS
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema_version": 2}, "schema_version: Input should be 1"),
+        ({"kernels": [{"op_class": "matmul"}]}, "kernels.0.call: Field required"),
+        ({"more": 1}, "more: "),
+    ],
+)
+def test_a_file_that_does_not_read_is_refused_in_one_line(change: dict[str, object], message: str) -> None:
+    content = {**json.loads(dump_measurements(MEASUREMENTS)), **change}
+    with pytest.raises(MeasurementsError) as caught:
+        parse_measurements(json.dumps(content), "times.json")
+    assert str(caught.value).startswith(f"times.json: {message}")
+    assert "\n" not in str(caught.value)
+
+
+def test_text_and_no_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(MeasurementsError, match=r"times\.json: file: Invalid JSON"):
+        parse_measurements("not JSON", "times.json")
+    with pytest.raises(MeasurementsError, match="cannot be read: No such file"):
+        load_measurements(tmp_path / "nothing.json")
+
+
+def test_a_profile_is_written_as_it_is_read(tmp_path: Path) -> None:
+    cpu = load_profile("cpu")
+    path = tmp_path / "copy.toml"
+    path.write_text(dump_profile(cpu, ORIGINS, "A copy."), encoding="utf-8")
+    again = load_profile(path)
+    assert again.device.peak_flops == cpu.device.peak_flops
+    assert again.levels[0].protocols[0].latency == pytest.approx(cpu.levels[0].protocols[0].latency)
+    assert dump_profile(again, ORIGINS, "A copy.") == path.read_text(encoding="utf-8")
+    kinds = {fact.key.partition(".")[0]: fact.kind for fact in again.facts}
+    assert kinds == {"device": "measured", "level": "fitted"}
+
+
+@pytest.mark.parametrize("name", [name for name in profile_names() if name.startswith(("h100", "cpu"))])
+def test_kernels_are_written_too(name: str) -> None:
+    profile = load_profile(name)
+    text = dump_profile(profile, ORIGINS, name)
+    forms = tomllib.loads(text)["device"]["matmul"]
+    kernels = dict(profile.device.matmul_kernels)
+    assert {dtype: form["form"] == "tiled" for dtype, form in forms.items()} == {
+        dtype: kernel is not None for dtype, kernel in kernels.items()
+    }
+
+
+def test_a_number_without_a_source_is_refused() -> None:
+    with pytest.raises(InvalidProfileError, match=r"level\.0\.bandwidth_gb_per_s: no source"):
+        dump_profile(load_profile("cpu"), {"device": ORIGINS["device"]}, "")
