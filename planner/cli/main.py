@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from planner.cli import estimating, listings, planning, running, showing
+from planner.cli import estimating, listings, planning, running, showing, validating
 from planner.cli.errors import reporting
 from planner.cli.options import Options, flag, taking_options
 from planner.errors import RequestError
@@ -23,6 +23,7 @@ app.command("estimate")(estimating.estimate)
 app.command("run")(running.run)
 app.command("show")(showing.show)
 app.command("verify")(showing.verify)
+app.command("validate")(validating.validate)
 app.command("models")(listings.models)
 app.command("profiles")(listings.profiles)
 
