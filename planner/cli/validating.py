@@ -134,7 +134,7 @@ def _show_rows(console: "Console", results: "Sequence[Evaluated]") -> None:
     from planner.report.units import bytes_text, seconds_text
 
     remarks: dict[str, int] = {}
-    lines = [("row", *_MEASURES, "fits", "remarks")]
+    lines: list[tuple[str, ...]] = [("row", *_MEASURES, "fits", "remarks")]
     for result in results:
         row = result.row
         said = result.notes if result.error is None else (f"not evaluated: {result.error}",)
@@ -164,7 +164,7 @@ _ERRORS = ("time: MAPE", "worst", "bias", "memory: MAPE", "worst", "bias")
 def _show_parts(console: "Console", title: str, parts: "Sequence[Part]") -> None:
     if not parts:
         return
-    lines = [(title, "rows", "evaluated", *_ERRORS, "tau")]
+    lines: list[tuple[str, ...]] = [(title, "rows", "evaluated", *_ERRORS, "tau")]
     for part in parts:
         cells = (*_error_cells(part.seconds), *_error_cells(part.memory), _known(part.tau, "{:.2f}".format))
         lines.append((part.name, str(part.rows), str(part.evaluated), *cells))

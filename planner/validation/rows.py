@@ -13,12 +13,9 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from planner.errors import RequestError, unknown_name
-
-if TYPE_CHECKING:
-    import _csv
 
 _GIGABYTE = 1e9  # bytes of a column named _GB
 _BILLION = 1e9  # parameters of a column named _B
@@ -127,6 +124,15 @@ class Row:
         return RequestError(f"line {self.line}, column {column}: '{self.text(column)}' is not {wanted}")
 
 
+class _Reader(Protocol):
+    """What `csv.reader` returns."""
+
+    @property
+    def line_num(self) -> int: ...
+
+    def __iter__(self) -> Iterator[list[str]]: ...
+
+
 _INTEGERS = ("n_layers", "hidden", "ffn_hidden", "n_heads", "n_kv_heads", "head_dim", "vocab", "seq_len", "n_devices")
 _DEGREES = ("tp", "cp", "ep", "pp", "vpp", "dp", "micro_batch", "global_batch")
 _QUANTITIES = ("n_params_B", "iter_time_s", "tokens_per_s_per_device", "peak_mem_GB")
@@ -151,7 +157,7 @@ def read_rows(path: Path, where: Mapping[str, str] | None = None, limit: int | N
     return rows[:limit]
 
 
-def _read(reader: "_csv.reader", where: Mapping[str, str]) -> Iterator[Row]:
+def _read(reader: _Reader, where: Mapping[str, str]) -> Iterator[Row]:
     columns = _columns(reader, where)
     known: dict[str, int] = {}
     line = reader.line_num + 1
@@ -169,7 +175,7 @@ def _read(reader: "_csv.reader", where: Mapping[str, str]) -> Iterator[Row]:
         line = reader.line_num + 1
 
 
-def _columns(reader: "_csv.reader", where: Mapping[str, str]) -> list[str]:
+def _columns(reader: _Reader, where: Mapping[str, str]) -> list[str]:
     header = [name.strip() for name in next(_checked(reader), [])]
     for name in REQUIRED:
         if name not in header:
@@ -183,7 +189,7 @@ def _columns(reader: "_csv.reader", where: Mapping[str, str]) -> list[str]:
     return header
 
 
-def _checked(reader: "_csv.reader") -> Iterator[list[str]]:
+def _checked(reader: _Reader) -> Iterator[list[str]]:
     try:
         yield from reader
     except csv.Error as error:
