@@ -143,8 +143,10 @@ def _check_training(row: Row, notes: list[str]) -> None:
         raise UnsupportedError("experts are parallel, which cannot be planned yet")
     if row.text("flash_attention").lower() == "false":
         notes.append("ran without a fused attention kernel, priced with one")
-    if "offload" in words:
+    if re.search(r"offload(?!\S* false)", words):
         notes.append("offloading is not modelled")
+    if "tf32" in row.text("precision_detail").lower():
+        notes.append("TF32 is not modelled: products are priced in fp32")
 
 
 def _pinned(row: Row, devices: int, layers: int, notes: list[str]) -> Pinned:

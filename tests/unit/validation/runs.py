@@ -36,7 +36,17 @@ GPT = {
 }
 
 
-EMPTY = ("model", "n_params_B", "n_experts", "distributed_optimizer", "recompute_detail", "flash_attention", "flag")
+EMPTY = (
+    "model",
+    "n_params_B",
+    "n_experts",
+    "distributed_optimizer",
+    "recompute_detail",
+    "precision_detail",
+    "flash_attention",
+    "flag",
+    "other_flags",
+)
 COLUMNS = (*GPT, *EMPTY, "tokens_per_s_per_device")
 
 

@@ -115,6 +115,20 @@ def test_the_family_is_the_one_whose_parameters_agree(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        ({"flash_attention": "False"}, "ran without a fused attention kernel, priced with one"),
+        ({"other_flags": "act CPU offload True"}, "offloading is not modelled"),
+        ({"precision": "fp32", "precision_detail": "fp32/tf32"}, "TF32 is not modelled: products are priced in fp32"),
+        ({"recompute": "selective"}, "selective recomputation: the fastest choice of operators that fits"),
+    ],
+)
+def test_what_is_not_modelled_is_noted(tmp_path: Path, changes: dict[str, str], note: str) -> None:
+    assert run_of(one(tmp_path, **changes)).notes == (note,)
+    assert run_of(one(tmp_path, other_flags="act CPU offload False")).notes == ()
+
+
+@pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"arch": "moe"}, "mixture of experts"),
