@@ -72,6 +72,8 @@ def model_of(row: Row, notes: list[str]) -> Dimensions:
     candidates = _candidates(row, _precision(row, notes), notes)
     published = row.parameters
     if published is None:
+        if candidates[0].ffn == 4 * candidates[0].hidden:  # both families have such models
+            notes.append(f"n_params_B unknown: taken for a {candidates[0].family}")
         return candidates[0]
     best = min(candidates, key=lambda model: abs(model.parameters - published))
     if abs(best.parameters / published - 1) > AGREEING:

@@ -12,7 +12,14 @@ from planner.validation.evaluate import evaluate_rows, traced
 from planner.validation.rows import read_rows
 from tests.unit.validation.runs import row, write
 
-HUGE = {"n_layers": "4", "hidden": "16384", "ffn_hidden": "65536", "head_dim": "1024", "n_devices": "1"}
+HUGE = {
+    "n_layers": "4",
+    "hidden": "16384",
+    "ffn_hidden": "65536",
+    "head_dim": "1024",
+    "n_devices": "1",
+    "n_params_B": "",
+}
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +107,14 @@ def test_a_malformed_file_is_bad_input(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_processes_change_nothing(tmp_path: Path) -> None:
     rows = [
-        row(id=f"{tensor}-{micro}-{n}", tp=str(tensor), dp=str(4 // tensor), micro_batch=str(micro), n_layers=str(n))
+        row(
+            id=f"{tensor}-{micro}-{n}",
+            tp=str(tensor),
+            dp=str(4 // tensor),
+            micro_batch=str(micro),
+            n_layers=str(n),
+            n_params_B="",
+        )
         for tensor in (1, 2, 4)
         for micro in (1, 2, 4)
         for n in (2, 4)

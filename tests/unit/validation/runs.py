@@ -28,6 +28,7 @@ GPT = {
     "zero_stage": "1",
     "micro_batch": "2",
     "global_batch": "16",
+    "n_params_B": "0.1024",
     "recompute": "full",
     "iter_time_s": "0.1",
     "peak_mem_GB": "4",
@@ -38,7 +39,6 @@ GPT = {
 
 EMPTY = (
     "model",
-    "n_params_B",
     "n_experts",
     "distributed_optimizer",
     "recompute_detail",

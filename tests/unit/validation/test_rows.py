@@ -117,6 +117,7 @@ def test_the_family_is_the_one_whose_parameters_agree(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "note"),
     [
+        ({"n_params_B": ""}, "n_params_B unknown: taken for a gpt"),
         ({"flash_attention": "False"}, "ran without a fused attention kernel, priced with one"),
         ({"other_flags": "act CPU offload True"}, "offloading is not modelled"),
         ({"precision": "fp32", "precision_detail": "fp32/tf32"}, "TF32 is not modelled: products are priced in fp32"),
@@ -138,7 +139,7 @@ def test_what_is_not_modelled_is_noted(tmp_path: Path, changes: dict[str, str], 
         ({"precision": "fp8"}, "precision fp8 is not modelled"),
         ({"dp": "3"}, "tp 2 x pp 2 x cp 1 x dp 3 = 12 are not the 8 devices"),
         ({"head_dim": "80"}, "16 heads of 80 do not make up hidden=1024"),
-        ({"n_kv_heads": "5"}, "n_kv_heads=5 does not divide n_heads=16"),
+        ({"n_kv_heads": "5", "n_params_B": ""}, "n_kv_heads=5 does not divide n_heads=16"),
         ({"vocab": ""}, "vocab is empty"),
         ({"profile": ""}, "no hardware profile is given"),
         ({"model": "Llama LoRA"}, "only adapters are trained"),
