@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from planner.cli import calibrating, estimating, listings, planning, running, showing
+from planner.cli import calibrating, estimating, listings, planning, running, showing, validating
 from planner.cli.errors import reporting
 from planner.cli.options import Options, flag, taking_options
 from planner.errors import RequestError
@@ -25,6 +25,7 @@ app.command("fit")(calibrating.fit)
 app.command("run")(running.run)
 app.command("show")(showing.show)
 app.command("verify")(showing.verify)
+app.command("validate")(validating.validate)
 app.command("models")(listings.models)
 app.command("profiles")(listings.profiles)
 

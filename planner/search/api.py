@@ -120,9 +120,7 @@ def _cuts(pattern: str, text: str) -> tuple[tuple[int, ...], ...]:
         found = None
     rows = found if isinstance(found, tuple) and all(isinstance(row, tuple) for row in found) else ()
     if not rows or not all(isinstance(pieces, int) and pieces > 0 for row in rows for pieces in row):
-        raise RequestError(
-            f"--shard {pattern}={text}: write the cuts of each operand's dims, as in ((4,1,1),(1,2))"
-        )
+        raise RequestError(f"--shard {pattern}={text}: write the cuts of each operand's dims, as in ((4,1,1),(1,2))")
     return rows
 
 

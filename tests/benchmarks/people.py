@@ -8,43 +8,16 @@ import csv
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from planner import Pinned
 from planner.graph.operator_graph import OperatorGraph
+from planner.models.dimensions import TRACED_BATCH, Dimensions
 from planner.search.api import search
 from planner.search.search import SearchResult
+from planner.validation.configuration import Job, padded_vocabulary
+from planner.validation.evaluate import traced
 
 DATA = Path(__file__).resolve().parent / "data" / "training_runs.csv"
-BATCH = 2  # samples of the traced example
-VOCABULARY_MULTIPLE = 128  # Megatron pads vocabularies to a multiple, so that they can be cut
-DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """Dimensions of a decoder."""
-
-    family: str
-    layers: int
-    hidden: int
-    ffn: int
-    heads: int
-    kv_heads: int
-    vocabulary: int
-    tied: bool
-    sequence: int
-    precision: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What is to be trained, and with what: runs of one job differ in their configuration only."""
-
-    model: Model
-    profile: str
-    devices: int
-    global_batch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +39,14 @@ def load_runs() -> tuple[Run, ...]:
 
 
 def _run(row: dict[str, str]) -> Run:
-    padded = -(-int(row["vocabulary"]) // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
-    model = Model(
-        family=row["family"],
+    model = Dimensions(
+        family=row["family"],  # one of the two words that there are
         layers=int(row["layers"]),
         hidden=int(row["hidden"]),
         ffn=int(row["ffn"]),
         heads=int(row["heads"]),
         kv_heads=int(row["kv_heads"]),
-        vocabulary=padded,
+        vocabulary=padded_vocabulary(int(row["vocabulary"])),
         tied=row["tied"] == "1",
         sequence=int(row["sequence"]),
         precision=row["precision"],
@@ -96,43 +68,18 @@ def _run(row: dict[str, str]) -> Run:
 
 
 @lru_cache(maxsize=2)
-def traced(model: Model) -> OperatorGraph:
-    """The graph of a model with those dimensions; the last ones are kept."""
-    import torch
-
-    from planner.graph.trace import trace
-
-    with torch.device("meta"):
-        module = _module(model).to(getattr(torch, DTYPES[model.precision]))
-        tokens = torch.zeros(BATCH, model.sequence, dtype=torch.int64)
-    return trace(module, (tokens, tokens.clone()), {})
-
-
-def _module(model: Model) -> Any:
-    shared: dict[str, Any] = {
-        "num_layers": model.layers,
-        "hidden_size": model.hidden,
-        "num_heads": model.heads,
-        "vocab_size": model.vocabulary,
-        "sequence_length": model.sequence,
-        "tied_embeddings": model.tied,
-    }
-    if model.family == "gpt":
-        from planner.models.gpt import GPT, GPTConfig
-
-        return GPT(GPTConfig(**shared))
-    from planner.models.llama import Llama, LlamaConfig
-
-    return Llama(LlamaConfig(**shared, ffn_size=model.ffn, num_kv_heads=model.kv_heads))
+def graph_of(model: Dimensions) -> OperatorGraph:
+    """The graph of a model; the last ones are kept."""
+    return traced(model)
 
 
 def planned(job: Job, pinned: Pinned) -> SearchResult:
     """The best plan of a job with what is pinned."""
     return search(
-        traced(job.model),
+        graph_of(job.model),
         job.profile,
         devices=job.devices,
-        batch=BATCH,
+        batch=TRACED_BATCH,
         global_batch=job.global_batch,
         precision=job.model.precision,
         pinned=pinned,

@@ -24,6 +24,7 @@ PACKAGES = ("costmodels", "hardware_profiles", "planner", "runtime")
 LAYERS = (
     ("planner.cli",),
     ("planner",),  # planner/__init__.py, the public face
+    ("planner.validation",),  # asks the search, and compares with what was measured
     ("planner.search", "planner.report", "planner.export", "runtime"),
     ("planner.plan",),
     ("planner.pricing",),

@@ -1,0 +1,193 @@
+"""`plan validate`: predictions beside measured training runs."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.cli.errors import reporting
+from planner.cli.output import write_json
+from planner.errors import RequestError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from planner.validation.evaluate import Evaluated
+    from planner.validation.summary import Errors, Part, Summary
+
+SCHEMA_VERSION = 1  # of the object that `plan validate --json` prints
+
+
+def validate(
+    file: Annotated[Path, typer.Argument(help="Measured runs, one in each row of a CSV file.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object, with the errors of every row.")
+    ] = False,
+    where: Annotated[
+        list[str] | None, typer.Option(help="Only rows with this value in a column, as in profile=h100-80gb.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many rows, the first ones.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Processes to use; one for each core if left out.")
+    ] = None,
+) -> None:
+    """Predict step time and peak memory of training runs that were measured, and say how far off that is.
+
+    Every row is evaluated as it was run: all degrees, ZeRO, micro-batch and recomputation are pinned. A row that cannot
+    be evaluated is named with the reason; what a row leaves open is assumed, with a note. docs/validate.md has the
+    columns.
+
+    [bold]plan validate runs.csv --where profile=h100-80gb[/bold]
+    """
+    with reporting(as_json):
+        from planner.validation import evaluate_rows, read_rows, summarise
+
+        started = time.perf_counter()
+        rows = read_rows(file, _conditions(where or []), limit)
+        with _progress(len(rows), as_json) as advance:
+            results = evaluate_rows(rows, processes or len(os.sched_getaffinity(0)), advance)
+        summary, seconds = summarise(results), time.perf_counter() - started
+        if as_json:
+            write_json(content(results, summary, seconds))
+        else:
+            _show(results, summary, seconds)
+
+
+def _conditions(texts: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for text in texts:
+        column, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not column:
+            raise RequestError(f"--where '{text}': write COLUMN=VALUE, as in profile=h100-80gb")
+        if column in found:
+            raise RequestError(f"--where '{text}': column {column} is given twice; a row has one value in it")
+        found[column] = value
+    return found
+
+
+@contextlib.contextmanager
+def _progress(total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr while rows are evaluated, to be told how many more are done; nothing without a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task("rows", total=total)
+        yield lambda count: bar.advance(task, count)
+
+
+def content(results: "Sequence[Evaluated]", summary: "Summary", seconds: float) -> dict[str, Any]:
+    """What `--json` prints."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "rows": [_row_content(result) for result in results],
+        "summary": {**asdict(summary), "elapsed_seconds": seconds},
+    }
+
+
+def _row_content(result: "Evaluated") -> dict[str, Any]:
+    row = result.row
+    return {
+        "id": row.id,
+        **{name: row.text(name) or None for name in ("source", "profile", "rank_group", "tier", "flag")},
+        "measured_seconds": row.measured_seconds,
+        "predicted_seconds": result.predicted_seconds,
+        "low_seconds": result.low_seconds,
+        "high_seconds": result.high_seconds,
+        "measured_peak_bytes": row.measured_peak_bytes,
+        "predicted_peak_bytes": result.predicted_peak_bytes,
+        "feasible": result.feasible,
+        "notes": list(result.notes),
+        "error": result.error,
+    }
+
+
+def _show(results: "Sequence[Evaluated]", summary: "Summary", seconds: float) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    _show_rows(console, results)
+    whole = summary.whole
+    ranked = tuple(part for part in summary.rank_groups if part.rows > 1)
+    for title, parts in (
+        ("source", (*summary.sources, whole)),
+        ("profile", summary.profiles),
+        ("device", summary.devices),
+        ("rank group of two rows or more", ranked),
+    ):
+        _show_parts(console, title, parts)
+    tau = "" if summary.median_tau is None else f"; Kendall's tau in rank groups, median {summary.median_tau:.2f}"
+    console.print(
+        f"\n{whole.evaluated} of {whole.rows} rows evaluated in {seconds:.1f} s;"
+        f" {whole.feasible} fit by our model of memory{tau}"
+    )
+
+
+def _show_rows(console: "Console", results: "Sequence[Evaluated]") -> None:
+    """One line a row; what is remarked of many rows is written once, below."""
+    from planner.report.units import bytes_text, seconds_text
+
+    remarks: dict[str, int] = {}
+    lines: list[tuple[str, ...]] = [("row", *_MEASURES, "fits", "remarks")]
+    for result in results:
+        row = result.row
+        said = result.notes if result.error is None else (f"not evaluated: {result.error}",)
+        numbers = [remarks.setdefault(one, len(remarks) + 1) for one in said]
+        lines.append(
+            (
+                row.id,
+                *(_known(value, seconds_text) for value in (row.measured_seconds, result.predicted_seconds)),
+                _known(result.seconds_error, _percent),
+                *(_known(value, bytes_text) for value in (row.measured_peak_bytes, result.predicted_peak_bytes)),
+                _known(result.memory_error, _percent),
+                "-" if result.feasible is None else "yes" if result.feasible else "no",
+                " ".join(f"[{number}]" for number in numbers),
+            )
+        )
+    _print_columns(console, lines)
+    if remarks:
+        console.print()
+    for remark, number in remarks.items():
+        console.print(f"[{number}] {remark}")
+
+
+_MEASURES = ("measured", "predicted", "error", "measured", "predicted", "error")
+_ERRORS = ("time: MAPE", "worst", "bias", "memory: MAPE", "worst", "bias")
+
+
+def _show_parts(console: "Console", title: str, parts: "Sequence[Part]") -> None:
+    if not parts:
+        return
+    lines: list[tuple[str, ...]] = [(title, "rows", "evaluated", *_ERRORS, "tau")]
+    for part in parts:
+        cells = (*_error_cells(part.seconds), *_error_cells(part.memory), _known(part.tau, "{:.2f}".format))
+        lines.append((part.name, str(part.rows), str(part.evaluated), *cells))
+    console.print()
+    _print_columns(console, lines)
+
+
+def _print_columns(console: "Console", lines: Sequence[tuple[str, ...]]) -> None:
+    """Lines of cells, first and last column to the left; never broken, however long names are."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for first, *others in lines:
+        cells = [text.rjust(width) for text, width in zip(others[:-1], widths[1:], strict=False)]
+        console.print("  ".join((first.ljust(widths[0]), *cells, others[-1])).rstrip())
+
+
+def _error_cells(errors: "Errors") -> tuple[str, ...]:
+    size = "{:.1%}".format
+    return _known(errors.mean_absolute, size), _known(errors.max_absolute, size), _known(errors.bias, _percent)
+
+
+def _percent(value: float) -> str:
+    return f"{value:+.1%}"
+
+
+def _known(value: float | None, text: Callable[[float], str]) -> str:
+    return "-" if value is None else text(value)

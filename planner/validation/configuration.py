@@ -1,0 +1,217 @@
+"""What a row asks of the planner: a model, a machine, and a configuration with everything decided.
+
+A cell that is empty is unknown. Then we take what frameworks do unless they are told otherwise, and note it: no
+recomputation, no ZeRO without a distributed optimizer, no sequence parallelism, one sample in a micro-batch. Nothing is
+assumed of the model and the number of devices.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import cast
+
+from planner.errors import RequestError
+from planner.models.dimensions import DTYPES, Dimensions, Family
+from planner.search.space import Pinned, Running
+from planner.validation.rows import Row
+
+VOCABULARY_MULTIPLE = 128
+"""Megatron pads vocabularies to a multiple, so that they can be cut."""
+
+AGREEING = 0.07
+"""How far the parameters of the dimensions may be from those that are published, relatively."""
+
+
+class UnsupportedError(RequestError):
+    """A run that the planner has no words for; the message is the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is to be trained, and with what: runs of one job differ in their configuration only."""
+
+    model: Dimensions
+    profile: str
+    devices: int
+    global_batch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A job, its configuration, and what had to be assumed."""
+
+    job: Job
+    pinned: Pinned
+    notes: tuple[str, ...]
+
+
+def padded_vocabulary(size: int) -> int:
+    """The next multiple of `VOCABULARY_MULTIPLE`."""
+    return -(-size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+
+
+def run_of(row: Row) -> Run:
+    """A row as a request. Raises UnsupportedError with the reason where there is none."""
+    notes: list[str] = []
+    if not row.text("profile"):
+        raise UnsupportedError("no hardware profile is given")
+    model = model_of(row, notes)
+    _check_training(row, notes)
+    devices, global_batch = _needed(row, "n_devices"), _needed(row, "global_batch")
+    pinned = _pinned(row, devices, model.layers, notes)
+    job = Job(model=model, profile=row.text("profile"), devices=devices, global_batch=global_batch)
+    return Run(job=job, pinned=pinned, notes=tuple(notes))
+
+
+def model_of(row: Row, notes: list[str]) -> Dimensions:
+    """The decoder of the row's dimensions whose parameters agree best with those that are published."""
+    if row.text("arch") == "moe" or (row.integer("n_experts", least=0) or 0) > 1:
+        raise UnsupportedError("the model is a mixture of experts, which cannot be planned yet")
+    if row.text("arch") not in ("", "dense", "gqa"):
+        raise UnsupportedError(f"the architecture is {row.text('arch')}; only dense decoders are built from dimensions")
+    candidates = _candidates(row, _precision(row, notes), notes)
+    published = row.parameters
+    if published is None:
+        if candidates[0].ffn == 4 * candidates[0].hidden:  # both families have such models
+            notes.append(f"n_params_B unknown: taken for a {candidates[0].family}")
+        return candidates[0]
+    best = min(candidates, key=lambda model: abs(model.parameters - published))
+    if abs(best.parameters / published - 1) > AGREEING:
+        raise UnsupportedError(
+            f"the dimensions make {best.parameters / 1e9:.3g} billion parameters ({best.family}), published are"
+            f" {published / 1e9:.3g}: another architecture, or reduced layers"
+        )
+    return best
+
+
+def _candidates(row: Row, precision: str, notes: list[str]) -> list[Dimensions]:
+    """Decoders of these dimensions, the usual one first."""
+    hidden, heads = _needed(row, "hidden"), _needed(row, "n_heads")
+    ffn, kv_heads = row.integer("ffn_hidden"), row.integer("n_kv_heads")
+    if kv_heads is None:
+        if row.text("arch") == "gqa":
+            raise UnsupportedError("n_kv_heads is empty")
+        kv_heads = heads
+        notes.append("n_kv_heads unknown: as many as heads")
+    if ffn is None:
+        ffn = 4 * hidden
+        notes.append("ffn_hidden unknown: 4 x hidden")
+    if hidden % heads or row.integer("head_dim") not in (None, hidden // heads):
+        raise UnsupportedError(f"{heads} heads of {row.text('head_dim') or '?'} do not make up hidden={hidden}")
+    if heads % kv_heads:
+        raise UnsupportedError(f"n_kv_heads={kv_heads} does not divide n_heads={heads}")
+    kinds: list[tuple[Family, bool]] = [("llama", False), ("llama", True)]
+    if ffn == 4 * hidden and kv_heads == heads:
+        kinds.insert(0, ("gpt", True))
+    return [
+        Dimensions(
+            family=family,
+            layers=_needed(row, "n_layers"),
+            hidden=hidden,
+            ffn=ffn,
+            heads=heads,
+            kv_heads=kv_heads,
+            vocabulary=padded_vocabulary(_needed(row, "vocab")),
+            tied=tied,
+            sequence=_needed(row, "seq_len"),
+            precision=precision,
+        )
+        for family, tied in kinds
+    ]
+
+
+def _needed(row: Row, column: str) -> int:
+    value = row.integer(column)
+    if value is None:
+        raise UnsupportedError(f"{column} is empty")
+    return value
+
+
+def _precision(row: Row, notes: list[str]) -> str:
+    precision = row.text("precision")
+    if not precision:
+        notes.append("precision unknown: bf16")
+        return "bf16"
+    if precision not in DTYPES:
+        raise UnsupportedError(f"precision {precision} is not modelled; there are {', '.join(DTYPES)}")
+    return precision
+
+
+def _check_training(row: Row, notes: list[str]) -> None:
+    words = f"{row.text('model')} {row.text('other_flags')} {row.text('flag')}".lower()
+    if "lora" in words:
+        raise UnsupportedError("only adapters are trained (LoRA), which cannot be planned yet")
+    if (row.integer("ep") or 1) > 1:
+        raise UnsupportedError("experts are parallel, which cannot be planned yet")
+    if row.text("flash_attention").lower() == "false":
+        notes.append("ran without a fused attention kernel, priced with one")
+    if re.search(r"offload(?!\S* false)", words):
+        notes.append("offloading is not modelled")
+    if "tf32" in row.text("precision_detail").lower():
+        notes.append("TF32 is not modelled: products are priced in fp32")
+
+
+def _pinned(row: Row, devices: int, layers: int, notes: list[str]) -> Pinned:
+    tensor, pipeline = (_degree(row, name, notes) for name in ("tp", "pp"))
+    context, virtual = row.integer("cp") or 1, row.integer("vpp") or 1
+    rest = tensor * pipeline * context
+    data = row.integer("dp")
+    if data is None:
+        data = max(1, devices // rest)
+        notes.append(f"dp unknown: {data}, from the devices")
+    if data * rest != devices:
+        raise UnsupportedError(
+            f"tp {tensor} x pp {pipeline} x cp {context} x dp {data} = {data * rest} are not the {devices} devices"
+        )
+    sequence = row.truth("sp")
+    if sequence is None and tensor > 1:
+        notes.append("sequence parallelism unknown: off")
+    micro_batch = row.integer("micro_batch")
+    if micro_batch is None:
+        notes.append("micro_batch unknown: 1")
+    return Pinned(
+        pipeline=pipeline,
+        virtual_stages=virtual,
+        data=data,
+        context=context,
+        tensor=tensor,
+        sequence_parallel=bool(sequence),
+        zero=_zero(row, data * context, notes),
+        micro_batch=micro_batch or 1,
+        recompute=_recomputed(row, math.ceil(layers / (pipeline * virtual)), notes),
+    )
+
+
+def _degree(row: Row, column: str, notes: list[str]) -> int:
+    value = row.integer(column)
+    if value is None:
+        notes.append(f"{column} unknown: 1")
+    return value or 1
+
+
+def _zero(row: Row, shards: int, notes: list[str]) -> int:
+    """The ZeRO stage, from words like "3" or "fsdp2 (3)"; else what a distributed optimizer is."""
+    found = re.search(r"^([0-3])$|\(([0-3])\)", row.text("zero_stage"))
+    if found:
+        return int(found[1] or found[2])
+    optimizer = row.text("distributed_optimizer").lower()
+    stage = 1 if optimizer in ("true", "1") or optimizer.startswith("implied") or "zero-1" in optimizer else 0
+    if shards > 1:
+        notes.append(f"ZeRO stage unknown: {stage}")
+    return stage
+
+
+def _recomputed(row: Row, layers: int, notes: list[str]) -> Running:
+    """How blocks are run on stages of so many layers."""
+    wanted = row.recomputation()
+    if wanted is None:
+        notes.append("recomputation unknown: none")
+        return "none"
+    some = re.search(r"block n=(\d+)", row.text("recompute_detail"))
+    if wanted == "full" and some and int(some[1]) < layers:
+        raise UnsupportedError(
+            f"{some[1]} of the {layers} layers of a stage are recomputed; only all or none can be pinned"
+        )
+    if wanted == "selective":
+        notes.append("selective recomputation: the fastest choice of operators that fits")
+    return cast(Running, wanted)

@@ -1,0 +1,158 @@
+"""Rows evaluated by the search with everything pinned, so that it prices the one configuration that was run.
+
+A configuration that does not fit by our model of memory is evaluated once more on a machine with memory without end:
+it has a time all the same, and a peak that says how far we are off.
+
+Rows of one model share its traced graph. With several processes the rows are dealt out in chunks of one model each;
+results come back in the order of the rows, whatever the number of processes.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+
+from costmodels import CostModelError
+from hardware_profiles import Cluster, HardwareProfileError, load_profile
+from planner.errors import InfeasibleError, PlannerError
+from planner.graph.operator_graph import OperatorGraph
+from planner.models.dimensions import TRACED_BATCH, Dimensions, build
+from planner.plan.plan import Prediction
+from planner.search.api import search
+from planner.validation.configuration import Job, Run, run_of
+from planner.validation.rows import Row
+
+CHUNK = 60
+"""Rows that a process takes at once: tracing a model again costs as much as evaluating a few of its rows."""
+
+FEW = 12
+"""Rows for which it does not pay to start processes."""
+
+_ENDLESS = 1e18  # bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """A row and what we predict for it; None where there is nothing to say, then `error` is the reason.
+
+    `low_seconds` and `high_seconds` bound the step time, where an error model is known. `feasible`: it fits by our
+    model of memory.
+    """
+
+    row: Row
+    predicted_seconds: float | None = None
+    low_seconds: float | None = None
+    high_seconds: float | None = None
+    predicted_peak_bytes: float | None = None
+    feasible: bool | None = None
+    notes: tuple[str, ...] = ()
+    error: str | None = None
+
+    @property
+    def seconds_error(self) -> float | None:
+        """Relative error of the step time; positive where we predict too much."""
+        return _relative(self.predicted_seconds, self.row.measured_seconds)
+
+    @property
+    def memory_error(self) -> float | None:
+        """Relative error of the peak."""
+        return _relative(self.predicted_peak_bytes, self.row.measured_peak_bytes)
+
+
+def _relative(predicted: float | None, measured: float | None) -> float | None:
+    return None if predicted is None or measured is None else predicted / measured - 1
+
+
+def evaluate_rows(
+    rows: Sequence[Row], processes: int = 1, on_done: Callable[[int], None] = lambda _: None
+) -> tuple[Evaluated, ...]:
+    """All rows, in their order; `on_done` hears how many more are done."""
+    found: dict[str, Evaluated] = {}
+    chunks = list(_chunks(rows))
+    if processes <= 1 or len(rows) <= FEW:
+        for chunk in chunks:
+            found.update((one.row.id, one) for one in evaluate_chunk(chunk))
+            on_done(len(chunk))
+    else:
+        with ProcessPoolExecutor(min(processes, len(chunks)), mp_context=get_context("spawn")) as pool:
+            waiting = {pool.submit(evaluate_chunk, chunk) for chunk in sorted(chunks, key=len, reverse=True)}
+            try:
+                for done in as_completed(waiting):
+                    results = done.result()
+                    found.update((one.row.id, one) for one in results)
+                    on_done(len(results))
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+    return tuple(found[row.id] for row in rows)
+
+
+def evaluate_chunk(rows: Iterable[Row]) -> list[Evaluated]:
+    """Rows one after the other; the graph of a model is kept while the next rows are of that model."""
+    graphs: dict[Dimensions, OperatorGraph] = {}
+    results = []
+    for row in rows:
+        notes: tuple[str, ...] = ()
+        try:
+            run = run_of(row)
+            notes = run.notes
+            cluster = load_profile(run.job.profile).with_devices(run.job.devices)
+            if run.job.model not in graphs:
+                graphs = {run.job.model: traced(run.job.model)}
+            prediction, feasible = _predicted(run, cluster, graphs[run.job.model])
+        except (PlannerError, HardwareProfileError, CostModelError) as error:
+            results.append(Evaluated(row=row, notes=notes, error=str(error)))
+            continue
+        results.append(
+            Evaluated(
+                row=row,
+                predicted_seconds=prediction.step_seconds,
+                predicted_peak_bytes=prediction.peak_bytes,
+                feasible=feasible,
+                notes=notes,
+            )
+        )
+    return results
+
+
+def traced(model: Dimensions) -> OperatorGraph:
+    """The graph of a model with those dimensions, with `TRACED_BATCH` samples."""
+    from planner.graph.trace import trace
+
+    module, args = build(model)
+    return trace(module, args, {})
+
+
+def _chunks(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Rows of one model together, in the order of the first of each; those without a model by themselves."""
+    groups: dict[Dimensions | None, list[Row]] = {}
+    for row in rows:
+        model = None
+        with suppress(PlannerError):
+            model = run_of(row).job.model
+        groups.setdefault(model, []).append(row)
+    for group in groups.values():
+        yield from (group[at : at + CHUNK] for at in range(0, len(group), CHUNK))
+
+
+def _predicted(run: Run, cluster: Cluster, graph: OperatorGraph) -> tuple[Prediction, bool]:
+    """What a run costs, and whether it fits."""
+    try:
+        return _searched(run, cluster, graph), True
+    except InfeasibleError:
+        endless = replace(cluster, device=replace(cluster.device, memory=_ENDLESS))
+        return _searched(run, endless, graph), False
+
+
+def _searched(run: Run, cluster: Cluster, graph: OperatorGraph) -> Prediction:
+    job: Job = run.job
+    result = search(
+        graph,
+        cluster,
+        batch=TRACED_BATCH,
+        global_batch=job.global_batch,
+        precision=job.model.precision,
+        pinned=run.pinned,
+    )
+    return result.plan.prediction

@@ -1,0 +1,131 @@
+"""How good predictions are, over any set of rows.
+
+    e     = predicted / measured - 1, of a row
+    MAPE  = mean |e|,    worst = max |e|,    bias = mean e
+    tau-b = (C - D) / sqrt((n0 - n1) (n0 - n2))      over the n0 pairs of the rows of one rank group:
+            C pairs that both sides order alike, D otherwise; n1 pairs are tied in the prediction, n2 where measured
+
+Kendall, "The treatment of ties in ranking problems", Biometrika 33 (1945). A pair tied on either side is neither in C
+nor in D. All pairs are looked at, O(n^2), which groups of a few hundred rows allow.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from planner.validation.evaluate import Evaluated
+
+TIED = 1e-9
+"""Values that are this close, relatively, are tied."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """Relative errors of so many rows; None where there are none."""
+
+    count: int
+    mean_absolute: float | None
+    max_absolute: float | None
+    bias: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Rows that have something in common; `tau` is of a rank group only, None where it has fewer than two ranks."""
+
+    name: str
+    rows: int
+    evaluated: int
+    feasible: int
+    seconds: Errors
+    memory: Errors
+    tau: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """All rows, and parts of them; `median_tau` is over the rank groups that have a tau."""
+
+    whole: Part
+    sources: tuple[Part, ...]
+    profiles: tuple[Part, ...]
+    devices: tuple[Part, ...]
+    rank_groups: tuple[Part, ...]
+    median_tau: float | None
+
+
+def summarise(results: Sequence[Evaluated]) -> Summary:
+    """Errors of all rows, and by source, profile, device and rank group, in the order in which they first appear."""
+    groups = _parts(results, "rank_group", tau=True)
+    taus = [part.tau for part in groups if part.tau is not None]
+    return Summary(
+        whole=_part("all", results),
+        sources=_parts(results, "source"),
+        profiles=_parts(results, "profile"),
+        devices=_parts(results, "device"),
+        rank_groups=groups,
+        median_tau=statistics.median(taus) if taus else None,
+    )
+
+
+def errors_of(values: Iterable[float | None]) -> Errors:
+    """Statistics of relative errors; None is left out."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return Errors(count=0, mean_absolute=None, max_absolute=None, bias=None)
+    sizes = [abs(value) for value in known]
+    return Errors(
+        count=len(known),
+        mean_absolute=math.fsum(sizes) / len(sizes),
+        max_absolute=max(sizes),
+        bias=math.fsum(known) / len(known),
+    )
+
+
+def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Kendall's tau-b of two sequences of equal length; None where one has no order (all tied, or too short)."""
+    agreement = ranked_first = ranked_second = 0
+    for (a, x), (b, y) in combinations(zip(first, second, strict=True), 2):
+        one, other = _order(a, b), _order(x, y)
+        agreement += one * other
+        ranked_first += one != 0
+        ranked_second += other != 0
+    if not ranked_first or not ranked_second:
+        return None
+    return agreement / math.sqrt(ranked_first * ranked_second)
+
+
+def _order(a: float, b: float) -> int:
+    return 0 if math.isclose(a, b, rel_tol=TIED) else 1 if a > b else -1
+
+
+def _parts(results: Sequence[Evaluated], column: str, *, tau: bool = False) -> tuple[Part, ...]:
+    groups: dict[str, list[Evaluated]] = {}
+    for result in results:
+        if name := result.row.text(column):
+            groups.setdefault(name, []).append(result)
+    rank: Callable[[list[Evaluated]], float | None] = _tau if tau else lambda _: None
+    return tuple(_part(name, group, rank(group)) for name, group in groups.items())
+
+
+def _part(name: str, results: Sequence[Evaluated], tau: float | None = None) -> Part:
+    return Part(
+        name=name,
+        rows=len(results),
+        evaluated=sum(result.error is None for result in results),
+        feasible=sum(bool(result.feasible) for result in results),
+        seconds=errors_of(result.seconds_error for result in results),
+        memory=errors_of(result.memory_error for result in results),
+        tau=tau,
+    )
+
+
+def _tau(results: Sequence[Evaluated]) -> float | None:
+    pairs = [
+        (result.predicted_seconds, result.row.measured_seconds)
+        for result in results
+        if result.predicted_seconds is not None and result.row.measured_seconds is not None
+    ]
+    return kendall_tau([predicted for predicted, _ in pairs], [measured for _, measured in pairs])

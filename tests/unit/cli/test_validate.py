@@ -1,0 +1,133 @@
+"""`plan validate` on a small file: every row is there, whatever became of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from planner.cli.main import app
+from planner.models.dimensions import Dimensions, Family
+from planner.validation.evaluate import evaluate_rows, traced
+from planner.validation.rows import read_rows
+from tests.unit.validation.runs import row, write
+
+HUGE = {
+    "n_layers": "4",
+    "hidden": "16384",
+    "ffn_hidden": "65536",
+    "head_dim": "1024",
+    "n_devices": "1",
+    "n_params_B": "",
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(
+        tmp_path_factory.mktemp("validate") / "runs.csv",
+        row(id="first"),
+        row(id="second", tp="4", dp="1", recompute=""),
+        row(id="experts", arch="moe", rank_group=""),
+        row(id="impossible", **HUGE, tp="1", pp="1", dp="1", rank_group="other"),
+        row(id="elsewhere", profile="abacus", rank_group="other"),
+    )
+
+
+def test_json(runs: Path) -> None:
+    done = CliRunner().invoke(app, ["validate", str(runs), "--json"])
+    assert done.exit_code == 0, done.output
+    content = json.loads(done.stdout)
+    assert content["schema_version"] == 1
+    first, second, experts, impossible, elsewhere = content["rows"]
+    assert list(first) == [
+        "id",
+        "source",
+        "profile",
+        "rank_group",
+        "tier",
+        "flag",
+        "measured_seconds",
+        "predicted_seconds",
+        "low_seconds",
+        "high_seconds",
+        "measured_peak_bytes",
+        "predicted_peak_bytes",
+        "feasible",
+        "notes",
+        "error",
+    ]
+    assert first["predicted_seconds"] > 0
+    assert (first["measured_seconds"], first["measured_peak_bytes"], first["flag"]) == (0.1, 4e9, None)
+    assert (first["feasible"], first["error"], first["notes"], first["low_seconds"]) == (True, None, [], None)
+    assert second["notes"] == ["recomputation unknown: none"]
+    assert "mixture of experts" in experts["error"]
+    assert (experts["predicted_seconds"], experts["feasible"]) == (None, None)
+    assert impossible["feasible"] is False
+    assert impossible["predicted_seconds"] > 0
+    assert impossible["predicted_peak_bytes"] > 80 * 2**30
+    assert "abacus" in elsewhere["error"]
+    summary = content["summary"]
+    assert (summary["whole"]["rows"], summary["whole"]["evaluated"], summary["whole"]["feasible"]) == (5, 3, 2)
+    assert [part["name"] for part in summary["rank_groups"]] == ["one", "other"]
+
+
+def test_what_people_read(runs: Path) -> None:
+    done = CliRunner().invoke(app, ["validate", str(runs)])
+    assert done.exit_code == 0
+    for name in ("first", "second", "experts", "impossible", "elsewhere"):
+        assert f"\n{name} " in done.stdout
+    assert "not evaluated: the model is a mixture of experts" in done.stdout
+    assert "3 of 5 rows evaluated" in done.stdout
+
+
+def test_rows_can_be_chosen(runs: Path) -> None:
+    chosen = ["--where", "rank_group=other", "--where", "profile=abacus", "--json"]
+    content = json.loads(CliRunner().invoke(app, ["validate", str(runs), *chosen]).stdout)
+    assert [found["id"] for found in content["rows"]] == ["elsewhere"]
+    content = json.loads(CliRunner().invoke(app, ["validate", str(runs), "--limit", "1", "--json"]).stdout)
+    assert [found["id"] for found in content["rows"]] == ["first"]
+
+
+@pytest.mark.parametrize("where", ["profile", "=x", "porfile=x"])
+def test_a_bad_condition_is_bad_input(runs: Path, where: str) -> None:
+    done = CliRunner().invoke(app, ["validate", str(runs), "--where", where])
+    assert done.exit_code == 2
+    assert "--where" in done.stderr
+
+
+def test_a_malformed_file_is_bad_input(tmp_path: Path) -> None:
+    path = write(tmp_path / "runs.csv", row(), row(id="b", pp="two"))
+    done = CliRunner().invoke(app, ["validate", str(path), "--json"])
+    assert done.exit_code == 2
+    assert "line 3, column pp: 'two' is not a whole number" in json.loads(done.stdout)["error"]["message"]
+    assert CliRunner().invoke(app, ["validate", str(tmp_path / "none.csv")]).exit_code == 2
+
+
+@pytest.mark.slow
+def test_processes_change_nothing(tmp_path: Path) -> None:
+    rows = [
+        row(
+            id=f"{tensor}-{micro}-{n}",
+            tp=str(tensor),
+            dp=str(4 // tensor),
+            micro_batch=str(micro),
+            n_layers=str(n),
+            n_params_B="",
+        )
+        for tensor in (1, 2, 4)
+        for micro in (1, 2, 4)
+        for n in (2, 4)
+    ]
+    read = read_rows(write(tmp_path / "runs.csv", *rows))
+    assert evaluate_rows(read, 2) == evaluate_rows(read)
+
+
+@pytest.mark.parametrize(("family", "tied"), [("gpt", True), ("llama", True), ("llama", False)])
+def test_parameters_by_formula_are_those_of_the_graph(family: Family, tied: bool) -> None:
+    kv_heads = 4 if family == "gpt" else 2
+    model = Dimensions(
+        family=family, layers=3, hidden=64, ffn=256, heads=4, kv_heads=kv_heads, vocabulary=512, tied=tied, sequence=32,
+        precision="bf16",
+    )  # fmt: skip
+    assert traced(model).parameter_count() == model.parameters

@@ -1,0 +1,151 @@
+"""Reading measured runs: what is unknown stays unknown, and what is malformed is named by line and column."""
+
+from pathlib import Path
+
+import pytest
+
+from planner.errors import RequestError
+from planner.validation.configuration import UnsupportedError, run_of
+from planner.validation.rows import Row, read_rows
+from tests.unit.validation.runs import COLUMNS, row, write
+
+
+def one(tmp_path: Path, **changes: str) -> Row:
+    (read,) = read_rows(write(tmp_path / "runs.csv", row(**changes)))
+    return read
+
+
+def test_what_was_measured_is_in_seconds_and_bytes(tmp_path: Path) -> None:
+    read = one(tmp_path, iter_time_s="1.5", peak_mem_GB="2.5")
+    assert (read.measured_seconds, read.measured_peak_bytes) == (1.5, 2.5e9)
+    read = one(tmp_path, iter_time_s="", tokens_per_s_per_device="512", peak_mem_GB="")
+    assert (read.measured_seconds, read.measured_peak_bytes) == (2.0, None)  # 16 samples of 512 tokens, 8 devices
+    assert one(tmp_path, iter_time_s="").measured_seconds is None
+
+
+def test_rows_are_chosen_by_their_cells_in_the_order_of_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "runs.csv", row(id="a"), row(id="b", tier="B"), row(id="c"), row(id="d"))
+    assert [read.id for read in read_rows(path, {"tier": "A"}, 2)] == ["a", "c"]
+    assert [read.line for read in read_rows(path)] == [2, 3, 4, 5]
+    with pytest.raises(RequestError, match="unknown column 'tire'"):
+        read_rows(path, {"tire": "A"})
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "wanted"),
+    [
+        ("tp", "two", "'two' is not a whole number of 1 or more"),
+        ("tp", "0", "'0' is not a whole number of 1 or more"),
+        ("n_layers", "1.5", "'1.5' is not a whole number of 1 or more"),
+        ("iter_time_s", "fast", "'fast' is not a number above 0"),
+        ("iter_time_s", "nan", "'nan' is not a number above 0"),
+        ("peak_mem_GB", "-3", "'-3' is not a number above 0"),
+        ("sp", "maybe", "'maybe' is not True or False"),
+        ("recompute", "some", "'some' is not one of none, selective, full"),
+        ("id", "gpt", "'gpt' is the name of line 2 too"),
+        ("id", "", "it is empty"),
+    ],
+)
+def test_a_malformed_cell_is_named(tmp_path: Path, column: str, cell: str, wanted: str) -> None:
+    path = write(tmp_path / "runs.csv", row(), row(**{"id": "other", column: cell}))
+    with pytest.raises(RequestError) as raised:
+        read_rows(path)
+    assert f"{path}: line 3, column {column}: {wanted}" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("", "line 1: there is no column id"),
+        ("id,profile\n", "line 1: there is no column n_layers"),
+        (",".join([*COLUMNS, "tp"]) + "\n", "line 1, column tp: it stands there 2 times"),
+        (",".join(COLUMNS) + "\na,b\n", f"line 2, column source: 2 cells under {len(COLUMNS)} columns"),
+        (",".join(COLUMNS) + '\n"a,b\n', "line 2: "),
+    ],
+)
+def test_a_malformed_file_is_named(tmp_path: Path, text: str, wanted: str) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(RequestError) as raised:
+        read_rows(path)
+    assert wanted in str(raised.value)
+
+
+def test_a_row_becomes_a_request(tmp_path: Path) -> None:
+    run = run_of(one(tmp_path))
+    assert run.notes == ()
+    assert (run.job.profile, run.job.devices, run.job.global_batch) == ("a100-80gb", 8, 16)
+    assert (run.job.model.family, run.job.model.vocabulary) == ("gpt", 50304)
+    pinned = run.pinned
+    assert (pinned.tensor, pinned.pipeline, pinned.data, pinned.context, pinned.virtual_stages) == (2, 2, 2, 1, 1)
+    assert (pinned.zero, pinned.micro_batch, pinned.recompute, pinned.sequence_parallel) == (1, 2, "full", False)
+
+
+def test_what_is_unknown_is_what_frameworks_do_and_noted(tmp_path: Path) -> None:
+    unknown = dict.fromkeys(("zero_stage", "micro_batch", "recompute", "sp", "dp", "n_kv_heads"), "")
+    run = run_of(one(tmp_path, **unknown))
+    pinned = run.pinned
+    assert (pinned.zero, pinned.micro_batch, pinned.recompute, pinned.sequence_parallel, pinned.data) == (
+        0,
+        1,
+        "none",
+        False,
+        2,
+    )
+    assert len(run.notes) == 6
+    assert all("unknown" in note or "n_kv_heads" in note for note in run.notes)
+
+
+@pytest.mark.parametrize(
+    ("cell", "optimizer", "stage"),
+    [("3", "", 3), ("fsdp2 (3)", "", 3), ("", "True", 1), ("deepspeed", "DeepSpeed ZeRO-1", 1), ("", "", 0)],
+)
+def test_words_for_zero(tmp_path: Path, cell: str, optimizer: str, stage: int) -> None:
+    assert run_of(one(tmp_path, zero_stage=cell, distributed_optimizer=optimizer)).pinned.zero == stage
+
+
+def test_the_family_is_the_one_whose_parameters_agree(tmp_path: Path) -> None:
+    llama = {"n_layers": "32", "hidden": "4096", "n_heads": "32", "n_kv_heads": "32", "head_dim": "128"}
+    found = run_of(one(tmp_path, **llama, ffn_hidden="11008", vocab="32000", n_params_B="6.74")).job.model
+    assert (found.family, found.tied) == ("llama", False)
+    found = run_of(one(tmp_path, **llama, ffn_hidden="16384", n_params_B="6.7")).job.model
+    assert found.family == "gpt"
+    with pytest.raises(UnsupportedError, match="published are 13: another architecture"):
+        run_of(one(tmp_path, **llama, n_params_B="13"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        ({"n_params_B": ""}, "n_params_B unknown: taken for a gpt"),
+        ({"flash_attention": "False"}, "ran without a fused attention kernel, priced with one"),
+        ({"other_flags": "act CPU offload True"}, "offloading is not modelled"),
+        ({"precision": "fp32", "precision_detail": "fp32/tf32"}, "TF32 is not modelled: products are priced in fp32"),
+        ({"recompute": "selective"}, "selective recomputation: the fastest choice of operators that fits"),
+    ],
+)
+def test_what_is_not_modelled_is_noted(tmp_path: Path, changes: dict[str, str], note: str) -> None:
+    assert run_of(one(tmp_path, **changes)).notes == (note,)
+    assert run_of(one(tmp_path, other_flags="act CPU offload False")).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"arch": "moe"}, "mixture of experts"),
+        ({"n_experts": "8"}, "mixture of experts"),
+        ({"ep": "2"}, "experts are parallel"),
+        ({"arch": "ssm-mamba"}, "only dense decoders"),
+        ({"precision": "fp8"}, "precision fp8 is not modelled"),
+        ({"dp": "3"}, "tp 2 x pp 2 x cp 1 x dp 3 = 12 are not the 8 devices"),
+        ({"head_dim": "80"}, "16 heads of 80 do not make up hidden=1024"),
+        ({"n_kv_heads": "5", "n_params_B": ""}, "n_kv_heads=5 does not divide n_heads=16"),
+        ({"vocab": ""}, "vocab is empty"),
+        ({"profile": ""}, "no hardware profile is given"),
+        ({"model": "Llama LoRA"}, "only adapters are trained"),
+        ({"recompute_detail": "full (block n=1)"}, "1 of the 2 layers of a stage are recomputed"),
+    ],
+)
+def test_what_cannot_be_planned_has_a_reason(tmp_path: Path, changes: dict[str, str], reason: str) -> None:
+    with pytest.raises(UnsupportedError, match=reason):
+        run_of(one(tmp_path, **changes))
