@@ -15,7 +15,6 @@ from hardware_profiles.cluster import DeviceType
 from hardware_profiles.errors import MeasurementsError
 from hardware_profiles.units import Bytes, Flops, Seconds
 
-
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=1)]
