@@ -91,6 +91,12 @@ def kendall(rows: list[Row], measured: Callable[[Row], float] = lambda row: row.
     return sum(agreeing) / len(agreeing)
 
 
+def kendall_apart(rows: list[Row], ratio: float = 1.2) -> float:
+    """Kendall's tau over the pairs whose measured medians are that far apart."""
+    pairs = [(one, other) for one in rows for other in rows if one.measured > ratio * other.measured]
+    return sum(1 if one.predicted > other.predicted else -1 for one, other in pairs) / max(1, len(pairs))
+
+
 def option(name: str) -> str | None:
     """The value of `--name=value` among the arguments."""
     found = [word.partition("=")[2] for word in sys.argv[1:] if word.startswith(f"--{name}=")]
@@ -161,7 +167,8 @@ def main() -> None:
             "", f"## {processes} processes", "",
             f"Calibrated: {measurements.source}. Median of {ROUNDS[extent()]} steps of each plan, in turns.", "",
             f"**Kendall's tau {kendall(rows):.2f}** over {len(rows)} plans ({kendall(busy):.2f} over the {len(busy)}"
-            f" without a pipeline; {kendall(rows, lambda row: row.fastest):.2f} against the fastest step of each);"
+            f" without a pipeline; {kendall(rows, lambda row: row.fastest):.2f} against the fastest step of each;"
+            f" {kendall_apart(rows):.2f} over the pairs whose medians are more than 20 percent apart);"
             " predicted over measured is"
             f" {statistics.median(ratios):.2f} in the median, {min(ratios):.2f} to {max(ratios):.2f}.", "",
             *table(rows), "", "Residuals of the fit (mean absolute percentage error):", "",
