@@ -163,6 +163,8 @@ def _pinned(row: Row, devices: int, layers: int, notes: list[str]) -> Pinned:
         raise UnsupportedError(
             f"tp {tensor} x pp {pipeline} x cp {context} x dp {data} = {data * rest} are not the {devices} devices"
         )
+    if context > 1:
+        notes.append("context parallelism: attention is cut by heads, and repeated where those do not divide")
     sequence = row.truth("sp")
     if sequence is None and tensor > 1:
         notes.append("sequence parallelism unknown: off")

@@ -118,6 +118,10 @@ def test_the_family_is_the_one_whose_parameters_agree(tmp_path: Path) -> None:
     ("changes", "note"),
     [
         ({"n_params_B": ""}, "n_params_B unknown: taken for a gpt"),
+        (
+            {"cp": "2", "dp": "1"},
+            "context parallelism: attention is cut by heads, and repeated where those do not divide",
+        ),
         ({"flash_attention": "False"}, "ran without a fused attention kernel, priced with one"),
         ({"other_flags": "act CPU offload True"}, "offloading is not modelled"),
         ({"precision": "fp32", "precision_detail": "fp32/tf32"}, "TF32 is not modelled: products are priced in fp32"),
