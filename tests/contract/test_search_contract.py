@@ -436,3 +436,12 @@ def test_a_heuristic_that_finds_nothing_proves_nothing() -> None:
 def test_what_means_nothing_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(RequestError, match=r"magic|speed|int8|top = 0|limit = |some|mesh = |virtual_stages = "):
         search(request_of("llama-2", cluster_of("cpu", 2), 4, **options))
+
+
+def test_no_reshape_is_kept() -> None:
+    """Whether it copies depends on the device, so that a plan that kept it could be refused where it is to run."""
+    for model in ("llama-4", "gpt-3"):
+        found = search(request_of(model, cluster_of("cpu", 2), 8, pinned=Pinned(recompute="selective"))).plan
+        kept = [name for group in found.groups for name in group.kept]
+        assert kept
+        assert not any(name.endswith("/flatten") for name in kept)
