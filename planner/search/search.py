@@ -421,7 +421,7 @@ class _Search:
         """A result as a plan, bound to its graph and priced by the judge."""
         request, configuration = self.request, found.configuration
         setting = setting_of(configuration, self.engine.capacity)
-        ranks, certificate = settle_and_certify(request, found.chain, setting, found.outcome)
+        ranks, busy, certificate = settle_and_certify(request, found.chain, setting, found.outcome)
         priced = self._priced(found, found.outcome.ranks, bound)
         if ranks != found.outcome.ranks:
             settled = self._priced(found, ranks, bound)
@@ -430,6 +430,7 @@ class _Search:
             # settled, another block's interior may be the largest; less per step may not make up for more per part
             if one.peak_bytes <= limit and one.step_seconds < other.step_seconds:
                 priced = settled
+                certificate = None if certificate is None else replace(certificate, busy_seconds=busy)
         return Ranked(
             bound=priced,
             configuration=configuration,

@@ -445,3 +445,14 @@ def test_no_reshape_is_kept() -> None:
         kept = [name for group in found.groups for name in group.kept]
         assert kept
         assert not any(name.endswith("/flatten") for name in kept)
+
+
+def test_a_certificate_is_of_the_plan_that_is_returned() -> None:
+    roomy = request_of("llama-4", cluster_of("h100-80gb", 8), 16, pinned=Pinned(pipeline=1, mesh=(2, 4)))
+    reserved = roomy.cluster.device.reserved
+    peak = search(roomy).plan.prediction.peak_bytes
+    for share in (0.9, 0.8, 0.7, 0.6, 0.5):
+        limited = replace(roomy, algorithm="ilp", memory_limit=reserved + share * (peak - reserved))
+        best = search(limited).plans[0]
+        assert best.certificate is not None
+        assert best.certificate.busy_seconds == pytest.approx(best.seconds, rel=1e-9)
