@@ -33,7 +33,7 @@ from planner.plan.plan import Plan
 
 _TAIL_LINES = 5
 _PATIENCE = 20.0  # seconds that torchrun has to end its ranks
-_ENDED = re.compile(r"rank\s*:\s*(\d+)\s*\(local_rank.*?exitcode\s*:\s*-(\d+)", re.DOTALL)
+_ENDED = re.compile(r"rank\s*:\s*(\d+)\s*\(local_rank[^)]*\)\s*exitcode\s*:\s*-(\d+)")
 
 
 def launch(plan_path: str | Path, *, steps: int = 5, seed: int = 0, check: bool = True) -> int:
@@ -228,9 +228,14 @@ def _report_failure(notes: Path, returned: int, noise: str) -> int:
         with contextlib.suppress(json.JSONDecodeError):  # a rank that was ended while it wrote
             note = json.loads(path.read_text(encoding="utf-8"))
             found.append((note["code"] < 2, path.stat().st_mtime_ns, note["code"], note["message"]))
-    # torchrun lists the ranks that it had to end itself before the one whose failure it saw first
-    _, _, first = noise.rpartition("Root Cause")
-    killed = [(rank, number) for rank, number in _ENDED.findall(first) if int(number) != signal.SIGTERM]
+    # torchrun lists the failure that it saw first last; ranks that it had to end itself may stand before it
+    others, _, first = noise.rpartition("Root Cause")
+    killed = [
+        (rank, number)
+        for part in (first, others)
+        for rank, number in _ENDED.findall(part)
+        if int(number) != signal.SIGTERM
+    ]
     if killed and all(code < 2 for _, _, code, _ in found):
         rank, number = killed[0]
         memory = "; the operating system does that where memory runs out" if int(number) == signal.SIGKILL else ""

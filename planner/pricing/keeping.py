@@ -37,8 +37,8 @@ class Keeping:
 
 def keeping_fault(rule: Rule) -> str | None:
     """Why the results of an operator cannot be kept through recomputation; None where they can."""
-    if rule.op_class == "view":
-        return f"{rule.op} computes nothing, its result is a view of its operand"
+    if rule.op_class == "view" or rule.local_form == "reshape":  # whether a reshape copies depends on the device
+        return f"{rule.op} computes nothing, its result is a view of its operand or a copy"
     if rule.inner:
         return f"{rule.op} communicates inside, and is computed again as a whole"
     return None

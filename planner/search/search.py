@@ -424,14 +424,16 @@ class _Search:
         """A result as a plan, bound to its graph and priced by the judge."""
         request, configuration = self.request, found.configuration
         setting = setting_of(configuration, self.engine.capacity)
-        ranks, certificate = settle_and_certify(request, found.chain, setting, found.outcome)
-        priced = self._priced(found, ranks, bound)
+        ranks, busy, certificate = settle_and_certify(request, found.chain, setting, found.outcome)
+        priced = self._priced(found, found.outcome.ranks, bound)
         if ranks != found.outcome.ranks:
-            # settled for itself, a rank may wait for another, and another block's interior may be the largest
-            prediction, device = priced.plan.prediction, request.cluster.device
-            fits = prediction.peak_bytes <= peak_memory(self.engine.capacity, 0.0, 0.0, device) * (1 + OPTIMAL)
-            if not fits or prediction.step_seconds > found.outcome.seconds:
-                priced = self._priced(found, found.outcome.ranks, bound)
+            settled = self._priced(found, ranks, bound)
+            limit = peak_memory(self.engine.capacity, 0.0, 0.0, request.cluster.device) * (1 + OPTIMAL)
+            one, other = settled.plan.prediction, priced.plan.prediction
+            # settled, another block's interior may be the largest; less per step may not make up for more per part
+            if one.peak_bytes <= limit and one.step_seconds < other.step_seconds:
+                priced = settled
+                certificate = None if certificate is None else replace(certificate, busy_seconds=busy)
         return Ranked(
             bound=priced,
             configuration=configuration,

@@ -76,9 +76,9 @@ class Certificate:
 
 def settle_and_certify(
     request: SearchRequest, chain: Chain, setting: Setting, outcome: Outcome
-) -> tuple[tuple[RankFilling, ...], Certificate | None]:
-    """The slowest rank solved exactly by the solver of the request's algorithm, its division into groups given; and,
-    where asked for, what the integer program says of it."""
+) -> tuple[tuple[RankFilling, ...], float, Certificate | None]:
+    """The slowest rank solved exactly by the solver of the request's algorithm, its division into groups given; how
+    long it is busy then; and, where asked for, what the integer program says of it as it was planned."""
     problems = [
         rank_problem(chain, setting, rank, filling, outcome.state) for rank, filling in enumerate(outcome.ranks)
     ]
@@ -89,9 +89,10 @@ def settle_and_certify(
     certificate, solution = _certificate(solver, found, busy, request)
     if certificate.found_seconds < busy * (1 - OPTIMALITY_TOLERANCE):
         ranks[slowest] = _refilled(ranks[slowest], settled(found, solution))
+    least = min(busy, certificate.found_seconds)
     if request.certify and solver != "ilp":
-        certificate, _ = _certificate("ilp", found, min(busy, certificate.found_seconds), request)
-    return tuple(ranks), certificate if request.certify or solver != "dynamic_programming" else None
+        certificate, _ = _certificate("ilp", found, busy, request)
+    return tuple(ranks), least, certificate if request.certify or solver != "dynamic_programming" else None
 
 
 def _certificate(solver: str, found: RankProblem, busy: float, request: SearchRequest) -> tuple[Certificate, Solution]:

@@ -436,3 +436,23 @@ def test_a_heuristic_that_finds_nothing_proves_nothing() -> None:
 def test_what_means_nothing_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(RequestError, match=r"magic|speed|int8|top = 0|limit = |some|mesh = |virtual_stages = "):
         search(request_of("llama-2", cluster_of("cpu", 2), 4, **options))
+
+
+def test_no_reshape_is_kept() -> None:
+    """Whether it copies depends on the device, so that a plan that kept it could be refused where it is to run."""
+    for model in ("llama-4", "gpt-3"):
+        found = search(request_of(model, cluster_of("cpu", 2), 8, pinned=Pinned(recompute="selective"))).plan
+        kept = [name for group in found.groups for name in group.kept]
+        assert kept
+        assert not any(name.endswith("/flatten") for name in kept)
+
+
+def test_a_certificate_is_of_the_plan_that_is_returned() -> None:
+    roomy = request_of("llama-4", cluster_of("h100-80gb", 8), 16, pinned=Pinned(pipeline=1, mesh=(2, 4)))
+    reserved = roomy.cluster.device.reserved
+    peak = search(roomy).plan.prediction.peak_bytes
+    for share in (0.9, 0.8, 0.7, 0.6, 0.5):
+        limited = replace(roomy, algorithm="ilp", memory_limit=reserved + share * (peak - reserved))
+        best = search(limited).plans[0]
+        assert best.certificate is not None
+        assert best.certificate.busy_seconds == pytest.approx(best.seconds, rel=1e-9)
