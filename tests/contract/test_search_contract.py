@@ -448,10 +448,10 @@ def test_no_reshape_is_kept() -> None:
 
 
 def test_a_certificate_is_of_the_plan_that_is_returned() -> None:
-    roomy = request_of("llama-4", cluster_of("h100-80gb", 8), 16, pinned=Pinned(pipeline=1, mesh=(2, 4)))
+    roomy = request_of("llama-1", cluster_of("h100-80gb", 4), 16, pinned=Pinned(pipeline=1, mesh=(4,)))
     reserved = roomy.cluster.device.reserved
     peak = search(roomy).plan.prediction.peak_bytes
-    for share in (0.9, 0.8, 0.7, 0.6, 0.5):
+    for share in (0.7, 0.5):
         limited = replace(roomy, algorithm="ilp", memory_limit=reserved + share * (peak - reserved))
         best = search(limited).plans[0]
         assert best.certificate is not None
