@@ -102,12 +102,15 @@ class Statistics:
 class SearchResult:
     """The best plans, best first, of different configurations, and what is proved about them.
 
-    No plan in the space of the request takes less than `bound_seconds`.
+    No plan in the space of the request takes less than `bound_seconds`. Where axes are free, that is the space of
+    meshes of one and two axes whose virtual stages on a rank run alike; `covered` is False where the best plan has more
+    axes, so that nothing is proved about its like.
     """
 
     plans: tuple[Ranked, ...]
     bound_seconds: float
     statistics: Statistics
+    covered: bool = True
 
     @property
     def bound(self) -> BoundPlan:
@@ -125,7 +128,7 @@ class SearchResult:
     @property
     def status(self) -> str:
         """ "optimal" where no plan in the space is faster, else "feasible"."""
-        return "optimal" if self.gap <= OPTIMAL else "feasible"
+        return "optimal" if self.gap <= OPTIMAL and self.covered else "feasible"
 
 
 def search(
@@ -216,6 +219,7 @@ class _Search:
         self.total = self.evaluated = self.solved = 0
         self.queue: list[tuple[float, tuple[object, ...], Family | None, tuple[Configuration, ...], float]] = []
         self.hint = 0.0
+        self.covered = True
         self.disagreement: NothingAgreesError | None = None
 
     @property
@@ -253,6 +257,7 @@ class _Search:
         if found is not None:
             adopted = self.engine.adopt(best.configuration, found)
             self._take(adopted, self.engine.evaluate(adopted), best.outcome.bound)
+            self.covered = self.best[0].configuration != adopted
 
     def _recursively(self) -> SearchResult:
         """Axis by axis for every number of ranks and micro-batches.
@@ -400,6 +405,7 @@ class _Search:
         return SearchResult(
             plans=plans,
             bound_seconds=bound,
+            covered=self.covered,
             statistics=Statistics(
                 configurations=self.total,
                 evaluated=self.evaluated,
@@ -471,7 +477,7 @@ class _Search:
         gap = max(0.0, 1 - bound / prediction.step_seconds)
         provenance = replace(
             plan.provenance,
-            status="optimal" if gap <= OPTIMAL else "feasible",
+            status="optimal" if gap <= OPTIMAL and self.covered else "feasible",
             gap=0.0 if gap <= OPTIMAL else float(f"{gap:.3g}"),
         )
         return replace(bound_plan, plan=replace(plan, prediction=prediction, provenance=provenance))
@@ -524,6 +530,6 @@ def _nothing_fits(request: SearchRequest, least: float, stopped: bool) -> Infeas
         )
     return InfeasibleError(
         f"{request.model.reference} does not fit on {request.cluster.devices} x {request.cluster.name}: the "
-        f"leanest plan needs {needed / 2**30:.1f} GiB per device, {(needed - memory) / 2**30:.1f} GiB more than the "
-        f"{memory / 2**30:.1f} GiB there are"
+        f"leanest plan looked at needs {needed / 2**30:.1f} GiB per device, {(needed - memory) / 2**30:.1f} GiB more"
+        f" than the {memory / 2**30:.1f} GiB there are"
     )

@@ -315,7 +315,9 @@ def test_errors_as_json() -> None:
 def test_nothing_fits() -> None:
     arguments = ("--model", "usermodels:huge", "--hardware", "cpu", "--devices", "2")
     message = refused(*arguments, "-o", "plan.json", code=3)
-    assert re.search(r"usermodels:huge does not fit on 2 x cpu: the leanest plan needs [\d.]+ GiB per device", message)
+    assert re.search(
+        r"usermodels:huge does not fit on 2 x cpu: the leanest plan looked at needs [\d.]+ GiB per device", message
+    )
     assert re.search(r"[\d.]+ GiB more than the 4\.0 GiB there are", message)
     assert re.search(r"It would fit with: \d+ devices \(--devices \d+\)", message)
     assert not Path("plan.json").exists()
