@@ -1,8 +1,8 @@
 """What a plan means in the words people use: which axis is data, tensor, sequence or context parallel, which ZeRO,
 whether norms are cut too, which blocks are recomputed.
 
-The labels "batch" and "sequence" start at the first two dims of the inputs and follow the rules through the graph, like
-the batch in `rescale`. The role of an axis is that of the factor that most of the contraction work is split by:
+The role of an axis is that of the factor that most of the contraction work is split by (for batch and sequence see
+`planner.sharding.labels`):
 
     a factor that indexes a parameter      tensor parallel
     batch                                  data parallel
@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundOperator, BoundPlan
+from planner.sharding.labels import factor_labels
 from planner.sharding.layout import REPLICATE
 
 _CONTRACTIONS = frozenset({"matmul", "attention"})
@@ -46,32 +46,9 @@ class Roles:
     axes: tuple[AxisRole, ...]
 
 
-def factor_labels(bound: BoundPlan) -> tuple[tuple[str, ...], ...]:
-    """For every operator a label for each of its factors: batch, sequence, or the name in the rule."""
-    graph = bound.graph
-    labels: dict[str, tuple[str | None, ...]] = {}
-    for name in graph.inputs:
-        shape = graph.types[name].shape
-        known = ("batch", "sequence") if not graph.types[name].floating else ("batch",)
-        labels[name] = tuple(known[dim] if dim < len(known) else None for dim in range(len(shape)))
-    return tuple(_labelled(graph, operator, labels) for operator in bound.operators)
-
-
-def _labelled(graph: OperatorGraph, bound: BoundOperator, labels: dict[str, tuple[str | None, ...]]) -> tuple[str, ...]:
-    rule, op = bound.rule, bound.operator
-    found: dict[int, str] = {}
-    for name, dims in zip(op.operands, rule.operands, strict=True):
-        for label, factors in zip(labels.get(name, (None,) * len(dims)), dims, strict=True):
-            if label is not None and factors:
-                found.setdefault(factors[0], label)
-    for name, dims in zip((r for r in op.results if r is not None), rule.results, strict=True):
-        labels[name] = tuple(found.get(factors[0]) if factors else None for factors in dims)
-    return tuple(found.get(i, factor.name) for i, factor in enumerate(rule.factors))
-
-
 def roles(bound: BoundPlan) -> Roles:
     """The usual words for a plan. Looks at the work of all stages."""
-    labels = factor_labels(bound)
+    labels = factor_labels(bound.graph)
     mesh = bound.plan.mesh
     axes = tuple(_axis_role(bound, labels, position) for position in range(len(mesh.axes)))
     degrees = Counter({"data": 1, "tensor": 1, "context": 1, "replicated": 1})

@@ -9,10 +9,11 @@ from rich.text import Text
 from planner.graph.operator_graph import Operator
 from planner.plan.bind import BoundPlan
 from planner.plan.plan import Plan, Prediction
-from planner.plan.roles import Roles, factor_labels
+from planner.plan.roles import Roles
 from planner.plan.words import recomputation_words
 from planner.report.table import table_of
 from planner.report.units import bytes_text, count_text, percent_text, seconds_text
+from planner.sharding.labels import factor_labels
 from planner.sharding.layout import format_layout
 
 _SHOWN = frozenset({"matmul", "attention", "normalisation", "embedding", "cross_entropy"})
@@ -73,7 +74,7 @@ def _layers(bound: BoundPlan) -> RenderableType:
     """Who is sharded how: operators that do the work, before the blocks, in the first block and after the blocks."""
     if not bound.plan.mesh.axes:
         return Text("")
-    labels = factor_labels(bound)
+    labels = factor_labels(bound.graph)
     title = "\nWho is sharded how" + (" (first block for all)" if bound.blocks.count else "")
     table = table_of(title, "operator", *bound.plan.mesh.names, "result", "weight", "state")
     for at, operator in enumerate(bound.operators):

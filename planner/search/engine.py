@@ -131,14 +131,9 @@ class Engine:
     def adopt(self, configuration: Configuration, found: RecursivePlan) -> Configuration:
         """The configuration on the mesh of a recursive plan, whose strategies are from now on its only candidates."""
         adopted = replace(configuration, mesh=found.mesh.sizes)
-        builder = TableBuilder(
-            mesh=found.mesh,
-            cluster=self.request.cluster,
-            precision=self.request.precision,
-            optimizer=self.request.optimizer,
-        )
         template = self._template(configuration.micro_batches)
-        self._tables = ((adopted.family, adopted.micro_batches), builder.build(template, found.chosen))
+        tables = self._builder(adopted.mesh).build(template, found.chosen)
+        self._tables = ((adopted.family, adopted.micro_batches), tables)
         self._chain = None
         return adopted
 
@@ -190,17 +185,9 @@ class Engine:
         request = self.request
         key = (configuration.family, configuration.micro_batches)
         if self._tables is None or self._tables[0] != key:
-            mesh = configuration.mesh
-            if mesh not in self._builders:
-                self._builders[mesh] = TableBuilder(
-                    mesh=build_mesh(request.cluster, mesh),
-                    cluster=request.cluster,
-                    precision=request.precision,
-                    optimizer=request.optimizer,
-                )
             template = self._template(configuration.micro_batches)
             restriction = decided_of(request.shards, request.pinned, configuration, template)
-            self._tables = (key, self._builders[mesh].build(template, restriction))
+            self._tables = (key, self._builder(configuration.mesh).build(template, restriction))
         return self._tables[1]
 
     def _spread(self, configuration: Configuration) -> CostTables:
@@ -210,7 +197,19 @@ class Engine:
         fixed = propagated(tables, setting, request.cluster, request.pinned.recomputation)
         if fixed is None:
             return tables
-        return self._builders[configuration.mesh].build(tables.template, fixed)
+        return self._builder(configuration.mesh).build(tables.template, fixed)
+
+    def _builder(self, mesh: tuple[int, ...]) -> TableBuilder:
+        """The builder of a mesh; what it has priced is kept."""
+        if mesh not in self._builders:
+            request = self.request
+            self._builders[mesh] = TableBuilder(
+                mesh=build_mesh(request.cluster, mesh),
+                cluster=request.cluster,
+                precision=request.precision,
+                optimizer=request.optimizer,
+            )
+        return self._builders[mesh]
 
     def _template(self, micro_batches: int) -> Template:
         """The template with the batch of one micro-batch."""

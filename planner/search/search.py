@@ -42,7 +42,6 @@ _SWEPT = 3  # configurations that recursive programming decides once more, with 
 OPTIMAL = 1e-9
 """Within this of the bound, relatively, a result counts as optimal."""
 
-
 _LOOKED_AT = 4
 """Configurations that are evaluated where nothing fits, the leanest by their bounds, to say how much is missing."""
 
@@ -154,8 +153,7 @@ def find_fitting(request: SearchRequest, cancelled: Callable[[], bool] = lambda:
     engine, _ = _engine(request)
     if engine.limits.device_bytes(request.cluster.devices) > engine.capacity:
         return False
-    space = list(configurations(engine.template, request.cluster.devices, request.global_batch, request.pinned))
-    for members in _families(space):
+    for members in _families(_space(engine)):
         family = _family(engine, members)
         for configuration in sorted(members, key=lambda c: -c.micro_batches):
             if cancelled():
@@ -166,6 +164,11 @@ def find_fitting(request: SearchRequest, cancelled: Callable[[], bool] = lambda:
                 if engine.evaluate(configuration, enough=math.inf).ranks:
                     return True
     return False
+
+
+def _space(engine: Engine) -> list[Configuration]:
+    request = engine.request
+    return list(configurations(engine.template, request.cluster.devices, request.global_batch, request.pinned))
 
 
 def _families(space: list[Configuration]) -> list[tuple[Configuration, ...]]:
@@ -286,14 +289,9 @@ class _Search:
 
     def _lines(self) -> list[tuple[Configuration, ...]]:
         """Configurations that differ in their micro-batches only; without a given mesh one stands for all meshes."""
-        request = self.request
-        space = list(
-            configurations(self.engine.template, request.cluster.devices, request.global_batch, request.pinned)
-        )
-        if not space:
-            raise RequestError(_no_configuration(request, self.engine))
+        space = self._space()
         self.proved = min(map(self.engine.bound, space))  # of all: not every one is looked at
-        given = request.pinned.mesh is not None or bool(request.shards)
+        given = self.request.pinned.mesh is not None or bool(self.request.shards)
         lines: dict[object, list[Configuration]] = {}
         for c in space:
             if given or c.roles or len(c.mesh) < 2:
@@ -320,13 +318,15 @@ class _Search:
         limit = self.request.time_limit
         return self.cancelled() or (limit is not None and time.perf_counter() - self.started > limit)
 
-    def _open_families(self) -> None:
-        request = self.request
-        space = list(
-            configurations(self.engine.template, request.cluster.devices, request.global_batch, request.pinned)
-        )
+    def _space(self) -> list[Configuration]:
+        """All configurations of the request."""
+        space = _space(self.engine)
         if not space:
-            raise RequestError(_no_configuration(request, self.engine))
+            raise RequestError(_no_configuration(self.request, self.engine))
+        return space
+
+    def _open_families(self) -> None:
+        space = self._space()
         self.total = len(space)
         for members in _families(space):
             bound = min(map(self.engine.bound, members))

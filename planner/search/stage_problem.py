@@ -8,17 +8,14 @@ Groups of recomputed blocks share one interior: that of one of them counts.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hardware_profiles import Cluster
-from planner.search.cost_table import CostTables
-from planner.search.cutting import cut
 from planner.search.duals import State
-from planner.search.pieces import Chain, Key, Piece
+from planner.search.pieces import Key, Piece
 from planner.search.problem import Edge, Problem, Variable
 
 Array = NDArray[np.float64]
@@ -48,10 +45,6 @@ class PartsProblem:
     parts: tuple[Part, ...]
     variables: tuple[tuple[int | None, Key, int], ...]
 
-    def position(self, part: int, key: Key) -> int:
-        """Where the variable of a key of a part is."""
-        return next(at for at, (owner, name, _) in enumerate(self.variables) if name == key and owner in (None, part))
-
     def candidates(self, choice: Sequence[int]) -> tuple[tuple[dict[Key, int], frozenset[int]], ...]:
         """For each part the candidate of every variable, and the operators that keep their results."""
         chosen: list[tuple[dict[Key, int], set[int]]] = [({}, set(part.kept)) for part in self.parts]
@@ -68,57 +61,6 @@ def parts_problem(
 ) -> PartsProblem:
     """The problem of some parts that agree at the boundary; `state` fixes it, where the stage must meet others."""
     return _Builder(parts, boundary, weight, capacity, state).build()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageTerms:
-    """An average stage with both ends of the model: its blocks, micro-batches per step and in flight, whether blocks
-    are recomputed, number of stages."""
-
-    blocks: int
-    micro_batches: int
-    in_flight: int
-    recompute: bool
-    stages: int
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class StageProblem:
-    """The problem of an average stage."""
-
-    chain: Chain
-    found: PartsProblem
-
-    @property
-    def problem(self) -> Problem:
-        return self.found.problem
-
-    def choices(self, choice: Sequence[int]) -> tuple[dict[int, int], dict[str, int]]:
-        """Candidate of every operator of the template and of every parameter."""
-        taken: dict[Key, int] = {}
-        for candidates, _ in self.found.candidates(choice):
-            taken.update(candidates)
-        operators = {
-            at: taken[key]
-            for at in range(len(self.chain.tables.operators))
-            if (key := self.chain.alias.get(at, at)) in taken
-        }
-        return operators, {name: candidate for name, candidate in taken.items() if isinstance(name, str)}
-
-
-def stage_problem(tables: CostTables, terms: StageTerms, cluster: Cluster, memory_limit: float) -> StageProblem:
-    """The problem of an average stage."""
-    ways: Mapping[bool, tuple[str, ...]] = {False: ("none",), True: ("selective", "full")}
-    chain = cut(tables, cluster, recomputation=ways[terms.recompute], stages=terms.stages)  # type: ignore[arg-type]
-    inner = terms.blocks - chain.blocks_in_head - chain.blocks_in_tail
-    counted = ((chain.head, 1), (chain.inner, max(inner, 0)), (chain.tail, 1))
-    parts = [
-        Part(piece=pieces[0], times=times, flights=terms.in_flight, interior=pieces is chain.inner or not chain.inner)
-        for pieces, times in counted
-        if pieces
-    ]
-    found = parts_problem(parts, chain.boundary, weight=terms.micro_batches, capacity=memory_limit)
-    return StageProblem(chain=chain, found=found)
 
 
 class _Builder:

@@ -5,8 +5,9 @@ import math
 import pytest
 
 from planner.plan.bind import bind
-from planner.plan.roles import Roles, factor_labels, roles
+from planner.plan.roles import Roles, roles
 from planner.search.space import Configuration
+from planner.sharding.labels import factor_labels
 from tests.unit.plan.plans import NAMES, plan_named, verdict_of
 from tests.unit.search.by_hand import ALL_CUT, COPIES, GRADIENT_CUT, UPDATE_CUT, Option, by_hand
 from tests.unit.search.cases import BATCH, make_case, plan_of, traced
@@ -87,7 +88,7 @@ def test_the_product_of_the_degrees_is_the_number_of_devices(name: str) -> None:
 
 def test_labels_follow_batch_and_sequence_through_the_model() -> None:
     bound = verdict_of(plan_named("two axes")).bound
-    labels = {op.operator.name: names for op, names in zip(bound.operators, factor_labels(bound), strict=True)}
+    labels = {op.operator.name: names for op, names in zip(bound.operators, factor_labels(bound.graph), strict=True)}
     assert labels["model.layers.3.self_attn.o_proj/linear"][:2] == ("batch", "sequence")
     assert labels["model.layers.3.mlp/mul"][:2] == ("batch", "sequence")
     assert labels["model.layers.0.self_attn/scaled_dot_product_attention"][0] == "batch"
