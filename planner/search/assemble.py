@@ -86,13 +86,13 @@ def input_layouts(found: Assembly) -> tuple[tuple[str, Layout], ...]:
         layout = replicated(len(tables.mesh.axes))
         for at in graph.consumers.get(name, ())[:1]:
             column = tables.operators[at].candidates.operands[graph.operators[at].operands.index(name)].forward
-            wanted = column.distinct[column.index[_candidate(found, _column_of(found, at), at)]]
+            wanted = column.distinct[column.index[candidate(found, column_of(found, at), at)]]
             layout = tuple(REPLICATE if placement == PARTIAL else placement for placement in wanted)
         layouts.append((name, layout))
     return tuple(layouts)
 
 
-def _column_of(found: Assembly, index: int) -> Column:
+def column_of(found: Assembly, index: int) -> Column:
     """The first column that holds an operator of the template."""
     template = found.tables.template
     if template.in_block(index):
@@ -100,7 +100,8 @@ def _column_of(found: Assembly, index: int) -> Column:
     return found.before if not template.blocks.count or index < template.blocks.start else found.after
 
 
-def _candidate(found: Assembly, column: Column, index: int) -> int:
+def candidate(found: Assembly, column: Column, index: int) -> int:
+    """What a column says of an operator of the template."""
     return column.candidates.get(found.alias.get(index, index), 0)
 
 
@@ -108,7 +109,7 @@ def _signature(found: Assembly, column: Column) -> tuple[object, ...]:
     """All that a block takes from its column."""
     template = found.tables.template
     low, high = template.blocks.start, template.blocks.start + template.blocks.period
-    choice = tuple(_candidate(found, column, at) for at in range(low, high))
+    choice = tuple(candidate(found, column, at) for at in range(low, high))
     own = tuple(column.candidates.get(name, 0) for name in sorted(template.own_parameters))
     return column.recompute, column.kept, choice, own
 
@@ -117,10 +118,11 @@ def _strategy(found: Assembly, column: Column, index: int) -> tuple[str | None, 
     graph = found.tables.template.graph
     rule = rule_of(graph, graph.operators[index])
     strategies = found.tables.operators[index].candidates.strategies
-    return strategy_names(rule, strategies[_candidate(found, column, index)])
+    return strategy_names(rule, strategies[candidate(found, column, index)])
 
 
-def _stored(found: Assembly, columns: Sequence[Column], name: str) -> StoredParameter:
+def stored(found: Assembly, columns: Sequence[Column], name: str) -> StoredParameter:
+    """What the first of some columns that holds a parameter says of it; full copies if none does."""
     for column in columns:
         for table in found.tables.parameters:
             if table.name == name and name in column.candidates:
@@ -142,7 +144,7 @@ def _outside(graph: OperatorGraph, blocks: BlockRun, found: Assembly, name: str,
         early = not uses or min(uses) < blocks.stop or not blocks.count
         if parameter.name not in own and early == before:
             columns = (column, *found.blocks[:1])
-            parameters.append((parameter.name, _stored(found, columns, parameter.name)))
+            parameters.append((parameter.name, stored(found, columns, parameter.name)))
     return Group(name=name, operators=operators, parameters=tuple(parameters))
 
 
@@ -160,5 +162,5 @@ def _inside(graph: OperatorGraph, blocks: BlockRun, found: Assembly, column: Col
         recomputation="none" if not column.recompute else "selective" if kept else "full",
         kept=kept,
         operators=operators,
-        parameters=tuple((name, _stored(found, (column,), twin)) for name, twin in names),
+        parameters=tuple((name, stored(found, (column,), twin)) for name, twin in names),
     )

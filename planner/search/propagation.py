@@ -13,16 +13,13 @@ from collections import Counter
 from dataclasses import replace
 
 from hardware_profiles import Cluster
-from planner.search.assemble import Assembly, assembly
+from planner.search.assemble import Assembly, assembly, candidate, column_of, stored
 from planner.search.cost_table import CostTables, OperatorTable, ParameterTable
 from planner.search.cutting import cut
 from planner.search.duals import Setting
 from planner.search.evaluation import Evaluation
-from planner.search.pieces import Column
 from planner.search.restriction import Fixed
 from planner.search.space import Running
-from planner.sharding.layout import replicated
-from planner.sharding.stored import StoredParameter
 
 COMPUTATION = 1e-3
 """What a second of computation counts, beside a second of communication."""
@@ -46,30 +43,18 @@ def propagated(
 
 def fixed_of(found: Assembly) -> Fixed:
     """One strategy for every operator of the template: that of most blocks."""
-    template = found.tables.template
-    copy = replicated(len(found.tables.mesh.axes))
-    nothing = StoredParameter(weight=copy, gradient=copy, state=copy)
-    common: Column | None = None
     if found.blocks:
         count = Counter(id(column) for column in found.blocks)
         common = max(found.blocks, key=lambda column: count[id(column)])
-
-    def column_of(index: int) -> Column:
-        if template.in_block(index):
-            assert common is not None
-            return common
-        return found.before if not template.blocks.count or index < template.blocks.start else found.after
-
-    strategies = []
-    for index, table in enumerate(found.tables.operators):
-        key = found.alias.get(index, index)
-        strategies.append(table.candidates.strategies[column_of(index).candidates.get(key, 0)])
-    columns = [column for column in (found.before, common, found.after) if column is not None]
-    stored = {}
-    for parameter in found.tables.parameters:
-        chosen = [c.candidates[parameter.name] for c in columns if parameter.name in c.candidates]
-        stored[parameter.name] = parameter.stored[chosen[0]] if chosen else nothing
-    return Fixed(operators=tuple(strategies), parameters=stored)
+        found = replace(found, blocks=(common,) * len(found.blocks))
+    tables, columns = found.tables, (found.before, *found.blocks[:1], found.after)
+    return Fixed(
+        operators=tuple(
+            table.candidates.strategies[candidate(found, column_of(found, index), index)]
+            for index, table in enumerate(tables.operators)
+        ),
+        parameters={table.name: stored(found, columns, table.name) for table in tables.parameters},
+    )
 
 
 def _quiet(table: OperatorTable) -> OperatorTable:

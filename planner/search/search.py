@@ -431,15 +431,17 @@ class _Search:
         request, configuration = self.request, found.configuration
         setting = setting_of(configuration, self.engine.capacity)
         ranks, busy, certificate = settle_and_certify(request, found.chain, setting, found.outcome)
-        priced = self._priced(found, found.outcome.ranks, bound)
+        priced: BoundPlan | None = None
         if ranks != found.outcome.ranks:
             settled = self._priced(found, ranks, bound)
             limit = peak_memory(self.engine.capacity, 0.0, 0.0, request.cluster.device) * (1 + OPTIMAL)
-            one, other = settled.plan.prediction, priced.plan.prediction
+            prediction = settled.plan.prediction
             # settled, another block's interior may be the largest; less per step may not make up for more per part
-            if one.peak_bytes <= limit and one.step_seconds < other.step_seconds:
+            if prediction.peak_bytes <= limit and prediction.step_seconds < found.outcome.seconds:
                 priced = settled
                 certificate = None if certificate is None else replace(certificate, busy_seconds=busy)
+        if priced is None:
+            priced = self._priced(found, found.outcome.ranks, bound)
         return Ranked(
             bound=priced,
             configuration=configuration,
