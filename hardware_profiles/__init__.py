@@ -30,11 +30,13 @@ from hardware_profiles.measurements import (
     load_measurements,
     parse_measurements,
 )
+from hardware_profiles.software import PYTORCH, AttentionKernels, Hidden, Software
 from hardware_profiles.units import GB, GIB, KB, KIB, MB, MIB, Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds
 from hardware_profiles.write import Origin, dump_profile
 
 __all__ = [
     "AttentionKernel",
+    "AttentionKernels",
     "Bytes",
     "BytesPerSecond",
     "Cluster",
@@ -48,6 +50,7 @@ __all__ = [
     "GIB",
     "Group",
     "HardwareProfileError",
+    "Hidden",
     "InvalidProfileError",
     "KB",
     "KIB",
@@ -61,8 +64,10 @@ __all__ = [
     "MeasurementsError",
     "OP_CLASSES",
     "Origin",
+    "PYTORCH",
     "Protocol",
     "Seconds",
+    "Software",
     "Span",
     "TopologyError",
     "UnknownKeyError",

@@ -192,6 +192,9 @@ class _Device(_Strict):
     efficiency: dict[_Text, _Efficiency]
     matmul: dict[_Text, _MatmulForm]
     attention: dict[_Text, _AttentionForm]
+    host_latency_us: _Fact | None = None
+    misaligned: _AtLeastOne | None = None
+    generations: dict[Literal["flash1", "flash2"], _AtLeastOne] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _has_every_op_class(self) -> "_Device":
@@ -233,6 +236,9 @@ class _Device(_Strict):
             compute_units=self.compute_units.value,
             matmul_kernels=tuple((dtype, _matmul(self.matmul, dtype)) for dtype in sorted(self.matmul)),
             attention_kernels=tuple((dtype, _attention(self.attention, dtype)) for dtype in sorted(self.attention)),
+            host_latency=0.0 if self.host_latency_us is None else seconds_from_us(self.host_latency_us.value),
+            misaligned=1.0 if self.misaligned is None else self.misaligned.value,
+            generations=tuple((name, fact.value) for name, fact in sorted(self.generations.items())),
         )
 
 
