@@ -11,7 +11,9 @@ def packaged_text(name: str) -> str:
 
 
 def test_names() -> None:
-    machines = "a100-80gb ascend-910a-32gb ascend-910b-64gb ascend-910c-64gb cpu gb200-186gb gh200-96gb h100-80gb v100-32gb"
+    machines = (
+        "a100-80gb ascend-910a-32gb ascend-910b-64gb ascend-910c-64gb cpu gb200-186gb gh200-96gb h100-80gb v100-32gb"
+    )
     assert set(profile_names()) >= {*machines.split(), "h100-94gb", "h100-96gb"}
     assert list(profile_names()) == sorted(profile_names())
 
@@ -90,7 +92,9 @@ def test_every_number_keeps_its_source() -> None:
 
 
 def test_unknown_name_suggests_the_nearest() -> None:
-    with pytest.raises(UnknownProfileError, match=r"no hardware profile 'h100'; did you mean h100-80gb or h100-94gb or h100-96gb\?"):
+    with pytest.raises(
+        UnknownProfileError, match=r"no hardware profile 'h100'; did you mean h100-80gb or h100-94gb or h100-96gb\?"
+    ):
         load_profile("h100")
     with pytest.raises(UnknownProfileError, match=r"'zzz'; known: a100-40gb, a100-80gb, "):
         load_profile("zzz")
