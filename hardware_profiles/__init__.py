@@ -11,6 +11,7 @@ from hardware_profiles.cluster import (
     Protocol,
     Span,
 )
+from hardware_profiles.compose import LevelChoice, compose, parse_levels, with_network
 from hardware_profiles.errors import (
     HardwareProfileError,
     InvalidProfileError,
@@ -56,6 +57,7 @@ __all__ = [
     "KIB",
     "KernelRow",
     "Level",
+    "LevelChoice",
     "MB",
     "MIB",
     "MatmulKernel",
@@ -72,10 +74,13 @@ __all__ = [
     "TopologyError",
     "UnknownKeyError",
     "UnknownProfileError",
+    "compose",
     "dump_measurements",
     "dump_profile",
     "load_measurements",
     "load_profile",
+    "parse_levels",
     "parse_measurements",
     "profile_names",
+    "with_network",
 ]

@@ -237,13 +237,17 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """`devices` devices of one kind under a hierarchy of levels (innermost first), the software that runs on them, and
-    where the numbers come from."""
+    """`devices` devices of one kind under a hierarchy of levels (innermost first), and where the numbers come from.
+
+    `composition` says how the levels differ from those of the profile called `name` (see `hardware_profiles.compose`);
+    empty: not at all. `software` runs on it.
+    """
 
     name: str
     device: Device
     levels: tuple[Level, ...]
     devices: int
+    composition: str = field(default="", compare=False)
     facts: tuple[Fact, ...] = field(default=(), repr=False, compare=False)
     software: Software = PYTORCH
     _hash: int = field(init=False, repr=False, compare=False)

@@ -39,7 +39,8 @@ def load_profile(name_or_path: str | Path) -> Cluster:
         if path.is_file():
             return parse_profile(path.read_bytes(), name)
         raise UnknownProfileError(f"no profile file {name}; packaged profiles: {', '.join(profile_names())}")
-    nearest = difflib.get_close_matches(name.lower(), profile_names(), n=3, cutoff=0.4)
+    begun = [known for known in profile_names() if known.startswith(name.lower())] if name else []
+    nearest = begun[:4] or difflib.get_close_matches(name.lower(), profile_names(), n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"known: {', '.join(profile_names())}"
     raise UnknownProfileError(f"no hardware profile {name!r}; {hint} (a path must end in {_SUFFIX})")
 

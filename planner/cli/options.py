@@ -51,6 +51,16 @@ class Options:
         str | None,
         _word(JOB, "PROFILE", "A hardware profile (see `plan profiles`) or a TOML file.", DEFAULT_HARDWARE),
     ] = None
+    cluster: Annotated[
+        str | None,
+        _word(
+            JOB,
+            "LEVELS",
+            "Nodes and networks, innermost first, where they differ from the profile: node=8@450,rack=4@50,cluster@25/2"
+            " has 8 devices a node with 450 GB/s each and direction, 4 nodes a rack, and 25 GB/s between racks, half of"
+            " which passes. What is left out is the profile's.",
+        ),
+    ] = None
     seq_len: Annotated[int | None, _number(JOB, "Tokens per sample; the model's own where not given.", most=2**31)] = (
         None
     )

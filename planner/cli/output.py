@@ -42,6 +42,7 @@ def plan_content(plan: "Plan", found: "Roles", prediction: "Prediction") -> dict
         "model": plan.model.reference,
         "parameters": plan.model.parameters,
         "hardware": plan.cluster.profile,
+        "cluster": plan.cluster.composition or None,
         "devices": plan.cluster.devices,
         "sequence_length": length,
         "global_batch": plan.training.global_batch,

@@ -1,8 +1,10 @@
 """A plan file priced anew, on the machine that it was made for or on another one."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from planner.cli.machines import machine
 from planner.cli.options import Options, flag
 from planner.cli.output import plan_content, write_json
 from planner.cli.showing import naming, traced_again
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
     from planner.plan.bind import BoundPlan
     from planner.plan.plan import Plan
 
-_APPLY = frozenset({"devices", "hardware", "output", "as_json", "quiet"})
+_APPLY = frozenset({"cluster", "devices", "hardware", "output", "as_json", "quiet"})
 
 
 def price_file(path: Path, options: Options) -> None:
@@ -25,8 +27,8 @@ def price_file(path: Path, options: Options) -> None:
     strange = [flag(name) for name in options.given() if name not in _APPLY]
     if strange:
         raise RequestError(
-            f"{', '.join(strange)}: {path} says that already; with a plan file give --hardware and --devices only, or"
-            " edit the file"
+            f"{', '.join(strange)}: {path} says that already; with a plan file give --hardware, --cluster and"
+            " --devices only, or edit the file"
         )
     plan = load_plan(path)
     bound = _moved(path, plan, options)
@@ -40,12 +42,15 @@ def price_file(path: Path, options: Options) -> None:
 
 
 def _moved(path: Path, plan: "Plan", options: Options) -> "BoundPlan":
-    from hardware_profiles import load_profile
+    from planner.plan.machine import machine_of
     from planner.plan.repricing import repriced
 
+    devices = options.devices or plan.cluster.devices
     with naming(path):
-        cluster = load_profile(options.hardware or plan.cluster.profile)
-        cluster = cluster.with_devices(options.devices or plan.cluster.devices)
+        if options.hardware is None and options.cluster is None:
+            cluster = machine_of(replace(plan.cluster, devices=devices))
+        else:
+            cluster = machine(options.hardware or plan.cluster.profile, options.cluster, devices)
         model, graph = traced_again(plan)
         return repriced(plan, graph, model.batch, cluster)
 
@@ -55,7 +60,7 @@ def _check_fits(path: Path, plan: "Plan") -> None:
     missing = prediction.peak_bytes - prediction.capacity_bytes
     if missing > 0:
         raise InfeasibleError(
-            f"{path} does not fit on {plan.cluster.devices} x {plan.cluster.profile}: it needs"
+            f"{path} does not fit on {plan.cluster.devices} x {plan.cluster.machine}: it needs"
             f" {prediction.peak_bytes / 2**30:.1f} GiB per device, {missing / 2**30:.1f} GiB more than the"
             f" {prediction.capacity_bytes / 2**30:.1f} GiB there are; plan again for it"
         )
@@ -82,7 +87,7 @@ def _print(bound: "BoundPlan", before: "Plan", options: Options) -> None:
     print_plan(console, bound, roles(bound), prediction)
     change = prediction.step_seconds / told - 1
     words = f"{percent_text(abs(change))} {'more' if change > 0 else 'less'}" if abs(change) > 1e-9 else "as now"
-    profile = f"{before.cluster.devices} x {before.cluster.profile}"
+    profile = f"{before.cluster.devices} x {before.cluster.machine}"
     console.print(f"\nIn the file, for {profile}: {seconds_text(told)} a step; this is {words}", soft_wrap=True)
     if options.output:
         console.print(f"Plan written to [bold]{options.output}[/bold]", soft_wrap=True)

@@ -5,6 +5,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
+from planner.cli.machines import machine
 from planner.cli.options import Options, flag
 from planner.cli.values import parse_memory, parse_mesh, parse_shards, parse_virtual_stages
 from planner.errors import RequestError, unknown_name
@@ -76,7 +77,6 @@ def _check_degrees(options: Options) -> None:
 
 def request_of(options: Options, console: "Console") -> "SearchRequest":
     """Trace the model and say what is to be searched."""
-    from hardware_profiles import load_profile
     from planner.cli.tracing import traced
     from planner.models.zoo import build_model
     from planner.plan.plan import PRECISIONS, ModelReference
@@ -84,7 +84,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
     from planner.search.request import SearchRequest
 
     assert options.model is not None
-    cluster = load_profile(options.profile).with_devices(options.device_count)
+    cluster = machine(options.profile, options.cluster, options.device_count)
     precision = options.precision or ("fp32" if cluster.device.device_type == "cpu" else "bf16")
     limit = None if options.memory_limit is None else parse_memory(options.memory_limit)
     sources = _sources(options.shard_from or ())

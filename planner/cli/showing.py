@@ -44,10 +44,10 @@ def naming(plan_file: Path) -> Iterator[None]:
 
 
 def _judged(plan: "Plan", hardware: str | None) -> "Verdict":
-    from hardware_profiles import load_profile
+    from planner.plan.machine import machine_of
     from planner.plan.verify import verify as check
 
-    cluster = load_profile(hardware or plan.cluster.profile).with_devices(plan.cluster.devices)
+    cluster = machine_of(plan.cluster, hardware)
     model, graph = traced_again(plan)
     return check(plan, graph, model.batch, cluster)
 

@@ -63,6 +63,7 @@ class _Cluster(_Strict):
     profile: str
     digest: str
     devices: Count
+    composition: str = ""
 
 
 class _Axis(_Strict):
@@ -139,7 +140,7 @@ def dump_plan(plan: Plan) -> str:
         "schema_version": plan.schema_version,
         "model": _fields(plan.model),
         "training": _fields(plan.training),
-        "cluster": _fields(plan.cluster),
+        "cluster": _cluster_content(plan.cluster),
         "mesh": [_fields(axis) for axis in plan.mesh.axes],
         "stages": [_fields(stage) for stage in plan.stages],
         "virtual_stages": plan.virtual_stages,
@@ -159,6 +160,11 @@ def dump_plan(plan: Plan) -> str:
 
 def _fields(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__slots__}
+
+
+def _cluster_content(cluster: ClusterReference) -> dict[str, Any]:
+    """A machine that is as its profile has it says nothing of its composition, as in files older than that."""
+    return {name: value for name, value in _fields(cluster).items() if name != "composition" or value}
 
 
 def _group_content(group: Group) -> dict[str, Any]:
@@ -272,6 +278,8 @@ def _from_version_1(content: dict[str, Any]) -> dict[str, Any]:
         raise PlanFileError(f"recomputation: {word!r} is not one of none, full; undo the edit or plan again")
     content["schema_version"] = SCHEMA_VERSION
     _add(content, "the file", virtual_stages=1)
+    if isinstance(content.get("cluster"), dict):
+        _add(content["cluster"], "cluster", composition="")
     groups = content.get("groups")
     for index, group in enumerate(groups if isinstance(groups, list) else ()):
         if isinstance(group, dict):

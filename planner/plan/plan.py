@@ -49,11 +49,20 @@ class Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterReference:
-    """Which machine: profile, the digest of its content, and the number of devices used."""
+    """Which machine: profile, the digest of its content, and the number of devices used.
+
+    `composition` makes its levels from those of the profile (see `hardware_profiles.compose`); empty: they are those.
+    """
 
     profile: str
     digest: str
     devices: int
+    composition: str = ""
+
+    @property
+    def machine(self) -> str:
+        """The profile and what differs from it, as people read it."""
+        return f"{self.profile} as {self.composition}" if self.composition else self.profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,8 @@ from hardware_profiles import Cluster
 from planner.errors import RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan, bind
-from planner.plan.plan import ClusterReference, Plan
+from planner.plan.machine import cluster_reference
+from planner.plan.plan import Plan
 from planner.plan.predict import predict
 from planner.plan.roles import roles
 from planner.sharding.mesh import build_mesh
@@ -24,7 +25,7 @@ def repriced(plan: Plan, traced: OperatorGraph, batch: int, cluster: Cluster) ->
     LayoutError where the plan is not legal there.
     """
     sizes = _sizes(plan, traced, batch, cluster.devices)
-    known = ClusterReference(profile=cluster.name, digest=cluster.digest(), devices=cluster.devices)
+    known = cluster_reference(cluster)
     moved = replace(plan, cluster=known, mesh=build_mesh(cluster, sizes))
     if moved.cluster != plan.cluster:  # nothing is proved about it there
         moved = replace(moved, provenance=replace(plan.provenance, status="feasible", gap=1.0))

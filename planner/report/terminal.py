@@ -42,7 +42,7 @@ def _headline(plan: Plan) -> RenderableType:
     return Text.from_markup(
         f"\n[bold]{model.reference}[/bold] ({count_text(model.parameters)} parameters) on "
         f"[bold]{plan.cluster.devices} x"
-        f" {plan.cluster.profile}[/bold]\nglobal batch {training.global_batch}{length}; {training.precision}, "
+        f" {plan.cluster.machine}[/bold]\nglobal batch {training.global_batch}{length}; {training.precision}, "
         f"{training.optimizer}"
     )
 

@@ -24,7 +24,8 @@ from costmodels import peak_memory
 from planner.errors import InfeasibleError, RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan, bind, prepare
-from planner.plan.plan import PLANNER_VERSION, ClusterReference, Plan, Prediction, Provenance, Training
+from planner.plan.machine import cluster_reference
+from planner.plan.plan import PLANNER_VERSION, Plan, Prediction, Provenance, Training
 from planner.plan.predict import predict
 from planner.search.assemble import assembly, groups_of, input_layouts, stages_of
 from planner.search.decided import NothingAgreesError
@@ -462,9 +463,7 @@ class _Search:
                 precision=request.precision,
                 optimizer=request.optimizer,
             ),
-            cluster=ClusterReference(
-                profile=request.cluster.name, digest=request.cluster.digest(), devices=request.cluster.devices
-            ),
+            cluster=cluster_reference(request.cluster),
             mesh=found.chain.tables.mesh,
             stages=stages_of(whole),
             virtual_stages=configuration.virtual_stages,

@@ -11,7 +11,10 @@ def packaged_text(name: str) -> str:
 
 
 def test_names() -> None:
-    assert set(profile_names()) >= {"a100-80gb", "ascend-910b-64gb", "cpu", "gb200-186gb", "h100-80gb"}
+    machines = (
+        "a100-80gb ascend-910a-32gb ascend-910b-64gb ascend-910c-64gb cpu gb200-186gb gh200-96gb h100-80gb v100-32gb"
+    )
+    assert set(profile_names()) >= {*machines.split(), "h100-94gb", "h100-96gb"}
     assert list(profile_names()) == sorted(profile_names())
 
 
@@ -36,6 +39,8 @@ def test_every_profile_is_complete(name: str) -> None:
         ("h800-80gb", 989.4e12, 67e12, 3.35e12, 200e9, 50e9),
         ("b200-180gb", 2250e12, 75e12, 8e12, 900e9, 50e9),
         ("ascend-910b-64gb", 353.9e12, 88.5e12, 1.6e12, 196e9, 25e9),
+        ("h100-96gb", 912.4e12, 61.8e12, 2.4e12, 450e9, 50e9),
+        ("v100-32gb", 15.7e12, 15.7e12, 0.9e12, 150e9, 6.25e9),
     ],
 )
 def test_figures_are_in_si_units(
@@ -51,6 +56,24 @@ def test_figures_are_in_si_units(
 
 def test_memory_is_in_gib() -> None:
     assert load_profile("a100-80gb").device.memory == 80 * GIB
+
+
+def test_a_supernode_is_a_level_between_nodes_and_cluster() -> None:
+    cluster = load_profile("ascend-910c-64gb")
+    assert [(level.name, level.fan_out) for level in cluster.levels] == [
+        ("node", 16),
+        ("supernode", 48),
+        ("cluster", None),
+    ]
+    spans = cluster.with_devices(1536).group(1536, 1).spans
+    assert [(span.level.name, span.count) for span in spans] == [("node", 16), ("supernode", 48), ("cluster", 2)]
+
+
+def test_neighbours_in_a_cube_mesh_have_their_part_of_the_links() -> None:
+    """vTrain measured 22.6 and 134.5 GB/s of bus bandwidth on two and on eight V100."""
+    cluster = load_profile("v100-32gb")
+    best = [cluster.group(count, 1).spans[0].bandwidth * cluster.levels[0].efficiency for count in (2, 8)]
+    assert best == pytest.approx([22.6e9, 134.5e9], rel=0.15)
 
 
 def test_a_dtype_may_be_like_another() -> None:
@@ -69,7 +92,9 @@ def test_every_number_keeps_its_source() -> None:
 
 
 def test_unknown_name_suggests_the_nearest() -> None:
-    with pytest.raises(UnknownProfileError, match=r"no hardware profile 'h100'; did you mean h100-80gb"):
+    with pytest.raises(
+        UnknownProfileError, match=r"no hardware profile 'h100'; did you mean h100-80gb or h100-94gb or h100-96gb\?"
+    ):
         load_profile("h100")
     with pytest.raises(UnknownProfileError, match=r"'zzz'; known: a100-40gb, a100-80gb, "):
         load_profile("zzz")

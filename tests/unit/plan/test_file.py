@@ -392,6 +392,7 @@ def test_version_1_is_read(name: str) -> None:
     [
         (put("recomputation", value="selective"), ("recomputation", "'selective'", "none, full")),
         (drop("recomputation"), ("recomputation",)),
+        (put("cluster", "composition", value="node=2"), ("version 1 has no key 'composition'",)),
         (put("virtual_stages", value=2), ("version 1 has no key 'virtual_stages'", "schema_version 2")),
         (put("groups", 1, "kept", value=[]), ("groups.1", "no key 'kept'")),
         (put("groups", value=7), ("groups",)),

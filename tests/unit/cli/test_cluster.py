@@ -1,0 +1,83 @@
+"""`--cluster`: nodes and networks from the command line, and plans that know the machine they are for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hardware_profiles import compose
+from planner import search
+from planner.plan.file import load_plan
+
+TINY = ("--model", "llama-tiny", "--hardware", "h100-80gb", "--devices", "8", "--mode", "data_parallel")
+LEVELS = "node=2,rack=2@50,cluster=4@25/2"
+WRITTEN = "node=2@450,rack=2@50,cluster=4@25/2"
+
+
+def test_slower_networks_cost_more(plan: Any) -> None:
+    def step(*levels: str) -> float:
+        return float(plan.json("estimate", *TINY, *levels)["step_seconds"])
+
+    one_node, racks, slow = step(), step("--cluster", LEVELS), step("--cluster", "node=2,cluster@0.5")
+    assert one_node < racks < slow
+    assert step("--cluster", "node,cluster") == one_node
+
+
+def test_a_plan_knows_its_machine(plan: Any, here: Path) -> None:
+    made = plan.json(*TINY, "--cluster", LEVELS, "-o", "plan.json")
+    assert (made["hardware"], made["cluster"]) == ("h100-80gb", WRITTEN)
+    cluster = load_plan(here / "plan.json").cluster
+    assert (cluster.composition, cluster.digest) == (WRITTEN, compose("h100-80gb", LEVELS).digest())
+    assert plan("verify", "plan.json").code == 0
+    assert f"8 x h100-80gb as {WRITTEN}" in " ".join(plan("show", "plan.json").out.split())
+    again = plan.json("estimate", "plan.json", "-o", "again.json")
+    assert (again["step_seconds"], again["cluster"]) == (made["step_seconds"], WRITTEN)
+    assert load_plan(here / "again.json") == load_plan(here / "plan.json")
+
+
+def test_a_plan_file_on_other_networks(plan: Any, here: Path) -> None:
+    """--cluster replaces the levels that the plan was made for, --hardware alone is that profile as it is."""
+    made = plan.json(*TINY, "--cluster", LEVELS, "-o", "plan.json")
+    plain = plan.json("estimate", "plan.json", "--hardware", "h100-80gb")
+    assert plain["cluster"] is None
+    slow = plan.json("estimate", "plan.json", "--cluster", "node=2,cluster@1", "-o", "slow.json")
+    assert plain["step_seconds"] < made["step_seconds"] < slow["step_seconds"]
+    assert plan("verify", "slow.json").code == 0
+
+
+def test_plans_for_plain_profiles_say_nothing_of_levels(plan: Any, here: Path) -> None:
+    assert plan.json(*TINY, "-o", "plan.json")["cluster"] is None
+    assert "composition" not in json.loads((here / "plan.json").read_text())["cluster"]
+
+
+def test_the_search_takes_what_was_composed() -> None:
+    found = search("llama-tiny", compose("h100-80gb", LEVELS), devices=8, sequence_length=64)
+    assert found.plan.cluster.composition == WRITTEN
+
+
+@pytest.mark.parametrize(
+    ("levels", "words"),
+    [
+        ("node=8;cluster", "--cluster 'node=8;cluster': 'node=8;cluster' is not a level; write NAME=COUNT@GB_PER_S"),
+        ("nodes=8,cluster", "did you mean node?"),
+        ("node=1,cluster", "leave it out"),
+        ("node,rack,cluster", "say it, as in rack=4"),
+        ("node=3,cluster", "3 devices a node: 8 devices are neither within one node nor whole nodes"),
+        ("node=4", "holds at most 4 devices, got 8"),
+    ],
+)
+def test_levels_that_cannot_be_are_refused(plan: Any, levels: str, words: str) -> None:
+    assert words in plan.refused(*TINY, "--cluster", levels)
+    assert words in plan.refused("estimate", *TINY, "--cluster", levels)
+
+
+def test_a_composition_that_was_edited_is_judged(plan: Any, here: Path) -> None:
+    plan.json(*TINY, "--cluster", LEVELS, "-o", "plan.json")
+    content = json.loads((here / "plan.json").read_text())
+    content["cluster"]["composition"] = "node=2,rack,cluster"
+    (here / "plan.json").write_text(json.dumps(content))
+    assert "plan.json: cluster.composition 'node=2,rack,cluster': level rack" in plan.refused("verify", "plan.json")
+    content["cluster"]["composition"] = "node=2@450,rack=2@50,cluster=4@25"
+    (here / "plan.json").write_text(json.dumps(content))
+    assert "plan again for this profile" in plan.refused("verify", "plan.json")
