@@ -32,6 +32,7 @@ from hardware_profiles.measurements import (
     parse_measurements,
 )
 from hardware_profiles.software import PYTORCH, AttentionKernels, Hidden, Software
+from hardware_profiles.stacks import load_software, software_facts, software_names
 from hardware_profiles.units import GB, GIB, KB, KIB, MB, MIB, Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds
 from hardware_profiles.write import Origin, dump_profile
 
@@ -79,8 +80,11 @@ __all__ = [
     "dump_profile",
     "load_measurements",
     "load_profile",
+    "load_software",
     "parse_levels",
     "parse_measurements",
     "profile_names",
+    "software_facts",
+    "software_names",
     "with_network",
 ]
