@@ -35,6 +35,7 @@ class Software:
             pass needs is there (torch's checkpoint).
         accumulates: whether adding up gradients is a pass of its own, or done by the kernel of the weight gradient.
         hidden: communication that computation hides.
+        products: dtype in which matrix products are computed, as "fp8" or "tf32"; empty: that of their operands.
         bucket: bytes of parameters or gradients that are sent together; 0 sends each tensor by itself.
     """
 
@@ -47,6 +48,7 @@ class Software:
     accumulates: bool
     hidden: Hidden
     bucket: Bytes
+    products: str = ""
 
 
 PYTORCH = Software(

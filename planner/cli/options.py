@@ -61,6 +61,16 @@ class Options:
             " which passes. What is left out is the profile's.",
         ),
     ] = None
+    software: Annotated[
+        str | None,
+        _word(
+            JOB,
+            "STACK",
+            "The training stack that will run the plan: what it fuses, hides and launches changes its time. One of"
+            " pytorch (our runtime), fsdp, fsdp-compiled, megatron, megatron-2021, deepspeed, nemo, mindspeed.",
+            "pytorch",
+        ),
+    ] = None
     seq_len: Annotated[int | None, _number(JOB, "Tokens per sample; the model's own where not given.", most=2**31)] = (
         None
     )

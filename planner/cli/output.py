@@ -43,6 +43,7 @@ def plan_content(plan: "Plan", found: "Roles", prediction: "Prediction") -> dict
         "parameters": plan.model.parameters,
         "hardware": plan.cluster.profile,
         "cluster": plan.cluster.composition or None,
+        "software": plan.cluster.software,
         "devices": plan.cluster.devices,
         "sequence_length": length,
         "global_batch": plan.training.global_batch,

@@ -84,7 +84,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
     from planner.search.request import SearchRequest
 
     assert options.model is not None
-    cluster = machine(options.profile, options.cluster, options.device_count)
+    cluster = machine(options.profile, options.cluster, options.software, options.device_count)
     precision = options.precision or ("fp32" if cluster.device.device_type == "cpu" else "bf16")
     limit = None if options.memory_limit is None else parse_memory(options.memory_limit)
     sources = _sources(options.shard_from or ())

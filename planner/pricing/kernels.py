@@ -138,13 +138,14 @@ def _matmul(call: KernelCall) -> tuple[Array, Array]:
         for dims in (rule.operands[first], rule.operands[second], rule.results[0])
     )
     m, n, k, batch = call.extent(a - b), call.extent(b - a), call.extent((a & b) - c), call.extent(a & b & c)
-    words = WORD // element_bytes(call.dtype)
-    slower = np.where((n % words > 0) | (k % words > 0), call.device.misaligned, 1.0) if call.dtype in _SHORT else 1.0
+    dtype = call.software.products or call.dtype
+    words = WORD // element_bytes(dtype)
+    slower = np.where((n % words > 0) | (k % words > 0), call.device.misaligned, 1.0) if dtype in _SHORT else 1.0
     products = [(m, n, k)]
     products += [(m, k, n)] if first in call.graded else []
     products += [(n, k, m)] if second in call.graded else []
     rows, columns, depths = (np.concatenate(extents) for extents in zip(*products, strict=True))
-    time = matmul_time(rows, columns, depths, np.tile(batch, len(products)), call.dtype, call.device)
+    time = matmul_time(rows, columns, depths, np.tile(batch, len(products)), dtype, call.device)
     by_product = np.asarray(time).reshape(len(products), len(m)) * slower
     return by_product[0], by_product[1:].sum(axis=0)
 

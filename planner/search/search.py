@@ -192,7 +192,8 @@ def _family(engine: Engine, members: tuple[Configuration, ...]) -> Family | None
 
 def _engine(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
     prepared, blocks = prepare(request.graph)
-    template = fold(prepared, blocks, request.cluster.software.whole_blocks)
+    repeated = frozenset(request.pinned.repeated)
+    template = fold(prepared, blocks, request.cluster.software.whole_blocks, repeated)
     limits = bounds(template, request.batch, request.cluster, request.precision, request.optimizer)
     return Engine(request=request, template=template, limits=limits), prepared
 

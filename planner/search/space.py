@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from costmodels import best_rate, parameter_bytes
-from hardware_profiles import Cluster
+from hardware_profiles import OP_CLASSES, Cluster
 from planner.errors import RequestError, unknown_name
 from planner.graph.operator_graph import OperatorGraph
 from planner.pricing.operator_price import PROFILE_DTYPES
@@ -64,6 +64,8 @@ class Pinned:
         micro_batches: micro-batches per step. At most one of the two.
         mesh: axes inside a stage, slowest links first.
         recompute: how blocks are run; "selective" means per operator.
+        repeated: classes of operators (`hardware_profiles.OP_CLASSES`) whose results a recomputed block never keeps;
+            ("attention",) is selective recomputation as in Korthikanti et al. 2022.
     """
 
     pipeline: int | None = None
@@ -78,6 +80,7 @@ class Pinned:
     micro_batches: int | None = None
     mesh: tuple[int, ...] | None = None
     recompute: Running | None = None
+    repeated: tuple[str, ...] = ()
 
     @property
     def manual(self) -> bool:
@@ -111,6 +114,9 @@ def check_pinned(pinned: Pinned) -> None:
         raise RequestError(f"mesh = {pinned.mesh}: an axis has 1 device or more")
     if pinned.recompute is not None and pinned.recompute not in get_args(Running):
         raise RequestError(unknown_name("value of recompute", pinned.recompute, get_args(Running)))
+    for name in pinned.repeated:
+        if name not in OP_CLASSES:
+            raise RequestError(unknown_name("op class of repeated", name, OP_CLASSES))
     if pinned.zero is not None and not 0 <= pinned.zero <= 3:
         raise RequestError(f"zero = {pinned.zero}: there are the stages 0, 1, 2 and 3 (Rajbhandari et al. 2020)")
     if pinned.micro_batch is not None and pinned.micro_batches is not None:
@@ -245,4 +251,7 @@ def _work_seconds(graph: OperatorGraph, index: int, rule: Rule, cluster: Cluster
     work = sum(term.coefficient * math.prod(rule.factors[f].extent for f in term.factors) for term in rule.work)
     names = [*op.operands, *(name for name in op.results if name is not None)]
     dtype = next((graph.types[name].dtype for name in names if graph.types[name].floating), "float32")
-    return work / best_rate(rule.op_class, PROFILE_DTYPES[dtype], cluster.device)
+    computed = PROFILE_DTYPES[dtype]
+    if rule.op_class == "matmul" and cluster.software.products:
+        computed = cluster.software.products
+    return work / best_rate(rule.op_class, computed, cluster.device)

@@ -66,6 +66,7 @@ class Template:
     alive: Liveness
     kept_for_next: frozenset[str] = frozenset()  # shared values that only the next block keeps: not those of the last
     whole_blocks: bool = False  # recomputation runs a block to its end
+    repeated: frozenset[str] = frozenset()  # classes of operators whose results no recomputed block keeps
     kept_for_rest: frozenset[str] = frozenset()  # shared values that only what follows keeps: those of the last block
 
     def in_block(self, index: int) -> bool:
@@ -105,8 +106,10 @@ class Template:
         return self.blocks.count > 1 and not past and not shared
 
 
-def fold(graph: OperatorGraph, blocks: BlockRun, whole_blocks: bool = False) -> Template:
-    """The template of a prepared graph; `whole_blocks`: recomputation runs a block to its end.
+def fold(
+    graph: OperatorGraph, blocks: BlockRun, whole_blocks: bool = False, repeated: frozenset[str] = frozenset()
+) -> Template:
+    """The template of a prepared graph; `whole_blocks` and `repeated` say how recomputation goes.
 
     Where the part after the blocks reads more than the last block, nothing is folded.
     """
@@ -159,6 +162,7 @@ def fold(graph: OperatorGraph, blocks: BlockRun, whole_blocks: bool = False) -> 
             own_parameters=own,
             alive=liveness(folded),
             whole_blocks=whole_blocks,
+            repeated=repeated,
         )
     )
 

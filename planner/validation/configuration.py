@@ -132,6 +132,9 @@ def _precision(row: Row, notes: list[str]) -> str:
     if not precision:
         notes.append("precision unknown: bf16")
         return "bf16"
+    if precision == "fp8":
+        notes.append("fp8: products in fp8, all else in bf16")
+        return "bf16"
     if precision not in DTYPES:
         raise UnsupportedError(f"precision {precision} is not modelled; there are {', '.join(DTYPES)}")
     return precision
@@ -143,12 +146,8 @@ def _check_training(row: Row, notes: list[str]) -> None:
         raise UnsupportedError("only adapters are trained (LoRA), which cannot be planned yet")
     if (row.integer("ep") or 1) > 1:
         raise UnsupportedError("experts are parallel, which cannot be planned yet")
-    if row.text("flash_attention").lower() == "false":
-        notes.append("ran without a fused attention kernel, priced with one")
     if re.search(r"offload(?!\S* false)", words):
         notes.append("offloading is not modelled")
-    if "tf32" in row.text("precision_detail").lower():
-        notes.append("TF32 is not modelled: products are priced in fp32")
 
 
 def _pinned(row: Row, devices: int, layers: int, notes: list[str]) -> Pinned:
@@ -171,6 +170,7 @@ def _pinned(row: Row, devices: int, layers: int, notes: list[str]) -> Pinned:
     micro_batch = row.integer("micro_batch")
     if micro_batch is None:
         notes.append("micro_batch unknown: 1")
+    recompute = _recomputed(row, math.ceil(layers / (pipeline * virtual)), notes)
     return Pinned(
         pipeline=pipeline,
         virtual_stages=virtual,
@@ -180,7 +180,8 @@ def _pinned(row: Row, devices: int, layers: int, notes: list[str]) -> Pinned:
         sequence_parallel=bool(sequence),
         zero=_zero(row, data * context, notes),
         micro_batch=micro_batch or 1,
-        recompute=_recomputed(row, math.ceil(layers / (pipeline * virtual)), notes),
+        recompute=recompute,
+        repeated=_repeated(row, recompute, notes),
     )
 
 
@@ -214,6 +215,23 @@ def _recomputed(row: Row, layers: int, notes: list[str]) -> Running:
         raise UnsupportedError(
             f"{some[1]} of the {layers} layers of a stage are recomputed; only all or none can be pinned"
         )
-    if wanted == "selective":
-        notes.append("selective recomputation: the fastest choice of operators that fits")
     return cast(Running, wanted)
+
+
+def _repeated(row: Row, recompute: Running | None, notes: list[str]) -> tuple[str, ...]:
+    """What selective recomputation computes again: attention (Megatron), or what the row names."""
+    if recompute != "selective":
+        return ()
+    detail = row.text("recompute_detail").lower()
+    if "selective op" in detail:  # torchtitan keeps products and attention
+        notes.append("selective recomputation: of everything but products and attention")
+        return ("elementwise", "normalisation", "copy")
+    named = re.search(r"modules=\[([^\]]*)\]", detail)
+    if named:
+        words = named[1]
+        found = {"layernorm": "normalisation", "act": "elementwise", "core_attn": "attention"}
+        classes = tuple(sorted({value for key, value in found.items() if key in words}))
+        notes.append(f"selective recomputation: of {', '.join(classes) or 'the fastest choice of operators'}")
+        return classes
+    notes.append("selective recomputation: of attention")
+    return ("attention",)
