@@ -1,5 +1,6 @@
 """Machines as facts: devices and the networks between them, every number with its source. Imports nothing of ours."""
 
+from hardware_profiles.accuracy import FitError, RunError, dump_records, recorded, with_records
 from hardware_profiles.cluster import (
     OP_CLASSES,
     Cluster,
@@ -31,6 +32,7 @@ from hardware_profiles.measurements import (
     load_measurements,
     parse_measurements,
 )
+from hardware_profiles.parameters import Parameter, fitted_parameters
 from hardware_profiles.units import GB, GIB, KB, KIB, MB, MIB, Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds
 from hardware_profiles.write import Origin, dump_profile
 
@@ -43,6 +45,7 @@ __all__ = [
     "Device",
     "Efficiency",
     "Fact",
+    "FitError",
     "Flops",
     "FlopsPerSecond",
     "GB",
@@ -63,7 +66,9 @@ __all__ = [
     "MeasurementsError",
     "OP_CLASSES",
     "Origin",
+    "Parameter",
     "Protocol",
+    "RunError",
     "Seconds",
     "Span",
     "TopologyError",
@@ -72,10 +77,14 @@ __all__ = [
     "compose",
     "dump_measurements",
     "dump_profile",
+    "dump_records",
+    "fitted_parameters",
     "load_measurements",
     "load_profile",
     "parse_levels",
     "parse_measurements",
     "profile_names",
+    "recorded",
     "with_network",
+    "with_records",
 ]
