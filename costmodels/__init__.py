@@ -12,7 +12,7 @@ from costmodels.collectives import COLLECTIVES, affine_pieces, collective_time
 from costmodels.compute import FREE_OP_CLASS, operator_time
 from costmodels.errors import CostModelError
 from costmodels.fit import fit_attention, fit_matmul, percentage_error
-from costmodels.matmul import matmul_rate, matmul_time
+from costmodels.matmul import element_bytes, matmul_rate, matmul_time
 from costmodels.memory import (
     Optimizer,
     ParameterBytes,
@@ -74,6 +74,7 @@ __all__ = [
     "bubble_fraction",
     "collective_lower_bound",
     "collective_time",
+    "element_bytes",
     "fit_attention",
     "fit_matmul",
     "in_flight",

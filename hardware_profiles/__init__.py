@@ -33,11 +33,14 @@ from hardware_profiles.measurements import (
     parse_measurements,
 )
 from hardware_profiles.parameters import Parameter, fitted_parameters
+from hardware_profiles.software import PYTORCH, AttentionKernels, Hidden, Software
+from hardware_profiles.stacks import load_software, software_facts, software_names
 from hardware_profiles.units import GB, GIB, KB, KIB, MB, MIB, Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds
 from hardware_profiles.write import Origin, dump_profile
 
 __all__ = [
     "AttentionKernel",
+    "AttentionKernels",
     "Bytes",
     "BytesPerSecond",
     "Cluster",
@@ -52,6 +55,7 @@ __all__ = [
     "GIB",
     "Group",
     "HardwareProfileError",
+    "Hidden",
     "InvalidProfileError",
     "KB",
     "KIB",
@@ -66,10 +70,12 @@ __all__ = [
     "MeasurementsError",
     "OP_CLASSES",
     "Origin",
+    "PYTORCH",
     "Parameter",
     "Protocol",
     "RunError",
     "Seconds",
+    "Software",
     "Span",
     "TopologyError",
     "UnknownKeyError",
@@ -81,10 +87,13 @@ __all__ = [
     "fitted_parameters",
     "load_measurements",
     "load_profile",
+    "load_software",
     "parse_levels",
     "parse_measurements",
     "profile_names",
     "recorded",
+    "software_facts",
+    "software_names",
     "with_network",
     "with_records",
 ]

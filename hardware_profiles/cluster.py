@@ -28,6 +28,7 @@ from typing import Any, Literal
 
 from hardware_profiles.errors import TopologyError, UnknownKeyError
 from hardware_profiles.kernels import AttentionKernel, MatmulKernel
+from hardware_profiles.software import PYTORCH, AttentionKernels, Software
 from hardware_profiles.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
 FactKind = Literal["datasheet", "measured", "fitted", "assumed"]
@@ -73,10 +74,13 @@ class Efficiency:
 class Device:
     """One accelerator, or one process on a CPU.
 
-    A kernel costs at least `launch_latency`. Of `memory`, `reserved` is never available to tensors (driver context,
+    A kernel costs at least `launch_latency`, and an operator that a framework launches one by one what its host needs
+    for that, `host_latency`. Of `memory`, `reserved` is never available to tensors (driver context,
     communication buffers), and `allocator_slack` is the share by which the allocator holds more than it hands out.
     `compute_units` is the number of parts that work on one tile of a kernel each (SMs of a GPU, cores of an NPU).
     `matmul_kernels` and `attention_kernels` name dtypes; None says that the class efficiency is all there is.
+    `generations` says how many times longer older attention kernels take than those; `misaligned` how many times longer
+    a 16-bit matrix product takes whose rows are no multiples of 16 bytes.
     """
 
     name: str
@@ -91,6 +95,9 @@ class Device:
     compute_units: int
     matmul_kernels: tuple[tuple[str, MatmulKernel | None], ...]
     attention_kernels: tuple[tuple[str, AttentionKernel | None], ...]
+    host_latency: Seconds = field(default=0.0, metadata=_LATER)
+    misaligned: float = field(default=1.0, metadata=_LATER)
+    generations: tuple[tuple[AttentionKernels, float], ...] = field(default=(), metadata=_LATER)
 
     def peak(self, dtype: str) -> FlopsPerSecond:
         """Dense peak for a dtype ("bf16", "fp32", ...); raises `UnknownKeyError` for one that has no figure."""
@@ -125,6 +132,16 @@ class Device:
                 return kernel
         known = ", ".join(name for name, _ in self.attention_kernels)
         raise UnknownKeyError(f"device {self.name} does not say how it computes attention in {dtype!r}; it has {known}")
+
+    def attention_slowdown(self, kernels: AttentionKernels) -> float:
+        """How many times longer than its best ones these kernels take; raises `UnknownKeyError` if unknown."""
+        if kernels == "best":
+            return 1.0
+        for name, value in self.generations:
+            if name == kernels:
+                return value
+        known = ", ".join(("best", "unfused", *(name for name, _ in self.generations)))
+        raise UnknownKeyError(f"device {self.name} has no figure for attention by {kernels}; it has {known}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +240,7 @@ class Cluster:
     """`devices` devices of one kind under a hierarchy of levels (innermost first), and where the numbers come from.
 
     `composition` says how the levels differ from those of the profile called `name` (see `hardware_profiles.compose`);
-    empty: not at all.
+    empty: not at all. `software` runs on it.
     """
 
     name: str
@@ -232,11 +249,12 @@ class Cluster:
     devices: int
     composition: str = field(default="", compare=False)
     facts: tuple[Fact, ...] = field(default=(), repr=False, compare=False)
+    software: Software = PYTORCH
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check_levels(self.name, self.levels)
-        object.__setattr__(self, "_hash", hash((self.name, self.device, self.levels, self.devices)))
+        object.__setattr__(self, "_hash", hash((self.name, self.device, self.levels, self.devices, self.software)))
 
     def __hash__(self) -> int:
         return self._hash
@@ -269,6 +287,10 @@ class Cluster:
             raise TopologyError(f"cluster {self.name} holds at most {capacity} devices, got {devices}")
         return replace(self, devices=devices)
 
+    def with_software(self, software: Software) -> "Cluster":
+        """The same machines, run by other software."""
+        return replace(self, software=software)
+
     def group(self, size: int, stride: int) -> Group:
         """The group of devices 0, stride, 2*stride, ... (`size` of them), as every shift of it sees the hierarchy.
 
@@ -279,7 +301,7 @@ class Cluster:
         return _group(self, size, stride)
 
     def digest(self) -> str:
-        """sha256 over the canonical content, the number of devices and the sources left out."""
+        """sha256 over the canonical content; the number of devices, the software and the sources are left out."""
         content = {
             "name": self.name,
             "device": _plain(self.device),

@@ -40,7 +40,12 @@ _PROTOCOL = {
     "efficiency": (SHARE, "of the level's bandwidth, large messages"),
     "own": (SHARE, "of a sent part that the part a device keeps costs"),
 }
-_DEVICE = {"launch_latency_us": ("µs", "the least that a kernel costs")}
+_DEVICE = {
+    "launch_latency_us": ("µs", "the least that a kernel costs"),
+    "host_latency_us": ("µs", "that the host needs to launch an operator"),
+    "misaligned": ("times", "longer, a 16-bit product whose rows are no multiples of 16 bytes"),
+}
+_GENERATION = ("times", "longer than the best kernels of the device")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +80,8 @@ def _parameters(cluster: Cluster) -> Iterator[Parameter]:
                 yield _parameter(f"class {op_class}", name, fact, _EFFICIENCY)
             case ["device", name] if name in _DEVICE:
                 yield _parameter("kernels", name, fact, _DEVICE)
+            case ["device", "generations", name]:
+                yield _parameter("older attention", name, fact, {name: _GENERATION})
             case ["level", index, "protocol", number, name]:
                 level = cluster.levels[int(index)]
                 yield _parameter(f"{level.name} {level.protocols[int(number)].name}", name, fact, _PROTOCOL)

@@ -5,10 +5,9 @@
 `to_cluster` converts to SI units; nothing after it knows the units of the file.
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import Field, model_validator
 
 from hardware_profiles.cluster import (
     OP_CLASSES,
@@ -16,13 +15,12 @@ from hardware_profiles.cluster import (
     Device,
     DeviceType,
     Efficiency,
-    Fact,
-    FactKind,
     Level,
     NetworkKind,
     Protocol,
     Serves,
 )
+from hardware_profiles.fact_models import AtLeastOne, Number, Portion, Positive, Share, Strict, Text, facts_of
 from hardware_profiles.kernels import AttentionKernel, MatmulKernel
 from hardware_profiles.units import (
     bytes_from_gib,
@@ -31,72 +29,44 @@ from hardware_profiles.units import (
     seconds_from_us,
 )
 
-_Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class _Fact(_Strict):
-    value: float = Field(ge=0, allow_inf_nan=False)
-    source: _Text
-    kind: FactKind
-
-
-class _Positive(_Fact):
-    value: float = Field(gt=0, allow_inf_nan=False)
-
-
-class _Share(_Fact):
-    value: float = Field(gt=0, le=1)
-
-
-class _AtLeastOne(_Fact):
-    value: float = Field(ge=1, allow_inf_nan=False)
-
-
-class _Portion(_Fact):
-    value: float = Field(ge=0, le=1)
-
-
-class _FanOut(_Fact):
+class _FanOut(Number):
     value: int = Field(ge=2)
 
 
-class _Efficiency(_Strict):
-    compute: _Share
-    bandwidth: _Share
+class _Efficiency(Strict):
+    compute: Share
+    bandwidth: Share
 
 
-class _Units(_Fact):
+class _Units(Number):
     value: int = Field(ge=1)
 
 
-class _ByEfficiency(_Strict):
+class _ByEfficiency(Strict):
     """No fitted kernel: the roofline with the efficiency of the op class."""
 
     form: Literal["efficiency"]
 
 
-class _Like(_Strict):
+class _Like(Strict):
     """The kernel of another dtype, of which the profile has figures."""
 
     form: Literal["like"]
-    dtype: _Text
+    dtype: Text
 
 
-class _Matmul(_Strict):
+class _Matmul(Strict):
     form: Literal["tiled"]
-    compute: _Share
-    bandwidth: _Share
-    launch_us: _Fact
-    feed_gb_per_s: _Positive
-    fill: _Fact
-    quantisation: _Portion
-    split_us: _Fact
-    convert_gb_per_s: _Positive | None = None
-    spread: _Fact
+    compute: Share
+    bandwidth: Share
+    launch_us: Number
+    feed_gb_per_s: Positive
+    fill: Number
+    quantisation: Portion
+    split_us: Number
+    convert_gb_per_s: Positive | None = None
+    spread: Number
 
     def convert(self) -> MatmulKernel:
         rate = self.convert_gb_per_s
@@ -113,15 +83,15 @@ class _Matmul(_Strict):
         )
 
 
-class _Attention(_Strict):
+class _Attention(Strict):
     form: Literal["tiled"]
-    compute: _Share
-    softmax: _Fact
-    fill: _Fact
-    tail: _Fact
-    preparation_us: _Fact
-    passes: _Fact
-    spread: _Fact
+    compute: Share
+    softmax: Number
+    fill: Number
+    tail: Number
+    preparation_us: Number
+    passes: Number
+    spread: Number
 
     def convert(self) -> AttentionKernel:
         return AttentionKernel(
@@ -139,12 +109,12 @@ _MatmulForm = Annotated[_Matmul | _Like | _ByEfficiency, Field(discriminator="fo
 _AttentionForm = Annotated[_Attention | _Like | _ByEfficiency, Field(discriminator="form")]
 
 
-class _Protocol(_Strict):
-    name: _Text
-    setup_us: _Fact
-    latency_us: _Fact
-    efficiency: _Share
-    own: _Fact | None = None
+class _Protocol(Strict):
+    name: Text
+    setup_us: Number
+    latency_us: Number
+    efficiency: Share
+    own: Number | None = None
     serves: Serves = "all"
 
     def convert(self) -> Protocol:
@@ -158,14 +128,14 @@ class _Protocol(_Strict):
         )
 
 
-class _Level(_Strict):
-    name: _Text
+class _Level(Strict):
+    name: Text
     network: NetworkKind
     fan_out: _FanOut | None = None
-    bandwidth_gb_per_s: _Positive
+    bandwidth_gb_per_s: Positive
     protocol: list[_Protocol] = Field(min_length=1)
     in_network: _Protocol | None = None
-    oversubscription: _AtLeastOne | None = None
+    oversubscription: AtLeastOne | None = None
 
     def convert(self) -> Level:
         return Level(
@@ -179,19 +149,22 @@ class _Level(_Strict):
         )
 
 
-class _Device(_Strict):
-    name: _Text
+class _Device(Strict):
+    name: Text
     device_type: DeviceType
-    memory_gib: _Positive
-    reserved_gib: _Fact
-    allocator_slack: _Fact
-    memory_bandwidth_gb_per_s: _Positive
-    launch_latency_us: _Fact
+    memory_gib: Positive
+    reserved_gib: Number
+    allocator_slack: Number
+    memory_bandwidth_gb_per_s: Positive
+    launch_latency_us: Number
     compute_units: _Units
-    peak_tflops: dict[_Text, _Positive] = Field(min_length=1)
-    efficiency: dict[_Text, _Efficiency]
-    matmul: dict[_Text, _MatmulForm]
-    attention: dict[_Text, _AttentionForm]
+    peak_tflops: dict[Text, Positive] = Field(min_length=1)
+    efficiency: dict[Text, _Efficiency]
+    matmul: dict[Text, _MatmulForm]
+    attention: dict[Text, _AttentionForm]
+    host_latency_us: Number | None = None
+    misaligned: AtLeastOne | None = None
+    generations: dict[Literal["flash1", "flash2"], AtLeastOne] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _has_every_op_class(self) -> "_Device":
@@ -233,6 +206,9 @@ class _Device(_Strict):
             compute_units=self.compute_units.value,
             matmul_kernels=tuple((dtype, _matmul(self.matmul, dtype)) for dtype in sorted(self.matmul)),
             attention_kernels=tuple((dtype, _attention(self.attention, dtype)) for dtype in sorted(self.attention)),
+            host_latency=0.0 if self.host_latency_us is None else seconds_from_us(self.host_latency_us.value),
+            misaligned=1.0 if self.misaligned is None else self.misaligned.value,
+            generations=tuple((name, fact.value) for name, fact in sorted(self.generations.items())),
         )
 
 
@@ -248,11 +224,11 @@ def _attention(forms: dict[str, _AttentionForm], dtype: str) -> AttentionKernel 
     return form.convert() if isinstance(form, _Attention) else None
 
 
-class ProfileFile(_Strict):
+class ProfileFile(Strict):
     """A whole profile file."""
 
     schema_version: Literal[1]
-    id: _Text
+    id: Text
     device: _Device
     level: list[_Level] = Field(min_length=1)
 
@@ -264,20 +240,5 @@ class ProfileFile(_Strict):
             device=self.device.convert(),
             levels=levels,
             devices=levels[0].fan_out or 1,
-            facts=tuple(_facts("", self)),
+            facts=tuple(facts_of("", self)),
         )
-
-
-def _facts(path: str, value: object) -> Iterator[Fact]:
-    """Every number of the file with its path, in the order of the file's schema."""
-    if isinstance(value, _Fact):
-        yield Fact(key=path, value=value.value, source=value.source, kind=value.kind)
-    elif isinstance(value, BaseModel):
-        for key in type(value).model_fields:
-            yield from _facts(f"{path}.{key}" if path else key, getattr(value, key))
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _facts(f"{path}.{key}", item)
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _facts(f"{path}.{index}", item)

@@ -28,7 +28,7 @@ from planner.plan.plan import Plan, Prediction, StagePrediction
 from planner.pricing import (
     OperatorPrices,
     ParameterPrices,
-    RedistributionPricer,
+    Pricers,
     keeping,
     price_operator,
     price_parameter,
@@ -118,9 +118,10 @@ class _Walk:
 
     def __post_init__(self) -> None:
         graph, plan = self.bound.graph, self.bound.plan
-        self.pricer = RedistributionPricer(mesh=plan.mesh, cluster=self.cluster)
+        self.pricers = Pricers.of(plan.mesh, self.cluster)
         self.alive = liveness(graph)
-        self.replay = replay(graph, self.bound.blocks.start, self.bound.blocks.start + self.bound.blocks.period)
+        whole = self.cluster.software.whole_blocks
+        self.replay = replay(graph, self.bound.blocks.start, self.bound.blocks.start + self.bound.blocks.period, whole)
         self.stage_of = stage_of_operators(self.bound)
         self.rank_of = {at: stage % plan.pipeline for at, stage in self.stage_of.items()}
         self.flops = 0.0
@@ -232,10 +233,24 @@ class _Walk:
             cost.memory["activations"] += live * tensor.nbytes * local_fraction(layout, self.bound.plan.mesh.sizes)
 
     def _move(
-        self, cost: StageCost, part: str, tensor: TensorType, source: Layout, target: Layout, times: int = 1
+        self,
+        cost: StageCost,
+        part: str,
+        tensor: TensorType,
+        source: Layout,
+        target: Layout,
+        times: int = 1,
+        *,
+        back: bool = False,
     ) -> None:
-        """Charge a redistribution, in a part of the micro-batch's time or of what is done once a step."""
-        route = self.pricer.route(tensor, source, target)
+        """Charge a redistribution, in a part of the micro-batch's time or of what is done once a step; `back` where it
+        is a gradient that goes back to its parameter."""
+        pricer = self.pricers.activations
+        if "gathering" in part and not back:
+            pricer = self.pricers.parameters
+        elif back:
+            pricer = self.pricers.gradients
+        route = pricer.route(tensor, source, target)
         (cost.once if part in TIME_PER_STEP else cost.micro_batch)[part] += times * route.seconds
         for message in route.messages:
             cost.messages[part, message] += times
@@ -254,8 +269,8 @@ class _Walk:
         tensor, stored = self.bound.graph.types[name], self.bound.parameters[name]
         self._move(cost, "parameter gathering", tensor, stored.weight, wanted.forward, times)
         if name in self.bound.graph.differentiable:
-            self._move(cost, "parameter gathering", tensor, wanted.gradient, stored.gradient)
-        return bool(self.pricer.route(tensor, stored.weight, wanted.forward).messages)
+            self._move(cost, "parameter gathering", tensor, wanted.gradient, stored.gradient, back=True)
+        return bool(self.pricers.parameters.route(tensor, stored.weight, wanted.forward).messages)
 
     def _parameter(self, cost: StageCost, name: str) -> None:
         plan, graph = self.bound.plan, self.bound.graph
@@ -264,11 +279,12 @@ class _Walk:
         if kind not in self._stored:
             training = plan.training
             self._stored[kind] = price_parameter(
-                tensor, trainable, [stored], training.precision, training.optimizer, self.pricer
+                tensor, trainable, [stored], training.precision, training.optimizer, self.pricers
             )
         prices = self._stored[kind]
         if trainable:
-            self._move(cost, "gradient reduction", replace(tensor, dtype="float32"), stored.gradient, stored.state)
+            accumulated = replace(tensor, dtype="float32")
+            self._move(cost, "gradient reduction", accumulated, stored.gradient, stored.state, back=True)
             self._move(cost, "weight gathering", tensor, stored.state, stored.weight)
             self._tied(cost, name)
         cost.micro_batch["gradient accumulation"] += float(prices.accumulation[0])

@@ -10,7 +10,22 @@ find the shape of a product C = A B, on extents that a strategy has divided:
 
 Its gradients are products too, dA = dC B^T of shape (m, k, n) and dB of shape (n, k, m), one kernel each. A third
 operand, which joins the sum, is added by the kernel that writes C, and its gradient is summed up by one that reads dC;
-both are taken as free.
+both are taken as free. In 16 bits rows of n or k elements that are no multiples of 16 bytes cannot be loaded in whole
+words: such products take `Device.misaligned` times longer.
+
+What software adds (`hardware_profiles.Software`):
+
+    every operator        t >= host latency: kernels that are shorter wait for the host
+    elementwise and such  bytes times `passes`
+    attention             "flash1", "flash2": the time of older kernels; "unfused": two products and a softmax with
+                          dropout through memory, six kernels for one
+
+        scores E = batch heads q k             forward                              backward
+        products    q k^T, p v                 2 matmuls                            4 matmuls
+        softmax     scaled and masked          read and write: 2 w E                3 w E: result, gradient in and out
+        dropout                                read, write, mask: (2 w + 1) E       (2 w + 1) E
+
+    (Korthikanti et al. 2022, section 4.1, count the same tensors: 5 a s^2 b bytes kept where w = 2.)
 """
 
 from collections.abc import Callable, Mapping
@@ -20,11 +35,29 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels import AttentionShape, attention_backward_time, attention_time, matmul_time, operator_time
-from hardware_profiles import Device
+from costmodels import (
+    FREE_OP_CLASS,
+    AttentionShape,
+    Quantity,
+    attention_backward_time,
+    attention_time,
+    element_bytes,
+    matmul_time,
+    operator_time,
+)
+from hardware_profiles import Device, Software
 from planner.sharding.rule import Rule
 
 Array: TypeAlias = NDArray[np.float64]
+
+WORD = 16
+"""Bytes that a tensor core's operands are loaded by."""
+
+UNFUSED_KERNELS = 6
+"""Operators that a framework launches for unfused attention: two products, scaling, mask, softmax, dropout."""
+
+_PASSED = frozenset({"elementwise", "normalisation", "cross_entropy", "copy"})
+_SHORT = frozenset({"bf16", "fp16"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,6 +69,7 @@ class KernelCall:
     extents: Array
     dtype: str
     device: Device
+    software: Software
     graded: tuple[int, ...]
     flops: Array
     moved: Array
@@ -53,15 +87,36 @@ class KernelCall:
 
 def kernel_seconds(call: KernelCall) -> tuple[Array, Array]:
     """Seconds of the forward and the backward kernels, (K,) each; no gradients, no backward pass."""
-    return _BY_SHAPE.get(call.rule.op_class, _by_work)(call)
+    forward, backward = _BY_SHAPE.get(call.rule.op_class, _by_work)(call)
+    host = call.device.host_latency * call.software.host * _launched(call)
+    if not host:
+        return forward, backward
+    return np.maximum(forward, host), np.maximum(backward, host) if call.graded else backward
+
+
+def score_bytes(call: KernelCall) -> Array | None:
+    """Bytes of scores that unfused attention keeps for its backward pass, (K,); None for every other operator."""
+    if call.rule.op_class != "attention" or call.software.attention != "unfused" or not call.graded:
+        return None
+    shape = _attention_shape(call)
+    return np.asarray(_scores(shape) * (call.software.scores * element_bytes(call.dtype)))
+
+
+def _launched(call: KernelCall) -> int:
+    """Operators that a framework launches for one of the graph."""
+    if call.rule.op_class == FREE_OP_CLASS:
+        return 0
+    return UNFUSED_KERNELS if call.rule.op_class == "attention" and call.software.attention == "unfused" else 1
 
 
 def _by_work(call: KernelCall) -> tuple[Array, Array]:
+    passes = call.software.passes if call.rule.op_class in _PASSED else 1.0
+
     def seconds(work: Array, moved: Array, kernels: int) -> Array:
         time = operator_time(
             op_class=call.rule.op_class,
             flops=work,
-            bytes_moved=moved,
+            bytes_moved=moved * passes,
             dtype=call.dtype,
             device=call.device,
             kernels=kernels,
@@ -83,23 +138,56 @@ def _matmul(call: KernelCall) -> tuple[Array, Array]:
         for dims in (rule.operands[first], rule.operands[second], rule.results[0])
     )
     m, n, k, batch = call.extent(a - b), call.extent(b - a), call.extent((a & b) - c), call.extent(a & b & c)
+    words = WORD // element_bytes(call.dtype)
+    slower = np.where((n % words > 0) | (k % words > 0), call.device.misaligned, 1.0) if call.dtype in _SHORT else 1.0
     products = [(m, n, k)]
     products += [(m, k, n)] if first in call.graded else []
     products += [(n, k, m)] if second in call.graded else []
     rows, columns, depths = (np.concatenate(extents) for extents in zip(*products, strict=True))
     time = matmul_time(rows, columns, depths, np.tile(batch, len(products)), call.dtype, call.device)
-    by_product = np.asarray(time).reshape(len(products), len(m))
+    by_product = np.asarray(time).reshape(len(products), len(m)) * slower
     return by_product[0], by_product[1:].sum(axis=0)
 
 
 def _attention(call: KernelCall) -> tuple[Array, Array]:
-    extents = {role: call.extent(factors) for role, factors in call.rule.roles}
-    shape = AttentionShape(**extents, causal=call.rule.causal)
-    forward = np.asarray(attention_time(shape, call.dtype, call.device))
+    shape = _attention_shape(call)
+    if call.software.attention == "unfused":
+        return _unfused(shape, call)
+    slower = call.device.attention_slowdown(call.software.attention)
+    forward = np.asarray(attention_time(shape, call.dtype, call.device)) * slower
     if not call.graded:
         return forward, np.zeros(len(call.extents))
     work = call.rule.backward_work(call.worked)
-    return forward, np.asarray(attention_backward_time(shape, call.dtype, call.device, work))
+    return forward, np.asarray(attention_backward_time(shape, call.dtype, call.device, work)) * slower
+
+
+def _unfused(shape: AttentionShape, call: KernelCall) -> tuple[Array, Array]:
+    """Attention with its scores in memory."""
+    dtype, device, width = call.dtype, call.device, element_bytes(call.dtype)
+    each, q, k, d, v = (shape.batch * shape.heads, shape.queries, shape.keys, shape.head_dim, shape.value_dim)
+    scores, nothing = _scores(shape), np.zeros(len(call.extents))
+
+    def products(*extents: tuple[Quantity, Quantity, Quantity]) -> Array:
+        return sum((np.asarray(matmul_time(*one, each, dtype, device)) for one in extents), nothing)
+
+    def passed(nbytes: Array) -> Array:
+        time = operator_time(op_class="elementwise", flops=nothing, bytes_moved=nbytes, dtype=dtype, device=device)
+        return np.asarray(time)
+
+    forward = products((q, k, d), (q, v, k)) + passed(2 * width * scores) + passed((2 * width + 1) * scores)
+    if not call.graded:
+        return forward, nothing
+    backward = products((q, d, k), (k, d, q), (q, k, v), (k, v, q))
+    return forward, backward + passed(3 * width * scores) + passed((2 * width + 1) * scores)
+
+
+def _attention_shape(call: KernelCall) -> AttentionShape:
+    extents = {role: call.extent(factors) for role, factors in call.rule.roles}
+    return AttentionShape(**extents, causal=call.rule.causal)
+
+
+def _scores(shape: AttentionShape) -> Array:
+    return np.asarray(shape.batch * shape.heads * shape.queries * shape.keys)
 
 
 _BY_SHAPE: Mapping[str, Callable[[KernelCall], tuple[Array, Array]]] = {"attention": _attention, "matmul": _matmul}

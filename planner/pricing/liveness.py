@@ -11,7 +11,7 @@ parameter that is gathered for a use is gathered again where the backward pass r
 
 A block that is recomputed is computed again only until all that its backward pass needs is there (torch's checkpoint
 stops early): what comes after the last operator that keeps something is left out, and so is that operator's own work
-where it keeps nothing but operands.
+where it keeps nothing but operands. Other software runs the whole block again (`Software.whole_blocks`).
 
     ... ─> silu · up ──(moved)──> down projection ─> residual sum        kept last: the operand of the projection
     └────── done again ─────────┘└────────── left out ──────────┘
@@ -69,8 +69,10 @@ def liveness(graph: OperatorGraph) -> Liveness:
     return Liveness(saved=saved, weights=weights, kept=frozenset(kept))
 
 
-def replay(graph: OperatorGraph, start: int, stop: int) -> Replay:
-    """What the recomputation of the block of operators start ... stop - 1 does again."""
+def replay(graph: OperatorGraph, start: int, stop: int, whole: bool = False) -> Replay:
+    """What the recomputation of the block of operators start ... stop - 1 does again; all of it if `whole`."""
+    if whole:
+        return Replay(moves=stop - start, works=stop - start)
     for at in reversed(range(start, stop)):
         op = graph.operators[at]
         rule = rule_of(graph, op)

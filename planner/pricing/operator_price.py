@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hardware_profiles import Cluster
 from planner.errors import RuleError
 from planner.graph.operator_graph import TensorType
-from planner.pricing.kernels import KernelCall, kernel_seconds
+from planner.pricing.kernels import KernelCall, kernel_seconds, score_bytes
 from planner.pricing.message import Message, message_seconds
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import Dims, FactorKind, Rule, Strategy, Work, local_extents
@@ -77,18 +77,21 @@ def price_operator(
     graded = tuple(i for i, needed in enumerate(differentiable) if needed)
     gradients = sum((operand_bytes[i] for i in graded), np.zeros(len(extents)))
     worked = sum(i not in rule.addends for i in graded)
-    forward, backward = kernel_seconds(
-        KernelCall(
-            rule=rule,
-            extents=extents,
-            dtype=dtype,
-            device=cluster.device,
-            graded=graded,
-            flops=flops,
-            moved=read + written + looked_up,
-            moved_backward=read + written + gradients,
-        )
+    call = KernelCall(
+        rule=rule,
+        extents=extents,
+        dtype=dtype,
+        device=cluster.device,
+        software=cluster.software,
+        graded=graded,
+        flops=flops,
+        moved=read + written + looked_up,
+        moved_backward=read + written + gradients,
     )
+    forward, backward = kernel_seconds(call)
+    extra = score_bytes(call)
+    if extra is None:
+        extra = _sum_work(rule.saved_extra, extents) if graded else np.zeros(len(extents))
     inner_forward, inner_backward = _inner(rule, strategies, mesh, cluster)
     free = rule.op_class == "view"
     return OperatorPrices(
@@ -98,7 +101,7 @@ def price_operator(
         inner_backward=inner_backward,
         operands=operand_bytes,
         results=result_bytes,
-        saved_extra=_sum_work(rule.saved_extra, extents) if graded else np.zeros(len(extents)),
+        saved_extra=extra,
         transient=np.zeros(len(extents)) if free else written * (2 if graded else 1) + gradients,
         flops=flops * (1 + rule.backward_work(worked)),
     )
@@ -172,9 +175,10 @@ def inner_messages(rule: Rule, strategy: Strategy, mesh: Mesh) -> tuple[InnerMes
 def _inner(rule: Rule, strategies: Sequence[Strategy], mesh: Mesh, cluster: Cluster) -> tuple[Array, Array]:
     """Seconds of the inner messages."""
     forward, backward = np.zeros(len(strategies)), np.zeros(len(strategies))
+    exposed = 1 - cluster.software.hidden.tensor
     for row, strategy in enumerate(strategies if rule.inner else ()):
         for inner in inner_messages(rule, strategy, mesh):
-            seconds = message_seconds(inner.message, mesh, cluster)
+            seconds = message_seconds(inner.message, mesh, cluster) * exposed
             forward[row] += seconds * inner.forward
             backward[row] += seconds * inner.backward
     return forward, backward

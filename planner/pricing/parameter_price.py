@@ -6,7 +6,8 @@ the optimizer updates its piece, and the new weights are brought back into the l
     gradient layout --(fp32)--> state layout --update--> state layout --(compute dtype)--> weight layout
 
 Every micro-batch: its gradient, in the compute dtype, is added to the accumulated one in fp32. That reads both and
-writes one, a pass over the parameters that a fused weight gradient would save; the runtime does not fuse.
+writes one, a pass over the parameters that software with a fused weight gradient saves (`Software.accumulates`); the
+runtime does not fuse.
 
 ZeRO-1 is a state cut finer than the weight; ZeRO-2 cuts the gradient too and reduce-scatters that of every use, ZeRO-3
 cuts the weight too and gathers it at every use; both are priced with the use.
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from costmodels import operator_time, optimizer_time, parameter_bytes
 from planner.graph.operator_graph import TensorType
-from planner.pricing.redistribution_price import RedistributionPricer
+from planner.pricing.redistribution_price import Pricers
 from planner.sharding.layout import local_fraction
 from planner.sharding.stored import StoredParameter
 
@@ -48,10 +49,10 @@ def price_parameter(
     stored: Sequence[StoredParameter],
     precision: str,
     optimizer: str,
-    pricer: RedistributionPricer,
+    pricers: Pricers,
 ) -> ParameterPrices:
     """Prices of keeping a parameter of this type in each of the given stored layouts."""
-    sizes = pricer.mesh.sizes
+    sizes = pricers.parameters.mesh.sizes
     per = parameter_bytes(precision, optimizer)
     weight = np.array([local_fraction(s.weight, sizes) for s in stored]) * tensor.numel
     zeros = np.zeros(len(stored))
@@ -70,16 +71,16 @@ def price_parameter(
     accumulated = replace(tensor, dtype="float32")
     # an fp32 weight is its own master copy where the state cuts it finer; elsewhere the piece of the state is a copy
     weights, gradients, states = ([getattr(s, kind) for s in stored] for kind in ("weight", "gradient", "state"))
-    copies = pricer.pairs(tensor, weights, states).sends if per.weight == _FP32 else zeros
+    copies = pricers.parameters.pairs(tensor, weights, states).sends if per.weight == _FP32 else zeros
     added = gradient * (tensor.element_bytes + 2 * per.gradient)
-    device = pricer.cluster.device
+    cluster = pricers.parameters.cluster
+    device = cluster.device
+    passed = operator_time(op_class="copy", flops=0.0, bytes_moved=added, dtype="fp32", device=device)
     return ParameterPrices(
-        accumulation=np.asarray(
-            operator_time(op_class="copy", flops=0.0, bytes_moved=added, dtype="fp32", device=device)
-        ),
-        synchronisation=pricer.pairs(accumulated, gradients, states).seconds,
+        accumulation=np.asarray(passed) if cluster.software.accumulates else zeros,
+        synchronisation=pricers.gradients.pairs(accumulated, gradients, states).seconds,
         update=np.asarray(optimizer_time(state, precision, optimizer, device)),
-        gather=pricer.pairs(tensor, states, weights).seconds,
+        gather=pricers.parameters.pairs(tensor, states, weights).seconds,
         weight=weight * per.weight,
         gradient=gradient * per.gradient,
         state=state * (per.state + _FP32 * copies),

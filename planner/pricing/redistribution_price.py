@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodels import operator_time
-from hardware_profiles import Cluster
+from hardware_profiles import Bytes, Cluster
 from planner.graph.operator_graph import TensorType
 from planner.pricing.message import Message, message_seconds
 from planner.sharding.layout import Layout
@@ -31,6 +31,31 @@ class RedistributionMatrix:
 
     seconds: Array
     sends: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pricers:
+    """Redistributions by what is moved, because software hides and groups them differently: activations, parameters
+    that are gathered for use or after the update, gradients."""
+
+    activations: "RedistributionPricer"
+    parameters: "RedistributionPricer"
+    gradients: "RedistributionPricer"
+
+    @classmethod
+    def of(cls, mesh: Mesh, cluster: Cluster) -> "Pricers":
+        """Those of the software of a cluster."""
+        software = cluster.software
+        paths: dict[tuple[int, ...], Routes] = {}
+
+        def pricer(hidden: float, bucket: Bytes) -> "RedistributionPricer":
+            return RedistributionPricer(mesh=mesh, cluster=cluster, exposed=1 - hidden, bucket=bucket, _paths=paths)
+
+        return cls(
+            activations=pricer(software.hidden.tensor, 0.0),
+            parameters=pricer(software.hidden.gathers, software.bucket),
+            gradients=pricer(software.hidden.reductions, software.bucket),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +85,16 @@ class _Places:
 
 @dataclass(kw_only=True, eq=False)
 class RedistributionPricer:
-    """Prices redistributions on one mesh of one cluster. Keeps what it has priced."""
+    """Prices redistributions on one mesh of one cluster. Keeps what it has priced.
+
+    `exposed` is the share of the seconds of messages that computation does not hide. Messages shorter than `bucket`
+    are sent together with others up to that size, and take their share of it.
+    """
 
     mesh: Mesh
     cluster: Cluster
+    exposed: float = 1.0
+    bucket: Bytes = 0.0
     _paths: dict[tuple[int, ...], Routes] = field(default_factory=dict)
     _places: dict[tuple[int, int], _Places] = field(default_factory=dict)
     _asked: dict[tuple[tuple[int, ...], bytes, bytes], _Asked] = field(default_factory=dict)
@@ -153,7 +184,9 @@ class RedistributionPricer:
 
     def _step_seconds(self, kind: str, axis: int, message: float) -> float:
         if kind in COLLECTIVES:
-            return message_seconds(Message(kind=kind, axis=axis, nbytes=message), self.mesh, self.cluster)
+            sent = max(message, self.bucket)
+            seconds = message_seconds(Message(kind=kind, axis=axis, nbytes=sent), self.mesh, self.cluster)
+            return self.exposed * seconds * (message / sent if sent else 1.0)
         if kind == "slice" or self.mesh.sizes[axis] == 1:
             return 0.0  # a view
         # zero and pad write a tensor of the size held before

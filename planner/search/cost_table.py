@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 
 from hardware_profiles import Cluster
 from planner.graph.operator_graph import OperatorGraph, TensorType
-from planner.pricing import OperatorPrices, ParameterPrices, RedistributionPricer, price_operator, price_parameter
+from planner.pricing import (
+    OperatorPrices,
+    ParameterPrices,
+    Pricers,
+    RedistributionPricer,
+    price_operator,
+    price_parameter,
+)
 from planner.search.candidates import CandidateLists, Candidates, DuplexColumn, LayoutColumn
 from planner.search.restriction import Restriction
 from planner.search.template import Template, ValueEdge
@@ -94,7 +101,7 @@ class TableBuilder:
 
     def __post_init__(self) -> None:
         self._lists = CandidateLists(mesh=self.mesh)
-        self._pricer = RedistributionPricer(mesh=self.mesh, cluster=self.cluster)
+        self._pricers = Pricers.of(self.mesh, self.cluster)
         self._prices: dict[tuple[int, tuple[bool, ...], int], tuple[Rule, Candidates, OperatorPrices]] = {}
         self._parameters: dict[object, tuple[tuple[StoredParameter, ...], ParameterPrices, DuplexColumn]] = {}
 
@@ -155,9 +162,10 @@ class TableBuilder:
         made = operators[edge.producer].candidates.results[place]
         wanted = operators[edge.consumer].candidates.operands[edge.operand]
         tensor = graph.types[edge.name]
-        forward = self._spread(tensor, made.forward, wanted.forward)
+        pricer = self._pricers.activations
+        forward = _spread(pricer, tensor, made.forward, wanted.forward)
         if edge.name in graph.differentiable:
-            backward = self._spread(tensor, wanted.gradient, made.gradient).T
+            backward = _spread(pricer, tensor, wanted.gradient, made.gradient).T
         else:
             backward = np.zeros_like(forward)
         bytes_kept = np.zeros_like(forward)
@@ -181,7 +189,7 @@ class TableBuilder:
         key = (tensor, trainable, among)
         if key not in self._parameters:
             stored = legal_stored(tensor.shape, self.mesh.sizes, trainable) if among is None else among
-            prices = price_parameter(tensor, trainable, stored, self.precision, self.optimizer, self._pricer)
+            prices = price_parameter(tensor, trainable, stored, self.precision, self.optimizer, self._pricers)
             column = DuplexColumn(
                 forward=LayoutColumn.of([s.weight for s in stored]),
                 gradient=LayoutColumn.of([s.gradient for s in stored]),
@@ -193,10 +201,10 @@ class TableBuilder:
             for operand, used in enumerate(graph.operators[at].operands):
                 if used == name:
                     wanted = operators[at].candidates.operands[operand]
-                    gather = self._spread(tensor, made.forward, wanted.forward)
-                    back = (
-                        self._spread(tensor, wanted.gradient, made.gradient).T if trainable else np.zeros_like(gather)
-                    )
+                    gather = _spread(self._pricers.parameters, tensor, made.forward, wanted.forward)
+                    back = np.zeros_like(gather)
+                    if trainable:
+                        back = _spread(self._pricers.gradients, tensor, wanted.gradient, made.gradient).T
                     nbytes = operators[at].prices.operands[operand][None, :]
                     uses.append(
                         UseTable(
@@ -209,17 +217,18 @@ class TableBuilder:
                     )
         return ParameterTable(name=name, stored=stored, prices=prices, uses=tuple(uses))
 
-    def _spread(self, tensor: TensorType, source: LayoutColumn, target: LayoutColumn) -> Array:
-        """Redistribution seconds for every pair of candidates."""
-        matrix = self._pricer.matrix(tensor, source.distinct, target.distinct)
-        seconds: Array = matrix.seconds[source.index[:, None], target.index[None, :]]
-        return seconds
-
     def _sends(self, tensor: TensorType, source: LayoutColumn, target: LayoutColumn) -> NDArray[np.bool_]:
         """Whether anything is sent, for every pair of candidates."""
-        matrix = self._pricer.matrix(tensor, source.distinct, target.distinct)
+        matrix = self._pricers.parameters.matrix(tensor, source.distinct, target.distinct)
         sends: NDArray[np.bool_] = matrix.sends[source.index[:, None], target.index[None, :]]
         return sends
+
+
+def _spread(pricer: RedistributionPricer, tensor: TensorType, source: LayoutColumn, target: LayoutColumn) -> Array:
+    """Redistribution seconds for every pair of candidates."""
+    matrix = pricer.matrix(tensor, source.distinct, target.distinct)
+    seconds: Array = matrix.seconds[source.index[:, None], target.index[None, :]]
+    return seconds
 
 
 def _same(made: LayoutColumn, wanted: LayoutColumn) -> NDArray[np.bool_]:

@@ -65,6 +65,7 @@ class Template:
     own_parameters: frozenset[str]  # every block has parameters of its own in place of these
     alive: Liveness
     kept_for_next: frozenset[str] = frozenset()  # shared values that only the next block keeps: not those of the last
+    whole_blocks: bool = False  # recomputation runs a block to its end
     kept_for_rest: frozenset[str] = frozenset()  # shared values that only what follows keeps: those of the last block
 
     def in_block(self, index: int) -> bool:
@@ -81,7 +82,8 @@ class Template:
     @cached_property
     def replay(self) -> Replay:
         """How much of the block is recomputed where blocks are."""
-        return replay(self.graph, self.blocks.start, self.blocks.start + self.blocks.period)
+        start = self.blocks.start
+        return replay(self.graph, start, start + self.blocks.period, self.whole_blocks)
 
     @cached_property
     def carried(self) -> tuple[str, ...]:
@@ -103,8 +105,8 @@ class Template:
         return self.blocks.count > 1 and not past and not shared
 
 
-def fold(graph: OperatorGraph, blocks: BlockRun) -> Template:
-    """The template of a prepared graph.
+def fold(graph: OperatorGraph, blocks: BlockRun, whole_blocks: bool = False) -> Template:
+    """The template of a prepared graph; `whole_blocks`: recomputation runs a block to its end.
 
     Where the part after the blocks reads more than the last block, nothing is folded.
     """
@@ -150,7 +152,14 @@ def fold(graph: OperatorGraph, blocks: BlockRun) -> Template:
     own = frozenset(block_parameters(graph, blocks, 0))
     edges = (*_straight(folded, blocks, loops), *loops)
     return _with_liveness(
-        Template(graph=folded, blocks=blocks, edges=edges, own_parameters=own, alive=liveness(folded))
+        Template(
+            graph=folded,
+            blocks=blocks,
+            edges=edges,
+            own_parameters=own,
+            alive=liveness(folded),
+            whole_blocks=whole_blocks,
+        )
     )
 
 

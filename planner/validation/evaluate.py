@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 
 from costmodels import CostModelError
-from hardware_profiles import Cluster, HardwareProfileError, load_profile
+from hardware_profiles import Cluster, HardwareProfileError
 from planner.errors import InfeasibleError, PlannerError
 from planner.graph.operator_graph import OperatorGraph
 from planner.models.dimensions import TRACED_BATCH, Dimensions, build
@@ -22,6 +22,7 @@ from planner.plan.plan import Prediction
 from planner.search.api import search
 from planner.validation.configuration import Job, Run, run_of
 from planner.validation.rows import Row
+from planner.validation.software import machine_of_run
 
 CHUNK = 60
 """Rows that a process takes at once: tracing a model again costs as much as evaluating a few of its rows."""
@@ -97,7 +98,10 @@ def evaluate_chunk(rows: Iterable[Row]) -> list[Evaluated]:
         try:
             run = run_of(row)
             notes = run.notes
-            cluster = load_profile(run.job.profile).with_devices(run.job.devices)
+            assumed: list[str] = list(notes)
+            zero = 0 if run.pinned.zero is None else run.pinned.zero
+            cluster = machine_of_run(row, run.job.devices, zero, assumed)
+            notes = tuple(assumed)
             if run.job.model not in graphs:
                 graphs = {run.job.model: traced(run.job.model)}
             prediction, feasible = _predicted(run, cluster, graphs[run.job.model])

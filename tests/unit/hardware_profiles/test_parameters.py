@@ -23,6 +23,8 @@ def test_values_are_those_of_the_file() -> None:
     setup = found["node nvlink_sharp", "setup"]
     assert (setup.value, setup.unit, setup.kind) == (22.5, "µs", "fitted")
     assert found["matmul bf16", "feed"].unit == "GB/s"
+    assert found["older attention", "flash2"].unit == "times"
+    assert {name for part, name in found if part == "kernels"} == {"launch_latency", "host_latency", "misaligned"}
     assert "kernels_gemm.csv" in found["matmul bf16", "compute"].source
 
 

@@ -17,7 +17,7 @@ from planner.errors import RuleError
 from planner.graph.call import Call
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.bind import prepare
-from planner.pricing import OperatorPrices, RedistributionPricer, price_operator, price_parameter
+from planner.pricing import OperatorPrices, Pricers, RedistributionPricer, price_operator, price_parameter
 from planner.pricing.liveness import liveness, replay
 from planner.sharding.layout import PARTIAL, REPLICATE, divides, parse_layout, shard
 from planner.sharding.mesh import Mesh, build_mesh
@@ -200,7 +200,7 @@ def test_parameters_by_hand() -> None:
     tensor = TensorType(shape=(64, 32), dtype="bfloat16")
     numel, pricer = 64 * 32, RedistributionPricer(mesh=build_mesh(CLUSTER, (8,)), cluster=CLUSTER)
     rows = [stored("R", "P", "R"), stored("R", "P", "S0"), stored("S0", "S0", "S0")]
-    prices = price_parameter(tensor, True, rows, "bf16", "adamw", pricer)
+    prices = price_parameter(tensor, True, rows, "bf16", "adamw", Pricers.of(pricer.mesh, CLUSTER))
     group = CLUSTER.group(8, 1)
     assert list(prices.weight) == [2 * numel, 2 * numel, 2 * numel / 8]
     assert list(prices.gradient) == [4 * numel, 4 * numel, 4 * numel / 8]
@@ -216,7 +216,7 @@ def test_a_frozen_parameter_costs_its_weight() -> None:
     tensor = TensorType(shape=(64, 32), dtype="float32")
     pricer = RedistributionPricer(mesh=MESH, cluster=CLUSTER)
     rows = [stored("R,R", "R,R", "R,R"), stored("R,S0", "R,S0", "R,S0")]
-    prices = price_parameter(tensor, False, rows, "fp32", "adamw", pricer)
+    prices = price_parameter(tensor, False, rows, "fp32", "adamw", Pricers.of(pricer.mesh, CLUSTER))
     assert list(prices.weight) == [4.0 * 64 * 32, 4.0 * 64 * 4]
     for field in ("synchronisation", "update", "gather", "gradient", "state"):
         assert not np.any(getattr(prices, field)), field
@@ -290,7 +290,7 @@ def test_a_state_that_is_no_slice_of_its_weight_needs_a_master_copy() -> None:
     tensor = TensorType(shape=(32, 64), dtype="float32")
     pricer = RedistributionPricer(mesh=MESH, cluster=CLUSTER)
     rows = [stored("R,R", "P,P", "S0,S0"), stored("R,S0", "P,S0", "S0,S0")]
-    prices = price_parameter(tensor, True, rows, "fp32", "adamw", pricer)
+    prices = price_parameter(tensor, True, rows, "fp32", "adamw", Pricers.of(pricer.mesh, CLUSTER))
     assert list(prices.state) == [8 * 32 * 64 / 16, 12 * 32 * 64 / 16]
 
 

@@ -1,0 +1,51 @@
+"""Numbers of files with their source and kind, as pydantic models: what profiles and stacks are made of."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from hardware_profiles.cluster import Fact, FactKind
+
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Number(Strict):
+    value: float = Field(ge=0, allow_inf_nan=False)
+    source: Text
+    kind: FactKind
+
+
+class Positive(Number):
+    value: float = Field(gt=0, allow_inf_nan=False)
+
+
+class Share(Number):
+    value: float = Field(gt=0, le=1)
+
+
+class AtLeastOne(Number):
+    value: float = Field(ge=1, allow_inf_nan=False)
+
+
+class Portion(Number):
+    value: float = Field(ge=0, le=1)
+
+
+def facts_of(path: str, value: object) -> Iterator[Fact]:
+    """Every number of the file with its path, in the order of the file's schema."""
+    if isinstance(value, Number):
+        yield Fact(key=path, value=value.value, source=value.source, kind=value.kind)
+    elif isinstance(value, BaseModel):
+        for key in type(value).model_fields:
+            yield from facts_of(f"{path}.{key}" if path else key, getattr(value, key))
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from facts_of(f"{path}.{key}", item)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from facts_of(f"{path}.{index}", item)

@@ -1,0 +1,63 @@
+"""How software runs what a plan leaves open: facts that change seconds and bytes, not results."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hardware_profiles.units import Bytes
+
+AttentionKernels = Literal["best", "flash2", "flash1", "unfused"]
+"""The fastest of the device, the second or first generation of FlashAttention, or score matrices in memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hidden:
+    """Shares of communication, in [0, 1], that computation hides: 0 waits for all of it. Of activations (`tensor`), of
+    parameters that are gathered for use or after the update (`gathers`), and of gradients (`reductions`)."""
+
+    tensor: float = 0.0
+    gathers: float = 0.0
+    reductions: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """A training stack.
+
+    Attributes:
+        name: of the stack.
+        passes: how often the bytes of elementwise work, norms and losses pass through memory, in units of one kernel
+            for each operator of the graph: more where casts, bias and dropout are kernels of their own, less where a
+            compiler fuses chains.
+        host: what the host takes to launch an operator, in units of `Device.host_latency`.
+        attention: which attention kernels.
+        scores: with unfused attention, bytes kept for the backward pass of each score, for each byte of an element.
+        whole_blocks: whether recomputation runs a block to its end (Megatron), or only until all that its backward
+            pass needs is there (torch's checkpoint).
+        accumulates: whether adding up gradients is a pass of its own, or done by the kernel of the weight gradient.
+        hidden: communication that computation hides.
+        bucket: bytes of parameters or gradients that are sent together; 0 sends each tensor by itself.
+    """
+
+    name: str
+    passes: float
+    host: float
+    attention: AttentionKernels
+    scores: float
+    whole_blocks: bool
+    accumulates: bool
+    hidden: Hidden
+    bucket: Bytes
+
+
+PYTORCH = Software(
+    name="pytorch",
+    passes=1.0,
+    host=1.0,
+    attention="best",
+    scores=0.0,
+    whole_blocks=False,
+    accumulates=True,
+    hidden=Hidden(),
+    bucket=0.0,
+)
+"""The operators of the graph one by one, as `runtime` executes them: nothing is fused, hidden or sent together."""

@@ -1,0 +1,91 @@
+"""Training stacks as files, by name: `stacks/*.toml`, in which every number has its source.
+
+passes = { value = 1.8, source = "...", kind = "fitted" }
+"""
+
+import difflib
+import tomllib
+from functools import lru_cache
+from importlib import resources
+from typing import Literal
+
+from pydantic import ValidationError
+
+from hardware_profiles.cluster import Fact
+from hardware_profiles.errors import InvalidProfileError, UnknownProfileError
+from hardware_profiles.fact_models import Number, Portion, Positive, Strict, Text, facts_of
+from hardware_profiles.software import PYTORCH, AttentionKernels, Hidden, Software
+from hardware_profiles.units import MIB
+
+_SUFFIX = ".toml"
+
+
+class _Hidden(Strict):
+    tensor: Portion
+    gathers: Portion
+    reductions: Portion
+
+
+class _StackFile(Strict):
+    """A whole stack file; `of` says of which software and when."""
+
+    schema_version: Literal[1]
+    id: Text
+    of: Text
+    attention: AttentionKernels
+    whole_blocks: bool
+    accumulates: bool
+    passes: Positive
+    host: Number
+    scores: Number
+    bucket_mib: Number
+    hidden: _Hidden
+
+    def to_software(self) -> Software:
+        return Software(
+            name=self.id,
+            passes=self.passes.value,
+            host=self.host.value,
+            attention=self.attention,
+            scores=self.scores.value,
+            whole_blocks=self.whole_blocks,
+            accumulates=self.accumulates,
+            hidden=Hidden(
+                tensor=self.hidden.tensor.value,
+                gathers=self.hidden.gathers.value,
+                reductions=self.hidden.reductions.value,
+            ),
+            bucket=self.bucket_mib.value * MIB,
+        )
+
+
+def software_names() -> tuple[str, ...]:
+    """Names of the stacks, sorted."""
+    files = resources.files("hardware_profiles").joinpath("stacks").iterdir()
+    names = [file.name.removesuffix(_SUFFIX) for file in files if file.name.endswith(_SUFFIX)]
+    return tuple(sorted((PYTORCH.name, *names)))
+
+
+def load_software(name: str) -> Software:
+    """A stack by its name; raises `UnknownProfileError`, which names the nearest ones."""
+    if name == PYTORCH.name:
+        return PYTORCH
+    return _stack(name).to_software()
+
+
+def software_facts(name: str) -> tuple[Fact, ...]:
+    """The numbers of a stack with their sources; raises as `load_software`."""
+    return () if name == PYTORCH.name else tuple(facts_of("", _stack(name)))
+
+
+@lru_cache(maxsize=64)
+def _stack(name: str) -> _StackFile:
+    if name not in software_names():
+        nearest = difflib.get_close_matches(name.lower(), software_names(), n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"known: {', '.join(software_names())}"
+        raise UnknownProfileError(f"no training stack {name!r}; {hint}")
+    file = resources.files("hardware_profiles").joinpath("stacks", name + _SUFFIX)
+    try:
+        return _StackFile.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+    except (tomllib.TOMLDecodeError, ValidationError) as error:
+        raise InvalidProfileError(f"stacks/{file.name}: {error}") from error

@@ -1,0 +1,118 @@
+"""Which software a run was done with, and over which network, as far as its row says.
+
+    what the row says                                            stack
+    DeepSpeed, without ZeRO 3                                    deepspeed
+    NeMo, Megatron Bridge, Transformer Engine                    nemo
+    a device of Ascend                                           mindspeed
+    ZeRO 3                                                       fsdp, fsdp-compiled where it is compiled
+    anything else                                                megatron-2021 without fused attention, else megatron
+
+Attention kernels go by their name, or by the date: FlashAttention-2 came in July 2023, FlashAttention-3 and the kernels
+of cuDNN a year later, and frameworks followed within half a year. What hides communication is the stack's, or what the
+flags of a row name.
+"""
+
+import re
+from dataclasses import replace
+
+from hardware_profiles import (
+    AttentionKernels,
+    Cluster,
+    Hidden,
+    Software,
+    UnknownKeyError,
+    load_profile,
+    load_software,
+    with_network,
+)
+from planner.validation.rows import Row
+
+_SECOND, _THIRD = "2024", "2024-07"  # dates from which runs are taken to use the next generation
+_FLAGS = {"reductions": "overlap-grad-reduce", "gathers": "overlap-param-gather", "tensor": "use-ascend-mc2"}
+"""Words in the flags of a row for what hides communication."""
+
+OVERLAPPED = 0.8
+"""Share that a named overlap hides."""
+
+
+def machine_of_run(row: Row, devices: int, zero: int, notes: list[str]) -> Cluster:
+    """The cluster that a row ran on, with the software that it used. Raises `HardwareProfileError`."""
+    cluster = load_profile(row.text("profile"))
+    bandwidth = stated_bandwidth(row)
+    outer, inner = cluster.levels[-1].name, cluster.levels[0].name
+    stated = {}
+    if bandwidth is not None and outer != inner:
+        stated[outer] = bandwidth
+    links = re.search(r"(\d+) inter-gpu connects", row.text("intra_bw"))
+    if links:
+        stated[inner] = int(links[1]) * _NVLINK3
+    if stated:
+        cluster = with_network(cluster, bandwidth=stated)
+        notes.append("network as the row states it")
+    return cluster.with_software(software_of(row, cluster, zero, notes)).with_devices(devices)
+
+
+_NVLINK3 = 25e9  # bytes/s and direction of a link; NVIDIA A100 datasheet: 12 links, 600 GB/s in both directions
+_GIGABIT = 1e9 / 8
+
+
+def stated_bandwidth(row: Row) -> float | None:
+    """Bytes/s per device and direction between nodes, from texts such as "8x200Gb/s HDR IB per node", "400Gb/s per
+    GPU", "4 Omni-Path links per node; 100Gb/s each" or "800Gb/s per node"; None where nothing is said for sure."""
+    text, node = row.text("inter_bw"), row.integer("devices_per_node") or 8
+    per_gpu = re.search(r"(\d+)\s*Gb/s (?:\w+ )?per GPU", text)
+    if per_gpu:
+        return int(per_gpu[1]) * _GIGABIT
+    several = re.search(r"(\d+)\s*x\s*(\d+)\s*Gb/s.*per node", text) or re.search(
+        r"(\d+) [\w-]+ links per node.*?(\d+)\s*Gb/s each", text
+    )
+    if several:
+        return int(several[1]) * int(several[2]) * _GIGABIT / node
+    whole = re.search(r"(\d+)\s*Gb(?:/|p)s (?:per node|node-node)", text)
+    return int(whole[1]) * _GIGABIT / node if whole else None
+
+
+def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Software:
+    """The stack of a row, with its attention kernels and overlaps."""
+    stack = load_software(_stack(row, zero))
+    flags = row.text("other_flags").lower()
+    if any(word in flags for word in _FLAGS.values()):
+        hidden = {part: OVERLAPPED if word in flags else 0.0 for part, word in _FLAGS.items()}
+        stack = replace(stack, hidden=Hidden(**hidden))
+    attention = _attention(row, stack)
+    try:
+        if attention != "unfused":
+            cluster.device.attention_slowdown(attention)
+    except UnknownKeyError:
+        attention = "best"
+    notes.append(f"taken for {stack.name}, attention {attention}")
+    return replace(stack, attention=attention)
+
+
+def _stack(row: Row, zero: int) -> str:
+    words = " ".join(row.text(column) for column in ("source", "other_flags", "distributed_optimizer", "notes")).lower()
+    if row.text("profile").startswith("ascend"):
+        return "mindspeed"
+    if zero == 3:
+        return "fsdp-compiled" if row.truth("compile") else "fsdp"
+    if "deepspeed" in words:
+        return "deepspeed"
+    if re.search(r"nemo|megatron-bridge|transformer engine|\bte\b", words):
+        return "nemo"
+    fused = row.text("flash_attention").lower()
+    return "megatron-2021" if fused == "false" or (not fused and row.text("date") < "2023") else "megatron"
+
+
+def _attention(row: Row, stack: Software) -> AttentionKernels:
+    word, date = row.text("flash_attention").lower(), row.text("date")
+    if word == "false":
+        return "unfused"
+    if not word and stack.attention == "unfused":
+        return "unfused"
+    if re.search(r"fa3|fa4|\bte\b|cudnn", word):
+        return "best"
+    if re.search(r"fa2|sdpa", word):
+        return "flash2"
+    if not date or date >= _THIRD or row.text("profile").startswith("ascend"):
+        return "best"
+    return "flash2" if date >= _SECOND or stack.name == "nemo" else "flash1"
