@@ -56,9 +56,9 @@ class Options:
         _word(
             JOB,
             "LEVELS",
-            "Nodes and networks, innermost first, where they differ from the profile: node=8@450,rack=4@50,cluster@25/2"
-            " has 8 devices a node with 450 GB/s each and direction, 4 nodes a rack, and 25 GB/s between racks, half of"
-            " which passes. What is left out is the profile's.",
+            "Levels of the network where they differ from the profile, innermost first: node=4,rack=8@50,cluster@25/2"
+            " has 4 devices a node, 8 nodes a rack with 50 GB/s per device and direction, and 25 GB/s beyond, where two"
+            " devices share an uplink. What is left out of a level is the profile's.",
         ),
     ] = None
     software: Annotated[

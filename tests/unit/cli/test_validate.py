@@ -61,7 +61,7 @@ def test_json(runs: Path) -> None:
     assert (first["measured_seconds"], first["measured_peak_bytes"], first["flag"]) == (0.1, 4e9, None)
     assert (first["feasible"], first["error"], first["low_seconds"]) == (True, None, None)
     assert first["notes"] == ["taken for megatron-2021, attention unfused"]
-    assert second["notes"] == ["recomputation unknown: none"]
+    assert second["notes"] == ["recomputation unknown: none", *first["notes"]]
     assert "mixture of experts" in experts["error"]
     assert (experts["predicted_seconds"], experts["feasible"]) == (None, None)
     assert impossible["feasible"] is False
