@@ -30,7 +30,7 @@ from planner.search.space import Configuration, Pinned, Role
 from planner.search.template import Template
 from planner.sharding.labels import factor_labels
 from planner.sharding.mesh import Mesh
-from planner.sharding.rule import Rule, Strategy, legal_strategies, splittable
+from planner.sharding.rule import Rule, Strategy, legal_strategies, pieces_of, splittable
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter, legal_stored
 
@@ -248,13 +248,12 @@ def _agrees(
         names = ("-",) if choice is None else (rule.factors[choice].name, labels[choice])
         if wanted != "*" and wanted not in names:
             return False
+    cut = pieces_of(rule, strategy, sizes)
     for dims, cuts in zip(rule.operands, shard.cuts, strict=False):
         if len(dims) != len(cuts):
             return False
         for factors, pieces in zip(dims, cuts, strict=True):
-            count = math.prod(
-                size for choice, size in zip(strategy, sizes, strict=True) if choice is not None and choice in factors
-            )
+            count = math.prod(cut[factor] for factor in factors)
             if pieces % count or (whole and count != pieces):
                 return False
     return True
