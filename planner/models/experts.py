@@ -23,7 +23,9 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(num_experts, hidden_size, ffn_size))
 
     def forward(self, x_BSH: torch.Tensor, weights_BSK: torch.Tensor, chosen_BSK: torch.Tensor) -> torch.Tensor:
-        return experts(x_BSH, weights_BSK, chosen_BSK, self.gate_proj, self.up_proj, self.down_proj)
+        weights = self.gate_proj, self.up_proj, self.down_proj
+        result: torch.Tensor = experts(x_BSH, weights_BSK, chosen_BSK, *weights)
+        return result
 
 
 class SparseMLP(nn.Module):

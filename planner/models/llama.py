@@ -61,8 +61,9 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(hidden, kv_size, bias=False)
         self.v_proj = nn.Linear(hidden, kv_size, bias=False)
         self.o_proj = nn.Linear(query_size, hidden, bias=False)
-        norms = [nn.RMSNorm(config.head_dim, eps=config.norm_epsilon) for _ in range(2)] if config.qk_norm else None
-        self.q_norm, self.k_norm = norms or (None, None)
+        self.q_norm, self.k_norm = (
+            nn.RMSNorm(config.head_dim, eps=config.norm_epsilon) if config.qk_norm else None for _ in range(2)
+        )
 
     def forward(self, x_BSH: torch.Tensor, cos_SD: torch.Tensor, sin_SD: torch.Tensor) -> torch.Tensor:
         query_BNSD, key_BKSD, value_BKSD = (

@@ -20,7 +20,16 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels import AttentionShape, attention_backward_time, attention_time, matmul_time, operator_time
+from costmodels import (
+    AttentionShape,
+    ExpertsShape,
+    attention_backward_time,
+    attention_time,
+    experts_backward_time,
+    experts_time,
+    matmul_time,
+    operator_time,
+)
 from hardware_profiles import Device
 from planner.sharding.rule import Rule
 
@@ -102,4 +111,26 @@ def _attention(call: KernelCall) -> tuple[Array, Array]:
     return forward, np.asarray(attention_backward_time(shape, call.dtype, call.device, work))
 
 
-_BY_SHAPE: Mapping[str, Callable[[KernelCall], tuple[Array, Array]]] = {"attention": _attention, "matmul": _matmul}
+def _experts(call: KernelCall) -> tuple[Array, Array]:
+    """Operands are tokens, their weights, the experts chosen, and the matrices of all experts."""
+    roles = {role: call.extent(factors) for role, factors in call.rule.roles}
+    shape = ExpertsShape(
+        tokens=roles["tokens"],
+        choices=roles["choices"],
+        experts=roles["experts"],
+        width=roles["width"],
+        hidden=roles["hidden"],
+    )
+    forward = np.asarray(experts_time(shape, call.dtype, call.device))
+    if not call.graded:
+        return forward, np.zeros(len(call.extents))
+    rows, weights = not {0, 1}.isdisjoint(call.graded), not {3, 4, 5}.isdisjoint(call.graded)
+    backward = experts_backward_time(shape, call.dtype, call.device, rows=rows, weights=weights)
+    return forward, np.asarray(backward)
+
+
+_BY_SHAPE: Mapping[str, Callable[[KernelCall], tuple[Array, Array]]] = {
+    "attention": _attention,
+    "experts": _experts,
+    "matmul": _matmul,
+}

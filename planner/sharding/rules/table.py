@@ -70,7 +70,7 @@ RULES: Mapping[str, RuleSpec] = {
         work=((6.0, "b s k f h"),),
         gradient_work=0.4,  # twice the forward work for the gradients of all five: half of it for the weights of experts
         saves=((1, (0, 3, 4)), (2, (0, 1, 3, 4, 5)), (3, (0,)), (4, (0,)), (5, (0, 1, 3, 4))),
-        saved_elements=((1.0, "b s k h"), (3.0, "b s k f")),  # dispatched rows; gate, up, and their weighted product
+        saved_elements=((1.0, "b s k h"), (3.0, "b s k f")),  # rows; gate, up, and their weighted product
         inner=tuple(
             InnerPattern(kind="all_to_all", factor=exchange, factors="b s k h", forward=2, backward=2)
             for exchange in ("e@b", "e@s")
