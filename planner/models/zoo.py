@@ -2,8 +2,8 @@
 
 Dimensions are those of the published configurations: Llama 2 (Touvron et al. 2023, table 1 and the released config
 files), Llama 3.1 (Grattafiori et al. 2024, table 3), GPT-2 (Radford et al. 2019 and the released checkpoints), GPT-3
-(Brown et al. 2020, table 2.1), Mixtral (Jiang et al. 2024 and the released config files), Qwen3 (Yang et al. 2025 and the
-released config files).
+(Brown et al. 2020, table 2.1), Mixtral (Jiang et al. 2024 and the released config files), Qwen3 (Yang et al. 2025 and
+the released config files).
 """
 
 import importlib
