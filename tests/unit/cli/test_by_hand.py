@@ -19,7 +19,7 @@ def strategies(path: Path) -> dict[str, tuple[str | None, ...]]:
 def test_degrees_are_kept(plan: Any, here: Path) -> None:
     options = ("--tensor", "2", "--pipeline", "2", "--zero", "0", "--micro-batch", "4", "--recompute", "full")
     content = plan.json(*TINY, *options, "--no-sequence-parallel", "-o", "plan.json")
-    assert content["degrees"] == {"data": 1, "tensor": 2, "context": 1, "pipeline": 2, "replicated": 1}
+    assert content["degrees"] == {"data": 1, "tensor": 2, "context": 1, "expert": 1, "pipeline": 2, "replicated": 1}
     assert (content["micro_batches"], content["recomputation"]) == (4, "full")
     assert (content["sequence_parallel"], content["optimizer_sharding"]) == (False, "off")
     assert load_plan(here / "plan.json").training.part == 4
