@@ -91,6 +91,7 @@ def price_operator(
     )
     inner_forward, inner_backward = _inner(rule, strategies, mesh, cluster)
     free = rule.op_class == "view"
+    scratch = _sum_work(rule.scratch, extents)
     return OperatorPrices(
         forward=forward,
         backward=backward,
@@ -99,7 +100,7 @@ def price_operator(
         operands=operand_bytes,
         results=result_bytes,
         saved_extra=_sum_work(rule.saved_extra, extents) if graded else np.zeros(len(extents)),
-        transient=np.zeros(len(extents)) if free else written * (2 if graded else 1) + gradients,
+        transient=np.zeros(len(extents)) if free else written * (2 if graded else 1) + gradients + scratch,
         flops=flops * (1 + rule.backward_work(worked)),
     )
 

@@ -46,7 +46,8 @@ class Einsum(RuleSpec):
     Patterns belong to the arguments at `positions`; an argument that is None drops its pattern. Factors in no result
     are reductions unless listed in `blocked` or `combined`; pairs in `exchanges` are split together, each of the two
     may be alone too. `work`, `saved_extra`: (coefficient, factors as text); an empty text means all factors.
-    `saved_elements` is like `saved_extra`, in elements of the first operand. `roles`: (name, factors as text).
+    `saved_elements` is like `saved_extra`, and `scratch_elements` what lives while it runs, in elements of the first
+    operand. `roles`: (name, factors as text).
     """
 
     pattern: str
@@ -64,6 +65,7 @@ class Einsum(RuleSpec):
     saved_results: tuple[int, ...] = ()
     saved_extra: tuple[tuple[float, str], ...] = ()
     saved_elements: tuple[tuple[float, str], ...] = ()
+    scratch_elements: tuple[tuple[float, str], ...] = ()
     inner: tuple[InnerPattern, ...] = field(default=())
     causal_argument: tuple[int, str] | None = None
     mean_argument: tuple[int, str] | None = None
@@ -123,6 +125,7 @@ class Einsum(RuleSpec):
             looked_up=self.looked_up,
             saved_results=self.saved_results,
             saved_extra=tuple(_work(coefficient, text, names) for coefficient, text in saved),
+            scratch=tuple(_work(element * count, text, names) for count, text in self.scratch_elements),
             inner=tuple(
                 pattern.bind(every, call)
                 for pattern in self.inner

@@ -71,6 +71,7 @@ RULES: Mapping[str, RuleSpec] = {
         gradient_work=0.4,  # twice the forward work for the gradients of all five operands
         saves=((1, (0, 3, 4)), (2, (0, 1, 3, 4, 5)), (3, (0,)), (4, (0,)), (5, (0, 1, 3, 4))),
         saved_elements=((1.0, "b s k h"), (3.0, "b s k f")),  # rows; gate, up, and their weighted product
+        scratch_elements=((2.0, "b s k h"), (3.0, "b s k f")),  # the gradients of those
         inner=tuple(
             InnerPattern(kind="all_to_all", factor=exchange, factors="b s k h", forward=2, backward=2)
             for exchange in ("e@b", "e@s")

@@ -71,6 +71,21 @@ def test_strategies_of_a_plan_file(plan: Any, here: Path) -> None:
     assert strategies(here / "fourth.json")[Q_PROJ] == before[Q_PROJ]
 
 
+def test_experts(plan: Any) -> None:
+    mixture = ("--model", "mixtral-tiny", "--hardware", "cpu", "--devices", "4")
+    content = plan.json("estimate", *mixture, "--tensor", "2", "--expert", "2")
+    assert content["degrees"] == {
+        **dict.fromkeys(("context", "pipeline", "replicated"), 1),
+        "data": 2,
+        "tensor": 2,
+        "expert": 2,
+    }
+    assert [axis["role"] for axis in content["mesh"]] == ["data", "tensor"]
+    assert plan.json("estimate", *mixture)["degrees"]["expert"] == 1
+    assert "does not divide the 8 experts" in plan.refused(*mixture[:-1], "6", "--expert", "3")
+    assert "nothing divides evenly" in plan.refused(*mixture, "--tensor", "2", "--expert", "4")
+
+
 def test_modes(plan: Any) -> None:
     data = plan.json(*TINY, "--mode", "data_parallel")
     assert (data["degrees"]["data"], data["optimizer_sharding"]) == (4, "off")

@@ -72,6 +72,13 @@ def test_the_rows_of_a_token_are_kept_with_their_activations() -> None:
     assert priced("b", "f").saved_extra[0] == 2 * 8 * rows * (HIDDEN + 3 * WIDTH / 8)
 
 
+def test_their_gradients_live_while_they_are_computed() -> None:
+    rows, tokens = BATCH / 64 * TOKENS * CHOSEN, BATCH / 64 * TOKENS
+    prices = priced("b", "e@b")
+    gradients = sum(prices.operands[place][0] for place in (0, 1, 3, 4, 5))
+    assert prices.transient[0] == 2 * 2 * tokens * HIDDEN + gradients + 2 * rows * (2 * HIDDEN + 3 * WIDTH)
+
+
 def test_what_is_sent() -> None:
     (message,) = inner_messages(RULE, strategy("b", "e@b"), MESH)
     assert (message.message.kind, message.message.axis) == ("all_to_all", 1)
