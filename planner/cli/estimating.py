@@ -97,7 +97,7 @@ def _by_mesh(options: Options) -> dict[str, tuple[object, str]]:
 def _by_degrees(options: Options) -> dict[str, tuple[object, str]]:
     """Data parallelism takes the devices that the other degrees leave; those are 1 where they are not given. Experts
     are cut over devices that are data or context parallel."""
-    degrees = {name: getattr(options, name) or 1 for name in DEGREES if name not in ("data", "expert")}
+    degrees = {name: getattr(options, name) or 1 for name in DEGREES if name != "data"}
     rest, devices = math.prod(degrees.values()), options.device_count
     if options.data is not None and options.data * rest != devices:
         words = " x ".join(f"{flag(name)} {degree}" for name, degree in {"data": options.data, **degrees}.items())

@@ -84,6 +84,8 @@ def test_experts(plan: Any) -> None:
     assert plan.json("estimate", *mixture)["degrees"]["expert"] == 1
     assert "does not divide the 8 experts" in plan.refused(*mixture[:-1], "6", "--expert", "3")
     assert "nothing divides evenly" in plan.refused(*mixture, "--tensor", "2", "--expert", "4")
+    whole = ("--data", "4", "--tensor", "1", "--pipeline", "1", "--context", "1", "--expert", "4")
+    assert plan.json(*mixture, *whole)["degrees"]["expert"] == 4
 
 
 def test_modes(plan: Any) -> None:
