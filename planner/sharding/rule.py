@@ -341,7 +341,7 @@ def _cut_on(
         if (
             rule.factors[factor].extent % count
             or any(pieces[outer] != rule.factors[outer].extent for outer in outside)
-            or any(not inside.isdisjoint(rule.splits[other]) for other in strategy if other is not None)
+            or (inside and any(not inside.isdisjoint(rule.splits[other]) for other in strategy if other is not None))
         ):
             return None
         pieces = (*pieces[:factor], count, *pieces[factor + 1 :])

@@ -6,7 +6,7 @@ FlashAttention-2 (Dao 2023), whose backward takes 2.5 times the forward work bec
 Experts follow MegaBlocks (Gale et al. 2022, arXiv 2211.15841): rows are sorted by expert and multiplied in groups, none
 is dropped. Rows are multiplied with the weight of their expert before the last product, as Megatron does, so that its
 result need not be kept. With e@b each device has some of the experts and sends rows to where theirs are and back
-(GShard, Lepikhin et al. 2020): two all-to-alls forward, two backward.
+(GShard, Lepikhin et al. 2020): two all-to-alls forward, two backward; over several axes one after the other.
 """
 
 from collections.abc import Mapping
