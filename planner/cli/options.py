@@ -99,7 +99,7 @@ class Options:
     pipeline: Annotated[int | None, _number(HAND, "Pipeline ranks, one stage each.")] = None
     data: Annotated[int | None, _number(HAND, "Data parallel degree: splits the batch.")] = None
     context: Annotated[int | None, _number(HAND, "Context parallel degree: splits the sequence.")] = None
-    expert: Annotated[int | None, _number(HAND, "Expert parallel degree.")] = None
+    expert: Annotated[int | None, _number(HAND, "Into how many parts experts are cut, over data and context.")] = None
     zero: Annotated[
         int | None,
         _number(

@@ -71,6 +71,7 @@ def _choices(plan: "Plan", found: "Roles") -> dict[str, Any]:
             "data": found.data,
             "tensor": found.tensor,
             "context": found.context,
+            "expert": found.expert,
             "pipeline": found.pipeline,
             "replicated": found.replicated,
         },

@@ -38,10 +38,13 @@ from numpy.typing import NDArray
 from costmodels import (
     FREE_OP_CLASS,
     AttentionShape,
+    ExpertsShape,
     Quantity,
     attention_backward_time,
     attention_time,
     element_bytes,
+    experts_backward_time,
+    experts_time,
     matmul_time,
     operator_time,
 )
@@ -191,4 +194,27 @@ def _scores(shape: AttentionShape) -> Array:
     return np.asarray(shape.batch * shape.heads * shape.queries * shape.keys)
 
 
-_BY_SHAPE: Mapping[str, Callable[[KernelCall], tuple[Array, Array]]] = {"attention": _attention, "matmul": _matmul}
+def _experts(call: KernelCall) -> tuple[Array, Array]:
+    """Operands are tokens, their weights, the experts chosen, and the matrices of all experts."""
+    dtype = call.software.products or call.dtype
+    roles = {role: call.extent(factors) for role, factors in call.rule.roles}
+    shape = ExpertsShape(
+        tokens=roles["tokens"],
+        choices=roles["choices"],
+        experts=roles["experts"],
+        width=roles["width"],
+        hidden=roles["hidden"],
+    )
+    forward = np.asarray(experts_time(shape, dtype, call.device))
+    if not call.graded:
+        return forward, np.zeros(len(call.extents))
+    rows, weights = not {0, 1}.isdisjoint(call.graded), not {3, 4, 5}.isdisjoint(call.graded)
+    backward = experts_backward_time(shape, dtype, call.device, rows=rows, weights=weights)
+    return forward, np.asarray(backward)
+
+
+_BY_SHAPE: Mapping[str, Callable[[KernelCall], tuple[Array, Array]]] = {
+    "attention": _attention,
+    "experts": _experts,
+    "matmul": _matmul,
+}

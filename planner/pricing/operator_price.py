@@ -18,7 +18,7 @@ from planner.graph.operator_graph import TensorType
 from planner.pricing.kernels import KernelCall, kernel_seconds, score_bytes
 from planner.pricing.message import Message, message_seconds
 from planner.sharding.mesh import Mesh
-from planner.sharding.rule import Dims, FactorKind, Rule, Strategy, Work, local_extents
+from planner.sharding.rule import Dims, Rule, Strategy, Work, local_extents
 
 Array = NDArray[np.float64]
 
@@ -94,6 +94,7 @@ def price_operator(
         extra = _sum_work(rule.saved_extra, extents) if graded else np.zeros(len(extents))
     inner_forward, inner_backward = _inner(rule, strategies, mesh, cluster)
     free = rule.op_class == "view"
+    scratch = _sum_work(rule.scratch, extents)
     return OperatorPrices(
         forward=forward,
         backward=backward,
@@ -102,7 +103,7 @@ def price_operator(
         operands=operand_bytes,
         results=result_bytes,
         saved_extra=extra,
-        transient=np.zeros(len(extents)) if free else written * (2 if graded else 1) + gradients,
+        transient=np.zeros(len(extents)) if free else written * (2 if graded else 1) + gradients + scratch,
         flops=flops * (1 + rule.backward_work(worked)),
     )
 
@@ -110,11 +111,10 @@ def price_operator(
 def _local_extents(rule: Rule, strategies: Sequence[Strategy], mesh: Mesh) -> Array:
     """Extent of each factor on one device, (K, factors)."""
     extents = np.tile(np.array([float(factor.extent) for factor in rule.factors]), (len(strategies), 1))
-    divided = [factor.kind is not FactorKind.BROADCAST for factor in rule.factors]
     for row, strategy in enumerate(strategies):
         for choice, size in zip(strategy, mesh.sizes, strict=True):
-            if choice is not None and divided[choice]:
-                extents[row, choice] /= size
+            for factor in rule.splits[choice] if choice is not None else ():
+                extents[row, factor] /= size
     return extents
 
 
