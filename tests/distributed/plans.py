@@ -214,13 +214,17 @@ def random_layout(random_: random.Random, shape: tuple[int, ...], mesh: Mesh, pa
             return layout
 
 
+UNRUN = (FactorKind.EXCHANGE, FactorKind.RING)
+"""Kinds of factors that the runtime refuses to split."""
+
+
 def random_plan(model: str, mesh: Mesh, seed: int, **settings: object) -> Plan:
     """Any legal strategy of every operator that the runtime executes, any legal stored layouts of every parameter, any
     layout of the inputs."""
     random_ = random.Random(seed)
 
     def choose(name: str, rule: Rule, mesh: Mesh) -> Strategy:
-        run = [i for i, factor in enumerate(rule.factors) if factor.kind is not FactorKind.EXCHANGE]
+        run = [i for i, factor in enumerate(rule.factors) if factor.kind not in UNRUN]
         return random_.choice(legal_strategies(rule, mesh, [[None, *run]] * len(mesh.axes)))
 
     def store(name: str, shape: tuple[int, ...], mesh: Mesh) -> StoredParameter:
