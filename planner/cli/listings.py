@@ -90,20 +90,19 @@ def _print_stacks(known: "list[Software]", facts: "tuple[Fact, ...] | None") -> 
     from rich.console import Console
     from rich.table import Table
 
-    columns = ("stack", "attention", "recomputes", "adds gradients", "passes", "host", "hides")
+    columns = ("stack", "attention", "whole", "adds", "passes", "host", "tensor", "gathers", "reductions")
     table = Table(*columns, box=None, pad_edge=False, header_style="dim")
     for one in known:
-        hidden = f"{one.hidden.tensor:g} {one.hidden.gathers:g} {one.hidden.reductions:g}"
-        whole, adds = "whole blocks" if one.whole_blocks else "what is needed", "apart" if one.accumulates else "fused"
-        table.add_row(one.name, one.attention, whole, adds, f"{one.passes:g}", f"{one.host:g}", hidden)
+        yes = ["yes" if answer else "no" for answer in (one.whole_blocks, one.accumulates)]
+        shares = [f"{share:.0%}" for share in (one.hidden.tensor, one.hidden.gathers, one.hidden.reductions)]
+        table.add_row(one.name, one.attention, *yes, f"{one.passes:g}", f"{one.host:g}", *shares)
     console = Console(highlight=False)
     console.print(table)
     if facts is None:
         console.print(
-            "passes: traffic of elementwise kernels; host: launches, times the device's; hides: shares of tensor"
-        )
-        console.print(
-            "parallel messages, of gathers and of reductions behind computation. plan stacks NAME has sources."
+            "whole: recomputes blocks to their end; adds: gradients by a pass of its own; passes: traffic of elementwise"
+            " kernels; host: launches, times the device's; then what is hidden of tensor parallel messages, gathers and"
+            " reductions. plan stacks NAME has the sources."
         )
         return
     sources = Table("number", "value", "kind", "source", box=None, pad_edge=False, header_style="dim")
