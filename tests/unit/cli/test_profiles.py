@@ -105,7 +105,7 @@ def test_a_table_that_is_none_is_refused_before_anything_is_evaluated(plan: Any,
     assert "runs.csv: line 1: the columns must be" in plan.refused("validate", str(runs), "--record", str(runs))
 
 
-def test_stacks_are_listed_and_shown_with_sources() -> None:
+def test_stacks_are_listed_and_shown_with_sources(plan: Any) -> None:
     listed = plan("stacks").out
     assert all(name in listed for name in ("pytorch", "fsdp-compiled", "megatron-2021", "deepspeed"))
     content = plan.json("stacks", "megatron-2021")
