@@ -101,8 +101,8 @@ def _print_stacks(known: "list[Software]", facts: "tuple[Fact, ...] | None") -> 
     if facts is None:
         console.print(
             "whole: recomputes blocks to their end; adds: gradients by a pass of its own; passes: traffic of"
-            " elementwise kernels; host: launches, times the device's; then what is hidden of tensor parallel messages, gathers"
-            " and reductions. plan stacks NAME has the sources."
+            " elementwise kernels; host: launches, times the device's; then what is hidden of tensor parallel"
+            " messages, gathers and reductions. plan stacks NAME has the sources."
         )
         return
     sources = Table("number", "value", "kind", "source", box=None, pad_edge=False, header_style="dim")
