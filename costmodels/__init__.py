@@ -24,6 +24,7 @@ from costmodels.memory import (
 )
 from costmodels.optimizer import optimizer_time
 from costmodels.orders import ORDERS, schedule_orders
+from costmodels.rank_ends import RankEnd, rank_ends
 from costmodels.rates import best_rate
 from costmodels.schedules import (
     Turn,
@@ -61,6 +62,7 @@ __all__ = [
     "PassSeconds",
     "Precision",
     "Quantity",
+    "RankEnd",
     "RankSeconds",
     "RankUse",
     "Timeline",
@@ -89,6 +91,7 @@ __all__ = [
     "parameter_bytes",
     "peak_memory",
     "percentage_error",
+    "rank_ends",
     "schedule_orders",
     "simulate",
     "step_time",
