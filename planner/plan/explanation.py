@@ -19,6 +19,7 @@ RESOURCE_OF = {
     "stage transfer": "communication",
     "gradient reduction": "communication",
     "weight gathering": "communication",
+    "uncovered communication": "communication",
     "pipeline bubble": "pipeline bubble",
 }
 """What each part of a step's time is spent on."""

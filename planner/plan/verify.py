@@ -17,6 +17,7 @@ from planner.sharding.mesh import build_mesh
 
 _FIGURES = (
     "step_seconds",
+    "objective_seconds",
     "peak_bytes",
     "capacity_bytes",
     "model_flops",

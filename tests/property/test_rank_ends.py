@@ -11,6 +11,7 @@ from costmodels import (
     CostModelError,
     PassSeconds,
     RankSeconds,
+    least_step_time,
     order_interleaved_1f1b,
     rank_ends,
     schedule_orders,
@@ -75,7 +76,18 @@ def test_what_is_waited_for_never_takes_longer_than_its_sum(pipeline: tuple[list
     seconds = max(end.step for end in rank_ends(ranks, micro_batches))
     added = float(step_time([whole(rank) for rank in ranks], [once(rank) for rank in ranks], micro_batches))
     assert seconds <= added * (1 + 1e-12)
-    assert seconds >= max(micro_batches * whole(rank) + once(rank) for rank in ranks) * (1 - 1e-12)
+    least = least_step_time([whole(rank) for rank in ranks], [once(rank) for rank in ranks], micro_batches)
+    assert seconds >= least * (1 - 1e-12)
+    assert least >= max(micro_batches * whole(rank) + once(rank) for rank in ranks)
+
+
+@given(pipelines())
+def test_overlap_never_beats_the_work(pipeline: tuple[list[RankSeconds], int]) -> None:
+    """With what is reduced under passes, and with several chunks."""
+    ranks, micro_batches = pipeline
+    spent = [whole(rank) for rank in ranks], [rank.optimizer + rank.weight_gather for rank in ranks]
+    least = least_step_time(*spent, micro_batches, len(ranks[0].chunks))
+    assert max(end.step for end in rank_ends(ranks, micro_batches)) >= least * (1 - 1e-12)
 
 
 @given(CHUNKS, SECONDS, st.integers(1, 6), st.integers(1, 3), st.integers(1, 5))
