@@ -74,7 +74,7 @@ class StepTime:
 
 def step_of(chunks: Sequence[Sequence[ChunkCost]], once: Sequence[Mapping[str, float]], micro_batches: int) -> StepTime:
     """The step of pipeline ranks with these chunks, which take `once` what is not hidden."""
-    ends = rank_ends([_rank_seconds(*rank) for rank in zip(chunks, once, strict=True)], micro_batches)
+    ends = rank_ends([rank_seconds(*rank) for rank in zip(chunks, once, strict=True)], micro_batches)
     own, charged = [], []
     for rank, end in enumerate(ends):
         passes = [one for chunk in chunks[rank] for one in (chunk.forward, chunk.backward)]
@@ -89,7 +89,8 @@ def step_of(chunks: Sequence[Sequence[ChunkCost]], once: Sequence[Mapping[str, f
     )
 
 
-def _rank_seconds(chunks: Sequence[ChunkCost], once: Mapping[str, float]) -> RankSeconds:
+def rank_seconds(chunks: Sequence[ChunkCost], once: Mapping[str, float]) -> RankSeconds:
+    """A rank with these chunks, which takes `once` what is not hidden, as `costmodels.simulate` takes it."""
     room = sum(max(0.0, chunk.forward.work - chunk.forward.hidden) for chunk in chunks)
     excess = max(0.0, sum(chunk.weights for chunk in chunks) - room)
     timed = []

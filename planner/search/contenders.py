@@ -24,7 +24,7 @@ from planner.search.space import Configuration
 CONTENDERS = 5
 """Configurations that are told apart by their schedules, at most."""
 
-NEAR = 0.03
+NEAR = 0.02
 """How much more, relatively, the objective of a contender may be than the least."""
 
 
