@@ -65,8 +65,8 @@ def least_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -
             if cancelled():
                 break
             continue
-        if result.plans[0].seconds * devices < cost:
-            cost = result.plans[0].seconds * devices
+        if result.plans[0].objective * devices < cost:
+            cost = result.plans[0].objective * devices
             best.append(result)
         if cancelled():
             break
