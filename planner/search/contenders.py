@@ -3,9 +3,10 @@
     objective   m max t + (sum t - max t) / v + max u                       what is minimised, with a bound
     step        the schedule gone through, pass by pass (planner.plan.step)  what decides between plans that are close
 
-The two differ by a few percent at most where nothing is hidden, so a configuration contends when its objective is
-`NEAR` the best, and no more than `CONTENDERS` do. Which plan of a configuration is best remains a matter of the
-objective: a slower division of blocks that its schedule would favour is not looked for.
+The two differ by tenths of a percent where micro-batches are many, by some percent where they are few and stages are
+uneven. A configuration contends when its objective is `NEAR` the best, and no more than `CONTENDERS` do. Which plan of
+a configuration is best remains a matter of the objective: a slower division of blocks that its schedule would favour is
+not looked for.
 
 Binding and pricing a plan takes longer than what its ranks take by the tables, which bound its step from below
 (`costmodels.least_step_time`), so contenders are priced in the order of that bound, until it says that the others are
