@@ -21,6 +21,7 @@ from hardware_profiles.errors import (
     UnknownKeyError,
     UnknownProfileError,
 )
+from hardware_profiles.intervals import Spread, machines_of, spread_of
 from hardware_profiles.kernels import AttentionKernel, MatmulKernel
 from hardware_profiles.load import load_profile, profile_names
 from hardware_profiles.measurements import (
@@ -77,6 +78,7 @@ __all__ = [
     "Seconds",
     "Software",
     "Span",
+    "Spread",
     "TopologyError",
     "UnknownKeyError",
     "UnknownProfileError",
@@ -88,12 +90,14 @@ __all__ = [
     "load_measurements",
     "load_profile",
     "load_software",
+    "machines_of",
     "parse_levels",
     "parse_measurements",
     "profile_names",
     "recorded",
     "software_facts",
     "software_names",
+    "spread_of",
     "with_network",
     "with_records",
 ]

@@ -51,6 +51,8 @@ def plan_content(plan: "Plan", found: "Roles", prediction: "Prediction") -> dict
         "optimizer": plan.training.optimizer,
         "step_seconds": prediction.step_seconds,
         "objective_seconds": prediction.objective_seconds,
+        "low_seconds": prediction.low_seconds,
+        "high_seconds": prediction.high_seconds,
         "peak_bytes": prediction.peak_bytes,
         "capacity_bytes": prediction.capacity_bytes,
         "tokens_per_second_per_device": prediction.samples_per_second * length / plan.cluster.devices

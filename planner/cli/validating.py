@@ -190,7 +190,7 @@ def _show_rows(console: "Console", results: "Sequence[Evaluated]") -> None:
 
 
 _MEASURES = ("measured", "predicted", "error", "measured", "predicted", "error")
-_ERRORS = ("time: MAPE", "worst", "bias", "memory: MAPE", "worst", "bias")
+_ERRORS = ("time: MAPE", "worst", "bias", "inside", "memory: MAPE", "worst", "bias")
 
 
 def _show_parts(console: "Console", title: str, parts: "Sequence[Part]") -> None:
@@ -198,7 +198,8 @@ def _show_parts(console: "Console", title: str, parts: "Sequence[Part]") -> None
         return
     lines: list[tuple[str, ...]] = [(title, "rows", "evaluated", *_ERRORS, "tau")]
     for part in parts:
-        cells = (*_error_cells(part.seconds), *_error_cells(part.memory), _known(part.tau, "{:.2f}".format))
+        inside, tau = _known(part.inside, "{:.0%}".format), _known(part.tau, "{:.2f}".format)
+        cells = (*_error_cells(part.seconds), inside, *_error_cells(part.memory), tau)
         lines.append((part.name, str(part.rows), str(part.evaluated), *cells))
     console.print()
     _print_columns(console, lines)

@@ -104,6 +104,8 @@ class _StagePrediction(_Strict):
 class _Prediction(_Strict):
     step_seconds: Positive
     objective_seconds: Positive | None = None
+    low_seconds: Positive | None = None
+    high_seconds: Positive | None = None
     peak_bytes: Positive
     capacity_bytes: Positive
     model_flops: float
@@ -288,7 +290,9 @@ def _from_version_1(content: dict[str, Any]) -> dict[str, Any]:
         if isinstance(group, dict):
             _add(group, f"groups.{index}", recomputation=word if group.get("blocks") else "none", kept=[])
     if isinstance(content.get("prediction"), dict):
-        _add(content["prediction"], "prediction", stages=[], objective_seconds=None)
+        _add(
+            content["prediction"], "prediction", stages=[], objective_seconds=None, low_seconds=None, high_seconds=None
+        )
     return content
 
 

@@ -118,7 +118,8 @@ class Prediction:
     `step_seconds` is the time of the step as its schedule runs it (`planner.plan.step`), `objective_seconds` the sum
     that the search minimises and proves something about; files older than that have one number for both. Time is that
     of the busiest pipeline rank and how long it waits for others; memory that of the fullest one, per device. `stages`
-    has every pipeline rank; a file of version 1 says nothing of them.
+    has every pipeline rank; a file of version 1 says nothing of them. Four of five steps like this should be measured
+    between `low_seconds` and `high_seconds` (`hardware_profiles.spread_of`); None in files that are older than that.
     """
 
     step_seconds: float
@@ -131,6 +132,8 @@ class Prediction:
     time: tuple[tuple[str, float], ...]
     memory: tuple[tuple[str, float], ...]
     stages: tuple[StagePrediction, ...] = ()
+    low_seconds: float | None = None
+    high_seconds: float | None = None
 
     @staticmethod
     def unknown() -> "Prediction":

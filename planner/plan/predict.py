@@ -22,7 +22,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 
 from costmodels import collective_time, in_flight_of_chunks, peak_memory, step_time
-from hardware_profiles import Cluster, Hidden
+from hardware_profiles import Cluster, Hidden, spread_of
 from planner.graph.operator_graph import TensorType
 from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.plan import Plan, Prediction, StagePrediction
@@ -80,7 +80,8 @@ def predict(bound: BoundPlan, cluster: Cluster) -> Prediction:
     """Step time and peak memory of a plan, in parts that sum to the whole."""
     walk = _Walk(bound=bound, cluster=cluster)
     costs = [walk.rank(rank) for rank in range(bound.plan.pipeline)]
-    return _assemble(bound.plan, walk.flops, costs, cluster)
+    experts = any(operator.rule.op_class == "experts" for operator in bound.operators)
+    return _assemble(bound.plan, walk.flops, costs, cluster, experts=experts)
 
 
 def stage_costs(bound: BoundPlan, cluster: Cluster) -> tuple[StageCost, ...]:
@@ -89,7 +90,9 @@ def stage_costs(bound: BoundPlan, cluster: Cluster) -> tuple[StageCost, ...]:
     return tuple(walk.rank(rank) for rank in range(bound.plan.pipeline))
 
 
-def _assemble(plan: Plan, flops_per_part: float, costs: list[StageCost], cluster: Cluster) -> Prediction:
+def _assemble(
+    plan: Plan, flops_per_part: float, costs: list[StageCost], cluster: Cluster, *, experts: bool
+) -> Prediction:
     m, virtual = plan.training.micro_batches, plan.virtual_stages
     per_part = [sum(cost.micro_batch.values()) for cost in costs]
     per_step = [sum(cost.once.values()) for cost in costs]
@@ -106,6 +109,7 @@ def _assemble(plan: Plan, flops_per_part: float, costs: list[StageCost], cluster
     peaks = [float(peak_memory(sum(cost.memory.values()), 0.0, 0.0, cluster.device)) for cost in costs]
     peak = max(peaks)
     memory = [*fullest.memory.items(), ("allocator slack and reserved", peak - wanted)]
+    spread = spread_of(cluster.name, experts)
     flops = flops_per_part * m
     devices = plan.cluster.devices
     return Prediction(
@@ -116,6 +120,8 @@ def _assemble(plan: Plan, flops_per_part: float, costs: list[StageCost], cluster
         model_flops=flops,
         model_flops_utilisation=flops / (step.seconds * devices * cluster.device.peak(plan.training.precision)),
         samples_per_second=plan.training.global_batch / step.seconds,
+        low_seconds=step.seconds * spread.low,
+        high_seconds=step.seconds * spread.high,
         time=tuple(time),
         memory=tuple(memory),
         stages=tuple(

@@ -111,6 +111,9 @@ def _costs(plan: Plan, prediction: Prediction) -> RenderableType:
     table = table_of("\nPrediction", "", "")
     table.show_header = False
     table.add_row("step time", seconds_text(prediction.step_seconds))
+    if prediction.low_seconds is not None and prediction.high_seconds is not None:
+        ends = f"{seconds_text(prediction.low_seconds)} to {seconds_text(prediction.high_seconds)}"
+        table.add_row("4 of 5 measured steps", ends)
     devices = plan.cluster.devices
     if plan.model.sequence_length:
         tokens = prediction.samples_per_second * plan.model.sequence_length / devices

@@ -37,7 +37,7 @@ _ENDLESS = 1e18  # bytes
 class Evaluated:
     """A row and what we predict for it; None where there is nothing to say, then `error` is the reason.
 
-    `low_seconds` and `high_seconds` bound the step time, where an error model is known; `time` has its parts.
+    The step should be measured between `low_seconds` and `high_seconds`; `time` has its parts.
     `feasible`: it fits by our model of memory.
     """
 
@@ -55,6 +55,14 @@ class Evaluated:
     def seconds_error(self) -> float | None:
         """Relative error of the step time; positive where we predict too much."""
         return _relative(self.predicted_seconds, self.row.measured_seconds)
+
+    @property
+    def inside(self) -> bool | None:
+        """Whether the measured time lies between the ends; None where something is unknown."""
+        measured = self.row.measured_seconds
+        if measured is None or self.low_seconds is None or self.high_seconds is None:
+            return None
+        return self.low_seconds <= measured <= self.high_seconds
 
     @property
     def memory_error(self) -> float | None:
@@ -125,6 +133,8 @@ def evaluate_chunk(rows: Iterable[Row], change: Change = as_it_is) -> list[Evalu
             Evaluated(
                 row=row,
                 predicted_seconds=prediction.step_seconds,
+                low_seconds=prediction.low_seconds,
+                high_seconds=prediction.high_seconds,
                 predicted_peak_bytes=prediction.peak_bytes,
                 time=prediction.time,
                 feasible=feasible,

@@ -33,7 +33,8 @@ class Errors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Rows that have something in common; `tau` is of a rank group only, None where it has fewer than two ranks."""
+    """Rows that have something in common; `inside` is the share of the timed ones that lie in their intervals, `tau` is
+    of a rank group only, None where it has fewer than two ranks."""
 
     name: str
     rows: int
@@ -41,6 +42,7 @@ class Part:
     feasible: int
     seconds: Errors
     memory: Errors
+    inside: float | None = None
     tau: float | None = None
 
 
@@ -118,8 +120,14 @@ def _part(name: str, results: Sequence[Evaluated], tau: float | None = None) -> 
         feasible=sum(bool(result.feasible) for result in results),
         seconds=errors_of(result.seconds_error for result in results),
         memory=errors_of(result.memory_error for result in results),
+        inside=_share(result.inside for result in results),
         tau=tau,
     )
+
+
+def _share(answers: Iterable[bool | None]) -> float | None:
+    known = [answer for answer in answers if answer is not None]
+    return statistics.fmean(known) if known else None
 
 
 def _tau(results: Sequence[Evaluated]) -> float | None:

@@ -375,7 +375,9 @@ def version_1(content: Content) -> None:
     """An edit to the form of version 1."""
     content["schema_version"] = 1
     content["recomputation"] = next(g["recomputation"] for g in content["groups"] if g["blocks"])
-    del content["virtual_stages"], content["prediction"]["stages"], content["prediction"]["objective_seconds"]
+    del content["virtual_stages"]
+    for younger in ("stages", "objective_seconds", "low_seconds", "high_seconds"):
+        del content["prediction"][younger]
     for group in content["groups"]:
         del group["recomputation"], group["kept"]
 
@@ -385,7 +387,10 @@ def test_version_1_is_read(name: str) -> None:
     plan = plan_named(name)
     old = parse_plan(edited(name, version_1))
     seconds = plan.prediction.step_seconds  # had one number for both
-    assert old == replace(plan, prediction=replace(plan.prediction, stages=(), objective_seconds=seconds))
+    assert old == replace(
+        plan,
+        prediction=replace(plan.prediction, stages=(), objective_seconds=seconds, low_seconds=None, high_seconds=None),
+    )
 
 
 @pytest.mark.parametrize(
