@@ -31,7 +31,7 @@ from hardware_profiles.measurements import (
     load_measurements,
     parse_measurements,
 )
-from hardware_profiles.software import PYTORCH, AttentionKernels, Hidden, Software
+from hardware_profiles.software import PYTORCH, AttentionKernels, Hidden, Software, Stored
 from hardware_profiles.stacks import load_software, software_facts, software_names
 from hardware_profiles.units import GB, GIB, KB, KIB, MB, MIB, Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds
 from hardware_profiles.write import Origin, dump_profile
@@ -71,6 +71,7 @@ __all__ = [
     "Protocol",
     "Seconds",
     "Software",
+    "Stored",
     "Span",
     "TopologyError",
     "UnknownKeyError",

@@ -9,6 +9,10 @@ AttentionKernels = Literal["best", "flash2", "flash1", "unfused"]
 """The fastest of the device, the second or first generation of FlashAttention, or score matrices in memory."""
 
 
+LossMemory = Literal["whole", "pieces"]
+"""Whether logits stand in memory as a whole."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hidden:
     """Shares of communication, in [0, 1], that computation hides: 0 waits for all of it. Of activations (`tensor`), of
@@ -17,6 +21,24 @@ class Hidden:
     tensor: float = 0.0
     gathers: float = 0.0
     reductions: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """Bytes per parameter that a stack keeps where it trains in 16 bits, beside the moments of the optimizer. In fp32
+    weights and gradients have 4 bytes and there is no master weight.
+
+    `weight` 2, or 4 where the fp32 master weight is what is stored and a 16-bit copy is made for its use. `fp16` and
+    `bf16`: the gradient, of each dtype, 6 where it is kept in 16 bits and added up in fp32 beside that. `master`: the fp32
+    weight, 0 where that is the stored one. `update`: what the optimizer copies together while it steps, for each
+    parameter that a device updates.
+    """
+
+    weight: Bytes = 2
+    fp16: Bytes = 4
+    bf16: Bytes = 4
+    master: Bytes = 4
+    update: Bytes = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +58,14 @@ class Software:
         accumulates: whether adding up gradients is a pass of its own, or done by the kernel of the weight gradient.
         hidden: communication that computation hides.
         bucket: bytes of parameters or gradients that are sent together; 0 sends each tensor by itself.
+        stored: bytes kept for each parameter.
+        fused: whether the results of elementwise operators whose operands are kept anyway are made again in the
+            backward pass (fused SwiGLU, compilers) instead of kept.
+        ahead: blocks whose weights are gathered at the same time; 0 gathers each weight by itself.
+        flat: ZeRO stage whose pieces are cut evenly out of flat buffers even where no dim of a parameter divides;
+            0 cuts along dims alone.
+        loss: "whole" logits, or logits made and used a piece at a time ("pieces": fused with the projection).
+        offloaded: whether gradients and the optimizer's state live in the memory of the host.
     """
 
     name: str
@@ -47,6 +77,12 @@ class Software:
     accumulates: bool
     hidden: Hidden
     bucket: Bytes
+    stored: Stored = Stored()
+    fused: bool = False
+    ahead: int = 0
+    flat: int = 0
+    loss: LossMemory = "whole"
+    offloaded: bool = False
 
 
 PYTORCH = Software(

@@ -11,7 +11,8 @@ between stages, so that an error in the search shows as a difference between the
 
 A pipeline rank holds v stages of the model (v = 1: its one stage), and is what is summed up here. A block that is
 recomputed keeps what flows into it and what its kept operators have made for every micro-batch in flight, and the rest
-while its own backward pass runs: one block of a rank at a time.
+while its own backward pass runs: one block of a rank at a time. What the operators after the blocks keep is gone before
+the backward pass of a block begins: it counts as one more such block.
 
 Communication is charged in full: overlap with computation is not modelled yet, so step times are pessimistic where much
 could overlap.
@@ -22,7 +23,8 @@ from dataclasses import dataclass, field, replace
 
 from costmodels import collective_time, in_flight_of_chunks, peak_memory, step_time
 from hardware_profiles import Cluster
-from planner.graph.operator_graph import TensorType
+from planner.graph.blocks import BlockRun
+from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.plan import Plan, Prediction, StagePrediction
 from planner.pricing import (
@@ -35,7 +37,7 @@ from planner.pricing import (
 )
 from planner.pricing.liveness import liveness, replay
 from planner.pricing.message import Message
-from planner.pricing.operator_price import inner_messages
+from planner.pricing.operator_price import inner_messages, transient_bytes
 from planner.sharding.layout import Layout, local_fraction
 from planner.sharding.rule import Duplex, Rule
 from planner.sharding.stored import StoredParameter
@@ -119,9 +121,11 @@ class _Walk:
     def __post_init__(self) -> None:
         graph, plan = self.bound.graph, self.bound.plan
         self.pricers = Pricers.of(plan.mesh, self.cluster)
-        self.alive = liveness(graph)
-        whole = self.cluster.software.whole_blocks
-        self.replay = replay(graph, self.bound.blocks.start, self.bound.blocks.start + self.bound.blocks.period, whole)
+        software = self.cluster.software
+        self.alive = liveness(graph, software.fused, software.loss == "pieces")
+        blocks = self.bound.blocks
+        self.replay = replay(graph, blocks.start, blocks.start + blocks.period, software.whole_blocks)
+        self.ending = blocks.stop if _handed_alone(graph, blocks) else len(graph.operators)
         self.stage_of = stage_of_operators(self.bound)
         self.rank_of = {at: stage % plan.pipeline for at, stage in self.stage_of.items()}
         self.flops = 0.0
@@ -135,12 +139,11 @@ class _Walk:
         plan, operators = self.bound.plan, self.bound.operators
         live = in_flight_of_chunks(rank, plan.pipeline, plan.virtual_stages, plan.training.micro_batches)
         received: set[str] = set()
-        recomputed: dict[int, float] = {}
+        at_once: dict[int | None, float] = {}
         own = [at for at in range(len(operators)) if self.rank_of[at] == rank]
         for at in own:
-            self._operator(cost, at, live[self.stage_of[at] // plan.pipeline], received, recomputed)
-        if recomputed:
-            cost.memory["activations"] += max(recomputed.values())
+            self._operator(cost, at, live[self.stage_of[at] // plan.pipeline], received, at_once)
+        cost.memory["activations"] += max(at_once.values(), default=0.0)
         used = {name for at in own for name in operators[at].operator.operands}
         for parameter in self.bound.graph.parameters:  # in a fixed order: sums must not depend on hashes
             if parameter.name in used:
@@ -148,7 +151,9 @@ class _Walk:
         self._sends(cost, rank)
         return cost
 
-    def _operator(self, cost: StageCost, at: int, live: int, received: set[str], recomputed: dict[int, float]) -> None:
+    def _operator(
+        self, cost: StageCost, at: int, live: int, received: set[str], at_once: dict[int | None, float]
+    ) -> None:
         bound = self.bound.operators[at]
         graph, op = self.bound.graph, bound.operator
         prices = self._price(bound)
@@ -158,7 +163,8 @@ class _Walk:
         works, moves = again and place < self.replay.works, again and place < self.replay.moves
         results = [name for name in op.results if name is not None]
         own = [i for i, name in enumerate(results) if name in self.alive.kept]
-        kept = float(prices.saved_extra[0]) + sum(float(prices.results[i][0]) for i in own)
+        kept = 0.0 if at in self.alive.piecewise else float(prices.saved_extra[0])
+        kept += sum(float(prices.results[i][0]) for i in own)
         forward = float(prices.forward[0] + prices.inner_forward[0])
         if again and self.bound.is_kept(at):
             changes = keeping(prices, works, own)
@@ -177,13 +183,16 @@ class _Walk:
             cost.messages["communication", inner.message] += inner.forward + inner.backward
             cost.messages["recomputation", inner.message] += inner.forward if works else 0
         saved = self.alive.saved[at]
-        transient = float(prices.transient[0])
+        transient = float(transient_bytes(self.alive, graph, at, bound.rule, prices)[0])
         for i, name in enumerate(op.operands):
             wanted, nbytes = bound.layouts.operands[i], float(prices.operands[i][0])
             if name in self.bound.parameters:
                 needed = i in self.alive.weights[at]
                 gathered = self._use_parameter(cost, name, wanted, 1 + int(moves if again else needed))
-                kept += nbytes if gathered and needed and again else 0.0  # a recomputed block gathers all its weights
+                if gathered and block is not None and self.cluster.software.ahead:
+                    at_once[block] = at_once.get(block, 0.0) + self.cluster.software.ahead * nbytes
+                elif gathered and needed and again:  # a recomputed block gathers all its weights
+                    kept += nbytes
                 transient += nbytes
             elif name in graph.producer:
                 made = self._made(name)
@@ -201,9 +210,10 @@ class _Walk:
                     cost.memory["activations"] += 0.0 if again else live * nbytes_received
                 if again and self.bound.blocks.block_of(graph.producer[name]) != block and name in graph.differentiable:
                     self._checkpoint(cost, name, made.forward, live, received, block)
-        if again:
-            assert block is not None
-            recomputed[block] = recomputed.get(block, 0.0) + kept
+        brief = at >= self.ending  # the backward pass of what follows the blocks comes first, and frees what it kept
+        if again or brief:
+            at_once[block] = at_once.get(block, 0.0) + kept
+            cost.memory["activations"] += 0.0 if again else kept * (live - 1)
         else:
             cost.memory["activations"] += kept * live
         cost.memory["transient"] = max(cost.memory["transient"], transient)
@@ -349,6 +359,21 @@ class _Walk:
             self._alone[alone] = _whole_flops(rule, graded)
         self.flops += self._alone[alone]
         return self._prices[key]
+
+
+def _handed_alone(graph: OperatorGraph, blocks: BlockRun) -> bool:
+    """Whether what follows the blocks reads of the last one only what every block hands to the next."""
+    if blocks.count < 2:
+        return False
+    handed, left = set(), set()
+    for at in range(blocks.start, blocks.stop):
+        for name in graph.operators[at].operands:
+            made = graph.producer.get(name)
+            if made is not None and blocks.start <= made < at - (at - blocks.start) % blocks.period:
+                handed.add((made - blocks.start) % blocks.period)
+    for op in graph.operators[blocks.stop :]:
+        left |= {graph.producer[n] for n in op.operands if n in graph.producer and n in graph.data_dependent}
+    return {(at - blocks.start) % blocks.period for at in left if blocks.start <= at < blocks.stop} <= handed
 
 
 def _whole_flops(rule: Rule, graded: tuple[bool, ...]) -> float:

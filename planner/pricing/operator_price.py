@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from hardware_profiles import Cluster
 from planner.errors import RuleError
-from planner.graph.operator_graph import TensorType
+from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.pricing.kernels import KernelCall, kernel_seconds, score_bytes
+from planner.pricing.liveness import Liveness
 from planner.pricing.message import Message, message_seconds
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import Dims, FactorKind, Rule, Strategy, Work, local_extents
@@ -38,7 +39,8 @@ class OperatorPrices:
 
     Seconds: `forward`, `backward` compute, `inner_forward`, `inner_backward` collectives of its implementation. Bytes:
     `operands` and `results` local sizes, `saved_extra` what autograd keeps beside operands and results, `transient`
-    what lives only while it runs.
+    what lives only while it runs: forward the results and the operands that nobody keeps, backward the gradients of the
+    results and of the operands, whichever is more.
     """
 
     forward: Array
@@ -94,6 +96,10 @@ def price_operator(
         extra = _sum_work(rule.saved_extra, extents) if graded else np.zeros(len(extents))
     inner_forward, inner_backward = _inner(rule, strategies, mesh, cluster)
     free = rule.op_class == "view"
+    saved = {i for i, needed_by in rule.saves if set(needed_by) & set(graded)}
+    passing = sum(
+        (b for i, b in enumerate(operand_bytes) if i not in saved and i not in rule.looked_up), np.zeros(len(extents))
+    )
     return OperatorPrices(
         forward=forward,
         backward=backward,
@@ -102,9 +108,18 @@ def price_operator(
         operands=operand_bytes,
         results=result_bytes,
         saved_extra=extra,
-        transient=np.zeros(len(extents)) if free else written * (2 if graded else 1) + gradients,
+        transient=np.zeros(len(extents)) if free else written + np.maximum(passing, gradients),
         flops=flops * (1 + rule.backward_work(worked)),
     )
+
+
+def transient_bytes(alive: Liveness, graph: OperatorGraph, at: int, rule: Rule, prices: OperatorPrices) -> Array:
+    """Bytes that live while an operator runs, weights left out, (K,); of logits that are made a piece at a time there
+    are only the gradients of what they are made of."""
+    if at not in alive.piecewise:
+        return prices.transient
+    graded = (i for i, name in enumerate(graph.operators[at].operands) if name in graph.differentiable)
+    return sum((prices.operands[i] for i in graded if rule.op_class == "matmul"), np.zeros_like(prices.transient))
 
 
 def _local_extents(rule: Rule, strategies: Sequence[Strategy], mesh: Mesh) -> Array:

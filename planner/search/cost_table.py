@@ -21,6 +21,8 @@ from planner.pricing import (
     price_operator,
     price_parameter,
 )
+from planner.pricing.liveness import Liveness
+from planner.pricing.operator_price import transient_bytes
 from planner.search.candidates import CandidateLists, Candidates, DuplexColumn, LayoutColumn
 from planner.search.restriction import Restriction
 from planner.search.template import Template, ValueEdge
@@ -108,9 +110,11 @@ class TableBuilder:
     def build(self, template: Template, restriction: Restriction | None = None) -> CostTables:
         """Tables of a template whose graph has the batch of one micro-batch, of all candidates or of those that a
         restriction leaves."""
-        graph, kept = template.graph, template.alive.kept
+        graph = template.graph
         self._prices.clear()
-        operators = tuple(self._operator(graph, index, kept, restriction) for index in range(len(graph.operators)))
+        operators = tuple(
+            self._operator(graph, index, template.alive, restriction) for index in range(len(graph.operators))
+        )
         edges = tuple(self._edge(template, edge, operators) for edge in template.edges)
         parameters = tuple(self._parameter(template, p.name, operators, restriction) for p in graph.parameters)
         result_bytes = {
@@ -128,7 +132,7 @@ class TableBuilder:
         )
 
     def _operator(
-        self, graph: OperatorGraph, index: int, kept: frozenset[str], restriction: Restriction | None
+        self, graph: OperatorGraph, index: int, alive: Liveness, restriction: Restriction | None
     ) -> OperatorTable:
         op = graph.operators[index]
         rule = rule_of(graph, op)
@@ -146,13 +150,13 @@ class TableBuilder:
             priced = price_operator(rule, candidates.strategies, *types, graded, self.mesh, self.cluster)
             self._prices[key] = (rule, candidates, priced)  # the first two keep their identities
         prices = self._prices[key][2]
-        own = [prices.results[place] for place, name in enumerate(results) if name in kept]
+        own = [prices.results[place] for place, name in enumerate(results) if name in alive.kept]
         gathered = [prices.operands[place] for place, name in enumerate(op.operands) if name in graph.parameter_names]
         return OperatorTable(
             candidates=candidates,
             prices=prices,
-            kept=sum(own, prices.saved_extra),
-            transient=sum(gathered, prices.transient),
+            kept=sum(own, np.zeros_like(prices.saved_extra) if index in alive.piecewise else prices.saved_extra),
+            transient=sum(gathered, transient_bytes(alive, graph, index, rule, prices)),
         )
 
     def _edge(self, template: Template, edge: ValueEdge, operators: Sequence[OperatorTable]) -> EdgeTable:

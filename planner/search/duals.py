@@ -145,7 +145,7 @@ class Duals:
         blocks = max(1, self.chain.tables.template.blocks.count)
         if math.isinf(price):
             return Weights(
-                part=self.weight * _LEAN, step=_LEAN, fixed=1.0, live=flights, replay=1.0 / blocks / self.parts
+                part=self.weight * _LEAN, step=_LEAN, fixed=1.0, live=flights, replay=1.0 / (blocks + 1) / self.parts
             )
         return Weights(
             part=self.weight / self.parts,
@@ -153,7 +153,7 @@ class Duals:
             step=1.0,
             fixed=price,
             live=price * flights,
-            replay=price / blocks / self.parts,
+            replay=price / (blocks + 1) / self.parts,
         )
 
     def _add(self, weights: Weights, price: float, flights: float, *, proves: bool, cap: float = math.inf) -> None:

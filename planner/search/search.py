@@ -192,7 +192,7 @@ def _family(engine: Engine, members: tuple[Configuration, ...]) -> Family | None
 
 def _engine(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
     prepared, blocks = prepare(request.graph)
-    template = fold(prepared, blocks, request.cluster.software.whole_blocks)
+    template = fold(prepared, blocks, request.cluster.software)
     limits = bounds(template, request.batch, request.cluster, request.precision, request.optimizer)
     return Engine(request=request, template=template, limits=limits), prepared
 

@@ -228,7 +228,7 @@ def bounds(template: Template, batch: int, cluster: Cluster, precision: str, opt
         works = template.in_block(index) and index - template.blocks.start < template.replay.works
         recomputed += seconds * count if works else 0.0
         backward += seconds * count * rule.backward_work(graded)
-    per = parameter_bytes(precision, optimizer)
+    per = parameter_bytes(precision, optimizer, cluster.software)
     sizes = (
         graph.types[p.name].numel
         * (per.total if p.name in graph.differentiable else per.weight)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+from hardware_profiles import PYTORCH, Software
 from planner.graph.blocks import IDENTITY, NO_BLOCKS, BlockRun, block_parameters, operand_sources
 from planner.graph.operator_graph import OperatorGraph, substitute
 from planner.pricing.liveness import Liveness, Replay, liveness, replay
@@ -105,13 +106,13 @@ class Template:
         return self.blocks.count > 1 and not past and not shared
 
 
-def fold(graph: OperatorGraph, blocks: BlockRun, whole_blocks: bool = False) -> Template:
-    """The template of a prepared graph; `whole_blocks`: recomputation runs a block to its end.
+def fold(graph: OperatorGraph, blocks: BlockRun, software: Software = PYTORCH) -> Template:
+    """The template of a prepared graph, run by some software.
 
     Where the part after the blocks reads more than the last block, nothing is folded.
     """
     if not blocks.count:
-        return _unfolded(graph)
+        return _unfolded(graph, software)
     stop = blocks.start + blocks.period
     last = {
         name: twin
@@ -129,7 +130,7 @@ def fold(graph: OperatorGraph, blocks: BlockRun, whole_blocks: bool = False) -> 
     }
     after = graph.operators[blocks.stop :]
     if any(name in inner for op in after for name in op.operands):
-        return _unfolded(graph)
+        return _unfolded(graph, software)
     renamed = tuple(
         replace(
             op,
@@ -157,8 +158,8 @@ def fold(graph: OperatorGraph, blocks: BlockRun, whole_blocks: bool = False) -> 
             blocks=blocks,
             edges=edges,
             own_parameters=own,
-            alive=liveness(folded),
-            whole_blocks=whole_blocks,
+            alive=liveness(folded, software.fused, software.loss == "pieces"),
+            whole_blocks=software.whole_blocks,
         )
     )
 
@@ -180,13 +181,13 @@ def _with_liveness(template: Template) -> Template:
     )
 
 
-def _unfolded(graph: OperatorGraph) -> Template:
+def _unfolded(graph: OperatorGraph, software: Software) -> Template:
     return Template(
         graph=graph,
         blocks=NO_BLOCKS,
         edges=_straight(graph, NO_BLOCKS, ()),
         own_parameters=frozenset(),
-        alive=liveness(graph),
+        alive=liveness(graph, software.fused, software.loss == "pieces"),
     )
 
 

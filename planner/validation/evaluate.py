@@ -21,6 +21,7 @@ from planner.models.dimensions import TRACED_BATCH, Dimensions, build
 from planner.plan.plan import Prediction
 from planner.search.api import search
 from planner.validation.configuration import Job, Run, run_of
+from planner.validation.peak import CONVENTIONS, convention_of, peak_of
 from planner.validation.rows import Row
 from planner.validation.software import machine_of_run
 
@@ -105,6 +106,7 @@ def evaluate_chunk(rows: Iterable[Row]) -> list[Evaluated]:
             if run.job.model not in graphs:
                 graphs = {run.job.model: traced(run.job.model)}
             prediction, feasible = _predicted(run, cluster, graphs[run.job.model])
+            convention = convention_of(row)
         except (PlannerError, HardwareProfileError, CostModelError) as error:
             results.append(Evaluated(row=row, notes=notes, error=str(error)))
             continue
@@ -112,9 +114,9 @@ def evaluate_chunk(rows: Iterable[Row]) -> list[Evaluated]:
             Evaluated(
                 row=row,
                 predicted_seconds=prediction.step_seconds,
-                predicted_peak_bytes=prediction.peak_bytes,
+                predicted_peak_bytes=peak_of(prediction, cluster.device, convention),
                 feasible=feasible,
-                notes=notes,
+                notes=(*notes, f"peak as {CONVENTIONS[convention]}"),
             )
         )
     return results

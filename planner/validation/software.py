@@ -74,7 +74,8 @@ def stated_bandwidth(row: Row) -> float | None:
 
 def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Software:
     """The stack of a row, with its attention kernels and overlaps."""
-    stack = load_software(_stack(row, zero))
+    stack = replace(load_software(_stack(row, zero)), flat=zero)  # all frameworks pad what they share out
+    stack = _memory_of(row, stack, notes)
     flags = row.text("other_flags").lower()
     if any(word in flags for word in _FLAGS.values()):
         hidden = {part: OVERLAPPED if word in flags else 0.0 for part, word in _FLAGS.items()}
@@ -87,6 +88,25 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
         attention = "best"
     notes.append(f"taken for {stack.name}, attention {attention}")
     return replace(stack, attention=attention)
+
+
+def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:
+    """The stack with what a row says of memory: an optimizer on the host, a loss that never holds all logits."""
+    words = f"{row.text('other_flags')} {row.text('distributed_optimizer')}".lower()
+    if re.search(r"offload\S* (of )?(adam|optim)|optimizer[-_ ]offload", words) or "offload-optimizer" in words:
+        notes.append("the optimizer's state is on the host")
+        stack = replace(stack, offloaded=True)
+    if "liger" in words:
+        notes.append("the loss is computed a piece at a time, gated activations are made again (Liger)")
+        stack = replace(stack, loss="pieces", fused=True)
+    if "deepspeed" in words and zero3(stack):
+        stack = replace(stack, stored=load_software("deepspeed").stored)
+    return stack
+
+
+def zero3(stack: Software) -> bool:
+    """Whether weights are gathered for their use."""
+    return stack.flat == 3
 
 
 def _stack(row: Row, zero: int) -> str:
