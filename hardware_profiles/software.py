@@ -29,8 +29,8 @@ class Stored:
     weights and gradients have 4 bytes and there is no master weight.
 
     `weight` 2, or 4 where the fp32 master weight is what is stored and a 16-bit copy is made for its use. `fp16` and
-    `bf16`: the gradient, of each dtype, 6 where it is kept in 16 bits and added up in fp32 beside that. `master`: the fp32
-    weight, 0 where that is the stored one. `update`: what the optimizer copies together while it steps, for each
+    `bf16`: the gradient, of each dtype, 6 where it is kept in 16 bits and added up in fp32 beside that. `master`: the
+    fp32 weight, 0 where that is the stored one. `update`: what the optimizer copies together while it steps, for each
     parameter that a device updates.
     """
 
@@ -61,7 +61,11 @@ class Software:
         stored: bytes kept for each parameter.
         fused: whether the results of elementwise operators whose operands are kept anyway are made again in the
             backward pass (fused SwiGLU, compilers) instead of kept.
-        ahead: blocks whose weights are gathered at the same time; 0 gathers each weight by itself.
+        ahead: where weights are gathered for their use, how many blocks at the same time; 0 gathers each weight by
+            itself.
+        regathers: whether a value that is gathered for its use is kept in pieces, and gathered again in the backward
+            pass, instead of whole (sequence parallelism of Korthikanti et al. 2022, section 4.2.2).
+        buffers: bytes of buffers for communication that are there all the time.
         flat: ZeRO stage whose pieces are cut evenly out of flat buffers even where no dim of a parameter divides;
             0 cuts along dims alone.
         loss: "whole" logits, or logits made and used a piece at a time ("pieces": fused with the projection).
@@ -80,6 +84,8 @@ class Software:
     stored: Stored = Stored()
     fused: bool = False
     ahead: int = 0
+    regathers: bool = False
+    buffers: Bytes = 0.0
     flat: int = 0
     loss: LossMemory = "whole"
     offloaded: bool = False

@@ -49,6 +49,8 @@ class _StackFile(Strict):
     bucket_mib: Number
     fused: bool
     ahead: Number
+    regathers: bool
+    buffers_mib: Number
     hidden: _Hidden
     stored: _Stored
 
@@ -69,6 +71,8 @@ class _StackFile(Strict):
             bucket=self.bucket_mib.value * MIB,
             fused=self.fused,
             ahead=int(self.ahead.value),
+            regathers=self.regathers,
+            buffers=self.buffers_mib.value * MIB,
             stored=Stored(
                 weight=self.stored.weight.value,
                 fp16=self.stored.fp16.value,

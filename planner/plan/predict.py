@@ -52,6 +52,9 @@ TIME_PER_MICRO_BATCH = (
     "stage transfer",
 )
 TIME_PER_STEP = ("gradient reduction", "optimizer", "weight gathering")
+BEFORE, AFTER = -2, -1
+"""What stands before and after the blocks, where blocks are numbered."""
+
 MEMORY = ("weights", "gradients", "optimizer state", "activations", "transient")
 
 
@@ -139,11 +142,12 @@ class _Walk:
         plan, operators = self.bound.plan, self.bound.operators
         live = in_flight_of_chunks(rank, plan.pipeline, plan.virtual_stages, plan.training.micro_batches)
         received: set[str] = set()
-        at_once: dict[int | None, float] = {}
+        at_once: dict[int, float] = {}
         own = [at for at in range(len(operators)) if self.rank_of[at] == rank]
         for at in own:
             self._operator(cost, at, live[self.stage_of[at] // plan.pipeline], received, at_once)
         cost.memory["activations"] += max(at_once.values(), default=0.0)
+        cost.memory["transient"] += self.cluster.software.buffers
         used = {name for at in own for name in operators[at].operator.operands}
         for parameter in self.bound.graph.parameters:  # in a fixed order: sums must not depend on hashes
             if parameter.name in used:
@@ -151,9 +155,7 @@ class _Walk:
         self._sends(cost, rank)
         return cost
 
-    def _operator(
-        self, cost: StageCost, at: int, live: int, received: set[str], at_once: dict[int | None, float]
-    ) -> None:
+    def _operator(self, cost: StageCost, at: int, live: int, received: set[str], at_once: dict[int, float]) -> None:
         bound = self.bound.operators[at]
         graph, op = self.bound.graph, bound.operator
         prices = self._price(bound)
@@ -189,17 +191,19 @@ class _Walk:
             if name in self.bound.parameters:
                 needed = i in self.alive.weights[at]
                 gathered = self._use_parameter(cost, name, wanted, 1 + int(moves if again else needed))
-                if gathered and block is not None and self.cluster.software.ahead:
-                    at_once[block] = at_once.get(block, 0.0) + self.cluster.software.ahead * nbytes
+                ahead = self.cluster.software.ahead
+                if gathered and ahead:
+                    where = block if block is not None else AFTER if at >= self.bound.blocks.stop else BEFORE
+                    at_once[where] = at_once.get(where, 0.0) + ahead * nbytes
                 elif gathered and needed and again:  # a recomputed block gathers all its weights
                     kept += nbytes
-                transient += nbytes
+                transient += 0.0 if ahead else nbytes
             elif name in graph.producer:
                 made = self._made(name)
                 if name in graph.data_dependent:  # what never changes is brought into a layout once
                     self._edge(cost, name, made, wanted, moves)
-                if i in saved and not (made.forward == wanted.forward and name in self.alive.kept):
-                    kept += nbytes
+                if i in saved:
+                    kept += self._kept_copy(name, made, wanted, nbytes)
                 if (
                     self.stage_of[graph.producer[name]] != self.stage_of[at]
                     and name in graph.data_dependent
@@ -212,11 +216,22 @@ class _Walk:
                     self._checkpoint(cost, name, made.forward, live, received, block)
         brief = at >= self.ending  # the backward pass of what follows the blocks comes first, and frees what it kept
         if again or brief:
-            at_once[block] = at_once.get(block, 0.0) + kept
+            where = block if block is not None else AFTER
+            at_once[where] = at_once.get(where, 0.0) + kept
             cost.memory["activations"] += 0.0 if again else kept * (live - 1)
         else:
             cost.memory["activations"] += kept * live
         cost.memory["transient"] = max(cost.memory["transient"], transient)
+
+    def _kept_copy(self, name: str, made: Duplex, wanted: Duplex, nbytes: float) -> float:
+        """Bytes that a reader keeps of a value of which it needs `nbytes`, beside what others keep."""
+        if name in self.alive.kept and made.forward == wanted.forward:
+            return 0.0
+        sizes = self.bound.plan.mesh.sizes
+        pieces = self.bound.graph.types[name].nbytes * local_fraction(made.forward, sizes)
+        if not self.cluster.software.regathers or pieces >= nbytes:
+            return nbytes
+        return 0.0 if name in self.alive.kept else pieces
 
     def _outlives(self, at: int, name: str) -> bool:
         """Whether a block that is not recomputed keeps, as it is made, a result of the recomputed block before it."""

@@ -49,9 +49,11 @@ class Replay:
 
 
 def liveness(graph: OperatorGraph, fused: bool = False, pieces: bool = False) -> Liveness:
-    """What autograd keeps of a graph whose shared values have identities. It does not depend on the batch. `fused`: what
-    an elementwise operator makes of operands that are kept anyway is made again in the backward pass. `pieces`: the
-    loss is computed a piece at a time."""
+    """What autograd keeps of a graph whose shared values have identities. It does not depend on the batch.
+
+    `fused`: what an elementwise operator makes of operands that are kept anyway is made again in the backward pass.
+    `pieces`: the loss is computed a piece at a time.
+    """
     needed = tuple(_needed_operands(graph, op, rule_of(graph, op)) for op in graph.operators)
     saved = tuple(
         frozenset(index for index in positions if _is_activation(graph, op.operands[index]))

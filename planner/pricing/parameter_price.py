@@ -96,7 +96,7 @@ def price_parameter(
 
 
 def _pieces(stored: StoredParameter, sizes: Sequence[int]) -> int:
-    """Into how many pieces a flat buffer is cut that could not be cut along a dim: the devices that hold full copies and
-    add up their gradients once a step."""
+    """Into how many pieces a flat buffer is cut that could not be cut along a dim: the devices that hold full copies
+    and add up their gradients once a step."""
     axes = zip(stored.weight, stored.gradient, stored.state, sizes, strict=True)
     return math.prod(size for *kept, size in axes if kept == [REPLICATE, PARTIAL, REPLICATE])

@@ -156,7 +156,9 @@ class TableBuilder:
             candidates=candidates,
             prices=prices,
             kept=sum(own, np.zeros_like(prices.saved_extra) if index in alive.piecewise else prices.saved_extra),
-            transient=sum(gathered, transient_bytes(alive, graph, index, rule, prices)),
+            transient=sum(
+                [] if self.cluster.software.ahead else gathered, transient_bytes(alive, graph, index, rule, prices)
+            ),
         )
 
     def _edge(self, template: Template, edge: ValueEdge, operators: Sequence[OperatorTable]) -> EdgeTable:
@@ -172,11 +174,16 @@ class TableBuilder:
             backward = _spread(pricer, tensor, wanted.gradient, made.gradient).T
         else:
             backward = np.zeros_like(forward)
-        bytes_kept = np.zeros_like(forward)
+        bytes_kept, shared = np.zeros_like(forward), False
         if edge.operand in alive.saved[edge.consumer]:
             bytes_kept = bytes_kept + operators[edge.consumer].prices.operands[edge.operand][None, :]
             if any(edge.name in kept for kept in (alive.kept, template.kept_for_next, template.kept_for_rest)):
                 bytes_kept = np.where(_same(made.forward, wanted.forward), 0.0, bytes_kept)
+                shared = True
+            if self.cluster.software.regathers:
+                pieces = operators[edge.producer].prices.results[place][:, None]
+                whole = operators[edge.consumer].prices.operands[edge.operand][None, :]
+                bytes_kept = np.where(pieces < whole, 0.0 if shared else pieces, bytes_kept)
         return EdgeTable(edge=edge, forward=forward, backward=backward, kept=bytes_kept)
 
     def _parameter(

@@ -378,7 +378,7 @@ class _PieceMaker:
         twice = self._moves(use.consumer) if again else use.needed
         part = use.gather * (2 if twice else 1) + use.reduce
         ahead = self.cutter.cluster.software.ahead
-        held = ahead if ahead and self.template.in_block(use.consumer) else int(again and use.needed)
+        held = ahead or int(again and use.needed)
         kept = held * use.gathered
         self._join(name, self._key(use.consumer), part, "replay", kept, steady=True)
 

@@ -1,8 +1,8 @@
 """Which peak a row has measured: what is counted differs by more than what is left to predict.
 
-    allocated     what tensors take                   torch.cuda.max_memory_allocated, "max allocated memory" of Megatron
-    reserved      what the allocator has taken        torch.cuda.max_memory_reserved: fragmentation and rounding too
-    used          what the device has given away      nvidia-smi: context and communication buffers too
+    allocated     what tensors take               torch.cuda.max_memory_allocated, "max allocated memory" of Megatron
+    reserved      what the allocator has taken    torch.cuda.max_memory_reserved: fragmentation and rounding too
+    used          what the device has given       nvidia-smi: context and communication buffers too
 
 A row says so in its notes, in these words; one that says nothing is taken for "used", which bounds the others.
 """

@@ -1,7 +1,8 @@
 """Which software a run was done with, and over which network, as far as its row says.
 
     what the row says                                            stack
-    DeepSpeed, without ZeRO 3                                    deepspeed
+    DeepSpeed, ZeRO 3 or less                                    deepspeed-zero3, deepspeed
+    PaddlePaddle                                                 paddle
     NeMo, Megatron Bridge, Transformer Engine                    nemo
     a device of Ascend                                           mindspeed
     ZeRO 3                                                       fsdp, fsdp-compiled where it is compiled
@@ -99,20 +100,17 @@ def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:
     if "liger" in words:
         notes.append("the loss is computed a piece at a time, gated activations are made again (Liger)")
         stack = replace(stack, loss="pieces", fused=True)
-    if "deepspeed" in words and zero3(stack):
-        stack = replace(stack, stored=load_software("deepspeed").stored)
     return stack
-
-
-def zero3(stack: Software) -> bool:
-    """Whether weights are gathered for their use."""
-    return stack.flat == 3
 
 
 def _stack(row: Row, zero: int) -> str:
     words = " ".join(row.text(column) for column in ("source", "other_flags", "distributed_optimizer", "notes")).lower()
     if row.text("profile").startswith("ascend"):
         return "mindspeed"
+    if "paddle" in words:
+        return "paddle"
+    if zero == 3 and "deepspeed" in words:
+        return "deepspeed-zero3"
     if zero == 3:
         return "fsdp-compiled" if row.truth("compile") else "fsdp"
     if "deepspeed" in words:
