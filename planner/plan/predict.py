@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 
 from costmodels import collective_time, in_flight_of_chunks, peak_memory, step_time
 from hardware_profiles import Cluster
-from planner.graph.blocks import BlockRun
+from planner.graph.blocks import IDENTITY, BlockRun
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.plan import Plan, Prediction, StagePrediction
@@ -164,7 +164,8 @@ class _Walk:
         place = self.bound.place_of(at)
         works, moves = again and place < self.replay.works, again and place < self.replay.moves
         results = [name for name in op.results if name is not None]
-        own = [i for i, name in enumerate(results) if name in self.alive.kept]
+        pieces = self._kept_in_pieces(at)
+        own = [] if pieces else [i for i, name in enumerate(results) if name in self.alive.kept]
         kept = 0.0 if at in self.alive.piecewise else float(prices.saved_extra[0])
         kept += sum(float(prices.results[i][0]) for i in own)
         forward = float(prices.forward[0] + prices.inner_forward[0])
@@ -204,6 +205,8 @@ class _Walk:
                     self._edge(cost, name, made, wanted, moves)
                 if i in saved:
                     kept += self._kept_copy(name, made, wanted, nbytes)
+                if pieces:
+                    kept += min(nbytes, self._local_bytes(name, made.forward))
                 if (
                     self.stage_of[graph.producer[name]] != self.stage_of[at]
                     and name in graph.data_dependent
@@ -227,11 +230,22 @@ class _Walk:
         """Bytes that a reader keeps of a value of which it needs `nbytes`, beside what others keep."""
         if name in self.alive.kept and made.forward == wanted.forward:
             return 0.0
-        sizes = self.bound.plan.mesh.sizes
-        pieces = self.bound.graph.types[name].nbytes * local_fraction(made.forward, sizes)
+        pieces = self._local_bytes(name, made.forward)
         if not self.cluster.software.regathers or pieces >= nbytes:
             return nbytes
         return 0.0 if name in self.alive.kept else pieces
+
+    def _kept_in_pieces(self, at: int) -> bool:
+        """Whether a shared value of a block is kept as it comes, and gathered again for the backward pass."""
+        op, block = self.bound.operators[at].operator, self.bound.blocks.block_of(at)
+        if op.op != IDENTITY or block is None or not self.cluster.software.regathers:
+            return False
+        (name,) = op.results
+        uses = self.bound.graph.consumers.get(name or "", ())
+        return name in self.alive.kept and all(self.bound.blocks.block_of(use) == block for use in uses)
+
+    def _local_bytes(self, name: str, layout: Layout) -> float:
+        return self.bound.graph.types[name].nbytes * local_fraction(layout, self.bound.plan.mesh.sizes)
 
     def _outlives(self, at: int, name: str) -> bool:
         """Whether a block that is not recomputed keeps, as it is made, a result of the recomputed block before it."""
