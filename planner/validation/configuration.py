@@ -196,10 +196,10 @@ def _zero(row: Row, shards: int, notes: list[str]) -> int:
     found = re.search(r"^([0-3])$|\(([0-3])\)", row.text("zero_stage"))
     if found:
         return int(found[1] or found[2])
-    if row.text("zero_stage").startswith("deepspeed"):
+    optimizer = row.text("distributed_optimizer").lower()
+    if not optimizer and row.text("zero_stage").startswith("deepspeed"):
         notes.append("ZeRO stage of DeepSpeed unknown: 3")
         return 3
-    optimizer = row.text("distributed_optimizer").lower()
     stage = 1 if optimizer in ("true", "1") or optimizer.startswith("implied") or "zero-1" in optimizer else 0
     if shards > 1:
         notes.append(f"ZeRO stage unknown: {stage}")
