@@ -11,6 +11,7 @@ from costmodels.bounds import collective_lower_bound
 from costmodels.collectives import COLLECTIVES, affine_pieces, collective_time
 from costmodels.compute import FREE_OP_CLASS, operator_time
 from costmodels.errors import CostModelError
+from costmodels.experts import BALANCED, ExpertsShape, experts_backward_time, experts_time
 from costmodels.fit import fit_attention, fit_matmul, percentage_error
 from costmodels.matmul import element_bytes, matmul_rate, matmul_time
 from costmodels.memory import (
@@ -49,10 +50,12 @@ from costmodels.units import Array, Quantity
 __all__ = [
     "Array",
     "AttentionShape",
+    "BALANCED",
     "COLLECTIVES",
     "ChunkSeconds",
     "CostModelError",
     "Event",
+    "ExpertsShape",
     "FREE_OP_CLASS",
     "ORDERS",
     "Optimizer",
@@ -75,6 +78,8 @@ __all__ = [
     "collective_lower_bound",
     "collective_time",
     "element_bytes",
+    "experts_backward_time",
+    "experts_time",
     "fit_attention",
     "fit_matmul",
     "in_flight",

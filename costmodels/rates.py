@@ -7,7 +7,11 @@ from costmodels.matmul import matmul_rate
 from costmodels.units import FlopsPerSecond
 from hardware_profiles import Device
 
-_RATES: Mapping[str, Callable[[str, Device], FlopsPerSecond]] = {"attention": attention_rate, "matmul": matmul_rate}
+_RATES: Mapping[str, Callable[[str, Device], FlopsPerSecond]] = {
+    "attention": attention_rate,
+    "experts": matmul_rate,
+    "matmul": matmul_rate,
+}
 
 
 def best_rate(op_class: str, dtype: str, device: Device) -> FlopsPerSecond:

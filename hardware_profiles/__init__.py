@@ -1,5 +1,6 @@
 """Machines as facts: devices and the networks between them, every number with its source. Imports nothing of ours."""
 
+from hardware_profiles.accuracy import FitError, RunError, dump_records, recorded, with_records
 from hardware_profiles.cluster import (
     OP_CLASSES,
     Cluster,
@@ -31,6 +32,7 @@ from hardware_profiles.measurements import (
     load_measurements,
     parse_measurements,
 )
+from hardware_profiles.parameters import Parameter, fitted_parameters
 from hardware_profiles.software import PYTORCH, AttentionKernels, Hidden, Software, Stored
 from hardware_profiles.stacks import load_software, software_facts, software_names
 from hardware_profiles.units import GB, GIB, KB, KIB, MB, MIB, Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds
@@ -46,6 +48,7 @@ __all__ = [
     "Device",
     "Efficiency",
     "Fact",
+    "FitError",
     "Flops",
     "FlopsPerSecond",
     "GB",
@@ -68,7 +71,9 @@ __all__ = [
     "OP_CLASSES",
     "Origin",
     "PYTORCH",
+    "Parameter",
     "Protocol",
+    "RunError",
     "Seconds",
     "Software",
     "Span",
@@ -79,13 +84,17 @@ __all__ = [
     "compose",
     "dump_measurements",
     "dump_profile",
+    "dump_records",
+    "fitted_parameters",
     "load_measurements",
     "load_profile",
     "load_software",
     "parse_levels",
     "parse_measurements",
     "profile_names",
+    "recorded",
     "software_facts",
     "software_names",
     "with_network",
+    "with_records",
 ]

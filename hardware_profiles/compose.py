@@ -46,7 +46,7 @@ def compose(profile: Cluster | str, levels: str | Sequence[LevelChoice]) -> Clus
     """The devices of a profile under the levels that are named, with one node of them in use.
 
     Args:
-        profile: as `load_profile` gives it, or its name; what was composed once is composed anew from its profile.
+        profile: as `load_profile` gives it, or its name; not what is composed already.
         levels: all levels, innermost first, as `LevelChoice` or as a text (see above).
 
     Returns:

@@ -57,6 +57,7 @@ class Software:
             pass needs is there (torch's checkpoint).
         accumulates: whether adding up gradients is a pass of its own, or done by the kernel of the weight gradient.
         hidden: communication that computation hides.
+        products: dtype in which matrix products are computed, as "fp8" or "tf32"; empty: that of their operands.
         bucket: bytes of parameters or gradients that are sent together; 0 sends each tensor by itself.
         stored: bytes kept for each parameter.
         fused: whether the results of elementwise operators whose operands are kept anyway are made again in the
@@ -81,6 +82,7 @@ class Software:
     accumulates: bool
     hidden: Hidden
     bucket: Bytes
+    products: str = ""
     stored: Stored = Stored()
     fused: bool = False
     ahead: int = 0

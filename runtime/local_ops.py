@@ -20,6 +20,7 @@ from planner.graph.operator_graph import Argument, Operator, OperatorGraph, Torc
 from planner.graph.trace import resolve
 from planner.plan.bind import BoundOperator
 from planner.sharding.layout import local_shape
+from planner.sharding.rule import FactorKind
 from runtime.cross_entropy import SplitLoss, split_cross_entropy
 from runtime.device_mesh import RankMesh
 
@@ -64,6 +65,7 @@ def local_call(graph: OperatorGraph, bound: BoundOperator, place: RankMesh) -> L
     """The call of one operator on this rank. Raises ModelError for what cannot be executed yet."""
     op = bound.operator
     _refuse_randomness(graph, op)
+    _refuse_exchanges(bound, place)
     types = [graph.types[name] for name in op.results if name is not None]
     layouts = [duplex.forward for duplex in bound.layouts.results]
     sizes = place.mesh.sizes
@@ -197,6 +199,16 @@ def _refuse_randomness(graph: OperatorGraph, op: Operator) -> None:
             f"operator '{op.name}' drops values at random ({name} = {probability}); dropout is not supported yet,"
             " set its probability to 0"
         )
+
+
+def _refuse_exchanges(bound: BoundOperator, place: RankMesh) -> None:
+    for axis, choice in zip(place.mesh.axes, bound.strategy, strict=True):
+        if choice is not None and axis.size > 1 and bound.rule.factors[choice].kind is FactorKind.EXCHANGE:
+            raise ModelError(
+                f"operator '{bound.operator.name}' exchanges rows between the {axis.size} devices of {axis.name}"
+                f" ({bound.rule.factors[choice].name}): expert parallelism can be planned and priced, but not run yet;"
+                " plan with --expert 1"
+            )
 
 
 def _template(argument: Argument, device: torch.device) -> Any:

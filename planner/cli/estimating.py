@@ -95,7 +95,8 @@ def _by_mesh(options: Options) -> dict[str, tuple[object, str]]:
 
 
 def _by_degrees(options: Options) -> dict[str, tuple[object, str]]:
-    """Data parallelism takes the devices that the other degrees leave; those are 1 where they are not given."""
+    """Data parallelism takes the devices that the other degrees leave; those are 1 where they are not given. Experts
+    are cut over devices that are data or context parallel."""
     degrees = {name: getattr(options, name) or 1 for name in DEGREES if name != "data"}
     rest, devices = math.prod(degrees.values()), options.device_count
     if options.data is not None and options.data * rest != devices:
@@ -104,7 +105,8 @@ def _by_degrees(options: Options) -> dict[str, tuple[object, str]]:
             f"{words} = {options.data * rest} must make the {devices} devices; leave out --data, or change a degree"
         )
     data: dict[str, tuple[object, str]] = {"data": (devices // rest, "from the devices")}
-    return {**data, **{name: (degree, "default") for name, degree in degrees.items()}, "zero": (0, "default")}
+    others: dict[str, tuple[object, str]] = {name: (degree, "default") for name, degree in degrees.items()}
+    return {**data, **others, "expert": (1, "default"), "zero": (0, "default")}
 
 
 def _searched(options: Options, best: "Ranked", found: "Roles") -> tuple[Choice, ...]:

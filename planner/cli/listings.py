@@ -1,10 +1,19 @@
 """`plan models` and `plan profiles`: what there is."""
 
-from typing import Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from planner.cli.errors import reporting
+from planner.cli.fits import fit_content, print_fit
+from planner.cli.output import write_json
+from planner.errors import RequestError
+
+if TYPE_CHECKING:
+    from hardware_profiles import Cluster
+
+SCHEMA_VERSION = 1  # of the object that `plan profiles --json` prints
 
 
 def models() -> None:
@@ -26,25 +35,63 @@ def models() -> None:
 
 def profiles(
     name: Annotated[str | None, typer.Argument(help="Show one profile with the source of every number.")] = None,
+    fit: Annotated[
+        bool,
+        typer.Option("--fit", help="Show its fitted numbers, how well they fit, and how far off training runs are."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List the hardware profiles, or show one with its sources."""
+    """List the hardware profiles, or show one with its sources.
+
+    [bold]plan profiles h100-80gb --fit[/bold]
+    """
+    with reporting(as_json):
+        from hardware_profiles import load_profile, profile_names
+
+        if name is None:
+            if fit:
+                raise RequestError("--fit of which profile? name one of those that `plan profiles` lists")
+            clusters = [load_profile(known) for known in profile_names()]
+            content: dict[str, Any] = {"profiles": [_content(cluster) for cluster in clusters]}
+        else:
+            clusters = [load_profile(name)]
+            content = _content(clusters[0])
+            content |= fit_content(clusters[0]) if fit else {"facts": [asdict(fact) for fact in clusters[0].facts]}
+        if as_json:
+            write_json({"schema_version": SCHEMA_VERSION, **content})
+        elif fit:
+            print_fit(clusters[0])
+        else:
+            _print(clusters, facts=name is not None)
+
+
+def _content(cluster: "Cluster") -> dict[str, Any]:
+    """A profile in a few numbers, in SI units."""
+    device = cluster.device
+    return {
+        "profile": cluster.name,
+        "device": device.name,
+        "memory_bytes": device.memory,
+        "levels": [
+            {"name": level.name, "fan_out": level.fan_out, "bytes_per_second": level.bandwidth}
+            for level in cluster.levels
+        ],
+    }
+
+
+def _print(clusters: "list[Cluster]", *, facts: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from hardware_profiles import load_profile, profile_names
     from planner.report.units import bytes_text
 
-    console = Console(highlight=False)
-    with reporting():
-        if name is None:
-            table = Table("profile", "device", "memory", "per node", box=None, pad_edge=False, header_style="dim")
-            for known in profile_names():
-                cluster = load_profile(known)
-                node = cluster.devices_per_node
-                table.add_row(known, cluster.device.name, bytes_text(cluster.device.memory), str(node or "any"))
-        else:
-            cluster = load_profile(name)
-            table = Table("number", "value", "kind", "source", box=None, pad_edge=False, header_style="dim")
-            for fact in cluster.facts:
-                table.add_row(fact.key, f"{fact.value:g}", fact.kind, fact.source)
-        console.print(table)
+    if facts:
+        table = Table("number", "value", "kind", "source", box=None, pad_edge=False, header_style="dim")
+        for fact in clusters[0].facts:
+            table.add_row(fact.key, f"{fact.value:g}", fact.kind, fact.source)
+    else:
+        table = Table("profile", "device", "memory", "per node", box=None, pad_edge=False, header_style="dim")
+        for cluster in clusters:
+            node = cluster.devices_per_node
+            table.add_row(cluster.name, cluster.device.name, bytes_text(cluster.device.memory), str(node or "any"))
+    Console(highlight=False).print(table)

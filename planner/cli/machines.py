@@ -1,4 +1,4 @@
-"""The machine that `--hardware`, `--cluster` and `--devices` describe."""
+"""The machine that `--hardware`, `--cluster`, `--software` and `--devices` describe."""
 
 from typing import TYPE_CHECKING
 
@@ -8,9 +8,10 @@ if TYPE_CHECKING:
     from hardware_profiles import Cluster
 
 
-def machine(profile: str, levels: str | None, devices: int) -> "Cluster":
-    """A profile, or what is composed of it, with so many devices in use. Raises RequestError for bad levels."""
-    from hardware_profiles import TopologyError, compose, load_profile
+def machine(profile: str, levels: str | None, software: str | None, devices: int) -> "Cluster":
+    """A profile, or what is composed of it, with so many devices in use, run by a training stack. Raises RequestError
+    for bad levels."""
+    from hardware_profiles import PYTORCH, TopologyError, compose, load_profile, load_software
 
     cluster = load_profile(profile)
     if levels is not None:
@@ -18,4 +19,4 @@ def machine(profile: str, levels: str | None, devices: int) -> "Cluster":
             cluster = compose(cluster, levels)
         except TopologyError as error:
             raise RequestError(f"--cluster '{levels}': {error}") from error
-    return cluster.with_devices(devices)
+    return cluster.with_software(load_software(software or PYTORCH.name)).with_devices(devices)

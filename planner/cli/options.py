@@ -56,9 +56,19 @@ class Options:
         _word(
             JOB,
             "LEVELS",
-            "Nodes and networks, innermost first, where they differ from the profile: node=8@450,rack=4@50,cluster@25/2"
-            " has 8 devices a node with 450 GB/s each and direction, 4 nodes a rack, and 25 GB/s between racks, half of"
-            " which passes. What is left out is the profile's.",
+            "Levels of the network where they differ from the profile, innermost first: node=4,rack=8@50,cluster@25/2"
+            " has 4 devices a node, 8 nodes a rack with 50 GB/s per device and direction, and 25 GB/s beyond, where two"
+            " devices share an uplink. What is left out of a level is the profile's.",
+        ),
+    ] = None
+    software: Annotated[
+        str | None,
+        _word(
+            JOB,
+            "STACK",
+            "The training stack that will run the plan: what it fuses, hides and launches changes its time. One of"
+            " pytorch (our runtime), fsdp, fsdp-compiled, megatron, megatron-2021, deepspeed, nemo, mindspeed.",
+            "pytorch",
         ),
     ] = None
     seq_len: Annotated[int | None, _number(JOB, "Tokens per sample; the model's own where not given.", most=2**31)] = (
@@ -89,7 +99,7 @@ class Options:
     pipeline: Annotated[int | None, _number(HAND, "Pipeline ranks, one stage each.")] = None
     data: Annotated[int | None, _number(HAND, "Data parallel degree: splits the batch.")] = None
     context: Annotated[int | None, _number(HAND, "Context parallel degree: splits the sequence.")] = None
-    expert: Annotated[int | None, _number(HAND, "Expert parallel degree.")] = None
+    expert: Annotated[int | None, _number(HAND, "Into how many parts experts are cut, over data and context.")] = None
     zero: Annotated[
         int | None,
         _number(

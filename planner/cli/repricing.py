@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from planner.plan.bind import BoundPlan
     from planner.plan.plan import Plan
 
-_APPLY = frozenset({"cluster", "devices", "hardware", "output", "as_json", "quiet"})
+_APPLY = frozenset({"cluster", "software", "devices", "hardware", "output", "as_json", "quiet"})
 
 
 def price_file(path: Path, options: Options) -> None:
@@ -27,8 +27,8 @@ def price_file(path: Path, options: Options) -> None:
     strange = [flag(name) for name in options.given() if name not in _APPLY]
     if strange:
         raise RequestError(
-            f"{', '.join(strange)}: {path} says that already; with a plan file give --hardware, --cluster and"
-            " --devices only, or edit the file"
+            f"{', '.join(strange)}: {path} says that already; with a plan file give --hardware, --cluster,"
+            " --software and --devices only, or edit the file"
         )
     plan = load_plan(path)
     bound = _moved(path, plan, options)
@@ -47,10 +47,11 @@ def _moved(path: Path, plan: "Plan", options: Options) -> "BoundPlan":
 
     devices = options.devices or plan.cluster.devices
     with naming(path):
+        software = options.software or plan.cluster.software
         if options.hardware is None and options.cluster is None:
-            cluster = machine_of(replace(plan.cluster, devices=devices))
+            cluster = machine_of(replace(plan.cluster, devices=devices, software=software))
         else:
-            cluster = machine(options.hardware or plan.cluster.profile, options.cluster, devices)
+            cluster = machine(options.hardware or plan.cluster.profile, options.cluster, software, devices)
         model, graph = traced_again(plan)
         return repriced(plan, graph, model.batch, cluster)
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 SEARCHED_AXES = 2
 """Of a mesh, where all meshes of so many axes are searched; larger ones must be given."""
 
-DEGREES = ("tensor", "pipeline", "data", "context", "expert")
+DEGREES = ("tensor", "pipeline", "data", "context")
+"""Degrees that multiply to the devices; experts are cut over some of those."""
 _MANUAL = ("tensor", "data", "context", "expert", "zero", "sequence_parallel", "micro_batch")
 
 
@@ -65,7 +66,7 @@ def _check_degrees(options: Options) -> None:
     devices = options.device_count
     given = [(name, getattr(options, name)) for name in DEGREES if getattr(options, name) is not None]
     product = math.prod(degree for _, degree in given)
-    open_ones = [flag(name) for name in ("tensor", "pipeline", "data", "context") if getattr(options, name) is None]
+    open_ones = [flag(name) for name in DEGREES if getattr(options, name) is None]
     if devices % product or (not open_ones and product != devices):
         words = " x ".join(f"{flag(name)} {degree}" for name, degree in given)
         needed = "must divide the" if open_ones else "must make the"
@@ -84,7 +85,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
     from planner.search.request import SearchRequest
 
     assert options.model is not None
-    cluster = machine(options.profile, options.cluster, options.device_count)
+    cluster = machine(options.profile, options.cluster, options.software, options.device_count)
     precision = options.precision or ("fp32" if cluster.device.device_type == "cpu" else "bf16")
     limit = None if options.memory_limit is None else parse_memory(options.memory_limit)
     sources = _sources(options.shard_from or ())

@@ -1,6 +1,7 @@
 """`plan validate`: predictions beside measured training runs."""
 
 import contextlib
+import datetime
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,13 @@ def validate(
     processes: Annotated[
         int | None, typer.Option(min=1, help="Processes to use; one for each core if left out.")
     ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TABLE",
+            help="Write the errors of each profile into this table, in the place of what it says of that profile.",
+        ),
+    ] = None,
 ) -> None:
     """Predict step time and peak memory of training runs that were measured, and say how far off that is.
 
@@ -47,15 +55,39 @@ def validate(
     with reporting(as_json):
         from planner.validation import evaluate_rows, read_rows, summarise
 
-        started = time.perf_counter()
-        rows = read_rows(file, _conditions(where or []), limit)
+        started, conditions = time.perf_counter(), _conditions(where or [])
+        if record is not None:
+            _check_record(record, conditions, limit)
+        rows = read_rows(file, conditions, limit)
         with _progress(len(rows), as_json) as advance:
             results = evaluate_rows(rows, processes or len(os.sched_getaffinity(0)), advance)
         summary, seconds = summarise(results), time.perf_counter() - started
+        if record is not None:
+            _record(results, file, record)
         if as_json:
             write_json(content(results, summary, seconds))
         else:
             _show(results, summary, seconds)
+
+
+def _check_record(table: Path, conditions: dict[str, str], limit: int | None) -> None:
+    """What would leave a table that does not say what it seems to say, or fail only in the end."""
+    from hardware_profiles import RunError, recorded
+
+    if limit is not None or set(conditions) - {"profile"}:
+        raise RequestError("--record is for all rows of a profile: leave out --limit and any --where but profile=NAME")
+    if table.exists():
+        recorded(RunError, table)
+
+
+def _record(results: "Sequence[Evaluated]", runs: Path, table: Path) -> None:
+    from hardware_profiles import RunError, dump_records, recorded, with_records
+    from planner.plan.file import write_atomically
+    from planner.validation import run_errors
+
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    known = recorded(RunError, table) if table.exists() else ()
+    write_atomically(table, dump_records(RunError, with_records(known, run_errors(results, runs.name, today))))
 
 
 def _conditions(texts: Sequence[str]) -> dict[str, str]:

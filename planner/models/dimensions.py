@@ -13,7 +13,10 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dimensions:
-    """A decoder of one of the families; in GPT the MLP is four times the hidden size and every head has its keys."""
+    """A decoder of one of the families; in GPT the MLP is four times the hidden size and every head has its keys.
+
+    `head_size` None divides the hidden size among the heads. `experts` None is a dense model.
+    """
 
     family: Family
     layers: int
@@ -25,6 +28,8 @@ class Dimensions:
     tied: bool
     sequence: int
     precision: str
+    head_size: int | None = None
+    experts: "ExpertDimensions | None" = None
 
     @property
     def parameters(self) -> int:
@@ -33,8 +38,27 @@ class Dimensions:
         embeddings = self.vocabulary * h * (1 if self.tied else 2)
         if self.family == "gpt":
             return embeddings + self.sequence * h + layers * (12 * h * h + 13 * h) + 2 * h
-        keys = self.kv_heads * (h // self.heads)
-        return embeddings + layers * (2 * h * h + 2 * h * keys + 3 * h * self.ffn + 2 * h) + h
+        head = h // self.heads if self.head_size is None else self.head_size
+        attention = 2 * h * head * (self.heads + self.kv_heads)
+        dense = layers if self.experts is None else self.experts.dense_layers
+        routed = 0 if self.experts is None else self.experts.parameters(h)
+        return embeddings + layers * (attention + 2 * h) + dense * 3 * h * self.ffn + (layers - dense) * routed + h
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertDimensions:
+    """Experts in the place of the MLP: how many, how many a token takes, and the width of each; the width of an MLP for
+    all tokens beside them, or 0; how many of the first layers have none."""
+
+    count: int
+    chosen: int
+    width: int
+    shared_width: int = 0
+    dense_layers: int = 0
+
+    def parameters(self, hidden: int) -> int:
+        """Weights of a layer: experts, the MLP for all tokens, and the router."""
+        return hidden * (3 * (self.count * self.width + self.shared_width) + self.count)
 
 
 def build(dimensions: Dimensions) -> tuple[Any, tuple[Any, ...]]:
@@ -62,4 +86,13 @@ def _module(dimensions: Dimensions) -> Any:
         return GPT(GPTConfig(**shared))
     from planner.models.llama import Llama, LlamaConfig
 
-    return Llama(LlamaConfig(**shared, ffn_size=dimensions.ffn, num_kv_heads=dimensions.kv_heads))
+    shared.update(ffn_size=dimensions.ffn, num_kv_heads=dimensions.kv_heads, head_size=dimensions.head_size)
+    if (experts := dimensions.experts) is not None:
+        shared.update(
+            num_experts=experts.count,
+            experts_per_token=experts.chosen,
+            expert_size=experts.width,
+            shared_size=experts.shared_width,
+            dense_layers=experts.dense_layers,
+        )
+    return Llama(LlamaConfig(**shared))

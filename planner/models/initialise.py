@@ -7,8 +7,12 @@ _STANDARD_DEVIATION = 0.02
 
 
 def initialise(model: nn.Module) -> None:
-    """Draw the weights of linear layers and embeddings anew. Weights on meta have none and are left alone."""
+    """Draw the weights of linear layers, embeddings and stacked experts anew. Weights on meta have none and are left
+    alone."""
     for module in model.modules():
+        for stacked in (p for p in module.parameters(recurse=False) if p.dim() == 3 and not p.is_meta):
+            with torch.no_grad():
+                stacked.normal_(std=_STANDARD_DEVIATION)
         if isinstance(module, nn.Linear | nn.Embedding) and not module.weight.is_meta:
             with torch.no_grad():
                 module.weight.normal_(std=_STANDARD_DEVIATION)

@@ -1,6 +1,9 @@
 """Llama: decoder blocks with RMS norm, rotary positions, grouped-query attention and a gated MLP (Touvron et al.
 2023; Grattafiori et al. 2024). Plain PyTorch; module names follow the checkpoints people know.
 
+The decoders of Mixtral (Jiang et al. 2024) and Qwen3 (Yang et al. 2025) are the same but for experts in the place of
+the MLP, norms of queries and keys, and heads that need not make up the hidden size.
+
 Shape legend: B batch, S sequence, H hidden, N heads, K key/value heads, D head dim, V vocabulary.
 """
 
@@ -15,7 +18,12 @@ from planner.models.initialise import blank_embedding, initialise
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
-    """Dimensions of a Llama model."""
+    """Dimensions of a Llama model.
+
+    `head_size` None divides the hidden size among the heads. With `num_experts` every block but the first
+    `dense_layers` has experts of `expert_size`, of which a token takes `experts_per_token`, and where `shared_size` is
+    given an MLP for all tokens.
+    """
 
     num_layers: int
     hidden_size: int
@@ -27,10 +35,18 @@ class LlamaConfig:
     rope_theta: float = 500_000.0
     norm_epsilon: float = 1e-5
     tied_embeddings: bool = False
+    head_size: int | None = None
+    qk_norm: bool = False
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_size: int = 0
+    shared_size: int = 0
+    dense_layers: int = 0
+    normalised_weights: bool = True
 
     @property
     def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
+        return self.hidden_size // self.num_heads if self.head_size is None else self.head_size
 
 
 class Attention(nn.Module):
@@ -39,16 +55,23 @@ class Attention(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         hidden, kv_size = config.hidden_size, config.num_kv_heads * config.head_dim
+        query_size = config.num_heads * config.head_dim
         self.head_dim = config.head_dim
-        self.q_proj = nn.Linear(hidden, hidden, bias=False)
+        self.q_proj = nn.Linear(hidden, query_size, bias=False)
         self.k_proj = nn.Linear(hidden, kv_size, bias=False)
         self.v_proj = nn.Linear(hidden, kv_size, bias=False)
-        self.o_proj = nn.Linear(hidden, hidden, bias=False)
+        self.o_proj = nn.Linear(query_size, hidden, bias=False)
+        self.q_norm, self.k_norm = (
+            nn.RMSNorm(config.head_dim, eps=config.norm_epsilon) if config.qk_norm else None for _ in range(2)
+        )
 
     def forward(self, x_BSH: torch.Tensor, cos_SD: torch.Tensor, sin_SD: torch.Tensor) -> torch.Tensor:
         query_BNSD, key_BKSD, value_BKSD = (
-            projection(x_BSH).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
+            (heads if norm is None else norm(heads)).transpose(1, 2)
+            for heads, norm in (
+                (projection(x_BSH).unflatten(-1, (-1, self.head_dim)), norm)
+                for projection, norm in ((self.q_proj, self.q_norm), (self.k_proj, self.k_norm), (self.v_proj, None))
+            )
         )
         mixed_BNSD = F.scaled_dot_product_attention(
             _rotate(query_BNSD, cos_SD, sin_SD),
@@ -70,11 +93,11 @@ def _rotate(x_BNSD: torch.Tensor, cos_SD: torch.Tensor, sin_SD: torch.Tensor) ->
 class MLP(nn.Module):
     """down(silu(gate(x)) * up(x)) (Shazeer 2020)."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, hidden_size: int, ffn_size: int) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.ffn_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.ffn_size, bias=False)
-        self.down_proj = nn.Linear(config.ffn_size, config.hidden_size, bias=False)
+        self.gate_proj = nn.Linear(hidden_size, ffn_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, ffn_size, bias=False)
+        self.down_proj = nn.Linear(ffn_size, hidden_size, bias=False)
 
     def forward(self, x_BSH: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.down_proj(F.silu(self.gate_proj(x_BSH)) * self.up_proj(x_BSH))
@@ -82,19 +105,32 @@ class MLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """One block: attention and MLP, each behind a norm and with a residual."""
+    """One block: attention and MLP or experts, each behind a norm and with a residual."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, sparse: bool) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_epsilon)
         self.self_attn = Attention(config)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_epsilon)
-        self.mlp = MLP(config)
+        self.mlp = _experts(config) if sparse else MLP(config.hidden_size, config.ffn_size)
 
     def forward(self, x_BSH: torch.Tensor, cos_SD: torch.Tensor, sin_SD: torch.Tensor) -> torch.Tensor:
         x_BSH = x_BSH + self.self_attn(self.input_layernorm(x_BSH), cos_SD, sin_SD)
         result: torch.Tensor = x_BSH + self.mlp(self.post_attention_layernorm(x_BSH))
         return result
+
+
+def _experts(config: LlamaConfig) -> nn.Module:
+    from planner.models.experts import SparseMLP
+
+    return SparseMLP(
+        config.hidden_size,
+        config.num_experts,
+        config.expert_size,
+        chosen=config.experts_per_token,
+        normalised=config.normalised_weights,
+        shared=MLP(config.hidden_size, config.shared_size) if config.shared_size else None,
+    )
 
 
 class Decoder(nn.Module):
@@ -103,7 +139,8 @@ class Decoder(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.embed_tokens = blank_embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
+        dense = config.dense_layers if config.num_experts else config.num_layers
+        self.layers = nn.ModuleList(DecoderLayer(config, at >= dense) for at in range(config.num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_epsilon)
         cos_SD, sin_SD = _rotary_tables(config)
         self.register_buffer("cos", cos_SD, persistent=False)

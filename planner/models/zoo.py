@@ -2,7 +2,8 @@
 
 Dimensions are those of the published configurations: Llama 2 (Touvron et al. 2023, table 1 and the released config
 files), Llama 3.1 (Grattafiori et al. 2024, table 3), GPT-2 (Radford et al. 2019 and the released checkpoints), GPT-3
-(Brown et al. 2020, table 2.1).
+(Brown et al. 2020, table 2.1), Mixtral (Jiang et al. 2024 and the released config files), Qwen3 (Yang et al. 2025 and
+the released config files).
 """
 
 import importlib
@@ -57,6 +58,20 @@ def _llama(
     return ZooEntry(family="llama", dimensions=tuple(dimensions.items()), source=source)
 
 
+def _mixture(
+    source: str, layers: int, hidden: int, heads: int, kv: int, vocab: int, seq: int, experts: tuple[int, int, int],
+    **other: int | bool | float,
+) -> ZooEntry:  # fmt: skip
+    """`experts`: how many, how many of them a token takes, and the width of each."""
+    count, chosen, width = experts
+    dimensions = {
+        "num_layers": layers, "hidden_size": hidden, "ffn_size": width, "num_heads": heads, "num_kv_heads": kv,
+        "vocab_size": vocab, "sequence_length": seq, "rope_theta": 1e6, "num_experts": count,
+        "experts_per_token": chosen, "expert_size": width, **other,
+    }  # fmt: skip
+    return ZooEntry(family="llama", dimensions=tuple(dimensions.items()), source=source)
+
+
 def _gpt(source: str, layers: int, hidden: int, heads: int, vocab: int, seq: int, tied: bool = True) -> ZooEntry:
     dimensions: dict[str, int | bool | float] = {
         "num_layers": layers, "hidden_size": hidden, "num_heads": heads, "vocab_size": vocab, "sequence_length": seq,
@@ -67,6 +82,8 @@ def _gpt(source: str, layers: int, hidden: int, heads: int, vocab: int, seq: int
 
 _LLAMA2 = "Touvron et al. 2023 (arXiv 2307.09288)"
 _LLAMA3 = "Grattafiori et al. 2024 (arXiv 2407.21783), table 3"
+_MIXTRAL = "Jiang et al. 2024 (arXiv 2401.04088), table 1, and the released config files"
+_QWEN3 = "Yang et al. 2025 (arXiv 2505.09388), table 2, and the released config files"
 _GPT2 = "Radford et al. 2019"
 _GPT3 = "Brown et al. 2020 (arXiv 2005.14165), table 2.1"
 _TINY = "made for tests and demonstrations"
@@ -79,6 +96,11 @@ ZOO: Mapping[str, ZooEntry] = {
     "llama8b": _llama(_LLAMA3, 32, 4096, 14336, 32, 8, 128256, 8192),
     "llama70b": _llama(_LLAMA3, 80, 8192, 28672, 64, 8, 128256, 8192),
     "llama405b": _llama(_LLAMA3, 126, 16384, 53248, 128, 8, 128256, 8192),
+    "mixtral-tiny": _mixture(_TINY, 4, 256, 8, 4, 1024, 128, (8, 2, 256)),
+    "mixtral-8x7b": _mixture(_MIXTRAL, 32, 4096, 32, 8, 32000, 32768, (8, 2, 14336)),
+    "mixtral-8x22b": _mixture(_MIXTRAL, 56, 6144, 48, 8, 32768, 65536, (8, 2, 16384)),
+    "qwen3-30b-a3b": _mixture(_QWEN3, 48, 2048, 32, 4, 151936, 4096, (128, 8, 768), head_size=128, qk_norm=True),
+    "qwen3-235b-a22b": _mixture(_QWEN3, 94, 4096, 64, 4, 151936, 4096, (128, 8, 1536), head_size=128, qk_norm=True),
     "gpt-tiny": _gpt(_TINY, 4, 256, 8, 1024, 128),
     "gpt2": _gpt(_GPT2, 12, 768, 12, 50257, 1024),
     "gpt2-medium": _gpt(_GPT2, 24, 1024, 16, 50257, 1024),

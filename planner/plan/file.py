@@ -64,6 +64,7 @@ class _Cluster(_Strict):
     digest: str
     devices: Count
     composition: str = ""
+    software: str = "pytorch"
 
 
 class _Axis(_Strict):
@@ -163,8 +164,9 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _cluster_content(cluster: ClusterReference) -> dict[str, Any]:
-    """A machine that is as its profile has it says nothing of its composition, as in files older than that."""
-    return {name: value for name, value in _fields(cluster).items() if name != "composition" or value}
+    """Nothing is said of what is as the profile and the runtime have it, as in files older than that."""
+    plain = {"composition": "", "software": "pytorch"}
+    return {name: value for name, value in _fields(cluster).items() if plain.get(name) != value}
 
 
 def _group_content(group: Group) -> dict[str, Any]:
@@ -279,7 +281,7 @@ def _from_version_1(content: dict[str, Any]) -> dict[str, Any]:
     content["schema_version"] = SCHEMA_VERSION
     _add(content, "the file", virtual_stages=1)
     if isinstance(content.get("cluster"), dict):
-        _add(content["cluster"], "cluster", composition="")
+        _add(content["cluster"], "cluster", composition="", software="pytorch")
     groups = content.get("groups")
     for index, group in enumerate(groups if isinstance(groups, list) else ()):
         if isinstance(group, dict):

@@ -1,6 +1,6 @@
 """The machine that a plan is for: how a plan names it, and how it is found again."""
 
-from hardware_profiles import Cluster, TopologyError, compose, load_profile
+from hardware_profiles import Cluster, TopologyError, compose, load_profile, load_software
 from planner.errors import PlanFileError
 from planner.plan.plan import ClusterReference
 
@@ -8,7 +8,11 @@ from planner.plan.plan import ClusterReference
 def cluster_reference(cluster: Cluster) -> ClusterReference:
     """What a plan says of its machine."""
     return ClusterReference(
-        profile=cluster.name, digest=cluster.digest(), devices=cluster.devices, composition=cluster.composition
+        profile=cluster.name,
+        digest=cluster.digest(),
+        devices=cluster.devices,
+        composition=cluster.composition,
+        software=cluster.software.name,
     )
 
 
@@ -25,4 +29,4 @@ def machine_of(reference: ClusterReference, profile: str | None = None) -> Clust
             cluster = compose(cluster, reference.composition)
         except TopologyError as error:
             raise PlanFileError(f"cluster.composition '{reference.composition}': {error}") from error
-    return cluster.with_devices(reference.devices)
+    return cluster.with_software(load_software(reference.software)).with_devices(reference.devices)

@@ -52,17 +52,21 @@ class ClusterReference:
     """Which machine: profile, the digest of its content, and the number of devices used.
 
     `composition` makes its levels from those of the profile (see `hardware_profiles.compose`); empty: they are those.
+    `software` is the training stack that it is priced for.
     """
 
     profile: str
     digest: str
     devices: int
     composition: str = ""
+    software: str = "pytorch"
 
     @property
     def machine(self) -> str:
         """The profile and what differs from it, as people read it."""
-        return f"{self.profile} as {self.composition}" if self.composition else self.profile
+        network = f" as {self.composition}" if self.composition else ""
+        stack = "" if self.software == "pytorch" else f" under {self.software}"
+        return f"{self.profile}{network}{stack}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

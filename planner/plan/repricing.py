@@ -38,7 +38,8 @@ def _sizes(plan: Plan, traced: OperatorGraph, batch: int, devices: int) -> tuple
     sizes = list(plan.mesh.sizes)
     if devices == plan.cluster.devices:
         return tuple(sizes)
-    for place, axis in enumerate(roles(bind(plan, traced, batch)).axes):
+    axes = roles(bind(plan, traced, batch)).axes
+    for place, axis in sorted(enumerate(axes), key=lambda found: found[1].experts):  # experts may not divide further
         rest = math.prod(sizes[:place] + sizes[place + 1 :]) * plan.pipeline
         if axis.role == "data" and devices % rest == 0:
             sizes[place] = devices // rest

@@ -8,8 +8,11 @@ The role of an axis is that of the factor that most of the contraction work is s
     batch                                  data parallel
     sequence                               sequence split: context parallel (with heads in attention: Ulysses)
     none                                   replicated
+
+Experts may be cut on an axis of any role, where tokens are exchanged: that is expert parallelism.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,28 +20,32 @@ from dataclasses import dataclass
 from planner.plan.bind import BoundOperator, BoundPlan
 from planner.sharding.labels import factor_labels
 from planner.sharding.layout import REPLICATE
+from planner.sharding.rule import FactorKind
 
 _CONTRACTIONS = frozenset({"matmul", "attention"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisRole:
-    """One mesh axis in words: its role for most of the work, and how many ways it cuts."""
+    """One mesh axis in words: its role for most of the work, how many ways it cuts, whether experts are cut on it."""
 
     axis: str
     size: int
     role: str  # "data", "tensor", "context", "replicated"
     detail: str
+    experts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
-    """Degrees of parallelism in the usual words; their product is the number of devices."""
+    """Degrees of parallelism in the usual words. But for `expert`, the parts into which experts are cut, their product
+    is the number of devices."""
 
     pipeline: int
     data: int
     tensor: int
     context: int
+    expert: int
     replicated: int
     sequence_parallel: bool
     zero: str
@@ -59,6 +66,7 @@ def roles(bound: BoundPlan) -> Roles:
         data=degrees["data"],
         tensor=degrees["tensor"],
         context=degrees["context"],
+        expert=math.prod(axis.size for axis in axes if axis.experts),
         replicated=degrees["replicated"],
         sequence_parallel=any(
             axis.role == "tensor" and _norms_cut(bound, labels, position) for position, axis in enumerate(axes)
@@ -87,7 +95,19 @@ def _axis_role(bound: BoundPlan, labels: tuple[tuple[str, ...], ...], position: 
     if inside not in (role, "replicated") and not (role == "tensor" and inside == "heads"):
         detail += f", {inside} in attention" + (" (Ulysses)" if (role, inside) == ("sequence", "heads") else "")
     axis = bound.plan.mesh.axes[position]
-    return AxisRole(axis=axis.name, size=axis.size, role="context" if role == "sequence" else role, detail=detail)
+    experts = any(_exchanges(operator, position) for operator in bound.operators)
+    return AxisRole(
+        axis=axis.name,
+        size=axis.size,
+        role="context" if role == "sequence" else role,
+        detail=detail + (", experts" if experts else ""),
+        experts=experts,
+    )
+
+
+def _exchanges(operator: BoundOperator, position: int) -> bool:
+    choice = operator.strategy[position]
+    return choice is not None and operator.rule.factors[choice].kind is FactorKind.EXCHANGE
 
 
 def _factor_role(bound: BoundPlan, operator: BoundOperator, names: tuple[str, ...], position: int) -> str:

@@ -20,6 +20,7 @@ def plan_words(bound: BoundPlan, roles: Roles) -> dict[str, str]:
     return {
         "devices": str(plan.cluster.devices),
         "degrees": " x ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1) or "one device",
+        "expert": str(roles.expert),
         "mesh": "x".join(map(str, plan.mesh.sizes)) or "1",
         "virtual stages": str(plan.virtual_stages),
         "micro-batches": f"{plan.training.micro_batches} of {plan.training.part}",

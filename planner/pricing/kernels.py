@@ -38,10 +38,13 @@ from numpy.typing import NDArray
 from costmodels import (
     FREE_OP_CLASS,
     AttentionShape,
+    ExpertsShape,
     Quantity,
     attention_backward_time,
     attention_time,
     element_bytes,
+    experts_backward_time,
+    experts_time,
     matmul_time,
     operator_time,
 )
@@ -138,13 +141,14 @@ def _matmul(call: KernelCall) -> tuple[Array, Array]:
         for dims in (rule.operands[first], rule.operands[second], rule.results[0])
     )
     m, n, k, batch = call.extent(a - b), call.extent(b - a), call.extent((a & b) - c), call.extent(a & b & c)
-    words = WORD // element_bytes(call.dtype)
-    slower = np.where((n % words > 0) | (k % words > 0), call.device.misaligned, 1.0) if call.dtype in _SHORT else 1.0
+    dtype = call.software.products or call.dtype
+    words = WORD // element_bytes(dtype)
+    slower = np.where((n % words > 0) | (k % words > 0), call.device.misaligned, 1.0) if dtype in _SHORT else 1.0
     products = [(m, n, k)]
     products += [(m, k, n)] if first in call.graded else []
     products += [(n, k, m)] if second in call.graded else []
     rows, columns, depths = (np.concatenate(extents) for extents in zip(*products, strict=True))
-    time = matmul_time(rows, columns, depths, np.tile(batch, len(products)), call.dtype, call.device)
+    time = matmul_time(rows, columns, depths, np.tile(batch, len(products)), dtype, call.device)
     by_product = np.asarray(time).reshape(len(products), len(m)) * slower
     return by_product[0], by_product[1:].sum(axis=0)
 
@@ -190,4 +194,27 @@ def _scores(shape: AttentionShape) -> Array:
     return np.asarray(shape.batch * shape.heads * shape.queries * shape.keys)
 
 
-_BY_SHAPE: Mapping[str, Callable[[KernelCall], tuple[Array, Array]]] = {"attention": _attention, "matmul": _matmul}
+def _experts(call: KernelCall) -> tuple[Array, Array]:
+    """Operands are tokens, their weights, the experts chosen, and the matrices of all experts."""
+    dtype = call.software.products or call.dtype
+    roles = {role: call.extent(factors) for role, factors in call.rule.roles}
+    shape = ExpertsShape(
+        tokens=roles["tokens"],
+        choices=roles["choices"],
+        experts=roles["experts"],
+        width=roles["width"],
+        hidden=roles["hidden"],
+    )
+    forward = np.asarray(experts_time(shape, dtype, call.device))
+    if not call.graded:
+        return forward, np.zeros(len(call.extents))
+    rows, weights = not {0, 1}.isdisjoint(call.graded), not {3, 4, 5}.isdisjoint(call.graded)
+    backward = experts_backward_time(shape, dtype, call.device, rows=rows, weights=weights)
+    return forward, np.asarray(backward)
+
+
+_BY_SHAPE: Mapping[str, Callable[[KernelCall], tuple[Array, Array]]] = {
+    "attention": _attention,
+    "experts": _experts,
+    "matmul": _matmul,
+}

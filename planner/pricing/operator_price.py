@@ -19,7 +19,7 @@ from planner.pricing.kernels import KernelCall, kernel_seconds, score_bytes
 from planner.pricing.liveness import Liveness
 from planner.pricing.message import Message, message_seconds
 from planner.sharding.mesh import Mesh
-from planner.sharding.rule import Dims, FactorKind, Rule, Strategy, Work, local_extents
+from planner.sharding.rule import Dims, Rule, Strategy, Work, local_extents
 
 Array = NDArray[np.float64]
 
@@ -100,6 +100,7 @@ def price_operator(
     passing = sum(
         (b for i, b in enumerate(operand_bytes) if i not in saved and i not in rule.looked_up), np.zeros(len(extents))
     )
+    scratch = _sum_work(rule.scratch, extents)
     return OperatorPrices(
         forward=forward,
         backward=backward,
@@ -108,7 +109,7 @@ def price_operator(
         operands=operand_bytes,
         results=result_bytes,
         saved_extra=extra,
-        transient=np.zeros(len(extents)) if free else written + np.maximum(passing, gradients),
+        transient=np.zeros(len(extents)) if free else written + np.maximum(passing, gradients) + scratch,
         flops=flops * (1 + rule.backward_work(worked)),
     )
 
@@ -125,11 +126,10 @@ def transient_bytes(alive: Liveness, graph: OperatorGraph, at: int, rule: Rule, 
 def _local_extents(rule: Rule, strategies: Sequence[Strategy], mesh: Mesh) -> Array:
     """Extent of each factor on one device, (K, factors)."""
     extents = np.tile(np.array([float(factor.extent) for factor in rule.factors]), (len(strategies), 1))
-    divided = [factor.kind is not FactorKind.BROADCAST for factor in rule.factors]
     for row, strategy in enumerate(strategies):
         for choice, size in zip(strategy, mesh.sizes, strict=True):
-            if choice is not None and divided[choice]:
-                extents[row, choice] /= size
+            for factor in rule.splits[choice] if choice is not None else ():
+                extents[row, factor] /= size
     return extents
 
 

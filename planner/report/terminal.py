@@ -16,8 +16,18 @@ from planner.report.units import bytes_text, count_text, percent_text, seconds_t
 from planner.sharding.labels import factor_labels
 from planner.sharding.layout import format_layout
 
-_SHOWN = frozenset({"matmul", "attention", "normalisation", "embedding", "cross_entropy"})
-_WORDS = {"o": "out", "i": "in", "g": "heads", "v": "vocabulary", "h": "hidden", "n": "tokens"}
+_SHOWN = frozenset({"matmul", "attention", "experts", "normalisation", "embedding", "cross_entropy"})
+_WORDS = {
+    "o": "out",
+    "i": "in",
+    "g": "heads",
+    "v": "vocabulary",
+    "h": "hidden",
+    "n": "tokens",
+    "f": "width",
+    "e@b": "experts",
+    "e@s": "experts",
+}
 """Names of factors in rules, spelled out."""
 
 
@@ -52,6 +62,8 @@ def _degrees(plan: Plan, roles: Roles) -> RenderableType:
     table.show_header = False
     degrees = f"data {roles.data} x tensor {roles.tensor} x context {roles.context} x pipeline {roles.pipeline}"
     table.add_row("degrees", degrees + (f" x replicated {roles.replicated}" if roles.replicated > 1 else ""))
+    if roles.expert > 1:
+        table.add_row("", f"expert {roles.expert}, over devices that split tokens")
     if roles.replicated > 1:
         table.add_row("", f"{roles.replicated} devices each do the same work: as many fewer would be as fast")
     table.add_row("mesh of a stage", " x ".join(f"{axis.axis} {axis.size}" for axis in roles.axes) or "one device")

@@ -37,11 +37,12 @@ def changes(request: SearchRequest) -> Iterator[Change]:
 def _given_up(request: SearchRequest) -> Iterator[Change]:
     """Decisions without which something fits."""
     pinned = request.pinned
-    without = {
-        name: replace(request, pinned=replace(pinned, **{name: None}))
-        for name in ("recompute", "micro_batch", "micro_batches")
-        if getattr(pinned, name) is not None
+    freed = {
+        "recompute": replace(pinned, recompute=None),
+        "micro_batch": replace(pinned, micro_batch=None),
+        "micro_batches": replace(pinned, micro_batches=None),
     }
+    without = {name: replace(request, pinned=free) for name, free in freed.items() if free != pinned}
     if request.memory_limit is not None:
         without["memory_limit"] = replace(request, memory_limit=None)
     found = [f"--{name.replace('_', '-')} left out" for name, freed in without.items() if find_fitting(freed)]

@@ -101,7 +101,7 @@ class CandidateLists:
 
 def _layouts_of(rule: Rule) -> tuple[object, ...]:
     """All of a rule that the layouts under a strategy depend on."""
-    return rule.operands, rule.results, tuple(factor.kind for factor in rule.factors), rule.addends
+    return rule.operands, rule.results, tuple(factor.kind for factor in rule.factors), rule.splits, rule.addends
 
 
 def _complete_sets(extent: int, sizes: tuple[int, ...]) -> tuple[int, ...]:

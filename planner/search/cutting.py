@@ -343,7 +343,9 @@ class _PieceMaker:
         if works and self.way == "selective":
             graph = self.template.graph
             op = graph.operators[index]
-            if keeping_fault(rule_of(graph, op)) is None and prices.forward.any():
+            rule = rule_of(graph, op)
+            allowed = rule.op_class not in self.template.repeated
+            if allowed and keeping_fault(rule) is None and prices.forward.any():
                 results = [name for name in op.results if name is not None]
                 own = [place for place, name in enumerate(results) if name in self.template.alive.kept]
                 change = keeping(prices, works, own)

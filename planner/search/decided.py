@@ -5,6 +5,7 @@ parallelism (`Pinned`, manual mode), which give every mesh axis one purpose:
 
     axis        operators with a weight to multiply     norms and the like          everything else
     data        batch                                   batch                       batch
+    expert      batch                                   batch                       batch; experts, exchanged by batch
     context     sequence                                sequence                    sequence, heads in attention
     tensor      a dim of the weight                     nothing, or sequence        heads, hidden, sequence or nothing;
                                                                                     nothing where a norm reads it and
@@ -12,6 +13,7 @@ parallelism (`Pinned`, manual mode), which give every mesh axis one purpose:
 
     parameters on a data or context axis: ZeRO 0 full copies; 1 states cut; 2 gradients too; 3 weights too
     parameters on a tensor axis: cut where they are multiplied with, else full copies
+    weights of experts on an axis on which experts are cut: cut along the experts, whatever ZeRO says
 
 Where an operator has no such dim, or it does not divide, it does the same work on the whole axis. Megatron-style plans
 are points of this space; what is left open (which matmul is split by rows, which by columns) the search decides.
@@ -28,11 +30,12 @@ from planner.errors import RequestError, unknown_name
 from planner.graph.blocks import IDENTITY
 from planner.graph.operator_graph import Operator, OperatorGraph, TensorType
 from planner.search.request import Shard
-from planner.search.space import Configuration, Pinned, Role
+from planner.search.space import EXPERTS, Configuration, Pinned, Role, experts_cut
 from planner.search.template import Template
+from planner.sharding import layout
 from planner.sharding.labels import factor_labels
 from planner.sharding.mesh import Mesh
-from planner.sharding.rule import Rule, Strategy, legal_strategies, splittable
+from planner.sharding.rule import FactorKind, Rule, Strategy, legal_strategies, pieces_of, splittable
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter, legal_stored
 
@@ -43,7 +46,8 @@ class NothingAgreesError(RequestError):
     """On a mesh no candidate of an operator agrees with what the user has decided; another mesh may have one."""
 
 
-_MULTIPLIED = frozenset({"matmul", "embedding"})
+_MULTIPLIED = frozenset({"matmul", "embedding", EXPERTS})
+_ALONG_EXPERTS = layout.shard(0)
 
 
 def decided_of(
@@ -53,7 +57,12 @@ def decided_of(
     if not shards and not configuration.roles:
         return None
     return Decided(
-        shards=shards, pinned=pinned, roles=configuration.roles, axes=len(configuration.mesh), template=template
+        shards=shards,
+        pinned=pinned,
+        roles=configuration.roles,
+        experts=experts_cut(pinned, configuration.roles, configuration.mesh) if configuration.roles else (),
+        axes=len(configuration.mesh),
+        template=template,
     )
 
 
@@ -64,6 +73,7 @@ class Decided:
     shards: tuple[Shard, ...]
     pinned: Pinned
     roles: tuple[Role, ...]
+    experts: tuple[bool | None, ...]  # for each role whether experts are cut on its axis; None: as the search likes
     axes: int  # of the mesh
     template: Template
 
@@ -91,7 +101,9 @@ class Decided:
         """Those of some stored layouts that agree, on a mesh of the first so many axes."""
         found = legal
         for axis, role in enumerate(self.roles[:axes]):
-            if role == "tensor":
+            if name in self._of_experts and self.experts[axis] is not False:
+                found = _first_possible(found, tuple(self._expert_stored(name, axis, role)))
+            elif role == "tensor":
                 found = _first_possible(found, (self._tensor_stored(name, axis),))
             else:
                 found = _first_possible(found, tuple(self._zero(axis)))
@@ -117,7 +129,13 @@ class Decided:
         )
         split_sequence = self.pinned.sequence_parallel
         other = uses(lambda f: labels[f] not in ("batch", "sequence"))
-        if role == "data":
+        if rule.op_class == EXPERTS and self.experts[axis] is not False:
+            swapped = uses(lambda f: rule.factors[f].kind is FactorKind.EXCHANGE)
+            plain = uses(lambda f: f in weights) if role == "tensor" else sequence if role == "context" else batch
+            if self.experts[axis] is None:
+                return _first_possible(legal, (lambda s: swapped(s) or plain(s), unused))
+            return _first_possible(legal, (swapped, plain, unused))
+        if role in ("data", "expert"):
             return _first_possible(legal, (batch, unused))
         if role == "context":
             inside = uses(lambda f: labels[f] != "batch")
@@ -152,6 +170,15 @@ class Decided:
             return
         yield lambda stored: cut(stored) == exact[zero]
         yield lambda stored: cut(stored) == whole
+
+    def _expert_stored(self, name: str, axis: int, role: Role) -> Iterator[Callable[[StoredParameter], bool]]:
+        """Cut along the experts; or as other weights are where that is left to the search, or impossible."""
+        others = [self._tensor_stored(name, axis)] if role == "tensor" else list(self._zero(axis))
+        if self.experts[axis] is None:
+            yield lambda stored: stored.weight[axis] == _ALONG_EXPERTS or others[0](stored)
+        else:
+            yield lambda stored: stored.weight[axis] == _ALONG_EXPERTS
+        yield from others
 
     def _tensor_stored(self, name: str, axis: int) -> Callable[[StoredParameter], bool]:
         """Weights that are multiplied with are cut, their biases may be, all others are full copies."""
@@ -237,6 +264,13 @@ class Decided:
         return frozenset(read - weighted)
 
     @cached_property
+    def _of_experts(self) -> frozenset[str]:
+        """Weights of experts: parameters of operators that route to them."""
+        graph = self.template.graph
+        experts = (op for op, op_class in zip(graph.operators, self._classes, strict=True) if op_class == EXPERTS)
+        return graph.parameter_names.intersection(name for op in experts for name in op.operands)
+
+    @cached_property
     def _classes(self) -> tuple[str, ...]:
         graph = self.template.graph
         return tuple(rule_of(graph, op).op_class for op in graph.operators)
@@ -268,13 +302,12 @@ def _agrees(
         names = ("-",) if choice is None else (rule.factors[choice].name, labels[choice])
         if wanted != "*" and wanted not in names:
             return False
+    cut = pieces_of(rule, strategy, sizes)
     for dims, cuts in zip(rule.operands, shard.cuts, strict=False):
         if len(dims) != len(cuts):
             return False
         for factors, pieces in zip(dims, cuts, strict=True):
-            count = math.prod(
-                size for choice, size in zip(strategy, sizes, strict=True) if choice is not None and choice in factors
-            )
+            count = math.prod(cut[factor] for factor in factors)
             if pieces % count or (whole and count != pieces):
                 return False
     return True

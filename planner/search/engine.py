@@ -21,7 +21,7 @@ from planner.search.space import Bounds, Configuration
 from planner.search.template import Template
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rescale import rescale_batch
-from planner.sharding.rule import FactorKind
+from planner.sharding.rule import pieces_of
 from planner.sharding.rules import rule_of
 
 
@@ -256,8 +256,6 @@ def _scaling(tables: CostTables, doubled: Template) -> Scaling:
             continue
         strategies = tables.operators[index].candidates.strategies
         for f in changing:
-            if rule.factors[f].kind is FactorKind.BROADCAST:
-                continue
-            counts = [math.prod(size for choice, size in zip(s, sizes, strict=True) if choice == f) for s in strategies]
+            counts = [pieces_of(rule, strategy, sizes)[f] for strategy in strategies]
             pieces.append((index, rule.factors[f].extent, np.array(counts, dtype=np.int64)))
     return Scaling(hindered=frozenset(hindered), pieces=tuple(pieces))

@@ -192,7 +192,8 @@ def _family(engine: Engine, members: tuple[Configuration, ...]) -> Family | None
 
 def _engine(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
     prepared, blocks = prepare(request.graph)
-    template = fold(prepared, blocks, request.cluster.software)
+    repeated = frozenset(request.pinned.repeated)
+    template = fold(prepared, blocks, request.cluster.software, repeated)
     limits = bounds(template, request.batch, request.cluster, request.precision, request.optimizer)
     return Engine(request=request, template=template, limits=limits), prepared
 
@@ -501,7 +502,10 @@ def _no_configuration(request: SearchRequest, engine: Engine) -> str:
     pinned, template = request.pinned, engine.template
     wanted = [
         f"{name} = {value}"
-        for name in ("pipeline", "virtual_stages", "data", "context", "tensor", "micro_batch", "micro_batches", "mesh")
+        for name in (
+            *("pipeline", "virtual_stages", "data", "context", "tensor", "expert", "micro_batch", "micro_batches"),
+            "mesh",
+        )
         if (value := getattr(pinned, name)) is not None
     ]
     if (pinned.pipeline or 1) > 1 and not template.pipelines:
@@ -514,8 +518,9 @@ def _no_configuration(request: SearchRequest, engine: Engine) -> str:
     return (
         f"nothing divides evenly: {request.cluster.devices} devices, global batch {request.global_batch}, "
         f"{template.blocks.count} blocks, with {', '.join(wanted) or 'no option pinned'}; the degrees must multiply to"
-        " the devices, micro-batches divide the global batch, data parallel groups each micro-batch; virtual stages ask"
-        " for blocks that divide by all stages and for micro-batches that divide by the ranks"
+        " the devices, micro-batches divide the global batch, data parallel groups each micro-batch; experts are cut"
+        " over context and data parallel devices; virtual stages ask for blocks that divide by all stages and for"
+        " micro-batches that divide by the ranks"
     )
 
 

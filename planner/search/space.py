@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from costmodels import best_rate, parameter_bytes
-from hardware_profiles import Cluster
+from hardware_profiles import OP_CLASSES, Cluster
 from planner.errors import RequestError, unknown_name
 from planner.graph.operator_graph import OperatorGraph
 from planner.pricing.operator_price import PROFILE_DTYPES
@@ -21,7 +21,8 @@ from planner.search.template import Template
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
 
-Role = Literal["data", "context", "tensor"]
+Role = Literal["data", "expert", "context", "tensor"]  # "expert": a part of data, on which experts are cut
+EXPERTS = "experts"  # class of the operators that route to experts
 Running = Literal["none", "selective", "full"]  # ways to run a block: what is kept for its backward pass
 
 
@@ -56,14 +57,20 @@ class Pinned:
     Attributes:
         pipeline, virtual_stages: pipeline ranks, and stages on each. None for the latter means 1, what the runtime
             executes; 0 lets the search choose.
-        data, context, tensor, expert: degrees of parallelism. With any of these, or of the next three, every axis of
-            the mesh has one purpose for all operators ("manual mode"); the product of all degrees is the device count.
+        data, context, tensor: degrees of parallelism. With any of these, or of the next five, every axis of the mesh
+            has one purpose for all operators ("manual mode"); the product of all degrees is the device count.
+        expert: into how many parts the experts are cut, over devices that split tokens: a part of the context and
+            data axes, from the inside out. It is no further factor of the device count.
+        whole_experts: whether a tensor axis leaves experts whole, and is one of the axes over which they are cut,
+            rather than splitting each of them. Needs `expert`; None means no.
         zero: 0 to 3, what the data (and context) axes share out: nothing, optimizer states, gradients too, weights too.
         sequence_parallel: whether norms and the like split the sequence over the tensor axis.
         micro_batch: samples of a micro-batch on each data-parallel group.
         micro_batches: micro-batches per step. At most one of the two.
         mesh: axes inside a stage, slowest links first.
         recompute: how blocks are run; "selective" means per operator.
+        repeated: classes of operators (`hardware_profiles.OP_CLASSES`) whose results a recomputed block never keeps;
+            ("attention",) is selective recomputation as in Korthikanti et al. 2022.
     """
 
     pipeline: int | None = None
@@ -72,17 +79,20 @@ class Pinned:
     context: int | None = None
     tensor: int | None = None
     expert: int | None = None
+    whole_experts: bool | None = None
     zero: int | None = None
     sequence_parallel: bool | None = None
     micro_batch: int | None = None
     micro_batches: int | None = None
     mesh: tuple[int, ...] | None = None
     recompute: Running | None = None
+    repeated: tuple[str, ...] = ()
 
     @property
     def manual(self) -> bool:
         """Whether axes have one purpose each."""
-        decided = (self.data, self.context, self.tensor, self.zero, self.sequence_parallel, self.micro_batch)
+        degrees = (self.data, self.context, self.tensor, self.expert)
+        decided = (*degrees, self.zero, self.sequence_parallel, self.micro_batch)
         return any(value is not None for value in decided)
 
     @property
@@ -111,14 +121,33 @@ def check_pinned(pinned: Pinned) -> None:
         raise RequestError(f"mesh = {pinned.mesh}: an axis has 1 device or more")
     if pinned.recompute is not None and pinned.recompute not in get_args(Running):
         raise RequestError(unknown_name("value of recompute", pinned.recompute, get_args(Running)))
+    for name in pinned.repeated:
+        if name not in OP_CLASSES:
+            raise RequestError(unknown_name("op class of repeated", name, OP_CLASSES))
     if pinned.zero is not None and not 0 <= pinned.zero <= 3:
         raise RequestError(f"zero = {pinned.zero}: there are the stages 0, 1, 2 and 3 (Rajbhandari et al. 2020)")
     if pinned.micro_batch is not None and pinned.micro_batches is not None:
         raise RequestError("micro_batch (samples) and micro_batches (how many) decide the same; give one of them")
     if pinned.manual and pinned.mesh is not None:
         raise RequestError("a mesh and degrees of parallelism decide the same; give either of them")
-    if pinned.expert is not None and pinned.expert > 1:
+    if pinned.whole_experts is not None and pinned.expert is None:
+        raise RequestError("whole_experts says over which devices experts are cut; give expert, how many parts, too")
+
+
+def check_experts(template: Template, pinned: Pinned) -> None:
+    """Raise RequestError where the experts of a model cannot be cut as decided."""
+    if pinned.expert in (None, 1):
+        return
+    counts = [
+        rule.factors[rule.index["e"]].extent
+        for op in template.graph.operators
+        if (rule := rule_of(template.graph, op)).op_class == EXPERTS and "e" in rule.index
+    ]
+    if not counts:
         raise RequestError(f"expert = {pinned.expert}: no operator of this model routes to experts; leave it at 1")
+    for count in counts:
+        if count % pinned.expert:
+            raise RequestError(f"expert = {pinned.expert} does not divide the {count} experts of the model")
 
 
 def configurations(template: Template, devices: int, global_batch: int, pinned: Pinned) -> Iterator[Configuration]:
@@ -127,6 +156,7 @@ def configurations(template: Template, devices: int, global_batch: int, pinned: 
     Virtual stages hold equally many blocks each, and need as many micro-batches as ranks, or a multiple.
     """
     check_pinned(pinned)
+    check_experts(template, pinned)
     for pipeline in divisors(devices):
         if pinned.pipeline not in (None, pipeline) or not _cuts(template, pipeline):
             continue
@@ -173,8 +203,36 @@ def _meshes(devices: int, pinned: Pinned) -> Iterator[tuple[tuple[int, ...], tup
             for context in divisors(devices // data):
                 degrees: dict[Role, int] = {"data": data, "context": context, "tensor": devices // data // context}
                 if all(getattr(pinned, name) in (None, degree) for name, degree in degrees.items()):
-                    real = tuple((name, degree) for name, degree in degrees.items() if degree > 1)
-                    yield tuple(degree for _, degree in real), tuple(name for name, _ in real), data
+                    parts = _rest(pinned, degrees["tensor"], context)
+                    if parts is not None and data % parts == 0:
+                        degrees = {**degrees, "data": data // parts, "expert": parts}
+                        real = tuple((name, degrees[name]) for name in get_args(Role) if degrees[name] > 1)
+                        yield tuple(degree for _, degree in real), tuple(name for name, _ in real), data
+
+
+def _rest(pinned: Pinned, tensor: int, context: int) -> int | None:
+    """Parts of the experts that are left to the data axis; None where they do not come out even."""
+    parts = pinned.expert or 1
+    if pinned.whole_experts:
+        if parts % tensor:
+            return None
+        parts //= tensor
+    return parts // context if parts % context == 0 else parts
+
+
+def experts_cut(pinned: Pinned, roles: tuple[Role, ...], sizes: tuple[int, ...]) -> tuple[bool | None, ...]:
+    """For each axis of a role whether experts are cut on it; None where that is left to the search."""
+    if pinned.expert is None:
+        return (None,) * len(roles)
+    degrees = dict(zip(roles, sizes, strict=True))
+    within = pinned.expert // (degrees.get("tensor", 1) if pinned.whole_experts else 1)
+    cut: dict[Role, bool] = {
+        "data": False,
+        "expert": True,
+        "context": within % degrees.get("context", 1) == 0,
+        "tensor": bool(pinned.whole_experts),
+    }
+    return tuple(cut[role] for role in roles)
 
 
 def mesh_shapes(devices: int) -> tuple[tuple[int, ...], ...]:
@@ -245,4 +303,7 @@ def _work_seconds(graph: OperatorGraph, index: int, rule: Rule, cluster: Cluster
     work = sum(term.coefficient * math.prod(rule.factors[f].extent for f in term.factors) for term in rule.work)
     names = [*op.operands, *(name for name in op.results if name is not None)]
     dtype = next((graph.types[name].dtype for name in names if graph.types[name].floating), "float32")
-    return work / best_rate(rule.op_class, PROFILE_DTYPES[dtype], cluster.device)
+    computed = PROFILE_DTYPES[dtype]
+    if rule.op_class in ("matmul", "experts") and cluster.software.products:
+        computed = cluster.software.products
+    return work / best_rate(rule.op_class, computed, cluster.device)

@@ -67,6 +67,7 @@ class Template:
     alive: Liveness
     kept_for_next: frozenset[str] = frozenset()  # shared values that only the next block keeps: not those of the last
     whole_blocks: bool = False  # recomputation runs a block to its end
+    repeated: frozenset[str] = frozenset()  # classes of operators whose results no recomputed block keeps
     kept_for_rest: frozenset[str] = frozenset()  # shared values that only what follows keeps: those of the last block
 
     def in_block(self, index: int) -> bool:
@@ -106,8 +107,10 @@ class Template:
         return self.blocks.count > 1 and not past and not shared
 
 
-def fold(graph: OperatorGraph, blocks: BlockRun, software: Software = PYTORCH) -> Template:
-    """The template of a prepared graph, run by some software.
+def fold(
+    graph: OperatorGraph, blocks: BlockRun, software: Software = PYTORCH, repeated: frozenset[str] = frozenset()
+) -> Template:
+    """The template of a prepared graph, run by some software; `repeated` says how recomputation goes.
 
     Where the part after the blocks reads more than the last block, nothing is folded.
     """
@@ -160,6 +163,7 @@ def fold(graph: OperatorGraph, blocks: BlockRun, software: Software = PYTORCH) -
             own_parameters=own,
             alive=liveness(folded, software.fused, software.loss == "pieces"),
             whole_blocks=software.whole_blocks,
+            repeated=repeated,
         )
     )
 

@@ -22,6 +22,12 @@ line of work; the dual backward layouts are those of DTensor's `to_local(grad_pl
 
 A dim that is indexed by several factors, (h d), is cut on its outermost factors only: an inner factor can be split
 once all factors outside of it are split completely, because a shard must be one contiguous piece.
+
+An *exchange* splits two loops on one axis, where the operator's implementation moves rows between the devices: experts
+e while tokens come and go cut along b, written e@b. Each tensor is cut along the one of the two that it has, and no
+gradient is partial on the axis, as every row of the axis reaches the device whose piece it meets:
+
+    experts  b s h, e f h -> b s h      axis given e@b: tokens S(0), weights S(0), result S(0); all-to-all inside
 """
 
 import math
@@ -42,16 +48,19 @@ class FactorKind(Enum):
     REDUCTION = "reduction"  # in no result: pieces are terms of a sum
     COMBINED = "combined"  # in no result: the named implementation combines the pieces itself
     BROADCAST = "broadcast"  # indexes nothing here: only the gradient is in pieces
-    BLOCKED = "blocked"  # cannot be split
+    EXCHANGE = "exchange"  # splits two other factors at once: the implementation moves rows between the devices
+    BLOCKED = "blocked"  # cannot be split by itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:
-    """One loop index: its name in the rule, its extent, and how it may be split."""
+    """One loop index: its name in the rule, its extent, and how it may be split. An exchange is no loop of its own: it
+    has the extent 1, and `parts` are the two factors that it splits at once."""
 
     name: str
     extent: int
     kind: FactorKind
+    parts: tuple[int, ...] = ()
 
 
 Pair = tuple[Placement, Placement]  # of a value and of its gradient, on one axis
@@ -99,10 +108,11 @@ class Rule:
     the gradient of each operand takes, `repeated_work` how many times that the backward pass does over again. `addends`
     are operands that join a reduction's sum once; `looked_up` are operands of which only some rows are read. Autograd
     keeps operand i for the gradients of operands J where `saves` has (i, J), the results in `saved_results`, and
-    `saved_extra` bytes beside them. `local_form` ("reshape" or "expand") is what an operator that spells out its shape
-    becomes on shards: that operator of the tensor and its local result shape. `mean_over` lists reductions that average
-    instead of sum. `roles` names the factors whose product is each extent that the time of the op's kernel depends on,
-    where the operands do not tell, and `causal` says that half of its work is masked.
+    `saved_extra` bytes beside them; `scratch` bytes live only while it runs. `local_form` ("reshape" or "expand") is
+    what an operator that spells out its shape becomes on shards: that operator of the tensor and its local result
+    shape. `mean_over` lists reductions that average instead of sum. `roles` names the factors whose product is each
+    extent that the time of the op's kernel depends on, where the operands do not tell, and `causal` says that half of
+    its work is masked.
     """
 
     op: str
@@ -118,6 +128,7 @@ class Rule:
     looked_up: tuple[int, ...] = ()
     saved_results: tuple[int, ...] = ()
     saved_extra: tuple[Work, ...] = ()
+    scratch: tuple[Work, ...] = ()
     inner: tuple[InnerCollective, ...] = ()
     local_form: str | None = None
     mean_over: tuple[int, ...] = ()
@@ -128,6 +139,17 @@ class Rule:
     def index(self) -> Mapping[str, int]:
         """Factor index by name."""
         return {factor.name: i for i, factor in enumerate(self.factors)}
+
+    @cached_property
+    def splits(self) -> tuple[tuple[int, ...], ...]:
+        """For each factor those that are in pieces where an axis is given to it: itself; the parts of an exchange;
+        nothing where only the gradient is in pieces."""
+        return tuple(
+            factor.parts if factor.kind is FactorKind.EXCHANGE
+            else () if factor.kind is FactorKind.BROADCAST
+            else (index,)
+            for index, factor in enumerate(self.factors)
+        )  # fmt: skip
 
     @cached_property
     def nesting(self) -> tuple[tuple[frozenset[int], frozenset[int]], ...]:
@@ -157,7 +179,8 @@ class Rule:
     def _placements(self, dims: Dims, without: Mapping[FactorKind, Pair]) -> Mapping[int | None, Pair]:
         found: dict[int | None, Pair] = {None: (REPLICATE, REPLICATE)}
         for index, factor in enumerate(self.factors):
-            dim = next((dim for dim, factors in enumerate(dims) if index in factors), None)
+            cut = self.splits[index]
+            dim = next((dim for dim, factors in enumerate(dims) if any(f in factors for f in cut)), None)
             if dim is not None:
                 found[index] = (shard(dim), shard(dim))
             elif factor.kind in without:
@@ -211,11 +234,17 @@ def _duplex(table: Mapping[int | None, Pair], strategy: Strategy) -> Duplex:
 
 def local_extents(rule: Rule, strategy: Strategy, mesh: Mesh) -> tuple[int, ...]:
     """Extent of each factor on one device."""
-    extents = [factor.extent for factor in rule.factors]
-    for choice, size in zip(strategy, mesh.sizes, strict=True):
-        if choice is not None and rule.factors[choice].kind is not FactorKind.BROADCAST:
-            extents[choice] //= size
-    return tuple(extents)
+    pieces = pieces_of(rule, strategy, mesh.sizes)
+    return tuple(factor.extent // count for factor, count in zip(rule.factors, pieces, strict=True))
+
+
+def pieces_of(rule: Rule, strategy: Strategy, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Into how many pieces a strategy cuts each factor."""
+    pieces = [1] * len(rule.factors)
+    for choice, size in zip(strategy, sizes, strict=True):
+        for factor in rule.splits[choice] if choice is not None else ():
+            pieces[factor] *= size
+    return tuple(pieces)
 
 
 def strategy_fault(rule: Rule, strategy: Strategy, mesh: Mesh) -> str | None:
@@ -226,9 +255,9 @@ def strategy_fault(rule: Rule, strategy: Strategy, mesh: Mesh) -> str | None:
         if choice is not None and rule.factors[choice].kind is FactorKind.BLOCKED:
             return f"{axis.name} splits factor '{rule.factors[choice].name}', which cannot be split"
     for index, factor in enumerate(rule.factors):
-        axes = [axis for choice, axis in zip(strategy, mesh.axes, strict=True) if choice == index]
+        axes = [a for c, a in zip(strategy, mesh.axes, strict=True) if c is not None and index in rule.splits[c]]
         count = math.prod(axis.size for axis in axes)
-        if factor.kind is not FactorKind.BROADCAST and factor.extent % count:
+        if factor.extent % count:
             names = " and ".join(f"{axis.name} of size {axis.size}" for axis in axes)
             return f"{names} does not divide factor '{factor.name}' of extent {factor.extent}"
     for dims in (*rule.operands, *rule.results):
@@ -243,13 +272,14 @@ def _compound_fault(rule: Rule, factors: tuple[int, ...], strategy: Strategy, me
     """A dim (f g h) must be cut into contiguous pieces: outer factors first and completely, by earlier axes."""
     if len(factors) < 2:
         return None
-    order = [factors.index(choice) for choice in strategy if choice in factors]
+    cut = [factor for choice in strategy if choice is not None for factor in rule.splits[choice]]
+    order = [factors.index(factor) for factor in cut if factor in factors]
     names = " ".join(rule.factors[f].name for f in factors)
     if order != sorted(order):
         return f"the axes cut the compound dim ({names}) from the inside out"
     for position in set(order):
         for outer in factors[:position]:
-            count = math.prod(size for choice, size in zip(strategy, mesh.sizes, strict=True) if choice == outer)
+            count = pieces_of(rule, strategy, mesh.sizes)[outer]
             if count != rule.factors[outer].extent:
                 inner = rule.factors[factors[position]].name
                 return (
@@ -303,13 +333,19 @@ def _cut_on(
     """Pieces of each factor once one more axis takes `choice` after a legal strategy, or None where it may not."""
     if choice is None:
         return pieces
-    factor, count = rule.factors[choice], pieces[choice] * size
-    if factor.kind is FactorKind.BLOCKED or (factor.kind is not FactorKind.BROADCAST and factor.extent % count):
+    if rule.factors[choice].kind is FactorKind.BLOCKED:
         return None
-    outside, inside = rule.nesting[choice]
-    if any(pieces[outer] != rule.factors[outer].extent for outer in outside) or not inside.isdisjoint(strategy):
-        return None
-    return (*pieces[:choice], count, *pieces[choice + 1 :])
+    for factor in rule.splits[choice]:
+        count = pieces[factor] * size
+        outside, inside = rule.nesting[factor]
+        if (
+            rule.factors[factor].extent % count
+            or any(pieces[outer] != rule.factors[outer].extent for outer in outside)
+            or (inside and any(not inside.isdisjoint(rule.splits[other]) for other in strategy if other is not None))
+        ):
+            return None
+        pieces = (*pieces[:factor], count, *pieces[factor + 1 :])
+    return pieces
 
 
 def named_strategy(rule: Rule, names: Sequence[str | None], where: str) -> Strategy:

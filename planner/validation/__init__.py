@@ -1,7 +1,8 @@
 """Predictions beside what was measured in real training runs: read, evaluate, summarise."""
 
 from planner.validation.evaluate import Evaluated, evaluate_rows
+from planner.validation.record import run_errors
 from planner.validation.rows import Row, read_rows
 from planner.validation.summary import Summary, summarise
 
-__all__ = ["Evaluated", "Row", "Summary", "evaluate_rows", "read_rows", "summarise"]
+__all__ = ["Evaluated", "Row", "Summary", "evaluate_rows", "read_rows", "run_errors", "summarise"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from planner.errors import RequestError
-from planner.models.dimensions import DTYPES, Dimensions, Family
+from planner.models.dimensions import DTYPES, Dimensions, ExpertDimensions, Family
 from planner.search.space import Pinned, Running
 from planner.validation.rows import Row
 
@@ -58,17 +58,19 @@ def run_of(row: Row) -> Run:
     model = model_of(row, notes)
     _check_training(row, notes)
     devices, global_batch = _needed(row, "n_devices"), _needed(row, "global_batch")
-    pinned = _pinned(row, devices, model.layers, notes)
+    pinned = _pinned(row, devices, model, notes)
     job = Job(model=model, profile=row.text("profile"), devices=devices, global_batch=global_batch)
     return Run(job=job, pinned=pinned, notes=tuple(notes))
 
 
 def model_of(row: Row, notes: list[str]) -> Dimensions:
     """The decoder of the row's dimensions whose parameters agree best with those that are published."""
-    if row.text("arch") == "moe" or (row.integer("n_experts", least=0) or 0) > 1:
-        raise UnsupportedError("the model is a mixture of experts, which cannot be planned yet")
-    if row.text("arch") not in ("", "dense", "gqa"):
-        raise UnsupportedError(f"the architecture is {row.text('arch')}; only dense decoders are built from dimensions")
+    if row.text("arch") not in ("", "dense", "gqa", "moe"):
+        raise UnsupportedError(
+            f"the architecture is {row.text('arch')}; dense decoders and mixtures of experts are built from dimensions"
+        )
+    if _LATENT.search(_words(row)):
+        raise UnsupportedError("attention is multi-head latent attention, which is not built from dimensions yet")
     candidates = _candidates(row, _precision(row, notes), notes)
     published = row.parameters
     if published is None:
@@ -86,22 +88,25 @@ def model_of(row: Row, notes: list[str]) -> Dimensions:
 
 def _candidates(row: Row, precision: str, notes: list[str]) -> list[Dimensions]:
     """Decoders of these dimensions, the usual one first."""
-    hidden, heads = _needed(row, "hidden"), _needed(row, "n_heads")
+    hidden, heads, head = _needed(row, "hidden"), _needed(row, "n_heads"), row.integer("head_dim")
+    experts = _experts(row, notes)
     ffn, kv_heads = row.integer("ffn_hidden"), row.integer("n_kv_heads")
     if kv_heads is None:
         if row.text("arch") == "gqa":
             raise UnsupportedError("n_kv_heads is empty")
         kv_heads = heads
         notes.append("n_kv_heads unknown: as many as heads")
+    if ffn is None and experts is not None and not experts.dense_layers:
+        ffn = experts.width
     if ffn is None:
         ffn = 4 * hidden
         notes.append("ffn_hidden unknown: 4 x hidden")
-    if hidden % heads or row.integer("head_dim") not in (None, hidden // heads):
-        raise UnsupportedError(f"{heads} heads of {row.text('head_dim') or '?'} do not make up hidden={hidden}")
+    if hidden % heads and head is None:
+        raise UnsupportedError(f"head_dim is empty, and {heads} heads do not divide hidden={hidden}")
     if heads % kv_heads:
         raise UnsupportedError(f"n_kv_heads={kv_heads} does not divide n_heads={heads}")
     kinds: list[tuple[Family, bool]] = [("llama", False), ("llama", True)]
-    if ffn == 4 * hidden and kv_heads == heads:
+    if ffn == 4 * hidden and kv_heads == heads and experts is None and head in (None, hidden // heads):
         kinds.insert(0, ("gpt", True))
     return [
         Dimensions(
@@ -115,9 +120,44 @@ def _candidates(row: Row, precision: str, notes: list[str]) -> list[Dimensions]:
             tied=tied,
             sequence=_needed(row, "seq_len"),
             precision=precision,
+            head_size=None if head is None or head * heads == hidden else head,
+            experts=experts,
         )
         for family, tied in kinds
     ]
+
+
+_LATENT = re.compile(r"latent.attention|deepseek[-_ ]?v?[2-9]")
+"""Multi-head latent attention: named as a flag, or that of the DeepSeek models since V2 (DeepSeek-AI 2024)."""
+
+
+def _experts(row: Row, notes: list[str]) -> ExpertDimensions | None:
+    """The experts of a row; None where it is dense. Flags are those of Megatron."""
+    if row.text("arch") != "moe" and (row.integer("n_experts", least=0) or 0) <= 1:
+        return None
+    words = _words(row)
+    width = row.integer("moe_ffn_hidden")
+    if width is None:
+        width = _needed(row, "ffn_hidden")
+        notes.append("moe_ffn_hidden unknown: ffn_hidden")
+    shared = re.search(r"moe-shared-expert-intermediate-size=(\d+)", words)
+    frequency = re.search(r"moe-layer-freq=(\S+)", words)
+    first = re.fullmatch(r"\(\[0\]\*(\d+)\+\[1\]\*(\d+)\);?", frequency[1]) if frequency else None
+    if frequency and (first is None or int(first[1]) + int(first[2]) != _needed(row, "n_layers")):
+        raise UnsupportedError(f"layers with experts are {frequency[1]}; only the first layers can be dense")
+    if "moe-expert-capacity-factor" in words or "tokendrop" in words:
+        notes.append("rows over the capacity of an expert are dropped: priced as if none were")
+    return ExpertDimensions(
+        count=_needed(row, "n_experts"),
+        chosen=_needed(row, "topk"),
+        width=width,
+        shared_width=int(shared[1]) if shared else 0,
+        dense_layers=int(first[1]) if first else 0,
+    )
+
+
+def _words(row: Row) -> str:
+    return f"{row.text('model')} {row.text('other_flags')} {row.text('flag')}".lower()
 
 
 def _needed(row: Row, column: str) -> int:
@@ -132,26 +172,23 @@ def _precision(row: Row, notes: list[str]) -> str:
     if not precision:
         notes.append("precision unknown: bf16")
         return "bf16"
+    if precision == "fp8":
+        notes.append("fp8: products in fp8, all else in bf16")
+        return "bf16"
     if precision not in DTYPES:
         raise UnsupportedError(f"precision {precision} is not modelled; there are {', '.join(DTYPES)}")
     return precision
 
 
 def _check_training(row: Row, notes: list[str]) -> None:
-    words = f"{row.text('model')} {row.text('other_flags')} {row.text('flag')}".lower()
+    words = _words(row)
     if "lora" in words:
         raise UnsupportedError("only adapters are trained (LoRA), which cannot be planned yet")
-    if (row.integer("ep") or 1) > 1:
-        raise UnsupportedError("experts are parallel, which cannot be planned yet")
-    if row.text("flash_attention").lower() == "false":
-        notes.append("ran without a fused attention kernel, priced with one")
     if re.search(r"offload(?!\S* false)", words):
         notes.append("offloading is not modelled")
-    if "tf32" in row.text("precision_detail").lower():
-        notes.append("TF32 is not modelled: products are priced in fp32")
 
 
-def _pinned(row: Row, devices: int, layers: int, notes: list[str]) -> Pinned:
+def _pinned(row: Row, devices: int, model: Dimensions, notes: list[str]) -> Pinned:
     tensor, pipeline = (_degree(row, name, notes) for name in ("tp", "pp"))
     context, virtual = row.integer("cp") or 1, row.integer("vpp") or 1
     rest = tensor * pipeline * context
@@ -171,17 +208,41 @@ def _pinned(row: Row, devices: int, layers: int, notes: list[str]) -> Pinned:
     micro_batch = row.integer("micro_batch")
     if micro_batch is None:
         notes.append("micro_batch unknown: 1")
+    expert, whole = _expert_degrees(row, model, tensor, notes)
+    recompute = _recomputed(row, math.ceil(model.layers / (pipeline * virtual)), notes)
     return Pinned(
         pipeline=pipeline,
         virtual_stages=virtual,
         data=data,
         context=context,
         tensor=tensor,
+        expert=expert,
+        whole_experts=whole,
         sequence_parallel=bool(sequence),
         zero=_zero(row, data * context, notes),
         micro_batch=micro_batch or 1,
-        recompute=_recomputed(row, math.ceil(layers / (pipeline * virtual)), notes),
+        recompute=recompute,
+        repeated=_repeated(row, recompute, notes),
     )
+
+
+def _expert_degrees(row: Row, model: Dimensions, tensor: int, notes: list[str]) -> tuple[int | None, bool | None]:
+    """Into how many parts experts are cut, and whether tensor parallel devices leave them whole."""
+    expert = row.integer("ep")
+    if model.experts is None:
+        if (expert or 1) > 1:
+            raise UnsupportedError(f"ep is {expert}, and the model has no experts")
+        return None, None
+    expert = _degree(row, "ep", notes)
+    if tensor == 1:
+        return expert, None
+    given = re.search(r"(?:\betp|expert-tensor-parallel-size)=(\d+)", _words(row))
+    within = int(given[1]) if given else tensor
+    if not given:
+        notes.append("tensor parallelism of experts unknown: that of all else")
+    if within not in (1, tensor):
+        raise UnsupportedError(f"experts are split by {within} of {tensor} tensor parallel devices, not by all or none")
+    return expert, within == 1
 
 
 def _degree(row: Row, column: str, notes: list[str]) -> int:
@@ -217,6 +278,23 @@ def _recomputed(row: Row, layers: int, notes: list[str]) -> Running:
         raise UnsupportedError(
             f"{some[1]} of the {layers} layers of a stage are recomputed; only all or none can be pinned"
         )
-    if wanted == "selective":
-        notes.append("selective recomputation: the fastest choice of operators that fits")
     return cast(Running, wanted)
+
+
+def _repeated(row: Row, recompute: Running | None, notes: list[str]) -> tuple[str, ...]:
+    """What selective recomputation computes again: attention (Megatron), or what the row names."""
+    if recompute != "selective":
+        return ()
+    detail = row.text("recompute_detail").lower()
+    if "selective op" in detail:  # torchtitan keeps products and attention
+        notes.append("selective recomputation: of everything but products and attention")
+        return ("elementwise", "normalisation", "copy")
+    named = re.search(r"modules=\[([^\]]*)\]", detail)
+    if named:
+        words = named[1]
+        found = {"layernorm": "normalisation", "act": "elementwise", "core_attn": "attention"}
+        classes = tuple(sorted({value for key, value in found.items() if key in words}))
+        notes.append(f"selective recomputation: of {', '.join(classes) or 'the fastest choice of operators'}")
+        return classes
+    notes.append("selective recomputation: of attention")
+    return ("attention",)

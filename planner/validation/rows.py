@@ -1,7 +1,8 @@
 """Measured training runs as they stand in a CSV file: one row for each, an empty cell where something is unknown.
 
     id         what it is called     source, profile, device, rank_group, tier, flag     where it is from, how good
-    the model  arch, n_layers, hidden, ffn_hidden, n_heads, n_kv_heads, head_dim, vocab, seq_len, n_params_B, n_experts
+    the model  arch, n_layers, hidden, ffn_hidden, n_heads, n_kv_heads, head_dim, vocab, seq_len, n_params_B,
+               n_experts, topk, moe_ffn_hidden
     the run    n_devices, precision, tp, sp, cp, ep, pp, vpp, dp, zero_stage, micro_batch, global_batch, recompute, ...
     measured   iter_time_s or tokens_per_s_per_device, peak_mem_GB
 
@@ -134,6 +135,7 @@ class _Reader(Protocol):
 
 
 _INTEGERS = ("n_layers", "hidden", "ffn_hidden", "n_heads", "n_kv_heads", "head_dim", "vocab", "seq_len", "n_devices")
+_EXPERTS = ("topk", "moe_ffn_hidden")
 _DEGREES = ("tp", "cp", "ep", "pp", "vpp", "dp", "micro_batch", "global_batch")
 _QUANTITIES = ("n_params_B", "iter_time_s", "tokens_per_s_per_device", "peak_mem_GB")
 
@@ -203,7 +205,7 @@ def _check(row: Row, known: dict[str, int]) -> None:
     if row.id in known:
         raise RequestError(f"line {row.line}, column id: '{row.id}' is the name of line {known[row.id]} too")
     known[row.id] = row.line
-    for column in (*_INTEGERS, *_DEGREES):
+    for column in (*_INTEGERS, *_EXPERTS, *_DEGREES):
         row.integer(column)
     row.integer("n_experts", least=0)
     for column in _QUANTITIES:

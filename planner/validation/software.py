@@ -88,7 +88,16 @@ def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Soft
     except UnknownKeyError:
         attention = "best"
     notes.append(f"taken for {stack.name}, attention {attention}")
-    return replace(stack, attention=attention)
+    if "no-gradient-accumulation-fusion" in flags:
+        stack = replace(stack, accumulates=True)
+    return replace(stack, attention=attention, products=products_of(row))
+
+
+def products_of(row: Row) -> str:
+    """The dtype of matrix products where it is not that of the tensors: recipes in fp8 keep all else in bf16."""
+    if row.text("precision") == "fp8":
+        return "fp8"
+    return "tf32" if "tf32" in row.text("precision_detail").lower() else ""
 
 
 def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:

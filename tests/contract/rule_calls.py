@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 from planner.graph.call import Call, Typed
 from planner.graph.operator_graph import TorchConstant
 from planner.graph.trace import resolve, tensor_type
+from planner.models import experts as experts  # makes the operator known to torch
 from planner.sharding.rule import Rule
 from planner.sharding.rules import RULES
 
@@ -80,7 +81,7 @@ def _mask(*shape: int) -> torch.Tensor:
 
 def examples() -> Iterator[Example]:
     """At least one call for each row of the table of rules."""
-    for group in (_contractions, _lookups, _elementwise, _views, _along, _reductions, _factories):
+    for group in (_contractions, _experts, _lookups, _elementwise, _views, _along, _reductions, _factories):
         for op, *args in group():
             kwargs = args.pop() if args and isinstance(args[-1], dict) else {}
             label = args.pop(0) if args and isinstance(args[0], str) else ""
@@ -111,6 +112,15 @@ def _contractions() -> Iterator[tuple[Any, ...]]:
     grouped = {"is_causal": True, "enable_gqa": True}
     yield attention, "grouped", _random(2, 8, 6, 4), _random(2, 2, 6, 4), _random(2, 2, 6, 4), grouped
     yield attention, "one key head", _random(2, 4, 6, 4), _random(2, 1, 6, 4), _random(2, 1, 6, 4), grouped
+
+
+def _experts() -> Iterator[tuple[Any, ...]]:
+    weights = _random(4, 6, 8), _random(4, 6, 8), _random(4, 8, 6)
+    tokens = _random(4, 4, 8), _positive(4, 4, 2)
+    yield "planner.experts.default", *tokens, _integers(4, 4, 4, 2), *weights
+    yield "planner.experts.default", "one gets all", *tokens, torch.full((4, 4, 2), 3), *weights
+    few = _random(2, 4, 8), _positive(2, 4, 1), _integers(4, 2, 4, 1)
+    yield "planner.experts.default", *few, *weights
 
 
 def _lookups() -> Iterator[tuple[Any, ...]]:
@@ -220,6 +230,8 @@ def _along() -> Iterator[tuple[Any, ...]]:
     yield "chunk.default", x, 2, -1
     yield "chunk.default", "whole", x, 1, 0
     yield "unbind.int", x, 1
+    yield "topk.default", x, 3
+    yield "topk.default", "smallest of the first dim", x, 2, 0, False
     yield "cat.default", [x, _random(4, 2, 8)], 1
     yield "cat.default", [x, x + 1, x + 2], -1
     yield "cat.default", "one", [x], 0

@@ -23,7 +23,7 @@ from planner.sharding.stored import stored_fault
 from tests.unit.search.cases import BATCH, cluster_of, template_of
 
 SAMPLES = 24
-MODELS = ("llama-2", "gpt-3", "residual-first", "perceptron")
+MODELS = ("llama-2", "gpt-3", "residual-first", "perceptron", "mixture")
 
 
 def task_of(model: str, cluster: Cluster, *, pipeline: int = 1, micro_batches: int = 2, sweeps: int = 3) -> Task:

@@ -150,6 +150,25 @@ def cross_entropy_local(
     return (loss / (example.args[1] != ignored).sum() if reduction == 1 else loss,)
 
 
+def experts_local(
+    example: Example, rule: Rule, strategy: Strategy, mesh: Mesh, rank: int, operands: list[Pieces]
+) -> tuple[torch.Tensor, ...]:
+    """The tokens of a rank through the experts of all ranks that it exchanges rows with.
+
+    Autograd brings what the experts of another rank get from these tokens to the pieces of that rank, as the backward
+    all-to-all does.
+    """
+    own = mesh.coordinate(rank)
+    exchanged = [choice is not None and rule.factors[choice].kind is FactorKind.EXCHANGE for choice in strategy]
+    peers = [
+        peer
+        for peer in range(mesh.size)
+        if all(a == b for a, b, swaps in zip(mesh.coordinate(peer), own, exchanged, strict=True) if not swaps)
+    ]
+    stacked = (torch.cat([weights[peer] for peer in peers]) for weights in operands[3:])
+    return run(example.op, (*(operand[rank] for operand in operands[:3]), *stacked), {})
+
+
 def position(rule: Rule, strategy: Strategy, mesh: Mesh, rank: int, name: str) -> int:
     """Which piece of a factor a rank has."""
     found = 0
@@ -162,6 +181,7 @@ def position(rule: Rule, strategy: Strategy, mesh: Mesh, rank: int, name: str) -
 SPECIAL: dict[str, Local] = {
     "aten.embedding.default": embedding_local,
     "aten.cross_entropy_loss.default": cross_entropy_local,
+    "planner.experts.default": experts_local,
 }
 
 
@@ -258,6 +278,7 @@ def test_every_dim_of_every_example_can_be_split_or_is_known_not_to_be() -> None
         *("aten.amax.default", "aten.amin.default", "aten.cumsum.default"),
         *("aten.softmax.int", "aten.log_softmax.int", "aten.layer_norm.default", "aten.rms_norm.default"),
         *("aten.scaled_dot_product_attention.default", "aten.tril.default", "aten.triu.default"),
+        *("planner.experts.default", "aten.topk.default"),
         *("aten.cat.default", "aten.chunk.default", "aten.narrow.default", "aten.select.int", "aten.slice.Tensor"),
         *("aten.split.Tensor", "aten.split_with_sizes.default", "aten.stack.default", "aten.unbind.int"),
         *("aten.arange.default", "aten.arange.start", "aten.arange.start_step"),

@@ -27,7 +27,15 @@ from planner.plan.plan import (
 from planner.sharding.layout import PARTIAL, REPLICATE, Layout, divides, shard
 from planner.sharding.mesh import Mesh, MeshAxis
 from planner.sharding.rescale import rescale_batch
-from planner.sharding.rule import Rule, Strategy, legal_strategies, named_strategy, strategy_fault, strategy_names
+from planner.sharding.rule import (
+    FactorKind,
+    Rule,
+    Strategy,
+    legal_strategies,
+    named_strategy,
+    strategy_fault,
+    strategy_names,
+)
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter, legal_stored
 
@@ -91,6 +99,7 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "llama6": lambda: Llama(replace(LLAMA, num_layers=6)),
     "llama8": lambda: Llama(replace(LLAMA, num_layers=8)),
     "gpt4": lambda: GPT(replace(GPT_CONFIG, num_layers=4)),
+    "mixture": lambda: Llama(replace(LLAMA, num_experts=4, experts_per_token=2, expert_size=24, shared_size=16)),
     "assorted": Assorted,
 }
 
@@ -206,11 +215,13 @@ def random_layout(random_: random.Random, shape: tuple[int, ...], mesh: Mesh, pa
 
 
 def random_plan(model: str, mesh: Mesh, seed: int, **settings: object) -> Plan:
-    """Any legal strategy of every operator, any legal stored layouts of every parameter, any layout of the inputs."""
+    """Any legal strategy of every operator that the runtime executes, any legal stored layouts of every parameter, any
+    layout of the inputs."""
     random_ = random.Random(seed)
 
     def choose(name: str, rule: Rule, mesh: Mesh) -> Strategy:
-        return random_.choice(legal_strategies(rule, mesh))
+        run = [i for i, factor in enumerate(rule.factors) if factor.kind is not FactorKind.EXCHANGE]
+        return random_.choice(legal_strategies(rule, mesh, [[None, *run]] * len(mesh.axes)))
 
     def store(name: str, shape: tuple[int, ...], mesh: Mesh) -> StoredParameter:
         return random_.choice(legal_stored(shape, mesh.sizes, trainable=True))

@@ -40,6 +40,13 @@ def test_other_meshes_micro_batches_and_recomputation(
         assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))
 
 
+@pytest.mark.parametrize(("sizes", "recomputation"), [((2, 2), "none"), ((4,), "full"), ((2, 2), "selective")], ids=str)
+def test_experts_that_are_not_exchanged(pool, sizes: tuple[int, ...], recomputation: str) -> None:
+    seeds = list(range(6))
+    for errors in pool.run("tasks", "parity", "mixture", sizes, seeds, 1, recomputation):
+        assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))
+
+
 @pytest.mark.parametrize("sizes", [(2, 2), (4,)], ids=str)
 def test_operators_that_language_models_lack(pool, sizes: tuple[int, ...]) -> None:
     seeds = list(range(16))

@@ -15,22 +15,23 @@ from planner.sharding.rules.spec import FactorTable, RuleSpec, Saves, broadcast_
 @final
 @dataclass(frozen=True, kw_only=True)
 class InnerPattern:
-    """An `InnerCollective` with factor names; `only_mean` issues it only where the loss is averaged."""
+    """An `InnerCollective` with factor names; elements are those of the first operand where `element_bytes` is None;
+    `only_mean` issues it only where the loss is averaged."""
 
     kind: str
     factor: str
     factors: str
-    element_bytes: int
+    element_bytes: int | None = None
     forward: int = 0
     backward: int = 0
     only_mean: bool = False
 
-    def bind(self, names: Sequence[str]) -> InnerCollective:
+    def bind(self, names: Sequence[str], call: Call) -> InnerCollective:
         return InnerCollective(
             kind=self.kind,
             factor=names.index(self.factor),
             factors=tuple(names.index(name) for name in self.factors.split() if name in names),
-            element_bytes=self.element_bytes,
+            element_bytes=call.operands[0].element_bytes if self.element_bytes is None else self.element_bytes,
             forward=self.forward,
             backward=self.backward,
         )
@@ -43,8 +44,10 @@ class Einsum(RuleSpec):
 
     `...` stands for any number of leading dims, (g r) for a compound dim whose factors occur alone elsewhere.
     Patterns belong to the arguments at `positions`; an argument that is None drops its pattern. Factors in no result
-    are reductions unless listed in `blocked` or `combined`. `work`, `saved_extra`: (coefficient, factors as text); an
-    empty text means all factors. `roles`: (name, factors as text).
+    are reductions unless listed in `blocked` or `combined`; pairs in `exchanges` are split together, each of the two
+    may be alone too. `work`, `saved_extra`: (coefficient, factors as text); an empty text means all factors.
+    `saved_elements` is like `saved_extra`, and `scratch_elements` what lives while it runs, in elements of the first
+    operand. `roles`: (name, factors as text).
     """
 
     pattern: str
@@ -52,6 +55,7 @@ class Einsum(RuleSpec):
     positions: tuple[int, ...] = (0, 1, 2, 3)
     blocked: str = ""
     combined: str = ""
+    exchanges: tuple[tuple[str, str], ...] = ()
     work: tuple[tuple[float, str], ...] = ((1.0, ""),)
     gradient_work: float = 1.0
     repeated_work: float = 0.0
@@ -60,6 +64,8 @@ class Einsum(RuleSpec):
     saves: Saves = ()
     saved_results: tuple[int, ...] = ()
     saved_extra: tuple[tuple[float, str], ...] = ()
+    saved_elements: tuple[tuple[float, str], ...] = ()
+    scratch_elements: tuple[tuple[float, str], ...] = ()
     inner: tuple[InnerPattern, ...] = field(default=())
     causal_argument: tuple[int, str] | None = None
     mean_argument: tuple[int, str] | None = None
@@ -99,7 +105,11 @@ class Einsum(RuleSpec):
                 table.set_kind(name, FactorKind.REDUCTION)
         causal = self.causal_argument is not None and call.argument(*self.causal_argument, False) is True
         halve = 0.5 if causal else 1.0
+        for first, second in self.exchanges:
+            table.add_exchange(first, second)
         factors = table.freeze()
+        every, element = [factor.name for factor in factors], call.operands[0].element_bytes
+        saved = (*self.saved_extra, *((element * count, text) for count, text in self.saved_elements))
         mean = self.mean_argument is not None and call.argument(*self.mean_argument, 1) == 1
         return Rule(
             op=call.op,
@@ -114,11 +124,12 @@ class Einsum(RuleSpec):
             saves=present(self.saves, len(operands)),
             looked_up=self.looked_up,
             saved_results=self.saved_results,
-            saved_extra=tuple(_work(coefficient, text, names) for coefficient, text in self.saved_extra),
+            saved_extra=tuple(_work(coefficient, text, names) for coefficient, text in saved),
+            scratch=tuple(_work(element * count, text, names) for count, text in self.scratch_elements),
             inner=tuple(
-                pattern.bind(names)
+                pattern.bind(every, call)
                 for pattern in self.inner
-                if pattern.factor in names and (mean or not pattern.only_mean)
+                if pattern.factor in every and (mean or not pattern.only_mean)
             ),
             roles=tuple((role, _work(1.0, text, names).factors) for role, text in self.roles),
             causal=causal,

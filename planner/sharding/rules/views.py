@@ -130,6 +130,7 @@ class AlongDim(RuleSpec):
     spells_extent: bool = False
     drops: bool = False
     adds: bool = False
+    saved_results: tuple[int, ...] = ()
 
     def build(self, call: Call) -> Rule:
         table = FactorTable(call.op)
@@ -151,4 +152,11 @@ class AlongDim(RuleSpec):
 
         operands = tuple(dims(tensor, not self.adds, f"in{i}") for i, tensor in enumerate(call.operands))
         results = tuple(dims(tensor, not self.drops, f"out{i}") for i, tensor in enumerate(call.results))
-        return Rule(op=call.op, factors=table.freeze(), operands=operands, results=results, op_class=self.op_class)
+        return Rule(
+            op=call.op,
+            factors=table.freeze(),
+            operands=operands,
+            results=results,
+            op_class=self.op_class,
+            saved_results=self.saved_results,
+        )

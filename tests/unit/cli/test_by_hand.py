@@ -19,7 +19,7 @@ def strategies(path: Path) -> dict[str, tuple[str | None, ...]]:
 def test_degrees_are_kept(plan: Any, here: Path) -> None:
     options = ("--tensor", "2", "--pipeline", "2", "--zero", "0", "--micro-batch", "4", "--recompute", "full")
     content = plan.json(*TINY, *options, "--no-sequence-parallel", "-o", "plan.json")
-    assert content["degrees"] == {"data": 1, "tensor": 2, "context": 1, "pipeline": 2, "replicated": 1}
+    assert content["degrees"] == {"data": 1, "tensor": 2, "context": 1, "expert": 1, "pipeline": 2, "replicated": 1}
     assert (content["micro_batches"], content["recomputation"]) == (4, "full")
     assert (content["sequence_parallel"], content["optimizer_sharding"]) == (False, "off")
     assert load_plan(here / "plan.json").training.part == 4
@@ -69,6 +69,23 @@ def test_strategies_of_a_plan_file(plan: Any, here: Path) -> None:
     assert after != before
     plan.json(*TINY, "--mesh", "4", "--shard-from", "first.json:*q_proj*", "-o", "fourth.json")
     assert strategies(here / "fourth.json")[Q_PROJ] == before[Q_PROJ]
+
+
+def test_experts(plan: Any) -> None:
+    mixture = ("--model", "mixtral-tiny", "--hardware", "cpu", "--devices", "4")
+    content = plan.json("estimate", *mixture, "--tensor", "2", "--expert", "2")
+    assert content["degrees"] == {
+        **dict.fromkeys(("context", "pipeline", "replicated"), 1),
+        "data": 2,
+        "tensor": 2,
+        "expert": 2,
+    }
+    assert [axis["role"] for axis in content["mesh"]] == ["data", "tensor"]
+    assert plan.json("estimate", *mixture)["degrees"]["expert"] == 1
+    assert "does not divide the 8 experts" in plan.refused(*mixture[:-1], "6", "--expert", "3")
+    assert "nothing divides evenly" in plan.refused(*mixture, "--tensor", "2", "--expert", "4")
+    whole = ("--data", "4", "--tensor", "1", "--pipeline", "1", "--context", "1", "--expert", "4")
+    assert plan.json(*mixture, *whole)["degrees"]["expert"] == 4
 
 
 def test_modes(plan: Any) -> None:

@@ -12,7 +12,7 @@ TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4")
 
 def test_degrees_that_are_missing_are_filled_in(plan: Any, here: Path) -> None:
     content = plan.json("estimate", *TINY, "--tensor", "2")
-    assert content["degrees"] == {"data": 2, "tensor": 2, "context": 1, "pipeline": 1, "replicated": 1}
+    assert content["degrees"] == {"data": 2, "tensor": 2, "context": 1, "expert": 1, "pipeline": 1, "replicated": 1}
     assert (content["optimizer_sharding"], content["plan_file"]) == ("off", None)
     assert sum(content["time_seconds"].values()) == pytest.approx(content["step_seconds"])
     reasons = {choice["name"]: choice["why"] for choice in content["choices"]}

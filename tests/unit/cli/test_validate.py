@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from planner.cli.main import app
-from planner.models.dimensions import Dimensions, Family
+from planner.models.dimensions import Dimensions, ExpertDimensions, Family
 from planner.validation.evaluate import evaluate_rows, traced
 from planner.validation.rows import read_rows
 from tests.unit.validation.runs import row, write
@@ -28,7 +28,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tmp_path_factory.mktemp("validate") / "runs.csv",
         row(id="first"),
         row(id="second", tp="4", dp="1", recompute=""),
-        row(id="experts", arch="moe", rank_group=""),
+        row(id="state-space", arch="ssm", rank_group=""),
         row(id="impossible", **HUGE, tp="1", pp="1", dp="1", rank_group="other"),
         row(id="elsewhere", profile="abacus", rank_group="other"),
     )
@@ -39,7 +39,7 @@ def test_json(runs: Path) -> None:
     assert done.exit_code == 0, done.output
     content = json.loads(done.stdout)
     assert content["schema_version"] == 1
-    first, second, experts, impossible, elsewhere = content["rows"]
+    first, second, other, impossible, elsewhere = content["rows"]
     assert list(first) == [
         "id",
         "source",
@@ -59,10 +59,11 @@ def test_json(runs: Path) -> None:
     ]
     assert first["predicted_seconds"] > 0
     assert (first["measured_seconds"], first["measured_peak_bytes"], first["flag"]) == (0.1, 4e9, None)
-    assert (first["feasible"], first["error"], first["notes"], first["low_seconds"]) == (True, None, [], None)
-    assert second["notes"] == ["recomputation unknown: none"]
-    assert "mixture of experts" in experts["error"]
-    assert (experts["predicted_seconds"], experts["feasible"]) == (None, None)
+    assert (first["feasible"], first["error"], first["low_seconds"]) == (True, None, None)
+    assert first["notes"] == ["taken for megatron-2021, attention unfused"]
+    assert second["notes"] == ["recomputation unknown: none", *first["notes"]]
+    assert "the architecture is ssm" in other["error"]
+    assert (other["predicted_seconds"], other["feasible"]) == (None, None)
     assert impossible["feasible"] is False
     assert impossible["predicted_seconds"] > 0
     assert impossible["predicted_peak_bytes"] > 80 * 2**30
@@ -75,9 +76,9 @@ def test_json(runs: Path) -> None:
 def test_what_people_read(runs: Path) -> None:
     done = CliRunner().invoke(app, ["validate", str(runs)])
     assert done.exit_code == 0
-    for name in ("first", "second", "experts", "impossible", "elsewhere"):
+    for name in ("first", "second", "state-space", "impossible", "elsewhere"):
         assert f"\n{name} " in done.stdout
-    assert "not evaluated: the model is a mixture of experts" in done.stdout
+    assert "not evaluated: the architecture is ssm" in done.stdout
     assert "3 of 5 rows evaluated" in done.stdout
 
 
@@ -129,5 +130,14 @@ def test_parameters_by_formula_are_those_of_the_graph(family: Family, tied: bool
     model = Dimensions(
         family=family, layers=3, hidden=64, ffn=256, heads=4, kv_heads=kv_heads, vocabulary=512, tied=tied, sequence=32,
         precision="bf16",
+    )  # fmt: skip
+    assert traced(model).parameter_count() == model.parameters
+
+
+def test_parameters_of_experts_by_formula_are_those_of_the_graph() -> None:
+    experts = ExpertDimensions(count=4, chosen=2, width=48, shared_width=40, dense_layers=1)
+    model = Dimensions(
+        family="llama", layers=3, hidden=64, ffn=256, heads=4, kv_heads=2, vocabulary=512, tied=False, sequence=32,
+        precision="bf16", head_size=24, experts=experts,
     )  # fmt: skip
     assert traced(model).parameter_count() == model.parameters

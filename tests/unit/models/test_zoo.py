@@ -17,6 +17,10 @@ PUBLISHED = {
     "llama8b": 8.030e9,
     "llama70b": 70.554e9,
     "llama405b": 405.853e9,
+    "mixtral-8x7b": 46.703e9,
+    "mixtral-8x22b": 140.63e9,
+    "qwen3-30b-a3b": 30.532e9,
+    "qwen3-235b-a22b": 235.094e9,
     "gpt2": 124.44e6,
     "gpt2-medium": 354.82e6,
     "gpt2-large": 774.03e6,
@@ -38,10 +42,10 @@ def test_parameter_count_is_the_published_one(name: str) -> None:
 
 def test_every_model_has_a_source() -> None:
     assert all(entry.source for entry in ZOO.values())
-    assert {*PUBLISHED, *ROUNDED, "llama-tiny", "gpt-tiny"} == set(ZOO)
+    assert {*PUBLISHED, *ROUNDED, "llama-tiny", "mixtral-tiny", "gpt-tiny"} == set(ZOO)
 
 
-@pytest.mark.parametrize("name", ["llama-tiny", "gpt-tiny"])
+@pytest.mark.parametrize("name", ["llama-tiny", "mixtral-tiny", "gpt-tiny"])
 def test_tiny_models_run_and_every_parameter_gets_a_gradient(name: str) -> None:
     torch.manual_seed(0)
     built = build_model(name, dtype="float32", device="cpu")

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,7 +28,8 @@ from planner.sharding.rules import RULES, rule_of
 from planner.sharding.stored import StoredParameter
 from tests.unit.search.cases import cluster_of, traced
 
-CLUSTER = cluster_of("h100-80gb", 16)
+HOSTED = cluster_of("h100-80gb", 16)
+CLUSTER = replace(HOSTED, device=replace(HOSTED.device, host_latency=0.0))
 MESH = build_mesh(CLUSTER, (2, 8))
 LINEAR = "model.layers.0.mlp.up_proj/linear"
 ATTENTION = "model.layers.0.self_attn/scaled_dot_product_attention"

@@ -10,6 +10,7 @@ from torch import nn
 from planner.errors import ModelError
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
+from planner.models.experts import experts
 from planner.plan.bind import BoundOperator
 from planner.sharding.layout import PARTIAL, REPLICATE
 from planner.sharding.mesh import Mesh, MeshAxis
@@ -135,6 +136,29 @@ def test_factories_run_on_the_device_of_the_runtime_not_on_that_of_the_trace() -
     op = next(op for op in graph.operators if op.op.startswith("aten.arange"))
     (made,) = local_call(graph, _bound(graph, op, rule_of(graph, op), (None, None)), RANKS[0])([])
     assert made.device.type == "cpu"
+
+
+def test_rows_that_are_exchanged_are_refused_and_all_else_runs() -> None:
+    tokens, weights = torch.randn(4, 4, 8), torch.rand(4, 4, 2)
+    chosen = torch.randint(4, (4, 4, 2), generator=torch.Generator().manual_seed(0))
+    matrices = torch.randn(4, 6, 8), torch.randn(4, 6, 8), torch.randn(4, 8, 6)
+    graph = traced(lambda x, w: experts(x, weights, chosen, w, *matrices[1:]), tokens, matrices[0])
+    op = next(op for op in graph.operators if op.op == "planner.experts.default")
+    rule = rule_of(graph, op)
+    for strategy in legal_strategies(rule, MESH):
+        names = strategy_names(rule, strategy)
+        bound = _bound(graph, op, rule, strategy)
+        if {"e@b", "e@s"} & set(names):
+            with pytest.raises(ModelError, match=r"experts' exchanges rows between the 2 devices of axis.*--expert 1"):
+                local_call(graph, bound, RANKS[0])
+            continue
+        operands = (tokens, weights, chosen, *matrices)
+        pieces = []
+        for place in RANKS:
+            layouts = bound.layouts.operands
+            local = [_operand(t, duplex.forward, place) for t, duplex in zip(operands, layouts, strict=True)]
+            pieces.append(local_call(graph, bound, place)(local)[0])
+        _check(pieces, experts(*operands), bound.layouts.results[0].forward)
 
 
 def test_dropout_is_refused() -> None:

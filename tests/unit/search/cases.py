@@ -49,6 +49,16 @@ def llama(layers: int, tied: bool = False, words: int = 64) -> nn.Module:
     )  # fmt: skip
 
 
+def mixture(layers: int, **other: Any) -> nn.Module:
+    """Four experts, two for each token."""
+    return Llama(
+        LlamaConfig(
+            num_layers=layers, hidden_size=WIDTH, ffn_size=64, num_heads=8, num_kv_heads=4, vocab_size=64,
+            sequence_length=SEQUENCE, num_experts=4, experts_per_token=2, expert_size=48, **other,
+        )
+    )  # fmt: skip
+
+
 def gpt(layers: int, tied: bool = True) -> nn.Module:
     return GPT(
         GPTConfig(
@@ -227,6 +237,8 @@ MODELS: Mapping[str, Model] = {
     "llama-2": (lambda: llama(2), PAIR),
     "llama-4": (lambda: llama(4), PAIR),
     "llama-6-tied": (lambda: llama(6, tied=True), PAIR),
+    "mixture": (lambda: mixture(3, shared_size=32), PAIR),
+    "mixture-after-dense": (lambda: mixture(4, dense_layers=1, head_size=8, qk_norm=True), PAIR),
     "gpt-1": (lambda: gpt(1), PAIR),
     "gpt-3": (lambda: gpt(3, tied=False), PAIR),
     "gpt-4-tied": (lambda: gpt(4), PAIR),

@@ -168,3 +168,67 @@ def test_a_shard_that_contradicts_a_role_is_named() -> None:
 def test_a_strategy_that_says_nothing_is_named(text: str) -> None:
     with pytest.raises(RequestError, match=r"--shard x="):
         shard("x", text)
+
+
+def experts_of(result: SearchResult) -> set[tuple[str | None, ...]]:
+    """What the operators of experts split."""
+    return {strategy_names(op.rule, op.strategy) for op in result.bound.operators if op.rule.op_class == "experts"}
+
+
+@pytest.mark.parametrize(
+    ("pinned", "roles", "mesh", "split"),
+    [
+        (Pinned(pipeline=1, data=4, tensor=1, context=1, expert=1), ("data",), (4,), {("b",)}),
+        (Pinned(pipeline=1, data=4, tensor=1, context=1, expert=4), ("expert",), (4,), {("e@b",)}),
+        (Pinned(pipeline=1, data=4, tensor=1, context=1, expert=2), ("data", "expert"), (2, 2), {("b", "e@b")}),
+        (Pinned(pipeline=1, data=2, tensor=2, expert=2), ("expert", "tensor"), (2, 2), {("e@b", "f")}),
+        (Pinned(pipeline=1, context=4, expert=4), ("context",), (4,), {("e@s",)}),
+        (Pinned(pipeline=1, data=2, context=2, expert=4), ("expert", "context"), (2, 2), {("e@b", "e@s")}),
+        (Pinned(pipeline=1, data=2, context=2, expert=2), ("data", "context"), (2, 2), {("b", "e@s")}),
+        (Pinned(pipeline=1, data=1, context=1, tensor=4, expert=4, whole_experts=True), ("tensor",), (4,), {("e@s",)}),
+    ],
+)
+def test_experts_are_cut_over_devices_that_split_tokens(
+    pinned: Pinned, roles: tuple[str, ...], mesh: tuple[int, ...], split: set[tuple[str, ...]]
+) -> None:
+    result = result_of("mixture", 4, pinned)
+    assert (result.plans[0].configuration.roles, result.plan.mesh.sizes) == (roles, mesh)
+    assert experts_of(result) == split
+
+
+@pytest.mark.parametrize("zero", range(4))
+def test_zero_shares_out_what_experts_leave(zero: int) -> None:
+    """On the axis that cuts experts their weights are cut; on the data axis, and all others, ZeRO is what it says."""
+    result = result_of("mixture", 4, Pinned(pipeline=1, data=4, context=1, expert=2, zero=zero))
+    wanted = (zero > 2, zero > 1, zero > 0)
+    seen = 0
+    for name, stored in result.bound.parameters.items():
+        assert cut(stored, 0) == wanted, name
+        matrix_of_experts = ".experts." in name
+        assert cut(stored, 1) == ((True,) * 3 if matrix_of_experts else wanted), name
+        assert not matrix_of_experts or stored.weight[1].dim == 0
+        seen += matrix_of_experts
+    assert seen == 9
+
+
+def test_experts_are_left_to_the_search_unless_they_are_given() -> None:
+    free = result_of("mixture", 4, Pinned(pipeline=1, data=4, tensor=1, context=1, zero=0)).plans[0].seconds
+    given = [
+        result_of("mixture", 4, Pinned(pipeline=1, data=4, tensor=1, context=1, zero=0, expert=expert)).plans[0].seconds
+        for expert in (1, 4)
+    ]
+    assert math.isclose(free, min(given), rel_tol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("model", "pinned", "words"),
+    [
+        ("llama-4", Pinned(expert=2), "expert = 2: no operator of this model routes to experts; leave it at 1"),
+        ("mixture", Pinned(expert=3), "expert = 3 does not divide the 4 experts of the model"),
+        ("mixture", Pinned(data=1, context=1, tensor=4, expert=2), "nothing divides evenly"),
+        ("mixture", Pinned(whole_experts=True), "give expert, how many parts, too"),
+    ],
+)
+def test_experts_that_cannot_be_cut_are_named(model: str, pinned: Pinned, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        result_of(model, 4, pinned)

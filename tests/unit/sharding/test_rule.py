@@ -75,6 +75,68 @@ def test_layouts_of_a_linear_layer(factor: str | None, forward: str, gradient: s
     assert " ".join(format_layout(duplex.gradient) for duplex in every) == gradient
 
 
+def experts(tokens: tuple[int, int], count: int) -> Rule:
+    """The rule of experts of width 32 for tokens of 16, two experts each."""
+    choices = tensor(*tokens, 2), TensorType(shape=(*tokens, 2), dtype="int64")
+    weights = tensor(count, 32, 16), tensor(count, 32, 16), tensor(count, 16, 32)
+    operands = (tensor(*tokens, 16), *choices, *weights)
+    call = Call(op="planner.experts.default", arguments=operands, keywords=(), results=(operands[0],))
+    return RULES[call.op].build(call)
+
+
+EXPERTS = experts((8, 6), 4)
+
+
+@pytest.mark.parametrize(
+    ("factor", "tokens", "weights", "of_weights", "result"),
+    [
+        ("b", "S0", "R R R", "P P P", "S0"),
+        ("f", "R", "S1 S1 S2", "S1 S1 S2", "P"),
+        ("e@b", "S0", "S0 S0 S0", "S0 S0 S0", "S0"),  # no gradient is partial: the owner of an expert gets all rows
+        ("e@s", "S1", "S0 S0 S0", "S0 S0 S0", "S1"),
+    ],
+)
+def test_layouts_of_experts(factor: str, tokens: str, weights: str, of_weights: str, result: str) -> None:
+    layouts = derive_layouts(EXPERTS, named_strategy(EXPERTS, [factor], "here"))
+    x, *_, gate, up, down = layouts.operands
+    assert (format_layout(x.forward), format_layout(layouts.results[0].forward)) == (tokens, result)
+    assert " ".join(format_layout(duplex.forward) for duplex in (gate, up, down)) == weights
+    assert " ".join(format_layout(duplex.gradient) for duplex in (gate, up, down)) == of_weights
+
+
+def test_an_exchange_splits_both_of_its_factors() -> None:
+    strategy = named_strategy(EXPERTS, ["b", "e@b", "f"], "here")
+    extents = local_extents(EXPERTS, strategy, mesh_of(2, 4, 8))
+    assert {EXPERTS.factors[i].name: extent for i, extent in enumerate(extents)} == {
+        **{"b": 1, "s": 6, "h": 16, "k": 2, "e": 1, "f": 4},
+        **{"e@b": 1, "e@s": 1},
+    }
+    assert "e" not in splittable(EXPERTS)
+
+
+@pytest.mark.parametrize(
+    ("names", "sizes", "fault"),
+    [
+        (["e@b"], (8,), "axis0 of size 8 does not divide factor 'e' of extent 4"),
+        (["e@s"], (4,), "axis0 of size 4 does not divide factor 's' of extent 6"),
+        (["b", "e@b"], (4, 4), "axis0 of size 4 and axis1 of size 4 does not divide factor 'b' of extent 8"),
+        (["e@b", "e@s"], (4, 2), "axis0 of size 4 and axis1 of size 2 does not divide factor 'e' of extent 4"),
+        (["e"], (2,), "axis0 splits factor 'e', which cannot be split"),
+    ],
+)
+def test_faults_of_exchanges(names: list[str | None], sizes: tuple[int, ...], fault: str) -> None:
+    strategy, mesh = named_strategy(EXPERTS, names, "here"), mesh_of(*sizes)
+    assert strategy_fault(EXPERTS, strategy, mesh) == fault
+    assert strategy not in legal_strategies(EXPERTS, mesh)
+
+
+def test_an_exchange_takes_two_factors() -> None:
+    """One sample, or one expert, leaves nothing to exchange."""
+    assert "e@b" not in experts((1, 6), 4).index
+    assert "e@s" in experts((1, 6), 4).index
+    assert not {"e@b", "e@s"} & set(experts((8, 6), 1).index)
+
+
 def test_two_axes_cut_one_dim() -> None:
     strategy = named_strategy(LINEAR, ["b", "b"], "here")
     mesh = mesh_of(2, 4)

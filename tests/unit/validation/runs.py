@@ -40,6 +40,8 @@ GPT = {
 EMPTY = (
     "model",
     "n_experts",
+    "topk",
+    "moe_ffn_hidden",
     "distributed_optimizer",
     "recompute_detail",
     "precision_detail",

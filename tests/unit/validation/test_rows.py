@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import RequestError
+from planner.models.dimensions import ExpertDimensions
 from planner.validation.configuration import UnsupportedError, run_of
 from planner.validation.rows import Row, read_rows
 from tests.unit.validation.runs import COLUMNS, row, write
@@ -114,6 +115,29 @@ def test_the_family_is_the_one_whose_parameters_agree(tmp_path: Path) -> None:
         run_of(one(tmp_path, **llama, n_params_B="13"))
 
 
+MIXTURE = {"arch": "moe", "n_experts": "8", "topk": "2", "moe_ffn_hidden": "512", "n_params_B": ""}
+
+
+def test_experts(tmp_path: Path) -> None:
+    flags = "moe-shared-expert-intermediate-size=256; moe-layer-freq=([0]*1+[1]*3); expert-tensor-parallel-size=1"
+    run = run_of(one(tmp_path, **MIXTURE, ep="4", other_flags=flags))
+    assert run.job.model.experts == ExpertDimensions(count=8, chosen=2, width=512, shared_width=256, dense_layers=1)
+    assert (run.pinned.expert, run.pinned.whole_experts) == (4, True)
+    run = run_of(one(tmp_path, **MIXTURE, ep="2"))
+    assert (run.pinned.expert, run.pinned.whole_experts) == (2, False)
+    assert "tensor parallelism of experts unknown: that of all else" in run.notes
+    run = run_of(one(tmp_path, **MIXTURE, ep="", tp="1", dp="4"))
+    assert (run.pinned.expert, run.pinned.whole_experts) == (1, None)
+    assert "ep unknown: 1" in run.notes
+    assert "dropped" in run_of(one(tmp_path, **MIXTURE, model="Qwen3 (tokendrop)")).notes[0]
+
+
+def test_heads_need_not_make_up_the_hidden_size(tmp_path: Path) -> None:
+    found = run_of(one(tmp_path, head_dim="128", n_params_B="")).job.model
+    assert (found.family, found.head_size) == ("llama", 128)
+    assert run_of(one(tmp_path)).job.model.head_size is None
+
+
 @pytest.mark.parametrize(
     ("changes", "note"),
     [
@@ -122,10 +146,17 @@ def test_the_family_is_the_one_whose_parameters_agree(tmp_path: Path) -> None:
             {"cp": "2", "dp": "1"},
             "context parallelism: attention is cut by heads, and repeated where those do not divide",
         ),
-        ({"flash_attention": "False"}, "ran without a fused attention kernel, priced with one"),
         ({"other_flags": "act CPU offload True"}, "offloading is not modelled"),
-        ({"precision": "fp32", "precision_detail": "fp32/tf32"}, "TF32 is not modelled: products are priced in fp32"),
-        ({"recompute": "selective"}, "selective recomputation: the fastest choice of operators that fits"),
+        ({"precision": "fp8"}, "fp8: products in fp8, all else in bf16"),
+        ({"recompute": "selective"}, "selective recomputation: of attention"),
+        (
+            {"recompute": "selective", "recompute_detail": "selective op"},
+            "selective recomputation: of everything but products and attention",
+        ),
+        (
+            {"recompute": "selective", "recompute_detail": "selective ( n= modules=[layernorm mlp moe_act])"},
+            "selective recomputation: of elementwise, normalisation",
+        ),
     ],
 )
 def test_what_is_not_modelled_is_noted(tmp_path: Path, changes: dict[str, str], note: str) -> None:
@@ -136,13 +167,18 @@ def test_what_is_not_modelled_is_noted(tmp_path: Path, changes: dict[str, str], 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"arch": "moe"}, "mixture of experts"),
-        ({"n_experts": "8"}, "mixture of experts"),
-        ({"ep": "2"}, "experts are parallel"),
-        ({"arch": "ssm-mamba"}, "only dense decoders"),
-        ({"precision": "fp8"}, "precision fp8 is not modelled"),
+        ({"arch": "moe"}, "n_experts is empty"),
+        ({"n_experts": "8"}, "topk is empty"),
+        ({**MIXTURE, "other_flags": "moe-layer-freq=([0]*1+[1]*2)"}, "only the first layers can be dense"),
+        ({**MIXTURE, "other_flags": "moe-layer-freq=2;"}, "only the first layers can be dense"),
+        ({**MIXTURE, "other_flags": "multi-latent-attention"}, "latent attention"),
+        ({**MIXTURE, "model": "DeepSeekV3"}, "latent attention"),
+        ({**MIXTURE, "tp": "4", "dp": "1", "other_flags": "ETP=2"}, "experts are split by 2 of 4"),
+        ({"ep": "2"}, "ep is 2, and the model has no experts"),
+        ({"arch": "ssm-mamba"}, "dense decoders and mixtures"),
+        ({"precision": "fp4"}, "precision fp4 is not modelled"),
         ({"dp": "3"}, "tp 2 x pp 2 x cp 1 x dp 3 = 12 are not the 8 devices"),
-        ({"head_dim": "80"}, "16 heads of 80 do not make up hidden=1024"),
+        ({"head_dim": "", "n_heads": "15"}, "head_dim is empty, and 15 heads do not divide hidden=1024"),
         ({"n_kv_heads": "5", "n_params_B": ""}, "n_kv_heads=5 does not divide n_heads=16"),
         ({"vocab": ""}, "vocab is empty"),
         ({"profile": ""}, "no hardware profile is given"),

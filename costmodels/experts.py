@@ -1,0 +1,115 @@
+"""Time of a mixture of experts on one device, from its shape: products in groups, and the copies around them.
+
+    tokens ──sort, permute──> rows ──gate, up──> silu · weight ──down──> rows ──combine──> tokens
+      T h                     R h      R 2f            R f                R h                T h
+
+    R = T k rows are spread over e experts on the device, r = i R / e for each; i, the imbalance, is how many times the
+    average share the device with the most rows has, and 1 where all have the same. Every group of products is one
+    launch of the library: `matmul_time` with the experts as its batch,
+
+        forward     (r, 2f, h) + (r, h, f)                                 rows x columns x depth
+        backward    (r, f, h) + (r, h, 2f)  and  (h, f, r) + (2f, h, r)    of the rows, and of the weights
+
+    with copies at the rate of the classes "copy" and "elementwise":
+
+        forward     permute R h + R h, activation 2R f + R f, combine R h + T h        elements read + written
+        backward    R h + T h, activation 3R f + 3R f, R h + T h
+
+    and the launches of what sorts, copies and activates. Where rows are fewer than experts, as many experts get one.
+
+The laws of `matmul_time` hold: monotone in T, k, f and h, and c times the tokens take at most c times as long.
+
+Not in it: rows that are sorted once more after they were exchanged between devices; their journey, which is a
+collective; and the spread among the experts of one device, whose products run side by side anyway.
+
+Source: Gale et al., "MegaBlocks: efficient sparse training with mixture-of-experts", arXiv 2211.15841. Against measured
+kernels: `tests/validation/test_experts.py`.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from costmodels.compute import operator_time
+from costmodels.errors import CostModelError
+from costmodels.matmul import element_bytes, matmul_time
+from costmodels.units import Quantity
+from hardware_profiles import Device
+
+BALANCED = 1.0
+"""The imbalance of a router that gives every expert as many rows as any other."""
+
+_SORTING = 3  # kernels: numbers of experts are sorted, counted, and summed up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsShape:
+    """What one device has: numbers, or arrays of one shape (K,).
+
+    Attributes:
+        tokens: T, tokens that it routes.
+        choices: k, experts of each token.
+        experts: e, experts whose weights it has. It computes T k rows, whichever devices they come from.
+        width: f, of an expert.
+        hidden: h, of a token.
+        imbalance: i, rows of the device with the most of them over the average.
+    """
+
+    tokens: Quantity
+    choices: Quantity
+    experts: Quantity
+    width: Quantity
+    hidden: Quantity
+    imbalance: float = BALANCED
+
+
+def experts_time(shape: ExpertsShape, dtype: str, device: Device) -> Quantity:
+    """Seconds of the forward pass, element-wise.
+
+    Raises:
+        CostModelError: an extent or an imbalance below 1.
+        hardware_profiles.UnknownKeyError: the device says nothing about the dtype.
+    """
+    rows, each, groups = _rows(shape)
+    h, f = shape.hidden, shape.width
+    products = matmul_time(each, 2 * f, h, groups, dtype, device) + matmul_time(each, h, f, groups, dtype, device)
+    copied = 3 * rows * h + shape.tokens * h
+    return products + _moved(copied, 3 * rows * f, _SORTING + 2, dtype, device)
+
+
+def experts_backward_time(shape: ExpertsShape, dtype: str, device: Device, *, rows: bool, weights: bool) -> Quantity:
+    """Seconds of the backward pass for the gradients of the `rows` (tokens and the weights of their experts), of the
+    `weights` of experts, or of both. Raises as `experts_time`."""
+    count, each, groups = _rows(shape)
+    h, f = shape.hidden, shape.width
+    copied = 2 * (count * h + shape.tokens * h)
+    time = _moved(copied, 6 * count * f, 2, dtype, device)
+    if rows:
+        time = (
+            time + matmul_time(each, f, h, groups, dtype, device) + matmul_time(each, h, 2 * f, groups, dtype, device)
+        )
+    if weights:
+        time = (
+            time + matmul_time(h, f, each, groups, dtype, device) + matmul_time(2 * f, h, each, groups, dtype, device)
+        )
+    return time
+
+
+def _rows(shape: ExpertsShape) -> tuple[Quantity, Quantity, Quantity]:
+    """Rows on the device, rows of each expert that has some, and how many those are."""
+    if not shape.imbalance >= 1:
+        raise CostModelError(f"an imbalance of {shape.imbalance:g}: the fullest device has the average or more")
+    rows = shape.tokens * shape.choices * shape.imbalance
+    return rows, np.maximum(rows / shape.experts, 1.0), np.minimum(rows, shape.experts)
+
+
+def _moved(copied: Quantity, activated: Quantity, copies: int, dtype: str, device: Device) -> Quantity:
+    """Seconds of what sorts and copies rows, and of the activation."""
+    width = max(2, element_bytes(dtype))
+    copying = operator_time(
+        op_class="copy", flops=0.0, bytes_moved=copied * width, dtype=dtype, device=device, kernels=copies
+    )
+    activating = operator_time(
+        op_class="elementwise", flops=0.0, bytes_moved=activated * width, dtype=dtype, device=device
+    )
+    return copying + activating

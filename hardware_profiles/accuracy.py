@@ -1,0 +1,128 @@
+"""How far off predictions are on each machine, as it was last recorded, in two small tables beside the profiles.
+
+    fit_errors.csv    the numbers of a profile beside the times of kernels and collectives that they are fitted to
+    run_errors.csv    the whole model beside training runs that others measured and published
+
+They are figures to read, not to compute with: no price depends on them. Whoever changes the model or a profile records
+them anew:
+
+    python -m tests.validation.fit_errors
+    plan validate RUNS.csv --record hardware_profiles/run_errors.csv
+"""
+
+import csv
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from hardware_profiles.errors import MeasurementsError
+
+_STRICT = ConfigDict(extra="forbid")
+_Count = Annotated[int, Field(ge=0)]
+_Size = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+_Text = Annotated[str, Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitError:
+    """Predicted over measured time less one, of `rows` kernels or collectives of one `part` of a profile.
+
+    `date` in ISO form says when it was recorded, `source` which table the rows are from.
+    """
+
+    __pydantic_config__ = _STRICT
+
+    profile: _Text
+    part: _Text
+    rows: Annotated[int, Field(ge=1)]
+    mean_absolute: _Size
+    bias: _Number
+    date: _Text
+    source: _Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunError:
+    """Predicted over measured less one, of the training runs of a file `runs` that were made on one machine.
+
+    `rows` runs were evaluated. `timed` of them say how long a step took, `with_memory` what the fullest device held;
+    the errors are theirs, None where there are none. `median_tau` is over the rank groups (see `planner.validation`).
+    """
+
+    __pydantic_config__ = _STRICT
+
+    profile: _Text
+    rows: _Count
+    timed: _Count
+    mean_absolute: _Size | None
+    bias: _Number | None
+    median_tau: _Number | None
+    with_memory: _Count
+    memory_mean_absolute: _Size | None
+    memory_bias: _Number | None
+    date: _Text
+    runs: _Text
+
+
+Record = TypeVar("Record", FitError, RunError)
+
+_FILES = {FitError: "fit_errors.csv", RunError: "run_errors.csv"}
+
+
+def recorded(kind: type[Record], path: Path | None = None) -> tuple[Record, ...]:
+    """What is recorded in the packaged table of a kind, or in another file of its form.
+
+    Raises `MeasurementsError` where that cannot be read, with the place and the reason in one line.
+    """
+    where = str(path) if path is not None else _FILES[kind]
+    try:
+        file = resources.files("hardware_profiles").joinpath(where) if path is None else path
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise MeasurementsError(f"{where}: cannot be read: {error}") from error
+    lines = list(csv.reader(io.StringIO(text)))
+    names = [item.name for item in fields(kind)]
+    if not lines or lines[0] != names:
+        raise MeasurementsError(f"{where}: line 1: the columns must be {','.join(names)}")
+    found = []
+    for number, cells in enumerate(lines[1:], start=2):
+        if len(cells) != len(names):
+            raise MeasurementsError(f"{where}: line {number}: {len(cells)} cells under {len(names)} columns")
+        values = dict(zip(names, (cell or None for cell in cells), strict=True))
+        try:
+            found.append(TypeAdapter(kind).validate_python(values))
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"]) or "the row"
+            raise MeasurementsError(f"{where}: line {number}: {place}: {first['msg']}") from error
+    return tuple(found)
+
+
+def with_records(old: Iterable[Record], new: Iterable[Record]) -> tuple[Record, ...]:
+    """Records sorted by profile; those of profiles that `new` speaks of are its own."""
+    records = list(new)
+    told = {record.profile for record in records}
+    records += [record for record in old if record.profile not in told]
+    return tuple(sorted(records, key=lambda record: record.profile))
+
+
+def dump_records(kind: type[Record], records: Iterable[Record]) -> str:
+    """The text of a table; shares with four digits behind the point."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    names = [item.name for item in fields(kind)]
+    writer.writerow(names)
+    writer.writerows([_cell(getattr(record, name)) for name in names] for record in records)
+    return file.getvalue()
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,68 @@
+"""Laws of the time of experts, and what it is made of."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from costmodels import CostModelError, ExpertsShape, best_rate, experts_backward_time, experts_time, matmul_time
+from hardware_profiles import load_profile
+
+DEVICE = load_profile("h100-80gb").device
+MIXTRAL = ExpertsShape(tokens=4096.0, choices=2.0, experts=8.0, width=14336.0, hidden=4096.0)
+SHAPES = [
+    ExpertsShape(tokens=float(tokens), choices=float(choices), experts=float(count), width=float(width), hidden=2048.0)
+    for tokens, choices, count, width in itertools.product((1, 7, 512, 8192), (1, 8), (1, 8, 128), (64, 768))
+]
+
+
+def seconds(shape: ExpertsShape) -> float:
+    backward = experts_backward_time(shape, "bf16", DEVICE, rows=True, weights=True)
+    return float(experts_time(shape, "bf16", DEVICE) + backward)
+
+
+def test_most_of_a_large_one_are_its_products() -> None:
+    rows = 4096 * 2 / 8
+    products = matmul_time(rows, 2 * 14336, 4096, 8, "bf16", DEVICE) + matmul_time(rows, 4096, 14336, 8, "bf16", DEVICE)
+    assert products < experts_time(MIXTRAL, "bf16", DEVICE) < 1.2 * products
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_more_takes_longer_but_not_more_than_its_share(shape: ExpertsShape) -> None:
+    for name in ("tokens", "choices", "width"):
+        for factor in (2, 3):
+            larger = replace(shape, **{name: factor * getattr(shape, name)})
+            assert seconds(shape) <= seconds(larger) * (1 + 1e-12)
+    for factor in (2, 3, 16):
+        assert seconds(replace(shape, tokens=factor * shape.tokens)) <= factor * seconds(shape) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_nothing_is_faster_than_the_best_rate(shape: ExpertsShape) -> None:
+    work = 6 * shape.tokens * shape.choices * shape.width * shape.hidden
+    assert seconds(shape) >= 3 * work / best_rate("experts", "bf16", DEVICE)
+
+
+def test_imbalance_is_that_much_more_rows() -> None:
+    times = [seconds(replace(MIXTRAL, imbalance=imbalance)) for imbalance in (1.0, 1.5, 2.0)]
+    assert times == sorted(times)
+    assert times[2] == pytest.approx(2 * times[0], rel=0.15)
+    with pytest.raises(CostModelError, match=r"an imbalance of 0\.5: the fullest device"):
+        experts_time(replace(MIXTRAL, imbalance=0.5), "bf16", DEVICE)
+
+
+def test_gradients_are_paid_for_one_by_one() -> None:
+    rows, weights, both = (
+        float(experts_backward_time(MIXTRAL, "bf16", DEVICE, rows=wants_rows, weights=wants_weights))
+        for wants_rows, wants_weights in ((True, False), (False, True), (True, True))
+    )
+    copies = rows + weights - both
+    assert 0 < copies < min(rows, weights) < both
+
+
+def test_arrays_are_as_good_as_numbers() -> None:
+    names = ("tokens", "choices", "experts", "width", "hidden")
+    together = ExpertsShape(**{name: np.array([getattr(shape, name) for shape in SHAPES]) for name in names})
+    found = np.asarray(experts_time(together, "bf16", DEVICE))
+    assert found == pytest.approx([experts_time(shape, "bf16", DEVICE) for shape in SHAPES], rel=1e-12)

@@ -1,0 +1,103 @@
+"""The operator of a mixture of experts, and decoders with it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from planner.graph.blocks import find_blocks
+from planner.graph.trace import trace
+from planner.models.experts import SparseMLP, experts
+from planner.models.llama import Llama, LlamaConfig
+
+B, S, H, K, E, W = 3, 5, 8, 2, 4, 6  # samples, tokens, hidden, chosen, experts, width
+
+
+def operands() -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(0)
+    chosen = torch.stack([torch.randperm(E)[:K] for _ in range(B * S)]).view(B, S, K)
+    weights = (torch.randn(E, W, H), torch.randn(E, W, H), torch.randn(E, H, W))
+    return tuple(
+        tensor.double() if tensor.is_floating_point() else tensor
+        for tensor in (torch.randn(B, S, H), torch.rand(B, S, K), chosen, *weights)
+    )
+
+
+def every_expert(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    chosen: torch.Tensor,
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+) -> torch.Tensor:
+    """All experts for all tokens, and then those that were chosen."""
+    wide = F.silu(torch.einsum("bsh,efh->bsef", x, gate)) * torch.einsum("bsh,efh->bsef", x, up)
+    every = torch.einsum("bsef,ehf->bseh", wide, down)
+    chances = torch.zeros(B, S, E, dtype=x.dtype).scatter(-1, chosen, weights)
+    return torch.einsum("bseh,bse->bsh", every, chances)
+
+
+def test_the_operator_is_the_sum_over_the_chosen_experts() -> None:
+    given = operands()
+    torch.testing.assert_close(experts(*given), every_expert(*given))
+
+
+def test_its_gradients() -> None:
+    given = [tensor.requires_grad_(tensor.is_floating_point()) for tensor in operands()]
+    assert torch.autograd.gradcheck(experts, given)
+
+
+def test_nothing_is_dropped_where_all_tokens_choose_one_expert() -> None:
+    x, weights, _, *rest = operands()
+    chosen = torch.tensor([3, 0]).expand(B, S, K)
+    torch.testing.assert_close(experts(x, weights, chosen, *rest), every_expert(x, weights, chosen, *rest))
+
+
+def test_frozen_experts_get_no_gradient() -> None:
+    x, weights, chosen, *rest = operands()
+    experts(x.requires_grad_(), weights, chosen, *rest).sum().backward()
+    assert x.grad is not None
+    assert all(tensor.grad is None for tensor in (weights, *rest))
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_the_router_weighs_its_choices(normalised: bool) -> None:
+    torch.manual_seed(0)
+    module = SparseMLP(H, E, W, chosen=K, normalised=normalised)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    x = torch.randn(B, S, H)
+    best = module.gate(x).softmax(-1).topk(K)
+    weights = best.values / best.values.sum(-1, keepdim=True) if normalised else best.values
+    matrices = module.experts.gate_proj, module.experts.up_proj, module.experts.down_proj
+    torch.testing.assert_close(module(x), every_expert(x, weights, best.indices, *matrices))
+
+
+def decoder(**other: int) -> Llama:
+    config = LlamaConfig(
+        num_layers=5, hidden_size=32, ffn_size=64, num_heads=4, num_kv_heads=2, vocab_size=64, sequence_length=8,
+        num_experts=4, experts_per_token=2, expert_size=16, **other,
+    )  # fmt: skip
+    with torch.device("meta"):
+        return Llama(config)
+
+
+def test_a_decoder_is_traced_into_equal_blocks_after_its_dense_layers() -> None:
+    tokens = torch.zeros(2, 8, dtype=torch.int64, device="meta")
+    graph = trace(decoder(dense_layers=2, shared_size=24), (tokens, tokens.clone()))
+    assert sum(op.op == "planner.experts.default" for op in graph.operators) == 3
+    blocks = find_blocks(graph)
+    assert blocks.count == 3
+    inside = graph.operators[blocks.start : blocks.start + blocks.period]
+    assert [op.name for op in inside if "experts" in op.op] == ["model.layers.2.mlp.experts/experts"]
+    full = trace(decoder(dense_layers=2, shared_size=24), (tokens, tokens.clone()), full=True)
+    assert graph.fingerprint() == full.fingerprint()
+
+
+def test_names_are_those_that_people_know() -> None:
+    names = [name for name, _ in decoder(shared_size=24).named_parameters() if "layers.0.mlp" in name]
+    assert [name.removeprefix("model.layers.0.mlp.") for name in names] == [
+        "gate.weight",
+        *(f"experts.{matrix}" for matrix in ("gate_proj", "up_proj", "down_proj")),
+        *(f"shared_expert.{matrix}.weight" for matrix in ("gate_proj", "up_proj", "down_proj")),
+    ]

@@ -1,0 +1,153 @@
+"""What a training stack changes in prices, by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from costmodels import AttentionShape, attention_backward_time, attention_time, matmul_time, operator_time
+from hardware_profiles import PYTORCH, Cluster, Hidden, Software, UnknownKeyError
+from planner.graph.call import Call
+from planner.graph.operator_graph import TensorType
+from planner.plan.bind import prepare
+from planner.pricing import OperatorPrices, Pricers, price_operator, price_parameter
+from planner.pricing.liveness import replay
+from planner.sharding.layout import parse_layout, replicated
+from planner.sharding.mesh import build_mesh
+from planner.sharding.rules import RULES
+from planner.sharding.stored import StoredParameter
+from tests.unit.search.cases import cluster_of, traced
+
+A100 = cluster_of("a100-80gb", 16)
+QUIET = replace(A100, device=replace(A100.device, host_latency=0.0))
+WHOLE = (None, None)
+
+
+def run_by(software: Software, cluster: Cluster = QUIET) -> Cluster:
+    return cluster.with_software(software)
+
+
+def priced(op: str, shapes: list[tuple[int, ...]], cluster: Cluster, *arguments: object) -> OperatorPrices:
+    """Prices of an operator that is not cut; the last shape is that of the result."""
+    types = [TensorType(shape=shape, dtype="float16") for shape in shapes]
+    call = Call(op=op, arguments=(*types[:-1], *arguments), keywords=(), results=(types[-1],))  # type: ignore[arg-type]
+    rule = RULES[op].build(call)
+    mesh = build_mesh(cluster, (2, 8))
+    return price_operator(rule, [WHOLE], types[:-1], types[-1:], [True] * (len(types) - 1), mesh, cluster)
+
+
+def attention(cluster: Cluster) -> OperatorPrices:
+    shapes = [(2, 16, 512, 64)] * 4
+    return priced("aten.scaled_dot_product_attention.default", shapes, cluster, None, 0.0, True)
+
+
+SHAPE = AttentionShape(batch=2, heads=16, key_heads=16, queries=512, keys=512, head_dim=64, value_dim=64, causal=True)
+
+
+@pytest.mark.parametrize(("kernels", "times"), [("best", 1.0), ("flash2", 1.0), ("flash1", 2.0)])
+def test_older_attention_kernels_take_their_time(kernels: str, times: float) -> None:
+    prices = attention(run_by(replace(PYTORCH, attention=kernels)))  # type: ignore[arg-type]
+    assert prices.forward[0] == pytest.approx(times * attention_time(SHAPE, "fp16", QUIET.device))
+    assert prices.backward[0] == pytest.approx(times * attention_backward_time(SHAPE, "fp16", QUIET.device))
+
+
+def test_kernels_that_a_device_does_not_know_are_refused() -> None:
+    ascend = run_by(replace(PYTORCH, attention="flash1"), cluster_of("ascend-910b-64gb", 16))
+    with pytest.raises(UnknownKeyError, match="no figure for attention by flash1; it has best, unfused"):
+        attention(ascend)
+
+
+def test_unfused_attention_is_six_products_and_passes_over_scores() -> None:
+    """2 x 16 heads, 512 x 512 scores, 64 wide, fp16."""
+    prices = attention(run_by(replace(PYTORCH, attention="unfused", scores=2.5)))
+    device, each, scores = QUIET.device, 32, 32 * 512 * 512
+
+    def passed(nbytes: float) -> float:
+        return operator_time(op_class="elementwise", flops=0.0, bytes_moved=nbytes, dtype="fp16", device=device)
+
+    forward = matmul_time(512, 512, 64, each, "fp16", device) + matmul_time(512, 64, 512, each, "fp16", device)
+    assert prices.forward[0] == pytest.approx(forward + passed(4 * scores) + passed(5 * scores))
+    backward = 3 * matmul_time(512, 64, 512, each, "fp16", device) + matmul_time(512, 512, 64, each, "fp16", device)
+    assert prices.backward[0] == pytest.approx(backward + passed(6 * scores) + passed(5 * scores))
+    assert prices.saved_extra[0] == 5 * scores  # Korthikanti et al. 2022, section 4.1: 5 a s^2 b
+    assert prices.forward[0] > attention_time(SHAPE, "fp16", device)
+
+
+def test_short_operators_wait_for_the_host() -> None:
+    short, long = [(4, 8), (4, 8)], [(4096, 65536), (4096, 65536)]
+    device = A100.device
+    for times in (0.0, 1.0, 4.0):
+        cluster = run_by(replace(PYTORCH, host=times), A100)
+        small = priced("aten.gelu.default", short, cluster)
+        assert small.forward[0] == max(device.launch_latency, times * device.host_latency) or times == 0.0
+        assert small.backward[0] >= times * device.host_latency
+        assert priced("aten.gelu.default", long, cluster).forward[0] == pytest.approx(
+            priced("aten.gelu.default", long, QUIET).forward[0]
+        )
+
+
+def test_passes_multiply_the_traffic_of_elementwise_work_alone() -> None:
+    eager = run_by(replace(PYTORCH, passes=2.0))
+    shapes = [(4096, 65536), (4096, 65536)]
+    one, two = (priced("aten.gelu.default", shapes, cluster) for cluster in (QUIET, eager))
+    launch = QUIET.device.launch_latency
+    assert two.forward[0] - launch == pytest.approx(2 * (one.forward[0] - launch))
+    shapes = [(4096, 4096), (4096, 4096), (4096, 4096)]
+    one, two = (priced("aten.linear.default", shapes, cluster) for cluster in (QUIET, eager))
+    assert one.forward[0] == two.forward[0]
+
+
+def test_rows_that_are_no_multiples_of_a_word_are_multiplied_slowly() -> None:
+    def logits(vocabulary: int) -> float:
+        shapes = [(2048, 1024), (vocabulary, 1024), (2048, vocabulary)]
+        return float(priced("aten.linear.default", shapes, QUIET).forward[0])
+
+    assert logits(50257) > 2 * logits(50304) > 0
+    assert logits(50264) == pytest.approx(logits(50304), rel=0.01)
+
+
+def test_products_in_fp8_are_faster_and_the_rest_is_not() -> None:
+    h100 = cluster_of("h100-80gb", 16)
+    fp8 = run_by(replace(PYTORCH, products="fp8"), h100)
+    shapes = [(8192, 8192)] * 3
+    assert (
+        priced("aten.linear.default", shapes, fp8).forward[0]
+        < 0.7 * priced("aten.linear.default", shapes, h100).forward[0]
+    )
+    assert priced("aten.gelu.default", shapes[:2], fp8) is not None
+    assert (
+        priced("aten.gelu.default", shapes[:2], fp8).forward[0]
+        == priced("aten.gelu.default", shapes[:2], h100).forward[0]
+    )
+
+
+def test_hidden_shares_are_not_paid_for() -> None:
+    mesh = build_mesh(QUIET, (2, 8))
+    tensor = TensorType(shape=(4096, 4096), dtype="float16")
+    whole = replicated(2)
+    cut = StoredParameter(weight=whole, gradient=whole, state=whole)
+    hidden = run_by(replace(PYTORCH, hidden=Hidden(tensor=0.25, gathers=0.5, reductions=1.0)))
+    plain, better = Pricers.of(mesh, QUIET), Pricers.of(mesh, hidden)
+    pieces = parse_layout("S0,S0")
+    for kind, share in (("activations", 0.75), ("parameters", 0.5), ("gradients", 0.0)):
+        one, other = (getattr(pricers, kind).seconds(tensor, pieces, whole) for pricers in (plain, better))
+        assert other == pytest.approx(share * one)
+    assert price_parameter(tensor, True, [cut], "fp16", "adamw", better).accumulation[0] > 0
+    fused = Pricers.of(mesh, run_by(replace(PYTORCH, accumulates=False)))
+    assert price_parameter(tensor, True, [cut], "fp16", "adamw", fused).accumulation[0] == 0
+
+
+def test_buckets_share_the_latency_of_one_message() -> None:
+    mesh = build_mesh(QUIET, (2, 8))
+    norm, matrix = (TensorType(shape=shape, dtype="float16") for shape in ((4096,), (16384, 16384)))
+    pieces, whole = parse_layout("S0,S0"), replicated(2)
+    alone, together = Pricers.of(mesh, QUIET), Pricers.of(mesh, run_by(replace(PYTORCH, bucket=1e7)))
+    assert together.parameters.seconds(norm, pieces, whole) < 0.1 * alone.parameters.seconds(norm, pieces, whole)
+    assert together.parameters.seconds(matrix, pieces, whole) == alone.parameters.seconds(matrix, pieces, whole)
+    assert together.activations.seconds(norm, pieces, whole) == alone.activations.seconds(norm, pieces, whole)
+
+
+def test_recomputation_to_the_end_of_a_block() -> None:
+    prepared, blocks = prepare(traced("llama-2"))
+    early = replay(prepared, blocks.start, blocks.start + blocks.period)
+    whole = replay(prepared, blocks.start, blocks.start + blocks.period, whole=True)
+    assert early.works < early.moves < whole.works == whole.moves == blocks.period
