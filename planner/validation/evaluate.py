@@ -38,8 +38,8 @@ _ENDLESS = 1e18  # bytes
 class Evaluated:
     """A row and what we predict for it; None where there is nothing to say, then `error` is the reason.
 
-    `low_seconds` and `high_seconds` bound the step time, where an error model is known. `feasible`: it fits by our
-    model of memory.
+    `low_seconds` and `high_seconds` bound the step time, where an error model is known; `time` has its parts.
+    `feasible`: it fits by our model of memory.
     """
 
     row: Row
@@ -47,6 +47,7 @@ class Evaluated:
     low_seconds: float | None = None
     high_seconds: float | None = None
     predicted_peak_bytes: float | None = None
+    time: tuple[tuple[str, float], ...] = ()
     feasible: bool | None = None
     notes: tuple[str, ...] = ()
     error: str | None = None
@@ -115,6 +116,7 @@ def evaluate_chunk(rows: Iterable[Row]) -> list[Evaluated]:
                 row=row,
                 predicted_seconds=prediction.step_seconds,
                 predicted_peak_bytes=peak_of(prediction, cluster.device, convention),
+                time=prediction.time,
                 feasible=feasible,
                 notes=(*notes, f"peak as {CONVENTIONS[convention]}"),
             )
