@@ -9,8 +9,9 @@ AttentionKernels = Literal["best", "flash2", "flash1", "unfused"]
 """The fastest of the device, the second or first generation of FlashAttention, or score matrices in memory."""
 
 
-LossMemory = Literal["whole", "pieces"]
-"""Whether logits stand in memory as a whole."""
+LossMemory = Literal["whole", "in place", "pieces"]
+"""What of logits stands in memory: them, their fp32 copy and its softmax; the softmax in place of the fp32 copy, and
+the gradient in place of the softmax (Megatron-LM); or a piece at a time, fused with the projection (Liger)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +67,12 @@ class Software:
             itself.
         regathers: whether a value that is gathered for its use is kept in pieces, and gathered again in the backward
             pass, instead of whole (sequence parallelism of Korthikanti et al. 2022, section 4.2.2).
+        repeats: classes of operators that are computed again for their own backward pass, and keep nothing beside their
+            operands and results: ("attention",) is selective recomputation of Korthikanti et al. 2022.
         buffers: bytes of buffers for communication that are there all the time.
         flat: ZeRO stage whose pieces are cut evenly out of flat buffers even where no dim of a parameter divides;
             0 cuts along dims alone.
-        loss: "whole" logits, or logits made and used a piece at a time ("pieces": fused with the projection).
+        loss: what of logits stands in memory.
         offloaded: whether gradients and the optimizer's state live in the memory of the host.
     """
 
@@ -87,6 +90,7 @@ class Software:
     fused: bool = False
     ahead: int = 0
     regathers: bool = False
+    repeats: tuple[str, ...] = ()
     buffers: Bytes = 0.0
     flat: int = 0
     loss: LossMemory = "whole"

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from hardware_profiles.cluster import Fact
 from hardware_profiles.errors import InvalidProfileError, UnknownProfileError
 from hardware_profiles.fact_models import Number, Portion, Positive, Strict, Text, facts_of
-from hardware_profiles.software import PYTORCH, AttentionKernels, Hidden, Software, Stored
+from hardware_profiles.software import PYTORCH, AttentionKernels, Hidden, LossMemory, Software, Stored
 from hardware_profiles.units import MIB
 
 _SUFFIX = ".toml"
@@ -50,6 +50,7 @@ class _StackFile(Strict):
     fused: bool
     ahead: Number
     regathers: bool
+    loss: LossMemory
     buffers_mib: Number
     hidden: _Hidden
     stored: _Stored
@@ -72,6 +73,7 @@ class _StackFile(Strict):
             fused=self.fused,
             ahead=int(self.ahead.value),
             regathers=self.regathers,
+            loss=self.loss,
             buffers=self.buffers_mib.value * MIB,
             stored=Stored(
                 weight=self.stored.weight.value,

@@ -125,7 +125,7 @@ class _Walk:
         graph, plan = self.bound.graph, self.bound.plan
         self.pricers = Pricers.of(plan.mesh, self.cluster)
         software = self.cluster.software
-        self.alive = liveness(graph, software.fused, software.loss == "pieces")
+        self.alive = liveness(graph, software.fused, software.loss)
         blocks = self.bound.blocks
         self.replay = replay(graph, blocks.start, blocks.start + blocks.period, software.whole_blocks)
         self.ending = blocks.stop if _handed_alone(graph, blocks) else len(graph.operators)

@@ -19,6 +19,7 @@ where it keeps nothing but operands. Other software runs the whole block again (
 
 from dataclasses import dataclass
 
+from hardware_profiles import LossMemory
 from planner.graph.blocks import IDENTITY
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.sharding.rule import Rule
@@ -30,13 +31,15 @@ class Liveness:
     """For each operator the positions of the operands that autograd keeps for its backward pass, activations and
     weights apart, and the values that are kept in the layout in which they are made: by their own operator, or as the
     shared value of several uses. `piecewise` has the operators of a loss that is computed a piece at a time, the
-    projection to logits first: what they make never stands in memory as a whole.
+    projection to logits first: what they make never stands in memory as a whole. `overwritten` has the operators of a
+    loss, after the projection, whose results and gradients stand where the cross entropy keeps its probabilities.
     """
 
     saved: tuple[frozenset[int], ...]
     weights: tuple[frozenset[int], ...]
     kept: frozenset[str]
     piecewise: frozenset[int] = frozenset()
+    overwritten: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +51,11 @@ class Replay:
     works: int
 
 
-def liveness(graph: OperatorGraph, fused: bool = False, pieces: bool = False) -> Liveness:
+def liveness(graph: OperatorGraph, fused: bool = False, loss: LossMemory = "whole") -> Liveness:
     """What autograd keeps of a graph whose shared values have identities. It does not depend on the batch.
 
     `fused`: what an elementwise operator makes of operands that are kept anyway is made again in the backward pass.
-    `pieces`: the loss is computed a piece at a time.
+    `loss`: what of logits stands in memory.
     """
     needed = tuple(_needed_operands(graph, op, rule_of(graph, op)) for op in graph.operators)
     saved = tuple(
@@ -74,8 +77,15 @@ def liveness(graph: OperatorGraph, fused: bool = False, pieces: bool = False) ->
         if op.op == IDENTITY:
             shared.update(results)
         kept.update(op.operands[index] for index in positions if op.operands[index] in shared)
-    piecewise = _loss_operators(graph) if pieces else frozenset()
-    return Liveness(saved=saved, weights=weights, kept=frozenset(kept), piecewise=piecewise)
+    of_loss = _loss_operators(graph) if loss != "whole" else frozenset()
+    after = frozenset(at for at in of_loss if rule_of(graph, graph.operators[at]).op_class != "matmul")
+    return Liveness(
+        saved=saved,
+        weights=weights,
+        kept=frozenset(kept),
+        piecewise=of_loss if loss == "pieces" else frozenset(),
+        overwritten=after if loss == "in place" else frozenset(),
+    )
 
 
 def replay(graph: OperatorGraph, start: int, stop: int, whole: bool = False) -> Replay:

@@ -95,6 +95,10 @@ def price_operator(
     if extra is None:
         extra = _sum_work(rule.saved_extra, extents) if graded else np.zeros(len(extents))
     inner_forward, inner_backward = _inner(rule, strategies, mesh, cluster)
+    again = np.zeros(len(extents))
+    if graded and rule.op_class in cluster.software.repeats:
+        backward, inner_backward = backward + forward, inner_backward + inner_forward
+        extra, again = again, extra
     free = rule.op_class == "view"
     saved = {i for i, needed_by in rule.saves if set(needed_by) & set(graded)}
     passing = sum(
@@ -109,14 +113,17 @@ def price_operator(
         operands=operand_bytes,
         results=result_bytes,
         saved_extra=extra,
-        transient=np.zeros(len(extents)) if free else written + np.maximum(passing, gradients) + scratch,
+        transient=np.zeros(len(extents)) if free else written + np.maximum(passing, gradients) + scratch + again,
         flops=flops * (1 + rule.backward_work(worked)),
     )
 
 
 def transient_bytes(alive: Liveness, graph: OperatorGraph, at: int, rule: Rule, prices: OperatorPrices) -> Array:
     """Bytes that live while an operator runs, weights left out, (K,); of logits that are made a piece at a time there
-    are only the gradients of what they are made of."""
+    are only the gradients of what they are made of, of what is overwritten only what it is made of."""
+    if at in alive.overwritten:
+        lost = prices.operands if rule.op_class != "cross_entropy" else ()
+        return sum(lost if prices.transient.any() else (), np.zeros_like(prices.transient))
     if at not in alive.piecewise:
         return prices.transient
     graded = (i for i, name in enumerate(graph.operators[at].operands) if name in graph.differentiable)

@@ -34,13 +34,14 @@ _LEAN = 1e-6
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """How the pipeline is run: ranks, virtual stages on each, micro-batches, micro-batches in flight of every chunk
-    (ranks, chunks), and the bytes that a device may fill."""
+    (ranks, chunks), the bytes that a device may fill, and whether ranks hold equally many blocks, where they divide."""
 
     ranks: int
     chunks: int
     micro_batches: int
     in_flight: tuple[tuple[float, ...], ...]
     capacity: float
+    even: bool = False
 
     @property
     def weight(self) -> float:
@@ -58,7 +59,7 @@ def setting_of(configuration: Configuration, capacity: float) -> Setting:
     """How the pipeline of a configuration is run."""
     p, v, m = configuration.pipeline, configuration.virtual_stages, configuration.micro_batches
     flights = tuple(in_flight_of_chunks(rank, p, v, m) for rank in range(p))
-    return Setting(ranks=p, chunks=v, micro_batches=m, in_flight=flights, capacity=capacity)
+    return Setting(ranks=p, chunks=v, micro_batches=m, in_flight=flights, capacity=capacity, even=configuration.even)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -36,6 +36,7 @@ class Configuration:
         mesh: sizes of the axes inside a stage, slowest links first.
         roles: what each axis is for; empty where every operator may use every axis as it likes.
         micro_batches: parts of the global batch, one after the other.
+        even: whether the ranks hold equally many blocks, where they divide.
     """
 
     pipeline: int
@@ -43,6 +44,7 @@ class Configuration:
     mesh: tuple[int, ...]
     roles: tuple[Role, ...] = ()
     micro_batches: int
+    even: bool = False
 
     @property
     def family(self) -> tuple[int, tuple[int, ...], tuple[Role, ...]]:
@@ -71,6 +73,7 @@ class Pinned:
         recompute: how blocks are run; "selective" means per operator.
         repeated: classes of operators (`hardware_profiles.OP_CLASSES`) whose results a recomputed block never keeps;
             ("attention",) is selective recomputation as in Korthikanti et al. 2022.
+        even: whether all ranks of a pipeline hold equally many blocks, where they divide.
     """
 
     pipeline: int | None = None
@@ -87,6 +90,7 @@ class Pinned:
     mesh: tuple[int, ...] | None = None
     recompute: Running | None = None
     repeated: tuple[str, ...] = ()
+    even: bool = False
 
     @property
     def manual(self) -> bool:
@@ -175,6 +179,7 @@ def configurations(template: Template, devices: int, global_batch: int, pinned: 
                         mesh=mesh,
                         roles=roles,
                         micro_batches=micro_batches,
+                        even=pinned.even,
                     )
 
 

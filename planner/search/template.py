@@ -161,7 +161,7 @@ def fold(
             blocks=blocks,
             edges=edges,
             own_parameters=own,
-            alive=liveness(folded, software.fused, software.loss == "pieces"),
+            alive=liveness(folded, software.fused, software.loss),
             whole_blocks=software.whole_blocks,
             repeated=repeated,
         )
@@ -191,7 +191,7 @@ def _unfolded(graph: OperatorGraph, software: Software) -> Template:
         blocks=NO_BLOCKS,
         edges=_straight(graph, NO_BLOCKS, ()),
         own_parameters=frozenset(),
-        alive=liveness(graph, software.fused, software.loss == "pieces"),
+        alive=liveness(graph, software.fused, software.loss),
     )
 
 
