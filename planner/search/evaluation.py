@@ -193,8 +193,12 @@ class Evaluation:
         sides = [pieces or (None,) for pieces in (chain.head, chain.inner if self.blocks else (), chain.tail)]
         for ways in itertools.product(*sides):
             counts = (chain.blocks_in_head, self.blocks, chain.blocks_in_tail)
-            recomputed = [piece for piece, n in zip(ways, counts, strict=True) if piece and n and piece.recompute]
-            interiors: list[Piece | None] = [*recomputed] or [None]
+            interiors: list[Piece | None] = [
+                piece
+                for piece, n in zip(ways, counts, strict=True)
+                if piece and ((n and piece.recompute) or (not n and piece.replay.any()))
+            ]
+            interiors = interiors or [None]
             for counted in interiors:
                 found, possible = self._settle([piece for piece in ways if piece], counted, ways[1])
                 fits |= possible
