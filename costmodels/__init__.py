@@ -25,12 +25,14 @@ from costmodels.memory import (
 )
 from costmodels.optimizer import optimizer_time
 from costmodels.orders import ORDERS, schedule_orders
+from costmodels.rank_ends import RankEnd, rank_ends
 from costmodels.rates import best_rate
 from costmodels.schedules import (
     Turn,
     bubble_fraction,
     in_flight,
     in_flight_of_chunks,
+    least_step_time,
     order_1f1b,
     order_interleaved_1f1b,
     step_time,
@@ -64,6 +66,7 @@ __all__ = [
     "PassSeconds",
     "Precision",
     "Quantity",
+    "RankEnd",
     "RankSeconds",
     "RankUse",
     "Timeline",
@@ -84,6 +87,7 @@ __all__ = [
     "fit_matmul",
     "in_flight",
     "in_flight_of_chunks",
+    "least_step_time",
     "matmul_rate",
     "matmul_time",
     "operator_time",
@@ -94,6 +98,7 @@ __all__ = [
     "parameter_bytes",
     "peak_memory",
     "percentage_error",
+    "rank_ends",
     "schedule_orders",
     "simulate",
     "step_time",

@@ -24,7 +24,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from costmodels.errors import CostModelError
-from costmodels.units import Quantity
+from costmodels.units import Quantity, Seconds
 
 
 def step_time(
@@ -59,6 +59,31 @@ def step_time(
     if virtual == 1:
         return total + (micro_batches - 1) * slowest + _largest(once_seconds)
     return micro_batches * slowest + (total - slowest) / virtual + _largest(once_seconds)
+
+
+def least_step_time(
+    stage_micro_batch_seconds: Sequence[float], once_seconds: Sequence[float], micro_batches: int, virtual: int = 1
+) -> Seconds:
+    """No step of 1F1B takes less, however the stages divide their time between forward and backward; arguments as in
+    `step_time`.
+
+        T >= sum_s t_s + (m-1) t_r - sum_(s>r) (t_r - t_s) + u_0      for r = p-1 and each r with m > p-r, where v = 1
+
+    The way of the first micro-batch to the last stage and back to r, stage r at work without a break on all that it has
+    not warmed up with, and the way of the last micro-batch to the last stage and back to the first. Close to the step
+    where a single stage sets the pace.
+    """
+    stages = len(stage_micro_batch_seconds)
+    _check(stages, micro_batches, virtual)
+    busy = [micro_batches * t + u for t, u in zip(stage_micro_batch_seconds, once_seconds, strict=True)]
+    least, total, behind = max(busy), sum(stage_micro_batch_seconds), 0.0
+    if virtual > 1:
+        return least
+    for later in range(min(stages, max(1, micro_batches - 1))):  # stages behind r
+        pace = stage_micro_batch_seconds[stages - 1 - later]
+        least = max(least, total + (micro_batches - 1 - later) * pace + behind + once_seconds[0])
+        behind += pace
+    return least
 
 
 def bubble_fraction(stage_micro_batch_seconds: Sequence[Quantity], micro_batches: int, virtual: int = 1) -> Quantity:

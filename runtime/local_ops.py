@@ -203,7 +203,13 @@ def _refuse_randomness(graph: OperatorGraph, op: Operator) -> None:
 
 def _refuse_exchanges(bound: BoundOperator, place: RankMesh) -> None:
     for axis, choice in zip(place.mesh.axes, bound.strategy, strict=True):
-        if choice is not None and axis.size > 1 and bound.rule.factors[choice].kind is FactorKind.EXCHANGE:
+        kind = None if choice is None or axis.size == 1 else bound.rule.factors[choice].kind
+        if kind is FactorKind.RING:
+            raise ModelError(
+                f"operator '{bound.operator.name}' sends keys and values round the {axis.size} devices of {axis.name}:"
+                " ring attention can be priced, but not run yet; plan with --context-by heads"
+            )
+        if kind is FactorKind.EXCHANGE and choice is not None:
             raise ModelError(
                 f"operator '{bound.operator.name}' exchanges rows between the {axis.size} devices of {axis.name}"
                 f" ({bound.rule.factors[choice].name}): expert parallelism can be planned and priced, but not run yet;"

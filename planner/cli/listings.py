@@ -1,4 +1,4 @@
-"""`plan models` and `plan profiles`: what there is."""
+"""`plan models`, `plan profiles` and `plan stacks`: what there is."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,9 +11,9 @@ from planner.cli.output import write_json
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
-    from hardware_profiles import Cluster
+    from hardware_profiles import Cluster, Fact, Software
 
-SCHEMA_VERSION = 1  # of the object that `plan profiles --json` prints
+SCHEMA_VERSION = 1  # of the objects that `plan profiles --json` and `plan stacks --json` print
 
 
 def models() -> None:
@@ -63,6 +63,53 @@ def profiles(
             print_fit(clusters[0])
         else:
             _print(clusters, facts=name is not None)
+
+
+def stacks(
+    name: Annotated[str | None, typer.Argument(help="Show one stack with the source of every number.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """List the training stacks that --software knows, or show one with its sources.
+
+    [bold]plan stacks megatron[/bold]
+    """
+    with reporting(as_json):
+        from hardware_profiles import load_software, software_facts, software_names
+
+        known = [load_software(one) for one in (software_names() if name is None else (name,))]
+        if as_json:
+            content: dict[str, Any] = {"stacks": [asdict(one) for one in known]}
+            if name is not None:
+                content = {**asdict(known[0]), "facts": [asdict(fact) for fact in software_facts(name)]}
+            write_json({"schema_version": SCHEMA_VERSION, **content})
+        else:
+            _print_stacks(known, None if name is None else software_facts(name))
+
+
+def _print_stacks(known: "list[Software]", facts: "tuple[Fact, ...] | None") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    columns = ("stack", "attention", "whole", "adds", "passes", "host", "tensor", "gathers", "reductions")
+    table = Table(*columns, box=None, pad_edge=False, header_style="dim")
+    for one in known:
+        yes = ["yes" if answer else "no" for answer in (one.whole_blocks, one.accumulates)]
+        shares = [f"{share:.0%}" for share in (one.hidden.tensor, one.hidden.gathers, one.hidden.reductions)]
+        table.add_row(one.name, one.attention, *yes, f"{one.passes:g}", f"{one.host:g}", *shares)
+    console = Console(highlight=False)
+    console.print(table)
+    if facts is None:
+        console.print(
+            "whole: recomputes blocks to their end; adds: gradients by a pass of its own; passes: traffic of"
+            " elementwise kernels; host: launches, times the device's; then what is hidden of tensor parallel"
+            " messages, gathers and reductions. plan stacks NAME has the sources."
+        )
+        return
+    sources = Table("number", "value", "kind", "source", box=None, pad_edge=False, header_style="dim")
+    for fact in facts:
+        sources.add_row(fact.key, f"{fact.value:g}", fact.kind, fact.source)
+    console.print()
+    console.print(sources)
 
 
 def _content(cluster: "Cluster") -> dict[str, Any]:

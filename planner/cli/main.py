@@ -28,6 +28,7 @@ app.command("verify")(showing.verify)
 app.command("validate")(validating.validate)
 app.command("models")(listings.models)
 app.command("profiles")(listings.profiles)
+app.command("stacks")(listings.stacks)
 
 
 @app.callback(invoke_without_command=True)

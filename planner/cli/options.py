@@ -99,6 +99,16 @@ class Options:
     pipeline: Annotated[int | None, _number(HAND, "Pipeline ranks, one stage each.")] = None
     data: Annotated[int | None, _number(HAND, "Data parallel degree: splits the batch.")] = None
     context: Annotated[int | None, _number(HAND, "Context parallel degree: splits the sequence.")] = None
+    context_by: Annotated[
+        str | None,
+        _word(
+            HAND,
+            "WORD",
+            "How attention is split along the sequence: heads (all-to-all, as Ulysses; what our runtime executes), or"
+            " ring (keys and values come round; priced only).",
+            "heads",
+        ),
+    ] = None
     expert: Annotated[int | None, _number(HAND, "Into how many parts experts are cut, over data and context.")] = None
     zero: Annotated[
         int | None,

@@ -50,6 +50,7 @@ def plan_content(plan: "Plan", found: "Roles", prediction: "Prediction") -> dict
         "precision": plan.training.precision,
         "optimizer": plan.training.optimizer,
         "step_seconds": prediction.step_seconds,
+        "objective_seconds": prediction.objective_seconds,
         "peak_bytes": prediction.peak_bytes,
         "capacity_bytes": prediction.capacity_bytes,
         "tokens_per_second_per_device": prediction.samples_per_second * length / plan.cluster.devices
@@ -113,6 +114,7 @@ def _plans(answer: Answer) -> list[dict[str, Any]]:
     return [
         {
             "step_seconds": ranked.seconds,
+            "objective_seconds": ranked.objective,
             "peak_bytes": ranked.plan.prediction.peak_bytes,
             "gap": answer.found.results[at].gap if answer.options.pareto else None,
             "devices": ranked.plan.cluster.devices,

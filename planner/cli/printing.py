@@ -51,7 +51,7 @@ def _print_choices(console: "Console", answer: Answer) -> None:
 
 
 def _print_proof(console: "Console", answer: Answer) -> None:
-    from planner.report.search import certificate_text, effort_text, proof_text
+    from planner.report.search import certificate_text, effort_text, objective_text, proof_text
 
     best, searches = answer.shown[0], [result.statistics for result in answer.found.results]
     console.print()
@@ -60,6 +60,8 @@ def _print_proof(console: "Console", answer: Answer) -> None:
     elif answer.found.stopped:
         console.print("Stopped by the time limit; this is the best so far.")
     console.print(proof_text(answer.status, answer.gap, _where(answer)), soft_wrap=True)
+    if about := objective_text(best.seconds, best.objective):
+        console.print(about, soft_wrap=True)
     effort = effort_text(
         answer.request.algorithm,
         evaluated=sum(statistics.evaluated for statistics in searches),

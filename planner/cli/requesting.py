@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from planner.graph.operator_graph import OperatorGraph
     from planner.plan.plan import Plan
     from planner.search.request import Objective, SearchRequest, Shard
-    from planner.search.space import Pinned, Running
+    from planner.search.space import ContextBy, Pinned, Running
 
 SEARCHED_AXES = 2
 """Of a mesh, where all meshes of so many axes are searched; larger ones must be given."""
@@ -126,6 +126,7 @@ def pinned_of(options: Options) -> "Pinned":
         virtual_stages=None if options.virtual_stages is None else parse_virtual_stages(options.virtual_stages),
         data=options.data,
         context=options.context,
+        context_by=cast("ContextBy", options.context_by or "heads"),
         tensor=options.tensor,
         expert=options.expert,
         zero=options.zero,

@@ -49,7 +49,7 @@ def find(request: "SearchRequest", console: "Console", *, pareto: bool = False, 
     with _progress(console) as (show, note), _stoppable(lambda: note("stopping")) as stopped:
         started = time.perf_counter()
         try:
-            results = tuple(front(request, show, stopped)) if pareto else (plan_for(request, show, stopped),)
+            results = front(request, show, stopped) if pareto else (plan_for(request, show, stopped),)
         except InfeasibleError as error:
             if stopped():
                 raise KeyboardInterrupt(_NOTHING_YET) from error

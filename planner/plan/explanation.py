@@ -7,6 +7,7 @@ memory (recomputation is time that is paid for memory), or fewer pipeline stages
 from dataclasses import dataclass
 
 from planner.plan.plan import Prediction
+from planner.plan.step import PIPELINE_BUBBLE, UNCOVERED
 
 RESOURCE_OF = {
     "forward": "compute",
@@ -19,7 +20,8 @@ RESOURCE_OF = {
     "stage transfer": "communication",
     "gradient reduction": "communication",
     "weight gathering": "communication",
-    "pipeline bubble": "pipeline bubble",
+    UNCOVERED: "communication",
+    PIPELINE_BUBBLE: "pipeline bubble",
 }
 """What each part of a step's time is spent on."""
 

@@ -103,6 +103,7 @@ class _StagePrediction(_Strict):
 
 class _Prediction(_Strict):
     step_seconds: Positive
+    objective_seconds: Positive | None = None
     peak_bytes: Positive
     capacity_bytes: Positive
     model_flops: float
@@ -287,7 +288,7 @@ def _from_version_1(content: dict[str, Any]) -> dict[str, Any]:
         if isinstance(group, dict):
             _add(group, f"groups.{index}", recomputation=word if group.get("blocks") else "none", kept=[])
     if isinstance(content.get("prediction"), dict):
-        _add(content["prediction"], "prediction", stages=[])
+        _add(content["prediction"], "prediction", stages=[], objective_seconds=None)
     return content
 
 
@@ -327,6 +328,7 @@ def _plan_of(file: _PlanFile) -> Plan:
         prediction=Prediction(
             **{
                 **prediction,
+                "objective_seconds": prediction["objective_seconds"] or prediction["step_seconds"],
                 "time": tuple(prediction["time"].items()),
                 "memory": tuple(prediction["memory"].items()),
                 "stages": tuple(StagePrediction(**stage.model_dump()) for stage in file.prediction.stages),

@@ -115,11 +115,14 @@ class StagePrediction:
 class Prediction:
     """What the cost model says. The parts of `time` sum to `step_seconds`, the parts of `memory` to `peak_bytes`.
 
-    Time is that of the slowest pipeline rank plus what the pipeline adds; memory that of the fullest one, per device.
-    `stages` has every pipeline rank; a file of version 1 says nothing of them.
+    `step_seconds` is the time of the step as its schedule runs it (`planner.plan.step`), `objective_seconds` the sum
+    that the search minimises and proves something about; files older than that have one number for both. Time is that
+    of the busiest pipeline rank and how long it waits for others; memory that of the fullest one, per device. `stages`
+    has every pipeline rank; a file of version 1 says nothing of them.
     """
 
     step_seconds: float
+    objective_seconds: float
     peak_bytes: float
     capacity_bytes: float
     model_flops: float
@@ -135,6 +138,7 @@ class Prediction:
         nan = float("nan")
         return Prediction(
             step_seconds=nan,
+            objective_seconds=nan,
             peak_bytes=nan,
             capacity_bytes=nan,
             model_flops=nan,

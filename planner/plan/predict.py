@@ -6,7 +6,8 @@ between stages, so that an error in the search shows as a difference between the
 
     rank r:   t_r  seconds of one micro-batch, forward and backward, with the transfers it waits for
               u_r  seconds once a step: gradients, optimizer, weights
-    step   =  m max t_r + (sum t_r - max t_r) / v + max u_r     (1F1B of v virtual stages, see costmodels.schedules)
+    step   =  what the schedule makes of them (see planner.plan.step)
+    objective  =  m max t_r + (sum t_r - max t_r) / v + max u_r     (1F1B of v virtual stages, see costmodels.schedules)
     memory =  weights + gradients + states + in_flight * kept activations + largest transient, then allocator slack
 
 A pipeline rank holds v stages of the model (v = 1: its one stage), and is what is summed up here. A block that is
@@ -14,30 +15,33 @@ recomputed keeps what flows into it and what its kept operators have made for ev
 while its own backward pass runs: one block of a rank at a time. What the operators after the blocks keep is gone before
 the backward pass of a block begins: it counts as one more such block.
 
-Communication is charged in full: overlap with computation is not modelled yet, so step times are pessimistic where much
-could overlap.
+The objective is what the search minimises and proves gaps about. Both charge the share of communication that software
+does not hide; the step also asks whether there is work enough to hide the rest under.
 """
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from costmodels import collective_time, in_flight_of_chunks, peak_memory, step_time
-from hardware_profiles import Cluster
+from hardware_profiles import Cluster, Hidden
 from planner.graph.blocks import IDENTITY, BlockRun
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.plan import Plan, Prediction, StagePrediction
+from planner.plan.step import PIPELINE_BUBBLE, UNCOVERED, ChunkCost, PassCost, step_of
 from planner.pricing import (
     OperatorPrices,
     ParameterPrices,
     Pricers,
+    RedistributionPricer,
     keeping,
     price_operator,
     price_parameter,
 )
 from planner.pricing.liveness import liveness, replay
-from planner.pricing.message import Message
+from planner.pricing.message import Message, message_seconds
 from planner.pricing.operator_price import inner_messages, transient_bytes
+from planner.pricing.redistribution_price import PricedRoute
 from planner.sharding.layout import Layout, local_fraction
 from planner.sharding.rule import Duplex, Rule
 from planner.sharding.stored import StoredParameter
@@ -63,8 +67,10 @@ class StageCost:
     """Sums of one pipeline rank: seconds per micro-batch, seconds once a step, bytes.
 
     `messages` counts what the seconds of communication stand for, by the part of the time in which they are charged.
+    `chunks` has the seconds once more, by the passes through each chunk, and what software hides.
     """
 
+    chunks: list[ChunkCost]
     micro_batch: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIME_PER_MICRO_BATCH, 0.0))
     once: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIME_PER_STEP, 0.0))
     memory: dict[str, float] = field(default_factory=lambda: dict.fromkeys(MEMORY, 0.0))
@@ -88,11 +94,12 @@ def _assemble(plan: Plan, flops_per_part: float, costs: list[StageCost], cluster
     m, virtual = plan.training.micro_batches, plan.virtual_stages
     per_part = [sum(cost.micro_batch.values()) for cost in costs]
     per_step = [sum(cost.once.values()) for cost in costs]
-    step = float(step_time(per_part, per_step, m, virtual))
-    slowest, latest = per_part.index(max(per_part)), per_step.index(max(per_step))
-    time = [(name, m * seconds) for name, seconds in costs[slowest].micro_batch.items()]
-    time.append(("pipeline bubble", (sum(per_part) - per_part[slowest]) / virtual))
-    time += list(costs[latest].once.items())
+    step = step_of([cost.chunks for cost in costs], [cost.once for cost in costs], m)
+    busiest = costs[step.busiest]
+    time = [(name, m * seconds) for name, seconds in busiest.micro_batch.items()]
+    time += [(PIPELINE_BUBBLE, step.bubble), *busiest.once.items()]
+    if _hides(cluster):
+        time.append((UNCOVERED, step.uncovered))
     fullest = max(costs, key=lambda cost: sum(cost.memory.values()))
     wanted = sum(fullest.memory.values())
     peaks = [float(peak_memory(sum(cost.memory.values()), 0.0, 0.0, cluster.device)) for cost in costs]
@@ -101,12 +108,13 @@ def _assemble(plan: Plan, flops_per_part: float, costs: list[StageCost], cluster
     flops = flops_per_part * m
     devices = plan.cluster.devices
     return Prediction(
-        step_seconds=step,
+        step_seconds=step.seconds,
+        objective_seconds=float(step_time(per_part, per_step, m, virtual)),
         peak_bytes=peak,
         capacity_bytes=cluster.device.memory,
         model_flops=flops,
-        model_flops_utilisation=flops / (step * devices * cluster.device.peak(plan.training.precision)),
-        samples_per_second=plan.training.global_batch / step,
+        model_flops_utilisation=flops / (step.seconds * devices * cluster.device.peak(plan.training.precision)),
+        samples_per_second=plan.training.global_batch / step.seconds,
         time=tuple(time),
         memory=tuple(memory),
         stages=tuple(
@@ -114,6 +122,11 @@ def _assemble(plan: Plan, flops_per_part: float, costs: list[StageCost], cluster
             for part, once, bytes_ in zip(per_part, per_step, peaks, strict=True)
         ),
     )
+
+
+def _hides(cluster: Cluster) -> bool:
+    """Whether the software hides any communication."""
+    return cluster.software.hidden != Hidden()
 
 
 @dataclass(kw_only=True)
@@ -125,6 +138,9 @@ class _Walk:
         graph, plan = self.bound.graph, self.bound.plan
         self.pricers = Pricers.of(plan.mesh, self.cluster)
         software = self.cluster.software
+        bare = replace(software, hidden=Hidden())
+        whole_prices = Pricers.of(plan.mesh, self.cluster.with_software(bare))
+        self.whole = whole_prices if _hides(self.cluster) else None  # with the seconds that are hidden
         self.alive = liveness(graph, software.fused, software.loss)
         blocks = self.bound.blocks
         self.replay = replay(graph, blocks.start, blocks.start + blocks.period, software.whole_blocks)
@@ -138,27 +154,27 @@ class _Walk:
 
     def rank(self, rank: int) -> StageCost:
         """Walk the operators of all stages of one pipeline rank."""
-        cost = StageCost()
         plan, operators = self.bound.plan, self.bound.operators
+        cost = StageCost(chunks=[ChunkCost(blocks=stage.blocks) for stage in plan.stages[rank :: plan.pipeline]])
         live = in_flight_of_chunks(rank, plan.pipeline, plan.virtual_stages, plan.training.micro_batches)
         received: set[str] = set()
         at_once: dict[int, float] = {}
         own = [at for at in range(len(operators)) if self.rank_of[at] == rank]
         for at in own:
-            self._operator(cost, at, live[self.stage_of[at] // plan.pipeline], received, at_once)
+            self._operator(cost, at, live[self._chunk(at)], received, at_once)
         cost.memory["activations"] += max(at_once.values(), default=0.0)
         cost.memory["transient"] += self.cluster.software.buffers
-        used = {name for at in own for name in operators[at].operator.operands}
+        used = {name: self._chunk(at) for at in reversed(own) for name in operators[at].operator.operands}
         for parameter in self.bound.graph.parameters:  # in a fixed order: sums must not depend on hashes
             if parameter.name in used:
-                self._parameter(cost, parameter.name)
+                self._parameter(cost, parameter.name, cost.chunks[used[parameter.name]])
         self._sends(cost, rank)
         return cost
 
     def _operator(self, cost: StageCost, at: int, live: int, received: set[str], at_once: dict[int, float]) -> None:
         bound = self.bound.operators[at]
         graph, op = self.bound.graph, bound.operator
-        prices = self._price(bound)
+        prices, chunk = self._price(bound), cost.chunks[self._chunk(at)]
         block = self.bound.blocks.block_of(at)
         again = self.bound.recompute_of(block) is not None  # kept for one block at a time
         place = self.bound.place_of(at)
@@ -182,16 +198,25 @@ class _Walk:
         cost.micro_batch["backward"] += float(prices.backward[0])
         cost.micro_batch["communication"] += float(prices.inner_forward[0] + prices.inner_backward[0])
         cost.micro_batch["recomputation"] += forward if works else 0.0
+        waits, back = float(prices.inner_forward[0]), float(prices.inner_backward[0])
+        chunk.forward.add(work=float(prices.forward[0]), waits=waits)
+        chunk.backward.add(work=float(prices.backward[0]), waits=back)
+        if works:
+            chunk.backward.add(work=forward - waits, waits=waits)
         for inner in inner_messages(bound.rule, bound.strategy, self.bound.plan.mesh):
             cost.messages["communication", inner.message] += inner.forward + inner.backward
             cost.messages["recomputation", inner.message] += inner.forward if works else 0
+            if share := self.cluster.software.hidden.tensor:
+                hidden = share * message_seconds(inner.message, self.bound.plan.mesh, self.cluster)
+                chunk.forward.add(hidden=inner.forward * hidden)
+                chunk.backward.add(hidden=(inner.backward + (inner.forward if works else 0)) * hidden)
         saved = self.alive.saved[at]
         transient = float(transient_bytes(self.alive, graph, at, bound.rule, prices)[0])
         for i, name in enumerate(op.operands):
             wanted, nbytes = bound.layouts.operands[i], float(prices.operands[i][0])
             if name in self.bound.parameters:
                 needed = i in self.alive.weights[at]
-                gathered = self._use_parameter(cost, name, wanted, 1 + int(moves if again else needed))
+                gathered = self._use_parameter(cost, chunk, name, wanted, int(moves if again else needed))
                 ahead = self.cluster.software.ahead
                 if gathered and ahead:
                     where = block if block is not None else AFTER if at >= self.bound.blocks.stop else BEFORE
@@ -202,7 +227,7 @@ class _Walk:
             elif name in graph.producer:
                 made = self._made(name)
                 if name in graph.data_dependent:  # what never changes is brought into a layout once
-                    self._edge(cost, name, made, wanted, moves)
+                    self._edge(cost, chunk, name, made, wanted, moves)
                 if i in saved:
                     kept += self._kept_copy(name, made, wanted, nbytes)
                 if pieces:
@@ -213,7 +238,8 @@ class _Walk:
                     and f"{self.stage_of[at]}<={name}" not in received
                 ):
                     received.add(f"{self.stage_of[at]}<={name}")
-                    nbytes_received = self._transfer(cost, name, self._distance(graph.producer[name], at))
+                    distance = self._distance(graph.producer[name], at)
+                    nbytes_received = self._transfer(cost, chunk.forward, name, distance)
                     cost.memory["activations"] += 0.0 if again else live * nbytes_received
                 if again and self.bound.blocks.block_of(graph.producer[name]) != block and name in graph.differentiable:
                     self._checkpoint(cost, name, made.forward, live, received, block)
@@ -278,40 +304,48 @@ class _Walk:
         tensor: TensorType,
         source: Layout,
         target: Layout,
-        times: int = 1,
-        *,
+        *passes: tuple[PassCost, int],
         back: bool = False,
     ) -> None:
-        """Charge a redistribution, in a part of the micro-batch's time or of what is done once a step; `back` where it
-        is a gradient that goes back to its parameter."""
-        pricer = self.pricers.activations
-        if "gathering" in part and not back:
-            pricer = self.pricers.parameters
-        elif back:
-            pricer = self.pricers.gradients
-        route = pricer.route(tensor, source, target)
-        (cost.once if part in TIME_PER_STEP else cost.micro_batch)[part] += times * route.seconds
+        """Charge a redistribution in a part of the micro-batch's time, as often as each of the passes does it; `back`
+        where it is a gradient that goes back to its parameter."""
+        moved = "gradients" if back else "parameters" if "gathering" in part else "activations"
+        route, hidden = self._route(moved, tensor, source, target)
+        times = sum(number for _, number in passes)
+        cost.micro_batch[part] += times * route.seconds
+        for one, number in passes:
+            one.add(waits=number * route.seconds, hidden=number * hidden)
         for message in route.messages:
             cost.messages[part, message] += times
 
-    def _edge(self, cost: StageCost, name: str, made: Duplex, wanted: Duplex, again: bool) -> None:
-        tensor = self.bound.graph.types[name]
-        self._move(cost, "communication", tensor, made.forward, wanted.forward)
-        if again:
-            self._move(cost, "recomputation", tensor, made.forward, wanted.forward)
-        if name in self.bound.graph.differentiable:
-            self._move(cost, "communication", tensor, wanted.gradient, made.gradient)
+    def _route(self, moved: str, tensor: TensorType, source: Layout, target: Layout) -> tuple[PricedRoute, float]:
+        """A redistribution as it is charged, and the seconds of it that are hidden."""
+        pricer: RedistributionPricer = getattr(self.pricers, moved)
+        route = pricer.route(tensor, source, target)
+        if self.whole is None:
+            return route, 0.0
+        whole: RedistributionPricer = getattr(self.whole, moved)
+        return route, max(0.0, whole.route(tensor, source, target).seconds - route.seconds)
 
-    def _use_parameter(self, cost: StageCost, name: str, wanted: Duplex, times: int) -> bool:
-        """One use: the weight is gathered for the forward pass and, where that needs it, for the backward pass; its
-        gradient goes back. Returns whether anything is gathered."""
-        tensor, stored = self.bound.graph.types[name], self.bound.parameters[name]
-        self._move(cost, "parameter gathering", tensor, stored.weight, wanted.forward, times)
+    def _edge(self, cost: StageCost, chunk: ChunkCost, name: str, made: Duplex, wanted: Duplex, again: bool) -> None:
+        tensor = self.bound.graph.types[name]
+        self._move(cost, "communication", tensor, made.forward, wanted.forward, (chunk.forward, 1))
+        if again:
+            self._move(cost, "recomputation", tensor, made.forward, wanted.forward, (chunk.backward, 1))
         if name in self.bound.graph.differentiable:
-            self._move(cost, "parameter gathering", tensor, wanted.gradient, stored.gradient, back=True)
+            self._move(cost, "communication", tensor, wanted.gradient, made.gradient, (chunk.backward, 1))
+
+    def _use_parameter(self, cost: StageCost, chunk: ChunkCost, name: str, wanted: Duplex, again: int) -> bool:
+        """One use: the weight is gathered for the forward pass and, `again` times, for the backward pass; its gradient
+        goes back. Returns whether anything is gathered."""
+        tensor, stored = self.bound.graph.types[name], self.bound.parameters[name]
+        part, uses = "parameter gathering", ((chunk.forward, 1), (chunk.backward, again))
+        self._move(cost, part, tensor, stored.weight, wanted.forward, *uses)
+        if name in self.bound.graph.differentiable:
+            self._move(cost, part, tensor, wanted.gradient, stored.gradient, (chunk.backward, 1), back=True)
         return bool(self.pricers.parameters.route(tensor, stored.weight, wanted.forward).messages)
 
-    def _parameter(self, cost: StageCost, name: str) -> None:
+    def _parameter(self, cost: StageCost, name: str, chunk: ChunkCost) -> None:
         plan, graph = self.bound.plan, self.bound.graph
         tensor, stored, trainable = graph.types[name], self.bound.parameters[name], name in graph.differentiable
         kind = (tensor, trainable, stored)
@@ -323,10 +357,17 @@ class _Walk:
         prices = self._stored[kind]
         if trainable:
             accumulated = replace(tensor, dtype="float32")
-            self._move(cost, "gradient reduction", accumulated, stored.gradient, stored.state, back=True)
-            self._move(cost, "weight gathering", tensor, stored.state, stored.weight)
+            reduced, hidden = self._route("gradients", accumulated, stored.gradient, stored.state)
+            gathered, below = self._route("parameters", tensor, stored.state, stored.weight)
+            for part, route in (("gradient reduction", reduced), ("weight gathering", gathered)):
+                cost.once[part] += route.seconds
+                for message in route.messages:
+                    cost.messages[part, message] += 1
+            chunk.reductions += hidden
+            chunk.weights += below
             self._tied(cost, name)
         cost.micro_batch["gradient accumulation"] += float(prices.accumulation[0])
+        chunk.backward.add(work=float(prices.accumulation[0]))
         cost.once["optimizer"] += float(prices.update[0])
         cost.memory["weights"] += float(prices.weight[0])
         cost.memory["gradients"] += float(prices.gradient[0])
@@ -352,19 +393,27 @@ class _Walk:
                 continue
             readers = {self.stage_of[use]: use for use in uses}
             for stage in sorted(readers.keys() - {self.stage_of[at]}):
-                self._transfer(cost, name, self._distance(at, readers[stage]))
+                backward = cost.chunks[self._chunk(at)].backward
+                self._transfer(cost, backward, name, self._distance(at, readers[stage]))
+
+    def _chunk(self, at: int) -> int:
+        """Which of the chunks of its rank an operator is in."""
+        return self.stage_of[at] // self.bound.plan.pipeline
 
     def _distance(self, first: int, second: int) -> int:
         """How many pipeline ranks lie between two operators; from the last back to the first it is all of them."""
         return abs(self.rank_of[first] - self.rank_of[second])
 
-    def _transfer(self, cost: StageCost, name: str, distance: int) -> float:
-        """Charge a value that crosses to another stage; returns its bytes on a device, 0 where it stays on its rank."""
+    def _transfer(self, cost: StageCost, into: PassCost, name: str, distance: int) -> float:
+        """Charge a value that crosses to another stage, in the pass that waits for it; returns its bytes on a device, 0
+        where it stays on its rank."""
         if not distance:
             return 0.0
         tensor, mesh = self.bound.graph.types[name], self.bound.plan.mesh
         nbytes = tensor.nbytes * local_fraction(self._made(name).forward, mesh.sizes)
-        cost.micro_batch["stage transfer"] += transfer_seconds(nbytes, distance * mesh.size, self.cluster)
+        seconds = transfer_seconds(nbytes, distance * mesh.size, self.cluster)
+        cost.micro_batch["stage transfer"] += seconds
+        into.add(waits=seconds)
         cost.messages["stage transfer", Message(kind="send_recv", axis=None, nbytes=nbytes)] += 1
         return nbytes
 

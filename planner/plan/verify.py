@@ -17,6 +17,7 @@ from planner.sharding.mesh import build_mesh
 
 _FIGURES = (
     "step_seconds",
+    "objective_seconds",
     "peak_bytes",
     "capacity_bytes",
     "model_flops",
@@ -58,7 +59,7 @@ def verify(plan: Plan, traced: OperatorGraph, batch: int, cluster: Cluster) -> V
     remarks = [
         f"{name} is {found.get(name, math.nan):.6g}, the file says {said.get(name, math.nan):.6g}"
         for name in dict.fromkeys((*found, *said))
-        if plan.prediction.stages or not name.startswith("stage ")  # a file of version 1 says nothing of stages
+        if plan.prediction.stages or not name.startswith(("stage ", "objective"))  # of which version 1 says nothing
         if not math.isclose(found.get(name, math.nan), said.get(name, math.nan), rel_tol=_TOLERANCE)
     ]
     return Verdict(bound=bound, prediction=prediction, remarks=tuple(remarks))

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.pricing.operator_price import OperatorPrices
-from planner.sharding.rule import Rule
+from planner.sharding.rule import FactorKind, Rule
 
 Array = NDArray[np.float64]
 
@@ -39,7 +39,7 @@ def keeping_fault(rule: Rule) -> str | None:
     """Why the results of an operator cannot be kept through recomputation; None where they can."""
     if rule.op_class == "view" or rule.local_form == "reshape":  # whether a reshape copies depends on the device
         return f"{rule.op} computes nothing, its result is a view of its operand or a copy"
-    if rule.inner:
+    if any(rule.factors[inner.factor].kind is not FactorKind.RING for inner in rule.inner):
         return f"{rule.op} communicates inside, and is computed again as a whole"
     return None
 

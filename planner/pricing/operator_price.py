@@ -19,7 +19,7 @@ from planner.pricing.kernels import KernelCall, kernel_seconds, score_bytes
 from planner.pricing.liveness import Liveness
 from planner.pricing.message import Message, message_seconds
 from planner.sharding.mesh import Mesh
-from planner.sharding.rule import Dims, Rule, Strategy, Work, local_extents
+from planner.sharding.rule import Dims, Rule, Strategy, Work, loop_extents
 
 Array = NDArray[np.float64]
 
@@ -68,9 +68,10 @@ def price_operator(
     `differentiable` says for each operand whether it needs a gradient. Forward and backward times are those of kernels
     on local shapes; redistributions between operators are not in them.
     """
-    extents = _local_extents(rule, strategies, mesh)
-    operand_bytes = tuple(_bytes(extents, dims, tensor) for dims, tensor in zip(rule.operands, operands, strict=True))
-    result_bytes = tuple(_bytes(extents, dims, tensor) for dims, tensor in zip(rule.results, results, strict=True))
+    held = _extents(rule, rule.splits, strategies, mesh)
+    extents = held if rule.loops == rule.splits else _extents(rule, rule.loops, strategies, mesh)
+    operand_bytes = tuple(_bytes(held, dims, tensor) for dims, tensor in zip(rule.operands, operands, strict=True))
+    result_bytes = tuple(_bytes(held, dims, tensor) for dims, tensor in zip(rule.results, results, strict=True))
     read = sum((b for i, b in enumerate(operand_bytes) if i not in rule.looked_up), np.zeros(len(extents)))
     written = sum(result_bytes, np.zeros(len(extents)))
     flops = _flops(rule, extents)
@@ -130,12 +131,12 @@ def transient_bytes(alive: Liveness, graph: OperatorGraph, at: int, rule: Rule, 
     return sum((prices.operands[i] for i in graded if rule.op_class == "matmul"), np.zeros_like(prices.transient))
 
 
-def _local_extents(rule: Rule, strategies: Sequence[Strategy], mesh: Mesh) -> Array:
-    """Extent of each factor on one device, (K, factors)."""
+def _extents(rule: Rule, cut: tuple[tuple[int, ...], ...], strategies: Sequence[Strategy], mesh: Mesh) -> Array:
+    """Extent of each factor on one device, where an axis cuts so, (K, factors)."""
     extents = np.tile(np.array([float(factor.extent) for factor in rule.factors]), (len(strategies), 1))
     for row, strategy in enumerate(strategies):
         for choice, size in zip(strategy, mesh.sizes, strict=True):
-            for factor in rule.splits[choice] if choice is not None else ():
+            for factor in cut[choice] if choice is not None else ():
                 extents[row, factor] /= size
     return extents
 
@@ -177,7 +178,7 @@ class InnerMessage:
 
 def inner_messages(rule: Rule, strategy: Strategy, mesh: Mesh) -> tuple[InnerMessage, ...]:
     """What the operator's own implementation sends, on every axis that splits the factor of an inner collective."""
-    extents = local_extents(rule, strategy, mesh)
+    extents = loop_extents(rule, strategy, mesh)
     return tuple(
         InnerMessage(
             message=Message(

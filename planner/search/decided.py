@@ -82,7 +82,8 @@ class Decided:
 
         Raises NothingAgreesError where none does on this mesh with this batch, RequestError where none is meant.
         """
-        return self.agreeing(index, rule, legal_strategies(rule, mesh), mesh)
+        rings = self.pinned.context_by == "ring"
+        return self.agreeing(index, rule, legal_strategies(rule, mesh, rings=rings), mesh)
 
     def agreeing(self, index: int, rule: Rule, legal: tuple[Strategy, ...], mesh: Mesh) -> tuple[Strategy, ...]:
         """Those of some strategies that agree; the mesh may have only the first axes of the whole one."""
@@ -135,6 +136,10 @@ class Decided:
             if self.experts[axis] is None:
                 return _first_possible(legal, (lambda s: swapped(s) or plain(s), unused))
             return _first_possible(legal, (swapped, plain, unused))
+        ring = uses(lambda f: rule.factors[f].kind is FactorKind.RING)
+        if role == "context" and rule.op_class == "attention" and self.pinned.context_by == "ring":
+            return _first_possible(legal, (ring, unused))
+        legal = tuple(strategy for strategy in legal if not ring(strategy))
         if role in ("data", "expert"):
             return _first_possible(legal, (batch, unused))
         if role == "context":

@@ -6,7 +6,7 @@ front    the fastest plan, then the fastest within a little less memory than tha
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 from costmodels import peak_memory
@@ -65,8 +65,8 @@ def least_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -
             if cancelled():
                 break
             continue
-        if result.plans[0].seconds * devices < cost:
-            cost = result.plans[0].seconds * devices
+        if result.plans[0].objective * devices < cost:
+            cost = result.plans[0].objective * devices
             best.append(result)
         if cancelled():
             break
@@ -77,8 +77,9 @@ def least_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -
 
 def front(
     request: SearchRequest, on_progress: Listener = lambda _: None, cancelled: Stop = lambda: False
-) -> Iterator[SearchResult]:
-    """The Pareto front of time against memory, fastest first: each plan is the fastest within less memory."""
+) -> tuple[SearchResult, ...]:
+    """The Pareto front of time against memory, fastest first: each plan is the fastest found within less memory."""
+    points: list[SearchResult] = []
     limit, reserved = request.memory_limit, _reserved(request)
     while not cancelled():
         try:
@@ -86,9 +87,11 @@ def front(
         except InfeasibleError:
             if limit == request.memory_limit:
                 raise
-            return
-        yield found
+            break
+        # with less memory other plans contend, of which one may be faster by its schedule
+        points = [*(point for point in points if point.plans[0].seconds < found.plans[0].seconds), found]
         limit = reserved + (found.plan.prediction.peak_bytes - reserved) * FRONT_STEP
+    return tuple(points)
 
 
 def _reserved(request: SearchRequest) -> float:

@@ -7,7 +7,12 @@
         stop when the bound reaches the best step time
         tables = prices of the template on this mesh at this micro-batch                        (cost_table)
         pieces = tables cut where blocks meet; solved for prices of memory; stages filled       (pieces, evaluation)
-    the best become plans, which are bound and priced once more, independently                  (assemble, plan.predict)
+    of the best few, the fastest by their schedules                                             (contenders, plan.step)
+    become plans, which are bound and priced once more, independently                           (assemble, plan.predict)
+
+What is minimised, and proved, is a sum: the slowest rank sets the pace, all fill the pipeline, the latest one ends the
+step. As the schedule runs it, uneven ranks take less, and communication that has no work to hide under takes more; so
+plans whose sums are close are told apart by that.
 
 Every configuration has a proved bound: its own where it was evaluated, its family's or that of the work alone where it
 was not. The least of them says how far the result may be from the best plan there is.
@@ -21,6 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from costmodels import peak_memory
+from hardware_profiles import Hidden
 from planner.errors import InfeasibleError, RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan, bind, prepare
@@ -28,11 +34,11 @@ from planner.plan.machine import cluster_reference
 from planner.plan.plan import PLANNER_VERSION, Plan, Prediction, Provenance, Training
 from planner.plan.predict import predict
 from planner.search.assemble import assembly, groups_of, input_layouts, stages_of
+from planner.search.contenders import Contender, Contenders
 from planner.search.decided import NothingAgreesError
 from planner.search.duals import setting_of
 from planner.search.engine import Engine, Family
 from planner.search.evaluation import Outcome, RankFilling
-from planner.search.pieces import Chain
 from planner.search.request import SearchRequest
 from planner.search.settle import Certificate, settle_and_certify
 from planner.search.space import Configuration, bounds, configurations
@@ -54,8 +60,8 @@ class Progress:
     Attributes:
         total: configurations in all.
         done: evaluated so far.
-        best_seconds: step time of the best plan yet; infinite before the first.
-        bound_seconds: no plan is faster, as far as is known.
+        best_seconds: objective of the best plan yet; infinite before the first.
+        bound_seconds: no plan has a smaller one, as far as is known.
     """
 
     total: int
@@ -83,7 +89,13 @@ class Ranked:
 
     @property
     def seconds(self) -> float:
+        """Of a step, as its schedule runs it."""
         return self.plan.prediction.step_seconds
+
+    @property
+    def objective(self) -> float:
+        """What the search minimises, about which it proves something."""
+        return self.plan.prediction.objective_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +112,10 @@ class Statistics:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """The best plans, best first, of different configurations, and what is proved about them.
+    """The fastest plans, fastest first, of different configurations, and what is proved about them.
 
-    No plan in the space of the request takes less than `bound_seconds`. Where axes are free, that is the space of
+    No plan in the space of the request has an objective below `bound_seconds`; a step may take less than its objective
+    (see `planner.search.contenders`). Where axes are free, that is the space of
     meshes of one and two axes whose virtual stages on a rank run alike; `covered` is False where the best plan has more
     axes, so that nothing is proved about its like.
     """
@@ -122,12 +135,12 @@ class SearchResult:
 
     @property
     def gap(self) -> float:
-        """How much faster, relatively, another plan could be at most."""
-        return max(0.0, 1 - self.bound_seconds / self.plans[0].seconds)
+        """How much less, relatively, the objective of another plan could be at most."""
+        return max(0.0, 1 - self.bound_seconds / self.plans[0].objective)
 
     @property
     def status(self) -> str:
-        """ "optimal" where no plan in the space is faster, else "feasible"."""
+        """ "optimal" where no plan in the space has a smaller objective, else "feasible"."""
         return "optimal" if self.gap <= OPTIMAL and self.covered else "feasible"
 
 
@@ -137,10 +150,10 @@ def search(
     cancelled: Callable[[], bool] = lambda: False,
     cutoff: float = math.inf,
 ) -> SearchResult:
-    """The fastest plans that fit.
+    """The fastest plans that fit, of those whose objectives are close to the least.
 
     Between two configurations `cancelled` is asked; where it says so, or the time limit of the request is over, the
-    best plans so far are returned. Plans that take `cutoff` seconds or more are of no interest.
+    best plans so far are returned. Plans whose objective is `cutoff` seconds or more are of no interest.
 
     Raises RequestError where the request divides into nothing, InfeasibleError, with the bytes that are missing, where
     nothing fits.
@@ -198,13 +211,6 @@ def _engine(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
     return Engine(request=request, template=template, limits=limits), prepared
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Found:
-    configuration: Configuration
-    outcome: Outcome
-    chain: Chain
-
-
 class _Search:
     """Best-first over families of configurations, then over their members."""
 
@@ -218,7 +224,8 @@ class _Search:
         self.started = time.perf_counter()
         self.request, self.on_progress, self.cancelled, self.limit = request, on_progress, cancelled, cutoff
         self.engine, self.prepared = _engine(request)
-        self.best: list[_Found] = []
+        hidden = request.cluster.software.hidden
+        self.contenders = Contenders(request.top, decided=request.pinned.pipeline == 1 and hidden == Hidden())
         self.least = math.inf
         self.proved = math.inf
         self.total = self.evaluated = self.solved = 0
@@ -230,9 +237,7 @@ class _Search:
     @property
     def cutoff(self) -> float:
         """Plans as slow as that are of no interest."""
-        if not self.request.prune or len(self.best) < self.request.top:
-            return self.limit
-        return min(self.limit, self.best[-1].outcome.seconds)
+        return min(self.limit, self.contenders.cutoff) if self.request.prune else self.limit
 
     def run(self) -> SearchResult:
         if self.request.algorithm == "recursive_programming":
@@ -254,15 +259,16 @@ class _Search:
 
     def _refine(self) -> None:
         """Whether the best plan gets faster on a mesh of three or four axes, which are not searched exhaustively."""
-        if not self.best or self.request.algorithm != "dynamic_programming" or not self.request.prune:
+        found = self.contenders.found
+        if not found or self.request.algorithm != "dynamic_programming" or not self.request.prune:
             return
-        best = self.best[0]
+        best = found[0]
         whole = assembly(best.chain, best.outcome.ranks, best.configuration.virtual_stages)
-        found = self.engine.refined(best.configuration, whole, best.outcome.seconds)
-        if found is not None:
-            adopted = self.engine.adopt(best.configuration, found)
+        refined = self.engine.refined(best.configuration, whole, best.objective)
+        if refined is not None:
+            adopted = self.engine.adopt(best.configuration, refined)
             self._take(adopted, self.engine.evaluate(adopted), best.outcome.bound)
-            self.covered = self.best[0].configuration != adopted
+            self.covered = self.contenders.found[0].configuration != adopted
 
     def _recursively(self) -> SearchResult:
         """Axis by axis for every number of ranks and micro-batches.
@@ -375,16 +381,13 @@ class _Search:
         self.least = min(self.least, outcome.least)
         self.proved = min(self.proved, bound)
         if outcome.ranks and outcome.seconds < self.cutoff:
-            self.best = [found for found in self.best if found.configuration != configuration]
             chain = self.engine.chain(configuration)
-            self.best.append(_Found(configuration=configuration, outcome=outcome, chain=chain))
-            self.best.sort(key=lambda found: (found.outcome.seconds, _order(found.configuration)))
-            del self.best[self.request.top :]
+            self.contenders.add(Contender(configuration=configuration, outcome=outcome, chain=chain))
         self.on_progress(
             Progress(
                 total=self.total,
                 done=self.evaluated,
-                best_seconds=self.best[0].outcome.seconds if self.best else math.inf,
+                best_seconds=self.contenders.best,
                 bound_seconds=self._bound(),
             )
         )
@@ -392,20 +395,18 @@ class _Search:
     def _bound(self) -> float:
         """What is proved by now: evaluated configurations by their own bounds, the others by those in the queue."""
         ahead = self.queue[0][0] if self.queue else math.inf
-        best = self.best[0].outcome.seconds if self.best else math.inf
-        return min(self.proved, ahead, best)
+        return min(self.proved, ahead, self.contenders.best)
 
     def _result(self, stopped: bool) -> SearchResult:
-        if not self.best:
+        if not self.contenders.found:
             if self.disagreement is not None and not self.evaluated:
                 raise self.disagreement
             if self.least == math.inf and not stopped:
                 self._look_at_the_leanest()
             raise _nothing_fits(self.request, self.least, stopped)
         bound = self._bound()
-        plans = tuple(sorted((self._ranked(found, bound) for found in self.best), key=lambda ranked: ranked.seconds))
         return SearchResult(
-            plans=plans,
+            plans=self._plans(bound),
             bound_seconds=bound,
             covered=self.covered,
             statistics=Statistics(
@@ -428,7 +429,17 @@ class _Search:
             with contextlib.suppress(NothingAgreesError):
                 self.least = min(self.least, self.engine.evaluate(configuration).least)
 
-    def _ranked(self, found: _Found, bound: float) -> Ranked:
+    def _plans(self, bound: float) -> tuple[Ranked, ...]:
+        """The fastest of the contenders, fastest first; those that cannot be among them are not priced."""
+        top, plans = self.request.top, list[Ranked]()
+        bounded = [(found.least_step(), found.objective, found.order, found) for found in self.contenders.found]
+        for least, _, _, found in sorted(bounded, key=lambda one: one[:3]):
+            if len(plans) >= top and least >= plans[top - 1].seconds * (1 - OPTIMAL):
+                break
+            plans = sorted([*plans, self._ranked(found, bound)], key=lambda ranked: ranked.seconds)
+        return tuple(plans[:top])
+
+    def _ranked(self, found: Contender, bound: float) -> Ranked:
         """A result as a plan, bound to its graph and priced by the judge."""
         request, configuration = self.request, found.configuration
         setting = setting_of(configuration, self.engine.capacity)
@@ -440,7 +451,7 @@ class _Search:
             limit = peak_memory(self.engine.capacity, 0.0, buffers, request.cluster.device) * (1 + OPTIMAL)
             prediction = settled.plan.prediction
             # settled, another block's interior may be the largest; less per step may not make up for more per part
-            if prediction.peak_bytes <= limit and prediction.step_seconds < found.outcome.seconds:
+            if prediction.peak_bytes <= limit and prediction.objective_seconds < found.objective:
                 priced = settled
                 certificate = None if certificate is None else replace(certificate, busy_seconds=busy)
         if priced is None:
@@ -452,7 +463,7 @@ class _Search:
             certificate=certificate,
         )
 
-    def _priced(self, found: _Found, ranks: tuple[RankFilling, ...], bound: float) -> BoundPlan:
+    def _priced(self, found: Contender, ranks: tuple[RankFilling, ...], bound: float) -> BoundPlan:
         """What ranks run as a plan, bound and priced."""
         request, configuration = self.request, found.configuration
         whole = assembly(found.chain, ranks, configuration.virtual_stages)
@@ -477,7 +488,7 @@ class _Search:
         )
         bound_plan = bind(plan, request.graph, request.batch)
         prediction = predict(bound_plan, request.cluster)
-        gap = max(0.0, 1 - bound / prediction.step_seconds)
+        gap = max(0.0, 1 - bound / prediction.objective_seconds)
         provenance = replace(
             plan.provenance,
             status="optimal" if gap <= OPTIMAL and self.covered else "feasible",

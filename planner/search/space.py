@@ -23,6 +23,7 @@ from planner.sharding.rules import rule_of
 
 Role = Literal["data", "expert", "context", "tensor"]  # "expert": a part of data, on which experts are cut
 EXPERTS = "experts"  # class of the operators that route to experts
+ContextBy = Literal["heads", "ring"]
 Running = Literal["none", "selective", "full"]  # ways to run a block: what is kept for its backward pass
 
 
@@ -71,6 +72,8 @@ class Pinned:
         micro_batches: micro-batches per step. At most one of the two.
         mesh: axes inside a stage, slowest links first.
         recompute: how blocks are run; "selective" means per operator.
+        context_by: how attention is split on a context axis: by "heads", after an all-to-all of activations (Ulysses),
+            or by "ring", where keys and values come round to the queries; the runtime executes the first.
         repeated: classes of operators (`hardware_profiles.OP_CLASSES`) whose results a recomputed block never keeps;
             ("attention",) is selective recomputation as in Korthikanti et al. 2022.
         even: whether all ranks of a pipeline hold equally many blocks, where they divide.
@@ -90,6 +93,7 @@ class Pinned:
     mesh: tuple[int, ...] | None = None
     recompute: Running | None = None
     repeated: tuple[str, ...] = ()
+    context_by: ContextBy = "heads"
     even: bool = False
 
     @property
@@ -125,6 +129,8 @@ def check_pinned(pinned: Pinned) -> None:
         raise RequestError(f"mesh = {pinned.mesh}: an axis has 1 device or more")
     if pinned.recompute is not None and pinned.recompute not in get_args(Running):
         raise RequestError(unknown_name("value of recompute", pinned.recompute, get_args(Running)))
+    if pinned.context_by not in get_args(ContextBy):
+        raise RequestError(unknown_name("value of context_by", pinned.context_by, get_args(ContextBy)))
     for name in pinned.repeated:
         if name not in OP_CLASSES:
             raise RequestError(unknown_name("op class of repeated", name, OP_CLASSES))

@@ -28,6 +28,10 @@ e while tokens come and go cut along b, written e@b. Each tensor is cut along th
 gradient is partial on the axis, as every row of the axis reaches the device whose piece it meets:
 
     experts  b s h, e f h -> b s h      axis given e@b: tokens S(0), weights S(0), result S(0); all-to-all inside
+
+A *ring* is an exchange in which every device meets all pieces of the first factor, so that the work is divided by the
+second alone: keys k that come round to queries q, written k@q (Liu et al. 2023, arXiv 2310.01889). Nobody splits by it
+unless it is asked for.
 """
 
 import math
@@ -49,13 +53,14 @@ class FactorKind(Enum):
     COMBINED = "combined"  # in no result: the named implementation combines the pieces itself
     BROADCAST = "broadcast"  # indexes nothing here: only the gradient is in pieces
     EXCHANGE = "exchange"  # splits two other factors at once: the implementation moves rows between the devices
+    RING = "ring"  # splits two other factors at once; pieces of the first come round to every device
     BLOCKED = "blocked"  # cannot be split by itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:
-    """One loop index: its name in the rule, its extent, and how it may be split. An exchange is no loop of its own: it
-    has the extent 1, and `parts` are the two factors that it splits at once."""
+    """One loop index: its name in the rule, its extent, and how it may be split. An exchange, or a ring, is no loop of
+    its own: it has the extent 1, and `parts` are the two factors that it splits at once."""
 
     name: str
     extent: int
@@ -145,11 +150,20 @@ class Rule:
         """For each factor those that are in pieces where an axis is given to it: itself; the parts of an exchange;
         nothing where only the gradient is in pieces."""
         return tuple(
-            factor.parts if factor.kind is FactorKind.EXCHANGE
+            factor.parts if factor.kind in (FactorKind.EXCHANGE, FactorKind.RING)
             else () if factor.kind is FactorKind.BROADCAST
             else (index,)
             for index, factor in enumerate(self.factors)
         )  # fmt: skip
+
+    @cached_property
+    def loops(self) -> tuple[tuple[int, ...], ...]:
+        """For each factor the loops that are cut where an axis is given to it: as `splits`, but for the first part of a
+        ring, of which every device runs all."""
+        return tuple(
+            factor.parts[1:] if factor.kind is FactorKind.RING else cut
+            for factor, cut in zip(self.factors, self.splits, strict=True)
+        )
 
     @cached_property
     def nesting(self) -> tuple[tuple[frozenset[int], frozenset[int]], ...]:
@@ -238,11 +252,21 @@ def local_extents(rule: Rule, strategy: Strategy, mesh: Mesh) -> tuple[int, ...]
     return tuple(factor.extent // count for factor, count in zip(rule.factors, pieces, strict=True))
 
 
+def loop_extents(rule: Rule, strategy: Strategy, mesh: Mesh) -> tuple[int, ...]:
+    """Extent of each factor that one device runs over."""
+    pieces = _pieces(rule.loops, strategy, mesh.sizes)
+    return tuple(factor.extent // count for factor, count in zip(rule.factors, pieces, strict=True))
+
+
 def pieces_of(rule: Rule, strategy: Strategy, sizes: Sequence[int]) -> tuple[int, ...]:
     """Into how many pieces a strategy cuts each factor."""
-    pieces = [1] * len(rule.factors)
+    return _pieces(rule.splits, strategy, sizes)
+
+
+def _pieces(cut: tuple[tuple[int, ...], ...], strategy: Strategy, sizes: Sequence[int]) -> tuple[int, ...]:
+    pieces = [1] * len(cut)
     for choice, size in zip(strategy, sizes, strict=True):
-        for factor in rule.splits[choice] if choice is not None else ():
+        for factor in cut[choice] if choice is not None else ():
             pieces[factor] *= size
     return tuple(pieces)
 
@@ -308,14 +332,17 @@ Choices = Sequence[Sequence[int | None]]
 """Per mesh axis the factors, or None, that a strategy may give it."""
 
 
-def legal_strategies(rule: Rule, mesh: Mesh, allowed: Choices | None = None) -> tuple[Strategy, ...]:
+def legal_strategies(
+    rule: Rule, mesh: Mesh, allowed: Choices | None = None, *, rings: bool = False
+) -> tuple[Strategy, ...]:
     """All legal strategies, or those of them that take what is `allowed` on every axis, in a fixed order; the one that
-    splits nothing comes first.
+    splits nothing comes first. Those with `rings` only where they are asked for.
 
     They grow axis by axis, as nothing that is illegal on some axes becomes legal by what later axes do.
     """
     every: list[int | None] = [None]
-    every += [i for i, factor in enumerate(rule.factors) if factor.kind is not FactorKind.BLOCKED]
+    unused = (FactorKind.BLOCKED,) if rings else (FactorKind.BLOCKED, FactorKind.RING)
+    every += [i for i, factor in enumerate(rule.factors) if factor.kind not in unused]
     grown: list[tuple[Strategy, tuple[int, ...]]] = [((), (1,) * len(rule.factors))]  # and the pieces of each factor
     for axis, size in enumerate(mesh.sizes):
         grown = [

@@ -12,7 +12,7 @@ from typing import cast
 
 from planner.errors import RequestError
 from planner.models.dimensions import DTYPES, Dimensions, ExpertDimensions, Family
-from planner.search.space import Pinned, Running
+from planner.search.space import ContextBy, Pinned, Running
 from planner.validation.rows import Row
 
 VOCABULARY_MULTIPLE = 128
@@ -205,8 +205,9 @@ def _pinned(row: Row, devices: int, model: Dimensions, notes: list[str]) -> Pinn
         raise UnsupportedError(
             f"tp {tensor} x pp {pipeline} x cp {context} x dp {data} = {data * rest} are not the {devices} devices"
         )
+    around: ContextBy = "heads" if "ulysses" in row.text("other_flags").lower() else "ring"
     if context > 1:
-        notes.append("context parallelism: attention is cut by heads, and repeated where those do not divide")
+        notes.append(f"context parallelism by {around}")
     sequence = row.truth("sp")
     if sequence is None and tensor > 1:
         notes.append("sequence parallelism unknown: off")
@@ -220,6 +221,7 @@ def _pinned(row: Row, devices: int, model: Dimensions, notes: list[str]) -> Pinn
         virtual_stages=virtual,
         data=data,
         context=context,
+        context_by=around,
         tensor=tensor,
         expert=expert,
         whole_experts=whole,

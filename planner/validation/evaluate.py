@@ -67,19 +67,31 @@ def _relative(predicted: float | None, measured: float | None) -> float | None:
     return None if predicted is None or measured is None else predicted / measured - 1
 
 
+Change = Callable[[Cluster], Cluster]
+"""What makes another machine of that on which a row ran; it must be a function that pickles."""
+
+
+def as_it_is(cluster: Cluster) -> Cluster:
+    """No change."""
+    return cluster
+
+
 def evaluate_rows(
-    rows: Sequence[Row], processes: int = 1, on_done: Callable[[int], None] = lambda _: None
+    rows: Sequence[Row],
+    processes: int = 1,
+    on_done: Callable[[int], None] = lambda _: None,
+    change: Change = as_it_is,
 ) -> tuple[Evaluated, ...]:
-    """All rows, in their order; `on_done` hears how many more are done."""
+    """All rows, in their order; `on_done` hears how many more are done. `change` is made to every machine."""
     found: dict[str, Evaluated] = {}
     chunks = list(_chunks(rows))
     if processes <= 1 or len(rows) <= FEW:
         for chunk in chunks:
-            found.update((one.row.id, one) for one in evaluate_chunk(chunk))
+            found.update((one.row.id, one) for one in evaluate_chunk(chunk, change))
             on_done(len(chunk))
     else:
         with ProcessPoolExecutor(min(processes, len(chunks)), mp_context=get_context("spawn")) as pool:
-            waiting = {pool.submit(evaluate_chunk, chunk) for chunk in sorted(chunks, key=len, reverse=True)}
+            waiting = {pool.submit(evaluate_chunk, chunk, change) for chunk in sorted(chunks, key=len, reverse=True)}
             try:
                 for done in as_completed(waiting):
                     results = done.result()
@@ -91,7 +103,7 @@ def evaluate_rows(
     return tuple(found[row.id] for row in rows)
 
 
-def evaluate_chunk(rows: Iterable[Row]) -> list[Evaluated]:
+def evaluate_chunk(rows: Iterable[Row], change: Change = as_it_is) -> list[Evaluated]:
     """Rows one after the other; the graph of a model is kept while the next rows are of that model."""
     graphs: dict[Dimensions, OperatorGraph] = {}
     results = []
@@ -102,7 +114,7 @@ def evaluate_chunk(rows: Iterable[Row]) -> list[Evaluated]:
             notes = run.notes
             assumed: list[str] = list(notes)
             zero = 0 if run.pinned.zero is None else run.pinned.zero
-            cluster = machine_of_run(row, run.job.devices, zero, assumed)
+            cluster = change(machine_of_run(row, run.job.devices, zero, assumed))
             cluster = cluster.with_software(replace(cluster.software, repeats=run.repeats))
             notes = tuple(assumed)
             if run.job.model not in graphs:

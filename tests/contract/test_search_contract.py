@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -16,6 +17,7 @@ from planner.errors import InfeasibleError, RequestError
 from planner.plan.file import dump_plan
 from planner.plan.verify import verify
 from planner.search.advice import changes
+from planner.search.contenders import CONTENDERS, NEAR
 from planner.search.evaluation import Evaluation
 from planner.search.problem import Edge, Problem, Solution, Variable
 from planner.search.request import SearchRequest
@@ -284,7 +286,7 @@ def test_progress_counts_what_was_evaluated() -> None:
     result = search(request_of("chain", cluster_of("cpu", 2), 4), seen.append)
     assert [progress.done for progress in seen] == list(range(1, result.statistics.evaluated + 1))
     assert {progress.total for progress in seen} == {result.statistics.configurations}
-    assert seen[-1].best_seconds == pytest.approx(result.plan.prediction.step_seconds, rel=1e-9)
+    assert seen[-1].best_seconds == pytest.approx(result.plan.prediction.objective_seconds, rel=1e-9)
     assert all(progress.bound_seconds <= progress.best_seconds for progress in seen)
     assert [p.best_seconds for p in seen] == sorted((p.best_seconds for p in seen), reverse=True)
 
@@ -300,9 +302,28 @@ def test_the_best_plans_come_in_order_and_differ() -> None:
     assert seconds == pytest.approx([ranked.seconds for ranked in every.plans], rel=1e-9)
     for ranked in result.plans:
         assert verify(ranked.plan, request.graph, request.batch, request.cluster).as_stated
-        gap = max(0.0, 1 - result.bound_seconds / ranked.seconds)
+        gap = max(0.0, 1 - result.bound_seconds / ranked.objective)
         assert (ranked.plan.provenance.status == "optimal") == (gap <= 1e-9)
         assert ranked.plan.provenance.gap == pytest.approx(gap if gap > 1e-9 else 0.0, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("model", "devices", "batch"), [("llama-4", 8, 8), ("gpt-4-tied", 8, 32), ("residual-8", 4, 16)]
+)
+def test_the_fastest_by_its_schedule_of_what_is_close_is_found(model: str, devices: int, batch: int) -> None:
+    """Every configuration planned alone, and ranked by hand."""
+    request = request_of(model, cluster_of("h100-80gb", devices), batch)
+    alone = []
+    for point in configurations(template_of(model), devices, batch, Pinned()):
+        pinned = Pinned(pipeline=point.pipeline, mesh=point.mesh, micro_batches=point.micro_batches)
+        with suppress(InfeasibleError):
+            alone.append(search(replace(request, pinned=pinned)).plans[0])
+    alone.sort(key=lambda ranked: ranked.objective)
+    close = [ranked for ranked in alone[:CONTENDERS] if ranked.objective < alone[0].objective * (1 + NEAR)]
+    found = search(request)
+    assert found.plans[0].seconds <= min(ranked.seconds for ranked in close) * (1 + 1e-9)
+    assert found.plans[0].objective <= alone[0].objective * (1 + NEAR)
+    assert found.bound_seconds <= alone[0].objective * (1 + 1e-9)
 
 
 def at_least(count: int, seen: list[Progress]) -> bool:
@@ -317,7 +338,7 @@ def test_a_stopped_search_returns_what_it_has() -> None:
         result = search(request, done.append, cancelled=partial(at_least, allowed, done))
         assert result.statistics.evaluated == allowed
         assert result.statistics.stopped
-        assert result.bound_seconds <= whole.plans[0].seconds * (1 + 1e-9)
+        assert result.bound_seconds <= whole.plans[0].objective * (1 + 1e-9)
         assert result.plans[0].seconds >= whole.plans[0].seconds * (1 - 1e-9)
     assert not whole.statistics.stopped
 
@@ -329,15 +350,15 @@ def test_a_search_without_time_finds_nothing_and_says_so() -> None:
     started = time.perf_counter()
     result = search(replace(request, time_limit=0.3, prune=False))
     assert time.perf_counter() - started < 3
-    assert result.bound_seconds <= result.plans[0].seconds
+    assert result.bound_seconds <= result.plans[0].objective
 
 
 def test_plans_slower_than_a_cutoff_are_of_no_interest() -> None:
     request = request_of("llama-4", cluster_of("h100-80gb", 4), 8)
-    seconds = search(request).plans[0].seconds
-    assert search(request, cutoff=seconds * 1.01).plans[0].seconds == seconds
+    best = search(request).plans[0]
+    assert search(request, cutoff=best.objective * 1.01).plans[0].seconds == best.seconds
     with pytest.raises(InfeasibleError):
-        search(request, cutoff=seconds * 0.99)
+        search(request, cutoff=best.objective * 0.99)
 
 
 def test_another_process_finds_the_same() -> None:

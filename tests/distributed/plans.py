@@ -198,8 +198,8 @@ def make_plan(
         inputs=tuple((name, load(name, scaled.types[name].shape, mesh)) for name in scaled.inputs),
         groups=groups,
         prediction=Prediction(
-            step_seconds=1.0, peak_bytes=1.0, capacity_bytes=1.0, model_flops=0.0, model_flops_utilisation=0.0,
-            samples_per_second=0.0, time=(), memory=(),
+            step_seconds=1.0, objective_seconds=1.0, peak_bytes=1.0, capacity_bytes=1.0, model_flops=0.0,
+            model_flops_utilisation=0.0, samples_per_second=0.0, time=(), memory=(),
         ),
         provenance=Provenance(planner="test", search="none", status="feasible", gap=0.0),
     )  # fmt: skip
@@ -214,13 +214,17 @@ def random_layout(random_: random.Random, shape: tuple[int, ...], mesh: Mesh, pa
             return layout
 
 
+UNRUN = (FactorKind.EXCHANGE, FactorKind.RING)
+"""Kinds of factors that the runtime refuses to split."""
+
+
 def random_plan(model: str, mesh: Mesh, seed: int, **settings: object) -> Plan:
     """Any legal strategy of every operator that the runtime executes, any legal stored layouts of every parameter, any
     layout of the inputs."""
     random_ = random.Random(seed)
 
     def choose(name: str, rule: Rule, mesh: Mesh) -> Strategy:
-        run = [i for i, factor in enumerate(rule.factors) if factor.kind is not FactorKind.EXCHANGE]
+        run = [i for i, factor in enumerate(rule.factors) if factor.kind not in UNRUN]
         return random_.choice(legal_strategies(rule, mesh, [[None, *run]] * len(mesh.axes)))
 
     def store(name: str, shape: tuple[int, ...], mesh: Mesh) -> StoredParameter:

@@ -45,7 +45,8 @@ class Einsum(RuleSpec):
     `...` stands for any number of leading dims, (g r) for a compound dim whose factors occur alone elsewhere.
     Patterns belong to the arguments at `positions`; an argument that is None drops its pattern. Factors in no result
     are reductions unless listed in `blocked` or `combined`; pairs in `exchanges` are split together, each of the two
-    may be alone too. `work`, `saved_extra`: (coefficient, factors as text); an empty text means all factors.
+    may be alone too, and so are `rings`. `work`, `saved_extra`: (coefficient, factors as text); an empty text means all
+    factors.
     `saved_elements` is like `saved_extra`, and `scratch_elements` what lives while it runs, in elements of the first
     operand. `roles`: (name, factors as text).
     """
@@ -56,6 +57,7 @@ class Einsum(RuleSpec):
     blocked: str = ""
     combined: str = ""
     exchanges: tuple[tuple[str, str], ...] = ()
+    rings: tuple[tuple[str, str], ...] = ()
     work: tuple[tuple[float, str], ...] = ((1.0, ""),)
     gradient_work: float = 1.0
     repeated_work: float = 0.0
@@ -107,6 +109,8 @@ class Einsum(RuleSpec):
         halve = 0.5 if causal else 1.0
         for first, second in self.exchanges:
             table.add_exchange(first, second)
+        for first, second in self.rings:
+            table.add_exchange(first, second, FactorKind.RING)
         factors = table.freeze()
         every, element = [factor.name for factor in factors], call.operands[0].element_bytes
         saved = (*self.saved_extra, *((element * count, text) for count, text in self.saved_elements))

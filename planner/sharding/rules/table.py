@@ -54,6 +54,11 @@ RULES: Mapping[str, RuleSpec] = {
         saves=((0, (0, 1, 2)), (1, (0, 1, 2)), (2, (0, 1, 2))),
         saved_results=(0,),
         saved_extra=((4.0, "b g r q"),),
+        rings=(("k", "q"),),  # keys and values come round; backward once more, with their gradients
+        inner=tuple(
+            InnerPattern(kind="all_gather", factor="k@q", factors=piece, forward=1, backward=2)
+            for piece in ("b g k d", "b g k e")
+        ),
     ),
     # lookups, normalisation, loss
     "aten.embedding.default": Einsum(

@@ -7,6 +7,7 @@ import pytest
 
 from planner.plan.explanation import RESOURCE_OF, Alternative, Explanation
 from planner.plan.predict import TIME_PER_MICRO_BATCH, TIME_PER_STEP
+from planner.plan.step import PIPELINE_BUBBLE, UNCOVERED
 from planner.report.explanation import explanation_lines
 from planner.report.search import proof_text
 
@@ -64,7 +65,7 @@ def test_an_explanation(plan: Any) -> None:
 
 
 def test_every_part_of_the_time_has_a_resource() -> None:
-    assert set(RESOURCE_OF) == {*TIME_PER_MICRO_BATCH, *TIME_PER_STEP, "pipeline bubble"}
+    assert set(RESOURCE_OF) == {*TIME_PER_MICRO_BATCH, *TIME_PER_STEP, PIPELINE_BUBBLE, UNCOVERED}
 
 
 def test_an_explanation_in_words() -> None:

@@ -103,3 +103,16 @@ def test_a_part_of_the_rows_is_not_recorded(plan: Any, here: Path, part: tuple[s
 def test_a_table_that_is_none_is_refused_before_anything_is_evaluated(plan: Any, here: Path) -> None:
     runs = write(here / "runs.csv", row())
     assert "runs.csv: line 1: the columns must be" in plan.refused("validate", str(runs), "--record", str(runs))
+
+
+def test_stacks_are_listed_and_shown_with_sources(plan: Any) -> None:
+    listed = plan("stacks").out
+    assert all(name in listed for name in ("pytorch", "fsdp-compiled", "megatron-2021", "deepspeed"))
+    content = plan.json("stacks", "megatron-2021")
+    assert (content["attention"], content["whole_blocks"], content["schema_version"]) == ("unfused", True, 1)
+    assert {fact["kind"] for fact in content["facts"]} <= {"datasheet", "measured", "fitted", "assumed"}
+    assert all(fact["source"] for fact in content["facts"])
+    assert len(plan.json("stacks")["stacks"]) >= 8
+    refused = plan("stacks", "megatrn")
+    assert refused.code == 2
+    assert "did you mean megatron" in refused.err

@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from costmodels import in_flight, in_flight_of_chunks, step_time
+from costmodels import in_flight, in_flight_of_chunks, schedule_orders, simulate, step_time
 from hardware_profiles import Cluster, load_profile
 from planner.errors import RequestError
 from planner.plan.bind import bind
 from planner.plan.plan import Plan
 from planner.plan.predict import StageCost, predict, stage_costs, tied_seconds, transfer_seconds
+from planner.plan.step import rank_seconds
 from runtime.step import parallelize
 from tests.distributed import plans
 
@@ -128,8 +129,12 @@ def test_the_step_is_that_of_the_interleaved_schedule() -> None:
     per_part = [stage.micro_batch_seconds for stage in prediction.stages]
     once = [stage.once_seconds for stage in prediction.stages]
     assert len(per_part) == 2
-    assert prediction.step_seconds == pytest.approx(float(step_time(per_part, once, PARTS, 2)))
-    assert dict(prediction.time)["pipeline bubble"] == pytest.approx(min(per_part) / 2)
+    assert prediction.objective_seconds == pytest.approx(float(step_time(per_part, once, PARTS, 2)))
+    ranks = [rank_seconds(cost.chunks, cost.once) for cost in costs_of(plan)]
+    found = simulate(ranks, schedule_orders("interleaved", 2, PARTS, virtual=2))
+    assert prediction.step_seconds == pytest.approx(found.seconds)
+    busy = [PARTS * part + step for part, step in zip(per_part, once, strict=True)]
+    assert dict(prediction.time)["pipeline bubble"] == pytest.approx(found.seconds - max(busy))
     assert math.fsum(value for _, value in prediction.time) == pytest.approx(prediction.step_seconds)
     assert prediction.peak_bytes == max(stage.peak_bytes for stage in prediction.stages)
 

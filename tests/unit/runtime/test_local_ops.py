@@ -14,7 +14,7 @@ from planner.models.experts import experts
 from planner.plan.bind import BoundOperator
 from planner.sharding.layout import PARTIAL, REPLICATE
 from planner.sharding.mesh import Mesh, MeshAxis
-from planner.sharding.rule import derive_layouts, legal_strategies, strategy_names
+from planner.sharding.rule import derive_layouts, legal_strategies, named_strategy, strategy_names
 from planner.sharding.rules import rule_of
 from runtime.device_mesh import Communicators, RankMesh
 from runtime.local_ops import local_call
@@ -136,6 +136,16 @@ def test_factories_run_on_the_device_of_the_runtime_not_on_that_of_the_trace() -
     op = next(op for op in graph.operators if op.op.startswith("aten.arange"))
     (made,) = local_call(graph, _bound(graph, op, rule_of(graph, op), (None, None)), RANKS[0])([])
     assert made.device.type == "cpu"
+
+
+def test_attention_in_a_ring_is_refused() -> None:
+    query = torch.randn(4, 2, 8, 4)
+    graph = traced(lambda q, k: torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True), query, query)
+    op = next(op for op in graph.operators if "attention" in op.op)
+    rule = rule_of(graph, op)
+    ring = named_strategy(rule, ("k@q", None), op.name)
+    with pytest.raises(ModelError, match=r"keys and values round the 2 devices of .*--context-by heads"):
+        local_call(graph, _bound(graph, op, rule, ring), RANKS[0])
 
 
 def test_rows_that_are_exchanged_are_refused_and_all_else_runs() -> None:

@@ -73,8 +73,8 @@ def plan(module: nn.Module | None = None) -> Plan:
             *blocks_group,
         ),
         prediction=Prediction(
-            step_seconds=1.0, peak_bytes=1.0, capacity_bytes=1.0, model_flops=0.0, model_flops_utilisation=0.0,
-            samples_per_second=0.0, time=(), memory=(),
+            step_seconds=1.0, objective_seconds=1.0, peak_bytes=1.0, capacity_bytes=1.0, model_flops=0.0,
+            model_flops_utilisation=0.0, samples_per_second=0.0, time=(), memory=(),
         ),
         provenance=Provenance(planner="test", search="none", status="feasible", gap=0.0),
     )  # fmt: skip

@@ -14,8 +14,9 @@ import pytest
 from costmodels import step_time
 from planner.plan.bind import bind
 from planner.plan.predict import StageCost, predict, stage_costs
+from planner.search.contenders import Contender
 from planner.search.duals import Duals, State
-from planner.search.evaluation import RankFilling
+from planner.search.evaluation import Outcome, RankFilling
 from planner.search.space import Configuration, Pinned, configurations
 from tests.unit.search.cases import (
     BATCH,
@@ -79,9 +80,23 @@ def check(case: Case, state: State, ranks: tuple[RankFilling, ...]) -> None:
         steps.append(total(columns, "step"))
         assert same(parts[-1], math.fsum(cost.micro_batch.values())), where
         assert same(steps[-1], math.fsum(cost.once.values())), where
+        passed = [one.work + one.waits for chunk in cost.chunks for one in (chunk.forward, chunk.backward)]
+        assert same(math.fsum(passed), parts[-1]), where
         check_bytes(case, state, ranks, rank, cost, where)
     seconds = step_time(parts, steps, case.setting.micro_batches, case.setting.chunks)
-    assert same(float(seconds), prediction.step_seconds), case.configuration
+    assert same(float(seconds), prediction.objective_seconds), case.configuration
+    contender = Contender(
+        configuration=case.configuration,
+        outcome=Outcome(
+            seconds=prediction.objective_seconds, bound=0.0, state=state, ranks=ranks, least=0.0, price=0.0, solved=0
+        ),
+        chain=case.chain,
+    )
+    assert contender.least_step() <= prediction.step_seconds * (1 + TOLERANCE), case.configuration
+    if case.setting.chunks == 1:
+        assert prediction.step_seconds <= prediction.objective_seconds * (1 + TOLERANCE), case.configuration
+    if case.setting.ranks == 1:
+        assert same(prediction.step_seconds, contender.least_step())
 
 
 def check_bytes(

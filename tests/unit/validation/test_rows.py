@@ -142,9 +142,10 @@ def test_heads_need_not_make_up_the_hidden_size(tmp_path: Path) -> None:
     ("changes", "note"),
     [
         ({"n_params_B": ""}, "n_params_B unknown: taken for a gpt"),
+        ({"cp": "2", "dp": "1"}, "context parallelism by ring"),
         (
-            {"cp": "2", "dp": "1"},
-            "context parallelism: attention is cut by heads, and repeated where those do not divide",
+            {"cp": "2", "dp": "1", "other_flags": "context-parallel-algo=ulysses_cp_algo"},
+            "context parallelism by heads",
         ),
         ({"other_flags": "act CPU offload True"}, "offloading is not modelled"),
         ({"precision": "fp8"}, "fp8: products in fp8, all else in bf16"),

@@ -1,0 +1,132 @@
+"""When every rank of a pipeline is through with its step: `costmodels.timeline` without events, for long steps.
+
+    row i:   rank 0  F_i  B_(i-w_0)      w_s forwards warm rank s up (1F1B: p-s-1, interleaved: 2(p-s-1) + (v-1)p),
+             rank 1  F_i  B_(i-w_1)      then forwards and backwards alternate; what a row has no F or B for is left out
+             ...
+
+1F1B and interleaved 1F1B give every rank the same rows, so all ranks take a row at once, in numpy. In 1F1B the F of a
+row go from rank to rank, free(s) being when rank s is through with the row before:
+
+    F_i(s)       = max(F_i(s-1), free(s)) + f_s          = E_s + max_(r<=s) (free(r) - E_(r-1)), E_s = f_0 + .. + f_s
+    B_(i-w_s)(s) = max(free(s), B_(i-w_s)(s+1)) + b_s    rank s+1 took that B in its row i-1
+
+Interleaved, rank s takes row i in wave i + s, for then all that a turn waits for was made in the wave before: F number
+i by rank s-1, or of the chunk before by the last rank, B by rank s+1 in its row i-2, or of the chunk behind by the
+first rank. Every micro-batch is gone through, none is extrapolated: how many it takes until the slowest rank alone sets
+the pace depends on the durations. About 10 microseconds for a micro-batch of a chunk, whatever the number of ranks.
+
+Not good for: what runs beside the passes but the reductions (gathers, sends), slices, other orders; see
+`costmodels.simulate`, which this equals.
+
+Source: the orders are those of `costmodels.schedules`; the recurrence is max-plus linear, see Baccelli et al.,
+"Synchronization and linearity", 1992.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from costmodels.errors import CostModelError
+from costmodels.schedules import in_flight_of_chunks
+from costmodels.timeline import PassSeconds, RankSeconds
+from costmodels.units import Array, Seconds
+
+
+class RankEnd(NamedTuple):
+    """When a rank has taken its last backward pass, and when its step is over."""
+
+    passes: Seconds
+    step: Seconds
+
+
+def rank_ends(ranks: Sequence[RankSeconds], micro_batches: int) -> tuple[RankEnd, ...]:
+    """The ends of all ranks in 1F1B, interleaved where they have several chunks.
+
+    `max` over the ends of the steps is `simulate(...).seconds`.
+
+    Raises:
+        CostModelError: numbers that the schedule cannot take, or communication that `simulate` alone knows.
+    """
+    _check(ranks, micro_batches)
+    forward = np.array([[_pass_seconds(chunk.forward[0]) for chunk in rank.chunks] for rank in ranks])
+    backward = np.array([[_pass_seconds(chunk.backward[0]) for chunk in rank.chunks] for rank in ranks])
+    if len(ranks) == 1 and forward.shape[1] == 1:  # waits for nobody
+        ends = micro_batches * (forward + backward)
+    elif forward.shape[1] == 1:
+        ends = _plain(forward[:, 0], backward[:, 0], micro_batches)[:, None]
+    else:
+        ends = _interleaved(forward, backward, micro_batches)
+    return tuple(_end(rank, ends[place], backward[place]) for place, rank in enumerate(ranks))
+
+
+def _plain(forward: Array, backward: Array, micro_batches: int) -> Array:
+    """Ends of the last backward passes under 1F1B, (ranks,)."""
+    count = len(forward)
+    through = np.cumsum(forward)
+    before = through - forward
+    free = np.zeros(count)
+    returned = np.zeros(count + 1)  # the last backward of each rank; behind the last rank nothing is waited for
+    for row in range(micro_batches + count - 1):
+        if row < micro_batches:
+            free = through + np.maximum.accumulate(free - before)
+        first, stop = max(0, count - 1 - row), min(count, count - 1 - row + micro_batches)
+        ends = np.maximum(free[first:stop], returned[first + 1 : stop + 1]) + backward[first:stop]
+        free[first:stop] = returned[first:stop] = ends
+    return free
+
+
+def _interleaved(forward: Array, backward: Array, micro_batches: int) -> Array:
+    """Ends of the last backward passes under interleaved 1F1B, (ranks, chunks)."""
+    count, virtual = forward.shape
+    cycle, total = count * virtual, micro_batches * virtual
+    place, waves = np.arange(count), np.arange(cycle)[:, None]
+    late = 2 * (count - 1) + (virtual - 1) * count  # rank 0 takes its first backward so many rows after its first row
+    # chunks of the forward and the backward that each rank takes in a wave, (cycle, ranks)
+    forwards = (waves - place) % cycle // count
+    backwards = virtual - 1 - (waves + place - late) % cycle // count
+    forward_seconds, backward_seconds = forward[place, forwards], backward[place, backwards]
+    free, ends = np.zeros(count), np.zeros((count, virtual))
+    passed, returned = np.zeros(count + 1), np.zeros(count + 1)  # passed[s + 1], returned[s]: by rank s, a wave ago
+    for wave in range(total + late):
+        at = wave % cycle
+        first, stop = max(0, wave - total + 1), min(count, wave + 1)
+        if first < stop:
+            passed[0] = passed[count] if forwards[at, 0] else 0.0
+            taken = np.maximum(free[first:stop], passed[first:stop]) + forward_seconds[at, first:stop]
+            free[first:stop] = passed[first + 1 : stop + 1] = taken
+        first, stop = max(0, late - wave), min(count, late - wave + total)
+        if first < stop:
+            returned[count] = returned[0] if backwards[at, count - 1] < virtual - 1 else 0.0
+            taken = np.maximum(free[first:stop], returned[first + 1 : stop + 1]) + backward_seconds[at, first:stop]
+            free[first:stop] = returned[first:stop] = taken
+            ends[place[first:stop], backwards[at, first:stop]] = taken
+    return ends
+
+
+def _end(rank: RankSeconds, ends: Array, backward: Array) -> RankEnd:
+    """What comes behind the last passes, whose reductions run in the order in which the chunks are through."""
+    queue = 0.0
+    for chunk in reversed(range(len(rank.chunks))):
+        buckets, end, seconds = rank.chunks[chunk].reductions, float(ends[chunk]), float(backward[chunk])
+        for index, bucket in enumerate(buckets):
+            queue = max(queue, end - seconds * (1 - (index + 1) / len(buckets))) + bucket
+    passes = float(ends[0])
+    return RankEnd(passes=passes, step=max(passes, queue) + rank.optimizer + rank.weight_gather)
+
+
+def _pass_seconds(one: PassSeconds) -> Seconds:
+    return one.blocking + max(one.computation, one.overlapped)
+
+
+def _check(ranks: Sequence[RankSeconds], micro_batches: int) -> None:
+    chunks = {len(rank.chunks) for rank in ranks}
+    if len(chunks) != 1:
+        raise CostModelError(f"a pipeline needs ranks with as many chunks each, got {sorted(chunks)} chunks")
+    in_flight_of_chunks(0, len(ranks), chunks.pop(), micro_batches)  # checks the numbers
+    for number, rank in enumerate(ranks):
+        for chunk in rank.chunks:
+            if chunk.gather or chunk.send_forward or chunk.send_backward or chunk.weight_gradient or chunk.reduce_each:
+                raise CostModelError(f"rank {number} has gathers, sends or weight gradients apart: simulate the step")
+            if (len(chunk.forward), len(chunk.backward)) != (1, 1):
+                raise CostModelError(f"rank {number} has passes of {len(chunk.forward)} slices: simulate the step")

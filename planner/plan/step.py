@@ -1,0 +1,109 @@
+"""The step of a plan as its schedule runs it: what passes take, what runs beside them, who waits for whom.
+
+    rank 0   F0 F1 F2 .. B0 F3 B1 .. B2 B3 R U W      F, B  passes of a micro-batch through a chunk (a virtual stage)
+    rank 1      F0 F1 B0 F2 B1 .. B2 . B3 R U W       R  what is reduced behind the last one, U  the optimizer,
+                                                      W  the gathering of new weights
+
+A share h of a communication is hidden where the software says so (`Software.hidden`). What is left of it, 1-h, is in
+the pass and slows it; what is hidden runs under the work of the pass, and delays what waits for it only where it is
+longer:
+
+    pass        waits + max(work, hidden)                    waits: (1-h) of gathers and inner messages, and transfers
+    reductions  hidden: in buckets of blocks, as the last backward pass of their chunk makes them, one after the other;
+                the rest behind the last pass of the rank, and behind them
+    weights     hidden: under what is left of the forward work of a micro-batch, the first of the next step; the rest
+                at the end
+
+Software that hides nothing waits for everything where it comes up, transfers between stages too: the executor receives
+before it computes. Then a step never takes longer than the sum that the search minimises (`costmodels.step_time`); what
+it takes less is work of uneven stages, and what they do once a step, in the shade of other stages.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from costmodels import ChunkSeconds, PassSeconds, RankSeconds, rank_ends
+
+PIPELINE_BUBBLE = "pipeline bubble"
+UNCOVERED = "uncovered communication"
+"""What the software would hide, had it work enough."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PassCost:
+    """Sums over one pass of a micro-batch through a chunk, in seconds."""
+
+    work: float = 0.0
+    waits: float = 0.0
+    hidden: float = 0.0
+
+    def add(self, *, work: float = 0.0, waits: float = 0.0, hidden: float = 0.0) -> None:
+        self.work += work
+        self.waits += waits
+        self.hidden += hidden
+
+    @property
+    def seconds(self) -> float:
+        return self.waits + max(self.work, self.hidden)
+
+    def timed(self) -> PassSeconds:
+        return PassSeconds(computation=self.work, blocking=self.waits, overlapped=self.hidden)
+
+
+@dataclass(slots=True, kw_only=True)
+class ChunkCost:
+    """Sums of one chunk of a rank; `reductions` and `weights` are the hidden seconds once a step."""
+
+    blocks: int
+    forward: PassCost = field(default_factory=PassCost)
+    backward: PassCost = field(default_factory=PassCost)
+    reductions: float = 0.0
+    weights: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Seconds of a step. Of the busiest rank: itself, what of its communication nothing covered, and how long it waits
+    for other ranks."""
+
+    seconds: float
+    busiest: int
+    uncovered: float
+    bubble: float
+
+
+def step_of(chunks: Sequence[Sequence[ChunkCost]], once: Sequence[Mapping[str, float]], micro_batches: int) -> StepTime:
+    """The step of pipeline ranks with these chunks, which take `once` what is not hidden."""
+    ends = rank_ends([rank_seconds(*rank) for rank in zip(chunks, once, strict=True)], micro_batches)
+    own, charged = [], []
+    for rank, end in enumerate(ends):
+        passes = [one for chunk in chunks[rank] for one in (chunk.forward, chunk.backward)]
+        own.append(micro_batches * sum(one.seconds for one in passes) + (end.step - end.passes))
+        charged.append(micro_batches * sum(one.work + one.waits for one in passes) + sum(once[rank].values()))
+    step, busiest = max(end.step for end in ends), own.index(max(own))
+    return StepTime(
+        seconds=step,
+        busiest=busiest,
+        uncovered=max(0.0, own[busiest] - charged[busiest]),
+        bubble=max(0.0, step - own[busiest]) if len(ends) > 1 else 0.0,
+    )
+
+
+def rank_seconds(chunks: Sequence[ChunkCost], once: Mapping[str, float]) -> RankSeconds:
+    """A rank with these chunks, which takes `once` what is not hidden, as `costmodels.simulate` takes it."""
+    room = sum(max(0.0, chunk.forward.work - chunk.forward.hidden) for chunk in chunks)
+    excess = max(0.0, sum(chunk.weights for chunk in chunks) - room)
+    timed = []
+    for number, chunk in enumerate(chunks):  # backwards end with the first chunk
+        rest = once["gradient reduction"] if number == 0 else 0.0
+        count = max(1, chunk.blocks) if chunk.reductions else 0
+        timed.append(
+            ChunkSeconds(
+                forward=(chunk.forward.timed(),),
+                backward=(chunk.backward.timed(),),
+                reductions=(*[chunk.reductions / count] * count, rest) if count else (rest,),
+            )
+        )
+    return RankSeconds(
+        chunks=tuple(timed), optimizer=once["optimizer"], weight_gather=once["weight gathering"] + excess
+    )

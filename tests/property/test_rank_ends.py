@@ -1,0 +1,153 @@
+"""The ends of ranks without events equal the simulation with them, and stay below the sum that the search minimises."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costmodels import (
+    ChunkSeconds,
+    CostModelError,
+    PassSeconds,
+    RankSeconds,
+    least_step_time,
+    order_interleaved_1f1b,
+    rank_ends,
+    schedule_orders,
+    simulate,
+    step_time,
+)
+
+SECONDS = st.floats(0, 10, allow_subnormal=False) | st.sampled_from([0.0, 1.0])
+PASSES = st.builds(PassSeconds, computation=SECONDS, blocking=SECONDS, overlapped=SECONDS)
+CHUNKS = st.builds(
+    ChunkSeconds,
+    forward=st.tuples(PASSES),
+    backward=st.tuples(PASSES),
+    reductions=st.lists(SECONDS, max_size=3).map(tuple),
+)
+NOTHING = PassSeconds(computation=0.0)
+
+
+def whole(rank: RankSeconds) -> float:
+    """A micro-batch through all chunks of a rank."""
+    passes = [one for chunk in rank.chunks for one in (*chunk.forward, *chunk.backward)]
+    return sum(one.blocking + max(one.computation, one.overlapped) for one in passes)
+
+
+def once(rank: RankSeconds) -> float:
+    return sum(sum(chunk.reductions) for chunk in rank.chunks) + rank.optimizer + rank.weight_gather
+
+
+def waited_for(rank: RankSeconds) -> RankSeconds:
+    """With all reductions behind the last pass of the rank, as where nothing is overlapped."""
+    reduced = sum(sum(chunk.reductions) for chunk in rank.chunks)
+    chunks = [replace(chunk, reductions=()) for chunk in rank.chunks]
+    return replace(rank, chunks=(replace(chunks[0], reductions=(reduced,)), *chunks[1:]))
+
+
+@st.composite
+def pipelines(draw: st.DrawFn, virtual: int | None = None) -> tuple[list[RankSeconds], int]:
+    chunks = draw(st.integers(1, 3)) if virtual is None else virtual
+    one = st.builds(RankSeconds, chunks=st.tuples(*[CHUNKS] * chunks), optimizer=SECONDS, weight_gather=SECONDS)
+    ranks = [draw(one) for _ in range(draw(st.integers(1, 6)))]
+    return ranks, len(ranks) * draw(st.integers(1, 4)) if chunks > 1 else draw(st.integers(1, 20))
+
+
+@given(pipelines())
+def test_the_simulation_says_the_same(pipeline: tuple[list[RankSeconds], int]) -> None:
+    ranks, micro_batches = pipeline
+    virtual = len(ranks[0].chunks)
+    schedule = "1f1b" if virtual == 1 else "interleaved"
+    found = simulate(ranks, schedule_orders(schedule, len(ranks), micro_batches, virtual=virtual))
+    ends = rank_ends(ranks, micro_batches)
+    assert max(end.step for end in ends) == pytest.approx(found.seconds, rel=1e-12, abs=1e-12)
+    for number, (rank, end) in enumerate(zip(ranks, ends, strict=True)):
+        (last,) = rank.chunks[0].backward
+        starts = [e.start for e in found.events if (e.rank, e.kind, e.chunk) == (number, "backward", 0)]
+        taken = last.blocking + max(last.computation, last.overlapped)
+        assert end.passes == pytest.approx(max(starts) + taken, rel=1e-12, abs=1e-12)
+
+
+@given(pipelines(virtual=1))
+def test_what_is_waited_for_never_takes_longer_than_its_sum(pipeline: tuple[list[RankSeconds], int]) -> None:
+    ranks, micro_batches = [waited_for(rank) for rank in pipeline[0]], pipeline[1]
+    seconds = max(end.step for end in rank_ends(ranks, micro_batches))
+    added = float(step_time([whole(rank) for rank in ranks], [once(rank) for rank in ranks], micro_batches))
+    assert seconds <= added * (1 + 1e-12)
+    least = least_step_time([whole(rank) for rank in ranks], [once(rank) for rank in ranks], micro_batches)
+    assert seconds >= least * (1 - 1e-12)
+    assert least >= max(micro_batches * whole(rank) + once(rank) for rank in ranks)
+
+
+@given(pipelines())
+def test_overlap_never_beats_the_work(pipeline: tuple[list[RankSeconds], int]) -> None:
+    """With what is reduced under passes, and with several chunks."""
+    ranks, micro_batches = pipeline
+    spent = [whole(rank) for rank in ranks], [rank.optimizer + rank.weight_gather for rank in ranks]
+    least = least_step_time(*spent, micro_batches, len(ranks[0].chunks))
+    assert max(end.step for end in rank_ends(ranks, micro_batches)) >= least * (1 - 1e-12)
+
+
+@given(CHUNKS, SECONDS, st.integers(1, 6), st.integers(1, 3), st.integers(1, 5))
+def test_equal_ranks_take_their_sum(chunk: ChunkSeconds, update: float, count: int, virtual: int, rounds: int) -> None:
+    rank = waited_for(RankSeconds(chunks=(chunk,) * virtual, optimizer=update))
+    micro_batches = rounds * count if virtual > 1 else rounds
+    seconds = max(end.step for end in rank_ends([rank] * count, micro_batches))
+    added = float(step_time([whole(rank)] * count, [once(rank)] * count, micro_batches, virtual))
+    assert seconds == pytest.approx(added, rel=1e-12, abs=1e-12)
+
+
+@given(pipelines(), st.data())
+def test_monotone_in_every_duration(pipeline: tuple[list[RankSeconds], int], data: st.DataObject) -> None:
+    ranks, micro_batches = pipeline
+    number = data.draw(st.integers(0, len(ranks) - 1))
+    chunks = list(ranks[number].chunks)
+    where, extra = data.draw(st.integers(0, len(chunks) - 1)), data.draw(SECONDS)
+    name = data.draw(st.sampled_from(["forward", "backward"]))
+    (one,) = getattr(chunks[where], name)
+    longer = {name: (replace(one, computation=one.computation + extra),)}
+    chunks[where] = replace(chunks[where], **longer)  # type: ignore[arg-type]
+    others = [replace(r, chunks=tuple(chunks)) if r is ranks[number] else r for r in ranks]
+    before, after = (max(end.step for end in rank_ends(r, micro_batches)) for r in (ranks, others))
+    assert after >= before * (1 - 1e-12)
+
+
+def test_a_pass_is_as_long_as_the_longer_of_its_work_and_what_runs_under_it() -> None:
+    one = PassSeconds(computation=2.0, overlapped=3.0, blocking=0.5)
+    rank = RankSeconds(chunks=(ChunkSeconds(forward=(one,), backward=(NOTHING,)),))
+    assert [end.step for end in rank_ends([rank], 4)] == [14.0]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"gather": 1.0}, "rank 1 has gathers, sends or weight gradients apart: simulate the step"),
+        ({"send_forward": 1.0}, "sends"),
+        ({"reduce_each": True}, "apart"),
+        ({"forward": (NOTHING,) * 2, "backward": (NOTHING,) * 2}, "rank 1 has passes of 2 slices: simulate the step"),
+    ],
+)
+def test_what_only_the_simulation_knows_is_refused(values: dict[str, object], words: str) -> None:
+    plain = ChunkSeconds(forward=(NOTHING,), backward=(NOTHING,))
+    other = replace(plain, **values)  # type: ignore[arg-type]
+    with pytest.raises(CostModelError, match=words):
+        rank_ends([RankSeconds(chunks=(plain,)), RankSeconds(chunks=(other,))], 4)
+
+
+def test_numbers_that_the_schedule_cannot_take_are_refused() -> None:
+    rank = RankSeconds(chunks=(ChunkSeconds(forward=(NOTHING,), backward=(NOTHING,)),) * 2)
+    with pytest.raises(CostModelError, match="do not divide 3 micro-batches"):
+        rank_ends([rank] * 2, 3)
+    with pytest.raises(CostModelError, match="micro_batches >= 1"):
+        rank_ends([rank], 0)
+    with pytest.raises(CostModelError, match=r"as many chunks each, got \[1, 2\]"):
+        rank_ends([rank, replace(rank, chunks=rank.chunks[:1])], 2)
+
+
+def test_orders_have_the_rows_that_are_gone_through() -> None:
+    """The warm-up that the rows rest on."""
+    for stage in range(4):
+        kinds = [turn.kind for turn in order_interleaved_1f1b(stage, 4, 2, 16)]
+        assert kinds.index("backward") == 2 * (4 - stage - 1) + 4 + 1

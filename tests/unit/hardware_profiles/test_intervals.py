@@ -1,0 +1,55 @@
+"""Intervals around predictions, from the errors of published runs."""
+
+import math
+import random
+
+import pytest
+
+from hardware_profiles import profile_names
+from hardware_profiles.intervals import (
+    FEWEST,
+    TAIL,
+    dump_spreads,
+    machines_of,
+    spread_of,
+    spreads_of,
+    table,
+)
+
+
+def normal(count: int, width: float, seed: int = 0) -> list[float]:
+    made = random.Random(seed)
+    return [made.gauss(0.0, width) for _ in range(count)]
+
+
+def test_a_class_has_the_quantiles_of_its_runs() -> None:
+    errors = [("a100-80gb", False, math.log(value)) for value in (0.5, *[1.0] * 98, 2.0)]
+    one = spread_of("a100-40gb", False, spreads_of(errors))
+    assert (one.low, one.high, one.runs) == (1.0, 1.0, 100)
+
+
+@pytest.mark.parametrize("width", [0.05, 0.2])
+def test_as_many_of_further_runs_lie_inside_as_should(width: float) -> None:
+    one = spread_of("h100-80gb", False, spreads_of(("h100-80gb", False, e) for e in normal(400, width)))
+    further = normal(4000, width, seed=1)
+    share = sum(one.low <= math.exp(error) <= one.high for error in further) / len(further)
+    assert share == pytest.approx(1 - 2 * TAIL, abs=0.05)
+
+
+def test_what_nobody_measured_is_twice_as_uncertain() -> None:
+    spreads = spreads_of([("a100-80gb", False, error) for error in normal(200, 0.1)])
+    known, other = spread_of("a100-80gb", False, spreads), spread_of("my-machine", False, spreads)
+    assert math.log(other.high) == pytest.approx(2 * math.log(known.high))
+    assert math.log(other.low) == pytest.approx(2 * math.log(known.low))
+    assert spread_of("a100-80gb", True, spreads) == other  # no runs with experts
+    few = [("a100-80gb", True, 0.0)] * (FEWEST - 1)
+    assert ("ampere", True) not in spreads_of([*few, *(("h100-80gb", False, e) for e in normal(50, 0.1))])
+
+
+def test_the_packaged_table_holds_for_every_profile() -> None:
+    for profile in profile_names():
+        for experts in (False, True):
+            one = spread_of(profile, experts)
+            assert 0.2 < one.low < one.high < 5
+    assert machines_of("cpu") == "other"
+    assert dump_spreads(table()).splitlines()[0] == "machines,experts,runs,low,high"

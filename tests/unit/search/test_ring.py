@@ -1,0 +1,79 @@
+"""Attention along a split sequence: keys and values come round to the queries."""
+
+from dataclasses import replace
+
+import pytest
+
+from costmodels import AttentionShape, attention_time
+from planner.errors import RequestError
+from planner.graph.call import Call
+from planner.graph.operator_graph import TensorType
+from planner.pricing import price_operator
+from planner.pricing.operator_price import inner_messages
+from planner.search.search import search
+from planner.search.space import ContextBy, Pinned
+from planner.sharding.mesh import build_mesh
+from planner.sharding.rule import Rule, derive_layouts, legal_strategies, named_strategy, strategy_names
+from planner.sharding.rules import RULES
+from tests.unit.search.cases import cluster_of, request_of
+
+OP = "aten.scaled_dot_product_attention.default"
+CLUSTER = cluster_of("h100-80gb", 8)
+MESH = build_mesh(CLUSTER, (8,))
+QUERIES, KEYS = (
+    TensorType(shape=(1, 32, 65536, 128), dtype="bfloat16"),
+    TensorType(shape=(1, 8, 65536, 128), dtype="bfloat16"),
+)
+
+
+def attention() -> Rule:
+    arguments = (QUERIES, KEYS, KEYS, None, 0.0, True)
+    return RULES[OP].build(Call(op=OP, arguments=arguments, keywords=(), results=(QUERIES,)))
+
+
+def test_a_ring_cuts_everything_along_the_sequence_and_divides_the_work() -> None:
+    rule = attention()
+    ring = named_strategy(rule, ("k@q",), OP)
+    layouts = derive_layouts(rule, ring)
+    assert {str(duplex.forward[0]) for duplex in (*layouts.operands, *layouts.results)} == {
+        str(layouts.results[0].forward[0])
+    }
+    assert layouts.results[0].forward[0].dim == 2
+    prices = price_operator(rule, [ring], [QUERIES, KEYS, KEYS], [QUERIES], [True] * 3, MESH, CLUSTER)
+    shape = AttentionShape(
+        batch=1, heads=32, key_heads=8, queries=65536 / 8, keys=65536, head_dim=128, value_dim=128, causal=True
+    )
+    assert prices.forward[0] == pytest.approx(attention_time(shape, "bf16", CLUSTER.device))
+    assert prices.operands[1][0] == KEYS.nbytes / 8
+    whole = price_operator(rule, [(None,)], [QUERIES, KEYS, KEYS], [QUERIES], [True] * 3, MESH, CLUSTER)
+    assert prices.flops[0] == pytest.approx(whole.flops[0] / 8)
+
+
+def test_what_comes_round_is_all_keys_and_values() -> None:
+    rule = attention()
+    messages = inner_messages(rule, named_strategy(rule, ("k@q",), OP), MESH)
+    assert [(one.message.nbytes, one.forward, one.backward) for one in messages] == [(KEYS.nbytes, 1, 2)] * 2
+    assert {one.message.kind for one in messages} == {"all_gather"}
+
+
+def test_nobody_splits_by_a_ring_unless_it_is_asked_for() -> None:
+    rule = attention()
+    ring = named_strategy(rule, ("k@q",), OP)
+    assert ring not in legal_strategies(rule, MESH)
+    assert ring in legal_strategies(rule, MESH, rings=True)
+
+
+@pytest.mark.parametrize(("by", "rings"), [("heads", 0), ("ring", 2)])
+def test_a_context_axis_splits_attention_as_it_is_told(by: ContextBy, rings: int) -> None:
+    request = request_of("llama-2", CLUSTER, 8, pinned=Pinned(context=8, context_by=by))
+    found = search(request).bound
+    attention_of = [bound for bound in found.operators if bound.rule.op_class == "attention"]
+    chosen = [strategy_names(bound.rule, bound.strategy) for bound in attention_of]
+    assert sum("k@q" in names for names in chosen) == rings
+    assert found.plan.prediction.step_seconds > 0
+
+
+def test_a_request_for_something_else_is_refused() -> None:
+    pinned = replace(Pinned(context=2), context_by="spiral")  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="spiral"):
+        search(request_of("llama-2", CLUSTER, 8, pinned=pinned))

@@ -1,0 +1,100 @@
+"""The stack and the network that a row tells of."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from hardware_profiles import Cluster, load_profile
+from planner.validation import read_rows
+from planner.validation.rows import Row
+from planner.validation.software import machine_of_run, stated_bandwidth
+from tests.unit.validation.runs import row
+
+
+def one(folder: Path, **changes: str) -> Row:
+    values = row(**changes)
+    path = folder / "runs.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(values))
+        writer.writeheader()
+        writer.writerow(values)
+    (found,) = read_rows(path)
+    return found
+
+
+def machine(folder: Path, zero: int = 0, devices: int = 8, **changes: str) -> tuple[Cluster, list[str]]:
+    notes: list[str] = []
+    return machine_of_run(one(folder, **changes), devices, zero, notes), notes
+
+
+@pytest.mark.parametrize(
+    ("zero", "changes", "stack"),
+    [
+        (0, {"date": "2021-04", "flash_attention": "False"}, "megatron-2021"),
+        (0, {"date": "2024-06", "flash_attention": "True"}, "megatron"),
+        (1, {"other_flags": "Megatron-DeepSpeed; 1F1B"}, "deepspeed"),
+        (3, {"date": "2023-11", "compile": "False"}, "fsdp"),
+        (3, {"date": "2024-12", "compile": "True"}, "fsdp-compiled"),
+        (1, {"source": "NeMo 24.07", "flash_attention": "True"}, "nemo"),
+        (1, {"profile": "ascend-910b-64gb", "flash_attention": "True"}, "mindspeed"),
+    ],
+)
+def test_stacks(tmp_path: Path, zero: int, changes: dict[str, str], stack: str) -> None:
+    cluster, notes = machine(tmp_path, zero, **changes)
+    assert cluster.software.name == stack
+    assert any(note.startswith(f"taken for {stack}, attention") for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "attention"),
+    [
+        ({"flash_attention": "False"}, "unfused"),
+        ({"flash_attention": "True", "date": "2023-11"}, "flash1"),
+        ({"flash_attention": "True", "date": "2024-03"}, "flash2"),
+        ({"flash_attention": "True", "date": "2025-03"}, "best"),
+        ({"flash_attention": "SDPA FA2", "date": "2025-03"}, "flash2"),
+        ({"flash_attention": "FA3", "date": "2024-03"}, "best"),
+        ({"flash_attention": "True", "date": "2023-11", "profile": "b200-180gb"}, "best"),  # has no older kernels
+        ({"flash_attention": "", "other_flags": "Megatron-DeepSpeed", "date": "2024-09"}, "unfused"),
+    ],
+)
+def test_attention_kernels_by_name_or_date(tmp_path: Path, changes: dict[str, str], attention: str) -> None:
+    assert machine(tmp_path, **changes)[0].software.attention == attention
+
+
+def test_flags_name_what_is_overlapped(tmp_path: Path) -> None:
+    flags = "use-fused-rmsnorm; overlap-grad-reduce; no-gradient-accumulation-fusion"
+    software = machine(tmp_path, other_flags=flags)[0].software
+    assert (software.hidden.tensor, software.hidden.gathers) == (0.0, 0.0)
+    assert software.hidden.reductions > 0.5
+    assert software.accumulates
+    assert machine(tmp_path, precision="fp8", profile="h100-80gb")[0].software.products == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("text", "per_device"),
+    [
+        ("8x200Gb/s HDR IB per node (Selene, published)", 25e9),
+        ("4 Omni-Path links per node (published); 100Gb/s each (standard)", 6.25e9),
+        ("400Gb/s per GPU (standard)", 50e9),
+        ("400Gb/s RDMA per GPU (published)", 50e9),
+        ("1600 Gbps node-node interconnect (RoCE)", 25e9),
+        ("800Gb/s per node (vTrain config)", 12.5e9),
+        ("400Gbps (published)", None),
+        ("n/a (single node)", None),
+        ("", None),
+    ],
+)
+def test_networks_as_stated(tmp_path: Path, text: str, per_device: float | None) -> None:
+    found = one(tmp_path, inter_bw=text, devices_per_node="8")
+    assert stated_bandwidth(found) == per_device
+    cluster, notes = machine(tmp_path, devices=16, inter_bw=text, devices_per_node="8")
+    expected = load_profile("a100-80gb").levels[-1].bandwidth if per_device is None else per_device
+    assert cluster.levels[-1].bandwidth == pytest.approx(expected)
+    assert ("network as the row states it" in notes) == (per_device is not None)
+
+
+def test_links_inside_a_node(tmp_path: Path) -> None:
+    cluster, _ = machine(tmp_path, intra_bw="NVLink, 4 inter-gpu connects per GPU (published)")
+    assert cluster.levels[0].bandwidth == 100e9
