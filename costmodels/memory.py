@@ -44,8 +44,9 @@ def parameter_bytes(precision: str, optimizer: str, software: Software = PYTORCH
     weight, moments = _lookup(precision, optimizer)
     gradient, master, stored = _FP32, 0.0, software.stored
     if weight < _FP32:
-        weight, master = stored.weight, stored.master + stored.update
-        gradient = stored.fp16 if precision == "fp16" else stored.bf16
+        weight, master, gradient = stored.weight, stored.master, stored.bf16
+        if precision == "fp16":
+            master, gradient = stored.master + stored.update, stored.fp16
     if software.offloaded:
         return ParameterBytes(weight=weight, gradient=0, state=0)
     return ParameterBytes(weight=weight, gradient=gradient, state=master + _FP32 * moments)

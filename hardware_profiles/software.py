@@ -31,8 +31,8 @@ class Stored:
 
     `weight` 2, or 4 where the fp32 master weight is what is stored and a 16-bit copy is made for its use. `fp16` and
     `bf16`: the gradient, of each dtype, 6 where it is kept in 16 bits and added up in fp32 beside that. `master`: the
-    fp32 weight, 0 where that is the stored one. `update`: what the optimizer copies together while it steps, for each
-    parameter that a device updates.
+    fp32 weight, 0 where that is the stored one. `update`: gradients in fp16 that the optimizer copies together or casts
+    while it steps, for each parameter that a device updates.
     """
 
     weight: Bytes = 2
