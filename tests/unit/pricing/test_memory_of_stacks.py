@@ -26,7 +26,7 @@ CLUSTER = load_profile("h100-80gb").with_devices(8)
         ("megatron", "bf16", 2, 4, 12),
         ("megatron", "fp16", 2, 2, 12),
         ("deepspeed", "fp16", 2, 2, 18),
-        ("deepspeed", "bf16", 2, 6, 18),
+        ("deepspeed", "bf16", 2, 6, 12),
         ("fsdp", "bf16", 4, 4, 8),
         ("fsdp", "fp32", 4, 4, 8),
     ],

@@ -30,6 +30,7 @@ def test_conventions_count_less_and_less() -> None:
     peak = tensors * (1 + DEVICE.allocator_slack) + DEVICE.reserved
     prediction = Prediction(
         step_seconds=1.0,
+        objective_seconds=1.0,
         peak_bytes=peak,
         capacity_bytes=DEVICE.memory,
         model_flops=1.0,
