@@ -19,7 +19,7 @@ The objective is what the search minimises and proves gaps about. Both charge th
 does not hide; the step also asks whether there is work enough to hide the rest under.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 
 from costmodels import collective_time, in_flight_of_chunks, peak_memory, step_time
@@ -28,7 +28,7 @@ from planner.graph.blocks import IDENTITY, BlockRun
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.plan import Plan, Prediction, StagePrediction
-from planner.plan.step import PIPELINE_BUBBLE, UNCOVERED, ChunkCost, PassCost, step_of
+from planner.plan.step import AHEAD, PIPELINE_BUBBLE, UNCOVERED, ChunkCost, Launches, PassCost, step_of
 from planner.pricing import (
     OperatorPrices,
     ParameterPrices,
@@ -66,6 +66,8 @@ MEMORY = ("weights", "gradients", "optimizer state", "activations", "transient")
 class StageCost:
     """Sums of one pipeline rank: seconds per micro-batch, seconds once a step, bytes.
 
+    `launches` are of each chunk, block and pass; the additive sums charge every operator that is late for itself, and
+    `ahead` is what of that a host saves which launches a block while its longer kernels still run.
     `messages` counts what the seconds of communication stand for, by the part of the time in which they are charged.
     `chunks` has the seconds once more, by the passes through each chunk, and what software hides.
     """
@@ -75,6 +77,8 @@ class StageCost:
     once: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIME_PER_STEP, 0.0))
     memory: dict[str, float] = field(default_factory=lambda: dict.fromkeys(MEMORY, 0.0))
     messages: Counter[tuple[str, Message]] = field(default_factory=Counter)
+    launches: defaultdict[tuple[int, int | None, str], Launches] = field(default_factory=lambda: defaultdict(Launches))
+    ahead: float = 0.0
 
 
 def predict(bound: BoundPlan, cluster: Cluster) -> Prediction:
@@ -100,6 +104,8 @@ def _assemble(plan: Plan, flops_per_part: float, costs: list[StageCost], cluster
     time += [(PIPELINE_BUBBLE, step.bubble), *busiest.once.items()]
     if _hides(cluster):
         time.append((UNCOVERED, step.uncovered))
+    if busiest.ahead:
+        time.append((AHEAD, -m * busiest.ahead))
     fullest = max(costs, key=lambda cost: sum(cost.memory.values()))
     wanted = sum(fullest.memory.values())
     peaks = [float(peak_memory(sum(cost.memory.values()), 0.0, 0.0, cluster.device)) for cost in costs]
@@ -149,6 +155,7 @@ class _Walk:
         self.rank_of = {at: stage % plan.pipeline for at, stage in self.stage_of.items()}
         self.flops = 0.0
         self._prices: dict[tuple[int, object, tuple[bool, ...]], OperatorPrices] = {}
+        self._hosted = bool(self.cluster.device.host_latency * self.cluster.software.host)
         self._alone: dict[tuple[int, tuple[bool, ...]], float] = {}
         self._stored: dict[tuple[TensorType, bool, StoredParameter], ParameterPrices] = {}
 
@@ -164,6 +171,10 @@ class _Walk:
             self._operator(cost, at, live[self._chunk(at)], received, at_once)
         cost.memory["activations"] += max(at_once.values(), default=0.0)
         cost.memory["transient"] += self.cluster.software.buffers
+        for (number, _, name), launches in cost.launches.items():
+            into = cost.chunks[number].forward if name == "forward" else cost.chunks[number].backward
+            into.add(work=-launches.ahead)
+            cost.ahead += launches.ahead
         used = {name: self._chunk(at) for at in reversed(own) for name in operators[at].operator.operands}
         for parameter in self.bound.graph.parameters:  # in a fixed order: sums must not depend on hashes
             if parameter.name in used:
@@ -203,6 +214,8 @@ class _Walk:
         chunk.backward.add(work=float(prices.backward[0]), waits=back)
         if works:
             chunk.backward.add(work=forward - waits, waits=waits)
+        if self._hosted:
+            self._launch(cost, at, prices, again=works and forward > waits)
         for inner in inner_messages(bound.rule, bound.strategy, self.bound.plan.mesh):
             cost.messages["communication", inner.message] += inner.forward + inner.backward
             cost.messages["recomputation", inner.message] += inner.forward if works else 0
@@ -272,6 +285,16 @@ class _Walk:
 
     def _local_bytes(self, name: str, layout: Layout) -> float:
         return self.bound.graph.types[name].nbytes * local_fraction(layout, self.bound.plan.mesh.sizes)
+
+    def _launch(self, cost: StageCost, at: int, prices: OperatorPrices, *, again: bool) -> None:
+        """Count what the operator's kernels wait for their launches, block by block and pass by pass."""
+        number, block = self._chunk(at), self.bound.blocks.block_of(at)
+        forward, backward = (cost.launches[number, block, name] for name in ("forward", "backward"))
+        forward.add(float(prices.forward[0]), float(prices.late[0][0]), prices.host)
+        if prices.backward[0]:
+            backward.add(float(prices.backward[0]), float(prices.late[1][0]), prices.host)
+        if again:
+            backward.add(float(prices.forward[0]), float(prices.late[0][0]), prices.host)
 
     def _outlives(self, at: int, name: str) -> bool:
         """Whether a block that is not recomputed keeps, as it is made, a result of the recomputed block before it."""

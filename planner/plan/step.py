@@ -14,6 +14,9 @@ longer:
     weights     hidden: under what is left of the forward work of a micro-batch, the first of the next step; the rest
                 at the end
 
+Operators that are shorter than their launch wait for the host, one by one in the sum that the search minimises; here
+the host runs ahead through a block, so that a block takes what its kernels take, or its launches.
+
 Software that hides nothing waits for everything where it comes up, transfers between stages too: the executor receives
 before it computes. Then a step never takes longer than the sum that the search minimises (`costmodels.step_time`); what
 it takes less is work of uneven stages, and what they do once a step, in the shade of other stages.
@@ -27,6 +30,30 @@ from costmodels import ChunkSeconds, PassSeconds, RankSeconds, rank_ends
 PIPELINE_BUBBLE = "pipeline bubble"
 UNCOVERED = "uncovered communication"
 """What the software would hide, had it work enough."""
+
+
+AHEAD = "launches ahead"
+"""What a host saves that launches the operators of a block while longer kernels before them still run; negative."""
+
+
+@dataclass(slots=True)
+class Launches:
+    """Operators of one block in one pass: seconds if each waits for its own launch, how much of that is waiting, and
+    what the host takes to launch them all."""
+
+    ran: float = 0.0
+    late: float = 0.0
+    host: float = 0.0
+
+    def add(self, ran: float, late: float, host: float) -> None:
+        self.ran += ran
+        self.late += late
+        self.host += host
+
+    @property
+    def ahead(self) -> float:
+        """What is saved where the host only has to launch all in the time that they run, max(kernels, host)."""
+        return max(0.0, self.ran - max(self.ran - self.late, self.host))
 
 
 @dataclass(slots=True, kw_only=True)

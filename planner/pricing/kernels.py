@@ -15,7 +15,7 @@ words: such products take `Device.misaligned` times longer.
 
 What software adds (`hardware_profiles.Software`):
 
-    every operator        t >= host latency: kernels that are shorter wait for the host
+    every operator        t >= host latency: kernels that are shorter wait for the host, unless it is ahead of them
     elementwise and such  bytes times `passes`
     attention             "flash1", "flash2": the time of older kernels; "unfused": two products and a softmax with
                           dropout through memory, six kernels for one
@@ -90,11 +90,12 @@ class KernelCall:
 
 def kernel_seconds(call: KernelCall) -> tuple[Array, Array]:
     """Seconds of the forward and the backward kernels, (K,) each; no gradients, no backward pass."""
-    forward, backward = _BY_SHAPE.get(call.rule.op_class, _by_work)(call)
-    host = call.device.host_latency * call.software.host * _launched(call)
-    if not host:
-        return forward, backward
-    return np.maximum(forward, host), np.maximum(backward, host) if call.graded else backward
+    return _BY_SHAPE.get(call.rule.op_class, _by_work)(call)
+
+
+def host_seconds(call: KernelCall) -> float:
+    """Seconds that the host takes to launch the operator, forward or backward."""
+    return call.device.host_latency * call.software.host * _launched(call)
 
 
 def score_bytes(call: KernelCall) -> Array | None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hardware_profiles import Cluster
 from planner.errors import RuleError
 from planner.graph.operator_graph import OperatorGraph, TensorType
-from planner.pricing.kernels import KernelCall, kernel_seconds, score_bytes
+from planner.pricing.kernels import KernelCall, host_seconds, kernel_seconds, score_bytes
 from planner.pricing.liveness import Liveness
 from planner.pricing.message import Message, message_seconds
 from planner.sharding.mesh import Mesh
@@ -37,7 +37,8 @@ PROFILE_DTYPES = {
 class OperatorPrices:
     """Prices of one operator, (K,) each.
 
-    Seconds: `forward`, `backward` compute, `inner_forward`, `inner_backward` collectives of its implementation. Bytes:
+    Seconds: `forward`, `backward` compute, of which kernels wait `late` (forward, backward) for the `host` to launch
+    them one by one, `inner_forward`, `inner_backward` collectives of its implementation. Bytes:
     `operands` and `results` local sizes, `saved_extra` what autograd keeps beside operands and results, `transient`
     what lives only while it runs: forward the results and the operands that nobody keeps, backward the gradients of the
     results and of the operands, whichever is more.
@@ -45,6 +46,8 @@ class OperatorPrices:
 
     forward: Array
     backward: Array
+    late: tuple[Array, Array]
+    host: float
     inner_forward: Array
     inner_backward: Array
     operands: tuple[Array, ...]
@@ -92,6 +95,8 @@ def price_operator(
         moved_backward=read + written + gradients,
     )
     forward, backward = kernel_seconds(call)
+    host = host_seconds(call)
+    late = np.maximum(host - forward, 0.0), np.maximum(host - backward, 0.0) if graded else np.zeros(len(extents))
     extra = score_bytes(call)
     if extra is None:
         extra = _sum_work(rule.saved_extra, extents) if graded else np.zeros(len(extents))
@@ -99,7 +104,7 @@ def price_operator(
     again = np.zeros(len(extents))
     if graded and rule.op_class in cluster.software.repeats:
         backward, inner_backward = backward + forward, inner_backward + inner_forward
-        extra, again = again, extra
+        late, extra, again = (late[0], late[0] + late[1]), again, extra
     free = rule.op_class == "view"
     saved = {i for i, needed_by in rule.saves if set(needed_by) & set(graded)}
     passing = sum(
@@ -107,8 +112,10 @@ def price_operator(
     )
     scratch = _sum_work(rule.scratch, extents)
     return OperatorPrices(
-        forward=forward,
-        backward=backward,
+        forward=forward + late[0],
+        backward=backward + late[1],
+        late=late,
+        host=host,
         inner_forward=inner_forward,
         inner_backward=inner_backward,
         operands=operand_bytes,

@@ -1,5 +1,6 @@
 """The ends of ranks without events equal the simulation with them, and stay below the sum that the search minimises."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -112,6 +113,18 @@ def test_monotone_in_every_duration(pipeline: tuple[list[RankSeconds], int], dat
     others = [replace(r, chunks=tuple(chunks)) if r is ranks[number] else r for r in ranks]
     before, after = (max(end.step for end in rank_ends(r, micro_batches)) for r in (ranks, others))
     assert after >= before * (1 - 1e-12)
+
+
+def test_many_ranks_and_micro_batches_are_gone_through_quickly() -> None:
+    """64 ranks and 512 micro-batches take 2 ms on a quiet machine."""
+    chunks = [ChunkSeconds(forward=(PassSeconds(computation=1.0 + r / 64),), backward=(NOTHING,)) for r in range(64)]
+    ranks = [RankSeconds(chunks=(chunk,)) for chunk in chunks]
+    times = []
+    for _ in range(5):
+        started = time.perf_counter()
+        rank_ends(ranks, 512)
+        times.append(time.perf_counter() - started)
+    assert min(times) < 0.05
 
 
 def test_a_pass_is_as_long_as_the_longer_of_its_work_and_what_runs_under_it() -> None:

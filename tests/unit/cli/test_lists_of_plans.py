@@ -9,7 +9,7 @@ from planner.plan.explanation import RESOURCE_OF, Alternative, Explanation
 from planner.plan.predict import TIME_PER_MICRO_BATCH, TIME_PER_STEP
 from planner.plan.step import PIPELINE_BUBBLE, UNCOVERED
 from planner.report.explanation import explanation_lines
-from planner.report.search import proof_text
+from planner.report.search import objective_text, proof_text
 
 TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4")
 
@@ -107,3 +107,10 @@ def test_no_time_at_all(plan: Any) -> None:
 )
 def test_what_is_proved(status: str, gap: float, words: str) -> None:
     assert proof_text(status, gap, "in the space") == words
+
+
+def test_a_proof_says_what_it_is_about_where_that_is_not_the_step() -> None:
+    assert objective_text(1.0, 1.0 + 1e-12) == ""
+    assert "minimises, 10 s here" in (text := objective_text(9.9, 10.0))
+    assert "takes 1.0% less; of the plans" in text
+    assert "takes 1.0% more" in objective_text(10.1, 10.0)

@@ -410,6 +410,14 @@ def test_version_1_is_checked_as_version_2_is(edit: Edit, words: tuple[str, ...]
     assert all(word in message for word in words), message
 
 
+def test_a_file_that_has_one_number_for_step_and_objective_is_read() -> None:
+    plan = plan_named("pipeline")
+    assert plan.prediction.objective_seconds > plan.prediction.step_seconds
+    old = parse_plan(edited("pipeline", drop("prediction", "objective_seconds")))
+    assert old.prediction == replace(plan.prediction, objective_seconds=plan.prediction.step_seconds)
+    assert parse_plan(dump_plan(old)) == old
+
+
 @pytest.mark.parametrize("call", ["fsync", "replace", "chmod"])
 def test_a_failing_write_leaves_everything_as_it_was(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,6 +9,7 @@ from hardware_profiles import PYTORCH, Cluster, Hidden, Software, UnknownKeyErro
 from planner.graph.call import Call
 from planner.graph.operator_graph import TensorType
 from planner.plan.bind import prepare
+from planner.plan.step import Launches
 from planner.pricing import OperatorPrices, Pricers, price_operator, price_parameter
 from planner.pricing.liveness import replay
 from planner.sharding.layout import parse_layout, replicated
@@ -83,6 +84,17 @@ def test_short_operators_wait_for_the_host() -> None:
         assert priced("aten.gelu.default", long, cluster).forward[0] == pytest.approx(
             priced("aten.gelu.default", long, QUIET).forward[0]
         )
+
+
+def test_a_host_that_is_ahead_costs_what_it_takes_to_launch_all() -> None:
+    launches = Launches()
+    launches.add(ran=5.0, late=0.0, host=2.0)  # a long kernel, and under it two that are late by themselves
+    launches.add(ran=2.0, late=1.5, host=2.0)
+    launches.add(ran=2.0, late=1.5, host=2.0)
+    assert launches.ahead == 3.0  # six of kernels, six of launches
+    late = Launches()
+    late.add(ran=2.0, late=1.5, host=2.0)
+    assert late.ahead == 0.0
 
 
 def test_passes_multiply_the_traffic_of_elementwise_work_alone() -> None:
