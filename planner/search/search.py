@@ -33,6 +33,7 @@ from planner.plan.bind import BoundPlan, bind, prepare
 from planner.plan.machine import cluster_reference
 from planner.plan.plan import PLANNER_VERSION, Plan, Prediction, Provenance, Training
 from planner.plan.predict import predict
+from planner.plan.step import AHEAD
 from planner.search.assemble import assembly, groups_of, input_layouts, stages_of
 from planner.search.contenders import Contender, Contenders
 from planner.search.decided import NothingAgreesError
@@ -91,6 +92,11 @@ class Ranked:
     def seconds(self) -> float:
         """Of a step, as its schedule runs it."""
         return self.plan.prediction.step_seconds
+
+    @property
+    def launched_in_turn(self) -> float:
+        """Of a step whose operators each wait for their own launch, as the search has it."""
+        return self.seconds - dict(self.plan.prediction.time).get(AHEAD, 0.0)
 
     @property
     def objective(self) -> float:
@@ -430,11 +436,12 @@ class _Search:
                 self.least = min(self.least, self.engine.evaluate(configuration).least)
 
     def _plans(self, bound: float) -> tuple[Ranked, ...]:
-        """The fastest of the contenders, fastest first; those that cannot be among them are not priced."""
+        """The fastest of the contenders, fastest first; those that cannot be among them are not priced: their hosts
+        would have to save more by launching ahead than those of the others."""
         top, plans = self.request.top, list[Ranked]()
         bounded = [(found.least_step(), found.objective, found.order, found) for found in self.contenders.found]
         for least, _, _, found in sorted(bounded, key=lambda one: one[:3]):
-            if len(plans) >= top and least >= plans[top - 1].seconds * (1 - OPTIMAL):
+            if len(plans) >= top and least >= plans[top - 1].launched_in_turn * (1 - OPTIMAL):
                 break
             plans = sorted([*plans, self._ranked(found, bound)], key=lambda ranked: ranked.seconds)
         return tuple(plans[:top])

@@ -476,4 +476,4 @@ def test_a_certificate_is_of_the_plan_that_is_returned() -> None:
         limited = replace(roomy, algorithm="ilp", memory_limit=reserved + share * (peak - reserved))
         best = search(limited).plans[0]
         assert best.certificate is not None
-        assert best.certificate.busy_seconds == pytest.approx(best.seconds, rel=1e-9)
+        assert best.certificate.busy_seconds == pytest.approx(best.objective, rel=1e-9)

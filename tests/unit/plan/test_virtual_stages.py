@@ -133,7 +133,7 @@ def test_the_step_is_that_of_the_interleaved_schedule() -> None:
     ranks = [rank_seconds(cost.chunks, cost.once) for cost in costs_of(plan)]
     found = simulate(ranks, schedule_orders("interleaved", 2, PARTS, virtual=2))
     assert prediction.step_seconds == pytest.approx(found.seconds)
-    busy = [PARTS * part + step for part, step in zip(per_part, once, strict=True)]
+    busy = [PARTS * (part - cost.ahead) + step for part, step, cost in zip(per_part, once, costs_of(plan), strict=True)]
     assert dict(prediction.time)["pipeline bubble"] == pytest.approx(found.seconds - max(busy))
     assert math.fsum(value for _, value in prediction.time) == pytest.approx(prediction.step_seconds)
     assert prediction.peak_bytes == max(stage.peak_bytes for stage in prediction.stages)
