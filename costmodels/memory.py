@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from costmodels.errors import CostModelError
 from costmodels.units import Bytes, QuantityT
-from hardware_profiles import Device
+from hardware_profiles import PYTORCH, Device, Software
 
 Precision: TypeAlias = Literal["bf16", "fp16", "fp32"]
 Optimizer: TypeAlias = Literal["adamw", "sgd"]
@@ -33,17 +33,23 @@ class ParameterBytes:
         return self.weight + self.gradient + self.state
 
 
-def parameter_bytes(precision: str, optimizer: str) -> ParameterBytes:
+def parameter_bytes(precision: str, optimizer: str, software: Software = PYTORCH) -> ParameterBytes:
     """Bytes per parameter under a precision ("bf16", "fp16", "fp32") and an optimizer ("adamw", "sgd" with momentum).
 
-        16-bit: weight 2, gradient 4, state 4 (master weight) + 4 per moment
+        16-bit: weight 2, gradient 4, state 4 (master weight) + 4 per moment; or as the software keeps them
         fp32:   weight 4, gradient 4, state 4 per moment
 
-    Raises `CostModelError` for any other word.
+    Of what is offloaded, gradients and states, nothing is on the device. Raises `CostModelError` for any other word.
     """
     weight, moments = _lookup(precision, optimizer)
-    master = _FP32 if weight < _FP32 else 0
-    return ParameterBytes(weight=weight, gradient=_FP32, state=master + _FP32 * moments)
+    gradient, master, stored = _FP32, 0.0, software.stored
+    if weight < _FP32:
+        weight, master, gradient = stored.weight, stored.master, stored.bf16
+        if precision == "fp16":
+            master, gradient = stored.master + stored.update, stored.fp16
+    if software.offloaded:
+        return ParameterBytes(weight=weight, gradient=0, state=0)
+    return ParameterBytes(weight=weight, gradient=gradient, state=master + _FP32 * moments)
 
 
 def optimizer_traffic(precision: str, optimizer: str) -> Bytes:

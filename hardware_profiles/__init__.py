@@ -34,7 +34,7 @@ from hardware_profiles.measurements import (
     parse_measurements,
 )
 from hardware_profiles.parameters import Parameter, fitted_parameters
-from hardware_profiles.software import PYTORCH, AttentionKernels, Hidden, Software
+from hardware_profiles.software import PYTORCH, AttentionKernels, Hidden, LossMemory, Software, Stored
 from hardware_profiles.stacks import load_software, software_facts, software_names
 from hardware_profiles.units import GB, GIB, KB, KIB, MB, MIB, Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds
 from hardware_profiles.write import Origin, dump_profile
@@ -63,6 +63,7 @@ __all__ = [
     "KernelRow",
     "Level",
     "LevelChoice",
+    "LossMemory",
     "MB",
     "MIB",
     "MatmulKernel",
@@ -79,6 +80,7 @@ __all__ = [
     "Software",
     "Span",
     "Spread",
+    "Stored",
     "TopologyError",
     "UnknownKeyError",
     "UnknownProfileError",

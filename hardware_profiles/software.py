@@ -9,6 +9,11 @@ AttentionKernels = Literal["best", "flash2", "flash1", "unfused"]
 """The fastest of the device, the second or first generation of FlashAttention, or score matrices in memory."""
 
 
+LossMemory = Literal["whole", "in place", "pieces"]
+"""What of logits stands in memory: them, their fp32 copy and its softmax; the softmax in place of the fp32 copy, and
+the gradient in place of the softmax (Megatron-LM); or a piece at a time, fused with the projection (Liger)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hidden:
     """Shares of communication, in [0, 1], that computation hides: 0 waits for all of it. Of activations (`tensor`), of
@@ -17,6 +22,24 @@ class Hidden:
     tensor: float = 0.0
     gathers: float = 0.0
     reductions: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """Bytes per parameter that a stack keeps where it trains in 16 bits, beside the moments of the optimizer. In fp32
+    weights and gradients have 4 bytes and there is no master weight.
+
+    `weight` 2, or 4 where the fp32 master weight is what is stored and a 16-bit copy is made for its use. `fp16` and
+    `bf16`: the gradient, of each dtype, 6 where it is kept in 16 bits and added up in fp32 beside that. `master`: the
+    fp32 weight, 0 where that is the stored one. `update`: gradients in fp16 that the optimizer copies together or casts
+    while it steps, for each parameter that a device updates.
+    """
+
+    weight: Bytes = 2
+    fp16: Bytes = 4
+    bf16: Bytes = 4
+    master: Bytes = 4
+    update: Bytes = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +60,20 @@ class Software:
         hidden: communication that computation hides.
         products: dtype in which matrix products are computed, as "fp8" or "tf32"; empty: that of their operands.
         bucket: bytes of parameters or gradients that are sent together; 0 sends each tensor by itself.
+        stored: bytes kept for each parameter.
+        fused: whether the results of elementwise operators whose operands are kept anyway are made again in the
+            backward pass (fused SwiGLU, compilers) instead of kept.
+        ahead: where weights are gathered for their use, how many blocks at the same time; 0 gathers each weight by
+            itself.
+        regathers: whether a value that is gathered for its use is kept in pieces, and gathered again in the backward
+            pass, instead of whole (sequence parallelism of Korthikanti et al. 2022, section 4.2.2).
+        repeats: classes of operators that are computed again for their own backward pass, and keep nothing beside their
+            operands and results: ("attention",) is selective recomputation of Korthikanti et al. 2022.
+        buffers: bytes of buffers for communication that are there all the time.
+        flat: ZeRO stage whose pieces are cut evenly out of flat buffers even where no dim of a parameter divides;
+            0 cuts along dims alone.
+        loss: what of logits stands in memory.
+        offloaded: whether gradients and the optimizer's state live in the memory of the host.
     """
 
     name: str
@@ -49,6 +86,15 @@ class Software:
     hidden: Hidden
     bucket: Bytes
     products: str = ""
+    stored: Stored = Stored()
+    fused: bool = False
+    ahead: int = 0
+    regathers: bool = False
+    repeats: tuple[str, ...] = ()
+    buffers: Bytes = 0.0
+    flat: int = 0
+    loss: LossMemory = "whole"
+    offloaded: bool = False
 
 
 PYTORCH = Software(

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from hardware_profiles.cluster import Fact
 from hardware_profiles.errors import InvalidProfileError, UnknownProfileError
 from hardware_profiles.fact_models import Number, Portion, Positive, Strict, Text, facts_of
-from hardware_profiles.software import PYTORCH, AttentionKernels, Hidden, Software
+from hardware_profiles.software import PYTORCH, AttentionKernels, Hidden, LossMemory, Software, Stored
 from hardware_profiles.units import MIB
 
 _SUFFIX = ".toml"
@@ -24,6 +24,14 @@ class _Hidden(Strict):
     tensor: Portion
     gathers: Portion
     reductions: Portion
+
+
+class _Stored(Strict):
+    weight: Number
+    fp16: Number
+    bf16: Number
+    master: Number
+    update: Number
 
 
 class _StackFile(Strict):
@@ -39,7 +47,13 @@ class _StackFile(Strict):
     host: Number
     scores: Number
     bucket_mib: Number
+    fused: bool
+    ahead: Number
+    regathers: bool
+    loss: LossMemory
+    buffers_mib: Number
     hidden: _Hidden
+    stored: _Stored
 
     def to_software(self) -> Software:
         return Software(
@@ -56,6 +70,18 @@ class _StackFile(Strict):
                 reductions=self.hidden.reductions.value,
             ),
             bucket=self.bucket_mib.value * MIB,
+            fused=self.fused,
+            ahead=int(self.ahead.value),
+            regathers=self.regathers,
+            loss=self.loss,
+            buffers=self.buffers_mib.value * MIB,
+            stored=Stored(
+                weight=self.stored.weight.value,
+                fp16=self.stored.fp16.value,
+                bf16=self.stored.bf16.value,
+                master=self.stored.master.value,
+                update=self.stored.update.value,
+            ),
         )
 
 

@@ -12,7 +12,8 @@ between stages, so that an error in the search shows as a difference between the
 
 A pipeline rank holds v stages of the model (v = 1: its one stage), and is what is summed up here. A block that is
 recomputed keeps what flows into it and what its kept operators have made for every micro-batch in flight, and the rest
-while its own backward pass runs: one block of a rank at a time.
+while its own backward pass runs: one block of a rank at a time. What the operators after the blocks keep is gone before
+the backward pass of a block begins: it counts as one more such block.
 
 The objective is what the search minimises and proves gaps about. Both charge the share of communication that software
 does not hide; the step also asks whether there is work enough to hide the rest under.
@@ -23,7 +24,8 @@ from dataclasses import dataclass, field, replace
 
 from costmodels import collective_time, in_flight_of_chunks, peak_memory, step_time
 from hardware_profiles import Cluster, Hidden, spread_of
-from planner.graph.operator_graph import TensorType
+from planner.graph.blocks import IDENTITY, BlockRun
+from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.plan import Plan, Prediction, StagePrediction
 from planner.plan.step import AHEAD, PIPELINE_BUBBLE, UNCOVERED, ChunkCost, Launches, PassCost, step_of
@@ -38,7 +40,7 @@ from planner.pricing import (
 )
 from planner.pricing.liveness import liveness, replay
 from planner.pricing.message import Message, message_seconds
-from planner.pricing.operator_price import inner_messages
+from planner.pricing.operator_price import inner_messages, transient_bytes
 from planner.pricing.redistribution_price import PricedRoute
 from planner.sharding.layout import Layout, local_fraction
 from planner.sharding.rule import Duplex, Rule
@@ -54,6 +56,9 @@ TIME_PER_MICRO_BATCH = (
     "stage transfer",
 )
 TIME_PER_STEP = ("gradient reduction", "optimizer", "weight gathering")
+BEFORE, AFTER = -2, -1
+"""What stands before and after the blocks, where blocks are numbered."""
+
 MEMORY = ("weights", "gradients", "optimizer state", "activations", "transient")
 
 
@@ -144,12 +149,14 @@ class _Walk:
     def __post_init__(self) -> None:
         graph, plan = self.bound.graph, self.bound.plan
         self.pricers = Pricers.of(plan.mesh, self.cluster)
-        software = replace(self.cluster.software, hidden=Hidden())
-        whole_prices = Pricers.of(plan.mesh, self.cluster.with_software(software))
+        software = self.cluster.software
+        bare = replace(software, hidden=Hidden())
+        whole_prices = Pricers.of(plan.mesh, self.cluster.with_software(bare))
         self.whole = whole_prices if _hides(self.cluster) else None  # with the seconds that are hidden
-        self.alive = liveness(graph)
-        whole = self.cluster.software.whole_blocks
-        self.replay = replay(graph, self.bound.blocks.start, self.bound.blocks.start + self.bound.blocks.period, whole)
+        self.alive = liveness(graph, software.fused, software.loss)
+        blocks = self.bound.blocks
+        self.replay = replay(graph, blocks.start, blocks.start + blocks.period, software.whole_blocks)
+        self.ending = blocks.stop if _handed_alone(graph, blocks) else len(graph.operators)
         self.stage_of = stage_of_operators(self.bound)
         self.rank_of = {at: stage % plan.pipeline for at, stage in self.stage_of.items()}
         self.flops = 0.0
@@ -164,12 +171,12 @@ class _Walk:
         cost = StageCost(chunks=[ChunkCost(blocks=stage.blocks) for stage in plan.stages[rank :: plan.pipeline]])
         live = in_flight_of_chunks(rank, plan.pipeline, plan.virtual_stages, plan.training.micro_batches)
         received: set[str] = set()
-        recomputed: dict[int, float] = {}
+        at_once: dict[int, float] = {}
         own = [at for at in range(len(operators)) if self.rank_of[at] == rank]
         for at in own:
-            self._operator(cost, at, live[self._chunk(at)], received, recomputed)
-        if recomputed:
-            cost.memory["activations"] += max(recomputed.values())
+            self._operator(cost, at, live[self._chunk(at)], received, at_once)
+        cost.memory["activations"] += max(at_once.values(), default=0.0)
+        cost.memory["transient"] += self.cluster.software.buffers
         for (number, _, name), launches in cost.launches.items():
             into = cost.chunks[number].forward if name == "forward" else cost.chunks[number].backward
             into.add(work=-launches.ahead)
@@ -181,7 +188,7 @@ class _Walk:
         self._sends(cost, rank)
         return cost
 
-    def _operator(self, cost: StageCost, at: int, live: int, received: set[str], recomputed: dict[int, float]) -> None:
+    def _operator(self, cost: StageCost, at: int, live: int, received: set[str], at_once: dict[int, float]) -> None:
         bound = self.bound.operators[at]
         graph, op = self.bound.graph, bound.operator
         prices, chunk = self._price(bound), cost.chunks[self._chunk(at)]
@@ -190,8 +197,10 @@ class _Walk:
         place = self.bound.place_of(at)
         works, moves = again and place < self.replay.works, again and place < self.replay.moves
         results = [name for name in op.results if name is not None]
-        own = [i for i, name in enumerate(results) if name in self.alive.kept]
-        kept = float(prices.saved_extra[0]) + sum(float(prices.results[i][0]) for i in own)
+        pieces = self._kept_in_pieces(at)
+        own = [] if pieces else [i for i, name in enumerate(results) if name in self.alive.kept]
+        kept = 0.0 if at in self.alive.piecewise else float(prices.saved_extra[0])
+        kept += sum(float(prices.results[i][0]) for i in own)
         forward = float(prices.forward[0] + prices.inner_forward[0])
         if again and self.bound.is_kept(at):
             changes = keeping(prices, works, own)
@@ -221,20 +230,27 @@ class _Walk:
                 chunk.forward.add(hidden=inner.forward * hidden)
                 chunk.backward.add(hidden=(inner.backward + (inner.forward if works else 0)) * hidden)
         saved = self.alive.saved[at]
-        transient = float(prices.transient[0])
+        transient = float(transient_bytes(self.alive, graph, at, bound.rule, prices)[0])
         for i, name in enumerate(op.operands):
             wanted, nbytes = bound.layouts.operands[i], float(prices.operands[i][0])
             if name in self.bound.parameters:
                 needed = i in self.alive.weights[at]
                 gathered = self._use_parameter(cost, chunk, name, wanted, int(moves if again else needed))
-                kept += nbytes if gathered and needed and again else 0.0  # a recomputed block gathers all its weights
-                transient += nbytes
+                ahead = self.cluster.software.ahead
+                if gathered and ahead:
+                    where = block if block is not None else AFTER if at >= self.bound.blocks.stop else BEFORE
+                    at_once[where] = at_once.get(where, 0.0) + ahead * nbytes
+                elif gathered and needed and again:  # a recomputed block gathers all its weights
+                    kept += nbytes
+                transient += 0.0 if ahead else nbytes
             elif name in graph.producer:
                 made = self._made(name)
                 if name in graph.data_dependent:  # what never changes is brought into a layout once
                     self._edge(cost, chunk, name, made, wanted, moves)
-                if i in saved and not (made.forward == wanted.forward and name in self.alive.kept):
-                    kept += nbytes
+                if i in saved:
+                    kept += self._kept_copy(name, made, wanted, nbytes)
+                if pieces:
+                    kept += min(nbytes, self._local_bytes(name, made.forward))
                 if (
                     self.stage_of[graph.producer[name]] != self.stage_of[at]
                     and name in graph.data_dependent
@@ -246,12 +262,35 @@ class _Walk:
                     cost.memory["activations"] += 0.0 if again else live * nbytes_received
                 if again and self.bound.blocks.block_of(graph.producer[name]) != block and name in graph.differentiable:
                     self._checkpoint(cost, name, made.forward, live, received, block)
-        if again:
-            assert block is not None
-            recomputed[block] = recomputed.get(block, 0.0) + kept
+        brief = at >= self.ending  # the backward pass of what follows the blocks comes first, and frees what it kept
+        if again or brief:
+            where = block if block is not None else AFTER
+            at_once[where] = at_once.get(where, 0.0) + kept
+            cost.memory["activations"] += 0.0 if again else kept * (live - 1)
         else:
             cost.memory["activations"] += kept * live
         cost.memory["transient"] = max(cost.memory["transient"], transient)
+
+    def _kept_copy(self, name: str, made: Duplex, wanted: Duplex, nbytes: float) -> float:
+        """Bytes that a reader keeps of a value of which it needs `nbytes`, beside what others keep."""
+        if name in self.alive.kept and made.forward == wanted.forward:
+            return 0.0
+        pieces = self._local_bytes(name, made.forward)
+        if not self.cluster.software.regathers or pieces >= nbytes:
+            return nbytes
+        return 0.0 if name in self.alive.kept else pieces
+
+    def _kept_in_pieces(self, at: int) -> bool:
+        """Whether a shared value of a block is kept as it comes, and gathered again for the backward pass."""
+        op, block = self.bound.operators[at].operator, self.bound.blocks.block_of(at)
+        if op.op != IDENTITY or block is None or not self.cluster.software.regathers:
+            return False
+        (name,) = op.results
+        uses = self.bound.graph.consumers.get(name or "", ())
+        return name in self.alive.kept and all(self.bound.blocks.block_of(use) == block for use in uses)
+
+    def _local_bytes(self, name: str, layout: Layout) -> float:
+        return self.bound.graph.types[name].nbytes * local_fraction(layout, self.bound.plan.mesh.sizes)
 
     def _launch(self, cost: StageCost, at: int, prices: OperatorPrices, *, again: bool) -> None:
         """Count what the operator's kernels wait for their launches, block by block and pass by pass."""
@@ -427,6 +466,21 @@ class _Walk:
             self._alone[alone] = _whole_flops(rule, graded)
         self.flops += self._alone[alone]
         return self._prices[key]
+
+
+def _handed_alone(graph: OperatorGraph, blocks: BlockRun) -> bool:
+    """Whether what follows the blocks reads of the last one only what every block hands to the next."""
+    if blocks.count < 2:
+        return False
+    handed, left = set(), set()
+    for at in range(blocks.start, blocks.stop):
+        for name in graph.operators[at].operands:
+            made = graph.producer.get(name)
+            if made is not None and blocks.start <= made < at - (at - blocks.start) % blocks.period:
+                handed.add((made - blocks.start) % blocks.period)
+    for op in graph.operators[blocks.stop :]:
+        left |= {graph.producer[n] for n in op.operands if n in graph.producer and n in graph.data_dependent}
+    return {(at - blocks.start) % blocks.period for at in left if blocks.start <= at < blocks.stop} <= handed
 
 
 def _whole_flops(rule: Rule, graded: tuple[bool, ...]) -> float:

@@ -19,6 +19,7 @@ where it keeps nothing but operands. Other software runs the whole block again (
 
 from dataclasses import dataclass
 
+from hardware_profiles import LossMemory
 from planner.graph.blocks import IDENTITY
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.sharding.rule import Rule
@@ -29,12 +30,16 @@ from planner.sharding.rules import rule_of
 class Liveness:
     """For each operator the positions of the operands that autograd keeps for its backward pass, activations and
     weights apart, and the values that are kept in the layout in which they are made: by their own operator, or as the
-    shared value of several uses.
+    shared value of several uses. `piecewise` has the operators of a loss that is computed a piece at a time, the
+    projection to logits first: what they make never stands in memory as a whole. `overwritten` has the operators of a
+    loss, after the projection, whose results and gradients stand where the cross entropy keeps its probabilities.
     """
 
     saved: tuple[frozenset[int], ...]
     weights: tuple[frozenset[int], ...]
     kept: frozenset[str]
+    piecewise: frozenset[int] = frozenset()
+    overwritten: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +51,12 @@ class Replay:
     works: int
 
 
-def liveness(graph: OperatorGraph) -> Liveness:
-    """What autograd keeps of a graph whose shared values have identities. It does not depend on the batch."""
+def liveness(graph: OperatorGraph, fused: bool = False, loss: LossMemory = "whole") -> Liveness:
+    """What autograd keeps of a graph whose shared values have identities. It does not depend on the batch.
+
+    `fused`: what an elementwise operator makes of operands that are kept anyway is made again in the backward pass.
+    `loss`: what of logits stands in memory.
+    """
     needed = tuple(_needed_operands(graph, op, rule_of(graph, op)) for op in graph.operators)
     saved = tuple(
         frozenset(index for index in positions if _is_activation(graph, op.operands[index]))
@@ -57,6 +66,8 @@ def liveness(graph: OperatorGraph) -> Liveness:
         frozenset(index for index in positions if op.operands[index] in graph.parameter_names)
         for op, positions in zip(graph.operators, needed, strict=True)
     )
+    if fused:
+        saved = _without_remade(graph, saved)
     kept: set[str] = set()
     shared: set[str] = set()
     for op, positions in zip(graph.operators, saved, strict=True):
@@ -66,7 +77,15 @@ def liveness(graph: OperatorGraph) -> Liveness:
         if op.op == IDENTITY:
             shared.update(results)
         kept.update(op.operands[index] for index in positions if op.operands[index] in shared)
-    return Liveness(saved=saved, weights=weights, kept=frozenset(kept))
+    of_loss = _loss_operators(graph) if loss != "whole" else frozenset()
+    after = frozenset(at for at in of_loss if rule_of(graph, graph.operators[at]).op_class != "matmul")
+    return Liveness(
+        saved=saved,
+        weights=weights,
+        kept=frozenset(kept),
+        piecewise=of_loss if loss == "pieces" else frozenset(),
+        overwritten=after if loss == "in place" else frozenset(),
+    )
 
 
 def replay(graph: OperatorGraph, start: int, stop: int, whole: bool = False) -> Replay:
@@ -82,6 +101,34 @@ def replay(graph: OperatorGraph, start: int, stop: int, whole: bool = False) -> 
         if makes or _needed_operands(graph, op, rule):
             return Replay(moves=at - start + 1, works=at - start + int(makes))
     return Replay(moves=0, works=0)
+
+
+def _loss_operators(graph: OperatorGraph) -> frozenset[int]:
+    """The cross entropies and what makes their logits, back to the projection."""
+    classes = [rule_of(graph, op).op_class for op in graph.operators]
+    found: set[int] = set()
+    waiting = [at for at, classed in enumerate(classes) if classed == "cross_entropy"]
+    while waiting:
+        at = waiting.pop()
+        found.add(at)
+        makers = (graph.producer[n] for n in graph.operators[at].operands if n in graph.producer)
+        waiting += [] if classes[at] == "matmul" else [maker for maker in makers if maker not in found]
+    return frozenset(found)
+
+
+def _without_remade(graph: OperatorGraph, saved: tuple[frozenset[int], ...]) -> tuple[frozenset[int], ...]:
+    """Saved operands less those that an elementwise operator makes for another one out of what it keeps itself."""
+    elementwise = [rule_of(graph, op).op_class == "elementwise" for op in graph.operators]
+
+    def remade(name: str) -> bool:
+        at = graph.producer[name]
+        made_of = {i for i, n in enumerate(graph.operators[at].operands) if n in graph.data_dependent}
+        return elementwise[at] and made_of == saved[at] and not rule_of(graph, graph.operators[at]).saved_results
+
+    return tuple(
+        frozenset(i for i in positions if not (elementwise[at] and remade(op.operands[i])))
+        for at, (op, positions) in enumerate(zip(graph.operators, saved, strict=True))
+    )
 
 
 def _needed_operands(graph: OperatorGraph, op: Operator, rule: Rule) -> frozenset[int]:

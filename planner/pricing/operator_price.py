@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from hardware_profiles import Cluster
 from planner.errors import RuleError
-from planner.graph.operator_graph import TensorType
+from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.pricing.kernels import KernelCall, host_seconds, kernel_seconds, score_bytes
+from planner.pricing.liveness import Liveness
 from planner.pricing.message import Message, message_seconds
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import Dims, Rule, Strategy, Work, loop_extents
@@ -39,7 +40,8 @@ class OperatorPrices:
     Seconds: `forward`, `backward` compute, of which kernels wait `late` (forward, backward) for the `host` to launch
     them one by one, `inner_forward`, `inner_backward` collectives of its implementation. Bytes:
     `operands` and `results` local sizes, `saved_extra` what autograd keeps beside operands and results, `transient`
-    what lives only while it runs.
+    what lives only while it runs: forward the results and the operands that nobody keeps, backward the gradients of the
+    results and of the operands, whichever is more.
     """
 
     forward: Array
@@ -99,7 +101,15 @@ def price_operator(
     if extra is None:
         extra = _sum_work(rule.saved_extra, extents) if graded else np.zeros(len(extents))
     inner_forward, inner_backward = _inner(rule, strategies, mesh, cluster)
+    again = np.zeros(len(extents))
+    if graded and rule.op_class in cluster.software.repeats:
+        backward, inner_backward = backward + forward, inner_backward + inner_forward
+        late, extra, again = (late[0], late[0] + late[1]), again, extra
     free = rule.op_class == "view"
+    saved = {i for i, needed_by in rule.saves if set(needed_by) & set(graded)}
+    passing = sum(
+        (b for i, b in enumerate(operand_bytes) if i not in saved and i not in rule.looked_up), np.zeros(len(extents))
+    )
     scratch = _sum_work(rule.scratch, extents)
     return OperatorPrices(
         forward=forward + late[0],
@@ -111,9 +121,21 @@ def price_operator(
         operands=operand_bytes,
         results=result_bytes,
         saved_extra=extra,
-        transient=np.zeros(len(extents)) if free else written * (2 if graded else 1) + gradients + scratch,
+        transient=np.zeros(len(extents)) if free else written + np.maximum(passing, gradients) + scratch + again,
         flops=flops * (1 + rule.backward_work(worked)),
     )
+
+
+def transient_bytes(alive: Liveness, graph: OperatorGraph, at: int, rule: Rule, prices: OperatorPrices) -> Array:
+    """Bytes that live while an operator runs, weights left out, (K,); of logits that are made a piece at a time there
+    are only the gradients of what they are made of, of what is overwritten only what it is made of."""
+    if at in alive.overwritten:
+        lost = prices.operands if rule.op_class != "cross_entropy" else ()
+        return sum(lost if prices.transient.any() else (), np.zeros_like(prices.transient))
+    if at not in alive.piecewise:
+        return prices.transient
+    graded = (i for i, name in enumerate(graph.operators[at].operands) if name in graph.differentiable)
+    return sum((prices.operands[i] for i in graded if rule.op_class == "matmul"), np.zeros_like(prices.transient))
 
 
 def _extents(rule: Rule, cut: tuple[tuple[int, ...], ...], strategies: Sequence[Strategy], mesh: Mesh) -> Array:

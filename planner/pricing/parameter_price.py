@@ -10,9 +10,12 @@ writes one, a pass over the parameters that software with a fused weight gradien
 runtime does not fuse.
 
 ZeRO-1 is a state cut finer than the weight; ZeRO-2 cuts the gradient too and reduce-scatters that of every use, ZeRO-3
-cuts the weight too and gathers it at every use; both are priced with the use.
+cuts the weight too and gathers it at every use; both are priced with the use. Software that cuts flat buffers
+(`Software.flat`) shares out what no dim of the parameter can be cut for, too: its bytes, not its messages, which the
+all-reduce of the full copy stands for.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -22,7 +25,7 @@ from numpy.typing import NDArray
 from costmodels import operator_time, optimizer_time, parameter_bytes
 from planner.graph.operator_graph import TensorType
 from planner.pricing.redistribution_price import Pricers
-from planner.sharding.layout import local_fraction
+from planner.sharding.layout import PARTIAL, REPLICATE, local_fraction
 from planner.sharding.stored import StoredParameter
 
 Array = NDArray[np.float64]
@@ -53,8 +56,11 @@ def price_parameter(
 ) -> ParameterPrices:
     """Prices of keeping a parameter of this type in each of the given stored layouts."""
     sizes = pricers.parameters.mesh.sizes
-    per = parameter_bytes(precision, optimizer)
+    software = pricers.parameters.cluster.software
+    per = parameter_bytes(precision, optimizer, software)
+    pieces = np.array([_pieces(s, sizes) for s in stored]) if software.flat else np.ones(len(stored))
     weight = np.array([local_fraction(s.weight, sizes) for s in stored]) * tensor.numel
+    weight = weight / (pieces if software.flat > 2 else 1.0)
     zeros = np.zeros(len(stored))
     if not trainable:
         return ParameterPrices(
@@ -66,13 +72,15 @@ def price_parameter(
             gradient=zeros,
             state=zeros,
         )
-    state = np.array([local_fraction(s.state, sizes) for s in stored]) * tensor.numel
+    state = np.array([local_fraction(s.state, sizes) for s in stored]) * tensor.numel / pieces
     gradient = np.array([local_fraction(s.gradient, sizes) for s in stored]) * tensor.numel
+    gradient = gradient / (pieces if software.flat > 1 else 1.0)
     accumulated = replace(tensor, dtype="float32")
     # an fp32 weight is its own master copy where the state cuts it finer; elsewhere the piece of the state is a copy
     weights, gradients, states = ([getattr(s, kind) for s in stored] for kind in ("weight", "gradient", "state"))
-    copies = pricers.parameters.pairs(tensor, weights, states).sends if per.weight == _FP32 else zeros
-    added = gradient * (tensor.element_bytes + 2 * per.gradient)
+    fp32 = tensor.element_bytes == _FP32 and not software.offloaded
+    copies = pricers.parameters.pairs(tensor, weights, states).sends if fp32 else zeros
+    added = gradient * (tensor.element_bytes + 2 * _FP32)
     cluster = pricers.parameters.cluster
     device = cluster.device
     passed = operator_time(op_class="copy", flops=0.0, bytes_moved=added, dtype="fp32", device=device)
@@ -85,3 +93,10 @@ def price_parameter(
         gradient=gradient * per.gradient,
         state=state * (per.state + _FP32 * copies),
     )
+
+
+def _pieces(stored: StoredParameter, sizes: Sequence[int]) -> int:
+    """Into how many pieces a flat buffer is cut that could not be cut along a dim: the devices that hold full copies
+    and add up their gradients once a step."""
+    axes = zip(stored.weight, stored.gradient, stored.state, sizes, strict=True)
+    return math.prod(size for *kept, size in axes if kept == [REPLICATE, PARTIAL, REPLICATE])

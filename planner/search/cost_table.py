@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hardware_profiles import Cluster
-from planner.graph.operator_graph import OperatorGraph, TensorType
+from planner.graph.blocks import IDENTITY
+from planner.graph.operator_graph import TensorType
 from planner.pricing import (
     OperatorPrices,
     ParameterPrices,
@@ -21,6 +22,7 @@ from planner.pricing import (
     price_operator,
     price_parameter,
 )
+from planner.pricing.operator_price import transient_bytes
 from planner.search.candidates import CandidateLists, Candidates, DuplexColumn, LayoutColumn
 from planner.search.restriction import Restriction
 from planner.search.template import Template, ValueEdge
@@ -108,9 +110,9 @@ class TableBuilder:
     def build(self, template: Template, restriction: Restriction | None = None) -> CostTables:
         """Tables of a template whose graph has the batch of one micro-batch, of all candidates or of those that a
         restriction leaves."""
-        graph, kept = template.graph, template.alive.kept
+        graph = template.graph
         self._prices.clear()
-        operators = tuple(self._operator(graph, index, kept, restriction) for index in range(len(graph.operators)))
+        operators = tuple(self._operator(template, index, restriction) for index in range(len(graph.operators)))
         edges = tuple(self._edge(template, edge, operators) for edge in template.edges)
         parameters = tuple(self._parameter(template, p.name, operators, restriction) for p in graph.parameters)
         result_bytes = {
@@ -127,9 +129,8 @@ class TableBuilder:
             result_bytes=result_bytes,
         )
 
-    def _operator(
-        self, graph: OperatorGraph, index: int, kept: frozenset[str], restriction: Restriction | None
-    ) -> OperatorTable:
+    def _operator(self, template: Template, index: int, restriction: Restriction | None) -> OperatorTable:
+        graph, alive = template.graph, template.alive
         op = graph.operators[index]
         rule = rule_of(graph, op)
         results = [name for name in op.results if name is not None]
@@ -146,13 +147,17 @@ class TableBuilder:
             priced = price_operator(rule, candidates.strategies, *types, graded, self.mesh, self.cluster)
             self._prices[key] = (rule, candidates, priced)  # the first two keep their identities
         prices = self._prices[key][2]
-        own = [prices.results[place] for place, name in enumerate(results) if name in kept]
+        own = [prices.results[place] for place, name in enumerate(results) if name in alive.kept]
+        if self._kept_in_pieces(template, index):
+            own = []
         gathered = [prices.operands[place] for place, name in enumerate(op.operands) if name in graph.parameter_names]
         return OperatorTable(
             candidates=candidates,
             prices=prices,
-            kept=sum(own, prices.saved_extra),
-            transient=sum(gathered, prices.transient),
+            kept=sum(own, np.zeros_like(prices.saved_extra) if index in alive.piecewise else prices.saved_extra),
+            transient=sum(
+                [] if self.cluster.software.ahead else gathered, transient_bytes(alive, graph, index, rule, prices)
+            ),
         )
 
     def _edge(self, template: Template, edge: ValueEdge, operators: Sequence[OperatorTable]) -> EdgeTable:
@@ -168,12 +173,28 @@ class TableBuilder:
             backward = _spread(pricer, tensor, wanted.gradient, made.gradient).T
         else:
             backward = np.zeros_like(forward)
-        bytes_kept = np.zeros_like(forward)
+        bytes_kept, shared = np.zeros_like(forward), False
         if edge.operand in alive.saved[edge.consumer]:
             bytes_kept = bytes_kept + operators[edge.consumer].prices.operands[edge.operand][None, :]
             if any(edge.name in kept for kept in (alive.kept, template.kept_for_next, template.kept_for_rest)):
                 bytes_kept = np.where(_same(made.forward, wanted.forward), 0.0, bytes_kept)
+                shared = True
+            if self.cluster.software.regathers:  # see predict._kept_copy
+                pieces = operators[edge.producer].prices.results[place][:, None]
+                whole = operators[edge.consumer].prices.operands[edge.operand][None, :]
+                bytes_kept = np.where(pieces < whole, 0.0 if shared else pieces, bytes_kept)
+        if self._kept_in_pieces(template, edge.consumer):
+            made_bytes = operators[edge.producer].prices.results[place][:, None]
+            bytes_kept = bytes_kept + np.minimum(made_bytes, operators[edge.consumer].prices.operands[0][None, :])
         return EdgeTable(edge=edge, forward=forward, backward=backward, kept=bytes_kept)
+
+    def _kept_in_pieces(self, template: Template, index: int) -> bool:
+        """Whether a shared value of the block is kept as it comes, and gathered again for the backward pass."""
+        op = template.graph.operators[index]
+        if op.op != IDENTITY or not template.in_block(index) or not self.cluster.software.regathers:
+            return False
+        kinds = {edge.kind for edge in template.edges if edge.producer == index}
+        return op.results[0] in template.alive.kept and kinds == {"inside"}
 
     def _parameter(
         self,

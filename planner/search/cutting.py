@@ -315,6 +315,13 @@ class _PieceMaker:
     def _again(self, index: int) -> bool:
         return self.way != "none" and self.template.in_block(index)
 
+    def _held(self, index: int) -> str:
+        """For whom an operator keeps its bytes: every micro-batch in flight, or its own backward pass, which for what
+        follows the blocks comes at once."""
+        blocks = self.template.blocks
+        brief = self.share.last and not self.share.blocks and not self.whole and index >= blocks.start + blocks.period
+        return "replay" if brief or self._again(index) else "live"
+
     def _moves(self, index: int) -> bool:
         return self._again(index) and index - self.template.blocks.start < self.template.replay.moves
 
@@ -330,7 +337,7 @@ class _PieceMaker:
         works = again and index - self.template.blocks.start < self.template.replay.works
         forward = prices.forward + prices.inner_forward
         self._add(key, part=forward * (2 if works else 1) + prices.backward + prices.inner_backward)
-        self._add(key, **{"replay" if again else "live": table.kept})
+        self._add(key, **{self._held(index): table.kept})
         at = self.place[key]
         self.columns["transient"][at] = np.maximum(self.columns["transient"][at], table.transient)
         if works and self.way == "selective":
@@ -363,7 +370,7 @@ class _PieceMaker:
     def _edge(self, table: EdgeTable) -> None:
         edge = table.edge
         part = table.forward * (2 if self._moves(edge.consumer) else 1) + table.backward
-        where = "replay" if self._again(edge.consumer) else "live"
+        where = self._held(edge.consumer)
         self._join(self._key(edge.producer), self._key(edge.consumer), part, where, table.kept)
 
     def _use(self, use: UseTable, name: str) -> None:
@@ -372,7 +379,9 @@ class _PieceMaker:
         again = self._again(use.consumer)
         twice = self._moves(use.consumer) if again else use.needed
         part = use.gather * (2 if twice else 1) + use.reduce
-        kept = use.gathered if again and use.needed else np.zeros_like(part)
+        ahead = self.cutter.cluster.software.ahead
+        held = ahead or int(again and use.needed)
+        kept = held * use.gathered
         self._join(name, self._key(use.consumer), part, "replay", kept, steady=True)
 
     def _join(self, one: Key, other: Key, part: Array, where: str, kept: Array, *, steady: bool = False) -> None:

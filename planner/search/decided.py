@@ -7,7 +7,9 @@ parallelism (`Pinned`, manual mode), which give every mesh axis one purpose:
     data        batch                                   batch                       batch
     expert      batch                                   batch                       batch; experts, exchanged by batch
     context     sequence                                sequence                    sequence, heads in attention
-    tensor      a dim of the weight                     nothing, or sequence        heads, hidden, sequence or nothing
+    tensor      a dim of the weight                     nothing, or sequence        heads, hidden, sequence or nothing;
+                                                                                    nothing where a norm reads it and
+                                                                                    the sequence is not cut
 
     parameters on a data or context axis: ZeRO 0 full copies; 1 states cut; 2 gradients too; 3 weights too
     parameters on a tensor axis: cut where they are multiplied with, else full copies
@@ -155,7 +157,8 @@ class Decided:
             allowed = unused if split_sequence is False else lambda s: unused(s) or sequence(s)
             return _first_possible(legal, (allowed,))
         if split_sequence is False:
-            return _first_possible(legal, (lambda s: unused(s) or other(s),))
+            whole = (unused,) if index in self._residual else ()
+            return _first_possible(legal, (*whole, lambda s: unused(s) or other(s)))
         return _first_possible(legal, (lambda s: not batch(s),))
 
     def _zero(self, axis: int) -> Iterator[Callable[[StoredParameter], bool]]:
@@ -247,6 +250,23 @@ class Decided:
     def _weight_factors(self) -> tuple[frozenset[int], ...]:
         """For each operator the factors that index one of its parameters."""
         return tuple(_weight_factors(self.template.graph, index) for index in range(len(self.template.graph.operators)))
+
+    @cached_property
+    def _residual(self) -> frozenset[int]:
+        """Operators whose results norms read: without sequence parallelism the residual stream is whole everywhere."""
+        weighted = {
+            at for at, classed in enumerate(self._classes) if classed == "normalisation" and self._weight_factors[at]
+        }
+        read = set(weighted)
+        graph = self.template.graph
+        for _ in range(2):  # an identity stands between a value and its several readers
+            read |= {
+                edge.producer
+                for edge in self.template.edges
+                if edge.consumer in weighted
+                or (edge.consumer in read and graph.operators[edge.consumer].op == IDENTITY)
+            }
+        return frozenset(read - weighted)
 
     @cached_property
     def _of_experts(self) -> frozenset[str]:

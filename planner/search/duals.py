@@ -34,13 +34,14 @@ _LEAN = 1e-6
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """How the pipeline is run: ranks, virtual stages on each, micro-batches, micro-batches in flight of every chunk
-    (ranks, chunks), and the bytes that a device may fill."""
+    (ranks, chunks), the bytes that a device may fill, and whether ranks hold equally many blocks, where they divide."""
 
     ranks: int
     chunks: int
     micro_batches: int
     in_flight: tuple[tuple[float, ...], ...]
     capacity: float
+    even: bool = False
 
     @property
     def weight(self) -> float:
@@ -58,7 +59,7 @@ def setting_of(configuration: Configuration, capacity: float) -> Setting:
     """How the pipeline of a configuration is run."""
     p, v, m = configuration.pipeline, configuration.virtual_stages, configuration.micro_batches
     flights = tuple(in_flight_of_chunks(rank, p, v, m) for rank in range(p))
-    return Setting(ranks=p, chunks=v, micro_batches=m, in_flight=flights, capacity=capacity)
+    return Setting(ranks=p, chunks=v, micro_batches=m, in_flight=flights, capacity=capacity, even=configuration.even)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -145,7 +146,7 @@ class Duals:
         blocks = max(1, self.chain.tables.template.blocks.count)
         if math.isinf(price):
             return Weights(
-                part=self.weight * _LEAN, step=_LEAN, fixed=1.0, live=flights, replay=1.0 / blocks / self.parts
+                part=self.weight * _LEAN, step=_LEAN, fixed=1.0, live=flights, replay=1.0 / (blocks + 1) / self.parts
             )
         return Weights(
             part=self.weight / self.parts,
@@ -153,7 +154,7 @@ class Duals:
             step=1.0,
             fixed=price,
             live=price * flights,
-            replay=price / blocks / self.parts,
+            replay=price / (blocks + 1) / self.parts,
         )
 
     def _add(self, weights: Weights, price: float, flights: float, *, proves: bool, cap: float = math.inf) -> None:

@@ -89,6 +89,7 @@ class Engine:
         if self.request.memory_limit is not None:
             device = replace(self.request.cluster.device, memory=self.request.memory_limit)
             self.capacity = min(self.capacity, usable_memory(device))
+        self.capacity -= self.request.cluster.software.buffers
 
     def bound(self, configuration: Configuration) -> float:
         """Least step time, from the work alone."""

@@ -193,8 +193,12 @@ class Evaluation:
         sides = [pieces or (None,) for pieces in (chain.head, chain.inner if self.blocks else (), chain.tail)]
         for ways in itertools.product(*sides):
             counts = (chain.blocks_in_head, self.blocks, chain.blocks_in_tail)
-            recomputed = [piece for piece, n in zip(ways, counts, strict=True) if piece and n and piece.recompute]
-            interiors: list[Piece | None] = [*recomputed] or [None]
+            interiors: list[Piece | None] = [
+                piece
+                for piece, n in zip(ways, counts, strict=True)
+                if piece and ((n and piece.recompute) or (not n and piece.replay.any()))
+            ]
+            interiors = interiors or [None]
             for counted in interiors:
                 found, possible = self._settle([piece for piece in ways if piece], counted, ways[1])
                 fits |= possible
@@ -251,7 +255,9 @@ class Evaluation:
         ends = [(p.best_column(0, state, self.chain), p.best_column(2, state, self.chain)) for p in self.duals.priced]
         known: dict[object, Filled] = {}
         ranks, variants = [], []
-        per_chunk = self.blocks if setting.chunks == 1 else self.blocks // (setting.ranks * setting.chunks)
+        whole = not self.chain.blocks_in_head and not self.chain.blocks_in_tail
+        equal = setting.chunks > 1 or (setting.even and whole and self.blocks % setting.ranks == 0)
+        per_chunk = self.blocks // (setting.ranks * setting.chunks) if equal else self.blocks
         for rank in range(setting.ranks):
             chosen = _distinct_ends(
                 [(head if rank == 0 else None, tail if rank == setting.ranks - 1 else None) for head, tail in ends]
@@ -268,11 +274,11 @@ class Evaluation:
             per_chunk,
             micro_batches=setting.micro_batches,
             chunks=setting.chunks,
-            equal=setting.chunks > 1,
+            equal=equal,
             cutoff=self.cutoff,
         )
         if division is None:
-            share = per_chunk if setting.chunks > 1 else math.ceil(self.blocks / setting.ranks)
+            share = per_chunk if equal else math.ceil(self.blocks / setting.ranks)
             self.least = min(self.least, max(float(filled.least[share]) for filled in ranks))
             return None, ranks, None
         fillings = tuple(

@@ -212,7 +212,7 @@ def _family(engine: Engine, members: tuple[Configuration, ...]) -> Family | None
 def _engine(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
     prepared, blocks = prepare(request.graph)
     repeated = frozenset(request.pinned.repeated)
-    template = fold(prepared, blocks, request.cluster.software.whole_blocks, repeated)
+    template = fold(prepared, blocks, request.cluster.software, repeated)
     limits = bounds(template, request.batch, request.cluster, request.precision, request.optimizer)
     return Engine(request=request, template=template, limits=limits), prepared
 
@@ -454,7 +454,8 @@ class _Search:
         priced: BoundPlan | None = None
         if ranks != found.outcome.ranks:
             settled = self._priced(found, ranks, bound)
-            limit = peak_memory(self.engine.capacity, 0.0, 0.0, request.cluster.device) * (1 + OPTIMAL)
+            buffers = request.cluster.software.buffers
+            limit = peak_memory(self.engine.capacity, 0.0, buffers, request.cluster.device) * (1 + OPTIMAL)
             prediction = settled.plan.prediction
             # settled, another block's interior may be the largest; less per step may not make up for more per part
             if prediction.peak_bytes <= limit and prediction.objective_seconds < found.objective:
@@ -545,7 +546,7 @@ def _nothing_fits(request: SearchRequest, least: float, stopped: bool) -> Infeas
     device = request.cluster.device
     if stopped:
         return InfeasibleError("no plan that fits was found before the search was stopped; give it more time")
-    needed = float(peak_memory(least, 0.0, 0.0, device))
+    needed = float(peak_memory(least, 0.0, request.cluster.software.buffers, device))
     memory = device.memory if request.memory_limit is None else min(device.memory, request.memory_limit)
     if not memory < needed < math.inf:
         return InfeasibleError(

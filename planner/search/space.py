@@ -37,6 +37,7 @@ class Configuration:
         mesh: sizes of the axes inside a stage, slowest links first.
         roles: what each axis is for; empty where every operator may use every axis as it likes.
         micro_batches: parts of the global batch, one after the other.
+        even: whether the ranks hold equally many blocks, where they divide.
     """
 
     pipeline: int
@@ -44,6 +45,7 @@ class Configuration:
     mesh: tuple[int, ...]
     roles: tuple[Role, ...] = ()
     micro_batches: int
+    even: bool = False
 
     @property
     def family(self) -> tuple[int, tuple[int, ...], tuple[Role, ...]]:
@@ -74,6 +76,7 @@ class Pinned:
             or by "ring", where keys and values come round to the queries; the runtime executes the first.
         repeated: classes of operators (`hardware_profiles.OP_CLASSES`) whose results a recomputed block never keeps;
             ("attention",) is selective recomputation as in Korthikanti et al. 2022.
+        even: whether all ranks of a pipeline hold equally many blocks, where they divide.
     """
 
     pipeline: int | None = None
@@ -91,6 +94,7 @@ class Pinned:
     recompute: Running | None = None
     repeated: tuple[str, ...] = ()
     context_by: ContextBy = "heads"
+    even: bool = False
 
     @property
     def manual(self) -> bool:
@@ -181,6 +185,7 @@ def configurations(template: Template, devices: int, global_batch: int, pinned: 
                         mesh=mesh,
                         roles=roles,
                         micro_batches=micro_batches,
+                        even=pinned.even,
                     )
 
 
@@ -292,7 +297,7 @@ def bounds(template: Template, batch: int, cluster: Cluster, precision: str, opt
         works = template.in_block(index) and index - template.blocks.start < template.replay.works
         recomputed += seconds * count if works else 0.0
         backward += seconds * count * rule.backward_work(graded)
-    per = parameter_bytes(precision, optimizer)
+    per = parameter_bytes(precision, optimizer, cluster.software)
     sizes = (
         graph.types[p.name].numel
         * (per.total if p.name in graph.differentiable else per.weight)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+from hardware_profiles import PYTORCH, Software
 from planner.graph.blocks import IDENTITY, NO_BLOCKS, BlockRun, block_parameters, operand_sources
 from planner.graph.operator_graph import OperatorGraph, substitute
 from planner.pricing.liveness import Liveness, Replay, liveness, replay
@@ -107,14 +108,14 @@ class Template:
 
 
 def fold(
-    graph: OperatorGraph, blocks: BlockRun, whole_blocks: bool = False, repeated: frozenset[str] = frozenset()
+    graph: OperatorGraph, blocks: BlockRun, software: Software = PYTORCH, repeated: frozenset[str] = frozenset()
 ) -> Template:
-    """The template of a prepared graph; `whole_blocks` and `repeated` say how recomputation goes.
+    """The template of a prepared graph, run by some software; `repeated` says how recomputation goes.
 
     Where the part after the blocks reads more than the last block, nothing is folded.
     """
     if not blocks.count:
-        return _unfolded(graph)
+        return _unfolded(graph, software)
     stop = blocks.start + blocks.period
     last = {
         name: twin
@@ -132,7 +133,7 @@ def fold(
     }
     after = graph.operators[blocks.stop :]
     if any(name in inner for op in after for name in op.operands):
-        return _unfolded(graph)
+        return _unfolded(graph, software)
     renamed = tuple(
         replace(
             op,
@@ -160,8 +161,8 @@ def fold(
             blocks=blocks,
             edges=edges,
             own_parameters=own,
-            alive=liveness(folded),
-            whole_blocks=whole_blocks,
+            alive=liveness(folded, software.fused, software.loss),
+            whole_blocks=software.whole_blocks,
             repeated=repeated,
         )
     )
@@ -184,13 +185,13 @@ def _with_liveness(template: Template) -> Template:
     )
 
 
-def _unfolded(graph: OperatorGraph) -> Template:
+def _unfolded(graph: OperatorGraph, software: Software) -> Template:
     return Template(
         graph=graph,
         blocks=NO_BLOCKS,
         edges=_straight(graph, NO_BLOCKS, ()),
         own_parameters=frozenset(),
-        alive=liveness(graph),
+        alive=liveness(graph, software.fused, software.loss),
     )
 
 

@@ -7,7 +7,7 @@ assumed of the model and the number of devices.
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from planner.errors import RequestError
@@ -43,6 +43,7 @@ class Run:
     job: Job
     pinned: Pinned
     notes: tuple[str, ...]
+    repeats: tuple[str, ...] = ()  # see Software.repeats
 
 
 def padded_vocabulary(size: int) -> int:
@@ -60,7 +61,11 @@ def run_of(row: Row) -> Run:
     devices, global_batch = _needed(row, "n_devices"), _needed(row, "global_batch")
     pinned = _pinned(row, devices, model, notes)
     job = Job(model=model, profile=row.text("profile"), devices=devices, global_batch=global_batch)
-    return Run(job=job, pinned=pinned, notes=tuple(notes))
+    repeats: tuple[str, ...] = ()
+    if pinned.repeated == ("attention",):  # Megatron checkpoints attention alone: the block is run as one that is not
+        repeats = pinned.repeated
+        pinned = replace(pinned, recompute="none", repeated=())
+    return Run(job=job, pinned=pinned, notes=tuple(notes), repeats=repeats)
 
 
 def model_of(row: Row, notes: list[str]) -> Dimensions:
@@ -225,6 +230,7 @@ def _pinned(row: Row, devices: int, model: Dimensions, notes: list[str]) -> Pinn
         micro_batch=micro_batch or 1,
         recompute=recompute,
         repeated=_repeated(row, recompute, notes),
+        even=True,
     )
 
 
@@ -260,6 +266,9 @@ def _zero(row: Row, shards: int, notes: list[str]) -> int:
     if found:
         return int(found[1] or found[2])
     optimizer = row.text("distributed_optimizer").lower()
+    if not optimizer and row.text("zero_stage").startswith("deepspeed"):
+        notes.append("ZeRO stage of DeepSpeed unknown: 3")
+        return 3
     stage = 1 if optimizer in ("true", "1") or optimizer.startswith("implied") or "zero-1" in optimizer else 0
     if shards > 1:
         notes.append(f"ZeRO stage unknown: {stage}")

@@ -1,7 +1,7 @@
 """Rows evaluated by the search with everything pinned, so that it prices the one configuration that was run.
 
-A configuration that does not fit by our model of memory is evaluated once more on a machine with memory without end:
-it has a time all the same, and a peak that says how far we are off.
+A configuration is evaluated on a machine with memory without end, so that nothing is chosen for what fits: one that
+does not fit by our model of memory has a time all the same, and a peak that says how far we are off.
 
 Rows of one model share its traced graph. With several processes the rows are dealt out in chunks of one model each;
 results come back in the order of the rows, whatever the number of processes.
@@ -15,12 +15,13 @@ from multiprocessing import get_context
 
 from costmodels import CostModelError
 from hardware_profiles import Cluster, HardwareProfileError
-from planner.errors import InfeasibleError, PlannerError
+from planner.errors import PlannerError
 from planner.graph.operator_graph import OperatorGraph
 from planner.models.dimensions import TRACED_BATCH, Dimensions, build
 from planner.plan.plan import Prediction
 from planner.search.api import search
 from planner.validation.configuration import Job, Run, run_of
+from planner.validation.peak import CONVENTIONS, convention_of, peak_of
 from planner.validation.rows import Row
 from planner.validation.software import machine_of_run
 
@@ -122,10 +123,12 @@ def evaluate_chunk(rows: Iterable[Row], change: Change = as_it_is) -> list[Evalu
             assumed: list[str] = list(notes)
             zero = 0 if run.pinned.zero is None else run.pinned.zero
             cluster = change(machine_of_run(row, run.job.devices, zero, assumed))
+            cluster = cluster.with_software(replace(cluster.software, repeats=run.repeats))
             notes = tuple(assumed)
             if run.job.model not in graphs:
                 graphs = {run.job.model: traced(run.job.model)}
             prediction, feasible = _predicted(run, cluster, graphs[run.job.model])
+            convention = convention_of(row)
         except (PlannerError, HardwareProfileError, CostModelError) as error:
             results.append(Evaluated(row=row, notes=notes, error=str(error)))
             continue
@@ -135,10 +138,10 @@ def evaluate_chunk(rows: Iterable[Row], change: Change = as_it_is) -> list[Evalu
                 predicted_seconds=prediction.step_seconds,
                 low_seconds=prediction.low_seconds,
                 high_seconds=prediction.high_seconds,
-                predicted_peak_bytes=prediction.peak_bytes,
+                predicted_peak_bytes=peak_of(prediction, cluster.device, convention),
                 time=prediction.time,
                 feasible=feasible,
-                notes=notes,
+                notes=(*notes, f"peak as {CONVENTIONS[convention]}"),
             )
         )
     return results
@@ -166,11 +169,9 @@ def _chunks(rows: Sequence[Row]) -> Iterator[list[Row]]:
 
 def _predicted(run: Run, cluster: Cluster, graph: OperatorGraph) -> tuple[Prediction, bool]:
     """What a run costs, and whether it fits."""
-    try:
-        return _searched(run, cluster, graph), True
-    except InfeasibleError:
-        endless = replace(cluster, device=replace(cluster.device, memory=_ENDLESS))
-        return _searched(run, endless, graph), False
+    endless = replace(cluster, device=replace(cluster.device, memory=_ENDLESS))
+    prediction = _searched(run, endless, graph)
+    return prediction, prediction.peak_bytes <= cluster.device.memory
 
 
 def _searched(run: Run, cluster: Cluster, graph: OperatorGraph) -> Prediction:

@@ -1,7 +1,8 @@
 """Which software a run was done with, and over which network, as far as its row says.
 
     what the row says                                            stack
-    DeepSpeed, without ZeRO 3                                    deepspeed
+    DeepSpeed, ZeRO 3 or less                                    deepspeed-zero3, deepspeed
+    PaddlePaddle                                                 paddle
     NeMo, Megatron Bridge, Transformer Engine                    nemo
     a device of Ascend                                           mindspeed
     ZeRO 3                                                       fsdp, fsdp-compiled where it is compiled
@@ -74,7 +75,8 @@ def stated_bandwidth(row: Row) -> float | None:
 
 def software_of(row: Row, cluster: Cluster, zero: int, notes: list[str]) -> Software:
     """The stack of a row, with its attention kernels and overlaps."""
-    stack = load_software(_stack(row, zero))
+    stack = replace(load_software(_stack(row, zero)), flat=zero)  # all frameworks pad what they share out
+    stack = _memory_of(row, stack, notes)
     flags = row.text("other_flags").lower()
     if any(word in flags for word in _FLAGS.values()):
         hidden = {part: OVERLAPPED if word in flags else 0.0 for part, word in _FLAGS.items()}
@@ -98,10 +100,26 @@ def products_of(row: Row) -> str:
     return "tf32" if "tf32" in row.text("precision_detail").lower() else ""
 
 
+def _memory_of(row: Row, stack: Software, notes: list[str]) -> Software:
+    """The stack with what a row says of memory: an optimizer on the host, a loss that never holds all logits."""
+    words = f"{row.text('other_flags')} {row.text('distributed_optimizer')}".lower()
+    if re.search(r"offload\S* (of )?(adam|optim)|optimizer[-_ ]offload", words) or "offload-optimizer" in words:
+        notes.append("the optimizer's state is on the host")
+        stack = replace(stack, offloaded=True)
+    if "liger" in words:
+        notes.append("the loss is computed a piece at a time, gated activations are made again (Liger)")
+        stack = replace(stack, loss="pieces", fused=True)
+    return stack
+
+
 def _stack(row: Row, zero: int) -> str:
     words = " ".join(row.text(column) for column in ("source", "other_flags", "distributed_optimizer", "notes")).lower()
     if row.text("profile").startswith("ascend"):
         return "mindspeed"
+    if "paddle" in words:
+        return "paddle"
+    if zero == 3 and "deepspeed" in words:
+        return "deepspeed-zero3"
     if zero == 3:
         return "fsdp-compiled" if row.truth("compile") else "fsdp"
     if "deepspeed" in words:

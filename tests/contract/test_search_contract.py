@@ -434,7 +434,7 @@ def test_virtual_stages_that_cannot_be_had_are_left_out_by_every_search() -> Non
 
 
 def test_a_heuristic_that_finds_nothing_proves_nothing() -> None:
-    cluster = small_memory(cluster_of("h100-80gb", 2), 144480.0)
+    cluster = small_memory(cluster_of("h100-80gb", 2), 142000.0)
     request = request_of("llama-1", cluster, 8, algorithm="recursive_programming")
     with pytest.raises(InfeasibleError, match=r"recursive_programming found no plan of llama-1 .* does not prove"):
         search(request)

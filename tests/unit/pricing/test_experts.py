@@ -76,7 +76,7 @@ def test_their_gradients_live_while_they_are_computed() -> None:
     rows, tokens = BATCH / 64 * TOKENS * CHOSEN, BATCH / 64 * TOKENS
     prices = priced("b", "e@b")
     gradients = sum(prices.operands[place][0] for place in (0, 1, 3, 4, 5))
-    assert prices.transient[0] == 2 * 2 * tokens * HIDDEN + gradients + 2 * rows * (2 * HIDDEN + 3 * WIDTH)
+    assert prices.transient[0] == 2 * tokens * HIDDEN + gradients + 2 * rows * (2 * HIDDEN + 3 * WIDTH)
 
 
 def test_what_is_sent() -> None:

@@ -63,7 +63,7 @@ def test_a_linear_layer_by_hand() -> None:
         assert prices.forward[at] == pytest.approx(forward, rel=1e-12)
         assert prices.backward[at] == pytest.approx(backward, rel=1e-12)
         assert (prices.operands[0][at], prices.operands[1][at], prices.results[0][at]) == (operand, weight, result)
-        assert prices.transient[at] == 2 * result + operand + weight
+        assert prices.transient[at] == result + operand + weight
         assert prices.flops[at] == 3 * flops
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from costmodels import step_time, usable_memory
-from hardware_profiles import Cluster, load_profile
+from hardware_profiles import PYTORCH, Cluster, load_profile
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.models.gpt import GPT, GPTConfig
@@ -343,10 +343,13 @@ def make_case(
 ) -> Case:
     devices = configuration.pipeline * math.prod(configuration.mesh)
     part = global_batch // configuration.micro_batches
-    template = template_of(model)
-    template = replace(template, graph=rescale_batch(template.graph, BATCH, part))
     cluster = cluster_of(profile, devices) if isinstance(profile, str) else profile
-    tables = builder(cluster.name, devices, configuration.mesh, precision, optimizer).build(template)
+    template = fold(*prepare(traced(model)), cluster.software) if cluster.software != PYTORCH else template_of(model)
+    template = replace(template, graph=rescale_batch(template.graph, BATCH, part))
+    building = builder(cluster.name, devices, configuration.mesh, precision, optimizer)
+    if cluster.software != PYTORCH:
+        building = TableBuilder(mesh=building.mesh, cluster=cluster, precision=precision, optimizer=optimizer)
+    tables = building.build(template)
     return Case(
         model=model,
         cluster=cluster,

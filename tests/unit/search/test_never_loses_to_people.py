@@ -20,7 +20,7 @@ BY_HAND: tuple[tuple[str, int, int, tuple[int, ...], tuple[str, ...], Option, bo
     ("llama8b", 32, 2, (4,), ("tensor",), COPIES, True),
     ("llama8b", 32, 4, (2,), ("data",), GRADIENT_CUT, True),
     ("llama8b", 32, 1, (8,), ("data",), COPIES, False),
-    ("llama8b", 32, 1, (8,), ("data",), UPDATE_CUT, False),
+    ("llama8b", 32, 1, (8,), ("data",), UPDATE_CUT, True),
     ("llama8b", 32, 1, (8,), ("data",), ALL_CUT, True),
     ("llama70b-4-layers", 128, 1, (8, 8), MEGATRON, COPIES, True),
     ("llama70b-4-layers", 128, 2, (4, 8), MEGATRON, UPDATE_CUT, True),

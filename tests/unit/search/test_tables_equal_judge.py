@@ -8,10 +8,12 @@ same but where the search counts an upper bound of what blocks hand to each othe
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from costmodels import step_time
+from hardware_profiles import PYTORCH, load_profile, load_software, software_names
 from planner.plan.bind import bind
 from planner.plan.predict import StageCost, predict, stage_costs
 from planner.search.contenders import Contender
@@ -146,3 +148,21 @@ def test_the_cases_are_of_all_forms() -> None:
         forms.add((len(chain.inner) > 0, chain.blocks_in_head, chain.blocks_in_tail, bool((chain.ending < 0).any())))
     assert {form[:3] for form in forms} == {(False, 0, 0), (True, 0, 0), (True, 1, 0), (True, 0, 1)}
     assert {form[3] for form in forms} == {False, True}
+
+
+@pytest.mark.parametrize("stack", [name for name in software_names() if name != PYTORCH.name])
+@pytest.mark.parametrize(("model", "mesh", "pipeline"), [("llama-4", (2, 2), 1), ("gpt-4-tied", (4,), 2)])
+def test_stacks_are_priced_alike(stack: str, model: str, mesh: tuple[int, ...], pipeline: int) -> None:
+    """What a stack keeps, gathers and overwrites; buffers are counted by the judge alone."""
+    draw = random.Random(stack)
+    configuration = Configuration(pipeline=pipeline, mesh=mesh, micro_batches=4)
+    software = replace(load_software(stack), flat=1, repeats=("attention",))
+    cluster = load_profile("h100-80gb").with_devices(pipeline * math.prod(mesh)).with_software(software)
+    case = make_case(model, cluster, configuration, 16, "bf16")
+    for _ in range(4):
+        state = random_state(case, draw)
+        ranks = random_ranks(case, draw, state)
+        costs = stage_costs(bind(plan_of(case, ranks), traced(model), BATCH), case.cluster)
+        for rank, cost in enumerate(costs):
+            cost.memory["transient"] -= software.buffers
+            check_bytes(case, state, ranks, rank, cost, f"rank {rank} with {stack}")

@@ -1,0 +1,92 @@
+"""What training stacks keep, by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from costmodels import parameter_bytes
+from hardware_profiles import PYTORCH, LossMemory, load_profile, load_software
+from planner.graph.operator_graph import TensorType
+from planner.pricing import Pricers, price_operator, price_parameter
+from planner.pricing.liveness import liveness
+from planner.pricing.operator_price import transient_bytes
+from planner.sharding.layout import parse_layout
+from planner.sharding.mesh import build_mesh
+from planner.sharding.rules import rule_of
+from planner.sharding.stored import StoredParameter
+from tests.unit.search.cases import prepare, traced
+
+CLUSTER = load_profile("h100-80gb").with_devices(8)
+
+
+@pytest.mark.parametrize(
+    ("stack", "precision", "weight", "gradient", "state"),
+    [
+        ("pytorch", "bf16", 2, 4, 12),
+        ("megatron", "bf16", 2, 4, 12),
+        ("megatron", "fp16", 2, 2, 12),
+        ("deepspeed", "fp16", 2, 2, 18),
+        ("deepspeed", "bf16", 2, 6, 12),
+        ("fsdp", "bf16", 4, 4, 8),
+        ("fsdp", "fp32", 4, 4, 8),
+    ],
+)
+def test_bytes_of_a_parameter(stack: str, precision: str, weight: float, gradient: float, state: float) -> None:
+    found = parameter_bytes(precision, "adamw", load_software(stack))
+    assert (found.weight, found.gradient, found.state) == (weight, gradient, state)
+
+
+def test_what_is_on_the_host_takes_no_memory() -> None:
+    found = parameter_bytes("bf16", "adamw", replace(PYTORCH, offloaded=True))
+    assert (found.weight, found.gradient, found.state) == (2, 0, 0)
+
+
+def test_fused_gates_are_made_again() -> None:
+    graph = prepare(traced("llama-4"))[0]
+    at = {op.name: index for index, op in enumerate(graph.operators)}
+    gate = at["model.layers.1.mlp/mul"]
+    assert liveness(graph).saved[gate] == {0, 1}
+    assert liveness(graph, fused=True).saved[gate] == {1}  # silu keeps what it was made of
+    assert liveness(graph, fused=True).saved[at["model.layers.1.mlp.down_proj/linear"]] == {0}
+
+
+@pytest.mark.parametrize(("loss", "copies"), [("whole", 2), ("in place", 1), ("pieces", 0)])
+def test_copies_of_logits(loss: LossMemory, copies: int) -> None:
+    """What lives while the cast to fp32 runs, here from fp32: both, the operand alone, or nothing."""
+    graph = prepare(traced("llama-4"))[0]
+    alive = liveness(graph, loss=loss)
+    at = next(i for i, op in enumerate(graph.operators) if op.op == "aten.cross_entropy_loss.default")
+    logits = graph.operators[at].operands[0]
+    while graph.operators[at].op != "aten.linear.default":
+        made, at = at, graph.producer[graph.operators[at].operands[0]]
+    op, rule = graph.operators[made], rule_of(graph, graph.operators[made])
+    types = ([graph.types[n] for n in op.operands], [graph.types[n] for n in op.results if n is not None])
+    prices = price_operator(rule, [(None,)], *types, (True,), build_mesh(CLUSTER, (8,)), CLUSTER)
+    if rule.op_class != "view":
+        assert transient_bytes(alive, graph, made, rule, prices)[0] == copies * graph.types[logits].nbytes
+
+
+@pytest.mark.parametrize(
+    ("flat", "weight", "gradient", "state"), [(0, 1, 1, 1), (1, 1, 1, 8), (2, 1, 8, 8), (3, 8, 8, 8)]
+)
+def test_flat_buffers_are_cut_whatever_the_shape(flat: int, weight: int, gradient: int, state: int) -> None:
+    tensor = TensorType(shape=(7, 3), dtype="bfloat16")
+    whole = StoredParameter(weight=parse_layout("R"), gradient=parse_layout("P"), state=parse_layout("R"))
+    cluster = CLUSTER.with_software(replace(PYTORCH, flat=flat))
+    prices = price_parameter(tensor, True, [whole], "bf16", "adamw", Pricers.of(build_mesh(cluster, (8,)), cluster))
+    assert prices.weight[0] == 2 * 21 / weight
+    assert prices.gradient[0] == 4 * 21 / gradient
+    assert prices.state[0] == 12 * 21 / state
+
+
+def test_attention_that_is_done_again_keeps_nothing_of_its_own() -> None:
+    graph = prepare(traced("llama-4"))[0]
+    op = next(op for op in graph.operators if "scaled_dot_product" in op.op)
+    types = ([graph.types[n] for n in op.operands], [graph.types[n] for n in op.results if n is not None])
+    rule, mesh, graded = rule_of(graph, op), build_mesh(CLUSTER, (8,)), (True,) * len(op.operands)
+    plain = price_operator(rule, [(None,)], *types, graded, mesh, CLUSTER)
+    repeats = CLUSTER.with_software(replace(PYTORCH, repeats=("attention",)))
+    again = price_operator(rule, [(None,)], *types, graded, mesh, repeats)
+    assert again.saved_extra[0] == 0 < plain.saved_extra[0]
+    assert again.transient[0] == plain.transient[0] + plain.saved_extra[0]
+    assert again.backward[0] == plain.backward[0] + plain.forward[0]
