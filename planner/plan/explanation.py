@@ -7,11 +7,12 @@ memory (recomputation is time that is paid for memory), or fewer pipeline stages
 from dataclasses import dataclass
 
 from planner.plan.plan import Prediction
-from planner.plan.step import PIPELINE_BUBBLE, UNCOVERED
+from planner.plan.step import AHEAD, PIPELINE_BUBBLE, UNCOVERED
 
 RESOURCE_OF = {
     "forward": "compute",
     "backward": "compute",
+    AHEAD: "compute",  # less than nothing: what forward and backward count of launches that nobody waits for
     "gradient accumulation": "compute",
     "optimizer": "compute",
     "recomputation": "recomputation",

@@ -7,7 +7,7 @@ import pytest
 
 from planner.plan.explanation import RESOURCE_OF, Alternative, Explanation
 from planner.plan.predict import TIME_PER_MICRO_BATCH, TIME_PER_STEP
-from planner.plan.step import PIPELINE_BUBBLE, UNCOVERED
+from planner.plan.step import AHEAD, PIPELINE_BUBBLE, UNCOVERED
 from planner.report.explanation import explanation_lines
 from planner.report.search import objective_text, proof_text
 
@@ -64,8 +64,15 @@ def test_an_explanation(plan: Any) -> None:
         assert words in out
 
 
+def test_launches_ahead_are_explained(plan: Any) -> None:
+    """On a machine whose host takes time to launch, some of it is saved: a part of the time that is negative."""
+    content = plan.json("--model", "llama-tiny", "--devices", "2", "--mesh", "2", "--micro-batches", "2", "--explain")
+    assert content["time_seconds"][AHEAD] < 0
+    assert sum(content["explanation"]["seconds"].values()) == pytest.approx(content["step_seconds"])
+
+
 def test_every_part_of_the_time_has_a_resource() -> None:
-    assert set(RESOURCE_OF) == {*TIME_PER_MICRO_BATCH, *TIME_PER_STEP, PIPELINE_BUBBLE, UNCOVERED}
+    assert set(RESOURCE_OF) == {*TIME_PER_MICRO_BATCH, *TIME_PER_STEP, PIPELINE_BUBBLE, UNCOVERED, AHEAD}
 
 
 def test_an_explanation_in_words() -> None:
