@@ -6,7 +6,7 @@ The role of an axis is that of the factor that most of the contraction work is s
 
     a factor that indexes a parameter      tensor parallel
     batch                                  data parallel
-    sequence                               sequence split: context parallel (with heads in attention: Ulysses)
+    sequence                               sequence split: context parallel (with heads in attention: Ulysses; or a ring)
     none                                   replicated
 
 Experts may be cut on an axis of any role, where tokens are exchanged: that is expert parallelism.
@@ -92,7 +92,9 @@ def _axis_role(bound: BoundPlan, labels: tuple[tuple[str, ...], ...], position: 
         "sequence": "sequence",
         "replicated": "nothing",
     }.get(role, role)
-    if inside not in (role, "replicated") and not (role == "tensor" and inside == "heads"):
+    if inside == "ring":
+        detail += ", by a ring in attention"
+    elif inside not in (role, "replicated") and not (role == "tensor" and inside == "heads"):
         detail += f", {inside} in attention" + (" (Ulysses)" if (role, inside) == ("sequence", "heads") else "")
     axis = bound.plan.mesh.axes[position]
     experts = any(_exchanges(operator, position) for operator in bound.operators)
@@ -114,6 +116,8 @@ def _factor_role(bound: BoundPlan, operator: BoundOperator, names: tuple[str, ..
     choice = operator.strategy[position]
     if choice is None:
         return "replicated"
+    if operator.rule.factors[choice].kind is FactorKind.RING:
+        return "ring"
     if names[choice] in ("batch", "sequence"):
         return {"batch": "data"}.get(names[choice], "sequence")
     for name, dims in zip(operator.operator.operands, operator.rule.operands, strict=True):

@@ -27,6 +27,7 @@ _WORDS = {
     "f": "width",
     "e@b": "experts",
     "e@s": "experts",
+    "k@q": "ring",
 }
 """Names of factors in rules, spelled out."""
 

@@ -8,6 +8,7 @@ from costmodels import AttentionShape, attention_time
 from planner.errors import RequestError
 from planner.graph.call import Call
 from planner.graph.operator_graph import TensorType
+from planner.plan.roles import roles
 from planner.pricing import price_operator
 from planner.pricing.operator_price import inner_messages
 from planner.search.search import search
@@ -70,6 +71,7 @@ def test_a_context_axis_splits_attention_as_it_is_told(by: ContextBy, rings: int
     attention_of = [bound for bound in found.operators if bound.rule.op_class == "attention"]
     chosen = [strategy_names(bound.rule, bound.strategy) for bound in attention_of]
     assert sum("k@q" in names for names in chosen) == rings
+    assert ("by a ring in attention" in roles(found).axes[0].detail) == (by == "ring")
     assert found.plan.prediction.step_seconds > 0
 
 
@@ -77,3 +79,9 @@ def test_a_request_for_something_else_is_refused() -> None:
     pinned = replace(Pinned(context=2), context_by="spiral")  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="spiral"):
         search(request_of("llama-2", CLUSTER, 8, pinned=pinned))
+
+
+def test_a_ring_without_an_axis_for_it_is_refused() -> None:
+    """Nobody splits by a ring where axes have no purpose: the wish would be lost in silence."""
+    with pytest.raises(RequestError, match="context_by = ring"):
+        search(request_of("llama-2", CLUSTER, 8, pinned=Pinned(context_by="ring")))
