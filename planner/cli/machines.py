@@ -19,4 +19,4 @@ def machine(profile: str, levels: str | None, software: str | None, devices: int
             cluster = compose(cluster, levels)
         except TopologyError as error:
             raise RequestError(f"--cluster '{levels}': {error}") from error
-    return cluster.with_software(load_software(software or PYTORCH.name)).with_devices(devices)
+    return cluster.with_software(load_software(PYTORCH.name if software is None else software)).with_devices(devices)

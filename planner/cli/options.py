@@ -66,8 +66,8 @@ class Options:
         _word(
             JOB,
             "STACK",
-            "The training stack that will run the plan: what it fuses, hides and launches changes its time. One of"
-            " pytorch (our runtime), fsdp, fsdp-compiled, megatron, megatron-2021, deepspeed, nemo, mindspeed.",
+            "The training stack that will run the plan: what it fuses, hides, keeps and launches changes its time and"
+            " its memory. pytorch is our runtime; `plan stacks` lists the others.",
             "pytorch",
         ),
     ] = None

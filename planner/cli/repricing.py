@@ -47,7 +47,7 @@ def _moved(path: Path, plan: "Plan", options: Options) -> "BoundPlan":
 
     devices = options.devices or plan.cluster.devices
     with naming(path):
-        software = options.software or plan.cluster.software
+        software = plan.cluster.software if options.software is None else options.software
         if options.hardware is None and options.cluster is None:
             cluster = machine_of(replace(plan.cluster, devices=devices, software=software))
         else:
