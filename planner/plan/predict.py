@@ -296,11 +296,11 @@ class _Walk:
         """Count what the operator's kernels wait for their launches, block by block and pass by pass."""
         number, block = self._chunk(at), self.bound.blocks.block_of(at)
         forward, backward = (cost.launches[number, block, name] for name in ("forward", "backward"))
-        forward.add(float(prices.forward[0]), float(prices.late[0][0]), prices.host)
+        forward.add(float(prices.forward[0]), float(prices.late[0][0]), prices.host[0])
         if prices.backward[0]:
-            backward.add(float(prices.backward[0]), float(prices.late[1][0]), prices.host)
+            backward.add(float(prices.backward[0]), float(prices.late[1][0]), prices.host[1])
         if again:
-            backward.add(float(prices.forward[0]), float(prices.late[0][0]), prices.host)
+            backward.add(float(prices.forward[0]), float(prices.late[0][0]), prices.host[0])
 
     def _outlives(self, at: int, name: str) -> bool:
         """Whether a block that is not recomputed keeps, as it is made, a result of the recomputed block before it."""

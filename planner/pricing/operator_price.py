@@ -37,8 +37,8 @@ PROFILE_DTYPES = {
 class OperatorPrices:
     """Prices of one operator, (K,) each.
 
-    Seconds: `forward`, `backward` compute, of which kernels wait `late` (forward, backward) for the `host` to launch
-    them one by one, `inner_forward`, `inner_backward` collectives of its implementation. Bytes:
+    Seconds: `forward`, `backward` compute, of which kernels wait `late` (forward, backward) for the host, which takes
+    `host` (forward, backward) to launch them one by one, `inner_forward`, `inner_backward` collectives of its implementation. Bytes:
     `operands` and `results` local sizes, `saved_extra` what autograd keeps beside operands and results, `transient`
     what lives only while it runs: forward the results and the operands that nobody keeps, backward the gradients of the
     results and of the operands, whichever is more.
@@ -47,7 +47,7 @@ class OperatorPrices:
     forward: Array
     backward: Array
     late: tuple[Array, Array]
-    host: float
+    host: tuple[float, float]
     inner_forward: Array
     inner_backward: Array
     operands: tuple[Array, ...]
@@ -101,10 +101,10 @@ def price_operator(
     if extra is None:
         extra = _sum_work(rule.saved_extra, extents) if graded else np.zeros(len(extents))
     inner_forward, inner_backward = _inner(rule, strategies, mesh, cluster)
-    again = np.zeros(len(extents))
+    again, launches = np.zeros(len(extents)), (host, host)
     if graded and rule.op_class in cluster.software.repeats:
         backward, inner_backward = backward + forward, inner_backward + inner_forward
-        late, extra, again = (late[0], late[0] + late[1]), again, extra
+        late, extra, again, launches = (late[0], late[0] + late[1]), again, extra, (host, 2 * host)
     free = rule.op_class == "view"
     saved = {i for i, needed_by in rule.saves if set(needed_by) & set(graded)}
     passing = sum(
@@ -115,7 +115,7 @@ def price_operator(
         forward=forward + late[0],
         backward=backward + late[1],
         late=late,
-        host=host,
+        host=launches,
         inner_forward=inner_forward,
         inner_backward=inner_backward,
         operands=operand_bytes,
