@@ -152,9 +152,12 @@ def _experts(row: Row, notes: list[str]) -> ExpertDimensions | None:
         raise UnsupportedError(f"layers with experts are {frequency[1]}; only the first layers can be dense")
     if "moe-expert-capacity-factor" in words or "tokendrop" in words:
         notes.append("rows over the capacity of an expert are dropped: priced as if none were")
+    count, chosen = _needed(row, "n_experts"), _needed(row, "topk")
+    if chosen > count:
+        raise UnsupportedError(f"topk={chosen}: a token cannot take more than the n_experts={count}")
     return ExpertDimensions(
-        count=_needed(row, "n_experts"),
-        chosen=_needed(row, "topk"),
+        count=count,
+        chosen=chosen,
         width=width,
         shared_width=int(shared[1]) if shared else 0,
         dense_layers=int(first[1]) if first else 0,
@@ -190,7 +193,7 @@ def _check_training(row: Row, notes: list[str]) -> None:
     if "lora" in words:
         raise UnsupportedError("only adapters are trained (LoRA), which cannot be planned yet")
     if re.search(r"offload(?!\S* false)", words):
-        notes.append("offloading is not modelled")
+        notes.append("what offloading moves takes no time here")
 
 
 def _pinned(row: Row, devices: int, model: Dimensions, notes: list[str]) -> Pinned:

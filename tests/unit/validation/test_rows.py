@@ -147,7 +147,7 @@ def test_heads_need_not_make_up_the_hidden_size(tmp_path: Path) -> None:
             {"cp": "2", "dp": "1", "other_flags": "context-parallel-algo=ulysses_cp_algo"},
             "context parallelism by heads",
         ),
-        ({"other_flags": "act CPU offload True"}, "offloading is not modelled"),
+        ({"other_flags": "act CPU offload True"}, "what offloading moves takes no time here"),
         ({"precision": "fp8"}, "fp8: products in fp8, all else in bf16"),
         ({"recompute": "selective"}, "selective recomputation: of attention"),
         (
@@ -170,6 +170,7 @@ def test_what_is_not_modelled_is_noted(tmp_path: Path, changes: dict[str, str], 
     [
         ({"arch": "moe"}, "n_experts is empty"),
         ({"n_experts": "8"}, "topk is empty"),
+        ({**MIXTURE, "topk": "1000"}, "topk=1000: a token cannot take more than the n_experts="),
         ({**MIXTURE, "other_flags": "moe-layer-freq=([0]*1+[1]*2)"}, "only the first layers can be dense"),
         ({**MIXTURE, "other_flags": "moe-layer-freq=2;"}, "only the first layers can be dense"),
         ({**MIXTURE, "other_flags": "multi-latent-attention"}, "latent attention"),
