@@ -9,7 +9,7 @@
              on the other half errors are those of e_r + J_r d: to first order what a fit without these rows gives
 
 and both halves in turn, for five seeds. The interval of a row is its prediction times the quantiles of the errors of
-the fitted half (`planner.validation.intervals`); how often it holds is counted on the other.
+the fitted half (`hardware_profiles.intervals`); how often it holds is counted on the other.
 
 Predicting every row once for each number takes long: `--extent=full` does it and `--write` keeps what comes out beside
 this file; otherwise that is read. What is fitted stands in NUMBERS; none of it belongs to a row, a model or a source.

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from hardware_profiles import FitError, RunError, profile_names, recorded
+from hardware_profiles import FitError, RunError, profile_names, recorded, software_facts, software_names
 from tests.unit.validation.runs import row, write
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_the_list(plan: Any) -> None:
@@ -103,6 +105,13 @@ def test_a_part_of_the_rows_is_not_recorded(plan: Any, here: Path, part: tuple[s
 def test_a_table_that_is_none_is_refused_before_anything_is_evaluated(plan: Any, here: Path) -> None:
     runs = write(here / "runs.csv", row())
     assert "runs.csv: line 1: the columns must be" in plan.refused("validate", str(runs), "--record", str(runs))
+
+
+@pytest.mark.parametrize("stack", software_names())
+def test_what_a_stack_was_fitted_to_is_in_the_repository(stack: str) -> None:
+    words = [word for fact in software_facts(stack) for word in fact.source.replace(",", " ").split()]
+    assert all((ROOT / word).is_file() for word in words if word.startswith("tests/"))
+    assert "tests/benchmarks/data/training_runs.csv" not in words  # which says nothing of software
 
 
 def test_stacks_are_listed_and_shown_with_sources(plan: Any) -> None:
