@@ -6,7 +6,7 @@ The role of an axis is that of the factor that most of the contraction work is s
 
     a factor that indexes a parameter      tensor parallel
     batch                                  data parallel
-    sequence                               sequence split: context parallel (with heads in attention: Ulysses; or a ring)
+    sequence                               sequence split: context parallel (in attention heads, as Ulysses, or a ring)
     none                                   replicated
 
 Experts may be cut on an axis of any role, where tokens are exchanged: that is expert parallelism.

@@ -38,10 +38,10 @@ class OperatorPrices:
     """Prices of one operator, (K,) each.
 
     Seconds: `forward`, `backward` compute, of which kernels wait `late` (forward, backward) for the host, which takes
-    `host` (forward, backward) to launch them one by one, `inner_forward`, `inner_backward` collectives of its implementation. Bytes:
-    `operands` and `results` local sizes, `saved_extra` what autograd keeps beside operands and results, `transient`
-    what lives only while it runs: forward the results and the operands that nobody keeps, backward the gradients of the
-    results and of the operands, whichever is more.
+    `host` (forward, backward) to launch them one by one, `inner_forward`, `inner_backward` collectives of its
+    implementation. Bytes: `operands` and `results` local sizes, `saved_extra` what autograd keeps beside operands and
+    results, `transient` what lives only while it runs: forward the results and the operands that nobody keeps, backward
+    the gradients of the results and of the operands, whichever is more.
     """
 
     forward: Array

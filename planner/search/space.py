@@ -132,7 +132,7 @@ def check_pinned(pinned: Pinned) -> None:
     if pinned.context_by not in get_args(ContextBy):
         raise RequestError(unknown_name("value of context_by", pinned.context_by, get_args(ContextBy)))
     if pinned.context_by == "ring" and not pinned.manual:
-        raise RequestError("context_by = ring says how a context axis splits attention; decide a degree, as context = 2")
+        raise RequestError("context_by = ring is about a context axis; decide a degree too, as in context = 2")
     for name in pinned.repeated:
         if name not in OP_CLASSES:
             raise RequestError(unknown_name("op class of repeated", name, OP_CLASSES))
