@@ -117,6 +117,7 @@ def test_what_does_not_fit_is_found() -> None:
     ("path", "value", "words"),
     [
         (("prediction", "step_seconds"), 1.0, "step_seconds is"),
+        (("prediction", "low_seconds"), 1e-9, "low_seconds is"),
         (("prediction", "peak_bytes"), 1.0, "the file says 1"),
         (("prediction", "model_flops"), -1.0, "model_flops"),
         (("prediction", "samples_per_second"), 1.0, "samples_per_second"),
@@ -130,6 +131,12 @@ def test_wrong_figures_are_found(path: tuple[str, ...], value: float, words: str
     verdict = verdict_of(parse_plan(edited("two axes", put(*path, value=value))))
     assert not verdict.as_stated
     assert any(words in remark for remark in verdict.remarks), verdict.remarks
+
+
+def test_files_that_say_nothing_of_an_interval_cost_what_they_say() -> None:
+    plan = plan_named("two axes")
+    older = replace(plan, prediction=replace(plan.prediction, low_seconds=None, high_seconds=None))
+    assert verdict_of(older).as_stated
 
 
 @pytest.mark.parametrize(("profile", "devices"), [("a100-80gb", 16), ("cpu", 16)])
