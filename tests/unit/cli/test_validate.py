@@ -61,7 +61,7 @@ def test_json(runs: Path) -> None:
     assert (first["measured_seconds"], first["measured_peak_bytes"], first["flag"]) == (0.1, 4e9, None)
     assert (first["feasible"], first["error"]) == (True, None)
     assert first["low_seconds"] < first["predicted_seconds"] < first["high_seconds"]
-    assert first["notes"] == ["taken for megatron-2021, attention unfused"]
+    assert first["notes"] == ["taken for megatron-2021, attention unfused", "peak as used on the device"]
     assert second["notes"] == ["recomputation unknown: none", *first["notes"]]
     assert "the architecture is ssm" in other["error"]
     assert (other["predicted_seconds"], other["feasible"]) == (None, None)
