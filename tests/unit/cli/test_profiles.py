@@ -105,6 +105,11 @@ def test_a_table_that_is_none_is_refused_before_anything_is_evaluated(plan: Any,
     assert "runs.csv: line 1: the columns must be" in plan.refused("validate", str(runs), "--record", str(runs))
 
 
+def test_a_profile_says_how_far_off_runs_on_it_are(plan: Any) -> None:
+    assert "of the step time of" in plan("profiles", "a100-80gb").out
+    assert "No step of a training run on it" in plan("profiles", "v100-32gb").out
+
+
 def test_stacks_are_listed_and_shown_with_sources(plan: Any) -> None:
     listed = plan("stacks").out
     assert all(name in listed for name in ("pytorch", "fsdp-compiled", "megatron-2021", "deepspeed"))
