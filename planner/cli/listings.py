@@ -126,6 +126,20 @@ def _content(cluster: "Cluster") -> dict[str, Any]:
     }
 
 
+def _measured(profile: str) -> str:
+    """How far off the model is on runs that were measured on a machine."""
+    from hardware_profiles import RunError, recorded
+
+    known = next((one for one in recorded(RunError) if one.profile == profile), None)
+    if known is None or known.mean_absolute is None or known.bias is None:
+        return "No step of a training run on it was compared with a prediction."
+    memory = "" if known.memory_mean_absolute is None else f", of peak memory {known.memory_mean_absolute:.0%}"
+    return (
+        f"Mean error of the step time of {known.timed} training runs measured on it {known.mean_absolute:.0%} (bias"
+        f" {known.bias:+.0%}){memory}; plan profiles {profile} --fit has more."
+    )
+
+
 def _print(clusters: "list[Cluster]", *, facts: bool) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -136,6 +150,7 @@ def _print(clusters: "list[Cluster]", *, facts: bool) -> None:
         table = Table("number", "value", "kind", "source", box=None, pad_edge=False, header_style="dim")
         for fact in clusters[0].facts:
             table.add_row(fact.key, f"{fact.value:g}", fact.kind, fact.source)
+        table.caption, table.caption_justify = _measured(clusters[0].name), "left"
     else:
         table = Table("profile", "device", "memory", "per node", box=None, pad_edge=False, header_style="dim")
         for cluster in clusters:

@@ -54,7 +54,9 @@ class OneAxisFree:
     decided: Decided | None = None
 
     def strategies(self, index: int, rule: Rule, mesh: Mesh) -> tuple[Strategy, ...]:
-        every = (None, *(i for i, factor in enumerate(rule.factors) if factor.kind is not FactorKind.BLOCKED))
+        rings = self.decided is not None and self.decided.pinned.context_by == "ring"
+        unused = (FactorKind.BLOCKED,) if rings else (FactorKind.BLOCKED, FactorKind.RING)
+        every = (None, *(i for i, factor in enumerate(rule.factors) if factor.kind not in unused))
         chosen = self.fixed.operators[index]
         among = [every if axis == self.axis else (c,) for axis, c in enumerate(chosen)]
         legal = legal_strategies(rule, mesh, among)

@@ -18,6 +18,9 @@ from planner.validation.rows import Row
 VOCABULARY_MULTIPLE = 128
 """Megatron pads vocabularies to a multiple, so that they can be cut."""
 
+USUAL_VOCABULARY = 32000
+"""Of Llama 2, where a row does not say."""
+
 AGREEING = 0.07
 """How far the parameters of the dimensions may be from those that are published, relatively."""
 
@@ -106,6 +109,10 @@ def _candidates(row: Row, precision: str, notes: list[str]) -> list[Dimensions]:
     if ffn is None:
         ffn = 4 * hidden
         notes.append("ffn_hidden unknown: 4 x hidden")
+    vocabulary = row.integer("vocab")
+    if vocabulary is None:
+        vocabulary = USUAL_VOCABULARY
+        notes.append(f"vocab unknown: {USUAL_VOCABULARY}, as Llama's")
     if hidden % heads and head is None:
         raise UnsupportedError(f"head_dim is empty, and {heads} heads do not divide hidden={hidden}")
     if heads % kv_heads:
@@ -121,7 +128,7 @@ def _candidates(row: Row, precision: str, notes: list[str]) -> list[Dimensions]:
             ffn=ffn,
             heads=heads,
             kv_heads=kv_heads,
-            vocabulary=padded_vocabulary(_needed(row, "vocab")),
+            vocabulary=padded_vocabulary(vocabulary),
             tied=tied,
             sequence=_needed(row, "seq_len"),
             precision=precision,

@@ -32,8 +32,10 @@ import numpy as np
 
 from hardware_profiles import Cluster
 from planner.validation import read_rows
+from planner.validation.configuration import run_of
 from planner.validation.evaluate import Evaluated, as_it_is, evaluate_rows
 from planner.validation.rows import Row
+from planner.validation.software import machine_of_run
 from planner.validation.summary import kendall_tau
 
 HERE = Path(__file__).resolve().parent
@@ -77,14 +79,9 @@ def _class(cluster: Cluster, *, profiles: str, classes: tuple[str, ...], side: s
     return replace(cluster, device=replace(device, efficiencies=changed))
 
 
-def _misaligned(cluster: Cluster, *, factor: float) -> Cluster:
-    device = cluster.device
-    return replace(cluster, device=replace(device, misaligned=max(1.0, device.misaligned * factor)))
-
-
 def _network(cluster: Cluster, *, factor: float) -> Cluster:
     levels = list(cluster.levels)
-    if len(levels) > 1:
+    if cluster.devices > (cluster.devices_per_node or 0):
         levels[-1] = replace(levels[-1], bandwidth=levels[-1].bandwidth * factor)
     return replace(cluster, levels=tuple(levels))
 
@@ -94,7 +91,6 @@ NUMBERS: Mapping[str, Callable[[Cluster], Cluster]] = {
     "passes of eager kernels": partial(_stack, stacks=("fsdp", "deepspeed"), passes=UP),
     "host, Megatron-DeepSpeed": partial(_stack, stacks=("deepspeed",), host=UP),
     "hidden communication": partial(_hidden, factor=UP),
-    "misaligned products": partial(_misaligned, factor=UP),
     "network between nodes": partial(_network, factor=UP),
     "Ascend attention": partial(_class, profiles="ascend", classes=("attention",), side="compute", factor=UP),
     "Ascend vector kernels": partial(_class, profiles="ascend", classes=_VECTOR, side="bandwidth", factor=UP),
@@ -140,11 +136,19 @@ def predicted(rows: Sequence[Row]) -> list[Known]:
     able = [row for row in rows if row.id in base]
     slopes: dict[str, list[float]] = defaultdict(list)
     for name, change in NUMBERS.items():
-        other = _errors(evaluate_rows(able, 2, change=change))
+        touched = [row for row in able if _touches(change, row)]
+        other = _errors(evaluate_rows(touched, 2, change=change))
         for row in able:
-            slopes[row.id].append((other[row.id] - base[row.id]) / math.log(UP))
+            slopes[row.id].append((other.get(row.id, base[row.id]) - base[row.id]) / math.log(UP))
         print(f"{name}: {sum(abs(slopes[row.id][-1]) > 1e-3 for row in able)} rows feel it", flush=True)
     return [Known(id=row.id, error=base[row.id], slopes=tuple(slopes[row.id])) for row in able]
+
+
+def _touches(change: Callable[[Cluster], Cluster], row: Row) -> bool:
+    """Whether the machine of a row has the number."""
+    run = run_of(row)
+    cluster = machine_of_run(row, run.job.devices, run.pinned.zero or 0, [])
+    return change(cluster) != cluster
 
 
 def _errors(results: Sequence[Evaluated]) -> dict[str, float]:

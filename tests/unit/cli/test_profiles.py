@@ -114,6 +114,11 @@ def test_what_a_stack_was_fitted_to_is_in_the_repository(stack: str) -> None:
     assert "tests/benchmarks/data/training_runs.csv" not in words  # which says nothing of software
 
 
+def test_a_profile_says_how_far_off_runs_on_it_are(plan: Any) -> None:
+    assert "of the step time of" in plan("profiles", "a100-80gb").out
+    assert "No step of a training run on it" in plan("profiles", "v100-32gb").out
+
+
 def test_stacks_are_listed_and_shown_with_sources(plan: Any) -> None:
     listed = plan("stacks").out
     assert all(name in listed for name in ("pytorch", "fsdp-compiled", "megatron-2021", "deepspeed"))

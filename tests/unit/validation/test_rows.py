@@ -143,6 +143,7 @@ def test_heads_need_not_make_up_the_hidden_size(tmp_path: Path) -> None:
     [
         ({"n_params_B": ""}, "n_params_B unknown: taken for a gpt"),
         ({"cp": "2", "dp": "1"}, "context parallelism by ring"),
+        ({"vocab": "", "n_params_B": "0.085"}, "vocab unknown: 32000, as Llama's"),
         (
             {"cp": "2", "dp": "1", "other_flags": "context-parallel-algo=ulysses_cp_algo"},
             "context parallelism by heads",
@@ -182,7 +183,7 @@ def test_what_is_not_modelled_is_noted(tmp_path: Path, changes: dict[str, str], 
         ({"dp": "3"}, "tp 2 x pp 2 x cp 1 x dp 3 = 12 are not the 8 devices"),
         ({"head_dim": "", "n_heads": "15"}, "head_dim is empty, and 15 heads do not divide hidden=1024"),
         ({"n_kv_heads": "5", "n_params_B": ""}, "n_kv_heads=5 does not divide n_heads=16"),
-        ({"vocab": ""}, "vocab is empty"),
+        ({"seq_len": ""}, "seq_len is empty"),
         ({"profile": ""}, "no hardware profile is given"),
         ({"model": "Llama LoRA"}, "only adapters are trained"),
         ({"recompute_detail": "full (block n=1)"}, "1 of the 2 layers of a stage are recomputed"),
