@@ -75,7 +75,8 @@ def spreads_of(errors: Iterable[tuple[str, bool, float]]) -> dict[tuple[str, boo
 def _spread(values: list[float]) -> Spread:
     ordered = sorted(values)
     place = max(0, floor((len(ordered) + 1) * TAIL) - 1)
-    return Spread(low=exp(ordered[place]), high=exp(ordered[-1 - place]), runs=len(ordered))
+    ends = min(0.0, ordered[place]), max(0.0, ordered[-1 - place])  # a prediction is in its own interval
+    return Spread(low=exp(ends[0]), high=exp(ends[1]), runs=len(ordered))
 
 
 @lru_cache(maxsize=1)

@@ -18,8 +18,9 @@ Operators that are shorter than their launch wait for the host, one by one in th
 the host runs ahead through a block, so that a block takes what its kernels take, or its launches.
 
 Software that hides nothing waits for everything where it comes up, transfers between stages too: the executor receives
-before it computes. Then a step never takes longer than the sum that the search minimises (`costmodels.step_time`); what
-it takes less is work of uneven stages, and what they do once a step, in the shade of other stages.
+before it computes. Then a step takes no longer, where the passes of all ranks have one ratio, than the sum that the
+search minimises (`costmodels.step_time`); what it takes less is work of uneven stages, and what they do once a step, in
+the shade of other stages.
 """
 
 from collections.abc import Mapping, Sequence

@@ -71,9 +71,19 @@ def test_the_simulation_says_the_same(pipeline: tuple[list[RankSeconds], int]) -
         assert end.passes == pytest.approx(max(starts) + taken, rel=1e-12, abs=1e-12)
 
 
-@given(pipelines(virtual=1))
-def test_what_is_waited_for_never_takes_longer_than_its_sum(pipeline: tuple[list[RankSeconds], int]) -> None:
-    ranks, micro_batches = [waited_for(rank) for rank in pipeline[0]], pipeline[1]
+def in_ratio(rank: RankSeconds, forward: float) -> RankSeconds:
+    """With this share of its work in the forward pass."""
+    passes = whole(rank)
+    first, second = PassSeconds(computation=forward * passes), PassSeconds(computation=(1 - forward) * passes)
+    return replace(rank, chunks=(replace(rank.chunks[0], forward=(first,), backward=(second,)),))
+
+
+@given(pipelines(virtual=1), st.floats(0.1, 0.9))
+def test_what_is_waited_for_never_takes_longer_than_its_sum(
+    pipeline: tuple[list[RankSeconds], int], forward: float
+) -> None:
+    """Of ranks whose passes have one ratio; where one has all forward and another all backward work, it can."""
+    ranks, micro_batches = [in_ratio(waited_for(rank), forward) for rank in pipeline[0]], pipeline[1]
     seconds = max(end.step for end in rank_ends(ranks, micro_batches))
     added = float(step_time([whole(rank) for rank in ranks], [once(rank) for rank in ranks], micro_batches))
     assert seconds <= added * (1 + 1e-12)
