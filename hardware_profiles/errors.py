@@ -9,6 +9,16 @@ ValueError
     └── TopologyError         device counts or groups that the hierarchy cannot hold
 """
 
+import difflib
+from collections.abc import Sequence
+
+
+def suggestion(name: str, known: Sequence[str], begun: Sequence[str] = ()) -> str:
+    """What may have been meant by an unknown name: what has `begun` so, else what is spelled nearly like it; else all
+    that is known."""
+    nearest = begun or difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4)
+    return f"did you mean {' or '.join(nearest)}?" if nearest else f"known: {', '.join(known)}"
+
 
 class HardwareProfileError(ValueError):
     """Base of the errors of this package."""

@@ -1,6 +1,5 @@
 """Reading profiles: those that are packaged, by id, and any other TOML file of the same form, by path."""
 
-import difflib
 import tomllib
 from functools import lru_cache
 from importlib import resources
@@ -9,7 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from hardware_profiles.cluster import Cluster
-from hardware_profiles.errors import InvalidProfileError, TopologyError, UnknownProfileError
+from hardware_profiles.errors import InvalidProfileError, TopologyError, UnknownProfileError, suggestion
 from hardware_profiles.schema import ProfileFile
 
 _SUFFIX = ".toml"
@@ -40,8 +39,7 @@ def load_profile(name_or_path: str | Path) -> Cluster:
             return parse_profile(path.read_bytes(), name)
         raise UnknownProfileError(f"no profile file {name}; packaged profiles: {', '.join(profile_names())}")
     begun = [known for known in profile_names() if known.startswith(name.lower())] if name else []
-    nearest = begun[:4] or difflib.get_close_matches(name.lower(), profile_names(), n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"known: {', '.join(profile_names())}"
+    hint = suggestion(name, profile_names(), begun[:4])
     raise UnknownProfileError(f"no hardware profile {name!r}; {hint} (a path must end in {_SUFFIX})")
 
 

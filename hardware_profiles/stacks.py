@@ -3,7 +3,6 @@
 passes = { value = 1.8, source = "...", kind = "fitted" }
 """
 
-import difflib
 import tomllib
 from functools import lru_cache
 from importlib import resources
@@ -12,7 +11,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from hardware_profiles.cluster import Fact
-from hardware_profiles.errors import InvalidProfileError, UnknownProfileError
+from hardware_profiles.errors import InvalidProfileError, UnknownProfileError, suggestion
 from hardware_profiles.fact_models import Number, Portion, Positive, Strict, Text, facts_of
 from hardware_profiles.software import PYTORCH, AttentionKernels, Hidden, LossMemory, Software, Stored
 from hardware_profiles.units import MIB
@@ -64,25 +63,20 @@ class _StackFile(Strict):
             scores=self.scores.value,
             whole_blocks=self.whole_blocks,
             accumulates=self.accumulates,
-            hidden=Hidden(
-                tensor=self.hidden.tensor.value,
-                gathers=self.hidden.gathers.value,
-                reductions=self.hidden.reductions.value,
-            ),
+            hidden=Hidden(**_values(self.hidden)),
             bucket=self.bucket_mib.value * MIB,
             fused=self.fused,
             ahead=int(self.ahead.value),
             regathers=self.regathers,
             loss=self.loss,
             buffers=self.buffers_mib.value * MIB,
-            stored=Stored(
-                weight=self.stored.weight.value,
-                fp16=self.stored.fp16.value,
-                bf16=self.stored.bf16.value,
-                master=self.stored.master.value,
-                update=self.stored.update.value,
-            ),
+            stored=Stored(**_values(self.stored)),
         )
+
+
+def _values(numbers: _Hidden | _Stored) -> dict[str, float]:
+    """The numbers without their sources."""
+    return {name: number.value for name, number in numbers}
 
 
 def software_names() -> tuple[str, ...]:
@@ -107,9 +101,7 @@ def software_facts(name: str) -> tuple[Fact, ...]:
 @lru_cache(maxsize=64)
 def _stack(name: str) -> _StackFile:
     if name not in software_names():
-        nearest = difflib.get_close_matches(name.lower(), software_names(), n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"known: {', '.join(software_names())}"
-        raise UnknownProfileError(f"no training stack {name!r}; {hint}")
+        raise UnknownProfileError(f"no training stack {name!r}; {suggestion(name, software_names())}")
     file = resources.files("hardware_profiles").joinpath("stacks", name + _SUFFIX)
     try:
         return _StackFile.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))

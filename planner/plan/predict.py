@@ -150,9 +150,10 @@ class _Walk:
         graph, plan = self.bound.graph, self.bound.plan
         self.pricers = Pricers.of(plan.mesh, self.cluster)
         software = self.cluster.software
-        bare = replace(software, hidden=Hidden())
-        whole_prices = Pricers.of(plan.mesh, self.cluster.with_software(bare))
-        self.whole = whole_prices if _hides(self.cluster) else None  # with the seconds that are hidden
+        self.whole: Pricers | None = None  # with the seconds that are hidden
+        if _hides(self.cluster):
+            bare = replace(software, hidden=Hidden())
+            self.whole = Pricers.of(plan.mesh, self.cluster.with_software(bare))
         self.alive = liveness(graph, software.fused, software.loss)
         blocks = self.bound.blocks
         self.replay = replay(graph, blocks.start, blocks.start + blocks.period, software.whole_blocks)
@@ -330,15 +331,14 @@ class _Walk:
         self,
         cost: StageCost,
         part: str,
+        moved: str,
         tensor: TensorType,
         source: Layout,
         target: Layout,
         *passes: tuple[PassCost, int],
-        back: bool = False,
     ) -> None:
-        """Charge a redistribution in a part of the micro-batch's time, as often as each of the passes does it; `back`
-        where it is a gradient that goes back to its parameter."""
-        moved = "gradients" if back else "parameters" if "gathering" in part else "activations"
+        """Charge a redistribution of what is `moved`, a field of `Pricers`, in a part of the micro-batch's time, as often
+        as each of the passes does it."""
         route, hidden = self._route(moved, tensor, source, target)
         times = sum(number for _, number in passes)
         cost.micro_batch[part] += times * route.seconds
@@ -358,20 +358,21 @@ class _Walk:
 
     def _edge(self, cost: StageCost, chunk: ChunkCost, name: str, made: Duplex, wanted: Duplex, again: bool) -> None:
         tensor = self.bound.graph.types[name]
-        self._move(cost, "communication", tensor, made.forward, wanted.forward, (chunk.forward, 1))
+        moved = "activations"
+        self._move(cost, "communication", moved, tensor, made.forward, wanted.forward, (chunk.forward, 1))
         if again:
-            self._move(cost, "recomputation", tensor, made.forward, wanted.forward, (chunk.backward, 1))
+            self._move(cost, "recomputation", moved, tensor, made.forward, wanted.forward, (chunk.backward, 1))
         if name in self.bound.graph.differentiable:
-            self._move(cost, "communication", tensor, wanted.gradient, made.gradient, (chunk.backward, 1))
+            self._move(cost, "communication", moved, tensor, wanted.gradient, made.gradient, (chunk.backward, 1))
 
     def _use_parameter(self, cost: StageCost, chunk: ChunkCost, name: str, wanted: Duplex, again: int) -> bool:
         """One use: the weight is gathered for the forward pass and, `again` times, for the backward pass; its gradient
         goes back. Returns whether anything is gathered."""
         tensor, stored = self.bound.graph.types[name], self.bound.parameters[name]
         part, uses = "parameter gathering", ((chunk.forward, 1), (chunk.backward, again))
-        self._move(cost, part, tensor, stored.weight, wanted.forward, *uses)
+        self._move(cost, part, "parameters", tensor, stored.weight, wanted.forward, *uses)
         if name in self.bound.graph.differentiable:
-            self._move(cost, part, tensor, wanted.gradient, stored.gradient, (chunk.backward, 1), back=True)
+            self._move(cost, part, "gradients", tensor, wanted.gradient, stored.gradient, (chunk.backward, 1))
         return bool(self.pricers.parameters.route(tensor, stored.weight, wanted.forward).messages)
 
     def _parameter(self, cost: StageCost, name: str, chunk: ChunkCost) -> None:

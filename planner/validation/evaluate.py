@@ -120,11 +120,8 @@ def evaluate_chunk(rows: Iterable[Row], change: Change = as_it_is) -> list[Evalu
         try:
             run = run_of(row)
             notes = run.notes
-            assumed: list[str] = list(notes)
-            zero = 0 if run.pinned.zero is None else run.pinned.zero
-            cluster = change(machine_of_run(row, run.job.devices, zero, assumed))
-            cluster = cluster.with_software(replace(cluster.software, repeats=run.repeats))
-            notes = tuple(assumed)
+            machine, notes = machine_of(row, run)
+            cluster = change(machine)
             if run.job.model not in graphs:
                 graphs = {run.job.model: traced(run.job.model)}
             prediction, feasible = _predicted(run, cluster, graphs[run.job.model])
@@ -145,6 +142,14 @@ def evaluate_chunk(rows: Iterable[Row], change: Change = as_it_is) -> list[Evalu
             )
         )
     return results
+
+
+def machine_of(row: Row, run: Run) -> tuple[Cluster, tuple[str, ...]]:
+    """The machine of a row, run by the software that it used, and the notes of the run with what that assumes. Raises
+    HardwareProfileError."""
+    notes = list(run.notes)
+    cluster = machine_of_run(row, run.job.devices, run.pinned.zero or 0, notes)
+    return cluster.with_software(replace(cluster.software, repeats=run.repeats)), tuple(notes)
 
 
 def traced(model: Dimensions) -> OperatorGraph:

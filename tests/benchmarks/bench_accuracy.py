@@ -34,9 +34,8 @@ from hardware_profiles import Cluster
 from hardware_profiles.intervals import dump_spreads, spread_of, spreads_of
 from planner.validation import read_rows
 from planner.validation.configuration import run_of
-from planner.validation.evaluate import Evaluated, as_it_is, evaluate_rows
+from planner.validation.evaluate import Evaluated, as_it_is, evaluate_rows, machine_of
 from planner.validation.rows import Row
-from planner.validation.software import machine_of_run
 from planner.validation.summary import kendall_tau
 
 HERE = Path(__file__).resolve().parent
@@ -151,8 +150,7 @@ def predicted(rows: Sequence[Row]) -> list[Known]:
 
 def _touches(change: Callable[[Cluster], Cluster], row: Row) -> bool:
     """Whether the machine of a row has the number."""
-    run = run_of(row)
-    cluster = machine_of_run(row, run.job.devices, run.pinned.zero or 0, [])
+    cluster, _ = machine_of(row, run_of(row))
     return change(cluster) != cluster
 
 
