@@ -337,8 +337,8 @@ class _Walk:
         target: Layout,
         *passes: tuple[PassCost, int],
     ) -> None:
-        """Charge a redistribution of what is `moved`, a field of `Pricers`, in a part of the micro-batch's time, as often
-        as each of the passes does it."""
+        """Charge a redistribution of what is `moved`, a field of `Pricers`, in a part of the micro-batch's time, as
+        often as each of the passes does it."""
         route, hidden = self._route(moved, tensor, source, target)
         times = sum(number for _, number in passes)
         cost.micro_batch[part] += times * route.seconds
