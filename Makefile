@@ -6,7 +6,7 @@ BIN       := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test thorough check format bench clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -17,8 +17,11 @@ demo: $(INSTALLED)  ## plan Llama 70B for 64 devices; plan a tiny Llama for 4 lo
 	$(BIN)/plan --model llama-tiny --devices 4 --hardware cpu -o build/tiny.json
 	$(BIN)/plan run build/tiny.json --steps 5
 
-test: check  ## everything CI runs: the checks, then all tests
+test: check  ## the checks, then all tests but the long lists
 	$(BIN)/python -m pytest
+
+thorough: $(INSTALLED)  ## the long lists of cases, CI's second step
+	$(BIN)/python -m pytest -m thorough
 
 check: $(INSTALLED)  ## formatting, lint and types, without the tests
 	$(BIN)/ruff format --check .

@@ -9,7 +9,9 @@ import pytest
 TOLERANCE = 1e-5
 
 
-@pytest.mark.parametrize("chunk", range(5))
+@pytest.mark.parametrize(
+    "chunk", [pytest.param(chunk, marks=pytest.mark.thorough if chunk else ()) for chunk in range(5)]
+)
 @pytest.mark.parametrize("model", ["llama", "gpt"])
 def test_random_plans_on_a_square_mesh(pool, model: str, chunk: int) -> None:
     seeds = list(range(10 * chunk, 10 * chunk + 10))
