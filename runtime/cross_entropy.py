@@ -5,7 +5,7 @@ With the logits x of one sample, split over processes into pieces, and its targe
     m = max x            all-reduce (max) over the vocabulary axes
     z = sum exp(x - m)   all-reduce (sum) over the vocabulary axes
     loss = m + log z - x_t                          x_t is known to one process: all-reduce (sum)
-    gradient of x_j = (exp(x_j - m) / z - [j = t]) / count      no communication
+    gradient of x_j = (exp(x_j - m) / z - [j = t]) / count      no communication, in the place of exp(x_j - m) / z
 
 (Shoeybi et al. 2019, Megatron-LM, section 3.) A mean is over all targets that are not ignored, so `count` is
 all-reduced over the axes that split the samples; what a process returns is its term of the sum over these axes.
@@ -48,42 +48,45 @@ def split_cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor, split:
 
 
 class _SplitCrossEntropy(torch.autograd.Function):
-    """Keeps the logits, and recomputes the probabilities from them when the gradient is taken."""
+    """Keeps the probabilities, and makes the gradient where they stand: two tensors of the size of the logits at most,
+    where PyTorch's own has three while the gradient is taken."""
 
     @staticmethod
     def forward(ctx: Any, logits_NV: torch.Tensor, targets_N: torch.Tensor, split: SplitLoss) -> torch.Tensor:
         wide_NV = _wide(logits_NV)
         largest_N = _over(wide_NV.amax(dim=1), split.vocabulary_groups, collectives.all_reduce_max)
-        exponentials_N = (wide_NV - largest_N[:, None]).exp().sum(dim=1)
-        normaliser_N = largest_N + _over(exponentials_N, split.vocabulary_groups, collectives.all_reduce).log()
         column_N, here_N = _columns(targets_N, split.offset, logits_NV.shape[1])
         chosen_N = wide_NV.gather(1, column_N[:, None])[:, 0].masked_fill(~here_N, 0.0)
         chosen_N = _over(chosen_N, split.vocabulary_groups, collectives.all_reduce)
-        losses_N = normaliser_N - (1.0 - split.label_smoothing) * chosen_N
         if split.label_smoothing:
             total_N = _over(wide_NV.sum(dim=1), split.vocabulary_groups, collectives.all_reduce)
+        probabilities_NV = (wide_NV - largest_N[:, None]).exp_()
+        sum_N = _over(probabilities_NV.sum(dim=1), split.vocabulary_groups, collectives.all_reduce)
+        probabilities_NV /= sum_N[:, None]
+        losses_N = largest_N + sum_N.log() - (1.0 - split.label_smoothing) * chosen_N
+        if split.label_smoothing:
             losses_N = losses_N - split.label_smoothing / split.classes * total_N
         counted_N = targets_N != split.ignore_index
         loss = losses_N.masked_fill(~counted_N, 0.0).sum()
         weight = torch.ones_like(loss)
         if split.mean:
             weight = 1.0 / _over(counted_N.sum().to(loss.dtype), split.sample_groups, collectives.all_reduce)
-        ctx.split = split
-        ctx.save_for_backward(logits_NV, targets_N, normaliser_N, weight)
+        ctx.split, ctx.dtype = split, logits_NV.dtype
+        ctx.save_for_backward(probabilities_NV, targets_N, weight)
         return (loss * weight).to(logits_NV.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        logits_NV, targets_N, normaliser_N, weight = ctx.saved_tensors
+        gradient_NV, targets_N, weight = ctx.saved_tensors  # the gradient takes the place of the probabilities
         split: SplitLoss = ctx.split
-        gradient_NV = (_wide(logits_NV) - normaliser_N[:, None]).exp()
         if split.label_smoothing:
             gradient_NV -= split.label_smoothing / split.classes
-        column_N, here_N = _columns(targets_N, split.offset, logits_NV.shape[1])
+        column_N, here_N = _columns(targets_N, split.offset, gradient_NV.shape[1])
         hit_N = here_N.to(gradient_NV.dtype) * (1.0 - split.label_smoothing)
         gradient_NV.scatter_add_(1, column_N[:, None], -hit_N[:, None])
         scale_N = (targets_N != split.ignore_index).to(gradient_NV.dtype) * (weight * gradients[0])
-        return (gradient_NV * scale_N[:, None]).to(logits_NV.dtype), None, None
+        gradient_NV *= scale_N[:, None]
+        return gradient_NV.to(ctx.dtype), None, None
 
 
 def _wide(logits_NV: torch.Tensor) -> torch.Tensor:

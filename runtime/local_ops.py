@@ -23,6 +23,7 @@ from planner.sharding.layout import local_shape
 from planner.sharding.rule import FactorKind
 from runtime.cross_entropy import SplitLoss, split_cross_entropy
 from runtime.device_mesh import RankMesh
+from runtime.rms_norm import fused_rms_norm
 
 LocalCall = Callable[[Sequence[torch.Tensor]], Sequence[Any]]
 """From the local operands, in the order of `Operator.operands`, to the local results, in the order of
@@ -139,6 +140,19 @@ def _embedding(
     return found.masked_fill(elsewhere.unsqueeze(-1), 0)
 
 
+def _rms_norm(
+    shard: Shard,
+    x: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    epsilon: float | None = None,
+) -> torch.Tensor:
+    """PyTorch has no kernel of it for CPUs (2.13)."""
+    if x.device.type != "cpu" or (weight is not None and weight.dtype != x.dtype):
+        return F.rms_norm(x, list(normalized_shape), weight, epsilon)
+    return fused_rms_norm(x, normalized_shape, weight, epsilon)
+
+
 _NONE, _MEAN, _SUM = range(3)  # torch's numbers for the reductions of a loss
 
 
@@ -152,10 +166,6 @@ def _cross_entropy(
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
     vocabulary, samples = shard.axes("v"), shard.axes("n")
-    if not vocabulary and not samples:
-        return torch.ops.aten.cross_entropy_loss(  # type: ignore[no-any-return]
-            logits_NV, targets_N, weight, reduction, ignore_index, label_smoothing
-        )
     assert reduction != _NONE, "the rule of cross entropy covers a scalar result only"
     split = SplitLoss(
         vocabulary_groups=tuple(shard.place.group(axis) for axis in vocabulary),
@@ -177,6 +187,7 @@ LOCAL_OPS: Mapping[str, Form] = {
     "aten.cross_entropy_loss.default": _cross_entropy,
     "aten.embedding.default": _embedding,
     "aten.narrow.default": _narrow,
+    "aten.rms_norm.default": _rms_norm,
     "aten.split_with_sizes.default": _split_with_sizes,
 }
 """Local forms of single operators, by name."""

@@ -19,10 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from costmodels import in_flight
 from hardware_profiles import load_profile
 from planner.graph.trace import trace
-from planner.plan.bind import BoundPlan, bind, stage_of_operators
+from planner.plan.bind import BoundPlan, bind
 from planner.plan.plan import Plan
 from planner.plan.predict import stage_costs
-from planner.sharding.layout import local_fraction
 from runtime.step import TrainingStep
 from tests.contract.one_rank import one_rank
 from tests.distributed import plans
@@ -71,17 +70,6 @@ def kept(step: TrainingStep) -> int:
         return made.alive() + sum(value.nbytes for value in received.values())
 
 
-def composed_norms(bound: BoundPlan, stage: int) -> float:
-    """PyTorch has no kernel of the RMS norm for CPUs: it is composed there, and keeps the normalised input beside the
-    input. Predictions are for the fused kernel of accelerators."""
-    stages, sizes = stage_of_operators(bound), bound.plan.mesh.sizes
-    return sum(
-        bound.graph.types[op.operator.operands[0]].nbytes * local_fraction(op.layouts.results[0].forward, sizes)
-        for at, op in enumerate(bound.operators)
-        if op.operator.op == "aten.rms_norm.default" and stages[at] == stage
-    )
-
-
 HAND = (
     ("llama", "megatron", (2, 2), {}),
     ("llama", "zero1", (4,), {}),
@@ -102,7 +90,7 @@ def check_activations(model: str, plan: Plan, least: float) -> None:
         live = in_flight(stage, len(plan.stages), plan.training.micro_batches)
         limit = predicted(bound, stage)["activations"] / live
         with one_rank(model, plan, graph, stage) as (step, _):
-            found = kept(step) - composed_norms(bound, stage)
+            found = kept(step)
         assert least * limit <= found <= limit, f"stage {stage}: keeps {found} bytes, predicted are {limit}"
 
 
@@ -119,15 +107,6 @@ def test_activations_of_random_plans(model: str, seed: int) -> None:
     check_activations(model, plans.random_plan(model, plans.mesh_of(2, 2), seed), LEAST)
 
 
-def test_composed_norms_keep_more_than_predicted() -> None:
-    """What `composed_norms` takes off is really there: the day PyTorch fuses the norm on CPUs, take it out."""
-    plan = plans.hand_plan("zero1", "llama", plans.mesh_of(4))
-    graph = plans.traced("llama")
-    bound = bind(plan, graph, plans.BATCH)
-    with one_rank("llama", plan, graph) as (step, _):
-        assert kept(step) > predicted(bound)["activations"]
-
-
 @pytest.mark.parametrize("kind", ["zero1", "zero3"])
 @pytest.mark.parametrize("model", ["llama", "gpt"])
 def test_recomputation_keeps_what_flows_into_the_blocks(model: str, kind: str) -> None:
@@ -136,7 +115,7 @@ def test_recomputation_keeps_what_flows_into_the_blocks(model: str, kind: str) -
     graph = plans.traced(f"{model}4")
     bound = bind(plan, graph, plans.BATCH)
     with one_rank(f"{model}4", plan, graph) as (step, _):
-        found = kept(step) - composed_norms(bound, 0) / 9  # of the last norm; those of the blocks are recomputed
+        found = kept(step)
     flows = plans.BATCH * plans.SEQUENCE * plans.LLAMA.hidden_size * 4 / 2
     assert found >= 4 * flows
     assert found <= predicted(bound)["activations"]
@@ -168,12 +147,10 @@ def test_selective_recomputation_keeps_no_more_than_predicted(
     plan = plans.hand_plan(kind, model, plans.mesh_of(2), recomputation=words, kept=operators)
     bound = bind(plan, plans.traced(model), plans.BATCH)
     full = bind(plans.hand_plan(kind, model, plans.mesh_of(2), recomputation="full"), plans.traced(model), plans.BATCH)
-    recomputed = [block for block in range(4) if bound.recompute_of(block) is not None]
-    norms = composed_norms(bound, 0) * (2 * (4 - len(recomputed)) + 1) / 9
     with one_rank(model, plan, plans.traced(model)) as (step, _):
-        found = kept(step) - norms
+        found = kept(step)
     with one_rank(model, full.plan, plans.traced(model)) as (step, _):
-        least = kept(step) - composed_norms(full, 0) / 9
+        least = kept(step)
     assert least < found <= predicted(bound)["activations"]
 
 
