@@ -18,7 +18,7 @@ def fused_rms_norm(
     x: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None = None, epsilon: float | None = None
 ) -> torch.Tensor:
     """`torch.nn.functional.rms_norm` over the last dims, of the given shape; the weight has the dtype of x. Where no
-    `epsilon` is given it is that of the dtype, as in PyTorch."""
+    `epsilon` is given it is that of the dtype in which it is computed, as in PyTorch."""
     return _RMSNorm.apply(x, weight, len(shape), epsilon)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -27,10 +27,12 @@ class _RMSNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, dims: int, epsilon: float | None
     ) -> torch.Tensor:
-        y, reciprocal = _forward(x, weight, dims, torch.finfo(x.dtype).eps if epsilon is None else epsilon)
+        made: tuple[torch.Tensor, torch.Tensor] = _forward(
+            x, weight, dims, torch.finfo(_wide_dtype(x)).eps if epsilon is None else epsilon
+        )
         ctx.dims = dims
-        ctx.save_for_backward(x, weight, reciprocal)
-        return y
+        ctx.save_for_backward(x, weight, made[1])
+        return made[0]
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None, None]:
