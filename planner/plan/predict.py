@@ -27,8 +27,9 @@ from hardware_profiles import Cluster, Hidden, spread_of
 from planner.graph.blocks import IDENTITY, BlockRun
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
+from planner.plan.charges import UNCHARGED, Charges, Phase, Times, charge
 from planner.plan.plan import Plan, Prediction, StagePrediction
-from planner.plan.step import AHEAD, PIPELINE_BUBBLE, UNCOVERED, ChunkCost, Launches, PassCost, step_of
+from planner.plan.step import AHEAD, PIPELINE_BUBBLE, UNCOVERED, ChunkCost, Launches, step_of
 from planner.pricing import (
     OperatorPrices,
     ParameterPrices,
@@ -42,7 +43,7 @@ from planner.pricing.liveness import liveness, replay
 from planner.pricing.message import Message, message_seconds
 from planner.pricing.operator_price import inner_messages, transient_bytes
 from planner.pricing.redistribution_price import PricedRoute
-from planner.sharding.layout import Layout, local_fraction
+from planner.sharding.layout import Layout, local_fraction, replicated
 from planner.sharding.rule import Duplex, Rule
 from planner.sharding.stored import StoredParameter
 
@@ -68,7 +69,7 @@ class StageCost:
 
     `launches` are of each chunk, block and pass; the additive sums charge every operator that is late for itself, and
     `ahead` is what of that a host saves which launches a block while its longer kernels still run.
-    `messages` counts what the seconds of communication stand for, by the part of the time in which they are charged.
+    `messages` counts what the seconds of communication stand for, once a micro-batch or, in an update, once a step.
     `chunks` has the seconds once more, by the passes through each chunk, and what software hides.
     """
 
@@ -76,7 +77,7 @@ class StageCost:
     micro_batch: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIME_PER_MICRO_BATCH, 0.0))
     once: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIME_PER_STEP, 0.0))
     memory: dict[str, float] = field(default_factory=lambda: dict.fromkeys(MEMORY, 0.0))
-    messages: Counter[tuple[str, Message]] = field(default_factory=Counter)
+    messages: Charges = field(default_factory=Counter)
     launches: defaultdict[tuple[int, int | None, str], Launches] = field(default_factory=lambda: defaultdict(Launches))
     ahead: float = 0.0
 
@@ -187,6 +188,7 @@ class _Walk:
             if parameter.name in used:
                 self._parameter(cost, parameter.name, cost.chunks[used[parameter.name]])
         self._sends(cost, rank)
+        self._loss(cost, rank)
         return cost
 
     def _operator(self, cost: StageCost, at: int, live: int, received: set[str], at_once: dict[int, float]) -> None:
@@ -224,8 +226,10 @@ class _Walk:
         if self._hosted:
             self._launch(cost, at, prices, again=works and forward > waits)
         for inner in inner_messages(bound.rule, bound.strategy, self.bound.plan.mesh):
-            cost.messages["communication", inner.message] += inner.forward + inner.backward
-            cost.messages["recomputation", inner.message] += inner.forward if works else 0
+            passes: Times = {"forward": inner.forward, "backward": inner.backward}
+            charge(cost.messages, "communication", op.name, inner.message, passes)
+            if works:
+                charge(cost.messages, "recomputation", op.name, inner.message, {"recomputation": inner.forward})
             if share := self.cluster.software.hidden.tensor:
                 hidden = share * message_seconds(inner.message, self.bound.plan.mesh, self.cluster)
                 chunk.forward.add(hidden=inner.forward * hidden)
@@ -236,7 +240,8 @@ class _Walk:
             wanted, nbytes = bound.layouts.operands[i], float(prices.operands[i][0])
             if name in self.bound.parameters:
                 needed = i in self.alive.weights[at]
-                gathered = self._use_parameter(cost, chunk, name, wanted, int(moves if again else needed))
+                times: Times = {"recomputation": int(moves)} if again else {"backward": int(needed)}
+                gathered = self._use_parameter(cost, chunk, op.name, name, wanted, times)
                 ahead = self.cluster.software.ahead
                 if gathered and ahead:
                     where = block if block is not None else AFTER if at >= self.bound.blocks.stop else BEFORE
@@ -244,10 +249,13 @@ class _Walk:
                 elif gathered and needed and again:  # a recomputed block gathers all its weights
                     kept += nbytes
                 transient += 0.0 if ahead else nbytes
+            elif name in self.bound.inputs:
+                loaded = Duplex(forward=self.bound.inputs[name], gradient=self.bound.inputs[name])
+                self._edge(cost, chunk, op.name, name, loaded, wanted, moves)
             elif name in graph.producer:
                 made = self._made(name)
                 if name in graph.data_dependent:  # what never changes is brought into a layout once
-                    self._edge(cost, chunk, name, made, wanted, moves)
+                    self._edge(cost, chunk, op.name, name, made, wanted, moves)
                 if i in saved:
                     kept += self._kept_copy(name, made, wanted, nbytes)
                 if pieces:
@@ -259,7 +267,7 @@ class _Walk:
                 ):
                     received.add(f"{self.stage_of[at]}<={name}")
                     distance = self._distance(graph.producer[name], at)
-                    nbytes_received = self._transfer(cost, chunk.forward, name, distance)
+                    nbytes_received = self._transfer(cost, chunk, "forward", name, distance)
                     cost.memory["activations"] += 0.0 if again else live * nbytes_received
                 if again and self.bound.blocks.block_of(graph.producer[name]) != block and name in graph.differentiable:
                     self._checkpoint(cost, name, made.forward, live, received, block)
@@ -330,22 +338,24 @@ class _Walk:
     def _move(
         self,
         cost: StageCost,
+        chunk: ChunkCost,
+        owner: str,
         part: str,
         moved: str,
         tensor: TensorType,
         source: Layout,
         target: Layout,
-        *passes: tuple[PassCost, int],
+        times: Times,
     ) -> None:
         """Charge a redistribution of what is `moved`, a field of `Pricers`, in a part of the micro-batch's time, as
-        often as each of the passes does it."""
+        often as each pass does it for its `owner`."""
         route, hidden = self._route(moved, tensor, source, target)
-        times = sum(number for _, number in passes)
-        cost.micro_batch[part] += times * route.seconds
-        for one, number in passes:
-            one.add(waits=number * route.seconds, hidden=number * hidden)
+        cost.micro_batch[part] += sum(times.values()) * route.seconds
+        for phase, number in times.items():
+            into = chunk.forward if phase == "forward" else chunk.backward
+            into.add(waits=number * route.seconds, hidden=number * hidden)
         for message in route.messages:
-            cost.messages[part, message] += times
+            charge(cost.messages, part, owner, message, times)
 
     def _route(self, moved: str, tensor: TensorType, source: Layout, target: Layout) -> tuple[PricedRoute, float]:
         """A redistribution as it is charged, and the seconds of it that are hidden."""
@@ -356,24 +366,29 @@ class _Walk:
         whole: RedistributionPricer = getattr(self.whole, moved)
         return route, max(0.0, whole.route(tensor, source, target).seconds - route.seconds)
 
-    def _edge(self, cost: StageCost, chunk: ChunkCost, name: str, made: Duplex, wanted: Duplex, again: bool) -> None:
+    def _edge(
+        self, cost: StageCost, chunk: ChunkCost, owner: str, name: str, made: Duplex, wanted: Duplex, again: bool
+    ) -> None:
         tensor = self.bound.graph.types[name]
-        moved = "activations"
-        self._move(cost, "communication", moved, tensor, made.forward, wanted.forward, (chunk.forward, 1))
+        moved, there, back = "activations", (made.forward, wanted.forward), (wanted.gradient, made.gradient)
+        self._move(cost, chunk, owner, "communication", moved, tensor, *there, {"forward": 1})
         if again:
-            self._move(cost, "recomputation", moved, tensor, made.forward, wanted.forward, (chunk.backward, 1))
+            self._move(cost, chunk, owner, "recomputation", moved, tensor, *there, {"recomputation": 1})
         if name in self.bound.graph.differentiable:
-            self._move(cost, "communication", moved, tensor, wanted.gradient, made.gradient, (chunk.backward, 1))
+            self._move(cost, chunk, owner, "communication", moved, tensor, *back, {"backward": 1})
 
-    def _use_parameter(self, cost: StageCost, chunk: ChunkCost, name: str, wanted: Duplex, again: int) -> bool:
-        """One use: the weight is gathered for the forward pass and, `again` times, for the backward pass; its gradient
-        goes back. Returns whether anything is gathered."""
+    def _use_parameter(
+        self, cost: StageCost, chunk: ChunkCost, owner: str, name: str, wanted: Duplex, again: Times
+    ) -> bool:
+        """One use: the weight is gathered for the forward pass and, `again`, for the backward pass; its gradient goes
+        back. Returns whether anything is gathered."""
         tensor, stored = self.bound.graph.types[name], self.bound.parameters[name]
-        part, uses = "parameter gathering", ((chunk.forward, 1), (chunk.backward, again))
-        self._move(cost, part, "parameters", tensor, stored.weight, wanted.forward, *uses)
+        part, there = "parameter gathering", (stored.weight, wanted.forward)
+        self._move(cost, chunk, owner, part, "parameters", tensor, *there, {"forward": 1, **again})
         if name in self.bound.graph.differentiable:
-            self._move(cost, part, "gradients", tensor, wanted.gradient, stored.gradient, (chunk.backward, 1))
-        return bool(self.pricers.parameters.route(tensor, stored.weight, wanted.forward).messages)
+            back = (wanted.gradient, stored.gradient)
+            self._move(cost, chunk, owner, part, "gradients", tensor, *back, {"backward": 1})
+        return bool(self.pricers.parameters.route(tensor, *there).messages)
 
     def _parameter(self, cost: StageCost, name: str, chunk: ChunkCost) -> None:
         plan, graph = self.bound.plan, self.bound.graph
@@ -392,7 +407,7 @@ class _Walk:
             for part, route in (("gradient reduction", reduced), ("weight gathering", gathered)):
                 cost.once[part] += route.seconds
                 for message in route.messages:
-                    cost.messages[part, message] += 1
+                    charge(cost.messages, part, "", message, {"update": 1})
             chunk.reductions += hidden
             chunk.weights += below
             self._tied(cost, name)
@@ -412,7 +427,9 @@ class _Walk:
         nbytes = 4.0 * tensor.numel * local_fraction(self.bound.parameters[name].state, plan.mesh.sizes)
         seconds = tied_seconds(nbytes, ranks[-1] - ranks[0], plan.mesh.size, self.cluster)
         cost.once["gradient reduction"] += seconds
-        cost.messages["gradient reduction", Message(kind="all_reduce", axis=None, nbytes=nbytes)] += 1
+        charge(
+            cost.messages, "gradient reduction", "", Message(kind="all_reduce", axis=None, nbytes=nbytes), {"update": 1}
+        )
 
     def _sends(self, cost: StageCost, rank: int) -> None:
         """Gradients of what the stages of this rank sent come back to them."""
@@ -423,8 +440,19 @@ class _Walk:
                 continue
             readers = {self.stage_of[use]: use for use in uses}
             for stage in sorted(readers.keys() - {self.stage_of[at]}):
-                backward = cost.chunks[self._chunk(at)].backward
-                self._transfer(cost, backward, name, self._distance(at, readers[stage]))
+                chunk = cost.chunks[self._chunk(at)]
+                self._transfer(cost, chunk, "backward", name, self._distance(at, readers[stage]))
+
+    def _loss(self, cost: StageCost, rank: int) -> None:
+        """Every rank gets to know the loss: of every micro-batch on the last stage, of the step on the others."""
+        plan, tensor = self.bound.plan, self.bound.graph.types[self.bound.graph.loss]
+        if self.rank_of[self.bound.graph.producer[self.bound.graph.loss]] == rank:
+            made = self._made(self.bound.graph.loss).forward
+            known = self.pricers.activations.route(tensor, made, replicated(len(plan.mesh.axes)))
+            for message in known.messages:
+                charge(cost.messages, UNCHARGED, "", message, {"forward": 1})
+        if plan.pipeline > 1:
+            charge(cost.messages, UNCHARGED, "", Message(kind="all_reduce", axis=None, nbytes=4.0), {"update": 1})
 
     def _chunk(self, at: int) -> int:
         """Which of the chunks of its rank an operator is in."""
@@ -434,7 +462,7 @@ class _Walk:
         """How many pipeline ranks lie between two operators; from the last back to the first it is all of them."""
         return abs(self.rank_of[first] - self.rank_of[second])
 
-    def _transfer(self, cost: StageCost, into: PassCost, name: str, distance: int) -> float:
+    def _transfer(self, cost: StageCost, chunk: ChunkCost, phase: Phase, name: str, distance: int) -> float:
         """Charge a value that crosses to another stage, in the pass that waits for it; returns its bytes on a device, 0
         where it stays on its rank."""
         if not distance:
@@ -443,8 +471,8 @@ class _Walk:
         nbytes = tensor.nbytes * local_fraction(self._made(name).forward, mesh.sizes)
         seconds = transfer_seconds(nbytes, distance * mesh.size, self.cluster)
         cost.micro_batch["stage transfer"] += seconds
-        into.add(waits=seconds)
-        cost.messages["stage transfer", Message(kind="send_recv", axis=None, nbytes=nbytes)] += 1
+        (chunk.forward if phase == "forward" else chunk.backward).add(waits=seconds)
+        charge(cost.messages, "stage transfer", "", Message(kind="send_recv", axis=None, nbytes=nbytes), {phase: 1})
         return nbytes
 
     def _made(self, name: str) -> Duplex:

@@ -76,7 +76,7 @@ def test_transfers_go_round() -> None:
     cluster = cluster_of(plan)
     flow = 4 * plans.BATCH / PARTS * plans.SEQUENCE * plans.LLAMA.hidden_size
     for cost in costs_of(plan):
-        sent = [message.nbytes for part, message in cost.messages.elements() if part == "stage transfer"]
+        sent = [sent.message.nbytes for sent in cost.messages.elements() if sent.part == "stage transfer"]
         one = transfer_seconds(flow, plan.mesh.size, cluster)
         assert sent == [flow] * 3
         assert cost.micro_batch["stage transfer"] == pytest.approx(3 * one)
@@ -107,9 +107,9 @@ def test_tied_parameters_are_summed_between_ranks_only() -> None:
     nbytes = 4.0 * plans.VOCABULARY * plans.GPT_CONFIG.hidden_size / 4
     for found, distance in ((plan, 3), (dealt(plan), 1)):
         tied = [
-            (message.kind, message.nbytes)
-            for part, message in costs_of(found)[0].messages.elements()
-            if part == "gradient reduction" and message.axis is None
+            (sent.message.kind, sent.message.nbytes)
+            for sent in costs_of(found)[0].messages.elements()
+            if sent.part == "gradient reduction" and sent.message.axis is None
         ]
         assert tied == [("all_reduce", nbytes)]
         assert tied_seconds(nbytes, distance, 4, cluster) > 0
