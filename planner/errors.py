@@ -7,6 +7,7 @@
     ├── StrategyError           an illegal choice for an operator or a parameter
     ├── PlanFileError           a plan file that is truncated, of another version, for another graph, ...
     ├── RequestError            an option or a combination of options that cannot be planned
+    ├── AuditError              the runtime does something that an audit cannot judge
     └── InfeasibleError         nothing fits into the memory of the devices
 
 A message says what was asked, the numbers that clash, where, and what to do. The command line turns each into one
@@ -45,6 +46,10 @@ class PlanFileError(PlannerError):
 
 class RequestError(PlannerError):
     """An option, or a combination of options, that cannot be planned."""
+
+
+class AuditError(PlannerError):
+    """The runtime does something that an audit cannot judge."""
 
 
 class InfeasibleError(PlannerError):

@@ -5,6 +5,9 @@
     step = runtime.parallelize(module, plan, (tokens, labels))      # on every rank, under torchrun
     loss = step(tokens, labels)
 
+    for stage in runtime.audit(plan, graph, samples, cluster):      # anywhere: what it will do, and what was predicted
+        assert stage.agrees
+
 Importing this package does not import torch; its names do when they are first used.
 """
 
@@ -12,14 +15,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from runtime.auditing import StageAudit, audit
     from runtime.optimizer import OptimizerSettings
     from runtime.step import TrainingStep, parallelize
 
-__all__ = ["OptimizerSettings", "TrainingStep", "parallelize"]
+__all__ = ["OptimizerSettings", "StageAudit", "TrainingStep", "audit", "parallelize"]
 
 _HOMES = {
     "OptimizerSettings": "runtime.optimizer",
+    "StageAudit": "runtime.auditing",
     "TrainingStep": "runtime.step",
+    "audit": "runtime.auditing",
     "parallelize": "runtime.step",
 }
 

@@ -21,14 +21,15 @@ from torch.utils.checkpoint import checkpoint
 
 from planner.errors import StrategyError
 from planner.plan.bind import BoundOperator, BoundPlan
+from planner.plan.stage_cut import StageCut
 from planner.sharding.layout import local_shape, replicated
 from planner.sharding.rule import Duplex, strategy_names
 from runtime.device_mesh import RankMesh
 from runtime.gather_again import Gathered, gather_again, memory_of
 from runtime.kept_results import KeptResults
 from runtime.local_ops import LocalCall, local_call
+from runtime.observer import Observer
 from runtime.parameters import LocalParameter
-from runtime.pipeline import StageCut
 from runtime.redistribute import Transfer, transfer
 
 Values = MutableMapping[str, torch.Tensor]
@@ -69,10 +70,12 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What is there before the first operator: weights and buffers, and the leaves of weights that are none."""
+    """What is there before the first operator: weights and buffers, and the leaves of weights that are none; and who
+    wants to know which operator runs."""
 
     tensors: Mapping[str, torch.Tensor]
     stubs: Mapping[str, torch.Tensor]
+    observer: Observer | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,13 +93,14 @@ class Executor:
         parameters: Mapping[str, LocalParameter],
         buffers: Mapping[str, torch.Tensor],
         inputs: Mapping[str, torch.Tensor],
+        observer: Observer | None = None,
     ) -> dict[str, torch.Tensor]:
         """What the stage makes of one micro-batch, from local pieces in the layouts of the plan: the values that the
         next stage reads, in the layouts in which they are made, or the loss, the same on every rank of the last stage.
         """
         pieces = {name: parameter.piece for name, parameter in parameters.items()}
         stubs = {name: stub for name, parameter in parameters.items() if (stub := parameter.stub) is not None}
-        held = Held(tensors={**pieces, **buffers}, stubs=stubs)
+        held = Held(tensors={**pieces, **buffers}, stubs=stubs, observer=observer)
         values: Values = {**inputs}
         for section in self.sections:
             if section.recomputed and torch.is_grad_enabled():
@@ -132,6 +136,14 @@ class Executor:
 
     def _step(self, instruction: Instruction, held: Held, values: Values, kept: KeptResults | None) -> None:
         """One operator; `kept` has what a recomputed block keeps, None where nothing is recomputed."""
+        if held.observer is None:
+            self._compute(instruction, held, values, kept)
+        else:
+            with held.observer.operator(instruction):
+                self._compute(instruction, held, values, kept)
+                held.observer.made([values[promise[0]] for promise in instruction.results if promise is not None])
+
+    def _compute(self, instruction: Instruction, held: Held, values: Values, kept: KeptResults | None) -> None:
         operands = []
         gathered: dict[int, Gathered] = {}
         for operand in instruction.operands:

@@ -140,6 +140,12 @@ def _embedding(
     return found.masked_fill(elsewhere.unsqueeze(-1), 0)
 
 
+def _attention(shard: Shard, *given: Any, **keywords: Any) -> torch.Tensor:
+    """Fused kernels want each head's vectors in one piece; of tensors that lie otherwise scores would be stored."""
+    lying: list[Any] = [g.contiguous() if isinstance(g, torch.Tensor) and g.stride(-1) != 1 else g for g in given]
+    return F.scaled_dot_product_attention(*lying, **keywords)
+
+
 def _rms_norm(
     shard: Shard,
     x: torch.Tensor,
@@ -188,6 +194,7 @@ LOCAL_OPS: Mapping[str, Form] = {
     "aten.embedding.default": _embedding,
     "aten.narrow.default": _narrow,
     "aten.rms_norm.default": _rms_norm,
+    "aten.scaled_dot_product_attention.default": _attention,
     "aten.split_with_sizes.default": _split_with_sizes,
 }
 """Local forms of single operators, by name."""

@@ -84,6 +84,14 @@ class ShardedOptimizer:
         weights = [master.weight for master in self._masters]
         self._optimizer = make_optimizer(name, weights, settings) if weights else None
 
+    def states(self) -> tuple[torch.Tensor, ...]:
+        """What is kept between steps beside the weights: masters that are no views of them, and what the optimizer
+        keeps for each element. Complete after the first step."""
+        masters = [master.weight for master in self._masters if not master.view]
+        kept = self._optimizer.state.values() if self._optimizer is not None else ()
+        moments = [value for state in kept for value in state.values() if isinstance(value, torch.Tensor)]
+        return (*masters, *(moment for moment in moments if moment.dim()))
+
     @torch.no_grad()
     def step(self) -> None:
         """Reduce the gradients, update, bring the new weights to the layout in which they are kept, and drop the

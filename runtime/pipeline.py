@@ -18,9 +18,8 @@ import torch.distributed as dist
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from costmodels import Turn, order_1f1b
-from planner.errors import PlannerError
-from planner.graph.operator_graph import OperatorGraph
-from planner.plan.bind import BoundPlan, stage_of_operators
+from planner.plan.bind import BoundPlan
+from planner.plan.stage_cut import StageCut
 from planner.sharding.layout import local_shape
 from runtime.collectives import all_reduce
 from runtime.device_mesh import RankMesh, stage_line
@@ -29,75 +28,6 @@ from runtime.parameters import LocalParameter
 Values = Mapping[str, torch.Tensor]
 Edges = Mapping[str, GradientEdge | None]
 """By name the places in the graph of autograd that made a value; None where no gradient is needed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageCut:
-    """What one stage holds: its operators (with the constant ones that it computes for itself), the values that it gets
-    from the stage before and those that it gives to the stage after, the parameters it uses."""
-
-    stage: int
-    stages: int
-    operators: tuple[int, ...]
-    receives: tuple[str, ...]
-    sends: tuple[str, ...]
-    parameters: frozenset[str]
-
-    @property
-    def last(self) -> bool:
-        return self.stage == self.stages - 1
-
-
-def cut_stage(bound: BoundPlan, stage: int) -> StageCut:
-    """The part of a plan that one stage executes. Raises PlannerError where a value skips a stage."""
-    graph, stages = bound.graph, stage_of_operators(bound)
-    count = len(bound.plan.stages)
-    own = [at for at in range(len(bound.operators)) if stages[at] == stage and _varies(graph, at)]
-    own += _constants(graph, own)
-    receives = _crossing(graph, stages, stage)
-    sends = _crossing(graph, stages, stage + 1) if stage + 1 < count else ()
-    used = {name for at in own for name in graph.operators[at].operands}
-    return StageCut(
-        stage=stage,
-        stages=count,
-        operators=tuple(sorted(own)),
-        receives=receives,
-        sends=sends,
-        parameters=frozenset(used & graph.parameter_names),
-    )
-
-
-def _varies(graph: OperatorGraph, at: int) -> bool:
-    return any(name in graph.data_dependent for name in graph.operators[at].results if name is not None)
-
-
-def _constants(graph: OperatorGraph, own: Sequence[int]) -> list[int]:
-    """Operators whose results never change (masks, positions) and that the stage needs: it computes them itself."""
-    found: set[int] = set()
-    wanted = [name for at in own for name in graph.operators[at].operands]
-    while wanted:
-        at = graph.producer.get(wanted.pop())
-        if at is not None and not _varies(graph, at) and at not in found:
-            found.add(at)
-            wanted += graph.operators[at].operands
-    return sorted(found)
-
-
-def _crossing(graph: OperatorGraph, stages: Mapping[int, int], stage: int) -> tuple[str, ...]:
-    """Values that `stage` reads and the stage before it makes."""
-    found: dict[str, None] = {}
-    for at, op in enumerate(graph.operators):
-        for name in op.operands if stages[at] == stage else ():
-            producer = graph.producer.get(name)
-            if producer is None or stages[producer] == stage or name not in graph.data_dependent:
-                continue
-            if stages[producer] != stage - 1:
-                raise PlannerError(
-                    f"value '{name}' goes from stage {stages[producer]} to stage {stage}; a pipeline hands values on"
-                    " from one stage to the next only, so plan this model with --pipeline 1"
-                )
-            found.setdefault(name)
-    return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +60,7 @@ class Pipeline:
     departures: tuple[Crossing, ...]
     loss: Crossing
     device: torch.device
+    has_gone: Callable[[dist.Work], bool] = dist.Work.is_completed
     turns: list[Turn] = field(default_factory=list)
     _sent: list[tuple[dist.Work, torch.Tensor]] = field(default_factory=list)
 
@@ -140,25 +71,34 @@ class Pipeline:
         the loss on the last stage. `turns` has the order in which it was done.
         """
         live: dict[int, tuple[Values, Edges]] = {}
-        total = torch.zeros((), dtype=torch.float32, device=self.device)
+        total = self._zero()
         self.turns.clear()
         for turn in order_1f1b(self.cut.stage, self.cut.stages, micro_batches):
             if turn.kind == "forward":
-                received: Values = {arrival.name: self._receive_value(arrival) for arrival in self.arrivals}
-                made = forward(turn.micro_batch, received)
-                if self.cut.last:
-                    total += made[self.loss.name].detach().float().reshape(()) / micro_batches
-                for departure in self.departures:
-                    self._send(made[departure.name].detach(), self.neighbours.after, self.neighbours.forward)
-                live[turn.micro_batch] = (received, self._edges(made))
+                live[turn.micro_batch], loss = self._forward(forward, turn.micro_batch)
+                total += loss / micro_batches
             else:
-                received, edges = live.pop(turn.micro_batch)
-                self._backward(received, edges, micro_batches)
+                self._backward(*live.pop(turn.micro_batch), micro_batches)
             self.turns.append(turn)
         for work, _ in self._sent:
             work.wait()
         self._sent.clear()
         return all_reduce(total, self.neighbours.forward)  # the other stages hold zero
+
+    def _forward(
+        self, forward: Callable[[int, Values], Values], micro_batch: int
+    ) -> tuple[tuple[Values, Edges], torch.Tensor]:
+        """What the backward pass of a micro-batch needs, and its loss: zero on all stages but the last. What it has
+        made is nobody's any more when this returns, but for what is being sent."""
+        received: Values = {arrival.name: self._receive_value(arrival) for arrival in self.arrivals}
+        made = forward(micro_batch, received)
+        for departure in self.departures:
+            self._send(made[departure.name].detach(), self.neighbours.after, self.neighbours.forward)
+        loss = made[self.loss.name].detach().float().reshape(()) if self.cut.last else self._zero()
+        return (received, self._edges(made)), loss
+
+    def _zero(self) -> torch.Tensor:
+        return torch.zeros((), dtype=torch.float32, device=self.device)
 
     def _edges(self, made: Values) -> Edges:
         """Where the backward pass starts: what has been sent is not kept for its own sake."""
@@ -191,7 +131,7 @@ class Pipeline:
 
     def _send(self, value: torch.Tensor, target: int, group: dist.ProcessGroup) -> None:
         """Start to send; the tensor is kept until it has gone."""
-        self._sent = [(work, kept) for work, kept in self._sent if not work.is_completed()]
+        self._sent = [(work, kept) for work, kept in self._sent if not self.has_gone(work)]
         whole = value.contiguous()
         work = dist.isend(whole, target, group=group)
         assert work is not None, "this rank is a member of the group"

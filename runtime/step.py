@@ -21,11 +21,13 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.plan.bind import BoundPlan, bind
 from planner.plan.plan import Plan
+from planner.plan.stage_cut import cut_stage
 from runtime.device_mesh import Communicators, RankMesh, current_device, rank_mesh
 from runtime.executor import Executor, build_executor
+from runtime.observer import Observer
 from runtime.optimizer import OptimizerSettings, ShardedOptimizer
 from runtime.parameters import local_parameters, unused_parameters, whole_buffers
-from runtime.pipeline import build_pipeline, cut_stage, share_parameters
+from runtime.pipeline import build_pipeline, share_parameters
 from runtime.redistribute import local_piece
 
 
@@ -43,6 +45,7 @@ class TrainingStep:
         self.bound = bound
         self.place = place
         self.batched = batched  # inputs whose leading dim is the samples
+        self.observer: Observer | None = None
         self.cuts = tuple(cut_stage(bound, stage) for stage in range(place.stages))
         self.cut = self.cuts[place.stage]
         self.executor: Executor = build_executor(bound, place, self.cut)
@@ -69,11 +72,14 @@ class TrainingStep:
         inputs = self._micro_batches(args, kwargs)
         if self.pipeline is not None:
             return self.pipeline.run(
-                lambda part, received: self.executor(self.parameters, self.buffers, {**inputs(part), **received}), parts
+                lambda part, received: self.executor(
+                    self.parameters, self.buffers, {**inputs(part), **received}, self.observer
+                ),
+                parts,
             )
         total = torch.zeros((), dtype=torch.float32, device=self.place.device)
         for part in range(parts):
-            loss = self.executor(self.parameters, self.buffers, inputs(part))[self.bound.graph.loss]
+            loss = self.executor(self.parameters, self.buffers, inputs(part), self.observer)[self.bound.graph.loss]
             if loss.requires_grad:
                 torch.autograd.backward(loss, torch.full_like(loss, 1.0 / parts))
             total += loss.detach().float().reshape(()) / parts

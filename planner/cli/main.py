@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from planner.cli import calibrating, estimating, listings, planning, running, showing, validating
+from planner.cli import auditing, calibrating, estimating, listings, planning, running, showing, validating
 from planner.cli.errors import reporting
 from planner.cli.options import Options, flag, taking_options
 from planner.errors import RequestError
@@ -19,6 +19,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("audit")(auditing.audit)
 app.command("calibrate")(calibrating.calibrate)
 app.command("estimate")(estimating.estimate)
 app.command("fit")(calibrating.fit)

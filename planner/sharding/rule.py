@@ -117,7 +117,8 @@ class Rule:
     what an operator that spells out its shape becomes on shards: that operator of the tensor and its local result
     shape. `mean_over` lists reductions that average instead of sum. `roles` names the factors whose product is each
     extent that the time of the op's kernel depends on, where the operands do not tell, and `causal` says that half of
-    its work is masked.
+    its work is masked. `passes` says that the gradient of an operand of the same type is that of the
+    result itself, and of a copy that none is made where nothing would change.
     """
 
     op: str
@@ -139,6 +140,7 @@ class Rule:
     mean_over: tuple[int, ...] = ()
     roles: tuple[tuple[str, tuple[int, ...]], ...] = ()
     causal: bool = False
+    passes: bool = False
 
     @cached_property
     def index(self) -> Mapping[str, int]:

@@ -33,6 +33,7 @@ class Elementwise(RuleSpec):
     )
     local_form: str | None = None
     broadcast: bool = False
+    passes: bool = False
 
     def build(self, call: Call) -> Rule:
         table = FactorTable(call.op)
@@ -65,6 +66,7 @@ class Elementwise(RuleSpec):
             if self.saved_extra_bytes
             else (),
             local_form=self.local_form,
+            passes=self.passes,
         )
 
 

@@ -19,6 +19,7 @@ from planner.sharding.rules.views import AlongDim, Permute, Reshape
 _BOTH = ((0, (1,)), (1, (0,)))
 _INPUT = ((0, (0,)),)
 _PLAIN = Elementwise()
+_IF_NEEDED = Elementwise(op_class="copy", passes=True)
 _KEEPS_INPUT = Elementwise(work=4.0, saves=_INPUT)
 _KEEPS_RESULT = Elementwise(work=4.0, saved_results=(0,))
 _VIEW = Reshape()
@@ -103,8 +104,8 @@ RULES: Mapping[str, RuleSpec] = {
     ),
     # elementwise
     "planner.identity": Elementwise(op_class="view", work=0.0, broadcast=True),
-    "aten.add.Tensor": _PLAIN,
-    "aten.add.Scalar": _PLAIN,
+    "aten.add.Tensor": Elementwise(passes=True),
+    "aten.add.Scalar": Elementwise(passes=True),
     "aten.sub.Tensor": _PLAIN,
     "aten.neg.default": _PLAIN,
     "aten.mul.Tensor": Elementwise(saves=_BOTH),
@@ -134,11 +135,11 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.eq.Tensor": _PLAIN,
     "aten.ge.Tensor": _PLAIN,
     "aten.le.Tensor": _PLAIN,
-    "aten.to.dtype": Elementwise(op_class="copy"),
-    "aten.to.dtype_layout": Elementwise(op_class="copy"),
+    "aten.to.dtype": _IF_NEEDED,
+    "aten.to.dtype_layout": _IF_NEEDED,
     "aten._to_copy.default": Elementwise(op_class="copy"),
     "aten.clone.default": Elementwise(op_class="copy"),
-    "aten.contiguous.default": Elementwise(op_class="copy"),
+    "aten.contiguous.default": _IF_NEEDED,
     "aten.detach.default": Elementwise(op_class="view", work=0.0),
     "aten.alias.default": Elementwise(op_class="view", work=0.0),
     # views

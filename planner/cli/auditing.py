@@ -1,0 +1,170 @@
+"""`plan audit`: what a plan predicts beside what the runtime emits, at the plan's full size, without devices."""
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
+from planner.cli.output import write_json
+from planner.cli.printing import WIDTH
+from planner.cli.showing import naming, traced_again
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from runtime.auditing import Collectives, Products, StageAudit
+
+_TERA = 1e12
+_NAMED = 10
+"""Differences that are named for each stage; the others are counted."""
+
+
+def audit(
+    plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Every operator's row, as one object on stdout.")] = False,
+) -> None:
+    """Run one rank of every stage of a plan on tensors without data, and compare what it does with what was predicted.
+
+    Collectives (kind, bytes, axis, count), floating point operations and live memory, at the full size of the plan, on
+    this machine. Exit code 1 where anything differs.
+
+    [bold]plan audit llama70b-64.json[/bold]
+    """
+    with reporting(as_json):
+        found = []
+        for stage in _stages(plan_file):
+            found.append(stage)
+            if not as_json:
+                _print(stage)
+        agrees = all(stage.agrees for stage in found)
+        if as_json:
+            write_json(_content(found, agrees))
+        else:
+            _print_verdict(found)
+        raise typer.Exit(0 if agrees else 1)
+
+
+def _stages(plan_file: Path) -> "Iterator[StageAudit]":
+    from planner.plan.file import load_plan
+    from planner.plan.machine import machine_of
+    from runtime.auditing import audit as audited
+
+    plan = load_plan(plan_file)
+    with naming(plan_file):
+        cluster = machine_of(plan.cluster)
+        model, graph = traced_again(plan)
+        yield from audited(plan, graph, model.batch, cluster)
+
+
+def _print(stage: "StageAudit") -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    console.print(f"\n[bold]Stage {stage.stage}[/bold], by its rank {stage.rank}")
+    console.print(_collectives(stage))
+    console.print(_products(stage))
+    console.print(_memory(stage))
+    _print_differences(console, stage)
+
+
+def _collectives(stage: "StageAudit") -> "Table":
+    from planner.report.table import table_of
+    from planner.report.units import bytes_text
+
+    sums: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0] * 4)
+    for row in stage.collectives:
+        axis = "stages" if row.axis is None else f"axis{row.axis}"
+        total = sums[row.phase, row.kind, axis]
+        for place, count in enumerate((row.predicted, row.emitted)):
+            total[place] += count
+            total[place + 2] += count * row.nbytes
+    table = table_of(
+        "Collectives of a step", "pass", "kind", "along", "predicted", "emitted", "bytes predicted", "emitted"
+    )
+    for (phase, kind, axis), (predicted, emitted, nbytes, sent) in sums.items():
+        counts = (f"{predicted:,.0f}", f"{emitted:,.0f}", bytes_text(nbytes), bytes_text(sent))
+        table.add_row(phase, kind, axis, *counts)
+    return table
+
+
+def _products(stage: "StageAudit") -> "Table":
+    from planner.report.table import table_of
+
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for row in stage.products:
+        sums[row.phase][0] += row.predicted
+        sums[row.phase][1] += row.emitted
+    table = table_of("Products", "pass", "TFLOP predicted", "emitted")
+    for phase, (predicted, emitted) in sums.items():
+        table.add_row(phase, f"{predicted / _TERA:,.3f}", f"{emitted / _TERA:,.3f}")
+    return table
+
+
+def _memory(stage: "StageAudit") -> "Table":
+    from planner.report.table import table_of
+    from planner.report.units import bytes_text
+
+    table = table_of("Live memory when most lives", "", "predicted", "emitted")
+    for name, nbytes in stage.predicted_live.items():
+        table.add_row(name, bytes_text(nbytes), bytes_text(stage.live[name]))
+    table.add_row("all", bytes_text(stage.predicted_peak), bytes_text(stage.peak))
+    table.add_row("stated by the plan, with the allocator's", bytes_text(stage.stated), "")
+    return table
+
+
+def _print_differences(console: "Console", stage: "StageAudit") -> None:
+    unequal = stage.unequal
+    for row in unequal[:_NAMED]:
+        console.print(f"[red]differs[/red]: {_difference(row)}", soft_wrap=True)
+    if len(unequal) > _NAMED:
+        console.print(f"and {len(unequal) - _NAMED} more; --json has all")
+    if not stage.memory_agrees:
+        share = stage.peak / stage.predicted_peak - 1
+        bound = "" if stage.peak <= stage.stated else ", which is more than the plan states"
+        console.print(f"[red]differs[/red]: live memory is {share:+.1%} of what is predicted{bound}", soft_wrap=True)
+
+
+def _difference(row: "Collectives | Products") -> str:
+    from runtime.auditing import Collectives
+
+    where = f"{row.operator or 'no operator'}, {row.phase}"
+    if isinstance(row, Collectives):
+        axis = "between stages" if row.axis is None else f"along axis{row.axis}"
+        return (
+            f"{where}: {row.kind} of {row.nbytes:,.0f} bytes {axis}: predicted {row.predicted}, emitted {row.emitted}"
+        )
+    return f"{where}: predicted {row.predicted:,.0f} floating point operations, emitted {row.emitted:,.0f}"
+
+
+def _print_verdict(found: "list[StageAudit]") -> None:
+    rows = sum(len(stage.collectives) + len(stage.products) for stage in found)
+    wrong = sum(len(stage.unequal) for stage in found)
+    worst = max(found, key=lambda stage: abs(stage.peak / stage.predicted_peak - 1))
+    share = worst.peak / worst.predicted_peak - 1
+    if all(stage.agrees for stage in found):
+        typer.echo(f"\nThe runtime does what the plan says: {rows} rows equal, live memory within {abs(share):.2%}")
+    else:
+        typer.echo(f"\nThe runtime DIFFERS from the plan: {wrong} of {rows} rows, live memory by {share:+.2%} at most")
+
+
+def _content(found: "list[StageAudit]", agrees: bool) -> Mapping[str, Any]:
+    stages = [
+        {
+            "stage": stage.stage,
+            "rank": stage.rank,
+            "agrees": stage.agrees,
+            "collectives": [asdict(row) for row in stage.collectives],
+            "products": [asdict(row) for row in stage.products],
+            "live_bytes": dict(stage.live),
+            "predicted_live_bytes": dict(stage.predicted_live),
+            "stated_bytes": stage.stated,
+        }
+        for stage in found
+    ]
+    return {"schema_version": OUTPUT_SCHEMA_VERSION, "agrees": agrees, "stages": stages}

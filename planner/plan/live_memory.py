@@ -1,0 +1,336 @@
+"""How much memory a rank needs when it needs most: the step of a plan followed tensor by tensor, without tensors.
+
+    forward     operand ─(moved)─> operator ─> results        held: values until their last use, what autograd keeps
+    backward    gradients of results ─> operator ─(moved)─> gradients of operands        let go: what it has kept
+    update      gradients ─(moved)─> optimizer ─(moved)─> weights
+
+The figures that the search minimises under are sums of what each part needs at its most, an upper bound that can be
+tabulated operator by operator; not everything is at its most at the same moment. Here the moments are followed, as the
+runtime runs them: in the order of 1F1B, with what is on the way of every redistribution, a recomputed block for as long
+as its backward pass takes, and gradients from when they are first there. What lives is memory, not tensors: a view
+holds all of what it is a view of.
+
+Counted are tensors. What an allocator rounds up or keeps for later, and what libraries take for themselves, is not.
+Complexity: the operators of a stage times the micro-batches that are followed, one more than are ever in flight.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from costmodels import order_1f1b
+from hardware_profiles import Bytes
+from planner.graph.operator_graph import DTYPE_BYTES
+from planner.plan.bind import BoundOperator, BoundPlan
+from planner.plan.memory_account import MemoryAccount, Piece, Storage, moved
+from planner.plan.stage_cut import StageCut, cut_stage
+from planner.plan.stage_tensors import StageTensors
+from planner.pricing.liveness import Replay, replay
+from planner.sharding.layout import Layout
+from planner.sharding.redistribute import Step, redistribution
+from planner.sharding.rule import local_extents
+
+WEIGHTS, GRADIENTS, STATES, OTHER = "weights", "gradients", "optimizer state", "activations and transient"
+_FP32 = 4
+_UPDATED = 2  # temporaries of an update, in pieces of the parameter that is updated
+
+
+def live_memory(bound: BoundPlan, stage: int, stored: Mapping[str, Bytes]) -> Mapping[str, Bytes]:
+    """Bytes of each class that a rank in the middle of a stage holds when it holds most. `stored` has those of the
+    weights and of the states of the optimizer (see `planner.plan.predict.StageCost.memory`)."""
+    account = MemoryAccount(now={WEIGHTS: stored[WEIGHTS], GRADIENTS: 0.0, STATES: stored[STATES], OTHER: 0.0})
+    rank = _Rank(bound=bound, cut=cut_stage(bound, stage), account=account)
+    rank.step()
+    return account.at_peak
+
+
+Values = dict[str, Piece]
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What autograd keeps for the backward pass of one operator, and of that its own memory beside the tensors."""
+
+    pieces: list[Storage] = field(default_factory=list)
+    extra: Storage | None = None
+
+    @property
+    def everything(self) -> list[Storage]:
+        return [*self.pieces, *([self.extra] if self.extra is not None else [])]
+
+
+@dataclass(slots=True)
+class _Section:
+    """Operators that are kept together: each what its backward pass needs, or what it takes to compute them again."""
+
+    operators: Sequence[int]
+    kept: dict[int, _Kept]
+    reads: Values = field(default_factory=dict)
+    results: dict[int, list[Storage]] = field(default_factory=dict)
+    again: bool = False
+
+
+@dataclass(kw_only=True)
+class _Rank:
+    bound: BoundPlan
+    cut: StageCut
+    account: MemoryAccount
+
+    def __post_init__(self) -> None:
+        graph, blocks = self.bound.graph, self.bound.blocks
+        self.tensors = StageTensors(bound=self.bound, cut=self.cut)
+        self.coordinate = self.bound.plan.mesh.coordinate(self.bound.plan.mesh.size // 2)
+        self.results = {*self.cut.sends, *((graph.loss,) if self.cut.last else ())}
+        self.last_use = {name: at for at in self.cut.operators for name in graph.operators[at].operands}
+        self.uses = Counter(name for at in self.cut.operators for name in graph.operators[at].operands)
+        self.replay: Replay = replay(graph, blocks.start, blocks.start + blocks.period)
+        self.gradients: dict[str, Storage] = {}
+        self.pending: Counter[str] = Counter()
+        self._sent: list[Storage] = []
+
+    def step(self) -> None:
+        """One training step."""
+        stages, stage = self.cut.stages, self.cut.stage
+        parts = min(self.bound.plan.training.micro_batches, max(2, stages + 1))
+        flying: dict[int, tuple[list[_Section], Values]] = {}
+        for turn in order_1f1b(stage, stages, parts):
+            if turn.kind == "forward":
+                flying[turn.micro_batch] = self._forward()
+            else:
+                self._backward(*flying.pop(turn.micro_batch))
+        self._release(self._sent)
+        self._update()
+
+    # forward
+
+    def _forward(self) -> tuple[list[_Section], Values]:
+        received = {name: self._fresh(name, self.tensors.promised[name].forward) for name in self.cut.receives}
+        values = {name: Piece(self.account.hold(p.storage), p.shape, p.contiguous) for name, p in received.items()}
+        found = []
+        for again, operators in self.tensors.sections:
+            section = _Section(operators, {}, again=again)
+            if again:
+                self._checkpoint(section, values)
+            else:
+                for at in operators:
+                    section.kept[at] = self._compute(at, values)
+                    self._drop(at, values)
+            found.append(section)
+        for name in self.cut.sends:
+            self._send(values[name].storage)
+        self._release([piece.storage for piece in values.values()])
+        return found, received
+
+    def _checkpoint(self, section: _Section, values: Values) -> None:
+        """The first time through a recomputed block: only what flows in, and what its kept operators make, stays."""
+        section.reads = {name: self._held(values[name]) for name in self.tensors.read(section.operators)}
+        inside = {name: self._held(piece) for name, piece in section.reads.items()}
+        for at in section.operators:
+            kept = self._compute(at, inside)
+            if self.bound.is_kept(at):
+                made = [inside[name].storage for name in self.tensors.results(at)]
+                made += [kept.extra] if kept.extra is not None else []
+                section.results[at] = [self.account.hold(storage) for storage in made]
+            self._release(kept.everything)
+            self._drop(at, inside)
+        for name, piece in inside.items():
+            if name not in values and (name in self.results or self.last_use[name] > section.operators[-1]):
+                values[name] = self._held(piece)
+            self.account.release(piece.storage)
+        for at in section.operators:
+            self._drop(at, values)
+
+    def _compute(self, at: int, values: Values, section: _Section | None = None, results: bool = True) -> _Kept:
+        """Run one operator; in a recomputed `section` what it has kept is there. Without `results` its operands are
+        brought to where it wants them and that is all."""
+        op = self.bound.operators[at]
+        operands = [self._operand(at, place, values) for place in range(len(op.operator.operands))]
+        kept = _Kept()
+        for place in self.tensors.saved(op):
+            if section is not None or not self.tensors.gathered(at, place):  # else it is gathered again
+                kept.pieces.append(self.account.hold(operands[place].storage))
+        if results:
+            self._run(at, operands, values, kept, section)
+        self._release([operand.storage for operand in operands])
+        return kept
+
+    def _run(self, at: int, operands: Sequence[Piece], values: Values, kept: _Kept, section: _Section | None) -> None:
+        op = self.bound.operators[at]
+        names, graded = self.tensors.results(at), self.tensors.graded(op)
+        there = section.results.get(at) if section is not None else None
+        for place, name in enumerate(names):
+            shape = self.tensors.shape(name, op.layouts.results[place].forward)
+            if there is not None:
+                values[name] = Piece(self.account.hold(there[place]), shape)
+            elif self.tensors.shares(op, operands[0].contiguous if operands else False):
+                values[name] = Piece(self.account.hold(operands[0].storage), shape, self.tensors.contiguous(name))
+            else:
+                values[name] = Piece(self.account.new(self.tensors.bytes(name, shape), OTHER), shape)
+        if graded:
+            extents = local_extents(op.rule, op.strategy, self.bound.plan.mesh)
+            extra = sum(w.coefficient * math.prod(extents[f] for f in w.factors) for w in op.rule.saved_extra)
+            if extra:
+                kept.extra = self.account.hold(there[-1]) if there is not None else self.account.new(extra, OTHER)
+            kept.pieces += [self.account.hold(values[names[place]].storage) for place in op.rule.saved_results]
+
+    def _operand(self, at: int, place: int, values: Values) -> Piece:
+        name = self.bound.operators[at].operator.operands[place]
+        move = self.tensors.move(at, place)
+        piece = values[name] if name in values else self._standing(name)
+        found = self._moved(piece, move.there, name)
+        if move.copies:
+            copy = Piece(self.account.new(self.tensors.bytes(name, found.shape), OTHER), found.shape)
+            self.account.release(found.storage)
+            return copy
+        return found
+
+    # backward
+
+    def _backward(self, sections: list[_Section], received: Values) -> None:
+        gradients: dict[str, Storage] = {}
+        self.pending = Counter(self.uses)
+        for name in self.results & self.bound.graph.differentiable:
+            gradients[name] = self.account.new(self.tensors.bytes(name, self.tensors.made_shape(name)), OTHER)
+        while sections:
+            section = sections.pop()
+            for at in reversed(section.operators):
+                if section.again and at not in section.kept and self.tensors.keeps(at):
+                    self._again(section)
+                self._differentiate(at, section, gradients)
+            self._release([piece.storage for piece in section.reads.values()])
+        for name in self.cut.receives:
+            if name in gradients:
+                self._send(gradients[name])
+        self._release(list(gradients.values()))
+        self._release([piece.storage for piece in received.values()])
+
+    def _again(self, section: _Section) -> None:
+        """Compute a block once more, until all that its backward pass needs is there."""
+        inside = {name: self._held(piece) for name, piece in section.reads.items()}
+        for place, at in enumerate(section.operators[: self.replay.moves]):
+            section.kept[at] = self._compute(at, inside, section, results=place < self.replay.works)
+            if at in section.results:
+                self._release(section.results.pop(at))
+            self._drop(at, inside)
+        self._release([piece.storage for piece in inside.values()])
+        for at in section.operators:
+            section.kept.setdefault(at, _Kept())
+
+    def _differentiate(self, at: int, section: _Section, gradients: dict[str, Storage]) -> None:
+        """The backward pass of one operator: gradients of its operands, in the layouts that their makers want."""
+        op, kept = self.bound.operators[at], section.kept.pop(at, _Kept())
+        given = [gradients.pop(name) for name in self.tensors.results(at) if name in gradients]
+        graded = self.tensors.graded(op)
+        made: dict[int, Piece] = {}
+        if given and graded:
+            gathered = [] if section.again else self._gathered_again(at)
+            made = {place: self._gradient(op, place, given, kept) for place in graded}
+            self._release([piece.storage for piece in gathered])
+        self._release(kept.everything)
+        self._release(given)
+        for place, name in reversed([*enumerate(op.operator.operands)]):  # the last that was moved there is first back
+            if place in made:
+                arrived = self._moved(made[place], self.tensors.move(at, place).back, name)
+                self.account.release(made[place].storage)
+                self._add(gradients, name, arrived.storage)
+            self.pending[name] -= 1
+            if name in gradients and name in self.bound.parameters and not self.pending[name]:
+                self._accumulate(name, gradients.pop(name))
+
+    def _gathered_again(self, at: int) -> list[Piece]:
+        places = self.tensors.saved(self.bound.operators[at])
+        return [self._operand(at, place, {}) for place in places if self.tensors.gathered(at, place)]
+
+    def _gradient(self, op: BoundOperator, place: int, given: Sequence[Storage], kept: _Kept) -> Piece:
+        """Memory of the gradient of an operand: its own, or that of what it takes the place of."""
+        name = op.operator.operands[place]
+        shape = self.tensors.shape(name, op.layouts.operands[place].forward)
+        nbytes = self.tensors.bytes(name, shape)
+        if op.rule.op_class == "cross_entropy" and kept.extra is not None and kept.extra.nbytes == nbytes:
+            return Piece(self.account.hold(kept.extra), shape)
+        if (op.rule.op_class == "view" or op.rule.passes) and len(given) == 1 and given[0].nbytes == nbytes:
+            return Piece(self.account.hold(given[0]), shape)
+        return Piece(self.account.new(nbytes, OTHER), shape)
+
+    def _add(self, gradients: dict[str, Storage], name: str, new: Storage) -> None:
+        """Sum the gradients of several uses, in place where nobody else holds the sum."""
+        known = gradients.get(name)
+        if known is None:
+            gradients[name] = new
+        elif known.holders == 1:
+            self.account.release(new)
+        else:
+            gradients[name] = self.account.new(known.nbytes, OTHER)
+            self._release([known, new])
+
+    def _accumulate(self, name: str, leaf: Storage) -> None:
+        """Add what autograd has left to the gradient of the step."""
+        shape = self.tensors.shape(name, self.bound.parameters[name].gradient)
+        nbytes = float(math.prod(shape) * max(_FP32, self.bound.graph.types[name].element_bytes))
+        if name in self.gradients:
+            if leaf.nbytes != nbytes:
+                self.account.brief(nbytes, OTHER)
+            self.account.release(leaf)
+        elif leaf.nbytes == nbytes and leaf.holders == 1:
+            self.gradients[name] = self.account.claim(leaf, GRADIENTS)
+        else:
+            self.gradients[name] = self.account.new(nbytes, GRADIENTS)
+            self.account.release(leaf)
+
+    # update
+
+    def _update(self) -> None:
+        """Reduce all gradients, update piece by piece, and bring the weights back."""
+        graph, mesh = self.bound.graph, self.bound.plan.mesh
+        reduced = []
+        for name, gradient in self.gradients.items():
+            stored, tensor = self.bound.parameters[name], graph.types[name]
+            piece = Piece(gradient, self.tensors.shape(name, stored.gradient))
+            steps = redistribution(tensor.shape, mesh, stored.gradient, stored.state)
+            element = max(_FP32, tensor.element_bytes)
+            reduced.append((name, moved(self.account, piece, steps, mesh, self.coordinate, element)))
+            self.account.release(gradient)
+        for _, piece in reduced:
+            self.account.brief(_UPDATED * piece.storage.nbytes, OTHER)
+        self._release([piece.storage for _, piece in reduced])
+        for name, piece in reduced:
+            stored, tensor = self.bound.parameters[name], graph.types[name]
+            steps = redistribution(tensor.shape, mesh, stored.state, stored.weight)
+            narrow = Piece(self.account.new(self.tensors.bytes(name, piece.shape), OTHER), piece.shape)
+            self.account.release(self._moved(narrow, steps, name).storage)
+            self.account.release(narrow.storage)
+
+    def _send(self, storage: Storage) -> None:
+        """What is sent is held until the next is, when it has gone."""
+        self._release(self._sent)
+        self._sent = [self.account.hold(storage)]
+
+    # memory that is held and let go
+
+    def _moved(self, piece: Piece, steps: Sequence[Step], name: str) -> Piece:
+        element = DTYPE_BYTES[self.bound.graph.types[name].dtype]
+        return moved(self.account, piece, steps, self.bound.plan.mesh, self.coordinate, element)
+
+    def _standing(self, name: str) -> Piece:
+        """A parameter, a buffer or an input: memory that is there all the time."""
+        return Piece(Storage(0.0, OTHER, standing=True), self.tensors.made_shape(name))
+
+    def _fresh(self, name: str, layout: Layout) -> Piece:
+        shape = self.tensors.shape(name, layout)
+        return Piece(self.account.new(self.tensors.bytes(name, shape), OTHER), shape)
+
+    def _held(self, piece: Piece) -> Piece:
+        self.account.hold(piece.storage)
+        return piece
+
+    def _release(self, storages: Sequence[Storage]) -> None:
+        for storage in storages:
+            self.account.release(storage)
+
+    def _drop(self, at: int, values: Values) -> None:
+        """Let go of what nothing after an operator reads."""
+        op = self.bound.operators[at].operator
+        for name in dict.fromkeys((*op.operands, *self.tensors.results(at))):
+            if name in values and name not in self.results and self.last_use.get(name, at) == at:
+                self.account.release(values.pop(name).storage)

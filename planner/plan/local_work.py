@@ -1,0 +1,45 @@
+"""Floating point operations that one rank computes for a micro-batch, by operator and pass: what a plan is charged for,
+without the seconds.
+
+Only products count, of matrices, of attention and of convolutions: what the field counts, and what the kernels of an
+audit can be counted by. A pass over elements is charged for the memory it moves.
+"""
+
+import math
+from collections.abc import Mapping
+
+from hardware_profiles import Flops
+from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
+from planner.plan.charges import Phase
+from planner.pricing.liveness import replay
+from planner.sharding.rule import loop_extents
+
+PRODUCTS = frozenset({"matmul", "attention", "convolution", "experts"})
+"""Classes of operators that multiply."""
+
+Work = Mapping[tuple[Phase, str], Flops]
+"""By pass and operator; those that are not in it compute nothing."""
+
+
+def local_work(bound: BoundPlan, stage: int) -> Work:
+    """What a rank of a stage computes for one micro-batch, each product of its share of the loops."""
+    graph, blocks = bound.graph, bound.blocks
+    found: dict[tuple[Phase, str], Flops] = {}
+    stages = stage_of_operators(bound)
+    again = replay(graph, blocks.start, blocks.start + blocks.period)
+    for at, op in enumerate(bound.operators):
+        if stages[at] != stage or op.rule.op_class not in PRODUCTS:
+            continue
+        name, forward = op.operator.name, _forward(op, bound)
+        graded = sum(o in graph.differentiable for i, o in enumerate(op.operator.operands) if i not in op.rule.addends)
+        found["forward", name] = forward
+        found["backward", name] = forward * op.rule.backward_work(graded)
+        recomputed = bound.recompute_of(blocks.block_of(at)) is not None and bound.place_of(at) < again.works
+        if recomputed and not bound.is_kept(at):
+            found["recomputation", name] = forward
+    return {key: flops for key, flops in found.items() if flops}
+
+
+def _forward(op: BoundOperator, bound: BoundPlan) -> Flops:
+    extents = loop_extents(op.rule, op.strategy, bound.plan.mesh)
+    return sum(term.coefficient * math.prod(extents[factor] for factor in term.factors) for term in op.rule.work)

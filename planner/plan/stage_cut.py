@@ -1,0 +1,77 @@
+"""What each stage of a plan holds of the graph, and what crosses from one to the next."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.errors import PlannerError
+from planner.graph.operator_graph import OperatorGraph
+from planner.plan.bind import BoundPlan, stage_of_operators
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCut:
+    """What one stage holds: its operators (with the constant ones that it computes for itself), the values that it gets
+    from the stage before and those that it gives to the stage after, the parameters it uses."""
+
+    stage: int
+    stages: int
+    operators: tuple[int, ...]
+    receives: tuple[str, ...]
+    sends: tuple[str, ...]
+    parameters: frozenset[str]
+
+    @property
+    def last(self) -> bool:
+        return self.stage == self.stages - 1
+
+
+def cut_stage(bound: BoundPlan, stage: int) -> StageCut:
+    """The part of a plan that one stage executes. Raises PlannerError where a value skips a stage."""
+    graph, stages = bound.graph, stage_of_operators(bound)
+    count = len(bound.plan.stages)
+    own = [at for at in range(len(bound.operators)) if stages[at] == stage and _varies(graph, at)]
+    own += _constants(graph, own)
+    receives = _crossing(graph, stages, stage)
+    sends = _crossing(graph, stages, stage + 1) if stage + 1 < count else ()
+    used = {name for at in own for name in graph.operators[at].operands}
+    return StageCut(
+        stage=stage,
+        stages=count,
+        operators=tuple(sorted(own)),
+        receives=receives,
+        sends=sends,
+        parameters=frozenset(used & graph.parameter_names),
+    )
+
+
+def _varies(graph: OperatorGraph, at: int) -> bool:
+    return any(name in graph.data_dependent for name in graph.operators[at].results if name is not None)
+
+
+def _constants(graph: OperatorGraph, own: Sequence[int]) -> list[int]:
+    """Operators whose results never change (masks, positions) and that the stage needs: it computes them itself."""
+    found: set[int] = set()
+    wanted = [name for at in own for name in graph.operators[at].operands]
+    while wanted:
+        at = graph.producer.get(wanted.pop())
+        if at is not None and not _varies(graph, at) and at not in found:
+            found.add(at)
+            wanted += graph.operators[at].operands
+    return sorted(found)
+
+
+def _crossing(graph: OperatorGraph, stages: Mapping[int, int], stage: int) -> tuple[str, ...]:
+    """Values that `stage` reads and the stage before it makes."""
+    found: dict[str, None] = {}
+    for at, op in enumerate(graph.operators):
+        for name in op.operands if stages[at] == stage else ():
+            producer = graph.producer.get(name)
+            if producer is None or stages[producer] == stage or name not in graph.data_dependent:
+                continue
+            if stages[producer] != stage - 1:
+                raise PlannerError(
+                    f"value '{name}' goes from stage {stages[producer]} to stage {stage}; a pipeline hands values on"
+                    " from one stage to the next only, so plan this model with --pipeline 1"
+                )
+            found.setdefault(name)
+    return tuple(found)

@@ -1,0 +1,127 @@
+"""The tensors of one stage as a rank of it has them: where they come from, how they are moved, how large they are."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+
+from hardware_profiles import Bytes
+from planner.plan.bind import BoundOperator, BoundPlan
+from planner.plan.stage_cut import StageCut
+from planner.sharding.layout import Layout, local_shape, replicated
+from planner.sharding.redistribute import COLLECTIVES, Step, redistribution
+from planner.sharding.rule import Duplex
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What lies between a producer and a consumer: steps there and steps of the gradient back. What was cut last is
+    copied where a view would keep the whole (`copies`)."""
+
+    there: tuple[Step, ...]
+    back: tuple[Step, ...]
+    copies: bool
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the consumer gets memory that the producer does not hold already."""
+        return any(step.kind in COLLECTIVES for step in self.there)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTensors:
+    """Operators are named by their index in the graph, operands by their place in the call."""
+
+    bound: BoundPlan
+    cut: StageCut
+    _moves: dict[tuple[int, int], Move] = field(default_factory=dict)
+
+    @cached_property
+    def promised(self) -> Mapping[str, Duplex]:
+        """Layouts in which everything is there before it is moved."""
+        whole = replicated(len(self.bound.plan.mesh.axes))
+        found = {name: Duplex(forward=layout, gradient=whole) for name, layout in self.bound.inputs.items()}
+        found.update((name, Duplex(forward=whole, gradient=whole)) for name in self.bound.graph.buffers)
+        found.update((n, Duplex(forward=p.weight, gradient=p.gradient)) for n, p in self.bound.parameters.items())
+        for op in self.bound.operators:
+            found.update(zip((r for r in op.operator.results if r is not None), op.layouts.results, strict=True))
+        return found
+
+    @cached_property
+    def sections(self) -> tuple[tuple[bool, tuple[int, ...]], ...]:
+        """Runs of operators of one block that is recomputed, and of all others between them."""
+
+        def section(at: int) -> int | None:
+            block = self.bound.blocks.block_of(at)
+            return None if self.bound.recompute_of(block) is None else block
+
+        runs = ((block, tuple(run)) for block, run in groupby(self.cut.operators, key=section))
+        return tuple((block is not None, run) for block, run in runs)
+
+    def move(self, at: int, place: int) -> Move:
+        """How an operand comes to its operator."""
+        if (at, place) not in self._moves:
+            op, graph, mesh = self.bound.operators[at], self.bound.graph, self.bound.plan.mesh
+            name, wanted = op.operator.operands[place], op.layouts.operands[place]
+            made, shape = self.promised[name], graph.types[name].shape
+            there = redistribution(shape, mesh, made.forward, wanted.forward)
+            back = redistribution(shape, mesh, wanted.gradient, made.gradient) if name in graph.differentiable else ()
+            copies = bool(there) and there[-1].kind == "slice" and name not in self.bound.parameters
+            self._moves[at, place] = Move(there, back, copies)
+        return self._moves[at, place]
+
+    def read(self, operators: Sequence[int]) -> tuple[str, ...]:
+        """What flows into a run of operators from others."""
+        made = {name for at in operators for name in self.results(at)}
+        held = {*self.bound.parameters, *self.bound.graph.buffers, *self.bound.inputs}
+        names = (name for at in operators for name in self.bound.operators[at].operator.operands)
+        return tuple(dict.fromkeys(name for name in names if name not in made and name not in held))
+
+    def results(self, at: int) -> tuple[str, ...]:
+        return tuple(name for name in self.bound.operators[at].operator.results if name is not None)
+
+    def graded(self, op: BoundOperator) -> tuple[int, ...]:
+        return tuple(i for i, name in enumerate(op.operator.operands) if name in self.bound.graph.differentiable)
+
+    def saved(self, op: BoundOperator) -> tuple[int, ...]:
+        graded = set(self.graded(op))
+        return tuple(place for place, needed_by in op.rule.saves if graded.intersection(needed_by))
+
+    def keeps(self, at: int) -> bool:
+        op = self.bound.operators[at]
+        return bool(self.saved(op) or (self.graded(op) and (op.rule.saved_results or op.rule.saved_extra)))
+
+    def gathered(self, at: int, place: int) -> bool:
+        """Whether an operand is a weight that is gathered for its use."""
+        return (
+            self.bound.operators[at].operator.operands[place] in self.bound.parameters and self.move(at, place).gathers
+        )
+
+    def shares(self, op: BoundOperator, contiguous: bool) -> bool:
+        """Whether the results of an operator are the memory of its first operand, which is contiguous or not."""
+        if op.rule.op_class != "copy":
+            return op.rule.op_class == "view"
+        if op.rule.local_form is not None:
+            return contiguous  # a reshape
+        names = (*op.operator.operands, *op.operator.results)
+        return op.rule.passes and len({self.bound.graph.types[name].dtype for name in names if name is not None}) == 1
+
+    def contiguous(self, name: str) -> bool:
+        """Whether a view lies in its memory without gaps. Fused attention writes the heads of a token side by side, so
+        that what is transposed back does, whatever the trace says."""
+        graph = self.bound.graph
+        if graph.types[name].contiguous:
+            return True
+        (source,) = graph.operators[graph.producer[name]].operands
+        maker = graph.producer.get(source)
+        return maker is not None and self.bound.operators[maker].rule.op_class == "attention"
+
+    def made_shape(self, name: str) -> tuple[int, ...]:
+        return self.shape(name, self.promised[name].forward)
+
+    def shape(self, name: str, layout: Layout) -> tuple[int, ...]:
+        return local_shape(self.bound.graph.types[name].shape, layout, self.bound.plan.mesh.sizes)
+
+    def bytes(self, name: str, shape: Sequence[int]) -> Bytes:
+        return float(math.prod(shape) * self.bound.graph.types[name].element_bytes)

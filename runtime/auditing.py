@@ -1,0 +1,203 @@
+"""What a plan predicts beside what the runtime does, at the plan's full size, on one machine without devices.
+
+    for every stage: one rank ─ imitated (runtime.imitation) ─> one step ─ written down (runtime.ledger) ─> emitted
+                     the plan ─ charges, local work, live memory ─────────────────────────────────────────> predicted
+                                                                          equal, operator by operator, or it is said
+
+Ranks of one stage differ in which pieces they hold and in nothing that is counted here, so a stage is audited by the
+rank in its middle. All micro-batches but the first are alike, so of a step with many the first few are run, enough for
+as many to be in flight as ever are, and the rest counted as those; the update at the end is counted once.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from costmodels import peak_memory
+from hardware_profiles import Bytes, Cluster, Flops
+from planner.graph.operator_graph import OperatorGraph
+from planner.plan.bind import BoundPlan, bind
+from planner.plan.charges import Charges, Phase
+from planner.plan.live_memory import live_memory
+from planner.plan.local_work import local_work
+from planner.plan.plan import Plan
+from planner.plan.predict import stage_costs
+from runtime.imitation import imitated_batch, imitated_step
+from runtime.ledger import Ledger
+from runtime.live_tensors import GRADIENTS, STATES, WEIGHTS
+from runtime.step import TrainingStep
+
+MEMORY_TOLERANCE = 0.02
+"""Share of the predicted live memory by which what lives may differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collectives:
+    """One kind of collective in one pass of one operator: bytes of each, along which axis (None: between stages),
+    and how many a step has, as predicted and as emitted."""
+
+    phase: Phase
+    operator: str
+    kind: str
+    axis: int | None
+    nbytes: Bytes
+    predicted: int
+    emitted: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Products:
+    """Floating point operations of one operator in one pass, a step."""
+
+    phase: Phase
+    operator: str
+    predicted: Flops
+    emitted: Flops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageAudit:
+    """One stage, by one of its ranks. `live` and `predicted_live` have the bytes of each class when most live;
+    `stated` is the peak that the plan was found to fit with: a sum of what each part needs at its most, and what an
+    allocator takes beside tensors."""
+
+    stage: int
+    rank: int
+    micro_batches: int
+    collectives: tuple[Collectives, ...]
+    products: tuple[Products, ...]
+    live: Mapping[str, Bytes]
+    predicted_live: Mapping[str, Bytes]
+    stated: Bytes
+
+    @property
+    def peak(self) -> Bytes:
+        return sum(self.live.values())
+
+    @property
+    def predicted_peak(self) -> Bytes:
+        return sum(self.predicted_live.values())
+
+    @property
+    def unequal(self) -> tuple[Collectives | Products, ...]:
+        """Rows in which prediction and emission differ."""
+        rows: tuple[Collectives | Products, ...] = (*self.collectives, *self.products)
+        return tuple(row for row in rows if row.predicted != row.emitted)
+
+    @property
+    def memory_agrees(self) -> bool:
+        """Whether live memory is within the tolerance of its prediction, and within what the plan states."""
+        near = abs(self.peak - self.predicted_peak) <= MEMORY_TOLERANCE * self.predicted_peak
+        return near and self.peak <= self.stated
+
+    @property
+    def agrees(self) -> bool:
+        return not self.unequal and self.memory_agrees
+
+
+def audit(plan: Plan, traced: OperatorGraph, batch: int, cluster: Cluster) -> Iterator[StageAudit]:
+    """The stages of a plan one by one. `traced` is the graph of its model on `batch` samples.
+
+    Raises what `runtime.parallelize` raises for a plan that cannot be executed, and AuditError where the runtime does
+    what cannot be judged.
+    """
+    few = _few(plan)
+    whole = bind(plan, traced, batch)
+    costs = stage_costs(whole, cluster)
+    for stage in range(len(plan.stages)):
+        rank = stage * plan.mesh.size + plan.mesh.size // 2
+        with imitated_step(few, traced, batch, rank) as step:
+            ledger = _written(step)
+            yield StageAudit(
+                stage=stage,
+                rank=rank,
+                micro_batches=few.training.micro_batches,
+                collectives=_collectives(whole, costs[stage].messages, _emitted(ledger, step, plan)),
+                products=_products(whole, stage, ledger, few),
+                live=ledger.live.at_peak,
+                predicted_live=live_memory(whole, stage, costs[stage].memory),
+                stated=float(peak_memory(sum(costs[stage].memory.values()), 0.0, 0.0, cluster.device)),
+            )
+
+
+def _few(plan: Plan) -> Plan:
+    """The plan with as many micro-batches as tell: one after those that may be in flight at once, two at least."""
+    training = plan.training
+    count = min(training.micro_batches, max(2, len(plan.stages) + 1))
+    return replace(plan, training=replace(training, micro_batches=count, global_batch=training.part * count))
+
+
+def _written(step: TrainingStep) -> Ledger:
+    """One step, after one that has made the states of the optimizer."""
+    step.optimizer.step()
+    ledger = Ledger()
+    batch = imitated_batch(step)
+    ledger.live.leave_out([*batch, *step.buffers.values()])
+    for parameter in step.parameters.values():
+        ledger.live.add(parameter.piece, WEIGHTS)
+        if parameter.trainable:
+            parameter.leaf.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                lambda _, p=parameter: ledger.live.claim(p.local_gradient(), GRADIENTS)
+            )
+    for state in step.optimizer.states():
+        ledger.live.add(state, STATES)
+    ledger.live.forget_peak()
+    step.observer = ledger
+    with ledger:
+        step.accumulate(*batch)
+        with ledger.updating():
+            step.optimizer.step()
+    return ledger
+
+
+Key = tuple[Phase, str, str, int | None, float]
+
+
+def _emitted(ledger: Ledger, step: TrainingStep, plan: Plan) -> Counter[Key]:
+    """What a step of the whole plan sends: that of every micro-batch as often as there are."""
+    axes: dict[str, int] = {group.group_name: axis for axis, group in enumerate(step.place.groups) if group is not None}
+    loss = step.pipeline.neighbours.forward.group_name if step.pipeline is not None else None
+    found: Counter[Key] = Counter()
+    few = step.bound.plan.training.micro_batches
+    for sent, times in ledger.sent.items():
+        phase: Phase = "update" if sent.group == loss and sent.kind == "all_reduce" else sent.phase
+        key = (phase, sent.owner, sent.kind, axes.get(sent.group), float(sent.nbytes))
+        assert phase == "update" or times % few == 0, (sent, times)
+        found[key] += times if phase == "update" else times // few * plan.training.micro_batches
+    return found
+
+
+def _collectives(bound: BoundPlan, charges: Charges, emitted: Counter[Key]) -> tuple[Collectives, ...]:
+    predicted: Counter[Key] = Counter()
+    for sent, times in charges.items():
+        message = sent.message
+        phase: Phase = "forward" if message.kind == "send_recv" else sent.phase  # no operator runs meanwhile
+        steps = 1 if sent.phase == "update" else bound.plan.training.micro_batches
+        predicted[phase, sent.owner, message.kind, message.axis, message.nbytes] += times * steps
+    return tuple(
+        Collectives(
+            phase=phase,
+            operator=owner,
+            kind=kind,
+            axis=axis,
+            nbytes=nbytes,
+            predicted=predicted[phase, owner, kind, axis, nbytes],
+            emitted=emitted[phase, owner, kind, axis, nbytes],
+        )
+        for phase, owner, kind, axis, nbytes in dict.fromkeys((*predicted, *emitted))
+    )
+
+
+def _products(bound: BoundPlan, stage: int, ledger: Ledger, few: Plan) -> tuple[Products, ...]:
+    predicted = local_work(bound, stage)
+    times = bound.plan.training.micro_batches
+    scale = times / few.training.micro_batches
+    return tuple(
+        Products(
+            phase=phase,
+            operator=owner,
+            predicted=predicted[phase, owner] * times,
+            emitted=ledger.flops[phase, owner] * scale,
+        )
+        for phase, owner in dict.fromkeys((*predicted, *ledger.flops))
+    )

@@ -1,0 +1,67 @@
+"""Floating point operations of the kernels that multiply: what PyTorch runs, counted by the shapes it runs on.
+
+    m k by k n           2 m k n, for every matrix of a batch
+    convolution          2 elements of the result * weights that each of them meets; backward once for every gradient
+    attention            2 b h q k (d + e); half of it where it is causal; backward 2.5 times as much, as the scores are
+                         computed again (Dao 2023, arXiv 2307.08691, section 3.1)
+
+Everything else moves memory rather than computing and counts nothing. PyTorch's own counter has no formula for
+attention on CPUs and counts 0 for it without a word (2.13).
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hardware_profiles import Flops
+
+Arguments = Sequence[Any]
+Formula = Callable[[Arguments, Any], Flops]
+"""From the arguments of a kernel and what it returns."""
+
+_AGAIN = 2.5  # backward attention: five products where the forward pass has two
+
+
+def _product(first: torch.Tensor, second: torch.Tensor) -> Flops:
+    return 2.0 * math.prod(first.shape) * second.shape[-1]
+
+
+def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool) -> Flops:
+    batch, heads, queries, width = query.shape
+    whole = 2.0 * batch * heads * queries * key.shape[2] * (width + value.shape[3])
+    return whole / 2 if causal else whole
+
+
+def _attention_forward(given: Arguments, _: Any) -> Flops:
+    return _attention(given[0], given[1], given[2], len(given) > 4 and bool(given[4]))
+
+
+def _attention_backward(given: Arguments, _: Any) -> Flops:
+    return _AGAIN * _attention(given[1], given[2], given[3], bool(given[7]))
+
+
+def _convolution(given: Arguments, made: torch.Tensor) -> Flops:
+    weight: torch.Tensor = given[1]
+    return 2.0 * made.numel() * math.prod(weight.shape[1:])
+
+
+def _convolution_backward(given: Arguments, made: Sequence[torch.Tensor | None]) -> Flops:
+    wanted = float(sum(gradient is not None for gradient in made[:2]))
+    gradient: torch.Tensor = given[0]
+    weight: torch.Tensor = given[2]
+    return wanted * 2.0 * gradient.numel() * math.prod(weight.shape[1:])
+
+
+FLOPS: Mapping[str, Formula] = {
+    "aten.mm.default": lambda given, _: _product(given[0], given[1]),
+    "aten.bmm.default": lambda given, _: _product(given[0], given[1]),
+    "aten.addmm.default": lambda given, _: _product(given[1], given[2]),
+    "aten.baddbmm.default": lambda given, _: _product(given[1], given[2]),
+    "aten.convolution.default": _convolution,
+    "aten.convolution_backward.default": _convolution_backward,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention_forward,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
+}
+"""Formulas by the name of the kernel."""

@@ -1,0 +1,133 @@
+"""An audit finds a plan's predictions in what the runtime emits: every collective and product equal, operator by
+operator, and live memory within two percent. What differs is named."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+
+from planner.plan.bind import BoundPlan
+from planner.plan.charges import Charge
+from runtime import StageAudit, audit, auditing
+from tests.contract.test_priced_is_emitted import FULL, KEEPING, SOME, Hand, cluster_of
+from tests.distributed import plans
+
+PIPELINED = {"stages": (1, 2, 1), "micro_batches": 2}
+HAND = (
+    Hand(model="llama", kind="megatron", mesh=(2, 4), settings={"micro_batches": 2, **FULL}),
+    Hand(model="gpt", kind="zero1", mesh=(2, 4)),
+    Hand(model="llama", kind="zero2", mesh=(2, 2), settings=SOME),
+    Hand(model="llama", kind="zero3", mesh=(2, 2), settings=KEEPING),
+    Hand(model="gpt", kind="zero3", mesh=(4, 2), settings={"micro_batches": 4}),
+    Hand(model="llama4", kind="megatron", mesh=(2, 2), settings=PIPELINED),
+    Hand(model="gpt4", kind="zero1", mesh=(2,), settings={"stages": (1, 1, 1, 1), "micro_batches": 4}),
+    Hand(model="llama4", kind="zero3", mesh=(2,), settings={**PIPELINED, **FULL}),
+)
+RANDOM = tuple(
+    Hand(model=model, kind=seed, mesh=mesh, settings=settings)
+    for seed, (model, mesh, settings) in enumerate(
+        [
+            ("llama", (2, 4), {}),
+            ("gpt", (4, 2), {"micro_batches": 2}),
+            ("llama", (16,), FULL),
+            ("gpt", (2, 2, 2), KEEPING),
+            ("llama4", (2,), PIPELINED),
+            ("gpt4", (2,), {**PIPELINED, **FULL}),
+        ]
+    )
+)
+LOOSER = 0.05
+"""Live memory of plans at random, where one odd copy of an activation is a percent or more of all there is."""
+
+
+def audited(make: Hand) -> list[StageAudit]:
+    plan = make()
+    return list(audit(plan, plans.traced(make.model), plans.BATCH, cluster_of(plan)))
+
+
+@pytest.mark.parametrize("make", HAND, ids=str)
+def test_plans_by_hand_agree(make: Hand) -> None:
+    found = audited(make)
+    assert len(found) == len(make().stages)
+    for stage in found:
+        assert stage.unequal == ()
+        assert stage.memory_agrees, (stage.live, stage.predicted_live, stage.stated)
+        assert stage.agrees
+        assert {row.phase for row in stage.products} >= {"forward", "backward"}
+
+
+@pytest.mark.parametrize("make", RANDOM, ids=str)
+def test_random_plans_agree(make: Hand) -> None:
+    for stage in audited(make):
+        assert stage.unequal == ()
+        assert abs(stage.peak / stage.predicted_peak - 1) < LOOSER
+        assert stage.peak <= stage.stated
+
+
+def test_weights_gradients_and_states_are_equal_to_the_byte() -> None:
+    """When most lives all gradients are there, as this is the second micro-batch."""
+    (stage,) = audited(Hand(model="llama", kind="zero1", mesh=(4,), settings={"micro_batches": 2}))
+    for name in ("weights", "gradients", "optimizer state"):
+        assert stage.live[name] == stage.predicted_live[name] > 0
+
+
+def test_a_message_that_was_not_predicted_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prediction forgets what one operator sends, and says that another sends twice."""
+    costs_of = auditing.stage_costs
+    names: list[str] = []
+
+    def wrong(bound: BoundPlan, cluster: object) -> object:
+        (cost,) = costs_of(bound, cluster)  # type: ignore[arg-type]
+        first, second = [sent for sent in cost.messages if sent.phase == "forward" and sent.owner][:2]
+        names.extend((first.owner, second.owner))
+        del cost.messages[first]
+        cost.messages[second] += 1
+        return (cost,)
+
+    monkeypatch.setattr(auditing, "stage_costs", wrong)
+    (stage,) = audited(Hand(model="llama", kind="megatron", mesh=(2, 2)))
+    assert not stage.agrees
+    assert [(row.operator, row.predicted, row.emitted) for row in stage.unequal] == [(names[1], 2, 1), (names[0], 0, 1)]
+
+
+def test_a_message_of_another_size_is_two_differences(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs_of = auditing.stage_costs
+
+    def wrong(bound: BoundPlan, cluster: object) -> object:
+        (cost,) = costs_of(bound, cluster)  # type: ignore[arg-type]
+        sent = next(sent for sent in cost.messages if sent.phase == "update")
+        times = cost.messages.pop(sent)
+        cost.messages[Charge(*sent[:3], replace(sent.message, nbytes=sent.message.nbytes + 1))] = times
+        return (cost,)
+
+    monkeypatch.setattr(auditing, "stage_costs", wrong)
+    (stage,) = audited(Hand(model="llama", kind="zero1", mesh=(4,)))
+    assert [(bool(row.predicted), bool(row.emitted)) for row in stage.unequal] == [(True, False), (False, True)]
+
+
+def test_work_that_was_not_predicted_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    work_of: Callable[[BoundPlan, int], Mapping[tuple[str, str], float]] = auditing.local_work
+    monkeypatch.setattr(
+        auditing,
+        "local_work",
+        lambda *a: {k: 2 * f if k[1].endswith("lm_head/linear") else f for k, f in work_of(*a).items()},
+    )
+    (stage,) = audited(Hand(model="llama", kind="zero1", mesh=(4,)))
+    assert [(row.operator, row.phase) for row in stage.unequal] == [
+        ("lm_head/linear", "forward"),
+        ("lm_head/linear", "backward"),
+    ]
+
+
+@pytest.mark.parametrize("factor", [0.97, 1.03])
+def test_memory_that_differs_by_more_than_two_percent_is_found(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    memory_of = auditing.live_memory
+    monkeypatch.setattr(auditing, "live_memory", lambda *a: {k: factor * v for k, v in memory_of(*a).items()})
+    (stage,) = audited(Hand(model="llama", kind="zero1", mesh=(4,)))
+    assert stage.unequal == ()
+    assert not stage.memory_agrees
+
+
+def test_memory_above_what_the_plan_states_is_found() -> None:
+    (stage,) = audited(Hand(model="llama", kind="zero1", mesh=(4,)))
+    assert not replace(stage, stated=stage.peak - 1).memory_agrees

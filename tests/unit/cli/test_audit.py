@@ -1,0 +1,49 @@
+"""`plan audit`: tables and a verdict for people, rows as JSON, exit code 1 where anything differs."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from planner.cli.main import app
+from runtime import auditing
+
+
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("audit") / "tiny.json"
+    made = CliRunner().invoke(app, ["--model", "llama-tiny", "--devices", "8", "--hardware", "cpu", "-o", str(path)])
+    assert made.exit_code == 0, made.output
+    return path
+
+
+def test_says_that_a_plan_agrees(plan_file: Path) -> None:
+    done = CliRunner().invoke(app, ["audit", str(plan_file)])
+    assert done.exit_code == 0, done.output
+    assert "The runtime does what the plan says" in done.output
+    assert "stated by the plan" in done.output
+
+
+def test_json_has_every_row(plan_file: Path) -> None:
+    done = CliRunner().invoke(app, ["audit", str(plan_file), "--json"])
+    content = json.loads(done.stdout)
+    assert content["agrees"] is True
+    for stage in content["stages"]:
+        assert stage["collectives"]
+        assert all(row["predicted"] == row["emitted"] for row in (*stage["collectives"], *stage["products"]))
+
+
+def test_names_what_differs(plan_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work_of = auditing.local_work
+    monkeypatch.setattr(auditing, "local_work", lambda *a: {k: f + 1 for k, f in work_of(*a).items()})
+    done = CliRunner().invoke(app, ["audit", str(plan_file)])
+    assert done.exit_code == 1
+    assert "differs: model.layers.0" in done.output
+    assert "more; --json has all" in done.output
+    assert "The runtime DIFFERS from the plan" in done.output
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["audit", str(tmp_path / "none.json")])
+    assert done.exit_code == 2
