@@ -13,6 +13,7 @@ after the forward pass and computed again, communication included, when its grad
 results of some of its operators are kept instead (see `runtime.kept_results`).
 """
 
+import functools
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
@@ -29,6 +30,7 @@ from runtime.kept_results import KeptResults
 from runtime.local_ops import LocalCall, local_call
 from runtime.parameters import LocalParameter
 from runtime.pipeline import StageCut
+from runtime.randomness import FIRST, Draw
 from runtime.redistribute import Transfer, transfer
 
 Values = MutableMapping[str, torch.Tensor]
@@ -69,10 +71,12 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What is there before the first operator: weights and buffers, and the leaves of weights that are none."""
+    """What is there before the first operator: weights and buffers, the leaves of weights that are none, and what
+    random numbers depend on."""
 
     tensors: Mapping[str, torch.Tensor]
     stubs: Mapping[str, torch.Tensor]
+    draw: Draw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,13 +94,15 @@ class Executor:
         parameters: Mapping[str, LocalParameter],
         buffers: Mapping[str, torch.Tensor],
         inputs: Mapping[str, torch.Tensor],
+        draw: Draw = FIRST,
     ) -> dict[str, torch.Tensor]:
         """What the stage makes of one micro-batch, from local pieces in the layouts of the plan: the values that the
         next stage reads, in the layouts in which they are made, or the loss, the same on every rank of the last stage.
+        `draw` says which step and micro-batch random numbers are drawn for.
         """
         pieces = {name: parameter.piece for name, parameter in parameters.items()}
         stubs = {name: stub for name, parameter in parameters.items() if (stub := parameter.stub) is not None}
-        held = Held(tensors={**pieces, **buffers}, stubs=stubs)
+        held = Held(tensors={**pieces, **buffers}, stubs=stubs, draw=draw)
         values: Values = {**inputs}
         for section in self.sections:
             if section.recomputed and torch.is_grad_enabled():
@@ -145,11 +151,12 @@ class Executor:
             operands.append(piece)
         if gathered:
             with gather_again(gathered):
-                results = instruction.call(operands)
+                results = instruction.call(operands, held.draw)
         elif kept is not None and instruction.kept:
-            results = kept.run(instruction.bound.operator.name, instruction.call, operands)
+            call = functools.partial(instruction.call, draw=held.draw)
+            results = kept.run(instruction.bound.operator.name, call, operands)
         else:
-            results = instruction.call(operands)
+            results = instruction.call(operands, held.draw)
         for result, promise in zip(results, instruction.results, strict=True):
             if promise is not None:
                 name, shape = promise

@@ -26,6 +26,7 @@ from runtime.executor import Executor, build_executor
 from runtime.optimizer import OptimizerSettings, ShardedOptimizer
 from runtime.parameters import local_parameters, unused_parameters, whole_buffers
 from runtime.pipeline import build_pipeline, cut_stage, share_parameters
+from runtime.randomness import Draw
 from runtime.redistribute import local_piece
 
 
@@ -39,8 +40,11 @@ class TrainingStep:
         place: RankMesh,
         settings: OptimizerSettings,
         batched: frozenset[str],
+        seed: int = 0,
     ) -> None:
         self.bound = bound
+        self.seed = seed  # of what is drawn at random while training: dropout
+        self.steps = 0  # optimizer steps that have been taken
         self.place = place
         self.batched = batched  # inputs whose leading dim is the samples
         self.cuts = tuple(cut_stage(bound, stage) for stage in range(place.stages))
@@ -60,6 +64,7 @@ class TrainingStep:
         loss."""
         loss = self.accumulate(*args, **kwargs)
         self.optimizer.step()
+        self.steps += 1
         return float(loss)
 
     def accumulate(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -67,13 +72,16 @@ class TrainingStep:
         loss."""
         parts = self.bound.plan.training.micro_batches
         inputs = self._micro_batches(args, kwargs)
+
+        def forward(part: int, received: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            draw = Draw(seed=self.seed, step=self.steps, micro_batch=part)
+            return self.executor(self.parameters, self.buffers, {**inputs(part), **received}, draw)
+
         if self.pipeline is not None:
-            return self.pipeline.run(
-                lambda part, received: self.executor(self.parameters, self.buffers, {**inputs(part), **received}), parts
-            )
+            return self.pipeline.run(forward, parts)
         total = torch.zeros((), dtype=torch.float32, device=self.place.device)
         for part in range(parts):
-            loss = self.executor(self.parameters, self.buffers, inputs(part))[self.bound.graph.loss]
+            loss = forward(part, {})[self.bound.graph.loss]
             if loss.requires_grad:
                 torch.autograd.backward(loss, torch.full_like(loss, 1.0 / parts))
             total += loss.detach().float().reshape(()) / parts
@@ -141,12 +149,14 @@ def parallelize(
     settings: OptimizerSettings | None = None,
     device: torch.device | None = None,
     known: Communicators | None = None,
+    seed: int = 0,
 ) -> TrainingStep:
     """The training step of `plan` for `module`, whose real weights are taken over. Collective: every rank calls it.
 
     `args` and `kwargs` are the example inputs with which the module is traced, `batch` the samples in them (by
     default the leading dim of the first); `traced` is the graph where it is known already, `known` the process groups
-    of an earlier step. The default process group must exist unless the plan is for one device.
+    of an earlier step. `seed`, the same on every rank, decides which elements are dropped where the model has dropout,
+    whatever the plan. The default process group must exist unless the plan is for one device.
 
     Raises RequestError for a plan for another number of devices or with virtual stages, PlanFileError for a plan for
     another model, ModelError for a model that cannot be traced or executed, PlannerError for one that cannot be cut
@@ -161,7 +171,7 @@ def parallelize(
     leading = tensors_of(args, kwargs or {})[0].shape[0] if batch is None else batch
     graph = trace(module, args, kwargs) if traced is None else traced
     batched = frozenset(name for name in graph.inputs if graph.types[name].shape[:1] == (leading,))
-    return TrainingStep(module, bind(plan, graph, leading), place, settings or OptimizerSettings(), batched)
+    return TrainingStep(module, bind(plan, graph, leading), place, settings or OptimizerSettings(), batched, seed)
 
 
 def tensors_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:

@@ -116,8 +116,8 @@ class Rule:
     `saved_extra` bytes beside them; `scratch` bytes live only while it runs. `local_form` ("reshape" or "expand") is
     what an operator that spells out its shape becomes on shards: that operator of the tensor and its local result
     shape. `mean_over` lists reductions that average instead of sum. `roles` names the factors whose product is each
-    extent that the time of the op's kernel depends on, where the operands do not tell, and `causal` says that half of
-    its work is masked.
+    extent that the time of the op's kernel depends on, where the operands do not tell, `causal` says that half of
+    its work is masked, and `unfused` that attention has its scores in memory.
     """
 
     op: str
@@ -139,6 +139,7 @@ class Rule:
     mean_over: tuple[int, ...] = ()
     roles: tuple[tuple[str, tuple[int, ...]], ...] = ()
     causal: bool = False
+    unfused: bool = False
 
     @cached_property
     def index(self) -> Mapping[str, int]:
