@@ -16,6 +16,7 @@ results of some of its operators are kept instead (see `runtime.kept_results`).
 import functools
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -47,9 +48,11 @@ class Operand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
-    """One operator, ready to run. `results` has names and promised local shapes, None for what is not a tensor; `last`
-    the values that nothing after it reads; `kept` says whether its results outlive a recomputed block."""
+    """Operator number `index` of the graph, ready to run. `results` has names and promised local shapes, None for what
+    is not a tensor; `last` the values that nothing after it reads; `kept` says whether its results outlive a recomputed
+    block."""
 
+    index: int
     bound: BoundOperator
     operands: tuple[Operand, ...]
     call: LocalCall
@@ -69,14 +72,26 @@ class Section:
     writes: tuple[str, ...] = ()
 
 
+class Observer(Protocol):
+    """Looks on while operators run, in their order and, in a recomputed block, once more. It must not communicate:
+    ranks of a pipeline stand at different operators."""
+
+    def operands(self, instruction: Instruction, operands: Sequence[torch.Tensor]) -> None:
+        """An operator is about to run on these local tensors, in the layouts that it wants."""
+
+    def results(self, instruction: Instruction, results: Sequence[torch.Tensor]) -> None:
+        """It has made these; what is no tensor is left out."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What is there before the first operator: weights and buffers, the leaves of weights that are none, and what
-    random numbers depend on."""
+    """What is there before the first operator: weights and buffers, the leaves of weights that are none, what random
+    numbers depend on, and who looks on."""
 
     tensors: Mapping[str, torch.Tensor]
     stubs: Mapping[str, torch.Tensor]
     draw: Draw
+    observer: Observer | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,14 +110,15 @@ class Executor:
         buffers: Mapping[str, torch.Tensor],
         inputs: Mapping[str, torch.Tensor],
         draw: Draw = FIRST,
+        observer: Observer | None = None,
     ) -> dict[str, torch.Tensor]:
         """What the stage makes of one micro-batch, from local pieces in the layouts of the plan: the values that the
         next stage reads, in the layouts in which they are made, or the loss, the same on every rank of the last stage.
-        `draw` says which step and micro-batch random numbers are drawn for.
+        `draw` says which step and micro-batch random numbers are drawn for; `observer` looks on.
         """
         pieces = {name: parameter.piece for name, parameter in parameters.items()}
         stubs = {name: stub for name, parameter in parameters.items() if (stub := parameter.stub) is not None}
-        held = Held(tensors={**pieces, **buffers}, stubs=stubs, draw=draw)
+        held = Held(tensors={**pieces, **buffers}, stubs=stubs, draw=draw, observer=observer)
         values: Values = {**inputs}
         for section in self.sections:
             if section.recomputed and torch.is_grad_enabled():
@@ -149,6 +165,8 @@ class Executor:
                     gathered[memory_of(moved)] = Gathered(piece=piece, steps=operand.transfer, place=self.place)
                 piece = moved
             operands.append(piece)
+        if held.observer is not None:
+            held.observer.operands(instruction, operands)
         if gathered:
             with gather_again(gathered):
                 results = instruction.call(operands, held.draw)
@@ -163,6 +181,9 @@ class Executor:
                 if result.shape != shape:
                     raise _broken_promise(instruction, name, shape, result)
                 values[name] = result
+        if held.observer is not None:
+            made = zip(results, instruction.results, strict=True)
+            held.observer.results(instruction, [result for result, promise in made if promise is not None])
 
 
 def _broken_promise(instruction: Instruction, name: str, shape: Sequence[int], result: torch.Tensor) -> StrategyError:
@@ -195,6 +216,7 @@ def build_executor(bound: BoundPlan, place: RankMesh, cut: StageCut) -> Executor
         ended = {name for name in op.operator.operands if last_use[name] == index}
         ended |= {name for name in made if name not in last_use}
         instructions[index] = Instruction(
+            index=index,
             bound=op,
             operands=operands,
             call=local_call(graph, op, place),

@@ -1,4 +1,4 @@
-"""Under any plan the elements are dropped that the unsharded model drops: losses and gradients agree as they do without.
+"""Under any plan the elements are dropped that the unsharded model drops: losses and gradients agree.
 
 The model drops whole channels, results of layers and hidden units, and probabilities of causal attention with shared
 keys, each with probability 0.1.
