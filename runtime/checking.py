@@ -132,9 +132,14 @@ class LayoutCheck:
                 lambda gradient: self.note(moment, gradient, what, suspect, layout)
             )
 
-    def misshapen(self, moment: Moment, what: str, suspect: str, found: str, promised: str) -> None:
-        """A tensor is not of the local shape and dtype that it should have."""
-        self._faults.append(Finding(moment=moment, message=f"{what} is {found}, promised is {promised}; {suspect}"))
+    def expect(
+        self, moment: Moment, tensor: torch.Tensor, what: str, suspect: str, promised: tuple[tuple[int, ...], str]
+    ) -> None:
+        """Compare a tensor with the local shape and the dtype that it should have."""
+        found = (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        if found != promised:
+            words = f"{what} is {found[1]} {found[0]}, promised is {promised[1]} {promised[0]}; {suspect}"
+            self._faults.append(Finding(moment=moment, message=words))
 
     def verify(self) -> None:
         """Compare with all other ranks, after the backward pass. Collective. Raises StrategyError on every rank where
@@ -226,9 +231,7 @@ class MicroBatchCheck:
         text, suspect = self._words(instruction, what), _suspect(instruction)
         kind = self.check.bound.graph.types[name]
         promised = (local_shape(kind.shape, layout, self.check.place.mesh.sizes), kind.dtype)
-        found = (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-        if found != promised:
-            self.check.misshapen(moment, text, suspect, f"{found[1]} {found[0]}", f"{promised[1]} {promised[0]}")
+        self.check.expect(moment, tensor, text, suspect, promised)
         self.check.note(moment, tensor, text, suspect, layout)
 
     def _note_gradient(

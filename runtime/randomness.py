@@ -10,9 +10,10 @@ the slice of what the whole tensor would draw, and a block that is recomputed dr
 
 Each arrow folds one index into a state by adding a multiple of it and mixing; states are nested, so (1, 2) and (2, 1)
 have nothing in common. The 64-bit mixing is the finaliser of SplitMix64 (Steele, Lea, Flood 2014; constants: variant 13
-of Stafford 2011), the 32-bit one `lowbias32` of Wellons 2018 (github.com/skeeto/hash-prospector, public domain), with
-the upper half of the row's state added between its two multiplications: rows that agree in the lower half still differ.
-Good enough to drop elements by; not for cryptography.
+of Stafford 2011). The 32-bit one is `lowbias32` of Wellons 2018 (github.com/skeeto/hash-prospector, public domain) with
+the upper half of the row's state added between its two multiplications, so that rows which agree in the lower half
+differ all the same, and without its last shift, which mixes lower bits that a comparison with a threshold hardly looks
+at. Good enough to drop elements by; not for cryptography.
 """
 
 import hashlib
@@ -30,11 +31,12 @@ from runtime.device_mesh import RankMesh
 _STRIDE = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: SplitMix64's increment
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))  # shift, multiplier
 _LOW_STRIDE = 0x9E3779B9  # the upper half of the increment, odd
-_LOWBIAS = (16, 0x7FEB352D, 15, 0x846CA68B, 16)
+_LOWBIAS = (16, 0x7FEB352D, 15, 0x846CA68B)  # shift, multiplier, twice
 _ALL = (1 << 64) - 1
 
 _COLUMNS = 1 << 24  # elements of a row that are told apart by 32 bits; the number of this piece goes into the state
-_AT_ONCE = 1 << 22  # elements whose numbers are in memory at the same time, 8 bytes each
+_AT_ONCE = {"cpu": 1 << 18}  # by type of device, elements whose numbers are in memory at the same time, 8 bytes each:
+_OTHERS_AT_ONCE = 1 << 22  # as many as stay in a cache, and as few launches as that allows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +112,7 @@ def keep_mask(key: int, region: Region, probability: float, device: torch.device
         stop = min(column + columns, (at // _COLUMNS + 1) * _COLUMNS)
         states = _fold(rows, at // _COLUMNS)
         inside = torch.arange(at % _COLUMNS, at % _COLUMNS + stop - at, dtype=torch.int32, device=device)
-        step = max(1, _AT_ONCE // (stop - at))
+        step = max(1, _AT_ONCE.get(device.type, _OTHERS_AT_ONCE) // (stop - at))
         for row in range(0, len(states), step):
             numbers = _numbers(states[row : row + step], inside)
             torch.ge(numbers, threshold, out=flat[row : row + step, at - column : stop - column])
@@ -176,13 +178,12 @@ def _numbers(states_R: torch.Tensor, inside_C: torch.Tensor) -> torch.Tensor:
     upper = (states_R >> 32).to(torch.int32).unsqueeze(1)
     numbers = inside_C * _signed(_LOW_STRIDE, 32) + lower
     scratch = torch.empty_like(numbers)
-    first, multiplier, second, last_multiplier, third = _LOWBIAS
+    first, multiplier, second, last_multiplier = _LOWBIAS
     _shifted_xor(numbers, first, scratch)
     numbers *= _signed(multiplier, 32)
     numbers += upper
     _shifted_xor(numbers, second, scratch)
     numbers *= _signed(last_multiplier, 32)
-    _shifted_xor(numbers, third, scratch)
     return numbers
 
 

@@ -115,7 +115,7 @@ def test_indices_beyond_32_bits(shape: tuple[int, ...]) -> None:
 
 def test_a_long_row_is_put_together_from_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = mask(KEY, (4, 100))
-    monkeypatch.setattr(randomness, "_AT_ONCE", 7)
+    monkeypatch.setattr(randomness, "_AT_ONCE", {"cpu": 7})
     assert mask(KEY, (4, 100)).equal(whole)
     monkeypatch.setattr(randomness, "_COLUMNS", 16)
     long = mask(KEY, (4, 100))
