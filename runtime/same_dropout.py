@@ -26,6 +26,8 @@ from runtime.randomness import Draw, Region, drop, drop_probability, keep_mask, 
 _WHOLE = frozenset({F.dropout, torch.dropout, torch.native_dropout})
 _FEATURES = frozenset({F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout})
 
+_WITHOUT_SAMPLES = {F.dropout1d: 2, F.dropout3d: 4}
+
 
 class SameDropout(TorchFunctionMode):
     """A context in which the operators `dropping` of a graph, in their order, are what drops elements. Enter it for one
@@ -42,7 +44,7 @@ class SameDropout(TorchFunctionMode):
         if func in _WHOLE:
             return self._drop(func, whole_region, *args, **kwargs)
         if func in _FEATURES:
-            return self._drop(func, lambda shape: features_of(whole_region(shape)), *args, **kwargs)
+            return self._drop(func, lambda shape: _features(func, shape), *args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return self._attention(func, *args, **kwargs)
         return func(*args, **kwargs)
@@ -71,6 +73,7 @@ class SameDropout(TorchFunctionMode):
             return function(input, p, train)
         key = self._key(f"{function.__name__} with p = {p}", p)
         keep = keep_mask(key, region(tuple(input.shape)), p, input.device)
+        keep = keep.view(keep.shape[-input.dim() :])  # a sample dim may have been added
         dropped = drop(input, keep, p)
         return (dropped, keep) if function is torch.native_dropout else dropped
 
@@ -113,3 +116,8 @@ class SameDropout(TorchFunctionMode):
             )
         self._used += 1
         return self._draw.key(operator_code(op.name))
+
+
+def _features(function: Any, shape: tuple[int, ...]) -> Region:
+    """What feature dropout drops as a whole. Some functions take an input without a sample dim, and add it."""
+    return features_of(whole_region((1, *shape) if len(shape) == _WITHOUT_SAMPLES.get(function) else shape))

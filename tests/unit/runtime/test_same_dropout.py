@@ -1,5 +1,7 @@
 """The plain module drops what its graph drops, or says that it cannot."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,8 @@ from planner.errors import ModelError
 from planner.graph.trace import trace
 from runtime.randomness import Draw, dropping
 from runtime.same_dropout import SameDropout
+from runtime.step import parallelize
+from tests.distributed import plans
 
 
 class Drops(nn.Module):
@@ -35,6 +39,34 @@ def test_the_same_calls_drop_the_same_and_others_something_else() -> None:
             losses.append(float(module(X).detach()))
     assert losses[0] == losses[1]
     assert len(set(losses)) == 4
+
+
+@pytest.mark.parametrize(("function", "dims"), [(F.dropout1d, 2), (F.dropout1d, 3), (F.dropout2d, 4), (F.dropout3d, 4)])
+def test_channels_with_and_without_samples(function: Callable[..., torch.Tensor], dims: int) -> None:
+    class Channels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (function(x * self.weight, 0.5) * torch.arange(x.numel()).view(x.shape)).sum()
+
+    x = (torch.ones(4, 8, 4, 4)[(0,) * (4 - dims)],)
+    graph = trace(Channels(), x)
+    plan = plans.make_plan(
+        "channels",
+        plans.mesh_of(1),
+        lambda name, rule, mesh: (None,),
+        plans.store_zero1,
+        lambda name, shape, mesh: (plans.REPLICATE,),
+        graph=graph,
+        samples=4,
+    )
+    step = parallelize(Channels(), plan, x, batch=4, traced=graph, device=torch.device("cpu"), seed=2)
+    step.check_layouts = False
+    found = float(step.accumulate(*x))
+    with SameDropout(dropping(graph), Draw(seed=2)):
+        assert float(Channels()(*x).detach()) == found
 
 
 def test_nothing_is_dropped_in_evaluation() -> None:
