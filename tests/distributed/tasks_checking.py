@@ -123,6 +123,17 @@ def other_weights(kind: str) -> str:
     return refusal(step)
 
 
+def other_shared_weight() -> str:
+    """The last of four stages reads the first one's embedding, and has another."""
+    module = plans.build("gpt4")
+    if dist.get_rank() == 3:
+        with torch.no_grad():
+            module.wte.weight[-1, -1] += 1e-3
+    plan = plans.hand_plan("zero1", "gpt4", plans.mesh_of(1), stages=(1, 1, 1, 1))
+    step = parallelize(module, plan, plans.batch(), traced=plans.traced("gpt4"), device=CPU, known=known())
+    return refusal(step)
+
+
 def not_deterministic() -> str:
     """An operator of a recomputed block gives something else each time, the same on all ranks."""
 

@@ -56,6 +56,11 @@ def test_another_weight_on_one_rank_is_named(pool, kind: str) -> None:
     assert "given different weights" in message, message
 
 
+def test_a_weight_that_stages_share_must_be_the_same_in_each(pool) -> None:
+    message = same(pool.run("tasks_checking", "other_shared_weight"))
+    assert "parameter 'wte.weight' lies as R, so the ranks of the pipeline have copies of it" in message, message
+
+
 def test_an_operator_that_gives_something_else_when_computed_again_is_named(pool) -> None:
     message = same(pool.run("tasks_checking", "not_deterministic"))
     assert "gelu' (" in message, message
