@@ -30,7 +30,7 @@ from planner.sharding.layout import REPLICATE, Layout, format_layout, local_shap
 from planner.sharding.rule import strategy_names
 from runtime.agreement import Finding, Moment, first_of_all
 from runtime.device_mesh import RankMesh, stage_line
-from runtime.executor import Instruction
+from runtime.executor import Instruction, Operand
 from runtime.parameters import LocalParameter
 
 ROUNDING: Mapping[str, float] = {"cpu": 0.0}
@@ -214,8 +214,13 @@ class MicroBatchCheck:
         layouts = instruction.bound.layouts.operands
         for slot, (operand, tensor, duplex) in enumerate(zip(instruction.operands, operands, layouts, strict=True)):
             self._note(instruction, slot, f"operand {slot} ('{operand.name}')", operand.name, tensor, duplex.forward)
-            if operand.transfer is not None:  # else its gradient is that of the result which it is
+            if operand.transfer is not None or self._alone(operand):
                 self._note_gradient(instruction, slot, f"operand {slot} ('{operand.name}')", tensor, duplex.gradient)
+
+    def _alone(self, operand: Operand) -> bool:
+        """Whether a tensor that comes as its producer made it has the gradient of this use alone. A weight is left out,
+        as a hook on it would stay."""
+        return not operand.weight and len(self.check.bound.graph.consumers[operand.name]) == 1
 
     def results(self, instruction: Instruction, results: Sequence[torch.Tensor]) -> None:
         names = [promise[0] for promise in instruction.results if promise is not None]

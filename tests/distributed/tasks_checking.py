@@ -12,6 +12,7 @@ from torch import nn
 from planner.errors import NonFiniteError, PlannerError, StrategyError
 from planner.graph.call import Call
 from planner.graph.trace import trace
+from planner.plan.plan import Plan
 from planner.sharding import rules
 from planner.sharding.layout import REPLICATE
 from planner.sharding.mesh import Mesh
@@ -134,6 +135,43 @@ def other_shared_weight() -> str:
     return refusal(step)
 
 
+class Skewed(torch.autograd.Function):
+    """GELU with a gradient that is too large on rank 1."""
+
+    @staticmethod
+    def forward(ctx, tensor):
+        ctx.save_for_backward(tensor)
+        return nn.functional.gelu(tensor)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (tensor,) = ctx.saved_tensors
+        with torch.enable_grad():
+            tensor = tensor.detach().requires_grad_()
+            (found,) = torch.autograd.grad(nn.functional.gelu(tensor), tensor, gradient)
+        return found * (1.001 if dist.get_rank() == 1 else 1.0)
+
+
+def wrong_gradient() -> str:
+    """All is whole on every rank, and one rank computes a gradient otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        forms = {**local_ops.LOCAL_OPS, "aten.gelu.default": lambda shard, tensor, **keywords: Skewed.apply(tensor)}
+        patch.setattr(local_ops, "LOCAL_OPS", forms)
+        return refusal(build_step("gpt", whole_plan("none")))
+
+
+def whole_plan(recomputation: str) -> Plan:
+    """Nothing is split: every rank computes everything."""
+    return plans.make_plan(
+        "gpt",
+        plans.mesh_of(4),
+        lambda name, rule, mesh: (None,),
+        plans.store_zero1,
+        lambda name, shape, mesh: (REPLICATE,),
+        recomputation=recomputation,
+    )
+
+
 def not_deterministic() -> str:
     """An operator of a recomputed block gives something else each time, the same on all ranks."""
 
@@ -143,15 +181,7 @@ def not_deterministic() -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local_ops, "LOCAL_OPS", {**local_ops.LOCAL_OPS, "aten.gelu.default": noisy})
         torch.manual_seed(0)
-        nothing = plans.make_plan(
-            "gpt",
-            plans.mesh_of(4),
-            lambda name, rule, mesh: (None,),
-            plans.store_zero1,
-            lambda name, shape, mesh: (REPLICATE,),
-            recomputation="full",
-        )
-        return refusal(build_step("gpt", nothing))
+        return refusal(build_step("gpt", whole_plan("full")))
 
 
 def later_steps(seed: int) -> tuple[dict[str, int], dict[str, int]]:

@@ -2,13 +2,6 @@
 
 import pytest
 
-SETTINGS = (
-    {},
-    {"recomputation": "full", "micro_batches": 2},
-    {"recomputation": "selective"},
-    {"stages": (1, 1), "recomputation": "full", "micro_batches": 2},
-)
-
 
 def same(answers: list) -> object:
     """The answer that all ranks give."""
@@ -17,16 +10,20 @@ def same(answers: list) -> object:
 
 
 @pytest.mark.parametrize(
-    "model",
-    [pytest.param(m, marks=pytest.mark.thorough) for m in ("llama", "gpt", "mixture", "assorted")] + ["dropping"],
+    ("sizes", "count", "settings"),
+    [
+        ((2, 2), 2, {}),
+        pytest.param((2, 2), 8, {"recomputation": "full", "micro_batches": 2}, marks=pytest.mark.thorough),
+        pytest.param((2, 2), 8, {"recomputation": "selective"}, marks=pytest.mark.thorough),
+        pytest.param(
+            (2,), 8, {"stages": (1, 1), "recomputation": "full", "micro_batches": 2}, marks=pytest.mark.thorough
+        ),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_healthy_plans_pass_bit_by_bit(pool, model: str, settings: dict[str, object]) -> None:
-    if model == "assorted" and settings:
-        pytest.skip("has no blocks, and its shapes are those of one micro-batch")
-    sizes = (2,) if "stages" in settings else (2, 2)
-    count = 2 if model == "dropping" else 8
-    assert same(pool.run("tasks_checking", "healthy", model, sizes, list(range(count)), settings)) == []
+def test_healthy_plans_pass_bit_by_bit(pool, sizes: tuple[int, ...], count: int, settings: dict[str, object]) -> None:
+    """So do all plans of test_parity.py, which take a checked step."""
+    assert same(pool.run("tasks_checking", "healthy", "dropping", sizes, list(range(count)), settings)) == []
 
 
 def test_sums_of_gloo_are_the_same_bits_on_all_ranks(pool) -> None:
@@ -59,6 +56,13 @@ def test_another_weight_on_one_rank_is_named(pool, kind: str) -> None:
 def test_a_weight_that_stages_share_must_be_the_same_in_each(pool) -> None:
     message = same(pool.run("tasks_checking", "other_shared_weight"))
     assert "parameter 'wte.weight' lies as R, so the ranks of the pipeline have copies of it" in message, message
+
+
+def test_a_gradient_that_one_rank_computes_otherwise_is_named(pool) -> None:
+    message = same(pool.run("tasks_checking", "wrong_gradient"))
+    assert "the gradient of operand 0 (" in message, message
+    assert "operator 'h.1/gelu'" in message, message  # the last block comes first in the backward pass
+    assert "rank 1" in message
 
 
 def test_an_operator_that_gives_something_else_when_computed_again_is_named(pool) -> None:

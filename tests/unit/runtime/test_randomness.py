@@ -31,10 +31,10 @@ def agreement(one: torch.Tensor, other: torch.Tensor) -> float:
     return deviations(int((one & other).sum()), one.numel(), (1 - P) ** 2)
 
 
-@pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("p", [0.01, 0.1, 0.9])
 @pytest.mark.parametrize("shape", [(1_000_000,), (1000, 1000), (10, 10, 100, 100), (1_000_000, 1)], ids=str)
 def test_the_rate_is_that_asked_for(shape: tuple[int, ...], p: float) -> None:
-    for number in range(3):
+    for number in range(2):
         kept = mask(Draw(step=number).key(7), shape, p=p)
         assert deviations(int(kept.sum()), kept.numel(), 1 - p) < 5
 
@@ -84,8 +84,7 @@ def test_transposed_indices_are_independent() -> None:
 
 def test_seeds_steps_micro_batches_and_operators_are_independent() -> None:
     draws = [
-        Draw(seed=seed, step=step, micro_batch=part)
-        for seed, step, part in itertools.product((0, 1, 2), (0, 1, 2), (0, 1, 2))
+        Draw(seed=seed, step=step, micro_batch=part) for seed, step, part in itertools.product((0, 1), (0, 1), (0, 1))
     ]
     keys = [draw.key(operator_code(name)) for draw in draws for name in ("a/dropout", "a/dropout_2", "b/dropout")]
     assert len(set(keys)) == len(keys)
