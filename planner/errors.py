@@ -8,10 +8,11 @@
     ├── PlanFileError           a plan file that is truncated, of another version, for another graph, ...
     ├── RequestError            an option or a combination of options that cannot be planned
     ├── AuditError              the runtime does something that an audit cannot judge
-    └── InfeasibleError         nothing fits into the memory of the devices
+    ├── InfeasibleError         nothing fits into the memory of the devices
+    └── NonFiniteError          a loss or a gradient of a training step is NaN or infinite
 
 A message says what was asked, the numbers that clash, where, and what to do. The command line turns each into one
-line and the exit code `exit_code`: 2 for bad input, 3 where nothing fits.
+line and the exit code `exit_code`: 2 for bad input, 3 where nothing fits, 4 where training has broken down.
 """
 
 import difflib
@@ -56,6 +57,12 @@ class InfeasibleError(PlannerError):
     """Nothing that was tried fits into the memory of the devices."""
 
     exit_code = 3
+
+
+class NonFiniteError(PlannerError):
+    """A loss, or a gradient, that is NaN or infinite: training cannot go on."""
+
+    exit_code = 4
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:

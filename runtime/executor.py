@@ -13,6 +13,7 @@ after the forward pass and computed again, communication included, when its grad
 results of some of its operators are kept instead (see `runtime.kept_results`).
 """
 
+import functools
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
@@ -30,6 +31,7 @@ from runtime.kept_results import KeptResults
 from runtime.local_ops import LocalCall, local_call
 from runtime.observer import Observer
 from runtime.parameters import LocalParameter
+from runtime.randomness import FIRST, Draw
 from runtime.redistribute import Transfer, transfer
 
 Values = MutableMapping[str, torch.Tensor]
@@ -46,9 +48,11 @@ class Operand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
-    """One operator, ready to run. `results` has names and promised local shapes, None for what is not a tensor; `last`
-    the values that nothing after it reads; `kept` says whether its results outlive a recomputed block."""
+    """Operator number `index` of the graph, ready to run. `results` has names and promised local shapes, None for what
+    is not a tensor; `last` the values that nothing after it reads; `kept` says whether its results outlive a recomputed
+    block."""
 
+    index: int
     bound: BoundOperator
     operands: tuple[Operand, ...]
     call: LocalCall
@@ -70,11 +74,12 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What is there before the first operator: weights and buffers, and the leaves of weights that are none; and who
-    wants to know which operator runs."""
+    """What is there before the first operator: weights and buffers, the leaves of weights that are none, what random
+    numbers depend on, and who looks on."""
 
     tensors: Mapping[str, torch.Tensor]
     stubs: Mapping[str, torch.Tensor]
+    draw: Draw
     observer: Observer | None = None
 
 
@@ -93,14 +98,16 @@ class Executor:
         parameters: Mapping[str, LocalParameter],
         buffers: Mapping[str, torch.Tensor],
         inputs: Mapping[str, torch.Tensor],
+        draw: Draw = FIRST,
         observer: Observer | None = None,
     ) -> dict[str, torch.Tensor]:
         """What the stage makes of one micro-batch, from local pieces in the layouts of the plan: the values that the
         next stage reads, in the layouts in which they are made, or the loss, the same on every rank of the last stage.
+        `draw` says which step and micro-batch random numbers are drawn for; `observer` looks on.
         """
         pieces = {name: parameter.piece for name, parameter in parameters.items()}
         stubs = {name: stub for name, parameter in parameters.items() if (stub := parameter.stub) is not None}
-        held = Held(tensors={**pieces, **buffers}, stubs=stubs, observer=observer)
+        held = Held(tensors={**pieces, **buffers}, stubs=stubs, draw=draw, observer=observer)
         values: Values = {**inputs}
         for section in self.sections:
             if section.recomputed and torch.is_grad_enabled():
@@ -141,7 +148,6 @@ class Executor:
         else:
             with held.observer.operator(instruction):
                 self._compute(instruction, held, values, kept)
-                held.observer.made([values[promise[0]] for promise in instruction.results if promise is not None])
 
     def _compute(self, instruction: Instruction, held: Held, values: Values, kept: KeptResults | None) -> None:
         operands = []
@@ -155,19 +161,25 @@ class Executor:
                     gathered[memory_of(moved)] = Gathered(piece=piece, steps=operand.transfer, place=self.place)
                 piece = moved
             operands.append(piece)
+        if held.observer is not None:
+            held.observer.operands(instruction, operands)
         if gathered:
             with gather_again(gathered):
-                results = instruction.call(operands)
+                results = instruction.call(operands, held.draw)
         elif kept is not None and instruction.kept:
-            results = kept.run(instruction.bound.operator.name, instruction.call, operands)
+            call = functools.partial(instruction.call, draw=held.draw)
+            results = kept.run(instruction.bound.operator.name, call, operands)
         else:
-            results = instruction.call(operands)
+            results = instruction.call(operands, held.draw)
         for result, promise in zip(results, instruction.results, strict=True):
             if promise is not None:
                 name, shape = promise
                 if result.shape != shape:
                     raise _broken_promise(instruction, name, shape, result)
                 values[name] = result
+        if held.observer is not None:
+            made = zip(results, instruction.results, strict=True)
+            held.observer.results(instruction, [result for result, promise in made if promise is not None])
 
 
 def _broken_promise(instruction: Instruction, name: str, shape: Sequence[int], result: torch.Tensor) -> StrategyError:
@@ -200,6 +212,7 @@ def build_executor(bound: BoundPlan, place: RankMesh, cut: StageCut) -> Executor
         ended = {name for name in op.operator.operands if last_use[name] == index}
         ended |= {name for name in made if name not in last_use}
         instructions[index] = Instruction(
+            index=index,
             bound=op,
             operands=operands,
             call=local_call(graph, op, place),

@@ -11,7 +11,7 @@ and all is done again: slower, never wrong.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime.gather_again import memory_of
-from runtime.local_ops import LocalCall
 
 _Kernel = tuple[Any, int]  # an operator and which call of it within the watched one, 0 first
 
@@ -30,7 +29,9 @@ class KeptResults:
     def __init__(self) -> None:
         self._made: dict[str, dict[_Kernel, Any]] = {}
 
-    def run(self, name: str, call: LocalCall, operands: Sequence[torch.Tensor]) -> Sequence[Any]:
+    def run(
+        self, name: str, call: Callable[[Sequence[torch.Tensor]], Sequence[Any]], operands: Sequence[torch.Tensor]
+    ) -> Sequence[Any]:
         """The results of an operator: computed the first time, the same once more the second time."""
         made = self._made.pop(name, None)
         if made is not None:

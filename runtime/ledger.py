@@ -24,6 +24,7 @@ from planner.errors import AuditError
 from planner.plan.charges import Phase
 from runtime.flops import FLOPS
 from runtime.live_tensors import LiveTensors
+from runtime.observer import Observer
 
 if TYPE_CHECKING:
     from runtime.executor import Instruction
@@ -53,8 +54,8 @@ _UNCOUNTED = frozenset({"c10d.send.default"})  # the receiver writes it down
 _NOTHING_SENT = frozenset({"c10d.barrier.default"})
 
 
-class Ledger(TorchDispatchMode):
-    """Enter it around a part of a training step; it is an `Observer` for the executor of that step."""
+class Ledger(TorchDispatchMode, Observer):
+    """Enter it around a part of a training step; it looks on at the executor of that step."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -72,7 +73,7 @@ class Ledger(TorchDispatchMode):
         finally:
             self._operator = before
 
-    def made(self, results: Sequence[torch.Tensor]) -> None:
+    def results(self, instruction: "Instruction", results: Sequence[torch.Tensor]) -> None:
         """Mark the nodes of autograd that the running operator has made."""
         waiting = [result.grad_fn for result in results if result.grad_fn is not None]
         while waiting:

@@ -9,34 +9,41 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 
 from planner.errors import ModelError
 from planner.graph.blocks import IDENTITY
-from planner.graph.operator_graph import Argument, Operator, OperatorGraph, TorchConstant, ValueRef
+from planner.graph.operator_graph import Argument, OperatorGraph, TorchConstant, ValueRef
 from planner.graph.trace import resolve
 from planner.plan.bind import BoundOperator
 from planner.sharding.layout import local_shape
 from planner.sharding.rule import FactorKind
+from runtime.attention import attention_with_dropout
 from runtime.cross_entropy import SplitLoss, split_cross_entropy
 from runtime.device_mesh import RankMesh
+from runtime.randomness import FIRST, Draw, Region, drop, drop_probability, keep_mask, operator_code, region_of
 from runtime.rms_norm import fused_rms_norm
 
-LocalCall = Callable[[Sequence[torch.Tensor]], Sequence[Any]]
-"""From the local operands, in the order of `Operator.operands`, to the local results, in the order of
-`Operator.results`."""
+
+class LocalCall(Protocol):
+    """From the local operands, in the order of `Operator.operands`, to the local results, in the order of
+    `Operator.results`. `draw` says which random numbers an operator that drops elements takes."""
+
+    def __call__(self, operands: Sequence[torch.Tensor], draw: Draw = FIRST) -> Sequence[Any]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """What a local form may know: the operator under its strategy, this rank, and the local shapes of the results."""
+    """What a local form may know: the operator under its strategy, this rank, the local shapes of the results, and
+    which piece of the first result that is."""
 
     bound: BoundOperator
     place: RankMesh
     shapes: tuple[tuple[int, ...], ...]
+    region: Region
 
     def axes(self, factor: str) -> tuple[int, ...]:
         """Axes of size 2 or more that split a factor, outer cut first."""
@@ -59,28 +66,31 @@ class Shard:
 
 
 Form = Callable[..., Any]
-"""A local form: called with a `Shard` and with the operator's own arguments."""
+"""A local form: called with a `Shard` and with the operator's own arguments; one that drops elements with the 64-bit
+key of its random numbers between the two."""
 
 
 def local_call(graph: OperatorGraph, bound: BoundOperator, place: RankMesh) -> LocalCall:
     """The call of one operator on this rank. Raises ModelError for what cannot be executed yet."""
     op = bound.operator
-    _refuse_randomness(graph, op)
     _refuse_exchanges(bound, place)
     types = [graph.types[name] for name in op.results if name is not None]
     layouts = [duplex.forward for duplex in bound.layouts.results]
     sizes = place.mesh.sizes
     shapes = tuple(local_shape(t.shape, layout, sizes) for t, layout in zip(types, layouts, strict=True))
-    form = _form(Shard(bound=bound, place=place, shapes=shapes))
+    region = region_of(types[0].shape, layouts[0], place)
+    shard = Shard(bound=bound, place=place, shapes=shapes, region=region)
+    drops = drop_probability(op) > 0
+    form, code = functools.partial(DROPPING[op.op], shard) if drops else _form(shard), operator_code(op.name)
     arguments = _template(op.arguments, place.device)
     keywords = {key: _template(value, place.device) for key, value in op.keywords}
     scale = 1.0 / math.prod(
         size for choice, size in zip(bound.strategy, sizes, strict=True) if choice in bound.rule.mean_over
     )
 
-    def call(operands: Sequence[torch.Tensor]) -> Sequence[Any]:
-        rest = iter(operands)
-        made = form(*_filled(arguments, rest), **{key: _filled(value, rest) for key, value in keywords.items()})
+    def call(operands: Sequence[torch.Tensor], draw: Draw = FIRST) -> Sequence[Any]:
+        rest, key = iter(operands), (draw.key(code),) if drops else ()
+        made = form(*key, *_filled(arguments, rest), **{name: _filled(value, rest) for name, value in keywords.items()})
         results = made if isinstance(made, tuple | list) else (made,)
         return results if scale == 1.0 else [result * scale for result in results]
 
@@ -140,7 +150,7 @@ def _embedding(
     return found.masked_fill(elsewhere.unsqueeze(-1), 0)
 
 
-def _attention(shard: Shard, *given: Any, **keywords: Any) -> torch.Tensor:
+def _fused_attention(shard: Shard, *given: Any, **keywords: Any) -> torch.Tensor:
     """Fused kernels want each head's vectors in one piece; of tensors that lie otherwise scores would be stored."""
     lying: list[Any] = [g.contiguous() if isinstance(g, torch.Tensor) and g.stride(-1) != 1 else g for g in given]
     return F.scaled_dot_product_attention(*lying, **keywords)
@@ -185,6 +195,57 @@ def _cross_entropy(
     return split_cross_entropy(logits_NV, targets_N, split)
 
 
+def _dropout(shard: Shard, key: int, tensor: torch.Tensor, p: float, train: bool = True) -> torch.Tensor:
+    return drop(tensor, keep_mask(key, shard.region, p, tensor.device), p)
+
+
+def _native_dropout(
+    shard: Shard, key: int, tensor: torch.Tensor, p: float, train: bool | None = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    keep = keep_mask(key, shard.region, p, tensor.device)
+    return drop(tensor, keep, p), keep
+
+
+def _feature_dropout(shard: Shard, key: int, tensor: torch.Tensor, p: float, train: bool = True) -> torch.Tensor:
+    return drop(tensor, keep_mask(key, features_of(shard.region), p, tensor.device), p)
+
+
+def features_of(region: Region) -> Region:
+    """The samples and channels of a region, all else being one element: what feature dropout drops as a whole."""
+    ones = len(region.shape) - 2
+    return Region(start=(*region.start[:2], *(0,) * ones), shape=(*region.shape[:2], *(1,) * ones))
+
+
+def _dropping_attention(
+    shard: Shard,
+    key: int,
+    query_BHQD: torch.Tensor,
+    key_BGKD: torch.Tensor,
+    value_BGKE: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Keys are whole on every rank, so the piece of the scores is that of the result, with all keys for its last
+    dim."""
+    start, shape = shard.region.start, shard.region.shape
+    scores = Region(start=(*start[:-1], 0), shape=(*shape[:-1], key_BGKD.shape[-2]))
+    return attention_with_dropout(
+        query_BHQD,
+        key_BGKD,
+        value_BGKE,
+        keep_mask(key, scores, dropout_p, query_BHQD.device),
+        dropout_p,
+        attn_mask=attn_mask,
+        is_causal=is_causal,
+        scale=scale,
+        first_query=start[2],
+    )
+
+
 SHAPED: Mapping[str, Form] = {"reshape": _reshape, "expand": _expand}
 """Local forms of operators that spell out the shape of their result, by `Rule.local_form`."""
 
@@ -194,29 +255,18 @@ LOCAL_OPS: Mapping[str, Form] = {
     "aten.embedding.default": _embedding,
     "aten.narrow.default": _narrow,
     "aten.rms_norm.default": _rms_norm,
-    "aten.scaled_dot_product_attention.default": _attention,
+    "aten.scaled_dot_product_attention.default": _fused_attention,
     "aten.split_with_sizes.default": _split_with_sizes,
 }
 """Local forms of single operators, by name."""
 
-RANDOM: Mapping[str, tuple[int, str, int | None]] = {
-    "aten.dropout.default": (1, "p", 2),
-    "aten.scaled_dot_product_attention.default": (4, "dropout_p", None),
+DROPPING: Mapping[str, Form] = {
+    "aten.dropout.default": _dropout,
+    "aten.feature_dropout.default": _feature_dropout,
+    "aten.native_dropout.default": _native_dropout,
+    "aten.scaled_dot_product_attention.default": _dropping_attention,
 }
-"""Operators that drop values: position and name of the probability, and position of the argument that switches them
-on."""
-
-
-def _refuse_randomness(graph: OperatorGraph, op: Operator) -> None:
-    if op.op not in RANDOM:
-        return
-    position, name, switch = RANDOM[op.op]
-    probability = op.arguments[position] if len(op.arguments) > position else dict(op.keywords).get(name, 0.0)
-    if probability and (switch is None or len(op.arguments) <= switch or op.arguments[switch]):
-        raise ModelError(
-            f"operator '{op.name}' drops values at random ({name} = {probability}); dropout is not supported yet,"
-            " set its probability to 0"
-        )
+"""Local forms of operators that drop elements, by name, where their probability is not 0."""
 
 
 def _refuse_exchanges(bound: BoundOperator, place: RankMesh) -> None:

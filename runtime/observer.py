@@ -1,8 +1,8 @@
-"""Who wants to know which operator runs: a seam of the executor, empty in a run of which nobody asks anything."""
+"""Who looks on while operators run: a seam of the executor, empty in a run of which nobody asks anything."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -10,14 +10,17 @@ if TYPE_CHECKING:
     from runtime.executor import Instruction
 
 
-class Observer(Protocol):
-    """Told of every operator whenever it runs: in the forward pass, and again where its block is recomputed."""
+class Observer:
+    """Told of every operator whenever it runs: in the forward pass and, in a recomputed block, once more. It must not
+    communicate: ranks of a pipeline stand at different operators."""
 
     def operator(self, instruction: "Instruction") -> AbstractContextManager[None]:
         """Entered before the operands are brought to where the operator wants them, left after its results are there;
         left too where a recomputation stops inside."""
-        ...
+        return nullcontext()
 
-    def made(self, results: Sequence[torch.Tensor]) -> None:
-        """Told, inside of that, of the local results."""
-        ...
+    def operands(self, instruction: "Instruction", operands: Sequence[torch.Tensor]) -> None:
+        """An operator is about to run on these local tensors, in the layouts that it wants."""
+
+    def results(self, instruction: "Instruction", results: Sequence[torch.Tensor]) -> None:
+        """It has made these; what is no tensor is left out."""

@@ -80,10 +80,21 @@ class Pipeline:
             else:
                 self._backward(*live.pop(turn.micro_batch), micro_batches)
             self.turns.append(turn)
+        self._wait()
+        return all_reduce(total, self.neighbours.forward)  # the other stages hold zero
+
+    def forward(self, forward: Callable[[int, Values], Values], micro_batch: int) -> None:
+        """One micro-batch forward only, through all stages; nothing comes of it but what `forward` does."""
+        received = {arrival.name: self._receive_value(arrival) for arrival in self.arrivals}
+        made = forward(micro_batch, received)
+        for departure in self.departures:
+            self._send(made[departure.name].detach(), self.neighbours.after, self.neighbours.forward)
+        self._wait()
+
+    def _wait(self) -> None:
         for work, _ in self._sent:
             work.wait()
         self._sent.clear()
-        return all_reduce(total, self.neighbours.forward)  # the other stages hold zero
 
     def _forward(
         self, forward: Callable[[int, Values], Values], micro_batch: int

@@ -109,6 +109,11 @@ class Transfer:
         """Whether the consumer gets memory that its producer does not hold already."""
         return any(step.kind in COLLECTIVES for step in self.forward)
 
+    @property
+    def sums(self) -> bool:
+        """Whether terms of several ranks are added up on the way."""
+        return any(step.kind in ("all_reduce", "reduce_scatter") for step in self.forward)
+
     def __call__(self, piece: torch.Tensor, place: RankMesh, stub: torch.Tensor | None = None) -> torch.Tensor:
         """The tensor as the consumer wants it. Where there is a `stub`, the gradient goes to it and not to `piece`."""
         if stub is not None and stub.requires_grad:

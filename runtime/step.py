@@ -9,8 +9,9 @@ then reduce the gradients once, update, and bring the weights back to where they
 the losses of the micro-batches.
 """
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -22,12 +23,15 @@ from planner.graph.trace import trace
 from planner.plan.bind import BoundPlan, bind
 from planner.plan.plan import Plan
 from planner.plan.stage_cut import cut_stage
+from runtime.checking import LayoutCheck
 from runtime.device_mesh import Communicators, RankMesh, current_device, rank_mesh
 from runtime.executor import Executor, build_executor
+from runtime.finiteness import FiniteWatch, check_gradients, explain
 from runtime.observer import Observer
 from runtime.optimizer import OptimizerSettings, ShardedOptimizer
 from runtime.parameters import local_parameters, unused_parameters, whole_buffers
-from runtime.pipeline import build_pipeline, share_parameters
+from runtime.pipeline import Values, build_pipeline, share_parameters
+from runtime.randomness import Draw
 from runtime.redistribute import local_piece
 
 
@@ -41,8 +45,14 @@ class TrainingStep:
         place: RankMesh,
         settings: OptimizerSettings,
         batched: frozenset[str],
+        seed: int = 0,
+        check_layouts: bool = True,
     ) -> None:
         self.bound = bound
+        self.seed = seed  # of what is drawn at random while training: dropout
+        self.steps = 0  # optimizer steps that have been taken
+        self.check_layouts = check_layouts  # in the next step; then it is off again
+        self.check_gradients = False  # in every step
         self.place = place
         self.batched = batched  # inputs whose leading dim is the samples
         self.observer: Observer | None = None
@@ -60,30 +70,69 @@ class TrainingStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> float:
         """Train on one global batch, given in full on every rank as the arguments of the module; returns the mean
-        loss."""
-        loss = self.accumulate(*args, **kwargs)
+        loss. Raises NonFiniteError on every rank, before the update, where it is not finite (or a gradient is not, if
+        `check_gradients` is set), and StrategyError where a tensor does not lie as the plan promises."""
+        loss = float(self.accumulate(*args, **kwargs))
+        if not math.isfinite(loss):
+            self._explain(loss, args, kwargs)
+        if self.check_gradients:
+            check_gradients(self.parameters.values(), self.steps + 1, self.place.device)
         self.optimizer.step()
-        return float(loss)
+        self.steps += 1
+        return loss
 
     def accumulate(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Forward and backward of all micro-batches: adds to the gradients, changes no weight. Returns the mean
         loss."""
-        parts = self.bound.plan.training.micro_batches
         inputs = self._micro_batches(args, kwargs)
+        if not self.check_layouts:
+            return self._accumulate(lambda part, received: self._forward(part, {**inputs(part), **received}))
+        check = LayoutCheck(bound=self.bound, place=self.place)
+        check.inputs(dict(zip(self.bound.graph.inputs, tensors_of(args, kwargs), strict=True)))
+        check.weights(self.parameters)
+        total = self._accumulate(
+            lambda part, received: self._forward(part, {**inputs(part), **received}, check.micro_batch(part))
+        )
+        check.gradients(self.parameters)
+        check.verify()
+        self.check_layouts = False
+        return total
+
+    def _forward(
+        self, part: int, given: Mapping[str, torch.Tensor], observer: Observer | None = None
+    ) -> dict[str, torch.Tensor]:
+        """This stage of a micro-batch, from its inputs and what it has received."""
+        draw = Draw(seed=self.seed, step=self.steps, micro_batch=part)
+        return self.executor(self.parameters, self.buffers, given, draw, observer or self.observer)
+
+    def _accumulate(self, forward: Callable[[int, Values], Values]) -> torch.Tensor:
+        """All micro-batches forward and backward; the mean loss."""
+        parts = self.bound.plan.training.micro_batches
         if self.pipeline is not None:
-            return self.pipeline.run(
-                lambda part, received: self.executor(
-                    self.parameters, self.buffers, {**inputs(part), **received}, self.observer
-                ),
-                parts,
-            )
+            return self.pipeline.run(forward, parts)
         total = torch.zeros((), dtype=torch.float32, device=self.place.device)
         for part in range(parts):
-            loss = self.executor(self.parameters, self.buffers, inputs(part), self.observer)[self.bound.graph.loss]
+            loss = forward(part, {})[self.bound.graph.loss]
             if loss.requires_grad:
                 torch.autograd.backward(loss, torch.full_like(loss, 1.0 / parts))
             total += loss.detach().float().reshape(()) / parts
         return total
+
+    def _explain(self, loss: float, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NoReturn:
+        """Find out why the loss is not finite. Collective; drops the gradients."""
+        inputs = self._micro_batches(args, kwargs)
+        for parameter in self.parameters.values():
+            parameter.gradient = None
+
+        def again(part: int, watch: FiniteWatch) -> None:
+            given = inputs(part)
+            watch.given(self.parameters, self.buffers, given, self.steps + 1)
+            if self.pipeline is None:
+                self._forward(part, given, watch)
+            else:
+                self.pipeline.forward(lambda _, received: self._forward(part, {**given, **received}, watch), part)
+
+        explain(loss, self.steps + 1, self.bound.graph, self.bound.plan.training.micro_batches, again)
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
         """The whole weights by name, gathered from all ranks; tied weights under their first name."""
@@ -147,12 +196,16 @@ def parallelize(
     settings: OptimizerSettings | None = None,
     device: torch.device | None = None,
     known: Communicators | None = None,
+    seed: int = 0,
+    check_layouts: bool = True,
 ) -> TrainingStep:
     """The training step of `plan` for `module`, whose real weights are taken over. Collective: every rank calls it.
 
     `args` and `kwargs` are the example inputs with which the module is traced, `batch` the samples in them (by
     default the leading dim of the first); `traced` is the graph where it is known already, `known` the process groups
-    of an earlier step. The default process group must exist unless the plan is for one device.
+    of an earlier step. `seed`, the same on every rank, decides which elements are dropped where the model has dropout,
+    whatever the plan; with `check_layouts` the first step checks that every tensor lies as the plan promises. The
+    default process group must exist unless the plan is for one device.
 
     Raises RequestError for a plan for another number of devices or with virtual stages, PlanFileError for a plan for
     another model, ModelError for a model that cannot be traced or executed, PlannerError for one that cannot be cut
@@ -167,7 +220,9 @@ def parallelize(
     leading = tensors_of(args, kwargs or {})[0].shape[0] if batch is None else batch
     graph = trace(module, args, kwargs) if traced is None else traced
     batched = frozenset(name for name in graph.inputs if graph.types[name].shape[:1] == (leading,))
-    return TrainingStep(module, bind(plan, graph, leading), place, settings or OptimizerSettings(), batched)
+    return TrainingStep(
+        module, bind(plan, graph, leading), place, settings or OptimizerSettings(), batched, seed, check_layouts
+    )
 
 
 def tensors_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:

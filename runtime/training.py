@@ -16,6 +16,7 @@ from planner.plan.plan import PRECISIONS, Plan
 from runtime.data import synthetic_batch
 from runtime.device_mesh import current_device
 from runtime.optimizer import OptimizerSettings
+from runtime.randomness import dropping
 from runtime.step import local_rank, parallelize, tensors_of
 from runtime.unsharded import UnshardedStep
 
@@ -51,12 +52,16 @@ def train(
     chosen = settings or OptimizerSettings()
     device = current_device(local_rank())
     built = _build(plan, seed)
-    step = parallelize(built.module, plan, built.args, built.kwargs, batch=built.batch, settings=chosen, device=device)
+    step = parallelize(
+        built.module, plan, built.args, built.kwargs, batch=built.batch, settings=chosen, device=device, seed=seed
+    )
     plain = None
     if check and step.place.rank == 0 and step.place.stage == 0:
         names = step.bound.graph.inputs
         batched = frozenset(number for number, name in enumerate(names) if name in step.batched)
-        plain = UnshardedStep(built.module.to(device), plan.training, chosen, batched)
+        plain = UnshardedStep(
+            built.module.to(device), plan.training, chosen, batched, dropping=dropping(step.bound.graph), seed=seed
+        )
     examples = tensors_of(built.args, built.kwargs)
     for number in range(steps):
         batch = synthetic_batch(

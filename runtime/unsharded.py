@@ -1,28 +1,41 @@
 """The plain model on one device, trained the way a plan is: what a distributed run is compared with.
 
-Same micro-batches, same optimizer, same float32 master weights, but no graph, no layouts and no communication: the
-module itself is called. It needs the memory of the whole model.
+Same micro-batches, same optimizer, same float32 master weights, same elements dropped, but no graph, no layouts and no
+communication: the module itself is called. It needs the memory of the whole model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from planner.graph.operator_graph import Operator
 from planner.plan.plan import Training
 from runtime.optimizer import OptimizerSettings, make_optimizer
+from runtime.randomness import Draw
+from runtime.same_dropout import SameDropout
 
 
 class UnshardedStep:
     """One training step of the plain module per call; `batched` has the positions of the inputs that have a sample
-    dim."""
+    dim, `dropping` the operators of its graph that drop elements, which `seed` decides."""
 
     def __init__(
-        self, module: nn.Module, training: Training, settings: OptimizerSettings, batched: frozenset[int]
+        self,
+        module: nn.Module,
+        training: Training,
+        settings: OptimizerSettings,
+        batched: frozenset[int],
+        *,
+        dropping: Sequence[Operator] = (),
+        seed: int = 0,
     ) -> None:
         self._module = module
+        self._dropping = dropping
+        self._seed = seed
+        self._steps = 0
         self._parts = training.micro_batches
         self._batched = batched
         self._weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -37,11 +50,13 @@ class UnshardedStep:
         total = 0.0
         for part in range(self._parts):
             part_args, part_kwargs = self._part((args, dict(kwargs)), part)
-            loss = _loss_of(self._module(*part_args, **part_kwargs)) / self._parts
+            with SameDropout(self._dropping, Draw(seed=self._seed, step=self._steps, micro_batch=part)):
+                loss = _loss_of(self._module(*part_args, **part_kwargs)) / self._parts
             torch.autograd.backward(loss, torch.ones_like(loss))
             self._accumulate()
             total += float(loss.detach())
         self._update()
+        self._steps += 1
         return total
 
     def _part(self, arguments: Any, part: int) -> Any:

@@ -29,6 +29,7 @@ from torch.utils import _pytree as pytree
 from planner.errors import ModelError
 from planner.graph import repeats
 from planner.graph.alike import NotAlikeError
+from planner.graph.chance import CHANCES
 from planner.graph.operator_graph import (
     Argument,
     Operator,
@@ -228,6 +229,13 @@ class _Reader:
         op = str(node.target)
         if op in _IGNORED:
             return
+        if _draws(node) and op not in CHANCES:
+            place = _module_path(node)
+            raise ModelError(
+                f"{type(self.module).__name__} draws random numbers by {op}{f' in {place}' if place else ''}"
+                f"{_line(node)}, which would differ with the plan; only dropout can be drawn alike on any number of"
+                f" devices ({', '.join(CHANCES)}), and not in place: use one of these, or pass the numbers in as inputs"
+            )
         value = node.meta["val"]
         results = value if isinstance(value, tuple | list) else (value,)
         many = isinstance(value, tuple | list)
@@ -273,6 +281,15 @@ class _Reader:
         raise ModelError(
             f"{type(self.module).__name__}: an operator has the argument {argument!r}, which a plan cannot hold"
         )
+
+
+def _draws(node: fx.Node) -> bool:
+    """Whether a call draws random numbers: its operator does, and no argument says that this is no training."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    given = {argument.name: value for argument, value in zip(node.target._schema.arguments, node.args, strict=False)}
+    trains = {"train": True, "training": True, **given, **node.kwargs}
+    tagged = torch.Tag.nondeterministic_seeded in node.target.tags
+    return tagged and trains["train"] is not False and trains["training"] is not False
 
 
 def _line(node: fx.Node) -> str:

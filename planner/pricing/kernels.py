@@ -17,8 +17,8 @@ What software adds (`hardware_profiles.Software`):
 
     every operator        t >= host latency: kernels that are shorter wait for the host, unless it is ahead of them
     elementwise and such  bytes times `passes`
-    attention             "flash1", "flash2": the time of older kernels; "unfused": two products and a softmax with
-                          dropout through memory, six kernels for one
+    attention             "flash1", "flash2": the time of older kernels; "unfused" (and any that drops probabilities,
+                          see `runtime.attention`): two products and a softmax with dropout through memory, six kernels
 
         scores E = batch heads q k             forward                              backward
         products    q k^T, p v                 2 matmuls                            4 matmuls
@@ -99,8 +99,9 @@ def host_seconds(call: KernelCall) -> float:
 
 
 def score_bytes(call: KernelCall) -> Array | None:
-    """Bytes of scores that unfused attention keeps for its backward pass, (K,); None for every other operator."""
-    if call.rule.op_class != "attention" or call.software.attention != "unfused" or not call.graded:
+    """Bytes of scores that attention which software does not fuse keeps for its backward pass, (K,); None for every
+    other operator, and for attention that nobody could fuse, whose rule says what it keeps."""
+    if not _is_unfused(call) or call.rule.unfused or not call.graded:
         return None
     shape = _attention_shape(call)
     return np.asarray(_scores(shape) * (call.software.scores * element_bytes(call.dtype)))
@@ -110,7 +111,11 @@ def _launched(call: KernelCall) -> int:
     """Operators that a framework launches for one of the graph."""
     if call.rule.op_class == FREE_OP_CLASS:
         return 0
-    return UNFUSED_KERNELS if call.rule.op_class == "attention" and call.software.attention == "unfused" else 1
+    return UNFUSED_KERNELS if _is_unfused(call) else 1
+
+
+def _is_unfused(call: KernelCall) -> bool:
+    return call.rule.op_class == "attention" and (call.rule.unfused or call.software.attention == "unfused")
 
 
 def _by_work(call: KernelCall) -> tuple[Array, Array]:
@@ -156,7 +161,7 @@ def _matmul(call: KernelCall) -> tuple[Array, Array]:
 
 def _attention(call: KernelCall) -> tuple[Array, Array]:
     shape = _attention_shape(call)
-    if call.software.attention == "unfused":
+    if _is_unfused(call):
         return _unfused(shape, call)
     slower = call.device.attention_slowdown(call.software.attention)
     forward = np.asarray(attention_time(shape, call.dtype, call.device)) * slower

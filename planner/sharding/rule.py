@@ -116,9 +116,9 @@ class Rule:
     `saved_extra` bytes beside them; `scratch` bytes live only while it runs. `local_form` ("reshape" or "expand") is
     what an operator that spells out its shape becomes on shards: that operator of the tensor and its local result
     shape. `mean_over` lists reductions that average instead of sum. `roles` names the factors whose product is each
-    extent that the time of the op's kernel depends on, where the operands do not tell, and `causal` says that half of
-    its work is masked. `passes` says that the gradient of an operand of the same type is that of the
-    result itself, and of a copy that none is made where nothing would change.
+    extent that the time of the op's kernel depends on, where the operands do not tell, `causal` says that half of
+    its work is masked, and `unfused` that attention has its scores in memory. `passes` says that the gradient of an
+    operand of the same type is that of the result itself, and of a copy that none is made where nothing would change.
     """
 
     op: str
@@ -141,6 +141,7 @@ class Rule:
     roles: tuple[tuple[str, tuple[int, ...]], ...] = ()
     causal: bool = False
     passes: bool = False
+    unfused: bool = False
 
     @cached_property
     def index(self) -> Mapping[str, int]:

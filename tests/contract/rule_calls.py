@@ -167,6 +167,10 @@ def _elementwise() -> Iterator[tuple[Any, ...]]:
     yield "gelu.default", "tanh", x, {"approximate": "tanh"}
     yield "dropout.default", x, 0.0, True
     yield "dropout.default", "evaluation", x, 0.5, False
+    yield "native_dropout.default", x, 0.0, True
+    yield "native_dropout.default", "evaluation", x, 0.5, False
+    yield "feature_dropout.default", x, 0.0, True
+    yield "feature_dropout.default", "evaluation", x, 0.5, False
     yield "where.self", _mask(4, 6, 8), x, y
     yield "where.self", _mask(6, 1), x, _random()
     yield "masked_fill.Scalar", x, _mask(4, 6, 8), -1.0

@@ -78,6 +78,8 @@ HAND = (
     ("gpt", "zero2", (2, 2), {"micro_batches": 2}),
     ("gpt", "zero1", (2, 2), {}),
     ("gpt", "zero3", (2,), {"micro_batches": 2}),
+    ("dropping", "zero1", (4,), {}),
+    ("dropping", "zero3", (2,), {"micro_batches": 2}),
     ("llama4", "megatron", (2, 2), {"stages": (1, 2, 1), "micro_batches": 2}),
     ("gpt4", "zero1", (2,), {"stages": (1, 1, 1, 1), "micro_batches": 2}),
 )
@@ -102,7 +104,7 @@ def test_activations_of_plans_by_hand(
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("model", ["llama", "gpt"])
+@pytest.mark.parametrize("model", ["llama", "gpt", "dropping"])
 def test_activations_of_random_plans(model: str, seed: int) -> None:
     check_activations(model, plans.random_plan(model, plans.mesh_of(2, 2), seed), LEAST)
 

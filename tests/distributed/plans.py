@@ -74,6 +74,45 @@ class Assorted(nn.Module):
         return inner.sum() + addmm.mean() + x.split_with_sizes([16], -1)[0].sigmoid().sum(dim=(1, 2)).mean()
 
 
+class DroppingBlock(nn.Module):
+    """Attention in which two heads share keys, and an MLP; both drop elements in the ways that there are."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(32)
+        self.qkv = nn.Linear(32, 64)
+        self.out = nn.Linear(32, 32)
+        self.up = nn.Linear(32, 48)
+        self.down = nn.Linear(48, 32)
+        self.dropout = nn.Dropout(p)
+        self.p = p
+
+    def forward(self, x_BSH: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.norm(x_BSH)).split([32, 16, 16], dim=-1)
+        q, k, v = (t.unflatten(-1, (-1, 8)).transpose(1, 2) for t in (q, k, v))
+        p = self.p if self.training else 0.0
+        attended = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True, scale=0.4, enable_gqa=True)
+        x = x_BSH + self.dropout(self.out(attended.transpose(1, 2).flatten(2)))
+        return x + self.dropout(self.down(F.dropout(torch.relu(self.up(x)), self.p, self.training)))
+
+
+class Dropping(nn.Module):
+    """A language model that drops embeddings, attention probabilities, hidden units, results of layers, channels."""
+
+    def __init__(self, layers: int, p: float = 0.1) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, 32)
+        self.channels = nn.Dropout1d(p)
+        self.blocks = nn.ModuleList(DroppingBlock(p) for _ in range(layers))
+        self.head = nn.Linear(32, VOCABULARY)
+
+    def forward(self, tokens_BS: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
+        x = self.channels(self.tokens(tokens_BS))
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels_BS.flatten())
+
+
 class Loss(nn.Module):
     """Cross entropy and nothing else, with logits that are parameters."""
 
@@ -101,6 +140,8 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "gpt4": lambda: GPT(replace(GPT_CONFIG, num_layers=4)),
     "mixture": lambda: Llama(replace(LLAMA, num_experts=4, experts_per_token=2, expert_size=24, shared_size=16)),
     "assorted": Assorted,
+    "dropping": lambda: Dropping(2),
+    "dropping4": lambda: Dropping(4),
 }
 
 Choose = Callable[[str, Rule, Mesh], Strategy]

@@ -18,7 +18,9 @@ from planner.sharding.rule import Duplex
 from runtime import collectives
 from runtime.device_mesh import Communicators, rank_mesh
 from runtime.optimizer import OptimizerSettings
+from runtime.randomness import Draw, dropping
 from runtime.redistribute import convert, local_piece, transfer
+from runtime.same_dropout import SameDropout
 from runtime.step import TrainingStep, parallelize
 
 CPU = torch.device("cpu")
@@ -30,14 +32,19 @@ def known() -> Communicators:
     return Communicators()
 
 
+SEED = 5
+"""Seed of what is dropped."""
+
+
 @cache
 def unsharded(model: str, micro_batches: int) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and gradients of the plain model."""
     module = plans.build(model)
     inputs = plans.batch()
     loss = 0.0
-    for part in zip(*(tensor.chunk(micro_batches) for tensor in inputs), strict=True):
-        value = module(*part) / micro_batches
+    for number, part in enumerate(zip(*(tensor.chunk(micro_batches) for tensor in inputs), strict=True)):
+        with SameDropout(dropping(plans.traced(model)), Draw(seed=SEED, micro_batch=number)):
+            value = module(*part) / micro_batches
         value.backward()
         loss += float(value.detach())
     return loss, {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None}
@@ -52,6 +59,7 @@ def build_step(model: str, plan: Plan, settings: OptimizerSettings | None = None
         settings=settings,
         device=CPU,
         known=known(),
+        seed=SEED,
     )
 
 
@@ -312,3 +320,34 @@ def raise_on_one_rank() -> None:
     if dist.get_rank() == 2:
         raise RuntimeError("rank 2 has a problem")
     dist.barrier()
+
+
+def train_dropping() -> tuple[float, list[float]]:
+    """The worst difference of the losses of three steps of two equal micro-batches and the unsharded model's, for two
+    seeds; and the losses, which differ by what was dropped alone, as the weights do not move."""
+    from runtime.unsharded import UnshardedStep
+
+    settings = OptimizerSettings(learning_rate=0.0)
+    graph = plans.traced("dropping")
+    plan = plans.random_plan("dropping", plans.mesh_of(2, 2), 3, micro_batches=2)
+    tokens, labels = (torch.cat([half, half]) for half in plans.batch(samples=plans.BATCH // 2))
+    worst, losses = 0.0, []
+    for seed in (0, 1):
+        step = parallelize(
+            plans.build("dropping"),
+            plan,
+            plans.batch(),
+            traced=graph,
+            settings=settings,
+            device=CPU,
+            known=known(),
+            seed=seed,
+        )
+        plain = UnshardedStep(
+            plans.build("dropping"), plan.training, settings, frozenset({0, 1}), dropping=dropping(graph), seed=seed
+        )
+        for _ in range(3):
+            expected = plain((tokens, labels), {})
+            worst = max(worst, abs(step(tokens, labels) - expected) / expected)
+            losses.append(expected)
+    return worst, losses

@@ -7,6 +7,7 @@ from typing import final
 
 from planner.errors import RuleError
 from planner.graph.call import Call
+from planner.graph.chance import Chance
 from planner.graph.operator_graph import TensorType
 from planner.sharding.rule import Dims, FactorKind, InnerCollective, Rule, Work
 from planner.sharding.rules.spec import FactorTable, RuleSpec, Saves, broadcast_dims, leading_names, present
@@ -69,6 +70,9 @@ class Einsum(RuleSpec):
     saved_elements: tuple[tuple[float, str], ...] = ()
     scratch_elements: tuple[tuple[float, str], ...] = ()
     inner: tuple[InnerPattern, ...] = field(default=())
+    chance: Chance | None = None
+    unfused_extra: tuple[tuple[float, str], ...] = ()
+    unfused_elements: tuple[tuple[float, str], ...] = ()
     causal_argument: tuple[int, str] | None = None
     mean_argument: tuple[int, str] | None = None
     roles: tuple[tuple[str, str], ...] = ()
@@ -106,14 +110,18 @@ class Einsum(RuleSpec):
             elif index not in kept:
                 table.set_kind(name, FactorKind.REDUCTION)
         causal = self.causal_argument is not None and call.argument(*self.causal_argument, False) is True
-        halve = 0.5 if causal else 1.0
+        unfused = self.chance is not None and self.chance.of(call.arguments, dict(call.keywords)) > 0
+        halve = 0.5 if causal and not unfused else 1.0
         for first, second in self.exchanges:
             table.add_exchange(first, second)
-        for first, second in self.rings:
+        for first, second in () if unfused else self.rings:
             table.add_exchange(first, second, FactorKind.RING)
         factors = table.freeze()
         every, element = [factor.name for factor in factors], call.operands[0].element_bytes
-        saved = (*self.saved_extra, *((element * count, text) for count, text in self.saved_elements))
+        extra = self.unfused_extra if unfused else self.saved_extra
+        elements = self.unfused_elements if unfused else self.saved_elements
+        scratch = self.unfused_elements if unfused else self.scratch_elements
+        saved = (*extra, *((element * count, text) for count, text in elements))
         mean = self.mean_argument is not None and call.argument(*self.mean_argument, 1) == 1
         return Rule(
             op=call.op,
@@ -123,13 +131,13 @@ class Einsum(RuleSpec):
             op_class=self.op_class,
             work=tuple(_work(halve * coefficient, text, names) for coefficient, text in self.work),
             gradient_work=self.gradient_work,
-            repeated_work=self.repeated_work,
+            repeated_work=0.0 if unfused else self.repeated_work,
             addends=tuple(index for index in self.addends if index < len(operands)),
             saves=present(self.saves, len(operands)),
             looked_up=self.looked_up,
-            saved_results=self.saved_results,
+            saved_results=() if unfused else self.saved_results,
             saved_extra=tuple(_work(coefficient, text, names) for coefficient, text in saved),
-            scratch=tuple(_work(element * count, text, names) for count, text in self.scratch_elements),
+            scratch=tuple(_work(element * count, text, names) for count, text in scratch),
             inner=tuple(
                 pattern.bind(every, call)
                 for pattern in self.inner
@@ -137,6 +145,7 @@ class Einsum(RuleSpec):
             ),
             roles=tuple((role, _work(1.0, text, names).factors) for role, text in self.roles),
             causal=causal,
+            unfused=unfused,
         )
 
 

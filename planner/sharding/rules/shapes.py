@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 from planner.graph.call import Call
+from planner.graph.chance import Chance
 from planner.sharding.rule import FactorKind, Rule, Work
 from planner.sharding.rules.spec import (
     FactorTable,
@@ -21,13 +22,15 @@ from planner.sharding.rules.spec import (
 @final
 @dataclass(frozen=True, kw_only=True)
 class Elementwise(RuleSpec):
-    """Every dim of the result is a factor; operands are broadcast to the result."""
+    """Every dim of the result is a factor; operands are broadcast to the result. A call that drops elements keeps
+    `dropped_bytes` for each."""
 
     op_class: str = "elementwise"
     work: float = 1.0
     saves: Saves = ()
     saved_results: tuple[int, ...] = ()
-    saved_extra_bytes: float = 0.0
+    chance: Chance | None = None
+    dropped_bytes: float = 0.0
     blocked_dims: tuple[int, str, int] | None = (
         None  # position, name and default of an argument that names blocked dims
     )
@@ -51,6 +54,7 @@ class Elementwise(RuleSpec):
         )
         operands = tuple(broadcast_dims(result, shape, operand.shape, call.op) for operand in call.operands)
         everything = tuple(range(len(table.freeze())))
+        drops = self.chance is not None and self.chance.of(call.arguments, dict(call.keywords)) > 0
         if self.broadcast:
             table.add("copies", 1, FactorKind.BROADCAST)
         return Rule(
@@ -62,8 +66,8 @@ class Elementwise(RuleSpec):
             work=(Work(coefficient=self.work, factors=everything),) if self.work else (),
             saves=present(self.saves, len(operands)),
             saved_results=self.saved_results,
-            saved_extra=(Work(coefficient=self.saved_extra_bytes, factors=everything),)
-            if self.saved_extra_bytes
+            saved_extra=(Work(coefficient=self.dropped_bytes, factors=everything),)
+            if drops and self.dropped_bytes
             else (),
             local_form=self.local_form,
             passes=self.passes,

@@ -1,7 +1,8 @@
 """The rules themselves: one row per operator. To add an operator is to add a row.
 
 Saved tensors follow the formulas of autograd (tools/autograd/derivatives.yaml of PyTorch 2.13); attention follows
-FlashAttention-2 (Dao 2023), whose backward takes 2.5 times the forward work because it recomputes the scores.
+FlashAttention-2 (Dao 2023), whose backward takes 2.5 times the forward work because it recomputes the scores. Attention
+that drops probabilities is run unfused: scores in memory, nothing done twice, no half of them skipped.
 
 Experts follow MegaBlocks (Gale et al. 2022, arXiv 2211.15841): rows are sorted by expert and multiplied in groups, none
 is dropped. Rows are multiplied with the weight of their expert before the last product, as Megatron does, so that its
@@ -11,6 +12,7 @@ result need not be kept. With e@b each device has some of the experts and sends 
 
 from collections.abc import Mapping
 
+from planner.graph.chance import CHANCES
 from planner.sharding.rules.einsum import Einsum, InnerPattern, Matmul
 from planner.sharding.rules.shapes import Elementwise, Factory, Normalise, Reduce
 from planner.sharding.rules.spec import RuleSpec
@@ -55,6 +57,9 @@ RULES: Mapping[str, RuleSpec] = {
         saves=((0, (0, 1, 2)), (1, (0, 1, 2)), (2, (0, 1, 2))),
         saved_results=(0,),
         saved_extra=((4.0, "b g r q"),),
+        chance=CHANCES["aten.scaled_dot_product_attention.default"],
+        unfused_extra=((1.0, "b g r q k"),),  # the mask
+        unfused_elements=((2.0, "b g r q k"),),  # probabilities, and those that are left
         rings=(("k", "q"),),  # keys and values come round; backward once more, with their gradients
         inner=tuple(
             InnerPattern(kind="all_gather", factor="k@q", factors=piece, forward=1, backward=2)
@@ -125,7 +130,9 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.rsqrt.default": _KEEPS_RESULT,
     "aten.sigmoid.default": _KEEPS_RESULT,
     "aten.tanh.default": _KEEPS_RESULT,
-    "aten.dropout.default": Elementwise(work=2.0, saved_extra_bytes=1.0),
+    "aten.dropout.default": Elementwise(work=2.0, dropped_bytes=1.0, chance=CHANCES["aten.dropout.default"]),
+    "aten.native_dropout.default": Elementwise(work=2.0, saved_results=(1,)),
+    "aten.feature_dropout.default": Elementwise(work=2.0),  # one byte for each channel: as good as nothing
     "aten.where.self": Elementwise(saves=((0, (1, 2)),)),
     "aten.masked_fill.Scalar": Elementwise(saves=((1, (0,)),)),
     "aten.eq.Scalar": _PLAIN,

@@ -11,6 +11,7 @@ from planner.graph.operator_graph import TensorType
 from planner.plan.bind import prepare
 from planner.plan.step import Launches
 from planner.pricing import OperatorPrices, Pricers, price_operator, price_parameter
+from planner.pricing.kernels import UNFUSED_KERNELS
 from planner.pricing.liveness import replay
 from planner.sharding.layout import parse_layout, replicated
 from planner.sharding.mesh import build_mesh
@@ -71,6 +72,19 @@ def test_unfused_attention_is_six_products_and_passes_over_scores() -> None:
     assert prices.backward[0] == pytest.approx(backward + passed(6 * scores) + passed(5 * scores))
     assert prices.saved_extra[0] == 5 * scores  # Korthikanti et al. 2022, section 4.1: 5 a s^2 b
     assert prices.forward[0] > attention_time(SHAPE, "fp16", device)
+
+
+def test_attention_that_drops_probabilities_is_unfused_whatever_the_software() -> None:
+    shapes = [(2, 16, 512, 64)] * 4
+    name, scores = "aten.scaled_dot_product_attention.default", 32 * 512 * 512
+    dropping = priced(name, shapes, run_by(PYTORCH), None, 0.1, True)
+    unfused = attention(run_by(replace(PYTORCH, attention="unfused", scores=2.5)))
+    for direction in ("forward", "backward", "saved_extra"):
+        assert getattr(dropping, direction)[0] == getattr(unfused, direction)[0], direction
+    fused = priced(name, shapes, run_by(PYTORCH, A100), None, 0.0, True)
+    assert priced(name, shapes, run_by(PYTORCH, A100), None, 0.1, True).host[0] == UNFUSED_KERNELS * fused.host[0] > 0
+    assert dropping.transient[0] - unfused.transient[0] == 4 * scores, "both kinds of probabilities, in 16 bits"
+    assert priced(name, shapes, run_by(PYTORCH), None, 0.0, True).saved_extra[0] == 32 * 512 * 4  # log-sum-exp
 
 
 def test_short_operators_wait_for_the_host() -> None:

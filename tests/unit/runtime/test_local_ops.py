@@ -91,7 +91,8 @@ def _check(pieces: list[torch.Tensor], whole: torch.Tensor, layout) -> None:
             for p in RANKS
             if all(q == PARTIAL or a == b for q, a, b in zip(layout, p.coordinate, coordinate, strict=True))
         ]
-        torch.testing.assert_close(sum(terms), local_piece(whole, cut, place))
+        total = terms[0] if len(terms) == 1 else sum(terms)
+        torch.testing.assert_close(total, local_piece(whole, cut, place))
 
 
 def test_embedding_looks_up_its_own_rows() -> None:
@@ -171,8 +172,37 @@ def test_rows_that_are_exchanged_are_refused_and_all_else_runs() -> None:
         _check(pieces, experts(*operands), bound.layouts.results[0].forward)
 
 
-def test_dropout_is_refused() -> None:
-    graph = traced(lambda x, w: nn.functional.dropout(x * w, 0.1), torch.randn(4, 8), torch.ones(8))
-    op = next(op for op in graph.operators if "dropout" in op.op)
-    with pytest.raises(ModelError, match=r"p = 0.1.*dropout is not supported yet"):
-        local_call(graph, _bound(graph, op, rule_of(graph, op), (None, None)), RANKS[0])
+@pytest.mark.parametrize(
+    ("function", "name", "fewest"),
+    [
+        (lambda x, w: nn.functional.dropout(x * w, 0.4), "aten.dropout.default", 16),
+        (lambda x, w: torch.native_dropout(x * w, 0.4, True)[0], "aten.native_dropout.default", 16),
+        (lambda x, w: nn.functional.dropout1d(x * w, 0.4), "aten.feature_dropout.default", 16),
+        (lambda x, w: nn.functional.dropout(x * w, 1.0), "aten.dropout.default", 16),
+        (lambda x, w: nn.functional.dropout(x * w, 0.4, training=False), "aten.dropout.default", 16),
+    ],
+)
+def test_shards_drop_what_the_whole_drops(
+    function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], name: str, fewest: int
+) -> None:
+    x = torch.randn(4, 8, 4)
+    graph = traced(function, x, torch.ones(8, 4))
+    assert len(check_every_strategy(graph, name, [x])) >= fewest
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_shards_of_attention_drop_the_probabilities_that_the_whole_drops(causal: bool) -> None:
+    query, key = torch.randn(4, 4, 8, 4), torch.randn(4, 2, 8, 4)
+    graph = traced(
+        lambda q, k: nn.functional.scaled_dot_product_attention(
+            q, k, k, dropout_p=0.4, is_causal=causal, enable_gqa=True
+        ),
+        query,
+        key,
+    )
+    name = "aten.scaled_dot_product_attention.default"
+    strategies = check_every_strategy(graph, name, [query, key, key])
+    assert {("b", "g"), ("g", "r"), ("b", "b")} <= strategies
+    assert not any("@" in str(factor) for strategy in strategies for factor in strategy), (
+        "rings are for fused attention"
+    )

@@ -164,4 +164,4 @@ def test_integers_without_a_vocabulary_come_from_the_example() -> None:
 def test_importing_the_package_does_not_import_torch() -> None:
     code = "import runtime, runtime.launch, sys; print('torch' in sys.modules, sorted(runtime.__all__))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False ['OptimizerSettings', 'TrainingStep', 'parallelize']\n"
+    assert done.stdout == "False ['OptimizerSettings', 'StageAudit', 'TrainingStep', 'audit', 'parallelize']\n"

@@ -1,0 +1,39 @@
+"""Operators that draw random numbers: where their probability stands, and when they draw at all.
+
+A plan must not change what is drawn, so only operators whose numbers can be drawn by the place of an element are
+known here: those that drop elements. Any other operator that draws is refused where the model is traced, because
+there the line that calls it is known.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chance:
+    """Position and name of the probability with which a call drops elements, and of the argument that switches that
+    on; None for the latter where nothing does. A switch that is not given, or is None, is on."""
+
+    probability: tuple[int, str]
+    switch: tuple[int, str] | None = None
+
+    def of(self, arguments: Sequence[object], keywords: Mapping[str, object]) -> float:
+        """Probability with which this call drops an element: 0 where it is switched off."""
+        if self.switch is not None and _argument(self.switch, arguments, keywords) is False:
+            return 0.0
+        found = _argument(self.probability, arguments, keywords)
+        return float(found) if isinstance(found, int | float) else 0.0
+
+
+def _argument(place: tuple[int, str], arguments: Sequence[object], keywords: Mapping[str, object]) -> object:
+    position, name = place
+    return arguments[position] if position < len(arguments) else keywords.get(name)
+
+
+CHANCES: Mapping[str, Chance] = {
+    "aten.dropout.default": Chance(probability=(1, "p"), switch=(2, "train")),
+    "aten.feature_dropout.default": Chance(probability=(1, "p"), switch=(2, "train")),
+    "aten.native_dropout.default": Chance(probability=(1, "p"), switch=(2, "train")),
+    "aten.scaled_dot_product_attention.default": Chance(probability=(4, "dropout_p")),
+}
+"""Operators that drop elements, by name."""

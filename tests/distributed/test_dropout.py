@@ -1,0 +1,55 @@
+"""Under any plan the elements are dropped that the unsharded model drops: losses and gradients agree.
+
+The model drops whole channels, results of layers and hidden units, and probabilities of causal attention with shared
+keys, each with probability 0.1.
+"""
+
+import pytest
+
+TOLERANCE = 1e-5
+thorough = pytest.mark.thorough
+
+
+@pytest.mark.parametrize(
+    ("sizes", "micro_batches", "recomputation", "seeds"),
+    [
+        ((2, 2), 2, "full", range(3)),
+        pytest.param((2, 2), 1, "none", range(30), marks=thorough),
+        pytest.param((2, 2), 2, "none", range(10), marks=thorough),
+        pytest.param((2, 2), 1, "full", range(10), marks=thorough),
+        pytest.param((2, 2), 2, ("selective", "none"), range(10), marks=thorough),
+        pytest.param((4,), 1, "full", range(10), marks=thorough),
+        pytest.param((4,), 2, "selective", range(10), marks=thorough),
+    ],
+    ids=str,
+)
+def test_random_plans(
+    pool, sizes: tuple[int, ...], micro_batches: int, recomputation: str | tuple[str, ...], seeds: range
+) -> None:
+    for errors in pool.run("tasks", "parity", "dropping", sizes, list(seeds), micro_batches, recomputation):
+        assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "stages", "micro_batches", "recomputation"),
+    [
+        ("dropping", (2,), (1, 1), 2, "full"),
+        pytest.param("dropping", (2,), (1, 1), 1, "none", marks=thorough),
+        pytest.param("dropping", (2,), (1, 1), 4, "selective", marks=thorough),
+        pytest.param("dropping4", (1,), (1, 1, 1, 1), 4, "full", marks=thorough),
+        pytest.param("dropping4", (1,), (1, 1, 1, 1), 2, "none", marks=thorough),
+    ],
+    ids=str,
+)
+def test_pipelines(
+    pool, model: str, sizes: tuple[int, ...], stages: tuple[int, ...], micro_batches: int, recomputation: str
+) -> None:
+    seeds = [0, 1, 2]
+    for errors, _ in pool.run("tasks", "pipelined", model, sizes, stages, seeds, micro_batches, recomputation):
+        assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))
+
+
+def test_training_draws_anew_in_every_step_and_micro_batch_and_for_every_seed(pool) -> None:
+    for worst, masks in pool.run("tasks", "train_dropping"):
+        assert worst < TOLERANCE
+        assert len(set(masks)) == len(masks), "one micro-batch dropped as another did"

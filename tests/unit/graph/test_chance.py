@@ -1,0 +1,66 @@
+"""Operators that draw random numbers are known, or refused where the model is traced."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from planner.errors import ModelError
+from planner.graph.chance import CHANCES
+from planner.graph.trace import trace
+
+
+class Calls(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.inner = Inner(function)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x).sum()
+
+
+class Inner(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x * self.weight)
+
+
+@pytest.mark.parametrize(
+    ("function", "op"),
+    [
+        (lambda x: x + torch.rand_like(x), "aten.rand_like.default"),
+        (lambda x: x + torch.randn(8), "aten.randn.default"),
+        (lambda x: x * torch.bernoulli(torch.sigmoid(x)), "aten.bernoulli.default"),
+        (lambda x: F.alpha_dropout(x, 0.1, training=True), "aten.alpha_dropout.default"),
+        (lambda x: F.dropout(x.clone(), 0.1, inplace=True), "aten.bernoulli.p"),
+    ],
+)
+def test_what_cannot_be_drawn_alike_is_refused_with_its_line(
+    function: Callable[[torch.Tensor], torch.Tensor], op: str
+) -> None:
+    with pytest.raises(ModelError, match=rf"draws random numbers by {op} in inner \(at .*test_chance.py:\d+\)"):
+        trace(Calls(function), (torch.ones(4, 8),))
+
+
+@pytest.mark.parametrize(
+    ("function", "probability"),
+    [
+        (lambda x: F.dropout(x, 0.3), 0.3),
+        (lambda x: F.dropout(x, 0.3, training=False), 0.0),
+        (lambda x: F.dropout(x, 0.0), 0.0),
+        (lambda x: F.dropout2d(x.unflatten(1, (2, 2, 2)), 0.2), 0.2),
+        (lambda x: torch.native_dropout(x, 0.3, True)[0], 0.3),
+        (lambda x: torch.native_dropout(x, 0.3, None)[0], 0.3),
+        (lambda x: torch.native_dropout(x, 0.3, False)[0], 0.0),
+    ],
+)
+def test_probabilities_of_calls(function: Callable[[torch.Tensor], torch.Tensor], probability: float) -> None:
+    graph = trace(Calls(function), (torch.ones(4, 8),))
+    (op,) = (op for op in graph.operators if op.op in CHANCES)
+    assert CHANCES[op.op].of(op.arguments, dict(op.keywords)) == probability

@@ -1,0 +1,58 @@
+"""Checksums of tensors, and what a rank by itself can check."""
+
+import pytest
+import torch
+
+from planner.errors import StrategyError
+from planner.plan.bind import bind
+from runtime import checking
+from runtime.checking import LayoutCheck, checksum
+from runtime.device_mesh import Communicators, rank_mesh
+from tests.distributed import plans
+
+X = torch.arange(24, dtype=torch.float32).reshape(2, 3, 4)
+
+
+def test_a_checksum_sees_values_places_and_what_is_not_finite() -> None:
+    swapped = X.flatten().clone()
+    swapped[[3, 7]] = swapped[[7, 3]]
+    others = [
+        X + 0.001,
+        -X,
+        swapped.view_as(X),
+        X.transpose(0, 1),
+        X.clone().index_fill_(2, torch.tensor([0]), torch.inf),
+    ]
+    sums = [tuple(checksum(tensor).tolist()) for tensor in (X, *others)]
+    assert len(set(sums)) == len(sums)
+    nan = X.clone().index_fill_(2, torch.tensor([0]), torch.nan)
+    assert checksum(nan).equal(checksum(nan.clone()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("at_once", [1, 4, 5, 23])
+def test_a_checksum_does_not_depend_on_strides_or_on_pieces(
+    dtype: torch.dtype, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensor = (X % 5).to(dtype)
+    whole = checksum(tensor)
+    assert checksum(tensor.transpose(0, 2).contiguous().transpose(0, 2)).equal(whole)
+    monkeypatch.setattr(checking, "_AT_ONCE", at_once)
+    torch.testing.assert_close(checksum(tensor), whole)
+
+
+def test_a_tensor_of_another_dtype_or_shape_is_named() -> None:
+    plan = plans.make_plan(
+        "gpt", plans.mesh_of(1), lambda name, rule, mesh: (None,), plans.store_zero1, plans.load_samples
+    )
+    bound = bind(plan, plans.traced("gpt"), plans.BATCH)
+    place = rank_mesh(plan.mesh, torch.device("cpu"), known=Communicators())
+    for moment, tensor, words in (
+        ((1, 0, 5, 1), X.double(), r"result 'x' is float64 \(2, 3, 4\), promised is float32 \(2, 3, 4\); a reason"),
+        ((1, 0, 2, 1), X[0], r"result 'x' is float32 \(3, 4\), promised is float32 \(2, 3, 4\); a reason"),
+    ):
+        check = LayoutCheck(bound=bound, place=place)
+        check.verify()
+        check.expect(moment, tensor, "result 'x'", "a reason", ((2, 3, 4), "float32"))
+        with pytest.raises(StrategyError, match=words):
+            check.verify()

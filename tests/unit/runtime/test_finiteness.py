@@ -1,0 +1,98 @@
+"""Which operator is named for what is not finite, on one device."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from planner.errors import NonFiniteError
+from planner.graph.trace import trace
+from runtime.step import TrainingStep, parallelize
+from tests.distributed import plans
+
+Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Calls(nn.Module):
+    """A function of an input and a weight; a buffer of infinities, as of a mask, is among what it may read."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+        self.register_buffer("mask", torch.full((8,), -torch.inf))
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        masked = torch.where(x > 100, self.mask, torch.zeros(8))
+        return self.function(x + masked, self.weight).sum()
+
+
+def step_of(function: Function) -> TrainingStep:
+    x = (torch.ones(4, 8),)
+    module = Calls(function)
+    graph = trace(module, x)
+    plan = plans.make_plan(
+        "calls",
+        plans.mesh_of(1),
+        lambda name, rule, mesh: (None,),
+        plans.store_zero1,
+        lambda name, shape, mesh: (plans.REPLICATE,),
+        graph=graph,
+        samples=4,
+    )
+    return parallelize(module, plan, x, traced=graph, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda x, w: torch.log(x * w - 2), r"operator 'log' .* holds 32 NaN among the 32 elements"),
+        (lambda x, w: torch.exp(x * w * 100), r"operator 'exp' .* holds 32 infinite among"),
+        (lambda x, w: torch.exp(x * w * 100) * 0, r"operator 'exp' .* holds 32 infinite among"),
+        (lambda x, w: torch.sqrt(-x).detach() * w, r"operator 'sqrt'"),
+        (
+            lambda x, w: torch.softmax((x * w).masked_fill(x > 0, -torch.inf), -1),
+            r"operator 'softmax' .* holds 32 NaN",
+        ),
+        (lambda x, w: (x * w).masked_fill(x > 0, -torch.inf) * 0, r"operator 'mul_2' .* holds 32 NaN"),
+    ],
+)
+def test_the_first_operator_is_named_and_infinities_on_purpose_are_not(function: Function, words: str) -> None:
+    step = step_of(function)
+    with pytest.raises(NonFiniteError, match=rf"the loss of step 1 is (nan|inf): in micro-batch 0 {words}"):
+        step(torch.ones(4, 8))
+    assert step.steps == 0
+    assert step.parameters["weight"].piece.equal(torch.ones(8))
+
+
+def test_what_is_given_is_named() -> None:
+    bad = torch.ones(4, 8)
+    bad[1, 2] = torch.nan
+    with pytest.raises(NonFiniteError, match="input 'args_0' holds 1 NaN among the 32 elements of local shape"):
+        step_of(lambda x, w: x * w)(bad)
+    step = step_of(lambda x, w: x * w)
+    step(torch.ones(4, 8))
+    with torch.no_grad():
+        step.parameters["weight"].piece[3] = torch.inf
+    with pytest.raises(
+        NonFiniteError, match=r"parameter 'weight' holds 1 infinite .* since step 2: the update of step 1"
+    ):
+        step(torch.ones(4, 8))
+
+
+def test_what_does_not_come_again_is_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = step_of(lambda x, w: x * w)
+    monkeypatch.setattr(step, "accumulate", lambda *args: torch.tensor(torch.nan))
+    with pytest.raises(NonFiniteError, match="the loss of step 1 is nan, but no operator makes anything"):
+        step(torch.ones(4, 8))
+
+
+def test_gradients_are_looked_at_where_that_is_asked_for() -> None:
+    step = step_of(lambda x, w: torch.sqrt(x * w - 1))
+    step.check_gradients = True
+    with pytest.raises(
+        NonFiniteError, match=r"loss of step 1 is finite, but the gradient of parameter 'weight' holds 8 inf"
+    ):
+        step(torch.ones(4, 8))
+    assert step.parameters["weight"].piece.equal(torch.ones(8))

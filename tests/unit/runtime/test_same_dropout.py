@@ -1,0 +1,94 @@
+"""The plain module drops what its graph drops, or says that it cannot."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from planner.errors import ModelError
+from planner.graph.trace import trace
+from runtime.randomness import Draw, dropping
+from runtime.same_dropout import SameDropout
+from runtime.step import parallelize
+from tests.distributed import plans
+
+
+class Drops(nn.Module):
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+        self.first, self.second = nn.Dropout(p), nn.Dropout1d(0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.second(self.first(x * self.weight) + 1)
+        return F.dropout(x, p=0.2, training=self.training).sum()
+
+
+X = torch.randn(4, 8, 8)
+
+
+def test_the_same_calls_drop_the_same_and_others_something_else() -> None:
+    module = Drops()
+    operators = dropping(trace(module, (X,)))
+    assert [op.name for op in operators] == ["first/dropout", "second/feature_dropout", "dropout"]
+    losses = []
+    for draw in (Draw(), Draw(), Draw(step=1), Draw(micro_batch=1), Draw(seed=1)):
+        with SameDropout(operators, draw):
+            losses.append(float(module(X).detach()))
+    assert losses[0] == losses[1]
+    assert len(set(losses)) == 4
+
+
+@pytest.mark.parametrize(("function", "dims"), [(F.dropout1d, 2), (F.dropout1d, 3), (F.dropout2d, 4), (F.dropout3d, 4)])
+def test_channels_with_and_without_samples(function: Callable[..., torch.Tensor], dims: int) -> None:
+    class Channels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (function(x * self.weight, 0.5) * torch.arange(x.numel()).view(x.shape)).sum()
+
+    x = (torch.ones(4, 8, 4, 4)[(0,) * (4 - dims)],)
+    graph = trace(Channels(), x)
+    plan = plans.make_plan(
+        "channels",
+        plans.mesh_of(1),
+        lambda name, rule, mesh: (None,),
+        plans.store_zero1,
+        lambda name, shape, mesh: (plans.REPLICATE,),
+        graph=graph,
+        samples=4,
+    )
+    step = parallelize(Channels(), plan, x, batch=4, traced=graph, device=torch.device("cpu"), seed=2)
+    step.check_layouts = False
+    found = float(step.accumulate(*x))
+    with SameDropout(dropping(graph), Draw(seed=2)):
+        assert float(Channels()(*x).detach()) == found
+
+
+def test_nothing_is_dropped_in_evaluation() -> None:
+    module = Drops().eval()
+    assert dropping(trace(module, (X,))) == ()
+    with SameDropout((), Draw()):
+        assert float(module(X).detach()) == float((X + 1).sum())
+
+
+@pytest.mark.parametrize(
+    ("graph", "module", "words"),
+    [
+        (Drops(), Drops(0.4), r"dropout with p = 0.4 where .*'first/dropout' with the probability 0.5"),
+        (Drops().eval(), Drops(), r"drops elements by dropout with p = 0.5 after the 0 times"),
+        (
+            Drops(),
+            Drops().eval(),
+            r"dropped elements 0 times, the traced graph 3 times, first unmatched 'first/dropout'",
+        ),
+    ],
+)
+def test_calls_that_do_not_match_are_refused(graph: nn.Module, module: nn.Module, words: str) -> None:
+    operators = dropping(trace(graph, (X,)))
+    with pytest.raises(ModelError, match=words), SameDropout(operators, Draw()):
+        module(X)
