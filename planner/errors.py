@@ -7,10 +7,11 @@
     ├── StrategyError           an illegal choice for an operator or a parameter
     ├── PlanFileError           a plan file that is truncated, of another version, for another graph, ...
     ├── RequestError            an option or a combination of options that cannot be planned
+    ├── RunError                a run that broke down: a rank failed, was killed, or does nothing
     └── InfeasibleError         nothing fits into the memory of the devices
 
 A message says what was asked, the numbers that clash, where, and what to do. The command line turns each into one
-line and the exit code `exit_code`: 2 for bad input, 3 where nothing fits.
+line and the exit code `exit_code`: 1 for a run that broke down, 2 for bad input, 3 where nothing fits.
 """
 
 import difflib
@@ -45,6 +46,14 @@ class PlanFileError(PlannerError):
 
 class RequestError(PlannerError):
     """An option, or a combination of options, that cannot be planned."""
+
+
+class RunError(PlannerError):
+    """A run that broke down; `exit_code` is that of the rank which failed first."""
+
+    def __init__(self, message: str, *, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class InfeasibleError(PlannerError):

@@ -2,8 +2,9 @@
 
     import runtime
 
-    step = runtime.parallelize(module, plan, (tokens, labels))      # on every rank, under torchrun
-    loss = step(tokens, labels)
+    step = runtime.parallelize(model, "plan.json")           # on every rank, under torchrun
+    for tokens, labels in runtime.loader(dataset, step):     # whole global batches, the same on every rank
+        loss = step(tokens, labels)
 
 Importing this package does not import torch; its names do when they are first used.
 """
@@ -12,15 +13,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from runtime.loading import BatchLoader, loader
     from runtime.optimizer import OptimizerSettings
-    from runtime.step import TrainingStep, parallelize
+    from runtime.training_step import TrainingStep, parallelize
 
-__all__ = ["OptimizerSettings", "TrainingStep", "parallelize"]
+__all__ = ["BatchLoader", "OptimizerSettings", "TrainingStep", "loader", "parallelize"]
 
 _HOMES = {
+    "BatchLoader": "runtime.loading",
     "OptimizerSettings": "runtime.optimizer",
-    "TrainingStep": "runtime.step",
-    "parallelize": "runtime.step",
+    "TrainingStep": "runtime.training_step",
+    "loader": "runtime.loading",
+    "parallelize": "runtime.training_step",
 }
 
 

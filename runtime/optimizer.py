@@ -64,6 +64,12 @@ def make_optimizer(name: str, weights: Sequence[torch.Tensor], settings: Optimiz
     return OPTIMIZERS[name](weights, settings)
 
 
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """The learning rate of all that an optimizer updates, from its next step on."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Master:
     """This rank's piece of a weight in the layout of the state, and whether it is a view of the kept weight."""
@@ -83,6 +89,11 @@ class ShardedOptimizer:
         self._masters = [_master(p, place) for p in parameters if p.trainable]
         weights = [master.weight for master in self._masters]
         self._optimizer = make_optimizer(name, weights, settings) if weights else None
+
+    def set_learning_rate(self, rate: float) -> None:
+        """The learning rate from the next step on."""
+        if self._optimizer is not None:
+            set_learning_rate(self._optimizer, rate)
 
     @torch.no_grad()
     def step(self) -> None:

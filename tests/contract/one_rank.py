@@ -14,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.plan import Plan
 from runtime.device_mesh import RankMesh
-from runtime.step import TrainingStep, parallelize
+from runtime.training_step import TrainingStep, parallelize
 from tests.distributed import plans
 
 Messages = Counter[tuple[str, int | None, float]]
@@ -86,7 +86,7 @@ def one_rank(
             for name in names:
                 patch.setattr(dist, name, getattr(recorder, name))
             module = plans.build(model).to(dtype)
-            step = parallelize(module, plan, plans.batch(), traced=graph, device=torch.device("cpu"))
+            step = parallelize(module, plan, example=plans.batch(), traced=graph, device=torch.device("cpu"))
             recorder.calls.clear()
             yield step, recorder
         finally:

@@ -19,7 +19,7 @@ from runtime import collectives
 from runtime.device_mesh import Communicators, rank_mesh
 from runtime.optimizer import OptimizerSettings
 from runtime.redistribute import convert, local_piece, transfer
-from runtime.step import TrainingStep, parallelize
+from runtime.training_step import TrainingStep, parallelize
 
 CPU = torch.device("cpu")
 
@@ -47,9 +47,8 @@ def build_step(model: str, plan: Plan, settings: OptimizerSettings | None = None
     return parallelize(
         plans.build(model),
         plan,
-        plans.batch(),
+        optimizer=settings,
         traced=plans.traced(model),
-        settings=settings,
         device=CPU,
         known=known(),
     )
@@ -110,8 +109,8 @@ def pipelined(
         whole = step.full_gradients()
         assert whole.keys() == gradients.keys()
         errors.append(max(abs(found - loss) / abs(loss), *(relative(whole[n], gradients[n]) for n in gradients)))
-        assert step.pipeline is not None
-        turns = [(turn.kind, turn.micro_batch) for turn in step.pipeline.turns]
+        assert step.rank.pipeline is not None
+        turns = [(turn.kind, turn.micro_batch) for turn in step.rank.pipeline.turns]
     return errors, turns
 
 
@@ -171,7 +170,7 @@ def half_precision(micro_batches: int) -> tuple[float, bool]:
     plan = plans.hand_plan("zero1", "llama", plans.mesh_of(4), graph=graph)
     settings = OptimizerSettings(learning_rate=1e-2)
     step = parallelize(
-        plans.build("llama").bfloat16(), plan, plans.batch(), traced=graph, settings=settings, device=CPU, known=known()
+        plans.build("llama").bfloat16(), plan, traced=graph, optimizer=settings, device=CPU, known=known()
     )
     plain = UnshardedStep(plans.build("llama").bfloat16(), plan.training, settings, frozenset({0, 1}))
     worst = 0.0
@@ -211,13 +210,14 @@ def communication(kind: str, sizes: tuple[int, ...], recomputation: str) -> dict
     """Collectives of one micro-batch, forward and backward, and of the update, under a hand-made plan of a Llama."""
     plan = plans.hand_plan(kind, "llama", plans.mesh_of(*sizes), recomputation=recomputation, kept=KEPT)
     step = build_step("llama", plan)
-    inputs = step._micro_batches(plans.batch(), {})(0)
+    inputs = step.inputs_of(*plans.batch())(0)
+    rank = step.rank
     with Counted() as forward:
-        loss = step.executor(step.parameters, step.buffers, inputs)[step.bound.graph.loss]
+        loss = rank.executor(rank.parameters, rank.buffers, inputs)[rank.bound.graph.loss]
     with Counted() as backward:
         loss.backward()
     with Counted() as update:
-        step.optimizer.step()
+        rank.optimizer.step()
     return {"forward": dict(forward), "backward": dict(backward), "update": dict(update)}
 
 
@@ -237,7 +237,7 @@ def cross_entropy(reduction: str, label_smoothing: float, dtype: torch.dtype) ->
     worst = 0.0
     for number in range(16):
         plan = plans.random_plan("loss", mesh, number, graph=graph)
-        step = parallelize(build(), plan, (targets,), batch=plans.BATCH, traced=graph, device=CPU, known=known())
+        step = parallelize(build(), plan, traced=graph, device=CPU, known=known())
         found = step.accumulate(targets)
         gradient = step.full_gradients()["logits_NV"]
         worst = max(worst, relative(found, loss.detach().float()), relative(gradient, plain.logits_NV.grad.float()))
@@ -298,9 +298,7 @@ def refusal(case: str) -> tuple[str, str]:
     model = "gpt" if case == "fingerprint" else "llama"
     batch = plans.batch(samples=3) if case == "batch" else plans.batch()
     try:
-        step = parallelize(
-            plans.build(model), plan, plans.batch(), traced=plans.traced(model), device=CPU, known=known()
-        )
+        step = parallelize(plans.build(model), plan, traced=plans.traced(model), device=CPU, known=known())
         step(*batch)
     except PlannerError as error:
         return type(error).__name__, str(error)

@@ -11,7 +11,8 @@ import runtime
 from planner.errors import ModelError, RequestError
 from planner.graph.trace import trace
 from planner.plan.bind import prepare
-from planner.plan.plan import ClusterReference, Group, ModelReference, Plan, Prediction, Provenance, Stage, Training
+from planner.plan.outline import model_reference
+from planner.plan.plan import ClusterReference, Group, Plan, Prediction, Provenance, Stage, Training
 from planner.sharding.mesh import Mesh
 from planner.sharding.stored import StoredParameter
 from runtime.data import synthetic_batch
@@ -57,7 +58,7 @@ def plan(module: nn.Module | None = None) -> Plan:
             Group(name="blocks", blocks=blocks.count, recomputation="full", operators=first, parameters=()),
         )
     return Plan(
-        model=ModelReference(reference="tower", sequence_length=None, parameters=1, fingerprint=graph.fingerprint()),
+        model=model_reference(graph, name="tower", sequence_length=None, batch=2),
         training=Training(global_batch=4, micro_batches=2, precision="fp32", optimizer="adamw"),
         cluster=ClusterReference(profile="cpu", digest="", devices=1),
         mesh=Mesh(axes=()),
@@ -85,8 +86,8 @@ def _names(graph, chosen: list[bool]) -> list[str]:
 
 
 def test_one_device_trains_like_the_plain_module() -> None:
-    step = runtime.parallelize(build(), plan(), tuple(batch(2)), device=CPU)
-    assert any(section.recomputed for section in step.executor.sections)
+    step = runtime.parallelize(build(), plan(), example=batch(2), device=CPU)
+    assert any(section.recomputed for section in step.rank.executor.sections)
     module = build()
     optimizer = torch.optim.AdamW(module.parameters())
     for _ in range(3):
@@ -102,12 +103,12 @@ def test_one_device_trains_like_the_plain_module() -> None:
 def test_the_weights_of_the_module_are_copied() -> None:
     module = build()
     before = {name: weight.detach().clone() for name, weight in module.named_parameters()}
-    runtime.parallelize(module, plan(), tuple(batch(2)), device=CPU)(*batch())
+    runtime.parallelize(module, plan(), device=CPU)(*batch())
     assert all(torch.equal(before[name], weight) for name, weight in module.named_parameters())
 
 
 def test_gradients_of_the_micro_batches_add_up() -> None:
-    step = runtime.parallelize(build(), plan(), tuple(batch(2)), device=CPU)
+    step = runtime.parallelize(build(), plan(), device=CPU)
     module = build()
     module(*batch()).backward()
     step.accumulate(*batch())
@@ -118,7 +119,7 @@ def test_gradients_of_the_micro_batches_add_up() -> None:
 def test_a_frozen_parameter_stays() -> None:
     module = build()
     module.blocks[0].requires_grad_(False)
-    step = runtime.parallelize(module, plan(module), tuple(batch(2)), device=CPU)
+    step = runtime.parallelize(module, plan(module), device=CPU)
     step(*batch())
     assert torch.equal(step.full_parameters()["blocks.0.weight"], module.blocks[0].weight)
     assert not torch.equal(step.full_parameters()["blocks.1.weight"], module.blocks[1].weight)
@@ -127,14 +128,14 @@ def test_a_frozen_parameter_stays() -> None:
 
 def test_weights_on_meta_are_refused() -> None:
     with pytest.raises(ModelError, match=r"blocks\.0\.weight' is on the meta device"):
-        runtime.parallelize(build().to("meta"), plan(), tuple(batch(2)), device=CPU)
+        runtime.parallelize(build().to("meta"), plan(), example=batch(), device=CPU)
 
 
 def test_another_batch_is_refused() -> None:
-    step = runtime.parallelize(build(), plan(), tuple(batch(2)), device=CPU)
+    step = runtime.parallelize(build(), plan(), device=CPU)
     with pytest.raises(RequestError, match=r"shape \(6, 8\); the plan takes \(4, 8\)"):
         step(*batch(6))
-    with pytest.raises(RequestError, match="2 input tensors, this batch has 1"):
+    with pytest.raises(RequestError, match=r"does not fit Tower\.forward.*missing a required argument: 'y'"):
         step(batch()[0])
 
 
@@ -164,4 +165,4 @@ def test_integers_without_a_vocabulary_come_from_the_example() -> None:
 def test_importing_the_package_does_not_import_torch() -> None:
     code = "import runtime, runtime.launch, sys; print('torch' in sys.modules, sorted(runtime.__all__))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False ['OptimizerSettings', 'TrainingStep', 'parallelize']\n"
+    assert done.stdout == "False ['BatchLoader', 'OptimizerSettings', 'TrainingStep', 'loader', 'parallelize']\n"

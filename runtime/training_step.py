@@ -1,0 +1,165 @@
+"""The training step of a plan, as its user meets it.
+
+    step = parallelize(module, plan)         # on every rank
+    loss = step(tokens, labels)              # the whole global batch, the same on every rank
+
+The model is traced when the first batch comes, or an example before that. Only then it is known whether the plan is for
+this model; everything that `rank` does is built at that moment.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from planner.errors import RequestError
+from planner.graph.operator_graph import OperatorGraph
+from planner.graph.trace import trace
+from planner.plan.bind import bind
+from planner.plan.file import load_plan
+from planner.plan.plan import Plan
+from runtime.arguments import InputMatcher, arguments_of, matcher
+from runtime.device_mesh import Communicators, RankMesh, current_device, join_processes, local_rank, rank_mesh
+from runtime.hyperparameters import RunningOptimizer
+from runtime.inputs import InputPieces, Inputs, LocalBatch
+from runtime.optimizer import OptimizerSettings
+from runtime.step import RankStep
+
+
+class TrainingStep:
+    """A training step on this rank. Make it with `parallelize`; every call is collective.
+
+    `optimizer` has the hyperparameters, `steps` how many steps were made, `loss` the mean loss of the last one.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        plan: Plan,
+        place: RankMesh,
+        settings: OptimizerSettings,
+        traced: OperatorGraph | None = None,
+    ) -> None:
+        self.plan = plan
+        self.place = place
+        self.optimizer = RunningOptimizer(settings)
+        self.steps = 0
+        self.loss: float | None = None
+        self._module = module
+        self._traced = traced
+        self._built: tuple[RankStep, InputPieces, InputMatcher] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> float:
+        """Train on one global batch and return its mean loss.
+
+        A batch is what the model takes: its arguments, or one tuple or mapping of them, with the samples of the whole
+        global batch, the same on every rank; or what a `runtime.loader` gives. Raises RequestError for another
+        structure or other shapes.
+        """
+        inputs = self.inputs_of(*args, **kwargs)
+        self.loss = self.rank(inputs, self.optimizer.rate(self.steps))
+        self.steps += 1
+        return self.loss
+
+    def accumulate(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Forward and backward of a global batch: adds to the gradients, changes no weight. Returns the mean loss."""
+        inputs = self.inputs_of(*args, **kwargs)
+        return self.rank.accumulate(inputs)
+
+    def full_parameters(self) -> dict[str, torch.Tensor]:
+        """The whole weights by name, gathered from all ranks; tied weights under their first name."""
+        return self.rank.full_parameters()
+
+    def full_gradients(self) -> dict[str, torch.Tensor]:
+        """The whole gradients of the trainable parameters accumulated since the last update, summed over all ranks."""
+        return self.rank.full_gradients()
+
+    def prepare(self, *args: Any, **kwargs: Any) -> None:
+        """Trace the model with an example, which may have more samples than the plan was traced with, and build this
+        rank's share. Nothing happens where that was done before.
+
+        Raises PlanFileError for a plan for another model, ModelError for a model that cannot be traced or executed,
+        PlannerError for one that cannot be cut into the stages of the plan.
+        """
+        if self._built is not None:
+            return
+        names = tuple(name for name, _ in self.plan.inputs)
+        given = arguments_of(self._module, args, kwargs, names)
+        batch = self.plan.model.batch
+        if batch is None:  # a file that does not say it: the example must be the one of planning
+            batch = next((tensor.shape[0] for tensor in given.tensors() if tensor.dim()), 1)
+        elif self._traced is None:
+            given = given.samples(batch)
+        graph = self._traced if self._traced is not None else trace(self._module, given.args, given.kwargs)
+        pattern = matcher(self._module, graph.inputs, given)
+        bound = bind(self.plan, graph, batch)
+        rank = RankStep(self._module, bound, self.place, self.optimizer.settings)
+        batched = frozenset(name for name in graph.inputs if graph.types[name].shape[:1] == (batch,))
+        pieces = InputPieces(bound=bound, place=self.place, batched=batched, reads=rank.reads)
+        self._built = (rank, pieces, pattern)
+
+    @property
+    def rank(self) -> RankStep:
+        """What this rank computes. Raises RequestError before the model was traced."""
+        return self._known[0]
+
+    @property
+    def pieces(self) -> InputPieces:
+        """How this rank's inputs are cut. Raises RequestError before the model was traced."""
+        return self._known[1]
+
+    @property
+    def matcher(self) -> InputMatcher:
+        """How a batch is matched with the inputs. Raises RequestError before the model was traced."""
+        return self._known[2]
+
+    def inputs_of(self, *args: Any, **kwargs: Any) -> Inputs:
+        """This rank's pieces of a batch, by the number of the micro-batch."""
+        if len(args) == 1 and isinstance(args[0], LocalBatch):
+            return self.pieces.of_local(args[0])
+        self.prepare(*args, **kwargs)
+        return self.pieces.of_whole(self.matcher.inputs(args, kwargs))
+
+    @property
+    def _known(self) -> tuple[RankStep, InputPieces, InputMatcher]:
+        if self._built is None:
+            raise RequestError(
+                "the model has not been traced yet: train on a batch first, or give parallelize an example"
+            )
+        return self._built
+
+
+def parallelize(
+    model: nn.Module,
+    plan: Plan | str | os.PathLike[str],
+    *,
+    optimizer: OptimizerSettings | None = None,
+    example: Any = None,
+    device: torch.device | None = None,
+    traced: OperatorGraph | None = None,
+    known: Communicators | None = None,
+) -> TrainingStep:
+    """The training step of `plan`, or of the plan in a file, for `model`, whose real weights are taken over.
+
+    Collective: every rank calls it. Under torchrun it joins the processes, where the program has not. The model is
+    traced when the first batch comes; with `example`, a batch of any size in any of the forms that a step takes, at
+    once. `traced` is its graph where that is known, `known` has the process groups of an earlier step.
+
+    Raises PlanFileError for a plan that cannot be read, RequestError for one for another number of devices or with
+    virtual stages, and with an example all that `TrainingStep.prepare` raises.
+    """
+    loaded = plan if isinstance(plan, Plan) else load_plan(Path(plan))
+    if loaded.virtual_stages > 1:
+        raise RequestError(
+            f"the plan has {loaded.virtual_stages} virtual stages on each pipeline rank, which cannot be executed yet;"
+            " plan with virtual_stages 1 to run it"
+        )
+    own = device or current_device(local_rank())
+    join_processes(own)
+    place = rank_mesh(loaded.mesh, own, loaded.pipeline, known)
+    step = TrainingStep(model, loaded, place, optimizer or OptimizerSettings(), traced)
+    if example is not None:
+        step.prepare(example)
+    return step
