@@ -49,11 +49,19 @@ class RankMesh:
 
 
 def current_device(local_rank: int = 0) -> torch.device:
-    """The device of the process with this number on its node."""
+    """The device of the process with this number on its node. Raises RequestError where there are fewer accelerators
+    than processes; processes on a CPU share it."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
         return torch.device("cpu")
-    return torch.device(accelerator.type, local_rank % torch.accelerator.device_count())
+    count = torch.accelerator.device_count()
+    if local_rank >= count:
+        raise RequestError(
+            f"process {local_rank} of this machine has no device: there are {count} of type {accelerator.type}, one for"
+            " each process; start the others on more nodes with torchrun --nnodes ... --nproc-per-node ... -m runtime"
+            " PLAN, or plan for fewer devices"
+        )
+    return torch.device(accelerator.type, local_rank)
 
 
 def start_processes(device: torch.device) -> None:

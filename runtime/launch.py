@@ -45,7 +45,6 @@ def launch(
     _check(settings)
     if "RANK" in os.environ:
         return be_a_rank(lambda at: _train(plan, settings, on_report, at), None, settings.timeout)
-    _check_devices(plan)
 
     def read(line: str) -> None:
         from runtime.progress import report_of
@@ -110,17 +109,6 @@ def _check(settings: RunSettings) -> None:
     if settings.data is None and (settings.shuffle or settings.workers or not settings.full_batch):
         flag = "--shuffle" if settings.shuffle else "--workers" if settings.workers else "--own-samples"
         raise RequestError(f"{flag}: synthetic data is drawn, not read; give --data package.module:factory")
-
-
-def _check_devices(plan: Plan) -> None:
-    """This machine must have a device per process; CPU processes are free. Raises RequestError."""
-    import torch
-
-    if torch.accelerator.is_available() and torch.accelerator.device_count() < plan.cluster.devices:
-        raise RequestError(
-            f"the plan is for {plan.cluster.devices} devices, this machine has {torch.accelerator.device_count()};"
-            " start it on every node with torchrun --nnodes ... --nproc-per-node ... -m runtime PLAN"
-        )
 
 
 def _train(plan: Plan, settings: RunSettings, on_report: Callable[["Report"], None], at: At) -> int:

@@ -63,7 +63,8 @@ def loader(
     )
     _check(made, full_batch=full_batch, drop_last=drop_last, with_step=isinstance(step, TrainingStep))
     if isinstance(step, TrainingStep) and not made.iterable:
-        step.prepare(made.example())
+        if not step.ready:
+            step.prepare(made.example())
         if not full_batch or not step.pieces.reads:  # a stage that reads no input reads nothing
             made.own = _Own(step=step, pieces=step.pieces)
     return made

@@ -83,7 +83,7 @@ class TrainingStep:
         Raises PlanFileError for a plan for another model, ModelError for a model that cannot be traced or executed,
         PlannerError for one that cannot be cut into the stages of the plan.
         """
-        if self._built is not None:
+        if self.ready:
             return
         names = tuple(name for name, _ in self.plan.inputs)
         given = arguments_of(self._module, args, kwargs, names)
@@ -99,6 +99,11 @@ class TrainingStep:
         batched = frozenset(name for name in graph.inputs if graph.types[name].shape[:1] == (batch,))
         pieces = InputPieces(bound=bound, place=self.place, batched=batched, reads=rank.reads)
         self._built = (rank, pieces, pattern)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the model has been traced and this rank's share is built."""
+        return self._built is not None
 
     @property
     def rank(self) -> RankStep:

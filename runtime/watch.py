@@ -16,7 +16,7 @@ from types import TracebackType
 
 from runtime.breakdown import standstill
 
-_GRACE = 3.0  # seconds between the first failure and the end of all ranks
+_GRACE = 2.0  # seconds between the first failure and the end of all ranks
 _LOOK = 0.1  # seconds between two looks
 _ANSWER = 2.0  # seconds in which a rank says where it is
 

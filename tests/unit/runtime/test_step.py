@@ -2,15 +2,18 @@
 
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import runtime
-from planner.errors import ModelError, RequestError
+from planner.errors import ModelError, PlanFileError, RequestError
 from planner.graph.trace import trace
 from planner.plan.bind import prepare
+from planner.plan.file import save_plan
 from planner.plan.outline import model_reference
 from planner.plan.plan import ClusterReference, Group, Plan, Prediction, Provenance, Stage, Training
 from planner.sharding.mesh import Mesh
@@ -137,6 +140,29 @@ def test_another_batch_is_refused() -> None:
         step(*batch(6))
     with pytest.raises(RequestError, match=r"does not fit Tower\.forward.*missing a required argument: 'y'"):
         step(batch()[0])
+
+
+def test_the_learning_rate_may_change_between_steps() -> None:
+    def weights(*rates: Any) -> torch.Tensor:
+        step = runtime.parallelize(build(), plan(), optimizer=runtime.OptimizerSettings(learning_rate=0.1), device=CPU)
+        for rate in rates:
+            step.optimizer.learning_rate = rate
+            step(*batch())
+        return step.full_parameters()["blocks.0.weight"]
+
+    assert torch.equal(weights(0.1, 0.02), weights(*[lambda number: [0.1, 0.02][number]] * 2))
+    assert torch.equal(weights(0.0), build().blocks[0].weight)
+    assert not torch.equal(weights(0.1, 0.02), weights(0.1, 0.1))
+    with pytest.raises(RequestError, match="the learning rate of step 1 is -1"):
+        weights(-1.0)
+
+
+def test_a_plan_is_read_from_its_file(tmp_path: Path) -> None:
+    save_plan(plan(), tmp_path / "plan.json")
+    step = runtime.parallelize(build(), tmp_path / "plan.json", example=batch(6), device=CPU)
+    assert step(batch()) == runtime.parallelize(build(), plan(), device=CPU)({"y": batch()[1], "x": batch()[0]})
+    with pytest.raises(PlanFileError, match="cannot be read"):
+        runtime.parallelize(build(), tmp_path / "none.json", device=CPU)
 
 
 def test_an_unknown_optimizer_is_refused() -> None:
