@@ -40,7 +40,7 @@ class InputPieces:
     reads: frozenset[str]
 
     def of_whole(self, given: Mapping[str, torch.Tensor]) -> Inputs:
-        """The pieces of a whole global batch. Raises RequestError for tensors of other shapes."""
+        """The pieces of a whole global batch. Raises RequestError for tensors of other shapes or dtypes."""
         for name, tensor in given.items():
             self._check(name, tensor)
         samples = self.bound.plan.training.part
@@ -67,7 +67,7 @@ class InputPieces:
 
     def of_samples(self, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The pieces of one micro-batch from tensors with the samples `own` of it alone. Raises RequestError for
-        tensors of other shapes."""
+        tensors of other shapes or dtypes."""
         found = {}
         for name in self.reads:
             tensor, layout = given[name], self.bound.inputs[name]
@@ -89,6 +89,7 @@ class InputPieces:
         return numbers
 
     def _check(self, name: str, tensor: torch.Tensor) -> None:
+        self._check_dtype(name, tensor)
         training, shape = self.bound.plan.training, self.bound.graph.types[name].shape
         wanted = (training.global_batch, *shape[1:]) if name in self.batched else shape
         if tuple(tensor.shape) != wanted:
@@ -97,7 +98,15 @@ class InputPieces:
                 f" {training.global_batch} in {training.micro_batches} micro-batches of {training.part}"
             )
 
+    def _check_dtype(self, name: str, tensor: torch.Tensor) -> None:
+        wanted = self.bound.graph.types[name].dtype
+        if str(tensor.dtype) != f"torch.{wanted}":
+            raise RequestError(
+                f"input '{name}' is {str(tensor.dtype).removeprefix('torch.')}, the plan takes {wanted}; convert it"
+            )
+
     def _check_own(self, name: str, tensor: torch.Tensor) -> None:
+        self._check_dtype(name, tensor)
         wanted = (len(self.own), *self.bound.graph.types[name].shape[1:])
         if tuple(tensor.shape) != wanted:
             raise RequestError(

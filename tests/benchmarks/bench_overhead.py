@@ -1,8 +1,8 @@
 """What the executor of plans costs over PyTorch by hand: the same model, the same cuts, on the same four processes.
 
 By hand is `parallelize_module` (column, row and sequence parallel, parallel loss) and `fully_shard`; the plans are
-those that the planner writes where these degrees are asked for. They may differ in what nobody asked for (which tensor is
-gathered when), as a user would meet it. On a CPU with fewer cores than processes: the ratio is of all work, a
+those that the planner writes where these degrees are asked for. They may differ in what nobody asked for (which
+tensor is gathered when), as a user would meet it. On a CPU with fewer cores than processes: the ratio is of all work, a
 collective over gloo takes CPU seconds of its own, and wall time is noisy; see how far the quartiles are apart.
 """
 

@@ -2,8 +2,8 @@
 
 A plan TENSOR-DATA.json stands beside the same model under `parallelize_module` (column and row parallel, sequence
 parallel, parallel loss) over its tensor axis and `fully_shard` over its data axis. Both start from the same weights,
-get the same batches, and take turns, a step each, so that what else the machine does falls on both alike. Rank 0 prints a
-line of JSON per pair.
+get the same batches, and take turns, a step each, so that what else the machine does falls on both alike. Rank 0
+prints a line of JSON per pair.
 """
 
 import argparse

@@ -123,3 +123,43 @@ def test_json_is_one_object_per_step_and_a_summary(tmp_path: Path) -> None:
     step, summary = map(json.loads, done.stdout.splitlines())
     assert (step["event"], step["step"], step["unsharded"]) == ("step", 1, None)
     assert (summary["event"], summary["seconds"], summary["agrees"]) == ("summary", None, None)
+
+
+SCRIPT = """
+import sys
+
+import torch
+import torch.distributed as dist
+
+import runtime
+import squares
+
+torch.manual_seed(0)
+model, *_ = squares.make()
+step = runtime.parallelize(model, "plan.json")
+data = runtime.loader(squares.Rows(), step, shuffle=True, full_batch=sys.argv[1] == "whole")
+losses = [step(batch) for batch in data]
+if dist.get_rank() == 0:
+    print(losses, flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.thorough
+def test_a_script_under_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It joins the processes by itself, and reads as it likes."""
+    (tmp_path / "squares.py").write_text(MODULE)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    save_plan(plan_for("squares:make", None), tmp_path / "plan.json")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
+               "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", "script.py"]  # fmt: skip
+    found = []
+    for how in ("whole", "own"):
+        done = subprocess.run([*command, how], capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stdout))
+    assert found[0] == found[1]
+    assert len(found[0]) == 3

@@ -138,6 +138,8 @@ def test_another_batch_is_refused() -> None:
     step = runtime.parallelize(build(), plan(), device=CPU)
     with pytest.raises(RequestError, match=r"shape \(6, 8\); the plan takes \(4, 8\)"):
         step(*batch(6))
+    with pytest.raises(RequestError, match=r"input 'args_1' is float64, the plan takes float32"):
+        step(batch()[0], batch()[1].double())
     with pytest.raises(RequestError, match=r"does not fit Tower\.forward.*missing a required argument: 'y'"):
         step(batch()[0])
 
