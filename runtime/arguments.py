@@ -48,39 +48,53 @@ class Arguments:
         args, kwargs = pytree.tree_unflatten(filled, spec)
         return Arguments(args=tuple(args), kwargs=kwargs)
 
+    def without_values(self) -> "Arguments":
+        """The same call with tensors that take no memory."""
+        return self.with_tensors([tensor.to("meta") for tensor in self.tensors()])
+
     def samples(self, count: int) -> "Arguments":
-        """The first `count` samples: of tensors whose leading dim is that of the first tensor. Raises RequestError
-        where there are fewer."""
+        """An example with `count` samples: of tensors whose leading dim is that of the first tensor the first ones, or
+        tensors without values where there are fewer. Raises RequestError where no tensor has a leading dim."""
         tensors = self.tensors()
         leading = next((tensor.shape[0] for tensor in tensors if tensor.dim()), None)
         if leading is None:
             raise RequestError("the batch has no tensor with a dim for the samples")
-        if leading < count:
-            raise RequestError(
-                f"the example has {leading} sample{'s' if leading != 1 else ''}, the model was traced with {count};"
-                f" give {count} or more"
-            )
-        return self.with_tensors([t[:count] if t.dim() and t.shape[0] == leading else t for t in tensors])
+
+        def cut(tensor: torch.Tensor) -> torch.Tensor:
+            if not tensor.dim() or tensor.shape[0] != leading:
+                return tensor
+            return tensor[:count] if leading >= count else tensor.new_empty((count, *tensor.shape[1:]))
+
+        return self.with_tensors([cut(tensor) for tensor in tensors])
 
 
-def arguments_of(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str]
-) -> Arguments:
-    """The call of `module` that a batch means, in the form which gave the inputs these names.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """How a module is called: all that is kept of it, so that its weights can go."""
+
+    name: str
+    signature: inspect.Signature
+
+
+def forward_of(module: nn.Module) -> Forward:
+    return Forward(name=type(module).__name__, signature=inspect.signature(module.forward))
+
+
+def arguments_of(forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str]) -> Arguments:
+    """The call of a module that a batch means, in the form which gave the inputs these names.
 
     One argument that is a mapping, a tuple or a list is unpacked, where `forward` can be called with its parts. Raises
     RequestError where `forward` cannot be called with the batch.
     """
-    signature = inspect.signature(module.forward)
     forms = [*_unpacked(args, kwargs), (args, dict(kwargs))]
     for form_args, form_kwargs in forms:
         try:
-            bound = signature.bind(*form_args, **form_kwargs)
+            bound = forward.signature.bind(*form_args, **form_kwargs)
         except TypeError as error:
             fault = error
             continue
         return _in_form(bound, names)
-    raise RequestError(f"the batch does not fit {type(module).__name__}.forward{signature}: {fault}")
+    raise RequestError(f"the batch does not fit {forward.name}.forward{forward.signature}: {fault}")
 
 
 def _unpacked(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -137,14 +151,18 @@ class InputMatcher:
     """Finds the inputs of a graph in a batch. `pattern` is the call with which the graph was traced, or the first
     one."""
 
-    module: nn.Module
+    forward: Forward
     names: tuple[str, ...]
     pattern: Arguments
+
+    def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
+        """A batch in the form in which the model was planned."""
+        return arguments_of(self.forward, args, kwargs, self.names)
 
     def inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """The tensors of a batch by the names of the inputs. Raises RequestError where its structure, or a value that
         is no tensor, is another one than in tracing."""
-        given = arguments_of(self.module, args, kwargs, self.names)
+        given = self.arguments(args, kwargs)
         found, known = given.leaves(), dict(self.pattern.leaves())
         for place, leaf in found:
             if place not in known:
@@ -157,12 +175,12 @@ class InputMatcher:
         return dict(zip(self.names, given.tensors(), strict=True))
 
 
-def matcher(module: nn.Module, names: tuple[str, ...], pattern: Arguments) -> InputMatcher:
+def matcher(forward: Forward, names: tuple[str, ...], pattern: Arguments) -> InputMatcher:
     """A matcher for a graph with these inputs. Raises RequestError where the call has another number of tensors."""
     count = len(pattern.tensors())
     if count != len(names):
         raise RequestError(f"the model was traced with {len(names)} input tensors, this batch has {count}")
-    return InputMatcher(module=module, names=names, pattern=pattern)
+    return InputMatcher(forward=forward, names=names, pattern=pattern.without_values())
 
 
 def _check_constant(place: str, leaf: Any, known: Any) -> None:

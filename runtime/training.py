@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from planner.models.zoo import BuiltModel, build_model
 from planner.plan.plan import PRECISIONS, Plan
-from runtime.arguments import Arguments, arguments_of
+from runtime.arguments import Arguments
 from runtime.data import dataset_batches, synthetic_batches
 from runtime.device_mesh import RankMesh, current_device, local_rank
 from runtime.optimizer import OptimizerSettings
@@ -124,7 +124,7 @@ class _Run:
 
     def _unsharded(self, plain: UnshardedStep, whole: Arguments) -> float:
         device, matcher = self.step.place.device, self.step.matcher
-        given = arguments_of(matcher.module, whole.args, whole.kwargs, matcher.names)
+        given = matcher.arguments(whole.args, whole.kwargs)
         moved = given.with_tensors([tensor.to(device) for tensor in given.tensors()])
         return plain(moved.args, moved.kwargs)
 

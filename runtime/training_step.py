@@ -20,7 +20,7 @@ from planner.graph.trace import trace
 from planner.plan.bind import bind
 from planner.plan.file import load_plan
 from planner.plan.plan import Plan
-from runtime.arguments import InputMatcher, arguments_of, matcher
+from runtime.arguments import InputMatcher, arguments_of, forward_of, matcher
 from runtime.device_mesh import Communicators, RankMesh, current_device, join_processes, local_rank, rank_mesh
 from runtime.hyperparameters import RunningOptimizer
 from runtime.inputs import InputPieces, Inputs, LocalBatch
@@ -47,7 +47,8 @@ class TrainingStep:
         self.optimizer = RunningOptimizer(settings)
         self.steps = 0
         self.loss: float | None = None
-        self._module = module
+        self._module: nn.Module | None = module  # until its weights have been taken over
+        self._forward = forward_of(module)
         self._traced = traced
         self._built: tuple[RankStep, InputPieces, InputMatcher] | None = None
 
@@ -83,22 +84,23 @@ class TrainingStep:
         Raises PlanFileError for a plan for another model, ModelError for a model that cannot be traced or executed,
         PlannerError for one that cannot be cut into the stages of the plan.
         """
-        if self.ready:
+        if self._module is None:
             return
         names = tuple(name for name, _ in self.plan.inputs)
-        given = arguments_of(self._module, args, kwargs, names)
+        given = arguments_of(self._forward, args, kwargs, names)
         batch = self.plan.model.batch
         if batch is None:  # a file that does not say it: the example must be the one of planning
             batch = next((tensor.shape[0] for tensor in given.tensors() if tensor.dim()), 1)
         elif self._traced is None:
             given = given.samples(batch)
         graph = self._traced if self._traced is not None else trace(self._module, given.args, given.kwargs)
-        pattern = matcher(self._module, graph.inputs, given)
+        pattern = matcher(self._forward, graph.inputs, given)
         bound = bind(self.plan, graph, batch)
         rank = RankStep(self._module, bound, self.place, self.optimizer.settings)
         batched = frozenset(name for name in graph.inputs if graph.types[name].shape[:1] == (batch,))
         pieces = InputPieces(bound=bound, place=self.place, batched=batched, reads=rank.reads)
         self._built = (rank, pieces, pattern)
+        self._module = self._traced = None
 
     @property
     def ready(self) -> bool:

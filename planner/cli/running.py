@@ -1,6 +1,7 @@
 """`plan run`: execute a plan with real processes."""
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -75,7 +76,7 @@ def _shown(as_json: bool, steps: int) -> Iterator[tuple[OnReport, OnLine]]:
 
     if as_json:
         yield write_json, lambda line: typer.echo(line, err=True)
-    elif sys.stdout.isatty():
+    elif sys.stdout.isatty() and "RANK" not in os.environ:
         with _bar(steps) as shown:
             yield shown
     else:

@@ -107,7 +107,8 @@ def run(folder: Path, rounds: int) -> int:
         ours = parallelize(built(plan).module, plan, known=known)
         steps[path.stem] = (plan, {"plan": ours, "by hand": by_hand(plan, tensor, data)})
     seconds = {name: {who: [] for who in pair} for name, (_, pair) in steps.items()}
-    losses: dict[str, dict[str, list[float]]] = {name: {who: [] for who in pair} for name, (_, pair) in steps.items()}
+    busy = {name: {who: [] for who in pair} for name, (_, pair) in steps.items()}
+    losses = {name: {who: [] for who in pair} for name, (_, pair) in steps.items()}
     for number in range(rounds + 2):
         for name, (plan, pair) in steps.items():
             (batch,) = synthetic_batches(built_example(plan), plan, number, 1)
@@ -115,17 +116,25 @@ def run(folder: Path, rounds: int) -> int:
             random.Random(number).shuffle(order)
             for who, step in order:
                 dist.barrier()
-                started = time.perf_counter()
+                started, before = time.perf_counter(), time.process_time()
                 losses[name][who].append(step(*batch.args))
                 dist.barrier()
                 if number > 1:  # the first ones are a warm-up
                     seconds[name][who].append(time.perf_counter() - started)
+                    busy[name][who].append(_of_all_ranks(time.process_time() - before))
     if dist.get_rank() == 0:
         for name in steps:
-            print(json.dumps({"pair": name, "seconds": seconds[name], "losses": losses[name]}), flush=True)
+            found = {"wall": seconds[name], "cpu": busy[name], "losses": losses[name]}
+            print(json.dumps({"pair": name, **found}), flush=True)
     dist.barrier()
     dist.destroy_process_group()
     return 0
+
+
+def _of_all_ranks(seconds: float) -> float:
+    total = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(total)
+    return float(total)
 
 
 def built_example(plan: Plan) -> BuiltModel:

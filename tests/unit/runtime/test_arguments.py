@@ -9,7 +9,7 @@ from torch import nn
 
 from planner.errors import RequestError
 from planner.graph.trace import trace
-from runtime.arguments import Arguments, arguments_of, matcher
+from runtime.arguments import Arguments, arguments_of, forward_of, matcher
 
 A, B, C = (torch.full((2, 4), value) for value in (1.0, 2.0, 3.0))
 
@@ -48,9 +48,9 @@ def test_all_forms_are_one_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             raise NotImplementedError
 
-    positional = arguments_of(Two(), args, kwargs, ("args_0", "args_1"))
+    positional = arguments_of(forward_of(Two()), args, kwargs, ("args_0", "args_1"))
     assert ([t is w for t, w in zip(positional.args, (A, B), strict=True)], positional.kwargs) == ([True, True], {})
-    keywords = arguments_of(Two(), args, kwargs, ("y", "x"))
+    keywords = arguments_of(forward_of(Two()), args, kwargs, ("y", "x"))
     assert (keywords.args, list(keywords.kwargs)) == ((), ["y", "x"])
     assert [t is w for t, w in zip(keywords.tensors(), (B, A), strict=True)] == [True, True]
 
@@ -59,14 +59,14 @@ def test_names_of_torch_bring_nested_mappings_into_order() -> None:
     planned = ((A, {"b": B, "a": [C]}), {"y": A})
     names = names_of(*planned)
     assert names == ("args_0", "args_1_b", "args_1_a_0", "y")
-    given = arguments_of(Nested(), (), {"y": A, "extra": {"a": [C], "b": B}, "x": A}, names)
+    given = arguments_of(forward_of(Nested()), (), {"y": A, "extra": {"a": [C], "b": B}, "x": A}, names)
     assert [t is w for t, w in zip(given.tensors(), (A, B, C, A), strict=True)] == [True] * 4
     assert names_of(given.args, dict(given.kwargs)) == names
 
 
 def test_a_module_that_takes_the_batch_as_one_argument_gets_it() -> None:
-    assert arguments_of(Whole(), ({"x": A},), {}, ("args_0_x",)).args == ({"x": A},)
-    assert arguments_of(Whole(), ((A, B),), {}, ("args_0_0", "args_0_1")).args == ((A, B),)
+    assert arguments_of(forward_of(Whole()), ({"x": A},), {}, ("args_0_x",)).args == ({"x": A},)
+    assert arguments_of(forward_of(Whole()), ((A, B),), {}, ("args_0_0", "args_0_1")).args == ((A, B),)
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,9 @@ def test_a_module_that_takes_the_batch_as_one_argument_gets_it() -> None:
     ids=["missing", "more", "number", "constant", "unknown"],
 )
 def test_another_structure_is_refused(kwargs: dict[str, Any], words: str) -> None:
-    module, planned = Nested(), {"x": A, "extra": {"b": B, "a": [C]}, "scale": 0.5}
+    forward, planned = forward_of(Nested()), {"x": A, "extra": {"b": B, "a": [C]}, "scale": 0.5}
     names = names_of((), planned)
-    found = matcher(module, names, arguments_of(module, (), planned, names))
+    found = matcher(forward, names, arguments_of(forward, (), planned, names))
     inputs = found.inputs((), {"scale": 0.5, "extra": {"a": [C], "b": B}, "x": A})
     assert {name: float(tensor[0, 0]) for name, tensor in inputs.items()} == {"x": 1, "extra_b": 2, "extra_a_0": 3}
     with pytest.raises(RequestError) as caught:
@@ -96,5 +96,6 @@ def test_an_example_is_cut_to_the_samples_of_planning() -> None:
     cut = batch.samples(2)
     assert [tuple(tensor.shape) for tensor in cut.tensors()] == [(2, 3), (5,)]
     assert cut.kwargs == {"flag": True}
-    with pytest.raises(RequestError, match="the example has 6 samples, the model was traced with 8; give 8 or more"):
-        batch.samples(8)
+    assert [tuple(tensor.shape) for tensor in batch.samples(8).tensors()] == [(8, 3), (5,)], "only shapes are looked at"
+    with pytest.raises(RequestError, match="no tensor with a dim for the samples"):
+        Arguments(args=(torch.zeros(()),), kwargs={}).samples(2)

@@ -1,7 +1,10 @@
 """The training step on one device: the whole path without communication, and what it refuses."""
 
+import gc
 import subprocess
 import sys
+import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,11 +106,28 @@ def test_one_device_trains_like_the_plain_module() -> None:
         torch.testing.assert_close(weight, module.get_parameter(name).detach(), rtol=1e-5, atol=1e-7)
 
 
+def test_fewer_samples_than_the_model_was_traced_with() -> None:
+    one = replace(plan(), training=replace(plan().training, global_batch=1, micro_batches=1))
+    step = runtime.parallelize(build(), one, device=CPU)
+    x, y = batch(1)
+    assert step(x, y) == pytest.approx(float(build()(x, y).detach()), rel=1e-6)
+
+
 def test_the_weights_of_the_module_are_copied() -> None:
     module = build()
     before = {name: weight.detach().clone() for name, weight in module.named_parameters()}
     runtime.parallelize(module, plan(), device=CPU)(*batch())
     assert all(torch.equal(before[name], weight) for name, weight in module.named_parameters())
+
+
+def test_a_step_does_not_keep_the_module() -> None:
+    module = build()
+    gone = weakref.ref(module)
+    step = runtime.parallelize(module, plan(), example=batch(), device=CPU)
+    del module
+    gc.collect()
+    assert gone() is None
+    step(batch())
 
 
 def test_gradients_of_the_micro_batches_add_up() -> None:
