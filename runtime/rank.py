@@ -1,5 +1,6 @@
 """One rank of a run: whatever goes wrong becomes one line, and it leaves notes for the process that started it.
 
+    NOTES/parent         the process that started all of them: a rank ends itself where that is gone
     NOTES/rank3.pid      it has started, as this process
     NOTES/rank3.at       what it does: written at every step, so its age says how long nothing has happened
     NOTES/rank3.json     why it failed: exit code and message
@@ -64,6 +65,8 @@ class _Notes:
 
     def at(self, what: str) -> None:
         if self._folder is not None:
+            if not is_alive(int((self._folder / "parent").read_text(encoding="utf-8"))):
+                os._exit(1)  # nobody is left who would read why
             self._write("at", what)
         elif self._timeout is not None:
             faulthandler.dump_traceback_later(self._timeout, exit=True)
@@ -109,3 +112,12 @@ def _place(error: Exception) -> str:
     own = [frame for frame in frames if f"{os.sep}torch{os.sep}" not in frame.filename]
     frame = (own or frames)[-1]
     return f"{frame.filename}:{frame.lineno}"
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process; one that has ended counts until its parent has noticed."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -48,6 +48,7 @@ def run_ranks(
             "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1",
             "-m", module, *arguments, "--notes", notes,
         ]  # fmt: skip
+        (Path(notes) / "parent").write_text(str(os.getpid()), encoding="utf-8")
         sys.stdout.flush()
         returned, watch = _run(command, noise, _environment(processes), on_line, Path(notes), timeout)
         if returned == 0 and watch.verdict is None:

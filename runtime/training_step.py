@@ -25,6 +25,7 @@ from runtime.device_mesh import Communicators, RankMesh, current_device, join_pr
 from runtime.hyperparameters import RunningOptimizer
 from runtime.inputs import InputPieces, Inputs, LocalBatch
 from runtime.optimizer import OptimizerSettings
+from runtime.same_batch import check_same_batch
 from runtime.step import RankStep
 
 
@@ -47,6 +48,7 @@ class TrainingStep:
         self.optimizer = RunningOptimizer(settings)
         self.steps = 0
         self.loss: float | None = None
+        self._compared = False  # whether all ranks were given the same first batch
         self._module: nn.Module | None = module  # until its weights have been taken over
         self._forward = forward_of(module)
         self._traced = traced
@@ -57,7 +59,7 @@ class TrainingStep:
 
         A batch is what the model takes: its arguments, or one tuple or mapping of them, with the samples of the whole
         global batch, the same on every rank; or what a `runtime.loader` gives. Raises RequestError for another
-        structure or other shapes.
+        structure or other shapes, and where the ranks were given different batches in the first step.
         """
         inputs = self.inputs_of(*args, **kwargs)
         self.loss = self.rank(inputs, self.optimizer.rate(self.steps))
@@ -125,9 +127,15 @@ class TrainingStep:
     def inputs_of(self, *args: Any, **kwargs: Any) -> Inputs:
         """This rank's pieces of a batch, by the number of the micro-batch."""
         if len(args) == 1 and isinstance(args[0], LocalBatch):
-            return self.pieces.of_local(args[0])
-        self.prepare(*args, **kwargs)
-        return self.pieces.of_whole(self.matcher.inputs(args, kwargs))
+            pieces, whole = self.pieces.of_local(args[0]), None
+        else:
+            self.prepare(*args, **kwargs)
+            given = self.matcher.inputs(args, kwargs)
+            pieces, whole = self.pieces.of_whole(given), given.values()
+        if not self._compared:
+            check_same_batch(whole, self.place.device)
+            self._compared = True
+        return pieces
 
     @property
     def _known(self) -> tuple[RankStep, InputPieces, InputMatcher]:

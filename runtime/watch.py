@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from runtime.breakdown import standstill
+from runtime.rank import is_alive
 
 _GRACE = 2.0  # seconds between the first failure and the end of all ranks
 _LOOK = 0.1  # seconds between two looks
@@ -70,7 +71,7 @@ class Watch:
     def _over(self) -> bool:
         if self._stopped.is_set() or any(self._notes.glob("rank*.json")):
             return True
-        if any(not _alive(pid) and not self.has(rank, "done") for rank, pid in self.pids().items()):
+        if any(not is_alive(pid) and not self.has(rank, "done") for rank, pid in self.pids().items()):
             return True
         for note in self._notes.glob("rank*.at"):
             with contextlib.suppress(FileNotFoundError):
@@ -83,7 +84,7 @@ class Watch:
     def _kill_ranks(self) -> None:
         """Each rank is the leader of a session, so its group has all that it started."""
         for rank, pid in self.pids().items():
-            if _alive(pid):
+            if is_alive(pid):
                 self.killed.add(rank)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
@@ -118,11 +119,3 @@ class Watch:
     def _trace(self, rank: int) -> str:
         path = self._notes / f"rank{rank}.trace"
         return path.read_text(encoding="utf-8") if path.exists() else ""
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

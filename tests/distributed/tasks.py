@@ -296,7 +296,7 @@ def refusal(case: str) -> tuple[str, str]:
     mesh = plans.mesh_of(2, 1) if case == "world" else plans.mesh_of(2, 2)
     plan = plans.random_plan("llama", mesh, 0, stages=(1, 1) if case == "stages" else ())
     model = "gpt" if case == "fingerprint" else "llama"
-    batch = plans.batch(samples=3) if case == "batch" else plans.batch()
+    batch = plans.batch(samples=3) if case == "batch" else plans.batch(seed=dist.get_rank() if case == "ranks" else 0)
     try:
         step = parallelize(plans.build(model), plan, traced=plans.traced(model), device=CPU, known=known())
         step(*batch)

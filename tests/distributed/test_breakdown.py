@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -186,6 +187,20 @@ def test_whoever_stops_the_run_stops_its_ranks(folder: Path, number: signal.Sign
     run.send_signal(number)
     code, _ = ended(run, folder, case, GONE)
     assert code == 128 + number
+
+
+@pytest.mark.thorough
+def test_ranks_end_where_nobody_is_left_who_started_them(folder: Path) -> None:
+    case = "orphans"
+    run = start(folder, case, "--steps", "100000")
+    assert run.stdout is not None
+    assert run.stdout.readline().startswith("step")
+    run.kill()
+    run.wait()
+    deadline = time.monotonic() + GONE
+    while left(folder, case) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert left(folder, case) == []
 
 
 def test_a_killed_rank_is_named_though_another_one_does_not_listen(folder: Path) -> None:
