@@ -65,11 +65,15 @@ class _Notes:
 
     def at(self, what: str) -> None:
         if self._folder is not None:
-            if not is_alive(int((self._folder / "parent").read_text(encoding="utf-8"))):
-                os._exit(1)  # nobody is left who would read why
+            self._end_with_the_parent(self._folder / "parent")
             self._write("at", what)
         elif self._timeout is not None:
             faulthandler.dump_traceback_later(self._timeout, exit=True)
+
+    def _end_with_the_parent(self, note: Path) -> None:
+        """End this process where the one that started it has gone: nobody is left who would read why."""
+        if not note.exists() or not is_alive(int(note.read_text(encoding="utf-8"))):
+            os._exit(1)
 
     def fail(self, code: int, message: str) -> None:
         if self._folder is not None:
@@ -86,8 +90,8 @@ class _Notes:
     def _write(self, kind: str, text: str) -> None:
         """A note is whole or not there."""
         part = self._path(f"{kind}.part")
-        part.write_text(text, encoding="utf-8")
         with contextlib.suppress(FileNotFoundError):  # the one who reads it has gone
+            part.write_text(text, encoding="utf-8")
             part.replace(self._path(kind))
 
     def _path(self, kind: str) -> Path:

@@ -114,6 +114,7 @@ def test_a_dataset_is_read_whole_or_in_pieces_alike(
     assert len({step.loss for step in own}) == 3
 
 
+@pytest.mark.thorough
 def test_json_is_one_object_per_step_and_a_summary(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     save_plan(plan_for("llama-tiny", 8), path)
