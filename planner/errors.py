@@ -8,11 +8,13 @@
     ├── PlanFileError           a plan file that is truncated, of another version, for another graph, ...
     ├── RequestError            an option or a combination of options that cannot be planned
     ├── AuditError              the runtime does something that an audit cannot judge
+    ├── RunError                a run that broke down: a rank failed, was killed, or does nothing
     ├── InfeasibleError         nothing fits into the memory of the devices
     └── NonFiniteError          a loss or a gradient of a training step is NaN or infinite
 
-A message says what was asked, the numbers that clash, where, and what to do. The command line turns each into one
-line and the exit code `exit_code`: 2 for bad input, 3 where nothing fits, 4 where training has broken down.
+A message says what was asked, the numbers that clash, where, and what to do. The command line turns each into one line
+and the exit code `exit_code`: 1 for a run that broke down, 2 for bad input, 3 where nothing fits, 4 where a loss is not
+finite.
 """
 
 import difflib
@@ -51,6 +53,14 @@ class RequestError(PlannerError):
 
 class AuditError(PlannerError):
     """The runtime does something that an audit cannot judge."""
+
+
+class RunError(PlannerError):
+    """A run that broke down; `exit_code` is that of the rank which failed first."""
+
+    def __init__(self, message: str, *, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class InfeasibleError(PlannerError):

@@ -2,8 +2,9 @@
 
     import runtime
 
-    step = runtime.parallelize(module, plan, (tokens, labels))      # on every rank, under torchrun
-    loss = step(tokens, labels)
+    step = runtime.parallelize(model, "plan.json")           # on every rank, under torchrun
+    for tokens, labels in runtime.loader(dataset, step):     # whole global batches, the same on every rank
+        loss = step(tokens, labels)
 
     for stage in runtime.audit(plan, graph, samples, cluster):      # anywhere: what it will do, and what was predicted
         assert stage.agrees
@@ -16,17 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runtime.auditing import StageAudit, audit
+    from runtime.loading import BatchLoader, loader
     from runtime.optimizer import OptimizerSettings
-    from runtime.step import TrainingStep, parallelize
+    from runtime.training_step import TrainingStep, parallelize
 
-__all__ = ["OptimizerSettings", "StageAudit", "TrainingStep", "audit", "parallelize"]
+__all__ = ["BatchLoader", "OptimizerSettings", "StageAudit", "TrainingStep", "audit", "loader", "parallelize"]
 
 _HOMES = {
+    "BatchLoader": "runtime.loading",
     "OptimizerSettings": "runtime.optimizer",
     "StageAudit": "runtime.auditing",
-    "TrainingStep": "runtime.step",
+    "TrainingStep": "runtime.training_step",
     "audit": "runtime.auditing",
-    "parallelize": "runtime.step",
+    "loader": "runtime.loading",
+    "parallelize": "runtime.training_step",
 }
 
 

@@ -22,10 +22,11 @@ from planner.plan.live_memory import live_memory
 from planner.plan.local_work import local_work
 from planner.plan.plan import Plan
 from planner.plan.predict import stage_costs
-from runtime.imitation import imitated_batch, imitated_step
+from runtime.imitation import imitated_inputs, imitated_step
+from runtime.inputs import Inputs
 from runtime.ledger import Ledger
 from runtime.live_tensors import GRADIENTS, STATES, WEIGHTS
-from runtime.step import TrainingStep
+from runtime.step import RankStep
 
 MEMORY_TOLERANCE = 0.02
 """Share of the predicted live memory by which what lives may differ."""
@@ -107,7 +108,7 @@ def audit(plan: Plan, traced: OperatorGraph, batch: int, cluster: Cluster) -> It
     for stage in range(len(plan.stages)):
         rank = stage * plan.mesh.size + plan.mesh.size // 2
         with imitated_step(few, traced, batch, rank) as step:
-            ledger = _written(step)
+            ledger = _written(step, imitated_inputs(step, traced, batch))
             yield StageAudit(
                 stage=stage,
                 rank=rank,
@@ -127,12 +128,12 @@ def _few(plan: Plan) -> Plan:
     return replace(plan, training=replace(training, micro_batches=count, global_batch=training.part * count))
 
 
-def _written(step: TrainingStep) -> Ledger:
+def _written(step: RankStep, inputs: Inputs) -> Ledger:
     """One step, after one that has made the states of the optimizer."""
     step.optimizer.step()
     ledger = Ledger()
-    batch = imitated_batch(step)
-    ledger.live.leave_out([*batch, *step.buffers.values()])
+    parts = range(step.bound.plan.training.micro_batches)
+    ledger.live.leave_out([*step.buffers.values(), *(piece for part in parts for piece in inputs(part).values())])
     for parameter in step.parameters.values():
         ledger.live.add(parameter.piece, WEIGHTS)
         if parameter.trainable:
@@ -144,7 +145,7 @@ def _written(step: TrainingStep) -> Ledger:
     ledger.live.forget_peak()
     step.observer = ledger
     with ledger:
-        step.accumulate(*batch)
+        step.accumulate(inputs)
         with ledger.updating():
             step.optimizer.step()
     return ledger
@@ -153,7 +154,7 @@ def _written(step: TrainingStep) -> Ledger:
 Key = tuple[Phase, str, str, int | None, float]
 
 
-def _emitted(ledger: Ledger, step: TrainingStep, plan: Plan) -> Counter[Key]:
+def _emitted(ledger: Ledger, step: RankStep, plan: Plan) -> Counter[Key]:
     """What a step of the whole plan sends: that of every micro-batch as often as there are."""
     axes: dict[str, int] = {group.group_name: axis for axis, group in enumerate(step.place.groups) if group is not None}
     loss = step.pipeline.neighbours.forward.group_name if step.pipeline is not None else None

@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from planner.errors import StrategyError
 from planner.plan.bind import BoundPlan
-from planner.sharding.layout import REPLICATE, Layout, format_layout, local_shape, replicated
+from planner.sharding.layout import REPLICATE, Layout, format_layout, local_shape
 from planner.sharding.rule import strategy_names
 from runtime.agreement import Finding, Moment, first_of_all
 from runtime.device_mesh import RankMesh, stage_line
@@ -71,17 +71,6 @@ class LayoutCheck:
     _again: dict[Moment, torch.Tensor] = field(default_factory=dict)
     _hooked: set[Moment] = field(default_factory=set)
     _faults: list[Finding] = field(default_factory=list)
-
-    def inputs(self, given: Mapping[str, torch.Tensor]) -> None:
-        """The inputs of the global batch, of which every rank must have been given the same."""
-        for place, (name, tensor) in enumerate(given.items()):
-            self.note(
-                (_BESIDE, 0, place, 0),
-                tensor,
-                f"input '{name}'",
-                "the ranks were given different data",
-                replicated(len(self.place.mesh.axes)),
-            )
 
     def weights(self, parameters: Mapping[str, LocalParameter]) -> None:
         """The weights as they are stored."""

@@ -1,15 +1,120 @@
-"""Synthetic batches: the same on every rank, for the same seed and step.
+"""The batches of a run: drawn, or read from a dataset that a factory of the user's makes.
 
-Integers are drawn below the vocabulary where it is known, else from the values of the example; floating point
-values are standard normal. Only shapes, types and ranges are realistic: a model can learn nothing from them but the
-bias of its output.
+Synthetic batches are the same on every rank, for the same seed and step. Integers are drawn below the vocabulary where
+it is known, else from the values of the example; floating point values are standard normal. Only shapes, types and
+ranges are realistic: a model can learn nothing from them but the bias of its output.
 """
 
-from collections.abc import Sequence
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset, IterableDataset, default_collate
+
+from planner.errors import RequestError, unknown_name
+from planner.models.zoo import BuiltModel
+from planner.plan.plan import Plan
+from runtime.arguments import Arguments
+from runtime.loading import BatchLoader, loader
+from runtime.run_settings import RunSettings
+from runtime.training_step import TrainingStep
 
 _SEED_STRIDE = 1_000_003  # a prime: seeds and steps do not meet in one stream below it
+
+
+def synthetic_batches(built: BuiltModel, plan: Plan, seed: int, steps: int) -> Iterator[Arguments]:
+    """Global batches like the example of a model."""
+    example = Arguments(args=tuple(built.args), kwargs=built.kwargs)
+    for number in range(steps):
+        drawn = synthetic_batch(
+            example.tensors(),
+            batch=built.batch,
+            samples=plan.training.global_batch,
+            vocabulary=built.vocabulary,
+            seed=seed,
+            step=number,
+        )
+        yield example.with_tensors(drawn)
+
+
+def dataset_batches(
+    settings: RunSettings, step: TrainingStep, *, dtype: str, whole: bool
+) -> Iterator[tuple[Arguments, Arguments | None]]:
+    """What this rank reads for each step of a run, and with `whole` the whole batches, where the rank reads less.
+
+    Floating point values become `dtype`, as those of the example did. Raises RequestError for a factory that gives no
+    dataset, and at once for a dataset that is too short, where that can be known.
+    """
+    assert settings.data is not None
+    dataset = load_dataset(settings.data)
+    own = _opened(dataset, settings, step, dtype, full_batch=settings.full_batch)
+    read = own.steps(settings.steps)
+    if not whole or own.own is None:
+        return ((given, given) for given in map(_one, read))
+    full = _opened(dataset, settings, step.plan, dtype, full_batch=True).steps(settings.steps)
+    return zip(map(_one, read), map(_one, full), strict=True)
+
+
+def _opened(
+    dataset: Dataset[Any], settings: RunSettings, step: TrainingStep | Plan, dtype: str, *, full_batch: bool
+) -> BatchLoader:
+    return loader(
+        dataset,
+        step,
+        shuffle=settings.shuffle,
+        seed=settings.seed,
+        full_batch=full_batch,
+        workers=settings.workers,
+        collate=_Converting(getattr(torch, dtype)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Converting:
+    """torch's collation, after which floating point values get a dtype. Workers are sent it."""
+
+    dtype: torch.dtype
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return pytree.tree_map(self._converted, default_collate(samples))
+
+    def _converted(self, leaf: Any) -> Any:
+        return leaf.to(self.dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+
+def _one(batch: Any) -> Arguments:
+    return Arguments(args=(batch,), kwargs={})
+
+
+def load_dataset(reference: str) -> Dataset[Any]:
+    """The dataset that `package.module:factory` makes, from the import path or the current folder. Raises
+    RequestError."""
+    path, _, name = reference.partition(":")
+    if not name or "/" in path or path.endswith(".py"):
+        raise RequestError(f"--data {reference}: write package.module:factory, with dots and without .py")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(path)
+    except Exception as error:  # whatever a module of the user's does
+        raise RequestError(f"--data {reference}: cannot import '{path}': {type(error).__name__}: {error}") from error
+    factory: Callable[[], Any] | None = getattr(module, name, None)
+    if not callable(factory):
+        public = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+        raise RequestError(unknown_name(f"factory in {path}", name, public))
+    try:
+        dataset = factory()
+    except Exception as error:
+        raise RequestError(f"--data {reference} raised {type(error).__name__}: {error}") from error
+    if not (isinstance(dataset, IterableDataset) or hasattr(dataset, "__getitem__")):
+        raise RequestError(f"--data {reference} must return a dataset; it returned {type(dataset).__name__}")
+    return dataset  # type: ignore[no-any-return]
 
 
 def synthetic_batch(

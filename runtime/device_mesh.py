@@ -8,6 +8,7 @@ The device is the accelerator that torch finds, else the CPU; the backend (gloo,
 torch has registered for that type of device. Nothing here names a vendor.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -48,18 +49,47 @@ class RankMesh:
 
 
 def current_device(local_rank: int = 0) -> torch.device:
-    """The device of the process with this number on its node."""
+    """The device of the process with this number on its node. Raises RequestError where there are fewer accelerators
+    than processes; processes on a CPU share it."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
         return torch.device("cpu")
-    return torch.device(accelerator.type, local_rank % torch.accelerator.device_count())
+    count = torch.accelerator.device_count()
+    if local_rank >= count:
+        raise RequestError(
+            f"process {local_rank} of this machine has no device: there are {count} of type {accelerator.type}, one for"
+            " each process; start the others on more nodes with torchrun --nnodes ... --nproc-per-node ... -m runtime"
+            " PLAN, or plan for fewer devices"
+        )
+    return torch.device(accelerator.type, local_rank)
 
 
 def start_processes(device: torch.device) -> None:
-    """Join the default process group that the environment (torchrun) describes, with the backend of the device."""
+    """Join the default process group that the environment (torchrun) describes, with the backend of the device. Raises
+    RequestError where the port of the first process is taken."""
     if device.type != "cpu":
         torch.accelerator.set_device_index(device)
-    dist.init_process_group(dist.get_default_backend_for_device(device))
+    try:
+        dist.init_process_group(dist.get_default_backend_for_device(device))
+    except dist.DistNetworkError as error:
+        found = re.search(r"EADDRINUSE.*?port[^0-9]*([0-9]+)|port[^0-9]*([0-9]+)[^\n]*EADDRINUSE", str(error))
+        if found is None:
+            raise
+        raise RequestError(
+            f"port {found[1] or found[2]} of MASTER_PORT is in use on this machine; choose another one, or let torchrun"
+            " choose: --rdzv-backend c10d --rdzv-endpoint HOST:0"
+        ) from error
+
+
+def join_processes(device: torch.device) -> None:
+    """`start_processes`, where torchrun started this process and nobody has joined yet."""
+    if dist.is_torchelastic_launched() and not dist.is_initialized():
+        start_processes(device)
+
+
+def local_rank() -> int:
+    """Number of this process on its node; 0 where nothing says otherwise."""
+    return dist.get_node_local_rank(fallback_rank=0)
 
 
 class Communicators:

@@ -21,12 +21,13 @@ from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.bind import bind
 from planner.plan.plan import Plan
 from runtime.device_mesh import rank_mesh
+from runtime.inputs import InputPieces, Inputs
 from runtime.optimizer import OptimizerSettings
-from runtime.step import TrainingStep
+from runtime.step import RankStep
 
 
 @contextmanager
-def imitated_step(plan: Plan, traced: OperatorGraph, batch: int, rank: int) -> Iterator[TrainingStep]:
+def imitated_step(plan: Plan, traced: OperatorGraph, batch: int, rank: int) -> Iterator[RankStep]:
     """The training step of one rank of `plan`, on fake tensors, inside of the modes that make them so.
 
     `traced` is the graph of the plan's model on `batch` samples. Raises RequestError where this process is part of a
@@ -41,11 +42,8 @@ def imitated_step(plan: Plan, traced: OperatorGraph, batch: int, rank: int) -> I
     try:
         with FakeTensorMode():
             place = rank_mesh(plan.mesh, torch.device("cpu"), plan.pipeline)
-            batched = frozenset(name for name in traced.inputs if traced.types[name].shape[:1] == (batch,))
             bound = bind(plan, traced, batch)
-            step = TrainingStep(
-                _Imitation(bound.graph), bound, place, OptimizerSettings(), batched, check_layouts=False
-            )
+            step = RankStep(_Imitation(bound.graph), bound, place, OptimizerSettings(), check_layouts=False)
             if step.pipeline is not None:
                 step.pipeline.has_gone = lambda _: True  # the fake backend waits for nothing, and never says so
             yield step
@@ -53,15 +51,15 @@ def imitated_step(plan: Plan, traced: OperatorGraph, batch: int, rank: int) -> I
         dist.destroy_process_group()
 
 
-def imitated_batch(step: TrainingStep) -> list[torch.Tensor]:
-    """A global batch without data, for a step that is imitated; inside of its modes."""
+def imitated_inputs(step: RankStep, traced: OperatorGraph, batch: int) -> Inputs:
+    """This rank's pieces of a global batch without data, for a step that is imitated; inside of its modes."""
     graph, samples = step.bound.graph, step.bound.plan.training.global_batch
-    return [
-        _like(replace(graph.types[name], shape=(samples, *graph.types[name].shape[1:])))
-        if name in step.batched
-        else _like(graph.types[name])
-        for name in graph.inputs
-    ]
+    batched = frozenset(name for name in traced.inputs if traced.types[name].shape[:1] == (batch,))
+    given = {
+        name: _like(replace(tensor, shape=(samples, *tensor.shape[1:])) if name in batched else tensor)
+        for name, tensor in ((name, graph.types[name]) for name in graph.inputs)
+    }
+    return InputPieces(bound=step.bound, place=step.place, batched=batched, reads=step.reads).of_whole(given)
 
 
 class _Imitation(nn.Module):

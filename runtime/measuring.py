@@ -2,11 +2,11 @@
 
     measure ── torch.distributed.run ──┬─ rank 0: prints a line per case, writes the measurements
                                        ├─ rank 1
-                                       └─ ...            a Ctrl-C ends all of them, as in `runtime.launch`
+                                       └─ ...            a Ctrl-C ends all of them, see `runtime.ranks`
 
 All ranks time the same case at the same time, because that is how a step runs: what they share (memory, caches, cores
 where there are more processes than cores) is shared while it is measured. On a CPU each has cores / processes threads,
-one at least, as `runtime.launch` gives the ranks of a plan. So a profile describes a rank among so many, not the whole
+one at least, as `runtime.ranks` gives the ranks of a plan. So a profile describes a rank among so many, not the whole
 machine.
 
 A case is called for some windows of fixed length after a warm-up. A window counts its whole length over its calls: with
@@ -42,10 +42,11 @@ from planner.errors import RequestError
 from planner.plan.file import write_atomically
 from planner.plan.plan import PLANNER_VERSION
 from runtime.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
-from runtime.device_mesh import current_device, start_processes
-from runtime.launch import be_a_rank, run_ranks
+from runtime.device_mesh import current_device, local_rank, start_processes
 from runtime.microbenchmarks import Call, cases
-from runtime.step import local_rank
+from runtime.rank import be_a_rank
+from runtime.ranks import run_ranks
+from runtime.this_machine import device_name, resident_bytes
 
 _SLOWEST = 2.0  # seconds of one call: slower ones are timed once
 
@@ -88,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--effort", choices=tuple(EFFORTS), default="usual")
     parser.add_argument("--notes")
     given = parser.parse_args(arguments)
-    return be_a_rank(lambda: _measure(given.path, EFFORTS[given.effort]), given.notes)
+    return be_a_rank(lambda at: _measure(given.path, EFFORTS[given.effort]), given.notes)
 
 
 def _measure(path: Path, effort: Effort) -> int:
@@ -259,18 +260,17 @@ def _machine(device: torch.device) -> MeasuredMachine:
     world = dist.get_world_size()
     if device.type == "cpu":
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / world
-        reserved = _resident()
-        name, units = _processor(), int(torch.get_num_threads())
+        reserved = resident_bytes()
+        units = int(torch.get_num_threads())
     else:
         module = torch.get_device_module(device)
         torch.zeros(1, device=device)
         free, total = module.mem_get_info(device)
         reserved = float(total - free)
         properties = module.get_device_properties(device)
-        name = str(module.get_device_name(device))
         units = int(getattr(properties, "multi_processor_count", 0) or getattr(properties, "cube_core_num", 1))
     return MeasuredMachine(
-        name=name,
+        name=device_name(device),
         device_type=cast(DeviceType, device.type),
         backend=dist.get_backend(),
         processes=world,
@@ -282,28 +282,12 @@ def _machine(device: torch.device) -> MeasuredMachine:
     )
 
 
-def _processor() -> str:
-    """The processor as the system calls it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{named[0] if named else platform.machine()}, {os.cpu_count()} cores"
-
-
-def _resident() -> float:
-    """Peak resident bytes of this process so far."""
-    import resource
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
-
-
 def _slack(device: torch.device) -> float:
     """By which share tensors of many sizes take more memory than their bytes."""
     sizes = [1_000 * (3 + 7 * (number % 60)) for number in range(200)]
-    before = _resident() if device.type == "cpu" else float(torch.accelerator.memory_reserved(device))
+    before = resident_bytes() if device.type == "cpu" else float(torch.accelerator.memory_reserved(device))
     kept = [torch.ones(size, device=device) for size in sizes]
-    taken = (_resident() if device.type == "cpu" else float(torch.accelerator.memory_reserved(device))) - before
+    taken = (resident_bytes() if device.type == "cpu" else float(torch.accelerator.memory_reserved(device))) - before
     return max(0.0, taken / sum(tensor.nbytes for tensor in kept) - 1.0)
 
 

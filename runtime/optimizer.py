@@ -64,6 +64,12 @@ def make_optimizer(name: str, weights: Sequence[torch.Tensor], settings: Optimiz
     return OPTIMIZERS[name](weights, settings)
 
 
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """The learning rate of all that an optimizer updates, from its next step on."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Master:
     """This rank's piece of a weight in the layout of the state, and whether it is a view of the kept weight."""
@@ -91,6 +97,11 @@ class ShardedOptimizer:
         kept = self._optimizer.state.values() if self._optimizer is not None else ()
         moments = [value for state in kept for value in state.values() if isinstance(value, torch.Tensor)]
         return (*masters, *(moment for moment in moments if moment.dim()))
+
+    def set_learning_rate(self, rate: float) -> None:
+        """The learning rate from the next step on."""
+        if self._optimizer is not None:
+            set_learning_rate(self._optimizer, rate)
 
     @torch.no_grad()
     def step(self) -> None:

@@ -1,7 +1,4 @@
-"""The training step that a plan describes.
-
-    step = parallelize(module, plan, (tokens, labels))
-    loss = step(tokens, labels)              # the whole global batch, the same on every rank
+"""One rank's share of the training step that a plan describes.
 
 With pipeline stages a rank computes its stage of every micro-batch in the 1F1B order (see `runtime.pipeline`).
 One step: for each micro-batch take this rank's part of the inputs, run forward and backward, and add up gradients;
@@ -11,32 +8,31 @@ the losses of the micro-batches.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
-from planner.errors import RequestError
-from planner.graph.operator_graph import OperatorGraph
-from planner.graph.trace import trace
-from planner.plan.bind import BoundPlan, bind
-from planner.plan.plan import Plan
+from planner.plan.bind import BoundPlan
 from planner.plan.stage_cut import cut_stage
 from runtime.checking import LayoutCheck
-from runtime.device_mesh import Communicators, RankMesh, current_device, rank_mesh
+from runtime.device_mesh import RankMesh
 from runtime.executor import Executor, build_executor
 from runtime.finiteness import FiniteWatch, check_gradients, explain
+from runtime.inputs import Inputs
 from runtime.observer import Observer
 from runtime.optimizer import OptimizerSettings, ShardedOptimizer
 from runtime.parameters import local_parameters, unused_parameters, whole_buffers
 from runtime.pipeline import Values, build_pipeline, share_parameters
 from runtime.randomness import Draw
-from runtime.redistribute import local_piece
 
 
-class TrainingStep:
-    """One rank's share of a training step. Make it with `parallelize`; every method is collective."""
+class RankStep:
+    """What one rank computes in a step. Every method is collective.
+
+    `seed` is that of what is drawn at random while training: dropout. `check_layouts` holds for the next step, and is
+    off after it; `check_gradients` for every step. `observer` looks on at every operator.
+    """
 
     def __init__(
         self,
@@ -44,17 +40,15 @@ class TrainingStep:
         bound: BoundPlan,
         place: RankMesh,
         settings: OptimizerSettings,
-        batched: frozenset[str],
         seed: int = 0,
         check_layouts: bool = True,
     ) -> None:
         self.bound = bound
-        self.seed = seed  # of what is drawn at random while training: dropout
-        self.steps = 0  # optimizer steps that have been taken
-        self.check_layouts = check_layouts  # in the next step; then it is off again
-        self.check_gradients = False  # in every step
         self.place = place
-        self.batched = batched  # inputs whose leading dim is the samples
+        self.seed = seed
+        self.steps = 0  # optimizer steps that have been taken
+        self.check_layouts = check_layouts
+        self.check_gradients = False
         self.observer: Observer | None = None
         self.cuts = tuple(cut_stage(bound, stage) for stage in range(place.stages))
         self.cut = self.cuts[place.stage]
@@ -63,32 +57,36 @@ class TrainingStep:
         self.parameters = local_parameters(module, bound, place, held)
         self.buffers = whole_buffers(module, bound.graph, place.device)
         self.pipeline = build_pipeline(bound, place, self.cut) if place.stages > 1 else None
+        self.reads = frozenset(
+            name for at in self.cut.operators for name in bound.graph.operators[at].operands if name in bound.inputs
+        )  # inputs that an operator of this stage reads
         share_parameters(self.parameters, place, self.cuts)
         self.optimizer = ShardedOptimizer(
             bound.plan.training.optimizer, list(self.parameters.values()), settings, place
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> float:
-        """Train on one global batch, given in full on every rank as the arguments of the module; returns the mean
-        loss. Raises NonFiniteError on every rank, before the update, where it is not finite (or a gradient is not, if
-        `check_gradients` is set), and StrategyError where a tensor does not lie as the plan promises."""
-        loss = float(self.accumulate(*args, **kwargs))
+    def __call__(self, inputs: Inputs, learning_rate: float) -> float:
+        """Train on one global batch, of which `inputs` gives the pieces of this rank; returns the mean loss.
+
+        Raises NonFiniteError on every rank, before the update, where it is not finite (or a gradient is not, if
+        `check_gradients` is set), and StrategyError where a tensor does not lie as the plan promises.
+        """
+        loss = float(self.accumulate(inputs))
         if not math.isfinite(loss):
-            self._explain(loss, args, kwargs)
+            self._explain(loss, inputs)
         if self.check_gradients:
             check_gradients(self.parameters.values(), self.steps + 1, self.place.device)
+        self.optimizer.set_learning_rate(learning_rate)
         self.optimizer.step()
         self.steps += 1
         return loss
 
-    def accumulate(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def accumulate(self, inputs: Inputs) -> torch.Tensor:
         """Forward and backward of all micro-batches: adds to the gradients, changes no weight. Returns the mean
         loss."""
-        inputs = self._micro_batches(args, kwargs)
         if not self.check_layouts:
             return self._accumulate(lambda part, received: self._forward(part, {**inputs(part), **received}))
         check = LayoutCheck(bound=self.bound, place=self.place)
-        check.inputs(dict(zip(self.bound.graph.inputs, tensors_of(args, kwargs), strict=True)))
         check.weights(self.parameters)
         total = self._accumulate(
             lambda part, received: self._forward(part, {**inputs(part), **received}, check.micro_batch(part))
@@ -118,9 +116,8 @@ class TrainingStep:
             total += loss.detach().float().reshape(()) / parts
         return total
 
-    def _explain(self, loss: float, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NoReturn:
+    def _explain(self, loss: float, inputs: Inputs) -> NoReturn:
         """Find out why the loss is not finite. Collective; drops the gradients."""
-        inputs = self._micro_batches(args, kwargs)
         for parameter in self.parameters.values():
             parameter.gradient = None
 
@@ -151,90 +148,3 @@ class TrainingStep:
         cpu = {name: tensor.cpu() for name, tensor in held.items()}
         torch.distributed.all_gather_object(every, cpu, group=self.pipeline.neighbours.forward)
         return {name: tensor for stage in every for name, tensor in stage.items()}
-
-    def _micro_batches(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Callable[[int], dict[str, torch.Tensor]]:
-        """This rank's pieces of the inputs, by the number of the micro-batch."""
-        graph, training = self.bound.graph, self.bound.plan.training
-        given = dict(zip(graph.inputs, self._checked(tensors_of(args, kwargs)), strict=True))
-
-        def inputs(part: int) -> dict[str, torch.Tensor]:
-            found = {}
-            for name, tensor in given.items():
-                whole = _part(tensor, part, training.part) if name in self.batched else tensor
-                found[name] = local_piece(whole, self.bound.inputs[name], self.place).to(self.place.device)
-            return found
-
-        return inputs
-
-    def _checked(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
-        graph, training = self.bound.graph, self.bound.plan.training
-        if len(given) != len(graph.inputs):
-            raise RequestError(
-                f"the model was traced with {len(graph.inputs)} input tensors, this batch has {len(given)}"
-            )
-        for name, tensor in zip(graph.inputs, given, strict=True):
-            shape = graph.types[name].shape
-            wanted = (training.global_batch, *shape[1:]) if name in self.batched else shape
-            if tuple(tensor.shape) != wanted:
-                raise RequestError(
-                    f"input '{name}' has shape {tuple(tensor.shape)}; the plan takes {wanted}: a global batch of"
-                    f" {training.global_batch} in {training.micro_batches} micro-batches of {training.part}"
-                )
-        return given
-
-
-def parallelize(
-    module: nn.Module,
-    plan: Plan,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    batch: int | None = None,
-    traced: OperatorGraph | None = None,
-    settings: OptimizerSettings | None = None,
-    device: torch.device | None = None,
-    known: Communicators | None = None,
-    seed: int = 0,
-    check_layouts: bool = True,
-) -> TrainingStep:
-    """The training step of `plan` for `module`, whose real weights are taken over. Collective: every rank calls it.
-
-    `args` and `kwargs` are the example inputs with which the module is traced, `batch` the samples in them (by
-    default the leading dim of the first); `traced` is the graph where it is known already, `known` the process groups
-    of an earlier step. `seed`, the same on every rank, decides which elements are dropped where the model has dropout,
-    whatever the plan; with `check_layouts` the first step checks that every tensor lies as the plan promises. The
-    default process group must exist unless the plan is for one device.
-
-    Raises RequestError for a plan for another number of devices or with virtual stages, PlanFileError for a plan for
-    another model, ModelError for a model that cannot be traced or executed, PlannerError for one that cannot be cut
-    into the stages of the plan.
-    """
-    if plan.virtual_stages > 1:
-        raise RequestError(
-            f"the plan has {plan.virtual_stages} virtual stages on each pipeline rank, which cannot be executed yet;"
-            " plan with virtual_stages 1 to run it"
-        )
-    place = rank_mesh(plan.mesh, device or current_device(local_rank()), plan.pipeline, known)
-    leading = tensors_of(args, kwargs or {})[0].shape[0] if batch is None else batch
-    graph = trace(module, args, kwargs) if traced is None else traced
-    batched = frozenset(name for name in graph.inputs if graph.types[name].shape[:1] == (leading,))
-    return TrainingStep(
-        module, bind(plan, graph, leading), place, settings or OptimizerSettings(), batched, seed, check_layouts
-    )
-
-
-def tensors_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """The tensors among nested arguments, in the order in which tracing numbers them."""
-    return [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor)]
-
-
-def local_rank() -> int:
-    """Number of this process on its node; 0 where nothing says otherwise."""
-    return torch.distributed.get_node_local_rank(fallback_rank=0)
-
-
-def _part(tensor: torch.Tensor, part: int, samples: int) -> torch.Tensor:
-    """Micro-batch number `part`, of so many samples, of an input of the global batch."""
-    return tensor.narrow(0, part * samples, samples)

@@ -1,98 +1,171 @@
-"""Trains the model of a plan on synthetic data for some steps, and compares with the model unsharded.
+"""Trains the model of a plan for some steps, and compares with the model unsharded.
 
-Every rank builds the model that the plan names from the same seed, keeps its pieces, and draws the same batches.
-Rank 0 trains the plain model beside it. The losses of the two agree up to rounding; `TOLERANCE` says what that
+Every rank builds the model that the plan names from the same seed, keeps its pieces, and gets the same batches, drawn
+or read. Rank 0 trains the plain model beside it. The losses of the two agree up to rounding; `TOLERANCE` says what that
 means for a precision.
 """
 
+import statistics
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch.utils import _pytree as pytree
+import torch.distributed as dist
 
 from planner.models.zoo import BuiltModel, build_model
 from planner.plan.plan import PRECISIONS, Plan
-from runtime.data import synthetic_batch
-from runtime.device_mesh import current_device
+from runtime.arguments import Arguments
+from runtime.data import dataset_batches, synthetic_batches
+from runtime.device_mesh import RankMesh, current_device, local_rank
 from runtime.optimizer import OptimizerSettings
+from runtime.progress import Report, RunSummary, StepReport
 from runtime.randomness import dropping
-from runtime.step import local_rank, parallelize, tensors_of
+from runtime.rank import At
+from runtime.run_settings import RunSettings
+from runtime.this_machine import elsewhere, peak_memory
+from runtime.training_step import TrainingStep, parallelize
 from runtime.unsharded import UnshardedStep
 
 TOLERANCE: Mapping[str, float] = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 5e-3}
 """Largest relative difference of a loss that counts as equal. Assumed, not derived: float32 sums in another order
 differ by about 1e-6 at first and drift with the steps; 16-bit activations carry 8 (bf16) or 11 (fp16) bits."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepReport:
-    """One optimizer step: its number from 1, its loss, and that of the unsharded model (None where that is not run)."""
-
-    step: int
-    loss: float
-    unsharded: float | None
-
-    @property
-    def difference(self) -> float:
-        """Relative difference of the two losses; NaN in either is infinitely different."""
-        if self.unsharded is None:
-            return 0.0
-        relative = abs(self.loss - self.unsharded) / max(abs(self.unsharded), 1e-12)
-        return relative if relative == relative else float("inf")
+_WARM_UP = 2  # steps whose times do not count
 
 
 def train(
-    plan: Plan, *, steps: int, seed: int, check: bool, settings: OptimizerSettings | None = None
-) -> Iterator[StepReport]:
-    """Reports of `steps` training steps, one by one. Collective. `check` runs the unsharded model on rank 0.
+    plan: Plan, settings: RunSettings, at: At = lambda what: None, optimizer: OptimizerSettings | None = None
+) -> Iterator[Report]:
+    """Reports of the training steps, one by one, and the summary. Collective. `at` is told what comes next.
 
-    Raises PlannerError where the plan cannot be executed (see `runtime.step.parallelize`).
+    Raises PlannerError where the plan cannot be executed (see `runtime.parallelize`) or the data does not suffice.
     """
-    chosen = settings or OptimizerSettings()
     device = current_device(local_rank())
-    built = _build(plan, seed)
-    step = parallelize(
-        built.module, plan, built.args, built.kwargs, batch=built.batch, settings=chosen, device=device, seed=seed
-    )
-    plain = None
-    if check and step.place.rank == 0 and step.place.stage == 0:
-        names = step.bound.graph.inputs
-        batched = frozenset(number for number, name in enumerate(names) if name in step.batched)
-        plain = UnshardedStep(
-            built.module.to(device), plan.training, chosen, batched, dropping=dropping(step.bound.graph), seed=seed
-        )
-    examples = tensors_of(built.args, built.kwargs)
-    for number in range(steps):
-        batch = synthetic_batch(
-            examples,
-            batch=built.batch,
-            samples=plan.training.global_batch,
-            vocabulary=built.vocabulary,
-            seed=seed,
-            step=number,
-        )
-        args, kwargs = _arguments(built, [tensor.to(device) for tensor in batch])
-        loss = step(*args, **kwargs)
-        yield StepReport(step=number + 1, loss=loss, unsharded=None if plain is None else plain(args, kwargs))
+    at("building the model")
+    built = _build(plan, settings)
+    at("tracing the model and building the step")
+    step = parallelize(built.module, plan, optimizer=optimizer, device=device, seed=settings.seed)
+    step.prepare(*built.args, **built.kwargs)
+    run = _Run(plan=plan, settings=settings, step=step, plain=_plain(built, step, settings, device))
+    at("opening the data")
+    batches = _batches(built, step, settings)
+    seconds, worst = [], 0.0
+    for number, (call, whole) in enumerate(batches, start=1):
+        at(f"step {number}")
+        report = run.step_report(number, call, whole)
+        seconds.append(report.seconds)
+        worst = max(worst, report.difference)
+        yield report
+        at(f"reading the batch of step {number + 1}" if number < settings.steps else "summing up")
+    yield run.summary(seconds, worst if settings.check else None)
 
 
-def _build(plan: Plan, seed: int) -> BuiltModel:
+def _build(plan: Plan, settings: RunSettings) -> BuiltModel:
     """The model on the CPU: the same weights on every rank."""
-    torch.manual_seed(seed)
+    torch.manual_seed(settings.seed)
     return build_model(
-        plan.model.reference,
+        settings.model or plan.model.reference,
         dtype=PRECISIONS[plan.training.precision],
         device="cpu",
-        sequence_length=plan.model.sequence_length,
+        sequence_length=None if settings.model is not None and ":" in settings.model else plan.model.sequence_length,
     )
 
 
-def _arguments(built: BuiltModel, tensors: list[torch.Tensor]) -> tuple[tuple[object, ...], dict[str, object]]:
-    """The example arguments with these tensors in place of theirs."""
-    leaves, spec = pytree.tree_flatten((built.args, dict(built.kwargs)))
-    rest = iter(tensors)
-    args, kwargs = pytree.tree_unflatten(
-        [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec
+def _plain(built: BuiltModel, step: TrainingStep, settings: RunSettings, device: torch.device) -> UnshardedStep | None:
+    """The unsharded model, on the first rank where it is asked for."""
+    if not (settings.check and _is_first(step.place)):
+        return None
+    pieces = step.pieces
+    batched = frozenset(number for number, name in enumerate(step.matcher.names) if name in pieces.batched)
+    return UnshardedStep(
+        built.module.to(device),
+        step.plan.training,
+        step.optimizer.settings,
+        batched,
+        dropping=dropping(step.rank.bound.graph),
+        seed=settings.seed,
     )
-    return tuple(args), dict(kwargs)
+
+
+def _is_first(place: RankMesh) -> bool:
+    return place.rank == 0 and place.stage == 0
+
+
+def _batches(
+    built: BuiltModel, step: TrainingStep, settings: RunSettings
+) -> Iterator[tuple[Arguments, Arguments | None]]:
+    """For each step what this rank is given, and the whole batch where the unsharded model needs it."""
+    if settings.data is None:
+        return ((batch, batch) for batch in synthetic_batches(built, step.plan, settings.seed, settings.steps))
+    wanted = settings.check and _is_first(step.place)
+    dtype = PRECISIONS[step.plan.training.precision]
+    return dataset_batches(settings, step, dtype=dtype, whole=wanted)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """What the reports are made from."""
+
+    plan: Plan
+    settings: RunSettings
+    step: TrainingStep
+    plain: UnshardedStep | None
+
+    def step_report(self, number: int, call: Arguments, whole: Arguments | None) -> StepReport:
+        if self.settings.check and dist.is_initialized():
+            dist.barrier()  # the others are ahead of the rank that runs two models
+        started = time.perf_counter()
+        loss = self.step(*call.args, **call.kwargs)
+        seconds = time.perf_counter() - started
+        samples = self.plan.training.global_batch
+        length = self.plan.model.sequence_length
+        return StepReport(
+            step=number,
+            steps=self.settings.steps,
+            loss=loss,
+            unsharded=None if self.plain is None or whole is None else self._unsharded(self.plain, whole),
+            seconds=seconds,
+            samples=samples,
+            tokens=None if length is None else samples * length,
+        )
+
+    def _unsharded(self, plain: UnshardedStep, whole: Arguments) -> float:
+        device, matcher = self.step.place.device, self.step.matcher
+        given = matcher.arguments(whole.args, whole.kwargs)
+        moved = given.with_tensors([tensor.to(device) for tensor in given.tensors()])
+        return plain(moved.args, moved.kwargs)
+
+    def summary(self, seconds: list[float], worst: float | None) -> RunSummary:
+        plan, device = self.plan, self.step.place.device
+        length, counted = plan.model.sequence_length, seconds[_WARM_UP:]
+        kind, peaks = _peaks(device)
+        return RunSummary(
+            steps=len(seconds),
+            data="synthetic, there is nothing to learn" if self.settings.data is None else self.settings.data,
+            seconds=statistics.median(counted) if counted else None,
+            samples=plan.training.global_batch,
+            tokens=None if length is None else plan.training.global_batch * length,
+            predicted_seconds=plan.prediction.step_seconds,
+            low_seconds=plan.prediction.low_seconds,
+            high_seconds=plan.prediction.high_seconds,
+            profile=plan.cluster.machine,
+            elsewhere=elsewhere(plan.cluster, device),
+            peak_bytes=peaks,
+            peak_kind=kind,
+            predicted_peak_bytes=plan.prediction.peak_bytes,
+            precision=plan.training.precision,
+            difference=worst,
+            tolerance=TOLERANCE[plan.training.precision],
+        )
+
+
+def _peaks(device: torch.device) -> tuple[str, tuple[float, ...]]:
+    """Peak memory of every rank. Collective."""
+    kind, own = peak_memory(device)
+    if not dist.is_initialized():
+        return kind, (own,)
+    found = torch.zeros(dist.get_world_size(), dtype=torch.float64, device=device)
+    found[dist.get_rank()] = own
+    dist.all_reduce(found)
+    return kind, tuple(found.tolist())

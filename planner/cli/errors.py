@@ -9,9 +9,12 @@ import typer
 
 from costmodels import CostModelError
 from hardware_profiles import HardwareProfileError
-from planner.errors import InfeasibleError, PlannerError
+from planner.errors import InfeasibleError, PlannerError, RunError
 
 OUTPUT_SCHEMA_VERSION = 2  # of everything that --json prints, results and errors
+
+
+_KINDS = {"infeasible": InfeasibleError, "run broke down": RunError}
 
 
 @contextlib.contextmanager
@@ -21,7 +24,7 @@ def reporting(as_json: bool = False) -> Iterator[None]:
         yield
     except (PlannerError, HardwareProfileError, CostModelError) as error:
         code = error.exit_code if isinstance(error, PlannerError) else PlannerError.exit_code
-        kind = "infeasible" if isinstance(error, InfeasibleError) else "bad input"
+        kind = next((kind for kind, errors in _KINDS.items() if isinstance(error, errors)), "bad input")
         _say(kind, _one_line(str(error)), as_json)
         raise typer.Exit(code) from error
     except KeyboardInterrupt as error:

@@ -80,7 +80,8 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
     """Trace the model and say what is to be searched."""
     from planner.cli.tracing import traced
     from planner.models.zoo import build_model
-    from planner.plan.plan import PRECISIONS, ModelReference
+    from planner.plan.outline import model_reference
+    from planner.plan.plan import PRECISIONS
     from planner.search.api import SAMPLES_PER_DEVICE
     from planner.search.request import SearchRequest
 
@@ -96,12 +97,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
     return SearchRequest(
         graph=graph,
         batch=model.batch,
-        model=ModelReference(
-            reference=options.model,
-            sequence_length=model.sequence_length,
-            parameters=graph.parameter_count(),
-            fingerprint=graph.fingerprint(),
-        ),
+        model=model_reference(graph, name=options.model, sequence_length=model.sequence_length, batch=model.batch),
         cluster=cluster,
         global_batch=options.global_batch or SAMPLES_PER_DEVICE * options.device_count,
         precision=precision,

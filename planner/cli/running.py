@@ -1,26 +1,113 @@
 """`plan run`: execute a plan with real processes."""
 
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from planner.cli.errors import reporting
 
+if TYPE_CHECKING:
+    from runtime.progress import Report
+
 
 def run(
     plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
     steps: Annotated[int, typer.Option(help="Optimizer steps.", min=1)] = 5,
-    seed: Annotated[int, typer.Option(help="Seed of the weights and the synthetic data.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the weights, the synthetic data and the order.")] = 0,
     check: Annotated[bool, typer.Option(help="Also run the unsharded model and compare the losses.")] = True,
+    model: Annotated[
+        str | None, typer.Option(help="[bold]package.module:factory[/bold], where the plan does not name the model.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="[bold]package.module:factory[/bold] of a dataset whose items are what the model takes, one sample"
+            " each; synthetic data where not given."
+        ),
+    ] = None,
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="Shuffle the samples of --data.")] = False,
+    full_batch: Annotated[
+        bool,
+        typer.Option(
+            "--full-batch/--own-samples",
+            help="Every rank reads the whole batch of --data, or only the samples of its pieces.",
+        ),
+    ] = True,
+    workers: Annotated[int, typer.Option(help="Processes that read --data, per rank.", min=0)] = 0,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds without progress of any rank after which the run is ended.")
+    ] = 600.0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per step and a summary on stdout.")] = False,
 ) -> None:
     """Execute a plan with real processes and compare the losses with those of the unsharded model.
 
-    One process per device (torchrun underneath), synthetic data.
+    One process per device (torchrun underneath), or one rank of them where torchrun has started it on several nodes.
 
     [bold]plan run tiny.json --steps 5[/bold]
+
+    [bold]plan run tiny.json --steps 100 --data package.module:dataset --shuffle --no-check[/bold]
     """
     from runtime.launch import launch
+    from runtime.run_settings import RunSettings
 
-    with reporting():
-        raise typer.Exit(launch(plan_file, steps=steps, seed=seed, check=check))
+    settings = RunSettings(
+        steps=steps, seed=seed, check=check, model=model, data=data, shuffle=shuffle, full_batch=full_batch,
+        workers=workers, timeout=timeout,
+    )  # fmt: skip
+    with reporting(as_json), _shown(as_json, steps) as (on_report, on_line):
+        code = launch(plan_file, settings, on_report, on_line)
+    raise typer.Exit(code)
+
+
+OnReport = Callable[["Report"], None]
+OnLine = Callable[[str], None]
+
+
+@contextlib.contextmanager
+def _shown(as_json: bool, steps: int) -> Iterator[tuple[OnReport, OnLine]]:
+    """How reports and all other lines of the ranks are shown: JSON on a clean stdout, a bar on a terminal, else plain
+    lines."""
+    from runtime.launch import write_json, write_text
+
+    if as_json:
+        yield write_json, lambda line: typer.echo(line, err=True)
+    elif sys.stdout.isatty() and "RANK" not in os.environ:
+        with _bar(steps) as shown:
+            yield shown
+    else:
+        yield write_text, typer.echo
+
+
+@contextlib.contextmanager
+def _bar(steps: int) -> Iterator[tuple[OnReport, OnLine]]:
+    """A bar with the last step beside it; the summary below."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from runtime.progress import StepReport
+
+    console = Console(highlight=False)
+    columns = (
+        TextColumn("step"),
+        MofNCompleteColumn(),
+        BarColumn(20),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("starting the processes", total=steps)
+
+        def on_report(report: "Report") -> None:
+            if isinstance(report, StepReport):
+                progress.update(task, completed=report.step, description=report.text().partition("   ")[2])
+            else:
+                progress.stop()
+                for line in report.lines():
+                    console.print(line, markup=False, soft_wrap=True)
+
+        yield on_report, lambda line: console.print(line, markup=False, soft_wrap=True)

@@ -181,6 +181,17 @@ class OperatorGraph:
         """Number of trainable and frozen parameters; tied weights count once."""
         return sum(self.types[parameter.name].numel for parameter in self.parameters)
 
+    def content_of(self, op: Operator) -> list[object]:
+        """All that decides whether an operator is the same as one of another graph, for JSON: name, call, types of its
+        results."""
+        return [
+            op.name,
+            op.op,
+            _argument_json(op.arguments),
+            [[key, _argument_json(value)] for key, value in op.keywords],
+            [name and _type_json(self.types[name]) for name in op.results],
+        ]
+
     def fingerprint(self) -> str:
         """A digest of all that decides whether a plan for one graph is a plan for another: operators, types,
         parameters."""
@@ -190,16 +201,7 @@ class OperatorGraph:
             "parameters": [
                 [p.name, p.trainable, list(p.aliases), _type_json(self.types[p.name])] for p in self.parameters
             ],
-            "operators": [
-                [
-                    op.name,
-                    op.op,
-                    _argument_json(op.arguments),
-                    [[key, _argument_json(value)] for key, value in op.keywords],
-                    [name and _type_json(self.types[name]) for name in op.results],
-                ]
-                for op in self.operators
-            ],
+            "operators": [self.content_of(op) for op in self.operators],
             "loss": self.loss,
         }
         text = json.dumps(content, separators=(",", ":"), sort_keys=True)

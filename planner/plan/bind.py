@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from planner.errors import LayoutError, PlanFileError, StrategyError, unknown_name
 from planner.graph.blocks import BlockRun, block_parameters, find_blocks, share_values
 from planner.graph.operator_graph import Operator, OperatorGraph
+from planner.plan.outline import difference
 from planner.plan.plan import RECOMPUTATION, Group, Plan
 from planner.plan.uniform import uniform_blocks
 from planner.pricing.keeping import keeping_fault
@@ -81,7 +82,7 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
         raise PlanFileError(
             f"the plan is for another graph of {plan.model.reference}: it has the fingerprint "
             f"{plan.model.fingerprint[:19]}..., this model has"
-            f" {found[:19]}...; the model changed since the plan was made, so plan it again"
+            f" {found[:19]}...: {difference(plan, traced)}; the model changed since the plan was made, so plan it again"
         )
     prepared, blocks = prepare(traced)
     graph = rescale_batch(prepared, batch, plan.training.part)

@@ -24,6 +24,7 @@ from planner.plan.plan import (
     ClusterReference,
     Group,
     ModelReference,
+    Outline,
     Plan,
     Prediction,
     Provenance,
@@ -45,11 +46,19 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
+class _Outline(_Strict):
+    inputs: dict[str, str]
+    parameters: dict[str, str]
+    operators: str
+
+
 class _Model(_Strict):
     reference: str
     sequence_length: Count | None
     parameters: Annotated[int, Field(ge=0)]
     fingerprint: str
+    batch: Count | None = None
+    outline: _Outline | None = None
 
 
 class _Training(_Strict):
@@ -142,7 +151,7 @@ def dump_plan(plan: Plan) -> str:
     """The text of a plan file. The same plan gives the same bytes."""
     content = {
         "schema_version": plan.schema_version,
-        "model": _fields(plan.model),
+        "model": _model_content(plan.model),
         "training": _fields(plan.training),
         "cluster": _cluster_content(plan.cluster),
         "mesh": [_fields(axis) for axis in plan.mesh.axes],
@@ -164,6 +173,17 @@ def dump_plan(plan: Plan) -> str:
 
 def _fields(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__slots__}
+
+
+def _model_content(model: ModelReference) -> dict[str, Any]:
+    """Nothing is said of what files older than that have not."""
+    content = {name: value for name, value in _fields(model).items() if value is not None or name == "sequence_length"}
+    if model.outline is not None:
+        outline = model.outline
+        content["outline"] = {
+            "inputs": dict(outline.inputs), "parameters": dict(outline.parameters), "operators": outline.operators
+        }  # fmt: skip
+    return content
 
 
 def _cluster_content(cluster: ClusterReference) -> dict[str, Any]:
@@ -320,7 +340,7 @@ def _plan_of(file: _PlanFile) -> Plan:
     prediction = file.prediction.model_dump()
     return Plan(
         schema_version=file.schema_version,
-        model=ModelReference(**file.model.model_dump()),
+        model=_model_of(file.model),
         training=Training(**file.training.model_dump()),
         cluster=ClusterReference(**file.cluster.model_dump()),
         mesh=Mesh(axes=tuple(MeshAxis(**axis.model_dump()) for axis in file.mesh)),
@@ -339,6 +359,24 @@ def _plan_of(file: _PlanFile) -> Plan:
             }
         ),
         provenance=Provenance(**file.provenance.model_dump()),
+    )
+
+
+def _model_of(file: _Model) -> ModelReference:
+    outline = file.outline
+    return ModelReference(
+        reference=file.reference,
+        sequence_length=file.sequence_length,
+        parameters=file.parameters,
+        fingerprint=file.fingerprint,
+        batch=file.batch,
+        outline=None
+        if outline is None
+        else Outline(
+            inputs=tuple(outline.inputs.items()),
+            parameters=tuple(outline.parameters.items()),
+            operators=outline.operators,
+        ),
     )
 
 

@@ -23,13 +23,30 @@ SCHEDULES = ("1f1b", "interleaved_1f1b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """What the traced graph looks like, to say how another graph differs (`planner.plan.outline`): types of the inputs
+    and of the parameters, "float32 256x1024", with `*` for the numbers of modules that are alike; of every kind of
+    operator, in the order of the graph, four hex digits of a digest."""
+
+    inputs: tuple[tuple[str, str], ...]
+    parameters: tuple[tuple[str, str], ...]
+    operators: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReference:
-    """Which model: how to build it again, and the fingerprint of the traced graph that the plan is for."""
+    """Which model: how to build it again, and the fingerprint of the traced graph that the plan is for.
+
+    `batch` is the number of samples in the example inputs that it was traced with, on which the fingerprint depends;
+    None, as `outline`, in files that are older than that.
+    """
 
     reference: str
     sequence_length: int | None
     parameters: int
     fingerprint: str
+    batch: int | None = None
+    outline: Outline | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from typing import Any
 from hardware_profiles import Cluster, load_profile
 from planner.errors import RequestError
 from planner.graph.operator_graph import OperatorGraph
+from planner.plan.outline import model_reference
 from planner.plan.plan import PRECISIONS, ModelReference
 from planner.search.objectives import plan_for
 from planner.search.request import Objective, SearchRequest, Shard
@@ -137,7 +138,7 @@ def _traced(
     if isinstance(model, OperatorGraph):
         if batch is None:
             raise RequestError("batch: say how many samples the example inputs of the traced graph have")
-        return model, _reference("graph", None, model), batch
+        return model, model_reference(model, name="graph", sequence_length=None, batch=batch), batch
     if isinstance(model, str):
         from planner.models.zoo import build_model
 
@@ -145,7 +146,8 @@ def _traced(
             raise RequestError(f"precision '{precision}' is none of {', '.join(PRECISIONS)}")
         built = build_model(model, dtype=PRECISIONS[precision], sequence_length=sequence_length)
         graph = trace(built.module, built.args, built.kwargs)
-        return graph, _reference(model, built.sequence_length, graph), built.batch
+        reference = model_reference(graph, name=model, sequence_length=built.sequence_length, batch=built.batch)
+        return graph, reference, built.batch
     graph = trace(model, args, dict(kwargs))
     samples = batch
     if samples is None:
@@ -153,13 +155,5 @@ def _traced(
         if not tensors:
             raise RequestError("args: give example inputs with a batch dim, or say how many samples they have: batch")
         samples = int(tensors[0].shape[0])
-    return graph, _reference(type(model).__name__, None, graph), samples
-
-
-def _reference(name: str, sequence_length: int | None, graph: OperatorGraph) -> ModelReference:
-    return ModelReference(
-        reference=name,
-        sequence_length=sequence_length,
-        parameters=graph.parameter_count(),
-        fingerprint=graph.fingerprint(),
-    )
+    name = type(model).__name__
+    return graph, model_reference(graph, name=name, sequence_length=None, batch=samples), samples

@@ -24,8 +24,8 @@ from hardware_profiles import load_measurements
 from planner.plan.file import save_plan
 from planner.plan.plan import Plan
 from planner.search.space import Pinned
-from runtime.launch import run_ranks
 from runtime.measuring import measure
+from runtime.ranks import run_ranks
 
 HERE = Path(__file__).resolve().parent
 DOCUMENT = HERE.parents[1] / "docs" / "calibration-cpu.md"

@@ -20,9 +20,9 @@ from planner.models.zoo import build_model
 from planner.plan.file import load_plan
 from planner.plan.plan import PRECISIONS
 from runtime.data import synthetic_batch
-from runtime.device_mesh import Communicators, current_device, start_processes
-from runtime.launch import be_a_rank
-from runtime.step import local_rank, parallelize, tensors_of
+from runtime.device_mesh import Communicators, current_device, local_rank, start_processes
+from runtime.rank import be_a_rank
+from runtime.training_step import parallelize
 
 
 def steps_of(folder: Path) -> dict[str, Callable[[], float]]:
@@ -37,11 +37,9 @@ def steps_of(folder: Path) -> dict[str, Callable[[], float]]:
         dtype = PRECISIONS[plan.training.precision]
         built = build_model(model.reference, dtype=dtype, device="cpu", sequence_length=model.sequence_length)
         graph = graph or trace(built.module, built.args, built.kwargs)
-        step = parallelize(
-            built.module, plan, built.args, built.kwargs, batch=built.batch, traced=graph, device=device, known=known
-        )
+        step = parallelize(built.module, plan, traced=graph, device=device, known=known)
         batch = synthetic_batch(
-            tensors_of(built.args, built.kwargs), batch=built.batch, samples=plan.training.global_batch,
+            [*built.args, *built.kwargs.values()], batch=built.batch, samples=plan.training.global_batch,
             vocabulary=built.vocabulary, seed=0, step=0,
         )  # fmt: skip
         steps[name] = lambda step=step, batch=batch: step(*batch)  # type: ignore[misc]
@@ -78,7 +76,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--notes")
     given = parser.parse_args()
-    return be_a_rank(lambda: run(given.folder, given.rounds), given.notes)
+    return be_a_rank(lambda at: run(given.folder, given.rounds), given.notes)
 
 
 if __name__ == "__main__":

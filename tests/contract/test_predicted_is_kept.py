@@ -22,7 +22,7 @@ from planner.graph.trace import trace
 from planner.plan.bind import BoundPlan, bind
 from planner.plan.plan import Plan
 from planner.plan.predict import stage_costs
-from runtime.step import TrainingStep
+from runtime.training_step import TrainingStep
 from tests.contract.one_rank import one_rank
 from tests.distributed import plans
 
@@ -60,12 +60,12 @@ class Made(TorchDispatchMode):
 def kept(step: TrainingStep) -> int:
     """Bytes alive after the forward pass of the first micro-batch, what the stage has received included."""
     batch = plans.batch()
-    inputs = step._micro_batches(batch, {})(0)
-    arrivals = step.pipeline.arrivals if step.pipeline is not None else ()
+    inputs = step.inputs_of(*batch)(0)
+    arrivals = step.rank.pipeline.arrivals if step.rank.pipeline is not None else ()
     received = {a.name: torch.zeros(a.shape, dtype=a.dtype, requires_grad=a.differentiable) for a in arrivals}
-    pieces = [parameter.piece for parameter in step.parameters.values()]
-    with Made([*pieces, *step.buffers.values(), *batch, *inputs.values(), *received.values()]) as made:
-        results = step.executor(step.parameters, step.buffers, {**inputs, **received})
+    pieces = [parameter.piece for parameter in step.rank.parameters.values()]
+    with Made([*pieces, *step.rank.buffers.values(), *batch, *inputs.values(), *received.values()]) as made:
+        results = step.rank.executor(step.rank.parameters, step.rank.buffers, {**inputs, **received})
         results = {name: torch.autograd.graph.get_gradient_edge(value) for name, value in results.items()}
         return made.alive() + sum(value.nbytes for value in received.values())
 
@@ -182,11 +182,11 @@ def test_weights_gradients_and_states(kind: str | int, dtype: torch.dtype, optim
     plan = replace(plan, training=replace(plan.training, precision={4: "fp32", 2: "bf16"}[dtype.itemsize]))
     with one_rank("llama", plan, graph, dtype=dtype) as (step, _):
         step.accumulate(*plans.batch())
-        held = [parameter.piece for parameter in step.parameters.values()]
-        gradients = [parameter.local_gradient() for parameter in step.parameters.values()]
-        step.optimizer.step()
-        masters = [master.weight for master in step.optimizer._masters]
-        moments = [value for state in step.optimizer._optimizer.state.values() for value in state.values()]
+        held = [parameter.piece for parameter in step.rank.parameters.values()]
+        gradients = [parameter.local_gradient() for parameter in step.rank.parameters.values()]
+        step.rank.optimizer.step()
+        masters = [master.weight for master in step.rank.optimizer._masters]
+        moments = [value for state in step.rank.optimizer._optimizer.state.values() for value in state.values()]
         states = [tensor for tensor in (*masters, *moments) if isinstance(tensor, torch.Tensor) and tensor.dim()]
     weights = {tensor.untyped_storage()._cdata for tensor in held}
     found = [

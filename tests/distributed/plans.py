@@ -14,10 +14,10 @@ from planner.graph.trace import trace
 from planner.models.gpt import GPT, GPTConfig
 from planner.models.llama import Llama, LlamaConfig
 from planner.plan.bind import prepare
+from planner.plan.outline import model_reference
 from planner.plan.plan import (
     ClusterReference,
     Group,
-    ModelReference,
     Plan,
     Prediction,
     Provenance,
@@ -224,9 +224,7 @@ def make_plan(
         for block, (operators, parameters) in found.items()
     )
     return Plan(
-        model=ModelReference(
-            reference=model, sequence_length=SEQUENCE, parameters=1, fingerprint=original.fingerprint()
-        ),
+        model=model_reference(original, name=model, sequence_length=SEQUENCE, batch=samples),
         training=Training(
             global_batch=BATCH, micro_batches=micro_batches, precision="fp32", optimizer=optimizer
         ),

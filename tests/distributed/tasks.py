@@ -21,7 +21,7 @@ from runtime.optimizer import OptimizerSettings
 from runtime.randomness import Draw, dropping
 from runtime.redistribute import convert, local_piece, transfer
 from runtime.same_dropout import SameDropout
-from runtime.step import TrainingStep, parallelize
+from runtime.training_step import TrainingStep, parallelize
 
 CPU = torch.device("cpu")
 
@@ -54,9 +54,8 @@ def build_step(model: str, plan: Plan, settings: OptimizerSettings | None = None
     return parallelize(
         plans.build(model),
         plan,
-        plans.batch(),
+        optimizer=settings,
         traced=plans.traced(model),
-        settings=settings,
         device=CPU,
         known=known(),
         seed=SEED,
@@ -118,8 +117,8 @@ def pipelined(
         whole = step.full_gradients()
         assert whole.keys() == gradients.keys()
         errors.append(max(abs(found - loss) / abs(loss), *(relative(whole[n], gradients[n]) for n in gradients)))
-        assert step.pipeline is not None
-        turns = [(turn.kind, turn.micro_batch) for turn in step.pipeline.turns]
+        assert step.rank.pipeline is not None
+        turns = [(turn.kind, turn.micro_batch) for turn in step.rank.pipeline.turns]
     return errors, turns
 
 
@@ -179,7 +178,7 @@ def half_precision(micro_batches: int) -> tuple[float, bool]:
     plan = plans.hand_plan("zero1", "llama", plans.mesh_of(4), graph=graph)
     settings = OptimizerSettings(learning_rate=1e-2)
     step = parallelize(
-        plans.build("llama").bfloat16(), plan, plans.batch(), traced=graph, settings=settings, device=CPU, known=known()
+        plans.build("llama").bfloat16(), plan, traced=graph, optimizer=settings, device=CPU, known=known()
     )
     plain = UnshardedStep(plans.build("llama").bfloat16(), plan.training, settings, frozenset({0, 1}))
     worst = 0.0
@@ -219,13 +218,14 @@ def communication(kind: str, sizes: tuple[int, ...], recomputation: str) -> dict
     """Collectives of one micro-batch, forward and backward, and of the update, under a hand-made plan of a Llama."""
     plan = plans.hand_plan(kind, "llama", plans.mesh_of(*sizes), recomputation=recomputation, kept=KEPT)
     step = build_step("llama", plan)
-    inputs = step._micro_batches(plans.batch(), {})(0)
+    inputs = step.inputs_of(*plans.batch())(0)
+    rank = step.rank
     with Counted() as forward:
-        loss = step.executor(step.parameters, step.buffers, inputs)[step.bound.graph.loss]
+        loss = rank.executor(rank.parameters, rank.buffers, inputs)[rank.bound.graph.loss]
     with Counted() as backward:
         loss.backward()
     with Counted() as update:
-        step.optimizer.step()
+        rank.optimizer.step()
     return {"forward": dict(forward), "backward": dict(backward), "update": dict(update)}
 
 
@@ -245,7 +245,7 @@ def cross_entropy(reduction: str, label_smoothing: float, dtype: torch.dtype) ->
     worst = 0.0
     for number in range(16):
         plan = plans.random_plan("loss", mesh, number, graph=graph)
-        step = parallelize(build(), plan, (targets,), batch=plans.BATCH, traced=graph, device=CPU, known=known())
+        step = parallelize(build(), plan, traced=graph, device=CPU, known=known())
         found = step.accumulate(targets)
         gradient = step.full_gradients()["logits_NV"]
         worst = max(worst, relative(found, loss.detach().float()), relative(gradient, plain.logits_NV.grad.float()))
@@ -304,11 +304,9 @@ def refusal(case: str) -> tuple[str, str]:
     mesh = plans.mesh_of(2, 1) if case == "world" else plans.mesh_of(2, 2)
     plan = plans.random_plan("llama", mesh, 0, stages=(1, 1) if case == "stages" else ())
     model = "gpt" if case == "fingerprint" else "llama"
-    batch = plans.batch(samples=3) if case == "batch" else plans.batch()
+    batch = plans.batch(samples=3) if case == "batch" else plans.batch(seed=dist.get_rank() if case == "ranks" else 0)
     try:
-        step = parallelize(
-            plans.build(model), plan, plans.batch(), traced=plans.traced(model), device=CPU, known=known()
-        )
+        step = parallelize(plans.build(model), plan, traced=plans.traced(model), device=CPU, known=known())
         step(*batch)
     except PlannerError as error:
         return type(error).__name__, str(error)
@@ -336,9 +334,8 @@ def train_dropping() -> tuple[float, list[float]]:
         step = parallelize(
             plans.build("dropping"),
             plan,
-            plans.batch(),
             traced=graph,
-            settings=settings,
+            optimizer=settings,
             device=CPU,
             known=known(),
             seed=seed,

@@ -20,7 +20,7 @@ from planner.sharding.rule import FactorKind, Rule, Strategy
 from planner.sharding.rules.spec import RuleSpec
 from runtime import local_ops
 from runtime.optimizer import OptimizerSettings
-from runtime.step import TrainingStep, parallelize
+from runtime.training_step import TrainingStep, parallelize
 
 
 def reductions(sizes: list[int]) -> list[int]:
@@ -42,7 +42,7 @@ def healthy(model: str, sizes: tuple[int, ...], seeds: list[int], settings: dict
     for seed in seeds:
         step = build_step(model, plans.random_plan(model, plans.mesh_of(*sizes), seed, kept=KEPT, **settings))
         found.append(refusal(step))
-        assert not step.check_layouts or found[-1]
+        assert not step.rank.check_layouts or found[-1]
     return [message for message in found if message]
 
 
@@ -100,17 +100,10 @@ def wrong_rule() -> str:
                 "largest", plans.mesh_of(2, 2), choose, plans.store_zero1, plans.load_samples, graph=graph
             )
             torch.manual_seed(0)
-            step = parallelize(Largest(), plan, plans.batch(), traced=graph, device=CPU, known=known())
+            step = parallelize(Largest(), plan, traced=graph, device=CPU, known=known())
             return refusal(step)
         finally:
             rules._build.cache_clear()
-
-
-def other_data(kind: str, stages: tuple[int, ...]) -> str:
-    """One rank is given another batch."""
-    sizes = (4,) if not stages else (4 // len(stages),)
-    step = build_step("llama", plans.hand_plan(kind, "llama", plans.mesh_of(*sizes), stages=stages))
-    return refusal(step, plans.batch(seed=int(dist.get_rank() == 2)))
 
 
 def other_weights(kind: str) -> str:
@@ -120,7 +113,7 @@ def other_weights(kind: str) -> str:
         with torch.no_grad():
             dict(module.named_parameters())["model.layers.1.self_attn.q_proj.weight"][-1, -1] += 1e-3
     plan = plans.hand_plan(kind, "llama", plans.mesh_of(2, 2))
-    step = parallelize(module, plan, plans.batch(), traced=plans.traced("llama"), device=CPU, known=known())
+    step = parallelize(module, plan, traced=plans.traced("llama"), device=CPU, known=known())
     return refusal(step)
 
 
@@ -131,7 +124,7 @@ def other_shared_weight() -> str:
         with torch.no_grad():
             module.wte.weight[-1, -1] += 1e-3
     plan = plans.hand_plan("zero1", "gpt4", plans.mesh_of(1), stages=(1, 1, 1, 1))
-    step = parallelize(module, plan, plans.batch(), traced=plans.traced("gpt4"), device=CPU, known=known())
+    step = parallelize(module, plan, traced=plans.traced("gpt4"), device=CPU, known=known())
     return refusal(step)
 
 
@@ -243,7 +236,13 @@ def fragile_step(dtype: torch.dtype, sizes: tuple[int, ...], seed: int, **settin
     graph = trace(module, example)
     plan = plans.random_plan("fragile", plans.mesh_of(*sizes), seed, graph=graph, **settings)
     return parallelize(
-        module, plan, example, traced=graph, settings=OptimizerSettings(learning_rate=1e-4), device=CPU, known=known()
+        module,
+        plan,
+        example=example,
+        traced=graph,
+        optimizer=OptimizerSettings(learning_rate=1e-4),
+        device=CPU,
+        known=known(),
     )
 
 
@@ -252,12 +251,12 @@ def breakdown(dtype: torch.dtype, offset: float, sizes: tuple[int, ...], seed: i
     step = fragile_step(dtype, sizes, seed, **settings)
     for _ in range(2):
         step(*fragile_batch(dtype, 0.0))
-    before = {name: parameter.piece.detach().clone() for name, parameter in step.parameters.items()}
+    before = {name: parameter.piece.detach().clone() for name, parameter in step.rank.parameters.items()}
     try:
         step(*fragile_batch(dtype, offset))
     except NonFiniteError as error:
-        assert all(parameter.piece.equal(before[name]) for name, parameter in step.parameters.items())
-        assert all(parameter.gradient is None for parameter in step.parameters.values())
+        assert all(parameter.piece.equal(before[name]) for name, parameter in step.rank.parameters.items())
+        assert all(parameter.gradient is None for parameter in step.rank.parameters.values())
         assert step(*fragile_batch(dtype, 0.0)) > 0, "a good batch trains on"
         return str(error)
     return ""
@@ -267,7 +266,7 @@ def broken_weight(sizes: tuple[int, ...], seed: int, settings: dict[str, object]
     """One element of a weight becomes NaN between two steps, on the ranks that hold it."""
     step = fragile_step(torch.float32, sizes, seed, **settings)
     step(*fragile_batch(torch.float32, 0.0))
-    weight = step.parameters.get("blocks.1.linear.weight")
+    weight = step.rank.parameters.get("blocks.1.linear.weight")
     if weight is not None:
         whole = weight.whole(step.place)
         with torch.no_grad():
@@ -282,11 +281,11 @@ def broken_weight(sizes: tuple[int, ...], seed: int, settings: dict[str, object]
 def broken_gradient(check: bool, sizes: tuple[int, ...], seed: int, settings: dict[str, object]) -> tuple[int, str]:
     """The gradient of a square root at zero is infinite; the loss is not. The step that is refused, and why."""
     step = fragile_step(torch.float32, sizes, seed, **settings)
-    step.check_gradients = check
+    step.rank.check_gradients = check
     for number in range(1, 5):
-        if number == 2 and "blocks.0.root" in step.parameters:
+        if number == 2 and "blocks.0.root" in step.rank.parameters:
             with torch.no_grad():
-                step.parameters["blocks.0.root"].piece.zero_()
+                step.rank.parameters["blocks.0.root"].piece.zero_()
         try:
             step(*fragile_batch(torch.float32, 0.0))
         except PlannerError as error:

@@ -37,14 +37,6 @@ def test_a_wrong_rule_is_named(pool) -> None:
     assert all(word in message for word in [*words, "the rule of aten.amax.default is wrong"]), message
 
 
-@pytest.mark.parametrize(("kind", "stages"), [("zero3", ()), ("zero1", (1, 1))], ids=str)
-def test_other_data_on_one_rank_is_named(pool, kind: str, stages: tuple[int, ...]) -> None:
-    message = same(pool.run("tasks_checking", "other_data", kind, stages))
-    assert "input 'args_0' lies as R" in message, message
-    assert "rank 2 has sum" in message, message
-    assert "given different data" in message, message
-
-
 @pytest.mark.parametrize("kind", ["zero1", "megatron"])
 def test_another_weight_on_one_rank_is_named(pool, kind: str) -> None:
     message = same(pool.run("tasks_checking", "other_weights", kind))

@@ -9,6 +9,7 @@ import pytest
         ("stages", "RequestError", ["for 8 devices", "2 stages", "4 processes run"]),
         ("world", "RequestError", ["for 2 devices", "4 processes run"]),
         ("fingerprint", "PlanFileError", ["another graph", "fingerprint"]),
+        ("ranks", "RequestError", ["the ranks were given different batches", "runtime.loader"]),
         ("batch", "RequestError", ["(3, 8)", "(4, 8)", "global batch of 4"]),
     ],
 )

@@ -1,12 +1,9 @@
-"""`python -m runtime`: real torchrun processes on loopback."""
+"""`python -m runtime` and `launch`: real torchrun processes on loopback, on good days."""
 
-import contextlib
 import importlib.util
-import os
-import signal
+import json
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +15,8 @@ from planner.models.zoo import build_model
 from planner.plan.file import save_plan
 from planner.plan.plan import Plan
 from runtime.launch import launch
+from runtime.progress import Report, RunSummary, StepReport
+from runtime.run_settings import RunSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,7 +31,7 @@ def _plans() -> ModuleType:
     return module
 
 
-def _plan(reference: str, sequence_length: int | None) -> Plan:
+def plan_for(reference: str, sequence_length: int | None) -> Plan:
     plans = _plans()
     built = build_model(reference, dtype="float32", device="cpu", sequence_length=sequence_length)
     graph = trace(built.module, built.args, built.kwargs)
@@ -40,122 +39,128 @@ def _plan(reference: str, sequence_length: int | None) -> Plan:
     return replace(plan, model=replace(plan.model, sequence_length=sequence_length))
 
 
-def test_the_plan_agrees_with_the_unsharded_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def reports_of(path: Path, **settings: object) -> tuple[int, list[StepReport], RunSummary]:
+    """Exit code and reports of a run."""
+    found: list[Report] = []
+    code = launch(path, RunSettings(**settings), found.append)  # type: ignore[arg-type]
+    *steps, summary = found
+    assert isinstance(summary, RunSummary)
+    assert all(isinstance(step, StepReport) for step in steps)
+    return code, steps, summary  # type: ignore[return-value]
+
+
+def test_the_plan_agrees_with_the_unsharded_model(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    save_plan(_plan("llama-tiny", 8), path)
-    code = launch(path, steps=3)
-    out, err = capfd.readouterr()
-    assert code == 0, out + err
-    lines = out.splitlines()
-    assert [line.split()[:2] for line in lines[:3]] == [["step", "1"], ["step", "2"], ["step", "3"]]
-    assert "agrees with the unsharded model" in lines[3]
-    assert err == ""
+    save_plan(plan_for("llama-tiny", 8), path)
+    code, steps, summary = reports_of(path, steps=3)
+    assert code == 0
+    assert [step.step for step in steps] == [1, 2, 3]
+    assert all(step.difference < 1e-4 and step.tokens == 32 for step in steps)
+    assert summary.agrees
+    assert summary.seconds == steps[2].seconds, "the first two do not count"
+    assert len(summary.peak_bytes) == 2
+    assert min(summary.peak_bytes) > 0
+    assert "plan calibrate" in summary.elsewhere, "the shipped profile describes no machine in particular"
 
 
-def test_an_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    plan = _plan("llama-tiny", 8)
-    save_plan(replace(plan, model=replace(plan.model, fingerprint="sha256:" + "0" * 64)), path)
-    done = subprocess.run(
-        [sys.executable, "-m", "runtime", str(path)], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("error: the plan is for another graph")
-    assert len(done.stderr.splitlines()) == 1
-
-
-FACTORY = """
-import os
-
+MODULE = """
 import torch
+from torch.utils.data import Dataset
+
 
 class Square(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.randn(4, 4))
 
-    def forward(self, x):
-        return (x @ self.weight).pow(2).mean()
+    def forward(self, x, scale):
+        return ((x @ self.weight) * scale).pow(2).mean()
+
 
 def make():
-    if os.environ.get("RANK") == "1":
-        raise OSError("the disk of rank 1 is broken")
-    return Square(), (torch.randn(2, 4),)
+    return Square(), (torch.randn(2, 4),), {"scale": torch.randn(2, 4)}
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return 13
+
+    def __getitem__(self, number):
+        return {"scale": torch.rand(4), "x": torch.full((4,), 1.0 + number)}
+
+
+def rows():
+    print("the dataset is open", flush=True)
+    return Rows()
 """
 
 
-def test_one_failing_rank_ends_the_others(
+def test_a_dataset_is_read_whole_or_in_pieces_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "squares.py").write_text(FACTORY)
+    """Mappings in another order, values drawn by the dataset, shuffled, with a worker."""
+    (tmp_path / "squares.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    save_plan(_plan("squares:make", None), tmp_path / "plan.json")
-    start = time.monotonic()
-    assert launch(tmp_path / "plan.json", steps=1) == 2
-    assert time.monotonic() - start < 60
-    assert capfd.readouterr().err == "error: the factory squares:make raised OSError: the disk of rank 1 is broken\n"
+    save_plan(plan_for("squares:make", None), tmp_path / "plan.json")
+    settings = {"steps": 3, "data": "squares:rows", "shuffle": True}
+    code, whole, summary = reports_of(tmp_path / "plan.json", **settings)
+    assert code == 0
+    assert summary.data == "squares:rows"
+    assert "the dataset is open" in capfd.readouterr().out
+    code, own, _ = reports_of(tmp_path / "plan.json", full_batch=False, workers=1, **settings)
+    assert code == 0
+    assert [step.loss for step in own] == [step.loss for step in whole]
+    assert len({step.loss for step in own}) == 3
 
 
-def test_floating_point_inputs_are_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "healthy.py").write_text(FACTORY.replace('== "1"', '== "never"'))
+@pytest.mark.thorough
+def test_json_is_one_object_per_step_and_a_summary(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    save_plan(plan_for("llama-tiny", 8), path)
+    command = [sys.executable, "-m", "planner.cli.main", "run", str(path), "--steps", "1", "--no-check", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    step, summary = map(json.loads, done.stdout.splitlines())
+    assert (step["event"], step["step"], step["unsharded"]) == ("step", 1, None)
+    assert (summary["event"], summary["seconds"], summary["agrees"]) == ("summary", None, None)
+
+
+SCRIPT = """
+import sys
+
+import torch
+import torch.distributed as dist
+
+import runtime
+import squares
+
+torch.manual_seed(0)
+model, *_ = squares.make()
+step = runtime.parallelize(model, "plan.json")
+data = runtime.loader(squares.Rows(), step, shuffle=True, full_batch=sys.argv[1] == "whole")
+losses = [step(batch) for batch in data]
+if dist.get_rank() == 0:
+    print(losses, flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.thorough
+def test_a_script_under_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It joins the processes by itself, and reads as it likes."""
+    (tmp_path / "squares.py").write_text(MODULE)
+    (tmp_path / "script.py").write_text(SCRIPT)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    save_plan(_plan("healthy:make", None), tmp_path / "plan.json")
-    assert launch(tmp_path / "plan.json", steps=2, check=False) == 0
-    assert "unsharded" not in capfd.readouterr().out
-
-
-def _processes_of(path: Path) -> list[int]:
-    """Processes whose command line names this plan."""
+    save_plan(plan_for("squares:make", None), tmp_path / "plan.json")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
+               "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", "script.py"]  # fmt: skip
     found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if str(path).encode() in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-    return found
-
-
-def _started(path: Path) -> "subprocess.Popen[str]":
-    """A long run that has made its first step."""
-    command = [sys.executable, "-m", "runtime", str(path), "--steps", "100000", "--no-check"]
-    run = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert run.stdout is not None
-    assert run.stdout.readline().startswith("step")
-    return run
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_whoever_stops_the_run_stops_its_ranks(tmp_path: Path, number: signal.Signals) -> None:
-    path = tmp_path / "plan.json"
-    save_plan(_plan("llama-tiny", 8), path)
-    run = _started(path)
-    run.send_signal(number)
-    run.communicate(timeout=60)
-    assert run.returncode not in (None, 0)
-    deadline = time.monotonic() + 15
-    while _processes_of(path) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert _processes_of(path) == []
-
-
-def test_a_killed_rank_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    save_plan(_plan("llama-tiny", 8), path)
-    run = _started(path)
-    by_rank = {}
-    for process in _processes_of(path):
-        with contextlib.suppress(OSError):
-            environment = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-            by_rank.update({word[5:]: process for word in environment if word.startswith(b"RANK=")})
-    os.kill(by_rank[b"1"], signal.SIGKILL)
-    _, err = run.communicate(timeout=90)
-    assert run.returncode == 1
-    assert err.startswith("error: rank 1 was ended by SIGKILL")
-    assert len(err.splitlines()) == 1
+    for how in ("whole", "own"):
+        done = subprocess.run([*command, how], capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stdout))
+    assert found[0] == found[1]
+    assert len(found[0]) == 3

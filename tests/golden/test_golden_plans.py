@@ -14,7 +14,8 @@ from hardware_profiles import load_profile
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
 from planner.plan.file import dump_plan, load_plan, parse_plan, save_plan
-from planner.plan.plan import PRECISIONS, ModelReference
+from planner.plan.outline import model_reference
+from planner.plan.plan import PRECISIONS
 from planner.plan.repricing import repriced
 from planner.plan.verify import verify
 from planner.search.request import SearchRequest
@@ -37,12 +38,7 @@ def request_of(name: str) -> SearchRequest:
     return SearchRequest(
         graph=graph,
         batch=built.batch,
-        model=ModelReference(
-            reference=model,
-            sequence_length=built.sequence_length,
-            parameters=graph.parameter_count(),
-            fingerprint=graph.fingerprint(),
-        ),
+        model=model_reference(graph, name=model, sequence_length=built.sequence_length, batch=built.batch),
         cluster=load_profile(profile).with_devices(devices),
         global_batch=global_batch,
         precision=precision,

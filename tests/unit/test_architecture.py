@@ -46,6 +46,7 @@ HOMES = {
         "planner.pricing",
         "planner.search",
         "planner.sharding.redistribute",
+        "runtime.loading",  # datasets draw from numpy's generator
     ),
     "ortools": ("planner.search.solvers",),
     "pydantic": ("hardware_profiles", "planner.plan"),

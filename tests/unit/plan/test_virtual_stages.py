@@ -12,7 +12,7 @@ from planner.plan.bind import bind
 from planner.plan.plan import Plan
 from planner.plan.predict import StageCost, predict, stage_costs, tied_seconds, transfer_seconds
 from planner.plan.step import rank_seconds
-from runtime.step import parallelize
+from runtime.training_step import parallelize
 from tests.distributed import plans
 
 PARTS = 2
@@ -141,4 +141,4 @@ def test_the_step_is_that_of_the_interleaved_schedule() -> None:
 
 def test_the_runtime_refuses_them() -> None:
     with pytest.raises(RequestError, match=r"2 virtual stages on each pipeline rank, which cannot be executed yet"):
-        parallelize(plans.build("llama4"), dealt(plain("llama4")), plans.batch(), traced=plans.traced("llama4"))
+        parallelize(plans.build("llama4"), dealt(plain("llama4")), traced=plans.traced("llama4"))

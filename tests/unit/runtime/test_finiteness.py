@@ -8,7 +8,7 @@ from torch import nn
 
 from planner.errors import NonFiniteError
 from planner.graph.trace import trace
-from runtime.step import TrainingStep, parallelize
+from runtime.training_step import TrainingStep, parallelize
 from tests.distributed import plans
 
 Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -41,7 +41,7 @@ def step_of(function: Function) -> TrainingStep:
         graph=graph,
         samples=4,
     )
-    return parallelize(module, plan, x, traced=graph, device=torch.device("cpu"))
+    return parallelize(module, plan, example=x, traced=graph, device=torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_the_first_operator_is_named_and_infinities_on_purpose_are_not(function:
     with pytest.raises(NonFiniteError, match=rf"the loss of step 1 is (nan|inf): in micro-batch 0 {words}"):
         step(torch.ones(4, 8))
     assert step.steps == 0
-    assert step.parameters["weight"].piece.equal(torch.ones(8))
+    assert step.rank.parameters["weight"].piece.equal(torch.ones(8))
 
 
 def test_what_is_given_is_named() -> None:
@@ -74,7 +74,7 @@ def test_what_is_given_is_named() -> None:
     step = step_of(lambda x, w: x * w)
     step(torch.ones(4, 8))
     with torch.no_grad():
-        step.parameters["weight"].piece[3] = torch.inf
+        step.rank.parameters["weight"].piece[3] = torch.inf
     with pytest.raises(
         NonFiniteError, match=r"parameter 'weight' holds 1 infinite .* since step 2: the update of step 1"
     ):
@@ -90,9 +90,9 @@ def test_what_does_not_come_again_is_said_to(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_gradients_are_looked_at_where_that_is_asked_for() -> None:
     step = step_of(lambda x, w: torch.sqrt(x * w - 1))
-    step.check_gradients = True
+    step.rank.check_gradients = True
     with pytest.raises(
         NonFiniteError, match=r"loss of step 1 is finite, but the gradient of parameter 'weight' holds 8 inf"
     ):
         step(torch.ones(4, 8))
-    assert step.parameters["weight"].piece.equal(torch.ones(8))
+    assert step.rank.parameters["weight"].piece.equal(torch.ones(8))

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from runtime.kept_results import KeptResults
-from runtime.step import parallelize
+from runtime.training_step import parallelize
 from tests.distributed import plans
 
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -34,7 +34,7 @@ class Counted(TorchDispatchMode):
 def counted(recomputation: str, kept: tuple[str, ...]) -> tuple[Counter[Any], dict[str, torch.Tensor]]:
     """Kernels of forward and backward of two micro-batches of a Llama of two blocks, and its gradients."""
     plan = plans.hand_plan("zero1", "llama", plans.mesh_of(), recomputation=recomputation, kept=kept, micro_batches=2)
-    step = parallelize(plans.build("llama"), plan, plans.batch(), traced=plans.traced("llama"))
+    step = parallelize(plans.build("llama"), plan, traced=plans.traced("llama"))
     with Counted() as mode:
         step.accumulate(*plans.batch())
     return mode.counts, step.full_gradients()
@@ -69,7 +69,7 @@ def test_gradients_are_equal_bit_by_bit(model: str, words: str | tuple[str, ...]
     def gradients(recomputation: str | tuple[str, ...]) -> dict[str, torch.Tensor]:
         kept = ("linear", "norm", "scaled_dot_product_attention", "silu", "gelu", "mul", "add")
         plan = plans.hand_plan("zero1", model, plans.mesh_of(), recomputation=recomputation, kept=kept)
-        step = parallelize(plans.build(model), plan, plans.batch(), traced=plans.traced(model))
+        step = parallelize(plans.build(model), plan, traced=plans.traced(model))
         step.accumulate(*plans.batch())
         return step.full_gradients()
 

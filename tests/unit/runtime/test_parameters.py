@@ -12,7 +12,7 @@ def test_a_stub_has_the_shape_of_the_gradient_and_no_memory(kind: str, stubs: bo
     plan = plans.hand_plan(kind, "llama", plans.mesh_of(4), recomputation="full")
     with one_rank("llama", plan, plans.traced("llama")) as (step, _):
         step.accumulate(*plans.batch())
-        for name, parameter in step.parameters.items():
+        for name, parameter in step.rank.parameters.items():
             assert parameter.trainable
             assert (parameter.stub is not None) is stubs
             assert parameter.leaf.is_leaf

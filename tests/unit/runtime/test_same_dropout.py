@@ -11,7 +11,7 @@ from planner.errors import ModelError
 from planner.graph.trace import trace
 from runtime.randomness import Draw, dropping
 from runtime.same_dropout import SameDropout
-from runtime.step import parallelize
+from runtime.training_step import parallelize
 from tests.distributed import plans
 
 
@@ -62,8 +62,9 @@ def test_channels_with_and_without_samples(function: Callable[..., torch.Tensor]
         graph=graph,
         samples=4,
     )
-    step = parallelize(Channels(), plan, x, batch=4, traced=graph, device=torch.device("cpu"), seed=2)
-    step.check_layouts = False
+    step = parallelize(
+        Channels(), plan, example=x, traced=graph, device=torch.device("cpu"), seed=2, check_layouts=False
+    )
     found = float(step.accumulate(*x))
     with SameDropout(dropping(graph), Draw(seed=2)):
         assert float(Channels()(*x).detach()) == found

@@ -1,17 +1,24 @@
 """The training step on one device: the whole path without communication, and what it refuses."""
 
+import gc
 import subprocess
 import sys
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import runtime
-from planner.errors import ModelError, RequestError
+from planner.errors import ModelError, PlanFileError, RequestError
 from planner.graph.trace import trace
 from planner.plan.bind import prepare
-from planner.plan.plan import ClusterReference, Group, ModelReference, Plan, Prediction, Provenance, Stage, Training
+from planner.plan.file import save_plan
+from planner.plan.outline import model_reference
+from planner.plan.plan import ClusterReference, Group, Plan, Prediction, Provenance, Stage, Training
 from planner.sharding.mesh import Mesh
 from planner.sharding.stored import StoredParameter
 from runtime.data import synthetic_batch
@@ -57,7 +64,7 @@ def plan(module: nn.Module | None = None) -> Plan:
             Group(name="blocks", blocks=blocks.count, recomputation="full", operators=first, parameters=()),
         )
     return Plan(
-        model=ModelReference(reference="tower", sequence_length=None, parameters=1, fingerprint=graph.fingerprint()),
+        model=model_reference(graph, name="tower", sequence_length=None, batch=2),
         training=Training(global_batch=4, micro_batches=2, precision="fp32", optimizer="adamw"),
         cluster=ClusterReference(profile="cpu", digest="", devices=1),
         mesh=Mesh(axes=()),
@@ -85,8 +92,8 @@ def _names(graph, chosen: list[bool]) -> list[str]:
 
 
 def test_one_device_trains_like_the_plain_module() -> None:
-    step = runtime.parallelize(build(), plan(), tuple(batch(2)), device=CPU)
-    assert any(section.recomputed for section in step.executor.sections)
+    step = runtime.parallelize(build(), plan(), example=batch(2), device=CPU)
+    assert any(section.recomputed for section in step.rank.executor.sections)
     module = build()
     optimizer = torch.optim.AdamW(module.parameters())
     for _ in range(3):
@@ -99,15 +106,32 @@ def test_one_device_trains_like_the_plain_module() -> None:
         torch.testing.assert_close(weight, module.get_parameter(name).detach(), rtol=1e-5, atol=1e-7)
 
 
+def test_fewer_samples_than_the_model_was_traced_with() -> None:
+    one = replace(plan(), training=replace(plan().training, global_batch=1, micro_batches=1))
+    step = runtime.parallelize(build(), one, device=CPU)
+    x, y = batch(1)
+    assert step(x, y) == pytest.approx(float(build()(x, y).detach()), rel=1e-6)
+
+
 def test_the_weights_of_the_module_are_copied() -> None:
     module = build()
     before = {name: weight.detach().clone() for name, weight in module.named_parameters()}
-    runtime.parallelize(module, plan(), tuple(batch(2)), device=CPU)(*batch())
+    runtime.parallelize(module, plan(), device=CPU)(*batch())
     assert all(torch.equal(before[name], weight) for name, weight in module.named_parameters())
 
 
+def test_a_step_does_not_keep_the_module() -> None:
+    module = build()
+    gone = weakref.ref(module)
+    step = runtime.parallelize(module, plan(), example=batch(), device=CPU)
+    del module
+    gc.collect()
+    assert gone() is None
+    step(batch())
+
+
 def test_gradients_of_the_micro_batches_add_up() -> None:
-    step = runtime.parallelize(build(), plan(), tuple(batch(2)), device=CPU)
+    step = runtime.parallelize(build(), plan(), device=CPU)
     module = build()
     module(*batch()).backward()
     step.accumulate(*batch())
@@ -118,7 +142,7 @@ def test_gradients_of_the_micro_batches_add_up() -> None:
 def test_a_frozen_parameter_stays() -> None:
     module = build()
     module.blocks[0].requires_grad_(False)
-    step = runtime.parallelize(module, plan(module), tuple(batch(2)), device=CPU)
+    step = runtime.parallelize(module, plan(module), device=CPU)
     step(*batch())
     assert torch.equal(step.full_parameters()["blocks.0.weight"], module.blocks[0].weight)
     assert not torch.equal(step.full_parameters()["blocks.1.weight"], module.blocks[1].weight)
@@ -127,15 +151,40 @@ def test_a_frozen_parameter_stays() -> None:
 
 def test_weights_on_meta_are_refused() -> None:
     with pytest.raises(ModelError, match=r"blocks\.0\.weight' is on the meta device"):
-        runtime.parallelize(build().to("meta"), plan(), tuple(batch(2)), device=CPU)
+        runtime.parallelize(build().to("meta"), plan(), example=batch(), device=CPU)
 
 
 def test_another_batch_is_refused() -> None:
-    step = runtime.parallelize(build(), plan(), tuple(batch(2)), device=CPU)
+    step = runtime.parallelize(build(), plan(), device=CPU)
     with pytest.raises(RequestError, match=r"shape \(6, 8\); the plan takes \(4, 8\)"):
         step(*batch(6))
-    with pytest.raises(RequestError, match="2 input tensors, this batch has 1"):
+    with pytest.raises(RequestError, match=r"input 'args_1' is float64, the plan takes float32"):
+        step(batch()[0], batch()[1].double())
+    with pytest.raises(RequestError, match=r"does not fit Tower\.forward.*missing a required argument: 'y'"):
         step(batch()[0])
+
+
+def test_the_learning_rate_may_change_between_steps() -> None:
+    def weights(*rates: Any) -> torch.Tensor:
+        step = runtime.parallelize(build(), plan(), optimizer=runtime.OptimizerSettings(learning_rate=0.1), device=CPU)
+        for rate in rates:
+            step.optimizer.learning_rate = rate
+            step(*batch())
+        return step.full_parameters()["blocks.0.weight"]
+
+    assert torch.equal(weights(0.1, 0.02), weights(*[lambda number: [0.1, 0.02][number]] * 2))
+    assert torch.equal(weights(0.0), build().blocks[0].weight)
+    assert not torch.equal(weights(0.1, 0.02), weights(0.1, 0.1))
+    with pytest.raises(RequestError, match="the learning rate of step 1 is -1"):
+        weights(-1.0)
+
+
+def test_a_plan_is_read_from_its_file(tmp_path: Path) -> None:
+    save_plan(plan(), tmp_path / "plan.json")
+    step = runtime.parallelize(build(), tmp_path / "plan.json", example=batch(6), device=CPU)
+    assert step(batch()) == runtime.parallelize(build(), plan(), device=CPU)({"y": batch()[1], "x": batch()[0]})
+    with pytest.raises(PlanFileError, match="cannot be read"):
+        runtime.parallelize(build(), tmp_path / "none.json", device=CPU)
 
 
 def test_an_unknown_optimizer_is_refused() -> None:
@@ -164,4 +213,5 @@ def test_integers_without_a_vocabulary_come_from_the_example() -> None:
 def test_importing_the_package_does_not_import_torch() -> None:
     code = "import runtime, runtime.launch, sys; print('torch' in sys.modules, sorted(runtime.__all__))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False ['OptimizerSettings', 'StageAudit', 'TrainingStep', 'audit', 'parallelize']\n"
+    names = ["BatchLoader", "OptimizerSettings", "StageAudit", "TrainingStep", "audit", "loader", "parallelize"]
+    assert done.stdout == f"False {names}\n"

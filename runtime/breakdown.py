@@ -1,0 +1,86 @@
+"""What went wrong in a run, in one line, from the notes of its ranks and the words of torchrun.
+
+A rank that fails takes others with it: those that talk to it fail later, in a collective. So an error on purpose goes
+before any other, then a rank that a signal ended, then the first failure. Where nothing happens, every rank was asked
+where it is; those that wait in a collective are victims, and the rest is named.
+"""
+
+import json
+import os
+import re
+import signal
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+_TAIL_LINES = 5
+_ENDED = re.compile(r"rank\s*:\s*(\d+)\s*\(local_rank[^)]*\)\s*exitcode\s*:\s*-(\d+)")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
+_TORCH = f"{os.sep}torch{os.sep}"
+_PYTHON = os.path.dirname(os.__file__) + os.sep
+
+
+def failure_of(
+    notes: Path, *, returned: int, noise: str, killed_by_us: Collection[int], unfinished: Collection[int]
+) -> tuple[int, str]:
+    """Exit code and message. `noise` is what torchrun printed, `unfinished` are the ranks that never said that their
+    work is done."""
+    found: list[tuple[bool, int, int, str]] = []
+    for path in notes.glob("rank*.json"):
+        note: Any = json.loads(path.read_text(encoding="utf-8"))
+        found.append((note["code"] < 2, path.stat().st_mtime_ns, note["code"], note["message"]))
+    killed = _killed(noise, killed_by_us)
+    if killed and all(code < 2 for _, _, code, _ in found):
+        rank, number = killed[0]
+        memory = "; the operating system does that where memory runs out" if number == signal.SIGKILL else ""
+        return 1, f"rank {rank} was ended by {signal.Signals(number).name}{memory}"
+    if found:
+        _, _, code, message = min(found)
+        return int(code), message
+    ended = [rank for rank in unfinished if rank not in killed_by_us]
+    if ended:
+        return 1, f"rank {ended[0]} ended before its work was done: something in it called exit"
+    return returned or 1, "\n".join(noise.splitlines()[-_TAIL_LINES:])
+
+
+def _killed(noise: str, by_us: Collection[int]) -> list[tuple[int, int]]:
+    """Ranks that a signal ended, and which; torchrun lists the failure that it saw first last."""
+    others, _, first = noise.rpartition("Root Cause")
+    found = [(int(rank), int(number)) for part in (first, others) for rank, number in _ENDED.findall(part)]
+    return [(rank, number) for rank, number in found if number != signal.SIGTERM and rank not in by_us]
+
+
+def standstill(ranks: Mapping[int, tuple[str, int]]) -> str:
+    """Which ranks do something else than wait for others, from the trace and the process of each."""
+    places = {rank: _place(trace, process) for rank, (trace, process) in ranks.items()}
+    named = [f"rank {rank} {place}" for rank, place in places.items() if place]
+    if not named:
+        return "all ranks wait for each other"
+    return "; ".join(named) + ("; the others wait for it" if len(named) == 1 < len(places) else "")
+
+
+def _place(trace: str, process: int) -> str:
+    """What a rank does instead of making progress; empty where it waits for other ranks."""
+    if not trace:
+        return "does not answer" + (", as it was stopped by a signal" if _is_stopped(process) else "")
+    frames = _FRAME.findall(trace.rpartition("most recent call first")[2])  # the main thread comes last
+    own = [frame for frame in frames if not _is_library(frame[0])]
+    above = frames[: frames.index(own[0])] if own else frames
+    if any(f"{_TORCH}distributed{os.sep}" in name for name, _, _ in above):
+        return ""
+    name, line, function = (own or frames or [("?", "?", "?")])[0]
+    reading = any(f"{_TORCH}utils{os.sep}data{os.sep}" in name for name, _, _ in above)
+    return f"{'waits for the workers of its data loader' if reading else 'is'} in {function} (at {name}:{line})"
+
+
+def _is_library(name: str) -> bool:
+    """Whether a file is of PyTorch or of Python itself."""
+    return _TORCH in name or (name.startswith(_PYTHON) and "site-packages" not in name)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return state.rpartition(")")[2].split()[:1] in (["T"], ["t"])

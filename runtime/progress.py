@@ -1,0 +1,146 @@
+"""What a run reports: a line per step and one at its end, as objects, as text and as JSON.
+
+Rank 0 marks the lines that it writes for the process that started it with a record separator (RFC 7464), so that what
+a model or a dataset prints is not taken for a report.
+"""
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hardware_profiles.units import GIB
+
+RECORD = "\x1e"
+SCHEMA_VERSION = 1  # of the objects below as JSON
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """One optimizer step: its number from 1, its loss, that of the unsharded model (None where that is not run),
+    seconds, and the samples and tokens trained on (no tokens for a model without sequences)."""
+
+    step: int
+    steps: int
+    loss: float
+    unsharded: float | None
+    seconds: float
+    samples: int
+    tokens: int | None
+
+    @property
+    def difference(self) -> float:
+        """Relative difference of the two losses; NaN in either is infinitely different."""
+        if self.unsharded is None:
+            return 0.0
+        relative = abs(self.loss - self.unsharded) / max(abs(self.unsharded), 1e-12)
+        return relative if relative == relative else float("inf")
+
+    def text(self) -> str:
+        beside = "" if self.unsharded is None else (
+            f"   unsharded {self.unsharded:.6f}   difference {self.difference:.1e}"
+        )  # fmt: skip
+        return (
+            f"step {self.step:>4}   loss {self.loss:.6f}{beside}   {self.seconds:.3g} s"
+            f"   {rate_text(self.samples, self.tokens, self.seconds)}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """The end of a run. `seconds` is the median of the steps after the first two, None where there are no others;
+    `predicted_seconds` and its interval are those of the plan, for `profile`; `elsewhere` says why that is not this
+    machine, or is empty. `difference` is the worst of all steps, None where nothing was compared. `peak_bytes` has
+    every rank, where that is known, counted as `peak_kind` says."""
+
+    steps: int
+    data: str
+    seconds: float | None
+    samples: int
+    tokens: int | None
+    predicted_seconds: float
+    low_seconds: float | None
+    high_seconds: float | None
+    profile: str
+    elsewhere: str
+    peak_bytes: tuple[float, ...]
+    peak_kind: str
+    predicted_peak_bytes: float
+    precision: str
+    difference: float | None
+    tolerance: float
+
+    @property
+    def agrees(self) -> bool:
+        return self.difference is None or self.difference <= self.tolerance
+
+    def lines(self) -> list[str]:
+        """The summary as people read it."""
+        found = [f"data: {self.data}", self._time(), *self._memory()]
+        if self.difference is not None:
+            verdict = "agrees with" if self.agrees else "DIFFERS from"
+            found.append(
+                f"the plan {verdict} the unsharded model: largest relative difference {self.difference:.1e}, allowed"
+                f" {self.tolerance:.0e} for {self.precision}"
+            )
+        return found
+
+    def _time(self) -> str:
+        interval = ""
+        if self.low_seconds is not None and self.high_seconds is not None:
+            interval = f" ({self.low_seconds:.3g} to {self.high_seconds:.3g} s)"
+        predicted = f"predicted {self.predicted_seconds:.3g} s{interval} for {self.profile}"
+        where = f"; {self.elsewhere}" if self.elsewhere else ""
+        if self.seconds is None:
+            return f"step time: not measured, that takes 3 steps or more; {predicted}{where}"
+        rate = rate_text(self.samples, self.tokens, self.seconds)
+        return f"step time: {self.seconds:.3g} s (median after 2 steps), {rate}; {predicted}{where}"
+
+    def _memory(self) -> list[str]:
+        if not self.peak_bytes:
+            return []
+        listed = ", ".join(f"{value / GIB:.2f}" for value in self.peak_bytes)
+        return [
+            f"peak memory by rank, {self.peak_kind}: {listed} GiB; predicted {self.predicted_peak_bytes / GIB:.2f} GiB"
+        ]
+
+
+Report = StepReport | RunSummary
+
+
+def rate_text(samples: int, tokens: int | None, seconds: float) -> str:
+    """Tokens a second, or samples where there are no tokens."""
+    count, name = (samples, "samples/s") if tokens is None else (tokens, "tokens/s")
+    return f"{count / max(seconds, 1e-9):,.4g} {name}"
+
+
+def lines_of(report: Report) -> list[str]:
+    """A report as plain lines."""
+    return [report.text()] if isinstance(report, StepReport) else report.lines()
+
+
+def content_of(report: Report) -> dict[str, Any]:
+    """A report as one JSON object; what is no finite number is null."""
+    kind = "step" if isinstance(report, StepReport) else "summary"
+    content = {"schema_version": SCHEMA_VERSION, "event": kind, **asdict(report)}
+    if isinstance(report, RunSummary):
+        content["agrees"] = report.agrees if report.difference is not None else None
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in content.items()
+    }
+
+
+def record_of(report: Report) -> str:
+    """A report as a marked line, for the process that started the ranks."""
+    kind = "step" if isinstance(report, StepReport) else "summary"
+    return RECORD + json.dumps([kind, asdict(report)])
+
+
+def report_of(line: str) -> Report | None:
+    """The report in a marked line; None for any other line."""
+    if not line.startswith(RECORD):
+        return None
+    kind, content = json.loads(line.removeprefix(RECORD))
+    if kind == "step":
+        return StepReport(**content)
+    return RunSummary(**{**content, "peak_bytes": tuple(content["peak_bytes"])})

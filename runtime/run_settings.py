@@ -1,0 +1,70 @@
+"""What is asked of a run, as it travels from the command line to the ranks."""
+
+import argparse
+from dataclasses import dataclass
+
+TIMEOUT = 600.0
+"""Seconds without progress after which a run is ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """A run of `steps` optimizer steps. `seed` is that of weights, synthetic data and order.
+
+    `check` runs the unsharded model beside it, in the memory of rank 0's device. `model` and `data` are factories,
+    `package.module:factory`: of the model where the plan does not name it, of a dataset where there shall be one.
+    `shuffle`, `full_batch` and `workers` are those of `runtime.loader`. A run in which no rank makes progress for
+    `timeout` seconds is ended.
+    """
+
+    steps: int = 5
+    seed: int = 0
+    check: bool = True
+    model: str | None = None
+    data: str | None = None
+    shuffle: bool = False
+    full_batch: bool = True
+    workers: int = 0
+    timeout: float = TIMEOUT
+
+    def flags(self) -> list[str]:
+        """The settings as `arguments_parser` reads them."""
+        words = ["--steps", str(self.steps), "--seed", str(self.seed), "--workers", str(self.workers)]
+        words += ["--timeout", str(self.timeout)]
+        words += ["--model", self.model] if self.model is not None else []
+        words += ["--data", self.data] if self.data is not None else []
+        given = (("--no-check", not self.check), ("--shuffle", self.shuffle), ("--own-samples", not self.full_batch))
+        return words + [flag for flag, wanted in given if wanted]
+
+
+def arguments_parser() -> argparse.ArgumentParser:
+    """The options of `python -m runtime`."""
+    parser = argparse.ArgumentParser(prog="python -m runtime", description="Train for some steps as a plan says.")
+    parser.add_argument("plan", help="plan file")
+    parser.add_argument("--steps", type=int, default=5, help="optimizer steps (default 5)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights, synthetic data and order (default 0)")
+    parser.add_argument("--no-check", action="store_true", help="do not run the unsharded model beside it")
+    parser.add_argument("--model", help="package.module:factory, where the plan does not name the model")
+    parser.add_argument("--data", help="package.module:factory of a dataset (default: synthetic data)")
+    parser.add_argument("--shuffle", action="store_true", help="shuffle the samples of --data")
+    parser.add_argument("--own-samples", action="store_true", help="each rank reads only the samples of its pieces")
+    parser.add_argument("--workers", type=int, default=0, help="processes that read --data, per rank (default 0)")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds without progress (default 600)")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    parser.add_argument("--notes", help=argparse.SUPPRESS)
+    return parser
+
+
+def settings_of(given: argparse.Namespace) -> RunSettings:
+    """What was given on the command line."""
+    return RunSettings(
+        steps=given.steps,
+        seed=given.seed,
+        check=not given.no_check,
+        model=given.model,
+        data=given.data,
+        shuffle=given.shuffle,
+        full_batch=not given.own_samples,
+        workers=given.workers,
+        timeout=given.timeout,
+    )

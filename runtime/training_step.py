@@ -1,0 +1,196 @@
+"""The training step of a plan, as its user meets it.
+
+    step = parallelize(module, plan)         # on every rank
+    loss = step(tokens, labels)              # the whole global batch, the same on every rank
+
+The model is traced when the first batch comes, or an example before that. Only then it is known whether the plan is for
+this model; everything that `rank` does is built at that moment.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from planner.errors import RequestError
+from planner.graph.operator_graph import OperatorGraph
+from planner.graph.trace import trace
+from planner.plan.bind import bind
+from planner.plan.file import load_plan
+from planner.plan.plan import Plan
+from runtime.arguments import InputMatcher, arguments_of, forward_of, matcher
+from runtime.device_mesh import Communicators, RankMesh, current_device, join_processes, local_rank, rank_mesh
+from runtime.hyperparameters import RunningOptimizer
+from runtime.inputs import InputPieces, Inputs, LocalBatch
+from runtime.optimizer import OptimizerSettings
+from runtime.same_batch import check_same_batch
+from runtime.step import RankStep
+
+
+class TrainingStep:
+    """A training step on this rank. Make it with `parallelize`; every call is collective.
+
+    `optimizer` has the hyperparameters, `steps` how many steps were made, `loss` the mean loss of the last one.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        plan: Plan,
+        place: RankMesh,
+        settings: OptimizerSettings,
+        traced: OperatorGraph | None = None,
+        seed: int = 0,
+        check_layouts: bool = True,
+        check_gradients: bool = False,
+    ) -> None:
+        self.plan = plan
+        self._seed, self._check_layouts, self._check_gradients = seed, check_layouts, check_gradients
+        self.place = place
+        self.optimizer = RunningOptimizer(settings)
+        self.loss: float | None = None
+        self._compared = False  # whether all ranks were given the same first batch
+        self._module: nn.Module | None = module  # until its weights have been taken over
+        self._forward = forward_of(module)
+        self._traced = traced
+        self._built: tuple[RankStep, InputPieces, InputMatcher] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> float:
+        """Train on one global batch and return its mean loss.
+
+        A batch is what the model takes: its arguments, or one tuple or mapping of them, with the samples of the whole
+        global batch, the same on every rank; or what a `runtime.loader` gives. Raises RequestError for another
+        structure or other shapes, and where the ranks were given different batches in the first step.
+        """
+        inputs = self.inputs_of(*args, **kwargs)
+        self.loss = self.rank(inputs, self.optimizer.rate(self.steps))
+        return self.loss
+
+    @property
+    def steps(self) -> int:
+        """How many steps were made."""
+        return self.rank.steps if self.ready else 0
+
+    def accumulate(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Forward and backward of a global batch: adds to the gradients, changes no weight. Returns the mean loss."""
+        inputs = self.inputs_of(*args, **kwargs)
+        return self.rank.accumulate(inputs)
+
+    def full_parameters(self) -> dict[str, torch.Tensor]:
+        """The whole weights by name, gathered from all ranks; tied weights under their first name."""
+        return self.rank.full_parameters()
+
+    def full_gradients(self) -> dict[str, torch.Tensor]:
+        """The whole gradients of the trainable parameters accumulated since the last update, summed over all ranks."""
+        return self.rank.full_gradients()
+
+    def prepare(self, *args: Any, **kwargs: Any) -> None:
+        """Trace the model with an example, which may have more samples than the plan was traced with, and build this
+        rank's share. Nothing happens where that was done before.
+
+        Raises PlanFileError for a plan for another model, ModelError for a model that cannot be traced or executed,
+        PlannerError for one that cannot be cut into the stages of the plan.
+        """
+        if self._module is None:
+            return
+        names = tuple(name for name, _ in self.plan.inputs)
+        given = arguments_of(self._forward, args, kwargs, names)
+        batch = self.plan.model.batch
+        if batch is None:  # a file that does not say it: the example must be the one of planning
+            batch = next((tensor.shape[0] for tensor in given.tensors() if tensor.dim()), 1)
+        elif self._traced is None:
+            given = given.samples(batch)
+        graph = self._traced if self._traced is not None else trace(self._module, given.args, given.kwargs)
+        pattern = matcher(self._forward, graph.inputs, given)
+        bound = bind(self.plan, graph, batch)
+        rank = RankStep(self._module, bound, self.place, self.optimizer.settings, self._seed, self._check_layouts)
+        rank.check_gradients = self._check_gradients
+        batched = frozenset(name for name in graph.inputs if graph.types[name].shape[:1] == (batch,))
+        pieces = InputPieces(bound=bound, place=self.place, batched=batched, reads=rank.reads)
+        self._built = (rank, pieces, pattern)
+        self._module = self._traced = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the model has been traced and this rank's share is built."""
+        return self._built is not None
+
+    @property
+    def rank(self) -> RankStep:
+        """What this rank computes. Raises RequestError before the model was traced."""
+        return self._known[0]
+
+    @property
+    def pieces(self) -> InputPieces:
+        """How this rank's inputs are cut. Raises RequestError before the model was traced."""
+        return self._known[1]
+
+    @property
+    def matcher(self) -> InputMatcher:
+        """How a batch is matched with the inputs. Raises RequestError before the model was traced."""
+        return self._known[2]
+
+    def inputs_of(self, *args: Any, **kwargs: Any) -> Inputs:
+        """This rank's pieces of a batch, by the number of the micro-batch."""
+        if len(args) == 1 and isinstance(args[0], LocalBatch):
+            pieces, whole = self.pieces.of_local(args[0]), None
+        else:
+            self.prepare(*args, **kwargs)
+            given = self.matcher.inputs(args, kwargs)
+            pieces, whole = self.pieces.of_whole(given), given.values()
+        if not self._compared:
+            check_same_batch(whole, self.place.device)
+            self._compared = True
+        return pieces
+
+    @property
+    def _known(self) -> tuple[RankStep, InputPieces, InputMatcher]:
+        if self._built is None:
+            raise RequestError(
+                "the model has not been traced yet: train on a batch first, or give parallelize an example"
+            )
+        return self._built
+
+
+def parallelize(
+    model: nn.Module,
+    plan: Plan | str | os.PathLike[str],
+    *,
+    optimizer: OptimizerSettings | None = None,
+    example: Any = None,
+    device: torch.device | None = None,
+    traced: OperatorGraph | None = None,
+    known: Communicators | None = None,
+    seed: int = 0,
+    check_layouts: bool = True,
+    check_gradients: bool = False,
+) -> TrainingStep:
+    """The training step of `plan`, or of the plan in a file, for `model`, whose real weights are taken over.
+
+    Collective: every rank calls it. Under torchrun it joins the processes, where the program has not. The model is
+    traced when the first batch comes; with `example`, a batch of any size in any of the forms that a step takes, at
+    once. `traced` is its graph where that is known, `known` has the process groups of an earlier step. `seed`, the same
+    on every rank, decides which elements are dropped where the model has dropout, whatever the plan; with
+    `check_layouts` the first step checks that every tensor lies as the plan promises, with `check_gradients` every step
+    that gradients are finite.
+
+    Raises PlanFileError for a plan that cannot be read, RequestError for one for another number of devices or with
+    virtual stages, and with an example all that `TrainingStep.prepare` raises.
+    """
+    loaded = plan if isinstance(plan, Plan) else load_plan(Path(plan))
+    if loaded.virtual_stages > 1:
+        raise RequestError(
+            f"the plan has {loaded.virtual_stages} virtual stages on each pipeline rank, which cannot be executed yet;"
+            " plan with virtual_stages 1 to run it"
+        )
+    own = device or current_device(local_rank())
+    join_processes(own)
+    place = rank_mesh(loaded.mesh, own, loaded.pipeline, known)
+    step = TrainingStep(
+        model, loaded, place, optimizer or OptimizerSettings(), traced, seed, check_layouts, check_gradients
+    )
+    if example is not None:
+        step.prepare(example)
+    return step

@@ -1,0 +1,156 @@
+"""One rank that times the steps of plans and of hand-written PyTorch, for bench_overhead: `-m overhead_runs FOLDER`.
+
+A plan TENSOR-DATA.json stands beside the same model under `parallelize_module` (column and row parallel, sequence
+parallel, parallel loss) over its tensor axis and `fully_shard` over its data axis. Both start from the same weights,
+get the same batches, and take turns, a step each, so that what else the machine does falls on both alike. Rank 0
+prints a line of JSON per pair.
+"""
+
+import argparse
+import contextlib
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+
+from planner.models.zoo import BuiltModel, build_model
+from planner.plan.file import load_plan
+from planner.plan.plan import Plan
+from runtime.data import synthetic_batches
+from runtime.device_mesh import Communicators, current_device, local_rank, start_processes
+from runtime.rank import be_a_rank
+from runtime.training_step import parallelize
+
+Step = Callable[[torch.Tensor, torch.Tensor], float]
+
+
+def built(plan: Plan) -> BuiltModel:
+    torch.manual_seed(0)
+    return build_model(plan.model.reference, dtype="float32", device="cpu", sequence_length=plan.model.sequence_length)
+
+
+def by_hand(plan: Plan, tensor: int, data: int) -> Step:
+    """The step that somebody would write for a Llama."""
+    module = built(plan).module
+    mesh = init_device_mesh("cpu", (data, tensor), mesh_dim_names=("data", "tensor"))
+    if tensor > 1:
+        _cut(module, mesh["tensor"])
+    if data > 1:
+        for layer in module.model.layers:
+            fully_shard(layer, mesh=mesh["data"])
+        fully_shard(module, mesh=mesh["data"])
+    optimizer = torch.optim.AdamW(module.parameters())
+    place = mesh["data"].get_local_rank()
+
+    def step(tokens: torch.Tensor, labels: torch.Tensor) -> float:
+        own = [batch.chunk(data)[place] for batch in (tokens, labels)]
+        with loss_parallel() if tensor > 1 else contextlib.nullcontext():
+            loss = module(*own)
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        mean = (loss.full_tensor() if isinstance(loss, DTensor) else loss).detach() / data
+        dist.all_reduce(mean, group=mesh["data"].get_group())
+        return float(mean)
+
+    return step
+
+
+def _cut(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Megatron's cuts with sequence parallelism, as PyTorch's tutorial on tensor parallelism has them."""
+    outer = {
+        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "model.norm": SequenceParallel(),
+        "lm_head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
+    }
+    parallelize_module(module, mesh, outer)
+    whole, cut = (Replicate(), None, None), (Shard(1), None, None)
+    inner = {
+        "input_layernorm": SequenceParallel(),
+        "post_attention_layernorm": SequenceParallel(),
+        "self_attn": PrepareModuleInput(input_layouts=cut, desired_input_layouts=whole),
+        "mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+        **{f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"},
+        **{f"mlp.{name}_proj": ColwiseParallel() for name in ("gate", "up")},
+        "self_attn.o_proj": RowwiseParallel(output_layouts=Shard(1)),
+        "mlp.down_proj": RowwiseParallel(output_layouts=Shard(1)),
+    }
+    for layer in module.model.layers:  # type: ignore[union-attr]
+        parallelize_module(layer, mesh, inner)
+
+
+def run(folder: Path, rounds: int) -> int:
+    start_processes(current_device(local_rank()))
+    known = Communicators()
+    steps: dict[str, tuple[Plan, dict[str, Step]]] = {}
+    for path in sorted(folder.glob("*.json")):
+        plan = load_plan(path)
+        tensor, data = map(int, path.stem.split("-"))
+        ours = parallelize(built(plan).module, plan, known=known)
+        steps[path.stem] = (plan, {"plan": ours, "by hand": by_hand(plan, tensor, data)})
+    seconds = {name: {who: [] for who in pair} for name, (_, pair) in steps.items()}
+    busy = {name: {who: [] for who in pair} for name, (_, pair) in steps.items()}
+    losses = {name: {who: [] for who in pair} for name, (_, pair) in steps.items()}
+    for number in range(rounds + 2):
+        for name, (plan, pair) in steps.items():
+            (batch,) = synthetic_batches(built_example(plan), plan, number, 1)
+            order = list(pair.items())
+            random.Random(number).shuffle(order)
+            for who, step in order:
+                dist.barrier()
+                started, before = time.perf_counter(), time.process_time()
+                losses[name][who].append(step(*batch.args))
+                dist.barrier()
+                if number > 1:  # the first ones are a warm-up
+                    seconds[name][who].append(time.perf_counter() - started)
+                    busy[name][who].append(_of_all_ranks(time.process_time() - before))
+    if dist.get_rank() == 0:
+        for name in steps:
+            found = {"wall": seconds[name], "cpu": busy[name], "losses": losses[name]}
+            print(json.dumps({"pair": name, **found}), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+    return 0
+
+
+def _of_all_ranks(seconds: float) -> float:
+    total = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(total)
+    return float(total)
+
+
+def built_example(plan: Plan) -> BuiltModel:
+    """The example of the model, without its weights."""
+    found = build_model(plan.model.reference, dtype="float32", sequence_length=plan.model.sequence_length)
+    return replace(found, args=tuple(torch.zeros(argument.shape, dtype=argument.dtype) for argument in found.args))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--notes")
+    given = parser.parse_args()
+    return be_a_rank(lambda at: run(given.folder, given.rounds), given.notes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,297 @@
+"""Runs that break down: one line that says why, an exit code, and no process left within 15 seconds.
+
+The deadlines are those that users are promised, not a measurement.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner.plan.file import save_plan
+from tests.distributed.test_launch import plan_for
+
+ROOT = Path(__file__).resolve().parents[2]
+GONE = 15.0
+"""Seconds after which nothing may be left."""
+
+MODULE = """
+import os
+import signal
+import sys
+import time
+
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+RANK = os.environ.get("RANK", "none")
+CASE = os.environ.get("CASE", "")
+
+
+class Tokens(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = torch.nn.Embedding(8, 4)
+
+    def forward(self, tokens):
+        return self.rows(tokens).pow(2).mean()
+
+
+def make():
+    if CASE == "construction" and RANK == "1":
+        raise OSError("the disk of rank 1 is broken")
+    if CASE == "exit" and RANK == "1":
+        sys.exit(0)
+    if CASE == "larger":
+        Tokens.__init__.__globals__["torch"].nn.Embedding = _larger(torch.nn.Embedding)
+    if CASE == "backward" and RANK == "1":
+        import runtime.parameters
+        runtime.parameters.LocalParameter.accumulate = _broken
+    return Tokens(), (torch.zeros(2, 4, dtype=torch.int64),)
+
+
+def _larger(plain):
+    return lambda rows, width: plain(rows + 1, width)
+
+
+def _broken(self, leaf):
+    raise ArithmeticError("a gradient is broken")
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return 3 if CASE == "short" else 9 if CASE == "few" else 4000
+
+    def __getitem__(self, number):
+        if CASE == "forward" and RANK == "1":
+            return torch.full((4,), 99)
+        if CASE == "worker" and RANK == "1" and number > 8:
+            raise ValueError("sample 9 is broken")
+        if CASE == "loop" and RANK == "1" and number > 8:
+            while True:
+                time.sleep(0.01)
+        if CASE == "slow":
+            time.sleep(0.01)
+        return torch.full((4,), number % 8)
+
+
+def rows():
+    return Rows()
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return (torch.full((4,), 1) for _ in range(9))
+
+
+def stream():
+    return Stream()
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, datasets and a plan for two ranks."""
+    found = tmp_path_factory.mktemp("breakdown")
+    (found / "breaking.py").write_text(MODULE)
+    before = Path.cwd()
+    os.chdir(found)
+    try:
+        save_plan(plan_for("breaking:make", None), found / "plan.json")
+    finally:
+        os.chdir(before)
+        sys.path.remove(str(found))
+    return found
+
+
+def start(folder: Path, case: str, *options: str, plan: str = "plan.json") -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "planner.cli.main", "run", plan, "--no-check", *options]
+    environment = {**os.environ, "CASE": case, "PYTHONPATH": str(ROOT), "MARK": str(folder / case)}
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def left(folder: Path, case: str) -> list[int]:
+    """Processes that this run has started and that are still there."""
+    mark = f"MARK={folder / case}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
+
+
+def ended(run: "subprocess.Popen[str]", folder: Path, case: str, within: float = 90.0) -> tuple[int, str]:
+    """Exit code and stderr of a run, of which nothing is left."""
+    _, err = run.communicate(timeout=within)
+    assert left(folder, case) == []
+    return run.returncode, err
+
+
+def ranks(folder: Path, case: str) -> dict[str, int]:
+    """The processes of the ranks, which lead their sessions."""
+    found = {}
+    for process in left(folder, case):
+        with contextlib.suppress(OSError):
+            environment = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+            words = [word.decode()[5:] for word in environment if word.startswith(b"RANK=")]
+            if words and os.getpgid(process) == process:
+                found[words[0]] = process
+    return found
+
+
+FAILURES = {
+    "construction": ([], 2, "the factory breaking:make raised OSError: the disk of rank 1 is broken"),
+    "forward": (["--data", "breaking:rows", "--own-samples"], 1, "rank 1: IndexError: index out of range in self (at"),
+    "backward": ([], 1, "rank 1: ArithmeticError: a gradient is broken (at"),
+    "worker": (
+        ["--data", "breaking:rows", "--workers", "1", "--own-samples"],
+        1,
+        "rank 1: Caught ValueError in DataLoader worker process 0: ValueError: sample 9 is broken",
+    ),
+    "exit": ([], 1, "rank 1 ended before its work was done"),
+    "larger": ([], 2, "parameter 'rows.weight' is float32 9x4, the plan has float32 8x4"),
+    "short": (["--data", "breaking:rows"], 2, "the 3 samples of Rows make no global batch: the plan takes 4"),
+    "few": (["--data", "breaking:rows"], 2, "the 9 samples of Rows make 2 global batches of 4, and 5 steps take 5"),
+    "stream": (["--data", "breaking:stream"], 2, "the dataset ended in step 3 of 5: it has fewer than 12 samples"),
+}
+QUICK = {"forward"}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.thorough) for case in FAILURES]
+)
+def test_a_failure_of_a_rank_is_one_line(folder: Path, case: str) -> None:
+    options, code, words = FAILURES[case]
+    found, err = ended(start(folder, case, *options), folder, case)
+    assert (found, words in err, len(err.splitlines())) == (code, True, 1), err
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_whoever_stops_the_run_stops_its_ranks(folder: Path, number: signal.Signals) -> None:
+    case = f"slow{number}"
+    run = start(folder, case, "--steps", "100000")
+    assert run.stdout is not None
+    assert run.stdout.readline().startswith("step")
+    run.send_signal(number)
+    code, _ = ended(run, folder, case, GONE)
+    assert code == 128 + number
+
+
+@pytest.mark.thorough
+def test_ranks_end_where_nobody_is_left_who_started_them(folder: Path) -> None:
+    case = "orphans"
+    run = start(folder, case, "--steps", "100000")
+    assert run.stdout is not None
+    assert run.stdout.readline().startswith("step")
+    run.kill()
+    run.wait()
+    deadline = time.monotonic() + GONE
+    while left(folder, case) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert left(folder, case) == []
+
+
+def test_a_killed_rank_is_named_though_another_one_does_not_listen(folder: Path) -> None:
+    """torchrun alone waits 30 seconds for a process that was stopped."""
+    case = "killed"
+    run = start(folder, case, "--steps", "100000")
+    assert run.stdout is not None
+    assert run.stdout.readline().startswith("step")
+    found = ranks(folder, case)
+    os.kill(found["0"], signal.SIGSTOP)
+    os.kill(found["1"], signal.SIGKILL)
+    code, err = ended(run, folder, case, GONE)
+    assert code == 1
+    assert err.startswith("plan: rank 1 was ended by SIGKILL")
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", ["stopped", "loop"])
+def test_a_rank_that_does_nothing_is_named(folder: Path, case: str) -> None:
+    """In a worker of the data loader it loops, and the worker goes with its rank."""
+    options = ["--data", "breaking:rows", "--own-samples", "--workers", "1"] if case == "loop" else []
+    run = start(folder, case, "--steps", "100000" if case == "stopped" else "500", "--timeout", "20", *options)
+    assert run.stdout is not None
+    assert run.stdout.readline().startswith("step")
+    if case == "stopped":
+        os.kill(ranks(folder, case)["1"], signal.SIGSTOP)
+    code, err = ended(run, folder, case, 20 + GONE)
+    assert code == 1
+    assert err.startswith("plan: no progress in 20 s (--timeout) at ")
+    place = (
+        "does not answer, as it was stopped by a signal" if case == "stopped" else "waits for the workers of its data"
+    )
+    assert f"rank 1 {place}" in err
+    assert "rank 0" not in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [(None, "cannot be read: No such file"), ("{", "not valid JSON"), ('{"model": 1}', "has no schema_version")],
+    ids=["missing", "truncated", "other"],
+)
+def test_a_bad_plan_file_is_refused_before_anything_starts(
+    folder: Path, text: str | None, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from runtime.launch import main
+
+    path = folder / "bad.json"
+    path.unlink(missing_ok=True)
+    if text is not None:
+        path.write_text(text)
+    assert main([str(path)]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.thorough
+def test_a_model_that_is_not_known_is_named(folder: Path) -> None:
+    from planner.plan.file import load_plan
+
+    plan = load_plan(folder / "plan.json")
+    save_plan(replace(plan, model=replace(plan.model, reference="llama-9")), folder / "unknown.json")
+    code, err = ended(start(folder, "unknown", plan="unknown.json"), folder, "unknown")
+    assert code == 2
+    assert err.startswith("plan: unknown model 'llama-9'")
+    code, err = ended(start(folder, "", "--model", "breaking:make", plan="unknown.json"), folder, "none")
+    assert code == 0, err
+
+
+@pytest.mark.thorough
+def test_another_number_of_processes_under_torchrun(folder: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "-m", "runtime", "plan.json"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=90)
+    assert done.returncode != 0
+    assert "error: the plan is for 2 devices (mesh 2), and 1 process runs; start 2" in done.stderr
+
+
+@pytest.mark.thorough
+def test_a_port_in_use_is_named(folder: Path) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        environment = {
+            **os.environ, "PYTHONPATH": str(ROOT), "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+        }  # fmt: skip
+        command = [sys.executable, "-m", "runtime", "plan.json"]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 2
+    assert f"port {port} of MASTER_PORT is in use" in done.stderr.splitlines()[-1]

@@ -1,0 +1,101 @@
+"""What went wrong, in one line: from the notes of the ranks and the words of torchrun."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from runtime.breakdown import failure_of, standstill
+from runtime.rank import in_one_line
+
+TORCHRUN = """
+Failures:
+[1]:
+  time      : 2026-11-20
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 11)
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : -9 (pid: 12)
+"""
+
+
+def note(folder: Path, rank: int, code: int, message: str, age: int) -> None:
+    path = folder / f"rank{rank}.json"
+    path.write_text(json.dumps({"code": code, "message": message}))
+    os.utime(path, ns=(10**18 - age, 10**18 - age))
+
+
+def failure(folder: Path, noise: str = "", killed: tuple[int, ...] = (), unfinished: tuple[int, ...] = ()):
+    return failure_of(folder, returned=1, noise=noise, killed_by_us=killed, unfinished=unfinished)
+
+
+def test_the_first_failure_is_told(tmp_path: Path) -> None:
+    note(tmp_path, 0, 1, "connection closed by peer", age=1)
+    note(tmp_path, 1, 1, "the cause", age=2)
+    assert failure(tmp_path) == (1, "the cause")
+
+
+def test_an_error_on_purpose_goes_first(tmp_path: Path) -> None:
+    note(tmp_path, 0, 3, "nothing fits", age=1)
+    note(tmp_path, 1, 1, "connection closed by peer", age=2)
+    assert failure(tmp_path, TORCHRUN) == (3, "nothing fits")
+
+
+def test_a_signal_of_somebody_else_is_the_cause(tmp_path: Path) -> None:
+    note(tmp_path, 0, 1, "connection closed by peer", age=1)
+    code, message = failure(tmp_path, TORCHRUN)
+    assert (code, message.partition(";")[0]) == (1, "rank 1 was ended by SIGKILL")
+    assert failure(tmp_path, TORCHRUN, killed=(1,)) == (1, "connection closed by peer"), "that was the watch"
+
+
+def test_a_rank_that_left_without_a_word_is_named(tmp_path: Path) -> None:
+    assert failure(tmp_path, unfinished=(1,))[1].startswith("rank 1 ended before its work was done")
+    assert failure(tmp_path, noise="one\ntwo") == (1, "one\ntwo")
+
+
+TORCH = "/site-packages/torch"
+HEAD = "Thread 0x1 (most recent call first):\n"
+
+
+@pytest.mark.parametrize(
+    ("trace", "words"),
+    [
+        (
+            f'{HEAD}  File "{TORCH}/nn/functional.py", line 9 in linear\n  File "/home/me/net.py", line 3 in forward\n',
+            "rank 1 is in forward (at /home/me/net.py:3); the others wait for it",
+        ),
+        (
+            f'{HEAD}  File "{TORCH}/utils/data/dataloader.py", line 9 in _try\n'
+            '  File "/x/loading.py", line 3 in _local\n',
+            "rank 1 waits for the workers of its data loader in _local (at /x/loading.py:3); the others wait for it",
+        ),
+        (f'{HEAD}  File "{TORCH}/distributed/c10d.py", line 9 in all_reduce\n', "all ranks wait for each other"),
+    ],
+    ids=["user", "loader", "collective"],
+)
+def test_those_that_wait_are_victims(trace: str, words: str) -> None:
+    waiting = f'{HEAD}  File "{TORCH}/distributed/c10d.py", line 9 in recv\n  File "/x/pipeline.py", line 3 in run\n'
+    assert standstill({0: (waiting, os.getpid()), 1: (trace, os.getpid())}) == words
+
+
+def test_a_rank_without_an_answer() -> None:
+    assert standstill({0: ("", os.getpid())}) == "rank 0 does not answer"
+
+
+def test_an_error_says_where_in_the_code_of_its_user() -> None:
+    import torch
+
+    with pytest.raises(RuntimeError) as caught:
+        torch.nn.functional.linear(torch.zeros(2, 3), torch.zeros(4, 5))
+    assert in_one_line(caught.value).endswith(f"(at {__file__}:{caught.tb.tb_lineno})")
+    sent = RuntimeError(
+        "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+        '  File "/torch/fetch.py", line 5, in fetch\n'
+        '  File "/home/me/rows.py", line 7, in __getitem__\nValueError: no\n'
+    )
+    assert in_one_line(sent) == (
+        'Caught ValueError in DataLoader worker process 0: ValueError: no (File "/home/me/rows.py", line 7)'
+    )

@@ -1,0 +1,71 @@
+"""What is asked of a run: how it travels to the ranks, and what is refused before anything starts."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner.errors import RequestError
+from planner.plan.file import save_plan
+from runtime.launch import launch
+from runtime.progress import RunSummary, StepReport, content_of, lines_of, record_of, report_of
+from runtime.run_settings import RunSettings, arguments_parser, settings_of
+from tests.distributed import plans
+
+OTHER = RunSettings(
+    steps=7, seed=3, check=False, model="a.b:c", data="d:e", shuffle=True, full_batch=False, workers=2, timeout=1.5
+)
+SUMMARY = RunSummary(
+    steps=2, data="d:e", seconds=None, samples=4, tokens=None, predicted_seconds=0.5, low_seconds=None,
+    high_seconds=None, profile="cpu", elsewhere="", peak_bytes=(2.0**30, 2.0**31), peak_kind="allocated",
+    predicted_peak_bytes=2.0**30, precision="fp32", difference=float("inf"), tolerance=1e-4,
+)  # fmt: skip
+STEP = StepReport(step=1, steps=2, loss=2.5, unsharded=2.0, seconds=0.25, samples=4, tokens=None)
+
+
+@pytest.mark.parametrize("settings", [RunSettings(), OTHER], ids=["plain", "all"])
+def test_settings_reach_the_ranks(settings: RunSettings) -> None:
+    assert settings_of(arguments_parser().parse_args(["plan.json", *settings.flags()])) == settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"steps": 0}, "--steps 0: give 1 or more"),
+        ({"timeout": 0.0}, "--timeout 0: give seconds"),
+        ({"workers": 2}, "--workers: synthetic data is drawn, not read"),
+        ({"full_batch": False}, "--own-samples: synthetic data is drawn"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_run_is_refused(tmp_path: Path, settings: dict[str, object], words: str) -> None:
+    save_plan(plans.hand_plan("zero1", "llama", plans.mesh_of(2)), tmp_path / "plan.json")
+    with pytest.raises(RequestError, match=words):
+        launch(tmp_path / "plan.json", replace(RunSettings(), **settings), lambda report: None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("report", [STEP, SUMMARY], ids=["step", "summary"])
+def test_reports_reach_the_parent(report: StepReport | RunSummary) -> None:
+    assert report_of(record_of(report)) == report
+    assert report_of("step 1 of a model that prints") is None
+
+
+def test_a_step_as_text_and_for_programs() -> None:
+    assert lines_of(STEP) == [
+        "step    1   loss 2.500000   unsharded 2.000000   difference 2.5e-01   0.25 s   16 samples/s"
+    ]
+    assert content_of(STEP)["event"] == "step"
+    assert replace(STEP, tokens=512).text().endswith("2,048 tokens/s")
+
+
+def test_a_summary_as_text_and_for_programs() -> None:
+    data, seconds, memory, verdict = lines_of(SUMMARY)
+    assert data == "data: d:e"
+    assert seconds == "step time: not measured, that takes 3 steps or more; predicted 0.5 s for cpu"
+    assert memory == "peak memory by rank, allocated: 1.00, 2.00 GiB; predicted 1.00 GiB"
+    assert verdict.startswith("the plan DIFFERS from the unsharded model: largest relative difference inf")
+    assert (content_of(SUMMARY)["difference"], content_of(SUMMARY)["agrees"]) == (None, False)
+    measured = replace(SUMMARY, seconds=0.25, tokens=2, low_seconds=0.4, high_seconds=0.6, elsewhere="that is A100")
+    assert lines_of(measured)[1] == (
+        "step time: 0.25 s (median after 2 steps), 8 tokens/s; predicted 0.5 s (0.4 to 0.6 s) for cpu; that is A100"
+    )
