@@ -12,13 +12,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runtime.optimizer import OptimizerSettings
+    from runtime.optimizers import OptimizerSettings
     from runtime.step import TrainingStep, parallelize
 
 __all__ = ["OptimizerSettings", "TrainingStep", "parallelize"]
 
 _HOMES = {
-    "OptimizerSettings": "runtime.optimizer",
+    "OptimizerSettings": "runtime.optimizers",
     "TrainingStep": "runtime.step",
     "parallelize": "runtime.step",
 }

@@ -97,17 +97,23 @@ class Transfer:
     """Steps of one operand from its producer to its consumer, and of its gradient back.
 
     A slice of an activation is copied (`copies`): autograd may keep it, and a view would keep the whole. Slices of
-    weights stay views, because the whole weight is kept anyway.
+    weights stay views, because the whole weight is kept anyway. The gradient of a weight may be reduced in a dtype of
+    its own (`reduced_in`).
     """
 
     forward: tuple[Step, ...]
     backward: tuple[Step, ...]
     copies: bool
+    reduced_in: torch.dtype | None = None
 
     @property
     def gathers(self) -> bool:
         """Whether the consumer gets memory that its producer does not hold already."""
         return any(step.kind in COLLECTIVES for step in self.forward)
+
+    def back(self, gradient: torch.Tensor, place: RankMesh) -> torch.Tensor:
+        """The gradient as the producer wants it."""
+        return apply_steps(gradient.to(self.reduced_in or gradient.dtype), self.backward, place)
 
     def __call__(self, piece: torch.Tensor, place: RankMesh, stub: torch.Tensor | None = None) -> torch.Tensor:
         """The tensor as the consumer wants it. Where there is a `stub`, the gradient goes to it and not to `piece`."""
@@ -143,7 +149,7 @@ class _Redistribute(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return apply_steps(gradients[0], ctx.steps.backward, ctx.place), None, None
+        return ctx.steps.back(gradients[0], ctx.place), None, None
 
 
 class _FromStub(torch.autograd.Function):
@@ -157,4 +163,4 @@ class _FromStub(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return apply_steps(gradients[0], ctx.steps.backward, ctx.place), None, None, None
+        return ctx.steps.back(gradients[0], ctx.place), None, None, None

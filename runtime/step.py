@@ -21,9 +21,12 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.plan.bind import BoundPlan, bind
 from planner.plan.plan import Plan
+from planner.sharding.update import sample_pieces
 from runtime.device_mesh import Communicators, RankMesh, current_device, rank_mesh
 from runtime.executor import Executor, build_executor
-from runtime.optimizer import OptimizerSettings, ShardedOptimizer
+from runtime.initial_values import check_values
+from runtime.optimizer import ShardedOptimizer
+from runtime.optimizers import OptimizerSettings
 from runtime.parameters import local_parameters, unused_parameters, whole_buffers
 from runtime.pipeline import build_pipeline, cut_stage, share_parameters
 from runtime.redistribute import local_piece
@@ -46,18 +49,21 @@ class TrainingStep:
         self.cuts = tuple(cut_stage(bound, stage) for stage in range(place.stages))
         self.cut = self.cuts[place.stage]
         self.executor: Executor = build_executor(bound, place, self.cut)
+        update = bound.plan.training.update
+        pieces = sample_pieces((bound.inputs[name] for name in batched), bound.plan.mesh.sizes)
+        self.seed = update.seed(bound.plan.training.micro_batches, pieces)
+        check_values(module, bound, place.device)
         held = self.cut.parameters | (unused_parameters(bound) if place.stage == 0 else frozenset())
         self.parameters = local_parameters(module, bound, place, held)
-        self.buffers = whole_buffers(module, bound.graph, place.device)
+        self.buffers = whole_buffers(module, bound.graph, place.device, update.broadcast)
         self.pipeline = build_pipeline(bound, place, self.cut) if place.stages > 1 else None
         share_parameters(self.parameters, place, self.cuts)
-        self.optimizer = ShardedOptimizer(
-            bound.plan.training.optimizer, list(self.parameters.values()), settings, place
-        )
+        self.optimizer = ShardedOptimizer(bound, self.parameters, settings, place)
 
     def __call__(self, *args: Any, **kwargs: Any) -> float:
         """Train on one global batch, given in full on every rank as the arguments of the module; returns the mean
         loss."""
+        self.optimizer.reduction.begin()
         loss = self.accumulate(*args, **kwargs)
         self.optimizer.step()
         return float(loss)
@@ -69,15 +75,22 @@ class TrainingStep:
         inputs = self._micro_batches(args, kwargs)
         if self.pipeline is not None:
             return self.pipeline.run(
-                lambda part, received: self.executor(self.parameters, self.buffers, {**inputs(part), **received}), parts
+                lambda part, received: self.executor(self.parameters, self.buffers, {**inputs(part), **received}),
+                parts,
+                self.seed,
             )
         total = torch.zeros((), dtype=torch.float32, device=self.place.device)
         for part in range(parts):
             loss = self.executor(self.parameters, self.buffers, inputs(part))[self.bound.graph.loss]
             if loss.requires_grad:
-                torch.autograd.backward(loss, torch.full_like(loss, 1.0 / parts))
+                torch.autograd.backward(loss, torch.full_like(loss, self.seed))
             total += loss.detach().float().reshape(()) / parts
         return total
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """The global norm of the gradients of the last step, before clipping; None where the plan clips nothing."""
+        return self.optimizer.norm
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
         """The whole weights by name, gathered from all ranks; tied weights under their first name."""

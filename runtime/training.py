@@ -15,7 +15,7 @@ from planner.models.zoo import BuiltModel, build_model
 from planner.plan.plan import PRECISIONS, Plan
 from runtime.data import synthetic_batch
 from runtime.device_mesh import current_device
-from runtime.optimizer import OptimizerSettings
+from runtime.optimizers import OptimizerSettings
 from runtime.step import local_rank, parallelize, tensors_of
 from runtime.unsharded import UnshardedStep
 

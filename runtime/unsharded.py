@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from planner.plan.plan import Training
-from runtime.optimizer import OptimizerSettings, make_optimizer
+from runtime.optimizers import OptimizerSettings, make_optimizer
 
 
 class UnshardedStep:

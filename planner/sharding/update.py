@@ -79,6 +79,11 @@ class Update:
             clipped=self.clip_norm is not None,
         )
 
+    def seed(self, micro_batches: int, pieces: int) -> float:
+        """The gradient with which the backward pass of a micro-batch starts at its mean loss, where the inputs are cut
+        into so many `pieces` along the samples."""
+        return 1 / micro_batches if self.gradients == "mean" else float(pieces)
+
     def summed_in(self, dtype: str) -> str:
         """Dtype in which the gradients of a parameter of `dtype` are added up, and reduced once a step."""
         return "float32" if dtype in _NARROW and self.gradient_dtype != "parameter" else dtype
