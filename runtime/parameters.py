@@ -151,8 +151,17 @@ def whole_buffers(
     """Buffers and constant tensors that the graph reads, whole on every rank, copied to its device; those of rank 0
     where they are broadcast."""
     buffers = dict(module.named_buffers(remove_duplicate=False))
-    own = {name: _tensor(module, buffers, name).to(device, copy=True) for name in graph.buffers}
-    return {name: from_first(value, device) for name, value in own.items()} if broadcast else own
+    if broadcast:
+        return {name: from_first(_tensor(module, buffers, name), device) for name in graph.buffers}
+    found = {}
+    for name in graph.buffers:
+        value = _tensor(module, buffers, name)
+        if value.is_meta:
+            raise ModelError(
+                f"buffer '{name}' is on the meta device and has no values; build the module on a real device to run it"
+            )
+        found[name] = value.to(device, copy=True)
+    return found
 
 
 def _tensor(module: nn.Module, buffers: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
@@ -165,9 +174,5 @@ def _tensor(module: nn.Module, buffers: Mapping[str, torch.Tensor], name: str) -
         raise ModelError(
             f"the model makes the constant tensor '{name}' in its forward pass;"
             " register it as a buffer, so that it can be found"
-        )
-    if value.is_meta:
-        raise ModelError(
-            f"buffer '{name}' is on the meta device and has no values; build the module on a real device to run it"
         )
     return value.detach()

@@ -50,8 +50,8 @@ class TrainingStep:
         self.cut = self.cuts[place.stage]
         self.executor: Executor = build_executor(bound, place, self.cut)
         update = bound.plan.training.update
-        pieces = sample_pieces((bound.inputs[name] for name in batched), bound.plan.mesh.sizes)
-        self.seed = update.seed(bound.plan.training.micro_batches, pieces)
+        self.pieces = sample_pieces((bound.inputs[name] for name in batched), bound.plan.mesh.sizes)
+        self.seed = update.seed(bound.plan.training.micro_batches, self.pieces)
         check_values(module, bound, place.device)
         held = self.cut.parameters | (unused_parameters(bound) if place.stage == 0 else frozenset())
         self.parameters = local_parameters(module, bound, place, held)

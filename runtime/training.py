@@ -56,7 +56,7 @@ def train(
     if check and step.place.rank == 0 and step.place.stage == 0:
         names = step.bound.graph.inputs
         batched = frozenset(number for number, name in enumerate(names) if name in step.batched)
-        plain = UnshardedStep(built.module.to(device), plan.training, chosen, batched)
+        plain = UnshardedStep(built.module.to(device), plan.training, chosen, batched, step.pieces)
     examples = tensors_of(built.args, built.kwargs)
     for number in range(steps):
         batch = synthetic_batch(
