@@ -12,11 +12,13 @@ from planner.sharding.buckets import bucket_place, trainable_positions
 from planner.sharding.mesh import Mesh
 from planner.sharding.update import AUTO_BUCKETS, Update
 
-LATENCY_SHARE = 0.05
-"""Of the time of a full bucket's all-reduce, at most this much is latency."""
+LATENCY_SHARE = 0.2
+"""Of the time of a full bucket's all-reduce, at most this much is latency. Less would ask for buckets that hardly any
+backward pass fills early enough to hide them: 5 percent means half a GiB on 8 devices of a fast node, 20 means 64 MiB,
+and 2 MiB on a CPU. DistributedDataParallel takes 25 MiB whatever the links."""
 
 _LARGE = 1024 * MIB  # bytes of a message of which hardly anything is latency
-_LEAST, _MOST = 64 * KIB, 1024 * MIB
+_LEAST, _MOST = 64 * KIB, 256 * MIB
 
 
 def auto_bucket(mesh: Mesh, cluster: Cluster) -> int:
@@ -26,8 +28,8 @@ def auto_bucket(mesh: Mesh, cluster: Cluster) -> int:
         b    = t(2 L) / L - t(L) / L   the slope for large messages, L = 1 GiB
         S    = least power of two with t(S) - b S <= share t(S), share = `LATENCY_SHARE`
 
-    on the axis that asks for most. In an alpha-beta model S is a/b (1 - share) / share, rounded up: 19 times what the
-    link carries in the time that a message takes to start.
+    on the axis that asks for most, from 64 KiB to 256 MiB. In an alpha-beta model S is a/b (1 - share) / share, rounded
+    up: 4 times what the link carries in the time that a message takes to start.
     """
     return max((_on_axis(axis.size, axis.stride, cluster) for axis in mesh.axes if axis.size > 1), default=_LEAST)
 

@@ -1,6 +1,7 @@
 """What is asked of the search."""
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Literal
 
 from hardware_profiles import Cluster
@@ -75,6 +76,9 @@ class SearchRequest:
         fault = update_fault(self.update)
         if fault is not None:
             raise RequestError(f"{fault[0]}: {fault[1]}")
+        for pattern in self.update.local_parameters:
+            if not any(fnmatchcase(name, pattern) for name in self.graph.parameter_names):
+                raise RequestError(f"local_parameters: no parameter of the model matches '{pattern}'")
         for name in ("batch", "global_batch", "top"):
             if getattr(self, name) < 1:
                 raise RequestError(f"{name} = {getattr(self, name)}: it is 1 or more")
