@@ -6,7 +6,7 @@
     all_to_all       as reduce_scatter, and back
 
 Sums are of the same elements as if each member went by itself. Collectives start without being waited for; steps that
-send nothing are done in between, each member's own.
+send nothing are done in between, each member's own. What has been copied into a flat buffer is not held on to.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,56 +39,54 @@ def _all_reduce(pieces: Pieces, steps: Sequence[Step], group: dist.ProcessGroup)
     # a lone gradient is not read again, so that its own memory may take the sum
     flat = torch.cat([p.reshape(-1) for p in pieces]) if len(pieces) > 1 else pieces[0].contiguous().view(-1)
     work = dist.all_reduce(flat, dist.ReduceOp.SUM, group, async_op=True)
-    sizes = [piece.numel() for piece in pieces]
-    return work, lambda: [f.view(p.shape) for f, p in zip(torch.split(flat, sizes), pieces, strict=True)]
+    shapes = [piece.shape for piece in pieces]
+    return work, lambda: [f.view(s) for f, s in zip(torch.split(flat, _sizes(shapes)), shapes, strict=True)]
 
 
 def _reduce_scatter(pieces: Pieces, steps: Sequence[Step], group: dist.ProcessGroup) -> Started:
-    rows = group.size()
-    cut = [
-        torch.unflatten(piece.movedim(step.dim, 0), 0, (rows, -1)) for piece, step in zip(pieces, steps, strict=True)
-    ]
-    flat = _in_rows(cut, rows)
+    rows, dims = group.size(), [step.dim for step in steps]
+    cut = [torch.unflatten(piece.movedim(dim, 0), 0, (rows, -1)) for piece, dim in zip(pieces, dims, strict=True)]
+    flat, shapes = _in_rows(cut, rows), [one.shape[1:] for one in cut]
     own = flat.new_empty(flat.shape[1])
     work = dist.reduce_scatter_single(own, flat.view(-1), group=group, async_op=True)
 
     def landed() -> Pieces:
-        parts = torch.split(own, [one[0].numel() for one in cut])
-        return [
-            p.view(one.shape[1:]).movedim(0, s.dim).contiguous() for p, one, s in zip(parts, cut, steps, strict=True)
-        ]
+        parts = zip(torch.split(own, _sizes(shapes)), shapes, dims, strict=True)
+        return [part.view(shape).movedim(0, dim).contiguous() for part, shape, dim in parts]
 
     return work, landed
 
 
 def _all_gather(pieces: Pieces, steps: Sequence[Step], group: dist.ProcessGroup) -> Started:
-    rows = group.size()
-    first = [piece.movedim(step.dim, 0) for piece, step in zip(pieces, steps, strict=True)]
-    flat = torch.cat([one.reshape(-1) for one in first])
+    rows, dims = group.size(), [step.dim for step in steps]
+    first = [piece.movedim(dim, 0) for piece, dim in zip(pieces, dims, strict=True)]
+    flat, shapes = torch.cat([one.reshape(-1) for one in first]), [one.shape for one in first]
     whole = flat.new_empty(rows * flat.numel())
     work = dist.all_gather_single(whole, flat, group, async_op=True)
 
     def landed() -> Pieces:
-        parts = torch.split(whole.view(rows, -1), [one.numel() for one in first], dim=1)
-        joined = [p.reshape(-1, *one.shape[1:]) for p, one in zip(parts, first, strict=True)]
-        return [one.movedim(0, step.dim).contiguous() for one, step in zip(joined, steps, strict=True)]
+        parts = zip(torch.split(whole.view(rows, -1), _sizes(shapes), dim=1), shapes, dims, strict=True)
+        return [part.reshape(-1, *shape[1:]).movedim(0, dim).contiguous() for part, shape, dim in parts]
 
     return work, landed
 
 
 def _all_to_all(pieces: Pieces, steps: Sequence[Step], group: dist.ProcessGroup) -> Started:
-    rows = group.size()
+    rows, dims = group.size(), [step.dim for step in steps]
     cut = [torch.stack(piece.chunk(rows, step.to_dim)) for piece, step in zip(pieces, steps, strict=True)]
-    flat = _in_rows(cut, rows)
+    flat, shapes = _in_rows(cut, rows), [one.shape[1:] for one in cut]
     incoming = torch.empty_like(flat)
     work = dist.all_to_all_single(incoming.view(-1), flat.view(-1), group=group, async_op=True)
 
     def landed() -> Pieces:
-        parts = torch.split(incoming, [one[0].numel() for one in cut], dim=1)
-        stacked = [torch.unflatten(p, 1, one.shape[1:]) for p, one in zip(parts, cut, strict=True)]
-        return [one.movedim(0, s.dim).flatten(s.dim, s.dim + 1) for one, s in zip(stacked, steps, strict=True)]
+        parts = zip(torch.split(incoming, _sizes(shapes), dim=1), shapes, dims, strict=True)
+        return [torch.unflatten(part, 1, shape).movedim(0, dim).flatten(dim, dim + 1) for part, shape, dim in parts]
 
     return work, landed
+
+
+def _sizes(shapes: Sequence[torch.Size]) -> list[int]:
+    return [shape.numel() for shape in shapes]
 
 
 def _in_rows(cut: Pieces, rows: int) -> torch.Tensor:
@@ -141,3 +139,4 @@ class Flight:
             group = self._groups[following[0].axis]
             assert group is not None, "nothing moves along an axis of one device"
             self._started = _START[following[0].kind](self._pieces, following, group)
+            self._pieces = []

@@ -82,4 +82,4 @@ class Reduction:
         pieces = [member.local_gradient() for member in members]
         for member in members:
             member.gradient = None
-        self._flights.append(Flight(bucket, pieces, self._place, self._groups))
+        self._flights.append(Flight(bucket, pieces, self._place, self._groups))  # pieces end with this call

@@ -15,8 +15,8 @@ cuts the weight too and gathers it at every use; both are priced with the use. S
 all-reduce of the full copy stands for.
 
 What is reduced and gathered in buckets is priced at a share of a full one, which is the least that it can take; what
-the buckets of a plan really take, `planner.plan.once` says. Buckets reduce while others still fill, so that what comes
-out of a reduce-scatter is there beside the gradients.
+the buckets of a plan really take, `planner.plan.once` says. Buckets start while others still fill, so that what comes
+out of their first collective is there beside the gradients.
 """
 
 import math
@@ -30,6 +30,8 @@ from costmodels import operator_time, optimizer_time, parameter_bytes
 from planner.graph.operator_graph import TensorType
 from planner.pricing.redistribution_price import Pricers
 from planner.sharding.layout import PARTIAL, REPLICATE, local_fraction
+from planner.sharding.mesh import Mesh
+from planner.sharding.redistribute import COLLECTIVES, redistribution
 from planner.sharding.stored import StoredParameter
 from planner.sharding.update import PLAIN, Update
 
@@ -62,7 +64,8 @@ def price_parameter(
     local: bool = False,
 ) -> ParameterPrices:
     """Prices of keeping a parameter of this type in each of the given stored layouts; a `local` one reduces nothing."""
-    sizes = pricers.parameters.mesh.sizes
+    mesh = pricers.parameters.mesh
+    sizes = mesh.sizes
     software = pricers.parameters.cluster.software
     per = parameter_bytes(precision, optimizer, software, update.variant)
     pieces = np.array([_pieces(s, sizes) for s in stored]) if software.flat else np.ones(len(stored))
@@ -88,7 +91,7 @@ def price_parameter(
     own = (tensor.element_bytes == _FP32 or not update.master_weights) and not software.offloaded
     copies = pricers.parameters.pairs(tensor, weights, states).sends if own else zeros
     added = gradient * (tensor.element_bytes + 2 * accumulated.element_bytes)
-    flat = _flat(gradient, state, accumulated.element_bytes, update) if not local else zeros
+    landing = _landing(accumulated, stored, mesh) if update.bucketed and not local else zeros
     cluster = pricers.parameters.cluster
     device = cluster.device
     passed = operator_time(op_class="copy", flops=0.0, bytes_moved=added, dtype="fp32", device=device)
@@ -98,7 +101,7 @@ def price_parameter(
         update=np.asarray(optimizer_time(state, precision, optimizer, device, update.variant)),
         gather=pricers.updated.pairs(tensor, states, weights).seconds,
         weight=weight * per.weight,
-        gradient=gradient * per.gradient + flat,
+        gradient=gradient * per.gradient + landing,
         state=state * (per.state + tensor.element_bytes * copies),
     )
 
@@ -113,11 +116,15 @@ def reduced(tensor: TensorType, update: Update) -> TensorType:
     return replace(tensor, dtype=update.reduced_in(tensor.dtype))
 
 
-def _flat(gradient: Array, state: Array, element_bytes: int, update: Update) -> Array:
-    """Bytes of reduced pieces beside the gradients from which buckets made them."""
-    if not update.bucketed:
-        return np.zeros_like(gradient)
-    return np.where(state < gradient, state, 0.0) * element_bytes
+def _landing(tensor: TensorType, stored: Sequence[StoredParameter], mesh: Mesh) -> Array:
+    """Bytes that come out of the first collective of a gradient in a bucket; an all-reduce needs none."""
+    found = []
+    for one in stored:
+        steps = redistribution(tensor.shape, mesh, one.gradient, one.state)
+        first = next((s for s in steps if s.kind in COLLECTIVES and mesh.sizes[s.axis] > 1), None)
+        share = 0.0 if first is None or first.kind == "all_reduce" else first.fraction
+        found.append(share / mesh.sizes[first.axis] if first is not None and first.kind == "reduce_scatter" else share)
+    return np.array(found) * tensor.nbytes
 
 
 def _pieces(stored: StoredParameter, sizes: Sequence[int]) -> int:

@@ -38,7 +38,7 @@ class Recorder:
         self, piece: torch.Tensor, term: torch.Tensor, group: Any, async_op: bool = False
     ) -> "Gone":
         piece.copy_(term[: piece.shape[0]])
-        return self._note("reduce_scatter", term, group)
+        return self._note("reduce_scatter", term, group, piece)
 
     def all_reduce(self, term: torch.Tensor, operation: Any, group: Any = None, async_op: bool = False) -> "Gone":
         return self._note("all_reduce", term, group)
@@ -56,9 +56,9 @@ class Recorder:
     def isend(self, value: torch.Tensor, target: int, group: Any) -> "Gone":
         return Gone()
 
-    def _note(self, kind: str, tensor: torch.Tensor, group: Any) -> "Gone":
+    def _note(self, kind: str, tensor: torch.Tensor, group: Any, *others: torch.Tensor) -> "Gone":
         self.calls.append((kind, float(tensor.nbytes), group))
-        return Gone()
+        return Gone(tensor, *others)
 
     def messages(self, place: RankMesh) -> Messages:
         """What has been written down. An axis may have several process groups of the same ranks."""
@@ -71,7 +71,10 @@ def _ranks(group: Any) -> tuple[int, ...]:
 
 
 class Gone:
-    """Something sent that has arrived."""
+    """Something sent that has arrived; it holds on to tensors, as what torch returns does."""
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        self.tensors = tensors
 
     def is_completed(self) -> bool:
         return True
