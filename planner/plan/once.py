@@ -3,9 +3,10 @@
     reduce bucket 0, 1, ..  ──>  norm of the gradients  ──>  optimizer (norms of LAMB)  ──>  gather bucket 0, 1, ..
 
 The sum that the search minimises adds up shares of parameters: each message of a bucket counts as its part of a full
-one. A bucket that is less full takes longer for each byte, so shares are the least that it can take; `OnceCost` has
-what is missing. Norms cost every plan of a mesh about the same, a few messages of some bytes, and are left out of the
-sum for that.
+one. A bucket that is less full takes longer for each byte, so shares are the least that it can take. Of buckets that
+end at positions, or have names, nobody knows the size before all layouts are chosen: there every message counts for
+itself, the most that it can take. `OnceCost` has what is missing to what is sent. Norms cost every plan of a mesh about
+the same, a few messages of some bytes, and are left out of the sum for that.
 """
 
 from collections import Counter, defaultdict
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from costmodels import collective_time
 from hardware_profiles import Cluster
 from planner.plan.bind import BoundPlan, stage_of_operators
-from planner.pricing import Pricers, RedistributionPricer
+from planner.pricing import Pricers
 from planner.pricing.message import Message, message_seconds
 from planner.pricing.parameter_price import summed
 from planner.sharding.buckets import Bucket, Traveller, arrival_order, in_buckets, trainable_positions, traveller
@@ -47,19 +48,14 @@ def once_of(bound: BoundPlan, held: Collection[str], cluster: Cluster, pricers: 
     ):
         for bucket in buckets:
             cost.flat = max(cost.flat, bucket.flat)
-            for (kind, axis), nbytes in zip(bucket.moves, bucket.nbytes, strict=True):
+            for number, ((kind, axis), nbytes) in enumerate(zip(bucket.moves, bucket.nbytes, strict=True)):
                 message = Message(kind=kind, axis=axis, nbytes=nbytes)
                 whole = pricer.exposed * message_seconds(message, bound.plan.mesh, cluster)
-                cost.add(part, message, whole - _shares(bucket, kind, axis, pricer))
+                shares = (pricer.message_seconds(kind, axis, member.nbytes[number]) for member in bucket.members)
+                cost.add(part, message, whole - sum(shares))
     for message in (*norm_messages(bound), *trust_messages(bound, held)):
         cost.add("optimizer", message, _norm_seconds(bound, message, cluster))
     return cost
-
-
-def _shares(bucket: Bucket, kind: str, axis: int, pricer: RedistributionPricer) -> float:
-    """What the members of a bucket count for one of its messages in the additive sums."""
-    at = bucket.moves.index((kind, axis))
-    return sum(pricer.message_seconds(kind, axis, member.nbytes[at]) for member in bucket.members)
 
 
 def reduction_buckets(bound: BoundPlan, held: Collection[str]) -> tuple[Bucket, ...]:

@@ -185,7 +185,8 @@ class _Cutter:
         """Seconds to sum the gradient of a parameter that the first and the last stage both hold."""
         template = self.tables.template
         trainable = parameter.name in template.graph.differentiable
-        if self.stages < 2 or parameter.name not in self.boundary or not trainable:
+        local = self.tables.update.is_local(parameter.name)
+        if self.stages < 2 or parameter.name not in self.boundary or not trainable or local:
             return np.zeros(len(parameter.stored))
         whole = summed(template.graph.types[parameter.name], self.tables.update).nbytes
         mesh, distance = self.tables.mesh, self.stages - 1

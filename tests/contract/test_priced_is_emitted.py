@@ -202,6 +202,8 @@ PLANS = (
         for kind in ("megatron", "zero1", "zero2", "zero3", 3)
     ),
     Hand(model="gpt4", kind="zero1", mesh=(2,), settings={"stages": (2, 2), **TWO_PARTS, **LAMB}, update=CLIPPED),
+    Hand(model="gpt", kind="zero2", mesh=(2, 2), settings=FULL, update=CLIPPED),
+    Hand(model="llama", kind="zero1", mesh=(2,), settings={**TWO_PARTS, **FULL}, update=CLIPPED),
     Hand(model="llama", kind=5, mesh=(2, 4), settings=LAMB, update=Update(buckets=(4, 11))),
     Hand(model="gpt", kind="zero1", mesh=(2, 2), settings=LAMB, update=Update(buckets=(("*.attn.*", 0), ("*", 1)))),
     Hand(model="llama", kind="zero3", mesh=(4,), settings=LAMB),
