@@ -15,9 +15,11 @@ from costmodels.experts import BALANCED, ExpertsShape, experts_backward_time, ex
 from costmodels.fit import fit_attention, fit_matmul, percentage_error
 from costmodels.matmul import element_bytes, matmul_rate, matmul_time
 from costmodels.memory import (
+    PLAIN_UPDATE,
     Optimizer,
     ParameterBytes,
     Precision,
+    UpdateVariant,
     optimizer_traffic,
     parameter_bytes,
     peak_memory,
@@ -62,6 +64,7 @@ __all__ = [
     "ORDERS",
     "Optimizer",
     "Overlap",
+    "PLAIN_UPDATE",
     "ParameterBytes",
     "PassSeconds",
     "Precision",
@@ -71,6 +74,7 @@ __all__ = [
     "RankUse",
     "Timeline",
     "Turn",
+    "UpdateVariant",
     "affine_pieces",
     "attention_backward_time",
     "attention_preparation",

@@ -12,12 +12,29 @@ from costmodels.units import Bytes, QuantityT
 from hardware_profiles import PYTORCH, Device, Software
 
 Precision: TypeAlias = Literal["bf16", "fp16", "fp32"]
-Optimizer: TypeAlias = Literal["adamw", "sgd"]
+Optimizer: TypeAlias = Literal["adamw", "sgd", "lamb"]
 
 _FP32: Bytes = 4
 _COMPUTE_BYTES: dict[str, Bytes] = {"bf16": 2, "fp16": 2, "fp32": _FP32}
-_MOMENTS: dict[str, int] = {"adamw": 2, "sgd": 1}
-"""fp32 values per parameter that an optimizer keeps: AdamW two moments, SGD its momentum."""
+_MOMENTS: dict[str, int] = {"adamw": 2, "sgd": 1, "lamb": 2}
+"""fp32 values per parameter that an optimizer keeps: AdamW and LAMB two moments, SGD its momentum."""
+
+_SECOND_PASS: dict[str, int] = {"lamb": 3}
+"""fp32 values per parameter that pass through memory once more: LAMB knows the length of its step when all of it is
+there, so it writes the direction, and reads it with the weight again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateVariant:
+    """What a plan may change about the update: gradients of the dtype of the weight instead of fp32, no fp32 master of
+    a 16-bit weight, gradients that are clipped before."""
+
+    narrow_gradients: bool = False
+    master_weights: bool = True
+    clipped: bool = False
+
+
+PLAIN_UPDATE = UpdateVariant()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +50,17 @@ class ParameterBytes:
         return self.weight + self.gradient + self.state
 
 
-def parameter_bytes(precision: str, optimizer: str, software: Software = PYTORCH) -> ParameterBytes:
-    """Bytes per parameter under a precision ("bf16", "fp16", "fp32") and an optimizer ("adamw", "sgd" with momentum).
+def parameter_bytes(
+    precision: str, optimizer: str, software: Software = PYTORCH, variant: UpdateVariant = PLAIN_UPDATE
+) -> ParameterBytes:
+    """Bytes per parameter under a precision ("bf16", "fp16", "fp32") and an optimizer ("adamw", "sgd" with momentum,
+    "lamb").
 
         16-bit: weight 2, gradient 4, state 4 (master weight) + 4 per moment; or as the software keeps them
         fp32:   weight 4, gradient 4, state 4 per moment
 
-    Of what is offloaded, gradients and states, nothing is on the device. Raises `CostModelError` for any other word.
+    A variant has gradients of the dtype of the weight, or no master weight. Of what is offloaded, gradients and states,
+    nothing is on the device. Raises `CostModelError` for any other word.
     """
     weight, moments = _lookup(precision, optimizer)
     gradient, master, stored = _FP32, 0.0, software.stored
@@ -47,19 +68,26 @@ def parameter_bytes(precision: str, optimizer: str, software: Software = PYTORCH
         weight, master, gradient = stored.weight, stored.master, stored.bf16
         if precision == "fp16":
             master, gradient = stored.master + stored.update, stored.fp16
+        if variant.narrow_gradients:
+            gradient = _COMPUTE_BYTES[precision]
+        if not variant.master_weights:
+            master = 0.0
     if software.offloaded:
         return ParameterBytes(weight=weight, gradient=0, state=0)
     return ParameterBytes(weight=weight, gradient=gradient, state=master + _FP32 * moments)
 
 
-def optimizer_traffic(precision: str, optimizer: str) -> Bytes:
+def optimizer_traffic(precision: str, optimizer: str, variant: UpdateVariant = PLAIN_UPDATE) -> Bytes:
     """Bytes per parameter that a fused optimizer step reads and writes.
 
-    reads gradient, fp32 weight and moments; writes fp32 weight and moments, and the 16-bit weight if there is one
+    reads gradient, fp32 weight and moments; writes fp32 weight and moments, and the 16-bit weight if there is one;
+    what a second pass moves (LAMB); clipping reads the gradient for its norm, and reads and writes it to scale it
     """
     weight, moments = _lookup(precision, optimizer)
-    copy = weight if weight < _FP32 else 0
-    return _FP32 * (1 + 2 * (1 + moments)) + copy
+    gradient = weight if variant.narrow_gradients else _FP32
+    master, copy = (_FP32, weight if weight < _FP32 else 0) if variant.master_weights else (weight, 0)
+    again = _SECOND_PASS.get(optimizer, 0) * _FP32 + (3 * gradient if variant.clipped else 0)
+    return gradient + 2 * (master + _FP32 * moments) + copy + again
 
 
 def peak_memory(persistent: QuantityT, saved: QuantityT, transient: QuantityT, device: Device) -> QuantityT:

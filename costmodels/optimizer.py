@@ -5,18 +5,26 @@ from typing import overload
 import numpy as np
 
 from costmodels.compute import operator_time
-from costmodels.memory import optimizer_traffic
+from costmodels.memory import PLAIN_UPDATE, UpdateVariant, optimizer_traffic
 from costmodels.units import Array, Quantity
 from hardware_profiles import Device
 
 
 @overload
-def optimizer_time(parameters: float, precision: str, optimizer: str, device: Device) -> float: ...
+def optimizer_time(
+    parameters: float, precision: str, optimizer: str, device: Device, variant: UpdateVariant = ...
+) -> float: ...
 @overload
-def optimizer_time(parameters: Array, precision: str, optimizer: str, device: Device) -> Array: ...
+def optimizer_time(
+    parameters: Array, precision: str, optimizer: str, device: Device, variant: UpdateVariant = ...
+) -> Array: ...
 @overload
-def optimizer_time(parameters: Quantity, precision: str, optimizer: str, device: Device) -> Quantity: ...
-def optimizer_time(parameters: Quantity, precision: str, optimizer: str, device: Device) -> Quantity:
+def optimizer_time(
+    parameters: Quantity, precision: str, optimizer: str, device: Device, variant: UpdateVariant = ...
+) -> Quantity: ...
+def optimizer_time(
+    parameters: Quantity, precision: str, optimizer: str, device: Device, variant: UpdateVariant = PLAIN_UPDATE
+) -> Quantity:
     """Seconds for one fused update of `parameters` parameters (a count, or an array of them) held by one device.
 
         t = L + N T / (W e)        N parameters, T bytes per parameter from `optimizer_traffic`,
@@ -25,7 +33,7 @@ def optimizer_time(parameters: Quantity, precision: str, optimizer: str, device:
     No parameters take no time. Holds for multi-tensor (foreach or fused) optimizers, which launch a number of kernels
     that does not grow with the parameters.
     """
-    traffic = parameters * optimizer_traffic(precision, optimizer)
+    traffic = parameters * optimizer_traffic(precision, optimizer, variant)
     time = operator_time(op_class="optimizer", flops=0.0, bytes_moved=traffic, dtype="fp32", device=device)
     if isinstance(parameters, np.ndarray):
         return np.where(parameters > 0, time, 0.0)

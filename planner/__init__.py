@@ -13,6 +13,7 @@ What it is for, from Python:
     planner.search(model, cluster, ...) -> SearchResult      see planner.search.api.search
     planner.shard(pattern, strategy)                         a strategy decided by hand, for `search(shards=...)`
     planner.Pinned(tensor=8, pipeline=4, ...)                degrees decided by hand, for `search(pinned=...)`
+    planner.Update(clip_norm=1.0, buckets="auto", ...)       what becomes of gradients, for `search(update=...)`
 """
 
 from importlib import import_module
@@ -21,10 +22,11 @@ from typing import Any
 _LAZY = {
     "Pinned": "planner.search.space",
     "SearchResult": "planner.search.search",
+    "Update": "planner.sharding.update",
     "shard": "planner.search.api",
 }
 
-__all__ = ["Pinned", "SearchResult", "search", "shard"]
+__all__ = ["Pinned", "SearchResult", "Update", "search", "shard"]
 
 
 def __getattr__(name: str) -> Any:

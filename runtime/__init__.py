@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from runtime.auditing import StageAudit, audit
     from runtime.loading import BatchLoader, loader
-    from runtime.optimizer import OptimizerSettings
+    from runtime.optimizers import OptimizerSettings
     from runtime.training_step import TrainingStep, parallelize
 
 __all__ = ["BatchLoader", "OptimizerSettings", "StageAudit", "TrainingStep", "audit", "loader", "parallelize"]
 
 _HOMES = {
     "BatchLoader": "runtime.loading",
-    "OptimizerSettings": "runtime.optimizer",
+    "OptimizerSettings": "runtime.optimizers",
     "StageAudit": "runtime.auditing",
     "TrainingStep": "runtime.training_step",
     "audit": "runtime.auditing",

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import torch.distributed as dist
+
 from costmodels import peak_memory
 from hardware_profiles import Bytes, Cluster, Flops
 from planner.graph.operator_graph import OperatorGraph
@@ -138,12 +140,13 @@ def _written(step: RankStep, inputs: Inputs) -> Ledger:
         ledger.live.add(parameter.piece, WEIGHTS)
         if parameter.trainable:
             parameter.leaf.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                lambda _, p=parameter: ledger.live.claim(p.local_gradient(), GRADIENTS)
+                lambda _, p=parameter: None if p.gradient is None else ledger.live.claim(p.gradient, GRADIENTS)
             )
     for state in step.optimizer.states():
         ledger.live.add(state, STATES)
     ledger.live.forget_peak()
     step.observer = ledger
+    step.optimizer.reduction.begin()
     with ledger:
         step.accumulate(inputs)
         with ledger.updating():
@@ -156,16 +159,22 @@ Key = tuple[Phase, str, str, int | None, float]
 
 def _emitted(ledger: Ledger, step: RankStep, plan: Plan) -> Counter[Key]:
     """What a step of the whole plan sends: that of every micro-batch as often as there are."""
-    axes: dict[str, int] = {group.group_name: axis for axis, group in enumerate(step.place.groups) if group is not None}
-    loss = step.pipeline.neighbours.forward.group_name if step.pipeline is not None else None
+    axes = {_ranks(group): axis for axis, group in enumerate(step.place.groups) if group is not None}
+    stages = _ranks(step.pipeline.neighbours.forward) if step.pipeline is not None else None
     found: Counter[Key] = Counter()
     few = step.bound.plan.training.micro_batches
     for sent, times in ledger.sent.items():
-        phase: Phase = "update" if sent.group == loss and sent.kind == "all_reduce" else sent.phase
-        key = (phase, sent.owner, sent.kind, axes.get(sent.group), float(sent.nbytes))
+        loss = sent.ranks == stages and sent.kind == "all_reduce"  # of the step, for the stages before the last
+        bucket = sent.phase == "backward" and not sent.owner and sent.kind != "send_recv"  # that starts early
+        phase: Phase = "update" if loss or bucket else sent.phase
+        key = (phase, sent.owner, sent.kind, axes.get(sent.ranks), float(sent.nbytes))
         assert phase == "update" or times % few == 0, (sent, times)
         found[key] += times if phase == "update" else times // few * plan.training.micro_batches
     return found
+
+
+def _ranks(group: dist.ProcessGroup) -> tuple[int, ...]:
+    return tuple(dist.get_process_group_ranks(group))
 
 
 def _collectives(bound: BoundPlan, charges: Charges, emitted: Counter[Key]) -> tuple[Collectives, ...]:

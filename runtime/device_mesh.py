@@ -136,6 +136,16 @@ def _lines(mesh: Mesh, axis: int, stages: int) -> list[list[int]]:
     return [[start + place * line.stride for place in range(line.size)] for start in starts]
 
 
+def axis_lines(place: RankMesh, purpose: str) -> tuple[dist.ProcessGroup | None, ...]:
+    """Process groups of every axis for a purpose of their own, beside `place.groups`. Collective: every rank of every
+    stage calls it, in the same order."""
+    mesh = place.mesh
+    return tuple(
+        place.known.of(_lines(mesh, axis, place.stages), purpose) if size > 1 else None
+        for axis, size in enumerate(mesh.sizes)
+    )
+
+
 def stage_line(place: RankMesh, stages: tuple[int, ...], purpose: str) -> dist.ProcessGroup:
     """The processes at the same place inside each of these stages. Collective: every rank of every stage calls it, in
     the same order; a rank of another stage has no use for what it gets."""

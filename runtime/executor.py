@@ -15,7 +15,7 @@ results of some of its operators are kept instead (see `runtime.kept_results`).
 
 import functools
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from planner.errors import StrategyError
 from planner.plan.bind import BoundOperator, BoundPlan
 from planner.plan.stage_cut import StageCut
-from planner.sharding.layout import local_shape, replicated
+from planner.sharding.layout import PARTIAL, local_shape, replicated
 from planner.sharding.rule import Duplex, strategy_names
 from runtime.device_mesh import RankMesh
 from runtime.gather_again import Gathered, gather_again, memory_of
@@ -233,8 +233,13 @@ def build_executor(bound: BoundPlan, place: RankMesh, cut: StageCut) -> Executor
 
 def _operand(bound: BoundPlan, name: str, promised: Duplex, wanted: Duplex) -> Operand:
     graph, mesh = bound.graph, bound.plan.mesh
-    weight = name in graph.parameter_names
+    weight, update = name in graph.parameter_names, bound.plan.training.update
+    if weight and update.is_local(name):  # the gradient stays as each rank has it
+        own = tuple(PARTIAL if placement.is_shard else placement for placement in wanted.gradient)
+        promised = replace(promised, gradient=own)
     between = transfer(graph.types[name].shape, mesh, promised, wanted, name in graph.differentiable, weight)
+    if weight and between is not None:
+        between = replace(between, reduced_in=getattr(torch, update.reduced_in(graph.types[name].dtype)))
     return Operand(name=name, transfer=between, weight=weight)
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 from planner.errors import RequestError
-from runtime.optimizer import OptimizerSettings
+from runtime.optimizers import OptimizerSettings
 
 Schedule = Callable[[int], float]
 """The learning rate of a step, from the number of steps that were made before it."""

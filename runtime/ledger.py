@@ -33,12 +33,12 @@ _MARK = "operator"  # under which a node of autograd knows its operator
 
 
 class Sent(NamedTuple):
-    """A collective as it was called: when, by which operator ("" where none runs), kind, name of the group, bytes."""
+    """A collective as it was called: when, by which operator ("" where none runs), kind, ranks of the group, bytes."""
 
     phase: Phase
     owner: str
     kind: str
-    group: str
+    ranks: tuple[int, ...]
     nbytes: int
 
 
@@ -118,4 +118,5 @@ class Ledger(TorchDispatchMode, Observer):
             raise AuditError(f"the runtime calls {name}, of which the audit does not know what it sends")
         kind, tensor, group = _KINDS[name]
         nbytes = sum(each.nbytes for each in pytree.tree_leaves(args[tensor]))
-        self.sent[Sent(*self._now(), kind, dist.ProcessGroup.unbox(args[group]).group_name, nbytes)] += 1
+        ranks = tuple(dist.get_process_group_ranks(dist.ProcessGroup.unbox(args[group])))
+        self.sent[Sent(*self._now(), kind, ranks, nbytes)] += 1

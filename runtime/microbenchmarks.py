@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from costmodels import AttentionShape, optimizer_traffic
 from hardware_profiles import KernelRow
-from runtime.optimizer import OptimizerSettings, make_optimizer
+from runtime.optimizers import OptimizerSettings, make_optimizer
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -4,70 +4,30 @@ Once a step, for every parameter:
 
     gradient layout ──sum, cut──> state layout ──update──> state layout ──gather──> weight layout
 
-A parameter that several pipeline stages use has its gradients summed over them before the update.
+A parameter that several pipeline stages use has its gradients summed over them before the update. How gradients are
+reduced says `runtime.reduction`, how they are clipped `runtime.norms`.
 
-The update is that of `torch.optim`, element by element, so it is exact on pieces. What it updates is the *master*:
-the weight in the layout of the state and in float32. Where the weight is float32 and the state just cuts it finer
+The update is that of `runtime.optimizers`, element by element, or by norms of whole weights, so it is exact on pieces.
+What it updates is the *master*: the weight in the layout of the state and in float32, or, where the plan wants no
+master weights, in its own dtype. Where the weight is float32 and the state just cuts it finer
 (or not at all), the master is a view of the weight and costs no memory.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from planner.errors import RequestError, unknown_name
+from planner.plan.bind import BoundPlan
+from planner.plan.once import gathering_buckets
 from planner.sharding.redistribute import COLLECTIVES, redistribution
-from runtime.collectives import all_reduce
 from runtime.device_mesh import RankMesh
+from runtime.flight import Flight
+from runtime.norms import clip, global_norm, whole_squares
+from runtime.optimizers import OptimizerSettings, make_optimizer, wide_dtype
 from runtime.parameters import LocalParameter
 from runtime.redistribute import apply_steps, convert
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerSettings:
-    """Hyperparameters; the defaults are those of torch.optim.AdamW. `momentum` is that of SGD."""
-
-    learning_rate: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    epsilon: float = 1e-8
-    weight_decay: float = 1e-2
-    momentum: float = 0.9
-
-
-def _adamw(weights: Sequence[torch.Tensor], settings: OptimizerSettings) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(
-        list(weights),
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        eps=settings.epsilon,
-        weight_decay=settings.weight_decay,
-    )
-
-
-def _sgd(weights: Sequence[torch.Tensor], settings: OptimizerSettings) -> torch.optim.Optimizer:
-    return torch.optim.SGD(
-        list(weights), lr=settings.learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay
-    )
-
-
-OPTIMIZERS: Mapping[str, Callable[[Sequence[torch.Tensor], OptimizerSettings], torch.optim.Optimizer]] = {
-    "adamw": _adamw,
-    "sgd": _sgd,
-}
-
-
-def make_optimizer(name: str, weights: Sequence[torch.Tensor], settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """torch's optimizer of that name over these tensors. Raises RequestError for a name that is not in `OPTIMIZERS`."""
-    if name not in OPTIMIZERS:
-        raise RequestError(unknown_name("optimizer", name, OPTIMIZERS))
-    return OPTIMIZERS[name](weights, settings)
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """The learning rate of all that an optimizer updates, from its next step on."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
+from runtime.reduction import Reduction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +43,18 @@ class ShardedOptimizer:
     """Updates the trainable parameters of one rank. Building it and `step` are collective."""
 
     def __init__(
-        self, name: str, parameters: Sequence[LocalParameter], settings: OptimizerSettings, place: RankMesh
+        self, bound: BoundPlan, parameters: Mapping[str, LocalParameter], settings: OptimizerSettings, place: RankMesh
     ) -> None:
-        self._place = place
-        self._masters = [_master(p, place) for p in parameters if p.trainable]
+        training = bound.plan.training
+        self._place, self._update = place, training.update
+        self._trainable = {name: parameter for name, parameter in parameters.items() if parameter.trainable}
+        self.reduction = Reduction(bound, self._trainable, place)
+        self._norm: torch.Tensor | None = None
+        self._masters = [_master(p, place, training.update.master_weights) for p in self._trainable.values()]
+        self._gathered = gathering_buckets(bound, self._trainable.keys())
         weights = [master.weight for master in self._masters]
-        self._optimizer = make_optimizer(name, weights, settings) if weights else None
+        total = whole_squares(list(self._trainable.values()), place)
+        self._optimizer = make_optimizer(training.optimizer, weights, settings, total) if weights else None
 
     def states(self) -> tuple[torch.Tensor, ...]:
         """What is kept between steps beside the weights: masters that are no views of them, and what the optimizer
@@ -98,46 +64,60 @@ class ShardedOptimizer:
         moments = [value for state in kept for value in state.values() if isinstance(value, torch.Tensor)]
         return (*masters, *(moment for moment in moments if moment.dim()))
 
+    @property
+    def norm(self) -> float | None:
+        """The global norm of the gradients of the last step before they were clipped; None where nothing is clipped."""
+        return None if self._norm is None else float(self._norm)
+
     def set_learning_rate(self, rate: float) -> None:
         """The learning rate from the next step on."""
-        if self._optimizer is not None:
-            set_learning_rate(self._optimizer, rate)
+        for group in self._optimizer.param_groups if self._optimizer is not None else ():
+            group["lr"] = rate
 
     @torch.no_grad()
     def step(self) -> None:
-        """Reduce the gradients, update, bring the new weights to the layout in which they are kept, and drop the
-        gradients."""
+        """Reduce the gradients, clip them, update, bring the new weights to the layout in which they are kept, and drop
+        the gradients."""
+        gradients = self.reduction.finish()
+        if self._update.clip_norm is not None:
+            norm = global_norm(gradients, self._trainable, self._place)
+            clip(gradients, norm, self._update.clip_norm)
+            self._norm = norm
         for master in self._masters:
-            parameter = master.parameter
-            gradient = convert(
-                parameter.local_gradient(),
-                parameter.shape,
-                parameter.stored.gradient,
-                parameter.stored.state,
-                self._place,
-            )
-            parameter.gradient = None
-            if parameter.twins is not None:
-                gradient = all_reduce(gradient, parameter.twins)
-            master.weight.grad = gradient.to(master.weight.dtype)
+            gradient = gradients.pop(master.parameter.name)
+            master.weight.grad = gradient.to(wide_dtype(master.weight.dtype))
         if self._optimizer is not None:
             self._optimizer.step()
-            self._optimizer.zero_grad()
         for master in self._masters:
+            master.weight.grad = None
+        self._publish()
+
+    def _publish(self) -> None:
+        """Write the updated masters into the kept weights of every rank."""
+        masters = {master.parameter.name: master for master in self._masters}
+        for bucket in self._gathered:
+            members = [masters.pop(name) for name in bucket.names]
+            updated = [member.weight.to(member.parameter.piece.dtype) for member in members]
+            whole = Flight(bucket, updated, self._place, self._place.groups).land()
+            for member, weight in zip(members, whole, strict=True):
+                member.parameter.piece.detach().copy_(weight)
+        for master in masters.values():
             _publish(master, self._place)
 
 
-def _master(parameter: LocalParameter, place: RankMesh) -> _Master:
+def _master(parameter: LocalParameter, place: RankMesh, widened: bool) -> _Master:
     stored, piece = parameter.stored, parameter.piece.detach()
     steps = redistribution(parameter.shape, place.mesh, stored.weight, stored.state)
     weight = apply_steps(piece, steps, place)
-    wide = torch.promote_types(weight.dtype, torch.float32)
+    wide = wide_dtype(weight.dtype) if widened else weight.dtype
     view = wide == weight.dtype and not any(step.kind in COLLECTIVES for step in steps)
-    return _Master(parameter=parameter, weight=weight if view else weight.to(wide, copy=True).contiguous(), view=view)
+    weight = weight.detach() if view else weight.to(wide, copy=True).contiguous()
+    weight.grad_dtype = wide_dtype(weight.dtype)
+    return _Master(parameter=parameter, weight=weight, view=view)
 
 
 def _publish(master: _Master, place: RankMesh) -> None:
-    """Write the updated master into the kept weight of every rank."""
+    """Write one updated master into the kept weight of every rank."""
     parameter = master.parameter
     stored, piece = parameter.stored, parameter.piece.detach()
     if master.view and stored.state == stored.weight:

@@ -2,8 +2,8 @@
 
 A parameter is a leaf tensor: this rank's piece of the weight, in the stored layout of the plan. Every use transfers
 it to the layout that the operator wants, and brings the gradient of that use back to the stored gradient layout;
-autograd adds up the uses, and `accumulate` the micro-batches, in float32. A gradient that is partial on an axis is
-a sum over this rank's samples only, until the optimizer reduces it once a step.
+autograd adds up the uses, and `accumulate` the micro-batches, in the dtype that the plan says (`Update.summed_in`). A
+gradient that is partial on an axis is a sum over this rank's samples only, until it is reduced once a step.
 
 Autograd wants a gradient of the shape of its leaf. Where the gradient is cut finer than the weight (ZeRO-2) the leaf is
 a stub, which has the shape of the cut gradient and no memory, and the weight stands beside it:
@@ -12,7 +12,7 @@ a stub, which has the shape of the cut gradient and no memory, and the weight st
     weight (whole) ─┴─> transfer ─> operator               backward: the gradient, reduced and cut, goes to the stub
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from planner.sharding.layout import local_shape
 from planner.sharding.stored import StoredParameter
 from runtime.collectives import all_reduce
 from runtime.device_mesh import RankMesh
+from runtime.initial_values import from_first
 from runtime.redistribute import local_piece, whole_tensor
 
 
@@ -35,7 +36,8 @@ class LocalParameter:
     """A parameter on one rank: its piece of the weight, and of the gradient of this step so far.
 
     `leaf` is what autograd leaves the gradient with: the piece itself, or a stub where the gradient is cut finer.
-    `shape` is that of the whole parameter. `gradient` is float32 (float64 for a float64 weight), None before the first.
+    `shape` is that of the whole parameter. `gradient` has the dtype `sums` and is None before the first; `arrival` is
+    told of every micro-batch that was added. `local` parameters are each rank's own.
     `twins` are the processes of other pipeline stages that hold the same piece of a parameter which their stages share.
     """
 
@@ -44,6 +46,9 @@ class LocalParameter:
     stored: StoredParameter
     piece: torch.Tensor
     leaf: torch.Tensor
+    sums: torch.dtype
+    local: bool = False
+    arrival: Callable[[str], None] | None = None
     gradient: torch.Tensor | None = None
     twins: dist.ProcessGroup | None = None
 
@@ -59,7 +64,7 @@ class LocalParameter:
     def accumulate(self, leaf: torch.Tensor) -> None:
         """Move what autograd has just left in `leaf.grad` into `gradient`. Autograd calls it."""
         assert leaf.grad is not None, self.name
-        new = leaf.grad.to(torch.promote_types(leaf.dtype, torch.float32))
+        new = leaf.grad.to(self.sums)
         leaf.grad = None
         if self.gradient is None:
             self.gradient = (
@@ -67,13 +72,18 @@ class LocalParameter:
             )  # own memory: it is added to
         else:
             self.gradient += new
+        if self.arrival is not None:
+            self.arrival(self.name)
 
     def whole(self, place: RankMesh) -> torch.Tensor:
         """The full weight. Collective."""
         return whole_tensor(self.piece, self.shape, self.stored.weight, place)
 
     def whole_gradient(self, place: RankMesh) -> torch.Tensor:
-        """The full gradient, summed; zeros where nothing has been accumulated. Collective."""
+        """The full gradient, summed; zeros where nothing has been accumulated. Collective; this rank's own of a local
+        parameter."""
+        if self.local:
+            return self.local_gradient()
         whole = whole_tensor(self.local_gradient(), self.shape, self.stored.gradient, place)
         return whole if self.twins is None else all_reduce(whole, self.twins)
 
@@ -81,21 +91,23 @@ class LocalParameter:
         """The gradient in its stored layout, which has the shape of the leaf."""
         if self.gradient is not None:
             return self.gradient
-        dtype = torch.promote_types(self.leaf.dtype, torch.float32)
-        return torch.zeros(self.leaf.shape, dtype=dtype, device=self.leaf.device)
+        return torch.zeros(self.leaf.shape, dtype=self.sums, device=self.leaf.device)
 
 
 def local_parameters(
     module: nn.Module, bound: BoundPlan, place: RankMesh, held: frozenset[str]
 ) -> dict[str, LocalParameter]:
-    """This rank's pieces of the real weights of `module` that its stage holds, copied to its device. Raises ModelError
-    for weights on meta."""
-    weights = dict(module.named_parameters(remove_duplicate=False))
+    """This rank's pieces of the real weights of `module` that its stage holds, copied to its device; those of rank 0
+    where the plan broadcasts them. Raises ModelError for weights on meta."""
+    weights, update = dict(module.named_parameters(remove_duplicate=False)), bound.plan.training.update
     found = {}
     for parameter in bound.graph.parameters:
+        weight: torch.Tensor = weights[parameter.name]
+        local = update.is_local(parameter.name)
+        if update.broadcast and not local:
+            weight = from_first(weight, place.device)
         if parameter.name not in held:
             continue
-        weight = weights[parameter.name]
         if weight.is_meta:
             raise ModelError(
                 f"parameter '{parameter.name}' is on the meta device and has no values;"
@@ -105,10 +117,20 @@ def local_parameters(
         piece = local_piece(weight.detach(), stored.weight, place).to(place.device, copy=True)
         piece = piece.contiguous()
         leaf = _leaf(piece, tuple(weight.shape), stored, place).requires_grad_(parameter.trainable)
-        local = LocalParameter(name=parameter.name, shape=tuple(weight.shape), stored=stored, piece=piece, leaf=leaf)
+        dtype = str(weight.dtype).removeprefix("torch.")
+        kept = LocalParameter(
+            name=parameter.name,
+            shape=tuple(weight.shape),
+            stored=stored,
+            piece=piece,
+            leaf=leaf,
+            sums=getattr(torch, update.summed_in(dtype)),
+            local=local,
+        )
         if leaf.requires_grad:
-            leaf.register_post_accumulate_grad_hook(local.accumulate)  # type: ignore[no-untyped-call]
-        found[parameter.name] = local
+            leaf.grad_dtype = getattr(torch, update.reduced_in(dtype))
+            leaf.register_post_accumulate_grad_hook(kept.accumulate)  # type: ignore[no-untyped-call]
+        found[parameter.name] = kept
     return found
 
 
@@ -123,10 +145,23 @@ def unused_parameters(bound: BoundPlan) -> frozenset[str]:
     return frozenset(name for name in bound.graph.parameter_names if name not in bound.graph.consumers)
 
 
-def whole_buffers(module: nn.Module, graph: OperatorGraph, device: torch.device) -> Mapping[str, torch.Tensor]:
-    """Buffers and constant tensors that the graph reads, whole on every rank, copied to its device."""
+def whole_buffers(
+    module: nn.Module, graph: OperatorGraph, device: torch.device, broadcast: bool = False
+) -> Mapping[str, torch.Tensor]:
+    """Buffers and constant tensors that the graph reads, whole on every rank, copied to its device; those of rank 0
+    where they are broadcast."""
     buffers = dict(module.named_buffers(remove_duplicate=False))
-    return {name: _tensor(module, buffers, name).to(device, copy=True) for name in graph.buffers}
+    if broadcast:
+        return {name: from_first(_tensor(module, buffers, name), device) for name in graph.buffers}
+    found = {}
+    for name in graph.buffers:
+        value = _tensor(module, buffers, name)
+        if value.is_meta:
+            raise ModelError(
+                f"buffer '{name}' is on the meta device and has no values; build the module on a real device to run it"
+            )
+        found[name] = value.to(device, copy=True)
+    return found
 
 
 def _tensor(module: nn.Module, buffers: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
@@ -139,9 +174,5 @@ def _tensor(module: nn.Module, buffers: Mapping[str, torch.Tensor], name: str) -
         raise ModelError(
             f"the model makes the constant tensor '{name}' in its forward pass;"
             " register it as a buffer, so that it can be found"
-        )
-    if value.is_meta:
-        raise ModelError(
-            f"buffer '{name}' is on the meta device and has no values; build the module on a real device to run it"
         )
     return value.detach()

@@ -64,11 +64,11 @@ class Pipeline:
     turns: list[Turn] = field(default_factory=list)
     _sent: list[tuple[dist.Work, torch.Tensor]] = field(default_factory=list)
 
-    def run(self, forward: Callable[[int, Values], Values], micro_batches: int) -> torch.Tensor:
+    def run(self, forward: Callable[[int, Values], Values], micro_batches: int, seed: float) -> torch.Tensor:
         """All micro-batches of a step, forward and backward; returns the mean loss, the same on every rank.
 
         `forward` computes the stage on one micro-batch: from its number and the values received, the values to send, or
-        the loss on the last stage. `turns` has the order in which it was done.
+        the loss on the last stage, whose gradient is `seed`. `turns` has the order in which it was done.
         """
         live: dict[int, tuple[Values, Edges]] = {}
         total = self._zero()
@@ -78,7 +78,7 @@ class Pipeline:
                 live[turn.micro_batch], loss = self._forward(forward, turn.micro_batch)
                 total += loss / micro_batches
             else:
-                self._backward(*live.pop(turn.micro_batch), micro_batches)
+                self._backward(*live.pop(turn.micro_batch), seed)
             self.turns.append(turn)
         self._wait()
         return all_reduce(total, self.neighbours.forward)  # the other stages hold zero
@@ -116,9 +116,9 @@ class Pipeline:
         names = (self.loss.name,) if self.cut.last else tuple(d.name for d in self.departures if d.differentiable)
         return {name: get_gradient_edge(made[name]) if made[name].requires_grad else None for name in names}
 
-    def _backward(self, received: Values, edges: Edges, micro_batches: int) -> None:
+    def _backward(self, received: Values, edges: Edges, seed: float) -> None:
         if self.cut.last:
-            gradients = [torch.full(self.loss.shape, 1.0 / micro_batches, dtype=self.loss.dtype, device=self.device)]
+            gradients = [torch.full(self.loss.shape, seed, dtype=self.loss.dtype, device=self.device)]
         else:
             returning = [departure for departure in self.departures if departure.differentiable]
             gradients = [self._receive(d, self.neighbours.after, self.neighbours.backward) for d in returning]

@@ -97,12 +97,14 @@ class Transfer:
     """Steps of one operand from its producer to its consumer, and of its gradient back.
 
     A slice of an activation is copied (`copies`): autograd may keep it, and a view would keep the whole. Slices of
-    weights stay views, because the whole weight is kept anyway.
+    weights stay views, because the whole weight is kept anyway. The gradient of a weight may be reduced in a dtype of
+    its own (`reduced_in`).
     """
 
     forward: tuple[Step, ...]
     backward: tuple[Step, ...]
     copies: bool
+    reduced_in: torch.dtype | None = None
 
     @property
     def gathers(self) -> bool:
@@ -113,6 +115,10 @@ class Transfer:
     def sums(self) -> bool:
         """Whether terms of several ranks are added up on the way."""
         return any(step.kind in ("all_reduce", "reduce_scatter") for step in self.forward)
+
+    def back(self, gradient: torch.Tensor, place: RankMesh) -> torch.Tensor:
+        """The gradient as the producer wants it."""
+        return apply_steps(gradient.to(self.reduced_in or gradient.dtype), self.backward, place)
 
     def __call__(self, piece: torch.Tensor, place: RankMesh, stub: torch.Tensor | None = None) -> torch.Tensor:
         """The tensor as the consumer wants it. Where there is a `stub`, the gradient goes to it and not to `piece`."""
@@ -148,7 +154,7 @@ class _Redistribute(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return apply_steps(gradients[0], ctx.steps.backward, ctx.place), None, None
+        return ctx.steps.back(gradients[0], ctx.place), None, None
 
 
 class _FromStub(torch.autograd.Function):
@@ -162,4 +168,4 @@ class _FromStub(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return apply_steps(gradients[0], ctx.steps.backward, ctx.place), None, None, None
+        return ctx.steps.back(gradients[0], ctx.place), None, None, None

@@ -15,13 +15,15 @@ from torch import nn
 
 from planner.plan.bind import BoundPlan
 from planner.plan.stage_cut import cut_stage
+from planner.sharding.update import sample_pieces
 from runtime.checking import LayoutCheck
 from runtime.device_mesh import RankMesh
 from runtime.executor import Executor, build_executor
 from runtime.finiteness import FiniteWatch, check_gradients, explain
 from runtime.inputs import Inputs
 from runtime.observer import Observer
-from runtime.optimizer import OptimizerSettings, ShardedOptimizer
+from runtime.optimizer import ShardedOptimizer
+from runtime.optimizers import OptimizerSettings
 from runtime.parameters import local_parameters, unused_parameters, whole_buffers
 from runtime.pipeline import Values, build_pipeline, share_parameters
 from runtime.randomness import Draw
@@ -30,6 +32,7 @@ from runtime.randomness import Draw
 class RankStep:
     """What one rank computes in a step. Every method is collective.
 
+    `batched` are the inputs whose leading dim is the samples; `pieces` into how many parts the plan cuts those.
     `seed` is that of what is drawn at random while training: dropout. `check_layouts` holds for the next step, and is
     off after it; `check_gradients` for every step. `observer` looks on at every operator.
     """
@@ -40,6 +43,7 @@ class RankStep:
         bound: BoundPlan,
         place: RankMesh,
         settings: OptimizerSettings,
+        batched: frozenset[str],
         seed: int = 0,
         check_layouts: bool = True,
     ) -> None:
@@ -53,17 +57,18 @@ class RankStep:
         self.cuts = tuple(cut_stage(bound, stage) for stage in range(place.stages))
         self.cut = self.cuts[place.stage]
         self.executor: Executor = build_executor(bound, place, self.cut)
+        update = bound.plan.training.update
+        self.pieces = sample_pieces((bound.inputs[name] for name in batched), bound.plan.mesh.sizes)
+        self.scale = update.seed(bound.plan.training.micro_batches, self.pieces)  # gradient of a micro-batch's loss
         held = self.cut.parameters | (unused_parameters(bound) if place.stage == 0 else frozenset())
         self.parameters = local_parameters(module, bound, place, held)
-        self.buffers = whole_buffers(module, bound.graph, place.device)
+        self.buffers = whole_buffers(module, bound.graph, place.device, update.broadcast)
         self.pipeline = build_pipeline(bound, place, self.cut) if place.stages > 1 else None
         self.reads = frozenset(
             name for at in self.cut.operators for name in bound.graph.operators[at].operands if name in bound.inputs
         )  # inputs that an operator of this stage reads
         share_parameters(self.parameters, place, self.cuts)
-        self.optimizer = ShardedOptimizer(
-            bound.plan.training.optimizer, list(self.parameters.values()), settings, place
-        )
+        self.optimizer = ShardedOptimizer(bound, self.parameters, settings, place)
 
     def __call__(self, inputs: Inputs, learning_rate: float) -> float:
         """Train on one global batch, of which `inputs` gives the pieces of this rank; returns the mean loss.
@@ -71,6 +76,7 @@ class RankStep:
         Raises NonFiniteError on every rank, before the update, where it is not finite (or a gradient is not, if
         `check_gradients` is set), and StrategyError where a tensor does not lie as the plan promises.
         """
+        self.optimizer.reduction.begin()
         loss = float(self.accumulate(inputs))
         if not math.isfinite(loss):
             self._explain(loss, inputs)
@@ -107,12 +113,12 @@ class RankStep:
         """All micro-batches forward and backward; the mean loss."""
         parts = self.bound.plan.training.micro_batches
         if self.pipeline is not None:
-            return self.pipeline.run(forward, parts)
+            return self.pipeline.run(forward, parts, self.scale)
         total = torch.zeros((), dtype=torch.float32, device=self.place.device)
         for part in range(parts):
             loss = forward(part, {})[self.bound.graph.loss]
             if loss.requires_grad:
-                torch.autograd.backward(loss, torch.full_like(loss, 1.0 / parts))
+                torch.autograd.backward(loss, torch.full_like(loss, self.scale))
             total += loss.detach().float().reshape(()) / parts
         return total
 
@@ -130,6 +136,11 @@ class RankStep:
                 self.pipeline.forward(lambda _, received: self._forward(part, {**given, **received}, watch), part)
 
         explain(loss, self.steps + 1, self.bound.graph, self.bound.plan.training.micro_batches, again)
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """The global norm of the gradients of the last step, before clipping; None where the plan clips nothing."""
+        return self.optimizer.norm
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
         """The whole weights by name, gathered from all ranks; tied weights under their first name."""

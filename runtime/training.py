@@ -18,7 +18,7 @@ from planner.plan.plan import PRECISIONS, Plan
 from runtime.arguments import Arguments
 from runtime.data import dataset_batches, synthetic_batches
 from runtime.device_mesh import RankMesh, current_device, local_rank
-from runtime.optimizer import OptimizerSettings
+from runtime.optimizers import OptimizerSettings
 from runtime.progress import Report, RunSummary, StepReport
 from runtime.randomness import dropping
 from runtime.rank import At
@@ -83,6 +83,7 @@ def _plain(built: BuiltModel, step: TrainingStep, settings: RunSettings, device:
         step.plan.training,
         step.optimizer.settings,
         batched,
+        step.rank.pieces,
         dropping=dropping(step.rank.bound.graph),
         seed=settings.seed,
     )

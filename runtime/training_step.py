@@ -23,8 +23,9 @@ from planner.plan.plan import Plan
 from runtime.arguments import InputMatcher, arguments_of, forward_of, matcher
 from runtime.device_mesh import Communicators, RankMesh, current_device, join_processes, local_rank, rank_mesh
 from runtime.hyperparameters import RunningOptimizer
+from runtime.initial_values import check_values
 from runtime.inputs import InputPieces, Inputs, LocalBatch
-from runtime.optimizer import OptimizerSettings
+from runtime.optimizers import OptimizerSettings
 from runtime.same_batch import check_same_batch
 from runtime.step import RankStep
 
@@ -78,6 +79,12 @@ class TrainingStep:
         inputs = self.inputs_of(*args, **kwargs)
         return self.rank.accumulate(inputs)
 
+    @property
+    def gradient_norm(self) -> float | None:
+        """The global norm of the gradients of the last step before they were clipped; None where the plan clips
+        nothing."""
+        return self.rank.gradient_norm
+
     def full_parameters(self) -> dict[str, torch.Tensor]:
         """The whole weights by name, gathered from all ranks; tied weights under their first name."""
         return self.rank.full_parameters()
@@ -105,9 +112,11 @@ class TrainingStep:
         graph = self._traced if self._traced is not None else trace(self._module, given.args, given.kwargs)
         pattern = matcher(self._forward, graph.inputs, given)
         bound = bind(self.plan, graph, batch)
-        rank = RankStep(self._module, bound, self.place, self.optimizer.settings, self._seed, self._check_layouts)
-        rank.check_gradients = self._check_gradients
         batched = frozenset(name for name in graph.inputs if graph.types[name].shape[:1] == (batch,))
+        settings = self.optimizer.settings
+        check_values(self._module, bound, self.place.device)
+        rank = RankStep(self._module, bound, self.place, settings, batched, self._seed, self._check_layouts)
+        rank.check_gradients = self._check_gradients
         pieces = InputPieces(bound=bound, place=self.place, batched=batched, reads=rank.reads)
         self._built = (rank, pieces, pattern)
         self._module = self._traced = None

@@ -1,7 +1,8 @@
 """The plain model on one device, trained the way a plan is: what a distributed run is compared with.
 
-Same micro-batches, same optimizer, same float32 master weights, same elements dropped, but no graph, no layouts and no
-communication: the module itself is called. It needs the memory of the whole model.
+Same micro-batches, same optimizer, same masters, same elements dropped, gradients of the same dtype, summed or averaged
+and clipped alike, but no graph, no layouts and no communication: the module itself is called. It needs the memory of
+the whole model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,14 +14,15 @@ from torch.utils import _pytree as pytree
 
 from planner.graph.operator_graph import Operator
 from planner.plan.plan import Training
-from runtime.optimizer import OptimizerSettings, make_optimizer
+from runtime.optimizers import OptimizerSettings, make_optimizer, wide_dtype
 from runtime.randomness import Draw
 from runtime.same_dropout import SameDropout
 
 
 class UnshardedStep:
     """One training step of the plain module per call; `batched` has the positions of the inputs that have a sample
-    dim, `dropping` the operators of its graph that drop elements, which `seed` decides."""
+    dim, `pieces` says into how many parts the plan cuts them (see `planner.sharding.update`), `dropping` the operators
+    of its graph that drop elements, which `seed` decides."""
 
     def __init__(
         self,
@@ -28,21 +30,21 @@ class UnshardedStep:
         training: Training,
         settings: OptimizerSettings,
         batched: frozenset[int],
+        pieces: int = 1,
         *,
         dropping: Sequence[Operator] = (),
         seed: int = 0,
     ) -> None:
-        self._module = module
+        self._module, self._update = module, training.update
         self._dropping = dropping
         self._seed = seed
         self._steps = 0
         self._parts = training.micro_batches
+        self._scale = training.update.seed(training.micro_batches, pieces)
         self._batched = batched
         self._weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._gradients: list[torch.Tensor | None] = [None] * len(self._weights)
-        self._masters = [
-            weight.detach().to(torch.promote_types(weight.dtype, torch.float32), copy=True) for weight in self._weights
-        ]
+        self._masters = [self._master(weight) for weight in self._weights]
         self._optimizer = make_optimizer(training.optimizer, self._masters, settings)
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
@@ -51,13 +53,19 @@ class UnshardedStep:
         for part in range(self._parts):
             part_args, part_kwargs = self._part((args, dict(kwargs)), part)
             with SameDropout(self._dropping, Draw(seed=self._seed, step=self._steps, micro_batch=part)):
-                loss = _loss_of(self._module(*part_args, **part_kwargs)) / self._parts
-            torch.autograd.backward(loss, torch.ones_like(loss))
+                loss = _loss_of(self._module(*part_args, **part_kwargs))
+            torch.autograd.backward(loss, torch.full_like(loss, self._scale))
             self._accumulate()
-            total += float(loss.detach())
-        self._update()
+            total += float(loss.detach()) / self._parts
+        self._step()
         self._steps += 1
         return total
+
+    def _master(self, weight: torch.Tensor) -> torch.Tensor:
+        dtype = wide_dtype(weight.dtype) if self._update.master_weights else weight.dtype
+        master = weight.detach().to(dtype, copy=True)
+        master.grad_dtype = wide_dtype(dtype)
+        return master
 
     def _part(self, arguments: Any, part: int) -> Any:
         leaves, spec = pytree.tree_flatten(arguments)
@@ -68,17 +76,21 @@ class UnshardedStep:
         return pytree.tree_unflatten(leaves, spec)
 
     def _accumulate(self) -> None:
-        for index, (weight, master) in enumerate(zip(self._weights, self._masters, strict=True)):
+        for index, weight in enumerate(self._weights):
             if weight.grad is not None:
-                new = weight.grad.to(master.dtype)
+                name = str(weight.dtype).removeprefix("torch.")
+                new = weight.grad.to(getattr(torch, self._update.summed_in(name)))
                 known = self._gradients[index]
                 self._gradients[index] = new if known is None else known + new
                 weight.grad = None
 
     @torch.no_grad()
-    def _update(self) -> None:
+    def _step(self) -> None:
         for master, total in zip(self._masters, self._gradients, strict=True):
-            master.grad = torch.zeros_like(master) if total is None else total
+            wide = torch.zeros_like(master) if total is None else total
+            master.grad = wide.to(wide_dtype(master.dtype))
+        if self._update.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._masters, self._update.clip_norm)
         self._optimizer.step()
         self._gradients = [None] * len(self._weights)
         for weight, updated in zip(self._weights, self._masters, strict=True):

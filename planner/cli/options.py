@@ -16,6 +16,7 @@ JOB = "What to plan"
 HAND = "Degrees, decided by hand"
 BLOCKS = "Blocks, decided by hand"
 OPERATORS = "Operators, decided by hand"
+GRADIENTS = "What becomes of gradients"
 SEARCH = "Search"
 OUTPUT = "Output"
 
@@ -81,7 +82,7 @@ class Options:
         str | None,
         _word(JOB, "WORD", "bf16, fp16 or fp32 compute, fp32 master weights; bf16 where not given, fp32 on CPUs."),
     ] = None
-    optimizer: Annotated[str | None, _word(JOB, "WORD", "adamw or sgd (with momentum).", "adamw")] = None
+    optimizer: Annotated[str | None, _word(JOB, "WORD", "adamw, sgd (with momentum) or lamb.", "adamw")] = None
     full_trace: Annotated[
         bool, _switch(JOB, "--full-trace", "Trace every repeated block by itself; slower, the same graph.")
     ] = False
@@ -155,6 +156,60 @@ class Options:
             OPERATORS,
             "PLAN[:PATTERN]",
             "Take the strategies of a plan file, of the operators that it lists and that match.",
+        ),
+    ] = None
+
+    gradients: Annotated[
+        str | None,
+        _word(
+            GRADIENTS,
+            "WORD",
+            "mean: of the mean loss over the global batch; sum: that times micro-batches and pieces of the samples.",
+            "mean",
+        ),
+    ] = None
+    gradient_dtype: Annotated[
+        str | None,
+        _word(
+            GRADIENTS,
+            "WORD",
+            "Of sums over micro-batches and devices: fp32, parameter (that of the weights), or mixed: fp32, but what"
+            " ZeRO 2 and 3 reduce in each micro-batch in that of the weights.",
+            "mixed",
+        ),
+    ] = None
+    master_weights: Annotated[
+        bool | None,
+        _switch(
+            GRADIENTS, "--master-weights/--no-master-weights", "Whether 16-bit weights have an fp32 copy; they do."
+        ),
+    ] = None
+    clip_norm: Annotated[
+        float | None,
+        typer.Option(
+            metavar="NORM", help="Shorten gradients whose global norm is more than that.", rich_help_panel=GRADIENTS
+        ),
+    ] = None
+    buckets: Annotated[
+        str | None,
+        _word(
+            GRADIENTS,
+            "WORD|SIZE|LIST",
+            "Gradients, and new weights, that are sent as one message: none, auto (a size that suits the links), a size"
+            " as in 25MiB, 20,35 (parameters 0 to 19, 20 to 34, the rest), or '*attn*=0,*mlp*=1' (equal numbers"
+            " together).",
+            "none",
+        ),
+    ] = None
+    broadcast: Annotated[
+        bool, _switch(GRADIENTS, "--broadcast", "Send the weights of rank 0 to all others at the start.")
+    ] = False
+    local_parameters: Annotated[
+        list[str] | None,
+        _word(
+            GRADIENTS,
+            "PATTERN",
+            "Parameters that every device has for itself, and whose gradients are not reduced. Repeat it for more.",
         ),
     ] = None
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.cli.answer import Answer
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION
+from planner.sharding.update import update_words
 
 if TYPE_CHECKING:
     from planner.plan.explanation import Explanation
@@ -49,6 +50,7 @@ def plan_content(plan: "Plan", found: "Roles", prediction: "Prediction") -> dict
         "global_batch": plan.training.global_batch,
         "precision": plan.training.precision,
         "optimizer": plan.training.optimizer,
+        "update": update_words(plan.training.update),
         "step_seconds": prediction.step_seconds,
         "objective_seconds": prediction.objective_seconds,
         "low_seconds": prediction.low_seconds,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from planner.cli.machines import machine
 from planner.cli.options import Options, flag
-from planner.cli.values import parse_memory, parse_mesh, parse_shards, parse_virtual_stages
+from planner.cli.values import parse_buckets, parse_memory, parse_mesh, parse_shards, parse_virtual_stages
 from planner.errors import RequestError, unknown_name
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from planner.plan.plan import Plan
     from planner.search.request import Objective, SearchRequest, Shard
     from planner.search.space import ContextBy, Pinned, Running
+    from planner.sharding.update import Update
 
 SEARCHED_AXES = 2
 """Of a mesh, where all meshes of so many axes are searched; larger ones must be given."""
@@ -32,6 +33,7 @@ def check(options: Options) -> None:
     """Raise RequestError for words that are not known and for options that contradict each other."""
     from planner.plan.plan import OPTIMIZERS, PRECISIONS, RECOMPUTATION
     from planner.search.request import ALGORITHMS, OBJECTIVES
+    from planner.sharding.update import GRADIENT_DTYPES, GRADIENTS
 
     words: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("search", ALGORITHMS),
@@ -39,6 +41,8 @@ def check(options: Options) -> None:
         ("precision", tuple(PRECISIONS)),
         ("optimizer", OPTIMIZERS),
         ("recompute", RECOMPUTATION),
+        ("gradients", GRADIENTS),
+        ("gradient_dtype", GRADIENT_DTYPES),
     )
     for name, known in words:
         value = getattr(options, name)
@@ -90,6 +94,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
     precision = options.precision or ("fp32" if cluster.device.device_type == "cpu" else "bf16")
     limit = None if options.memory_limit is None else parse_memory(options.memory_limit)
     sources = _sources(options.shard_from or ())
+    update = update_of(options)
     pinned, shards = _with_mesh(pinned_of(options), sources), parse_shards(options.shard or ())
     with console.status(f"tracing {options.model}"):
         model = build_model(options.model, dtype=PRECISIONS[precision], sequence_length=options.seq_len)
@@ -102,6 +107,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         global_batch=options.global_batch or SAMPLES_PER_DEVICE * options.device_count,
         precision=precision,
         optimizer=options.optimizer or "adamw",
+        update=update,
         algorithm=options.search or "dynamic_programming",
         pinned=pinned,
         shards=(*shards, *_taken_over(sources, shards, graph)),
@@ -111,6 +117,25 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         memory_limit=limit,
         certify=options.certify,
     )
+
+
+def update_of(options: Options) -> "Update":
+    """What becomes of gradients; raises RequestError where that cannot be."""
+    from planner.sharding.update import Update, update_fault
+
+    update = Update(
+        gradients=options.gradients or "mean",
+        gradient_dtype=options.gradient_dtype or "mixed",
+        master_weights=options.master_weights is not False,
+        clip_norm=options.clip_norm,
+        broadcast=options.broadcast,
+        buckets=parse_buckets(options.buckets or "none"),
+        local_parameters=tuple(options.local_parameters or ()),
+    )
+    fault = update_fault(update)
+    if fault is not None:
+        raise RequestError(f"{flag(fault[0])}: {fault[1]}")
+    return update
 
 
 def pinned_of(options: Options) -> "Pinned":

@@ -98,12 +98,13 @@ def verify(
     [bold]plan verify llama70b-64.json[/bold]
     """
     with reporting():
+        from planner.plan.words import gradient_words
         from planner.report.units import bytes_text, seconds_text
 
         verdict = judge(plan_file, hardware)
-        prediction = verdict.prediction
+        prediction, words = verdict.prediction, gradient_words(verdict.bound.plan.training.update)
         peak, capacity = bytes_text(prediction.peak_bytes), bytes_text(prediction.capacity_bytes)
-        typer.echo(f"legal; {seconds_text(prediction.step_seconds)} a step, {peak} of {capacity} per device")
+        typer.echo(f"legal; {seconds_text(prediction.step_seconds)} a step, {peak} of {capacity} per device{words}")
         if not verdict.fits:
             typer.echo(f"does not fit: {bytes_text(prediction.peak_bytes - prediction.capacity_bytes)} too much")
         for remark in verdict.remarks:

@@ -10,6 +10,7 @@ from planner.errors import RequestError
 
 if TYPE_CHECKING:
     from planner.search.request import Shard
+    from planner.sharding.update import Buckets
 
 _BYTES = {"": GIB, "gib": GIB, "mib": MIB, "kib": KIB, "tib": 1024 * GIB, "gb": 10**9, "mb": 10**6, "tb": 10**12}
 
@@ -45,6 +46,28 @@ def parse_virtual_stages(text: str) -> int:
     if not re.fullmatch("0*[1-9][0-9]{0,5}", text):
         raise RequestError(f"--virtual-stages '{text}' is neither a number of 1 or more nor auto")
     return int(text)
+
+
+def parse_buckets(text: str) -> "Buckets":
+    """none, auto, a size, positions of parameters, or patterns with numbers."""
+    word = text.strip().lower()
+    if word == "none":
+        return "none"
+    if word == "auto":
+        return "auto"
+    parts = [part.strip() for part in text.split(",")]
+    numbered = [re.fullmatch(r"(.+)=([0-9]{1,9})", part) for part in parts]
+    if all(numbered):
+        return tuple((found[1].strip(), int(found[2])) for found in numbered if found is not None)
+    if all(re.fullmatch("[0-9]{1,9}", part) for part in parts):
+        return tuple(int(part) for part in parts)
+    sized = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmg]i?b)", word, re.ASCII)
+    if sized is None or sized[2] not in _BYTES:
+        raise RequestError(
+            f"--buckets '{text}': write none, auto, a size as in 25MiB, positions as in 20,35, or patterns with numbers"
+            " as in '*attn*=0,*mlp*=1'"
+        )
+    return int(float(sized[1]) * _BYTES[sized[2]])
 
 
 def parse_shards(texts: Sequence[str]) -> tuple["Shard", ...]:

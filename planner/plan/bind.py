@@ -6,6 +6,7 @@ comes out is legal and complete, and is all that the runtime and the pricing nee
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from planner.errors import LayoutError, PlanFileError, StrategyError, unknown_name
 from planner.graph.blocks import BlockRun, block_parameters, find_blocks, share_values
@@ -26,7 +27,7 @@ from planner.sharding.rule import (
     named_strategy,
 )
 from planner.sharding.rules import rule_of
-from planner.sharding.stored import StoredParameter, stored_fault
+from planner.sharding.stored import StoredParameter, own_copies, stored_fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +94,7 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
     operators = tuple(_bound(plan.mesh, graph, op, strategies, known) for op in graph.operators)
     for name, parameter in stored.items():
         _check_stored(plan.mesh, graph, name, parameter)
+    _check_local(plan, stored)
     inputs = dict(plan.inputs)
     for name in graph.inputs:
         if name not in inputs:
@@ -316,6 +318,22 @@ def _check_stored(mesh: Mesh, graph: OperatorGraph, name: str, stored: StoredPar
     fault = stored_fault(stored)
     if fault:
         raise StrategyError(f"parameter '{name}': {fault}")
+
+
+def _check_local(plan: Plan, stored: Mapping[str, StoredParameter]) -> None:
+    """Parameters that every device has for itself are whole, and their gradients wait for no sum."""
+    axes = len(plan.mesh.axes)
+    for pattern in plan.training.update.local_parameters:
+        named = [name for name in stored if fnmatchcase(name, pattern)]
+        if not named:
+            raise PlanFileError(f"training.local_parameters: no parameter of the model matches '{pattern}'")
+        for name in named:
+            if stored[name] != own_copies(axes):
+                raise StrategyError(
+                    f"parameter '{name}': is local by '{pattern}', so that the plan may not cut or reduce it; store its"
+                    f" weight and state as {format_layout(own_copies(axes).weight)} and its gradient as"
+                    f" {format_layout(own_copies(axes).gradient)}"
+                )
 
 
 def _check_layout(mesh: Mesh, graph: OperatorGraph, where: str, value: str, layout: Layout) -> None:

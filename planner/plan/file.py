@@ -35,6 +35,7 @@ from planner.plan.plan import (
 from planner.sharding.layout import Layout, format_layout, parse_layout
 from planner.sharding.mesh import Mesh, MeshAxis
 from planner.sharding.stored import StoredParameter
+from planner.sharding.update import AUTO_BUCKETS, Buckets, Update, update_fault, update_words
 
 LARGEST = 2**31  # of any count in a plan
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
@@ -66,6 +67,13 @@ class _Training(_Strict):
     micro_batches: Count
     precision: str
     optimizer: str
+    gradients: str = "mean"
+    gradient_dtype: str = "mixed"
+    master_weights: bool = True
+    clip_norm: float | None = None
+    broadcast: bool = False
+    buckets: str | Count | list[Count] | dict[str, Index] = "none"
+    local_parameters: list[str] = []
 
 
 class _Cluster(_Strict):
@@ -152,7 +160,7 @@ def dump_plan(plan: Plan) -> str:
     content = {
         "schema_version": plan.schema_version,
         "model": _model_content(plan.model),
-        "training": _fields(plan.training),
+        "training": _training_content(plan.training),
         "cluster": _cluster_content(plan.cluster),
         "mesh": [_fields(axis) for axis in plan.mesh.axes],
         "stages": [_fields(stage) for stage in plan.stages],
@@ -184,6 +192,12 @@ def _model_content(model: ModelReference) -> dict[str, Any]:
             "inputs": dict(outline.inputs), "parameters": dict(outline.parameters), "operators": outline.operators
         }  # fmt: skip
     return content
+
+
+def _training_content(training: Training) -> dict[str, Any]:
+    """Nothing is said of gradients that are treated as in files older than that."""
+    own = {name: value for name, value in _fields(training).items() if name != "update"}
+    return {**own, **update_words(training.update)}
 
 
 def _cluster_content(cluster: ClusterReference) -> dict[str, Any]:
@@ -341,7 +355,7 @@ def _plan_of(file: _PlanFile) -> Plan:
     return Plan(
         schema_version=file.schema_version,
         model=_model_of(file.model),
-        training=Training(**file.training.model_dump()),
+        training=_training(file.training),
         cluster=ClusterReference(**file.cluster.model_dump()),
         mesh=Mesh(axes=tuple(MeshAxis(**axis.model_dump()) for axis in file.mesh)),
         stages=tuple(Stage(**stage.model_dump()) for stage in file.stages),
@@ -378,6 +392,26 @@ def _model_of(file: _Model) -> ModelReference:
             operators=outline.operators,
         ),
     )
+
+
+def _training(training: _Training) -> Training:
+    content = training.model_dump()
+    own = {name: content.pop(name) for name in ("global_batch", "micro_batches", "precision", "optimizer")}
+    buckets, local = content.pop("buckets"), tuple(content.pop("local_parameters"))
+    update = Update(**content, buckets=_buckets(buckets), local_parameters=local)
+    fault = update_fault(update)
+    if fault is not None:
+        raise PlanFileError(f"training.{fault[0]}: {fault[1]}")
+    return Training(**own, update=update)
+
+
+def _buckets(content: Any) -> Buckets:
+    """A word, a size, positions or numbers, as a plan has them."""
+    if content == AUTO_BUCKETS:
+        raise PlanFileError("training.buckets: 'auto' is a word for the search, which writes the size; write one")
+    if isinstance(content, dict):
+        return tuple(content.items())
+    return tuple(content) if isinstance(content, list) else content
 
 
 def _check_words(file: _PlanFile) -> None:

@@ -27,12 +27,12 @@ from planner.plan.memory_account import MemoryAccount, Piece, Storage, moved
 from planner.plan.stage_cut import StageCut, cut_stage
 from planner.plan.stage_tensors import StageTensors
 from planner.pricing.liveness import Replay, replay
+from planner.pricing.parameter_price import reduced, summed
 from planner.sharding.layout import Layout
 from planner.sharding.redistribute import Step, redistribution
 from planner.sharding.rule import local_extents
 
 WEIGHTS, GRADIENTS, STATES, OTHER = "weights", "gradients", "optimizer state", "activations and transient"
-_FP32 = 4
 _UPDATED = 2  # temporaries of an update, in pieces of the parameter that is updated
 
 
@@ -80,6 +80,7 @@ class _Rank:
     def __post_init__(self) -> None:
         graph, blocks = self.bound.graph, self.bound.blocks
         self.tensors = StageTensors(bound=self.bound, cut=self.cut)
+        self.update = self.bound.plan.training.update
         self.coordinate = self.bound.plan.mesh.coordinate(self.bound.plan.mesh.size // 2)
         self.results = {*self.cut.sends, *((graph.loss,) if self.cut.last else ())}
         self.last_use = {name: at for at in self.cut.operators for name in graph.operators[at].operands}
@@ -231,12 +232,26 @@ class _Rank:
         self._release(given)
         for place, name in reversed([*enumerate(op.operator.operands)]):  # the last that was moved there is first back
             if place in made:
-                arrived = self._moved(made[place], self.tensors.move(at, place).back, name)
+                arrived = self._back(made[place], self.tensors.move(at, place).back, name)
                 self.account.release(made[place].storage)
                 self._add(gradients, name, arrived.storage)
             self.pending[name] -= 1
             if name in gradients and name in self.bound.parameters and not self.pending[name]:
                 self._accumulate(name, gradients.pop(name))
+
+    def _back(self, gradient: Piece, steps: Sequence[Step], name: str) -> Piece:
+        """A gradient as its maker wants it; that of a weight may be reduced in another dtype."""
+        tensor = self.bound.graph.types[name]
+        if not steps or name not in self.bound.parameters:
+            return self._moved(gradient, steps, name)
+        wide = reduced(tensor, self.update)
+        if wide.dtype == tensor.dtype:
+            return self._moved(gradient, steps, name)
+        cast = Piece(self.account.new(float(math.prod(gradient.shape) * wide.element_bytes), OTHER), gradient.shape)
+        mesh = self.bound.plan.mesh
+        arrived = moved(self.account, cast, steps, mesh, self.coordinate, wide.element_bytes)
+        self.account.release(cast.storage)
+        return arrived
 
     def _gathered_again(self, at: int) -> list[Piece]:
         places = self.tensors.saved(self.bound.operators[at])
@@ -267,7 +282,7 @@ class _Rank:
     def _accumulate(self, name: str, leaf: Storage) -> None:
         """Add what autograd has left to the gradient of the step."""
         shape = self.tensors.shape(name, self.bound.parameters[name].gradient)
-        nbytes = float(math.prod(shape) * max(_FP32, self.bound.graph.types[name].element_bytes))
+        nbytes = float(math.prod(shape) * summed(self.bound.graph.types[name], self.update).element_bytes)
         if name in self.gradients:
             if leaf.nbytes != nbytes:
                 self.account.brief(nbytes, OTHER)
@@ -283,18 +298,19 @@ class _Rank:
     def _update(self) -> None:
         """Reduce all gradients, update piece by piece, and bring the weights back."""
         graph, mesh = self.bound.graph, self.bound.plan.mesh
-        reduced = []
+        pieces = []
         for name, gradient in self.gradients.items():
             stored, tensor = self.bound.parameters[name], graph.types[name]
             piece = Piece(gradient, self.tensors.shape(name, stored.gradient))
             steps = redistribution(tensor.shape, mesh, stored.gradient, stored.state)
-            element = max(_FP32, tensor.element_bytes)
-            reduced.append((name, moved(self.account, piece, steps, mesh, self.coordinate, element)))
+            element = summed(tensor, self.update).element_bytes
+            steps = () if self.update.is_local(name) else steps
+            pieces.append((name, moved(self.account, piece, steps, mesh, self.coordinate, element)))
             self.account.release(gradient)
-        for _, piece in reduced:
+        for _, piece in pieces:
             self.account.brief(_UPDATED * piece.storage.nbytes, OTHER)
-        self._release([piece.storage for _, piece in reduced])
-        for name, piece in reduced:
+        self._release([piece.storage for _, piece in pieces])
+        for name, piece in pieces:
             stored, tensor = self.bound.parameters[name], graph.types[name]
             steps = redistribution(tensor.shape, mesh, stored.state, stored.weight)
             narrow = Piece(self.account.new(self.tensors.bytes(name, piece.shape), OTHER), piece.shape)

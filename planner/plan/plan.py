@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from planner.sharding.layout import Layout
 from planner.sharding.mesh import Mesh
 from planner.sharding.stored import StoredParameter
+from planner.sharding.update import PLAIN, Update
 
 SCHEMA_VERSION = 2
 PLANNER_VERSION = "0.1.0"  # written into plans; equals the version of the distribution
 RECOMPUTATION = ("none", "selective", "full")
 PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-OPTIMIZERS = ("adamw", "sgd")
+OPTIMIZERS = ("adamw", "sgd", "lamb")
 SCHEDULES = ("1f1b", "interleaved_1f1b")
 
 
@@ -51,12 +52,14 @@ class ModelReference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """`global_batch` samples per optimizer step, in `micro_batches` equal parts one after the other."""
+    """`global_batch` samples per optimizer step, in `micro_batches` equal parts one after the other; `update` is what
+    becomes of their gradients."""
 
     global_batch: int
     micro_batches: int
     precision: str
     optimizer: str
+    update: Update = PLAIN
 
     @property
     def part(self) -> int:

@@ -28,6 +28,7 @@ from planner.graph.blocks import IDENTITY, BlockRun
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.charges import UNCHARGED, Charges, Phase, Times, charge
+from planner.plan.once import once_of
 from planner.plan.plan import Plan, Prediction, StagePrediction
 from planner.plan.step import AHEAD, PIPELINE_BUBBLE, UNCOVERED, ChunkCost, Launches, step_of
 from planner.pricing import (
@@ -42,6 +43,7 @@ from planner.pricing import (
 from planner.pricing.liveness import liveness, replay
 from planner.pricing.message import Message, message_seconds
 from planner.pricing.operator_price import inner_messages, transient_bytes
+from planner.pricing.parameter_price import reduced, summed
 from planner.pricing.redistribution_price import PricedRoute
 from planner.sharding.layout import Layout, local_fraction, replicated
 from planner.sharding.rule import Duplex, Rule
@@ -70,16 +72,23 @@ class StageCost:
     `launches` are of each chunk, block and pass; the additive sums charge every operator that is late for itself, and
     `ahead` is what of that a host saves which launches a block while its longer kernels still run.
     `messages` counts what the seconds of communication stand for, once a micro-batch or, in an update, once a step.
-    `chunks` has the seconds once more, by the passes through each chunk, and what software hides.
+    `chunks` has the seconds once more, by the passes through each chunk, and what software hides. `beyond` is what
+    buckets and norms take once a step beyond the additive sums (see `planner.plan.once`).
     """
 
     chunks: list[ChunkCost]
+    beyond: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIME_PER_STEP, 0.0))
     micro_batch: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIME_PER_MICRO_BATCH, 0.0))
     once: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIME_PER_STEP, 0.0))
     memory: dict[str, float] = field(default_factory=lambda: dict.fromkeys(MEMORY, 0.0))
     messages: Charges = field(default_factory=Counter)
     launches: defaultdict[tuple[int, int | None, str], Launches] = field(default_factory=lambda: defaultdict(Launches))
     ahead: float = 0.0
+
+    @property
+    def all_once(self) -> dict[str, float]:
+        """Seconds once a step, with what no single parameter is charged for."""
+        return {part: seconds + self.beyond[part] for part, seconds in self.once.items()}
 
 
 def predict(bound: BoundPlan, cluster: Cluster) -> Prediction:
@@ -102,10 +111,10 @@ def _assemble(
     m, virtual = plan.training.micro_batches, plan.virtual_stages
     per_part = [sum(cost.micro_batch.values()) for cost in costs]
     per_step = [sum(cost.once.values()) for cost in costs]
-    step = step_of([cost.chunks for cost in costs], [cost.once for cost in costs], m)
+    step = step_of([cost.chunks for cost in costs], [cost.all_once for cost in costs], m)
     busiest = costs[step.busiest]
     time = [(name, m * seconds) for name, seconds in busiest.micro_batch.items()]
-    time += [(PIPELINE_BUBBLE, step.bubble), *busiest.once.items()]
+    time += [(PIPELINE_BUBBLE, step.bubble), *busiest.all_once.items()]
     if _hides(cluster):
         time.append((UNCOVERED, step.uncovered))
     if busiest.ahead:
@@ -149,12 +158,13 @@ class _Walk:
 
     def __post_init__(self) -> None:
         graph, plan = self.bound.graph, self.bound.plan
-        self.pricers = Pricers.of(plan.mesh, self.cluster)
+        self.update = plan.training.update
+        self.pricers = Pricers.of(plan.mesh, self.cluster, self.update.bucket_size)
         software = self.cluster.software
         self.whole: Pricers | None = None  # with the seconds that are hidden
         if _hides(self.cluster):
             bare = replace(software, hidden=Hidden())
-            self.whole = Pricers.of(plan.mesh, self.cluster.with_software(bare))
+            self.whole = Pricers.of(plan.mesh, self.cluster.with_software(bare), self.update.bucket_size)
         self.alive = liveness(graph, software.fused, software.loss)
         blocks = self.bound.blocks
         self.replay = replay(graph, blocks.start, blocks.start + blocks.period, software.whole_blocks)
@@ -165,7 +175,7 @@ class _Walk:
         self._prices: dict[tuple[int, object, tuple[bool, ...]], OperatorPrices] = {}
         self._hosted = bool(self.cluster.device.host_latency * self.cluster.software.host)
         self._alone: dict[tuple[int, tuple[bool, ...]], float] = {}
-        self._stored: dict[tuple[TensorType, bool, StoredParameter], ParameterPrices] = {}
+        self._stored: dict[tuple[TensorType, bool, StoredParameter, bool], ParameterPrices] = {}
 
     def rank(self, rank: int) -> StageCost:
         """Walk the operators of all stages of one pipeline rank."""
@@ -187,6 +197,12 @@ class _Walk:
         for parameter in self.bound.graph.parameters:  # in a fixed order: sums must not depend on hashes
             if parameter.name in used:
                 self._parameter(cost, parameter.name, cost.chunks[used[parameter.name]])
+        once = once_of(self.bound, used, self.cluster, self.pricers)
+        for part, seconds in once.seconds.items():
+            cost.beyond[part] += seconds
+        for (part, message), times in once.messages.items():
+            charge(cost.messages, part, "", message, {"update": times})
+        cost.memory["transient"] += once.flat
         self._sends(cost, rank)
         self._loss(cost, rank)
         return cost
@@ -385,28 +401,28 @@ class _Walk:
         tensor, stored = self.bound.graph.types[name], self.bound.parameters[name]
         part, there = "parameter gathering", (stored.weight, wanted.forward)
         self._move(cost, chunk, owner, part, "parameters", tensor, *there, {"forward": 1, **again})
-        if name in self.bound.graph.differentiable:
-            back = (wanted.gradient, stored.gradient)
-            self._move(cost, chunk, owner, part, "gradients", tensor, *back, {"backward": 1})
+        if name in self.bound.graph.differentiable and not self.update.is_local(name):
+            moved, back = reduced(tensor, self.update), (wanted.gradient, stored.gradient)
+            self._move(cost, chunk, owner, part, "gradients", moved, *back, {"backward": 1})
         return bool(self.pricers.parameters.route(tensor, *there).messages)
 
     def _parameter(self, cost: StageCost, name: str, chunk: ChunkCost) -> None:
         plan, graph = self.bound.plan, self.bound.graph
         tensor, stored, trainable = graph.types[name], self.bound.parameters[name], name in graph.differentiable
-        kind = (tensor, trainable, stored)
+        local = self.update.is_local(name)
+        kind = (tensor, trainable, stored, local)
         if kind not in self._stored:
             training = plan.training
             self._stored[kind] = price_parameter(
-                tensor, trainable, [stored], training.precision, training.optimizer, self.pricers
+                tensor, trainable, [stored], training.precision, training.optimizer, self.pricers, self.update, local
             )
         prices = self._stored[kind]
-        if trainable:
-            accumulated = replace(tensor, dtype="float32")
-            reduced, hidden = self._route("gradients", accumulated, stored.gradient, stored.state)
-            gathered, below = self._route("parameters", tensor, stored.state, stored.weight)
-            for part, route in (("gradient reduction", reduced), ("weight gathering", gathered)):
+        if trainable and not local:
+            sums, hidden = self._route("sums", summed(tensor, self.update), stored.gradient, stored.state)
+            gathered, below = self._route("updated", tensor, stored.state, stored.weight)
+            for part, route in (("gradient reduction", sums), ("weight gathering", gathered)):
                 cost.once[part] += route.seconds
-                for message in route.messages:
+                for message in () if self.update.bucketed else route.messages:
                     charge(cost.messages, part, "", message, {"update": 1})
             chunk.reductions += hidden
             chunk.weights += below
@@ -424,7 +440,7 @@ class _Walk:
         if len(ranks) < 2:
             return
         plan, tensor = self.bound.plan, self.bound.graph.types[name]
-        nbytes = 4.0 * tensor.numel * local_fraction(self.bound.parameters[name].state, plan.mesh.sizes)
+        nbytes = summed(tensor, self.update).nbytes * local_fraction(self.bound.parameters[name].state, plan.mesh.sizes)
         seconds = tied_seconds(nbytes, ranks[-1] - ranks[0], plan.mesh.size, self.cluster)
         cost.once["gradient reduction"] += seconds
         charge(

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
+from hardware_profiles.units import MIB
 from planner.plan.bind import BoundPlan
 from planner.plan.plan import RECOMPUTATION, Plan
 from planner.plan.roles import Roles
+from planner.sharding.update import PLAIN, Update, bucket_numbers, split_positions
 
 
 def plan_words(bound: BoundPlan, roles: Roles) -> dict[str, str]:
@@ -37,6 +39,33 @@ def recomputation_words(plan: Plan) -> str:
         counts[group.recomputation] += group.blocks
     used = [(word, count) for word, count in counts.items() if count]
     return ", ".join(f"{count} {word}" for word, count in used) if len(used) > 1 else (used or [("none", 0)])[0][0]
+
+
+def gradient_words(update: Update) -> str:
+    """What becomes of gradients where it is not as ever: `; gradients summed, in buckets of 32.0 MiB`."""
+    words = []
+    if update.gradients == "sum":
+        words.append("summed")
+    if update.gradient_dtype != PLAIN.gradient_dtype:
+        dtypes = {"fp32": "all in fp32", "parameter": "in the dtype of the weights"}
+        words.append(dtypes[update.gradient_dtype])
+    if update.clip_norm is not None:
+        words.append(f"clipped to norm {update.clip_norm:g}")
+    if update.bucketed:
+        words.append(_bucket_words(update))
+    found = [f"gradients {', '.join(words)}"] if words else []
+    found += [] if update.master_weights else ["no master weights"]
+    found += ["weights of rank 0 sent at the start"] if update.broadcast else []
+    found += [f"each device has its own {', '.join(update.local_parameters)}"] if update.local_parameters else []
+    return "".join(f"; {text}" for text in found)
+
+
+def _bucket_words(update: Update) -> str:
+    if update.bucket_size:
+        return f"in buckets of {update.bucket_size / MIB:.3g} MiB"
+    if splits := split_positions(update.buckets):
+        return f"in buckets that end at parameter {', '.join(map(str, splits))}"
+    return f"in {len({number for _, number in bucket_numbers(update.buckets)})} buckets by name"
 
 
 def telling(rows: Sequence[Mapping[str, str]]) -> tuple[str, ...]:

@@ -13,6 +13,10 @@ ZeRO-1 is a state cut finer than the weight; ZeRO-2 cuts the gradient too and re
 cuts the weight too and gathers it at every use; both are priced with the use. Software that cuts flat buffers
 (`Software.flat`) shares out what no dim of the parameter can be cut for, too: its bytes, not its messages, which the
 all-reduce of the full copy stands for.
+
+What is reduced and gathered in buckets is priced at a share of a full one, which is the least that it can take; what
+the buckets of a plan really take, `planner.plan.once` says. Buckets start while others still fill, so that what comes
+out of their first collective is there beside the gradients.
 """
 
 import math
@@ -26,7 +30,10 @@ from costmodels import operator_time, optimizer_time, parameter_bytes
 from planner.graph.operator_graph import TensorType
 from planner.pricing.redistribution_price import Pricers
 from planner.sharding.layout import PARTIAL, REPLICATE, local_fraction
+from planner.sharding.mesh import Mesh
+from planner.sharding.redistribute import COLLECTIVES, redistribution
 from planner.sharding.stored import StoredParameter
+from planner.sharding.update import PLAIN, Update
 
 Array = NDArray[np.float64]
 _FP32 = 4  # bytes
@@ -53,11 +60,14 @@ def price_parameter(
     precision: str,
     optimizer: str,
     pricers: Pricers,
+    update: Update = PLAIN,
+    local: bool = False,
 ) -> ParameterPrices:
-    """Prices of keeping a parameter of this type in each of the given stored layouts."""
-    sizes = pricers.parameters.mesh.sizes
+    """Prices of keeping a parameter of this type in each of the given stored layouts; a `local` one reduces nothing."""
+    mesh = pricers.parameters.mesh
+    sizes = mesh.sizes
     software = pricers.parameters.cluster.software
-    per = parameter_bytes(precision, optimizer, software)
+    per = parameter_bytes(precision, optimizer, software, update.variant)
     pieces = np.array([_pieces(s, sizes) for s in stored]) if software.flat else np.ones(len(stored))
     weight = np.array([local_fraction(s.weight, sizes) for s in stored]) * tensor.numel
     weight = weight / (pieces if software.flat > 2 else 1.0)
@@ -75,24 +85,46 @@ def price_parameter(
     state = np.array([local_fraction(s.state, sizes) for s in stored]) * tensor.numel / pieces
     gradient = np.array([local_fraction(s.gradient, sizes) for s in stored]) * tensor.numel
     gradient = gradient / (pieces if software.flat > 1 else 1.0)
-    accumulated = replace(tensor, dtype="float32")
+    accumulated = summed(tensor, update)
     # an fp32 weight is its own master copy where the state cuts it finer; elsewhere the piece of the state is a copy
     weights, gradients, states = ([getattr(s, kind) for s in stored] for kind in ("weight", "gradient", "state"))
-    fp32 = tensor.element_bytes == _FP32 and not software.offloaded
-    copies = pricers.parameters.pairs(tensor, weights, states).sends if fp32 else zeros
-    added = gradient * (tensor.element_bytes + 2 * _FP32)
+    own = (tensor.element_bytes == _FP32 or not update.master_weights) and not software.offloaded
+    copies = pricers.parameters.pairs(tensor, weights, states).sends if own else zeros
+    added = gradient * (tensor.element_bytes + 2 * accumulated.element_bytes)
+    landing = _landing(accumulated, stored, mesh) if update.bucketed and not local else zeros
     cluster = pricers.parameters.cluster
     device = cluster.device
     passed = operator_time(op_class="copy", flops=0.0, bytes_moved=added, dtype="fp32", device=device)
     return ParameterPrices(
         accumulation=np.asarray(passed) if cluster.software.accumulates else zeros,
-        synchronisation=pricers.gradients.pairs(accumulated, gradients, states).seconds,
-        update=np.asarray(optimizer_time(state, precision, optimizer, device)),
-        gather=pricers.parameters.pairs(tensor, states, weights).seconds,
+        synchronisation=zeros if local else pricers.sums.pairs(accumulated, gradients, states).seconds,
+        update=np.asarray(optimizer_time(state, precision, optimizer, device, update.variant)),
+        gather=pricers.updated.pairs(tensor, states, weights).seconds,
         weight=weight * per.weight,
-        gradient=gradient * per.gradient,
-        state=state * (per.state + _FP32 * copies),
+        gradient=gradient * per.gradient + landing,
+        state=state * (per.state + tensor.element_bytes * copies),
     )
+
+
+def summed(tensor: TensorType, update: Update) -> TensorType:
+    """A parameter as its gradient is added up, and reduced once a step."""
+    return replace(tensor, dtype=update.summed_in(tensor.dtype))
+
+
+def reduced(tensor: TensorType, update: Update) -> TensorType:
+    """A parameter as the gradient of one use is reduced in its micro-batch."""
+    return replace(tensor, dtype=update.reduced_in(tensor.dtype))
+
+
+def _landing(tensor: TensorType, stored: Sequence[StoredParameter], mesh: Mesh) -> Array:
+    """Bytes that come out of the first collective of a gradient in a bucket; an all-reduce needs none."""
+    found = []
+    for one in stored:
+        steps = redistribution(tensor.shape, mesh, one.gradient, one.state)
+        first = next((s for s in steps if s.kind in COLLECTIVES and mesh.sizes[s.axis] > 1), None)
+        share = 0.0 if first is None or first.kind == "all_reduce" else first.fraction
+        found.append(share / mesh.sizes[first.axis] if first is not None and first.kind == "reduce_scatter" else share)
+    return np.array(found) * tensor.nbytes
 
 
 def _pieces(stored: StoredParameter, sizes: Sequence[int]) -> int:

@@ -36,25 +36,32 @@ class RedistributionMatrix:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pricers:
     """Redistributions by what is moved, because software hides and groups them differently: activations, parameters
-    that are gathered for use or after the update, gradients."""
+    that are gathered for use, gradients that are reduced as they come; and once a step accumulated gradients (`sums`)
+    and new weights (`updated`), whose buckets a plan may decide in the place of the software."""
 
     activations: "RedistributionPricer"
     parameters: "RedistributionPricer"
     gradients: "RedistributionPricer"
+    sums: "RedistributionPricer"
+    updated: "RedistributionPricer"
 
     @classmethod
-    def of(cls, mesh: Mesh, cluster: Cluster) -> "Pricers":
-        """Those of the software of a cluster."""
+    def of(cls, mesh: Mesh, cluster: Cluster, bucket: Bytes = 0.0) -> "Pricers":
+        """Those of the software of a cluster. A plan's `bucket` takes the place of the software's."""
         software = cluster.software
         paths: dict[tuple[int, ...], Routes] = {}
 
         def pricer(hidden: float, bucket: Bytes) -> "RedistributionPricer":
             return RedistributionPricer(mesh=mesh, cluster=cluster, exposed=1 - hidden, bucket=bucket, _paths=paths)
 
+        parameters = pricer(software.hidden.gathers, software.bucket)
+        gradients = pricer(software.hidden.reductions, software.bucket)
         return cls(
             activations=pricer(software.hidden.tensor, 0.0),
-            parameters=pricer(software.hidden.gathers, software.bucket),
-            gradients=pricer(software.hidden.reductions, software.bucket),
+            parameters=parameters,
+            gradients=gradients,
+            sums=pricer(software.hidden.reductions, bucket) if bucket else gradients,
+            updated=pricer(software.hidden.gathers, bucket) if bucket else parameters,
         )
 
 
@@ -174,6 +181,10 @@ class RedistributionPricer:
         for step in np.array([*price, 0.0])[asked.hops.taken]:
             seconds += step
         return RedistributionMatrix(seconds=seconds, sends=asked.sends)
+
+    def message_seconds(self, kind: str, axis: int, nbytes: float) -> float:
+        """Seconds of one message that is not hidden: its share, where it goes in a bucket."""
+        return self._price(kind, axis, nbytes)
 
     def _price(self, kind: str, axis: int, message: float) -> float:
         """Seconds of a step, given the bytes of its message."""

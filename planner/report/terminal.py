@@ -10,7 +10,7 @@ from planner.graph.operator_graph import Operator
 from planner.plan.bind import BoundPlan
 from planner.plan.plan import Plan, Prediction
 from planner.plan.roles import Roles
-from planner.plan.words import recomputation_words
+from planner.plan.words import gradient_words, recomputation_words
 from planner.report.table import table_of
 from planner.report.units import bytes_text, count_text, percent_text, seconds_text
 from planner.sharding.labels import factor_labels
@@ -54,7 +54,7 @@ def _headline(plan: Plan) -> RenderableType:
         f"\n[bold]{model.reference}[/bold] ({count_text(model.parameters)} parameters) on "
         f"[bold]{plan.cluster.devices} x"
         f" {plan.cluster.machine}[/bold]\nglobal batch {training.global_batch}{length}; {training.precision}, "
-        f"{training.optimizer}"
+        f"{training.optimizer}{gradient_words(training.update)}"
     )
 
 

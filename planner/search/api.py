@@ -20,6 +20,7 @@ from planner.search.objectives import plan_for
 from planner.search.request import Objective, SearchRequest, Shard
 from planner.search.search import Progress, SearchResult
 from planner.search.space import FREE, Pinned
+from planner.sharding.update import PLAIN, Update
 
 SAMPLES_PER_DEVICE = 4
 """Of the global batch where none is given."""
@@ -37,6 +38,7 @@ def search(
     global_batch: int | None = None,
     precision: str = "bf16",
     optimizer: str = "adamw",
+    update: Update = PLAIN,
     algorithm: str = "dynamic_programming",
     pinned: Pinned = FREE,
     shards: Sequence[Shard] = (),
@@ -58,6 +60,7 @@ def search(
         batch: samples in the example inputs; needed for an OperatorGraph.
         sequence_length: tokens per sample of a zoo model.
         global_batch: samples of an optimizer step; 4 per device where not given.
+        update: what becomes of gradients: how they are added up, reduced and clipped; see `planner.Update`.
         pinned: degrees and other choices made by hand.
         shards: strategies of operators made by hand, see `shard`.
         objective: "time" (seconds of a step), "memory" (bytes per device) or "cost" (device-seconds of a step).
@@ -84,6 +87,7 @@ def search(
         global_batch=SAMPLES_PER_DEVICE * machine.devices if global_batch is None else global_batch,
         precision=precision,
         optimizer=optimizer,
+        update=update,
         algorithm=algorithm,
         pinned=pinned,
         shards=tuple(shards),

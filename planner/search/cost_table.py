@@ -22,14 +22,17 @@ from planner.pricing import (
     price_operator,
     price_parameter,
 )
+from planner.pricing.bucket_size import sized
 from planner.pricing.operator_price import transient_bytes
+from planner.pricing.parameter_price import reduced
 from planner.search.candidates import CandidateLists, Candidates, DuplexColumn, LayoutColumn
 from planner.search.restriction import Restriction
 from planner.search.template import Template, ValueEdge
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
-from planner.sharding.stored import StoredParameter, legal_stored
+from planner.sharding.stored import StoredParameter, legal_stored, own_copies
+from planner.sharding.update import PLAIN, Update
 
 Array = NDArray[np.float64]
 
@@ -90,6 +93,7 @@ class CostTables:
     edges: tuple[EdgeTable, ...]
     parameters: tuple[ParameterTable, ...]
     result_bytes: Mapping[str, Array]
+    update: Update = PLAIN
 
 
 @dataclass(kw_only=True)
@@ -100,10 +104,12 @@ class TableBuilder:
     cluster: Cluster
     precision: str
     optimizer: str
+    update: Update = PLAIN
 
     def __post_init__(self) -> None:
         self._lists = CandidateLists(mesh=self.mesh)
-        self._pricers = Pricers.of(self.mesh, self.cluster)
+        self.update = sized(self.update, self.mesh, self.cluster)
+        self._pricers = Pricers.of(self.mesh, self.cluster, self.update.bucket_size)
         self._prices: dict[tuple[int, tuple[bool, ...], int], tuple[Rule, Candidates, OperatorPrices]] = {}
         self._parameters: dict[object, tuple[tuple[StoredParameter, ...], ParameterPrices, DuplexColumn]] = {}
 
@@ -127,6 +133,7 @@ class TableBuilder:
             edges=edges,
             parameters=parameters,
             result_bytes=result_bytes,
+            update=self.update,
         )
 
     def _operator(self, template: Template, index: int, restriction: Restriction | None) -> OperatorTable:
@@ -207,10 +214,15 @@ class TableBuilder:
         trainable = name in graph.differentiable
         tensor = graph.types[name]
         among = None if restriction is None else restriction.stored(name, tensor, trainable, self.mesh)
-        key = (tensor, trainable, among)
+        local = trainable and self.update.is_local(name)
+        if local:
+            among = (own_copies(len(self.mesh.axes)),)
+        key = (tensor, trainable, among, local)
         if key not in self._parameters:
             stored = legal_stored(tensor.shape, self.mesh.sizes, trainable) if among is None else among
-            prices = price_parameter(tensor, trainable, stored, self.precision, self.optimizer, self._pricers)
+            prices = price_parameter(
+                tensor, trainable, stored, self.precision, self.optimizer, self._pricers, self.update, local
+            )
             column = DuplexColumn(
                 forward=LayoutColumn.of([s.weight for s in stored]),
                 gradient=LayoutColumn.of([s.gradient for s in stored]),
@@ -224,8 +236,9 @@ class TableBuilder:
                     wanted = operators[at].candidates.operands[operand]
                     gather = _spread(self._pricers.parameters, tensor, made.forward, wanted.forward)
                     back = np.zeros_like(gather)
-                    if trainable:
-                        back = _spread(self._pricers.gradients, tensor, wanted.gradient, made.gradient).T
+                    if trainable and not local:
+                        moved = reduced(tensor, self.update)
+                        back = _spread(self._pricers.gradients, moved, wanted.gradient, made.gradient).T
                     nbytes = operators[at].prices.operands[operand][None, :]
                     uses.append(
                         UseTable(

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from hardware_profiles import Cluster
 from planner.plan.predict import tied_seconds, transfer_seconds
 from planner.pricing.keeping import keeping, keeping_fault
+from planner.pricing.parameter_price import summed
 from planner.search.cost_table import CostTables, EdgeTable, ParameterTable, UseTable
 from planner.search.pieces import Chain, Crossing, Key, Piece
 from planner.search.solvers.elimination.order import schedule
@@ -184,11 +185,12 @@ class _Cutter:
         """Seconds to sum the gradient of a parameter that the first and the last stage both hold."""
         template = self.tables.template
         trainable = parameter.name in template.graph.differentiable
-        if self.stages < 2 or parameter.name not in self.boundary or not trainable:
+        local = self.tables.update.is_local(parameter.name)
+        if self.stages < 2 or parameter.name not in self.boundary or not trainable or local:
             return np.zeros(len(parameter.stored))
-        numel = template.graph.types[parameter.name].numel
+        whole = summed(template.graph.types[parameter.name], self.tables.update).nbytes
         mesh, distance = self.tables.mesh, self.stages - 1
-        nbytes = [4.0 * numel * local_fraction(stored.state, mesh.sizes) for stored in parameter.stored]
+        nbytes = [whole * local_fraction(stored.state, mesh.sizes) for stored in parameter.stored]
         return np.array([tied_seconds(n, distance, mesh.size, self.cluster) for n in nbytes])
 
     def _crossing(self) -> Crossing:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodels import usable_memory
+from planner.pricing.bucket_size import flat_bytes
 from planner.search.assemble import Assembly
 from planner.search.cost_table import CostTables, TableBuilder
 from planner.search.cutting import cut
@@ -89,7 +90,10 @@ class Engine:
         if self.request.memory_limit is not None:
             device = replace(self.request.cluster.device, memory=self.request.memory_limit)
             self.capacity = min(self.capacity, usable_memory(device))
-        self.capacity -= self.request.cluster.software.buffers
+        self.buffers = self.request.cluster.software.buffers + flat_bytes(
+            self.request.graph, self.request.update, self.request.cluster
+        )
+        self.capacity -= self.buffers
 
     def bound(self, configuration: Configuration) -> float:
         """Least step time, from the work alone."""
@@ -123,6 +127,7 @@ class Engine:
             configuration=configuration,
             precision=request.precision,
             optimizer=request.optimizer,
+            update=request.update,
             recomputation=request.pinned.recomputation,
             decided=decided,
             given=decided is not None or request.pinned.mesh is not None,
@@ -209,6 +214,7 @@ class Engine:
                 cluster=request.cluster,
                 precision=request.precision,
                 optimizer=request.optimizer,
+                update=request.update,
             )
         return self._builders[mesh]
 

@@ -49,6 +49,7 @@ from planner.search.template import Template
 from planner.sharding.layout import REPLICATE, Layout
 from planner.sharding.mesh import Mesh, build_mesh
 from planner.sharding.stored import StoredParameter
+from planner.sharding.update import PLAIN, Update
 
 _ROUNDING = 1e-9  # relative: sums of the same numbers in another order differ by less
 _MARGIN = 1.05  # how much tighter than by what was missing
@@ -75,6 +76,7 @@ class Task:
     configuration: Configuration
     precision: str
     optimizer: str
+    update: Update = PLAIN
     recomputation: tuple[Running, ...] = ("none", "selective", "full")
     decided: Decided | None = None
     given: bool = False
@@ -105,6 +107,7 @@ class _Builders:
                 cluster=task.cluster,
                 precision=task.precision,
                 optimizer=task.optimizer,
+                update=task.update,
             )
         return self._known[sizes, rest]
 

@@ -1,6 +1,7 @@
 """What is asked of the search."""
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Literal
 
 from hardware_profiles import Cluster
@@ -8,6 +9,7 @@ from planner.errors import RequestError, unknown_name
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.plan import PRECISIONS, ModelReference
 from planner.search.space import FREE, Pinned
+from planner.sharding.update import PLAIN, Update, update_fault
 
 ALGORITHMS = ("dynamic_programming", "recursive_programming", "sharding_propagation", "ilp", "exhaustive")
 """Searches that can be asked for; `exhaustive` is the oracle, for the smallest models."""
@@ -55,6 +57,7 @@ class SearchRequest:
     global_batch: int
     precision: str = "bf16"
     optimizer: str = "adamw"
+    update: Update = PLAIN
     algorithm: str = "dynamic_programming"
     pinned: Pinned = FREE
     shards: tuple[Shard, ...] = ()
@@ -70,6 +73,12 @@ class SearchRequest:
         for name, known in words:
             if getattr(self, name) not in known:
                 raise RequestError(unknown_name(name, getattr(self, name), known))
+        fault = update_fault(self.update)
+        if fault is not None:
+            raise RequestError(f"{fault[0]}: {fault[1]}")
+        for pattern in self.update.local_parameters:
+            if not any(fnmatchcase(name, pattern) for name in self.graph.parameter_names):
+                raise RequestError(f"local_parameters: no parameter of the model matches '{pattern}'")
         for name in ("batch", "global_batch", "top"):
             if getattr(self, name) < 1:
                 raise RequestError(f"{name} = {getattr(self, name)}: it is 1 or more")

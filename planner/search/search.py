@@ -213,7 +213,7 @@ def _engine(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
     prepared, blocks = prepare(request.graph)
     repeated = frozenset(request.pinned.repeated)
     template = fold(prepared, blocks, request.cluster.software, repeated)
-    limits = bounds(template, request.batch, request.cluster, request.precision, request.optimizer)
+    limits = bounds(template, request.batch, request.cluster, request.precision, request.optimizer, request.update)
     return Engine(request=request, template=template, limits=limits), prepared
 
 
@@ -454,7 +454,7 @@ class _Search:
         priced: BoundPlan | None = None
         if ranks != found.outcome.ranks:
             settled = self._priced(found, ranks, bound)
-            buffers = request.cluster.software.buffers
+            buffers = self.engine.buffers
             limit = peak_memory(self.engine.capacity, 0.0, buffers, request.cluster.device) * (1 + OPTIMAL)
             prediction = settled.plan.prediction
             # settled, another block's interior may be the largest; less per step may not make up for more per part
@@ -482,6 +482,7 @@ class _Search:
                 micro_batches=configuration.micro_batches,
                 precision=request.precision,
                 optimizer=request.optimizer,
+                update=found.chain.tables.update,
             ),
             cluster=cluster_reference(request.cluster),
             mesh=found.chain.tables.mesh,

@@ -20,6 +20,7 @@ from planner.pricing.operator_price import PROFILE_DTYPES
 from planner.search.template import Template
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
+from planner.sharding.update import PLAIN, Update
 
 Role = Literal["data", "expert", "context", "tensor"]  # "expert": a part of data, on which experts are cut
 EXPERTS = "experts"  # class of the operators that route to experts
@@ -286,7 +287,9 @@ class Bounds:
         return self.parameters / devices
 
 
-def bounds(template: Template, batch: int, cluster: Cluster, precision: str, optimizer: str) -> Bounds:
+def bounds(
+    template: Template, batch: int, cluster: Cluster, precision: str, optimizer: str, update: Update = PLAIN
+) -> Bounds:
     """Bounds of a model whose template graph has `batch` samples."""
     graph = template.graph
     forward = recomputed = backward = 0.0
@@ -299,7 +302,7 @@ def bounds(template: Template, batch: int, cluster: Cluster, precision: str, opt
         works = template.in_block(index) and index - template.blocks.start < template.replay.works
         recomputed += seconds * count if works else 0.0
         backward += seconds * count * rule.backward_work(graded)
-    per = parameter_bytes(precision, optimizer, cluster.software)
+    per = parameter_bytes(precision, optimizer, cluster.software, update.variant)
     sizes = (
         graph.types[p.name].numel
         * (per.total if p.name in graph.differentiable else per.weight)

@@ -60,6 +60,12 @@ def legal_stored(
     )
 
 
+def own_copies(axes: int) -> StoredParameter:
+    """That of a parameter which every device has for itself: its gradient is a term of a sum that nobody takes."""
+    whole = (REPLICATE,) * axes
+    return StoredParameter(weight=whole, gradient=(PARTIAL,) * axes, state=whole)
+
+
 def stored_options(rank: int, trainable: bool) -> tuple[Option, ...]:
     """What one axis can do to a parameter of so many dims, in the order of the table above."""
     options: list[Option] = [(REPLICATE, REPLICATE, REPLICATE)]

@@ -30,20 +30,24 @@ class Recorder:
     def __init__(self) -> None:
         self.calls: list[tuple[str, float, Any]] = []
 
-    def all_gather_single(self, whole: torch.Tensor, piece: torch.Tensor, group: Any) -> None:
-        self._note("all_gather", whole, group)
+    def all_gather_single(self, whole: torch.Tensor, piece: torch.Tensor, group: Any, async_op: bool = False) -> "Gone":
         whole.view(group.size(), *piece.shape).copy_(piece.expand(group.size(), *piece.shape))
+        return self._note("all_gather", whole, group)
 
-    def reduce_scatter_single(self, piece: torch.Tensor, term: torch.Tensor, group: Any) -> None:
-        self._note("reduce_scatter", term, group)
+    def reduce_scatter_single(
+        self, piece: torch.Tensor, term: torch.Tensor, group: Any, async_op: bool = False
+    ) -> "Gone":
         piece.copy_(term[: piece.shape[0]])
+        return self._note("reduce_scatter", term, group, piece)
 
-    def all_reduce(self, term: torch.Tensor, operation: Any, group: Any) -> None:
-        self._note("all_reduce", term, group)
+    def all_reduce(self, term: torch.Tensor, operation: Any, group: Any = None, async_op: bool = False) -> "Gone":
+        return self._note("all_reduce", term, group)
 
-    def all_to_all_single(self, incoming: torch.Tensor, outgoing: torch.Tensor, group: Any) -> None:
-        self._note("all_to_all", outgoing, group)
+    def all_to_all_single(
+        self, incoming: torch.Tensor, outgoing: torch.Tensor, group: Any, async_op: bool = False
+    ) -> "Gone":
         incoming.copy_(outgoing)
+        return self._note("all_to_all", outgoing, group)
 
     def recv(self, value: torch.Tensor, source: int, group: Any) -> None:
         self._note("send_recv", value, group)
@@ -52,18 +56,26 @@ class Recorder:
     def isend(self, value: torch.Tensor, target: int, group: Any) -> "Gone":
         return Gone()
 
-    def _note(self, kind: str, tensor: torch.Tensor, group: Any) -> None:
+    def _note(self, kind: str, tensor: torch.Tensor, group: Any, *others: torch.Tensor) -> "Gone":
         if group is not None:  # the comparison of the first batch is between all ranks, and in no plan
             self.calls.append((kind, float(tensor.nbytes), group))
+        return Gone(tensor, *others)
 
     def messages(self, place: RankMesh) -> Messages:
-        """What has been written down."""
-        axes = {group: axis for axis, group in enumerate(place.groups) if group is not None}
-        return Counter((kind, axes.get(group), nbytes) for kind, nbytes, group in self.calls)
+        """What has been written down. An axis may have several process groups of the same ranks."""
+        axes = {_ranks(group): axis for axis, group in enumerate(place.groups) if group is not None}
+        return Counter((kind, axes.get(_ranks(group)), nbytes) for kind, nbytes, group in self.calls)
+
+
+def _ranks(group: Any) -> tuple[int, ...]:
+    return tuple(dist.get_process_group_ranks(group))
 
 
 class Gone:
-    """A send that has been done."""
+    """Something sent that has arrived; it holds on to tensors, as what torch returns does."""
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        self.tensors = tensors
 
     def is_completed(self) -> bool:
         return True

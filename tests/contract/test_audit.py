@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from planner.graph.trace import trace
 from planner.plan.bind import BoundPlan
 from planner.plan.charges import Charge
+from planner.sharding.update import Update
 from runtime import StageAudit, audit, auditing
 from tests.contract.test_priced_is_emitted import FULL, KEEPING, SOME, Hand, cluster_of
 from tests.distributed import plans
@@ -131,3 +133,25 @@ def test_memory_that_differs_by_more_than_two_percent_is_found(monkeypatch: pyte
 def test_memory_above_what_the_plan_states_is_found() -> None:
     (stage,) = audited(Hand(model="llama", kind="zero1", mesh=(4,)))
     assert not replace(stage, stated=stage.peak - 1).memory_agrees
+
+
+UPDATES = (
+    Update(gradient_dtype="fp32", clip_norm=1.0),
+    Update(gradient_dtype="parameter", gradients="sum"),
+    Update(buckets=8192, clip_norm=1.0),
+    Update(master_weights=False),
+)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+@pytest.mark.parametrize("update", UPDATES, ids=str)
+@pytest.mark.parametrize(("kind", "model", "settings"), [("zero1", "gpt4", {"stages": (2, 2)}), ("zero3", "llama", {})])
+def test_what_becomes_of_gradients_agrees(
+    kind: str, model: str, settings: Mapping[str, object], update: Update, optimizer: str
+) -> None:
+    graph = trace(plans.build(model).bfloat16(), plans.batch())
+    plan = plans.hand_plan(kind, model, plans.mesh_of(2), graph=graph, optimizer=optimizer, micro_batches=2, **settings)
+    plan = replace(plan, training=replace(plan.training, precision="bf16", update=update))
+    for stage in audit(plan, graph, plans.BATCH, cluster_of(plan)):
+        assert stage.unequal == ()
+        assert abs(stage.peak / stage.predicted_peak - 1) < LOOSER, (stage.live, stage.predicted_live)

@@ -18,10 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from costmodels import in_flight
 from hardware_profiles import load_profile
+from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.plan.bind import BoundPlan, bind
 from planner.plan.plan import Plan
 from planner.plan.predict import stage_costs
+from planner.sharding.update import PLAIN, Update
 from runtime.training_step import TrainingStep
 from tests.contract.one_rank import one_rank
 from tests.distributed import plans
@@ -168,7 +170,7 @@ def test_kept_bytes_are_those_of_the_results() -> None:
     assert found["selective"] - found["full"] == 4 * (result + extra)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "lamb"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", ["zero1", "zero2", "zero3", "megatron", 3, 4])
 def test_weights_gradients_and_states(kind: str | int, dtype: torch.dtype, optimizer: str) -> None:
@@ -180,6 +182,63 @@ def test_weights_gradients_and_states(kind: str | int, dtype: torch.dtype, optim
     else:
         plan = plans.hand_plan(kind, "llama", mesh, **settings)
     plan = replace(plan, training=replace(plan.training, precision={4: "fp32", 2: "bf16"}[dtype.itemsize]))
+    assert kept_between_steps(plan, graph, dtype) == persistent(plan, graph)
+
+
+UPDATES = (
+    Update(gradient_dtype="parameter"),
+    Update(gradient_dtype="fp32", master_weights=False),
+    Update(gradient_dtype="parameter", master_weights=False, clip_norm=1.0),
+)
+
+
+@pytest.mark.parametrize("update", UPDATES, ids=str)
+@pytest.mark.parametrize(("kind", "optimizer"), [("zero1", "lamb"), ("zero3", "sgd"), (3, "adamw")])
+def test_dtypes_and_masters(kind: str | int, optimizer: str, update: Update) -> None:
+    graph = trace(plans.build("llama").bfloat16(), plans.batch())
+    settings = {"graph": graph, "optimizer": optimizer}
+    make = plans.random_plan if isinstance(kind, int) else plans.hand_plan
+    arguments = ("llama", plans.mesh_of(2, 2), kind) if isinstance(kind, int) else (kind, "llama", plans.mesh_of(2, 2))
+    plan = make(*arguments, **settings)
+    plan = replace(plan, training=replace(plan.training, precision="bf16", update=update))
+    assert kept_between_steps(plan, graph, torch.bfloat16) == persistent(plan, graph)
+
+
+@pytest.mark.parametrize("kind", ["zero1", "megatron"])
+def test_buckets_under_way(kind: str) -> None:
+    """When the backward pass is over all buckets have started: flat gradients in the place of those that were added up,
+    and the pieces that come out of a reduce-scatter. One more is there while it is filled."""
+    update = Update(buckets=8192)
+    plan = plans.hand_plan(kind, "llama", plans.mesh_of(2, 2))
+    plan = replace(plan, training=replace(plan.training, update=update))
+    wanted = predicted(bind(plan, plans.traced("llama"), plans.BATCH))
+    plain = predicted(bind(plan_without(plan), plans.traced("llama"), plans.BATCH))
+    filled: list[int] = []
+    with one_rank("llama", plan, plans.traced("llama")) as (step, recorder):
+        batch = plans.batch()
+        known = [*(p.piece for p in step.rank.parameters.values()), *step.rank.buffers.values(), *batch]
+        step.rank.optimizer.reduction.begin()
+        with Made(known) as made:
+            step.accumulate(*batch)
+            found = made.alive()
+        assert len(step.rank.optimizer.reduction._flights) == len(step.rank.optimizer.reduction.buckets) > 5
+        filled += [int(nbytes) for kind_, nbytes, _ in recorder.calls if kind_ in ("reduce_scatter", "all_reduce")]
+    assert found == wanted["gradients"]
+    assert 0 < wanted["transient"] - plain["transient"] <= 8192
+    assert max(filled) <= 8192
+
+
+def plan_without(plan: Plan) -> Plan:
+    return replace(plan, training=replace(plan.training, update=PLAIN))
+
+
+def persistent(plan: Plan, graph: OperatorGraph) -> list[float]:
+    wanted = predicted(bind(plan, graph, plans.BATCH))
+    return [wanted[part] for part in PERSISTENT]
+
+
+def kept_between_steps(plan: Plan, graph: OperatorGraph, dtype: torch.dtype) -> list[float]:
+    """Bytes of weights, of gradients after all micro-batches, of the optimizer's state after a step."""
     with one_rank("llama", plan, graph, dtype=dtype) as (step, _):
         step.accumulate(*plans.batch())
         held = [parameter.piece for parameter in step.rank.parameters.values()]
@@ -189,10 +248,8 @@ def test_weights_gradients_and_states(kind: str | int, dtype: torch.dtype, optim
         moments = [value for state in step.rank.optimizer._optimizer.state.values() for value in state.values()]
         states = [tensor for tensor in (*masters, *moments) if isinstance(tensor, torch.Tensor) and tensor.dim()]
     weights = {tensor.untyped_storage()._cdata for tensor in held}
-    found = [
+    return [
         sum(tensor.nbytes for tensor in held),
         sum(tensor.nbytes for tensor in gradients),
         sum(tensor.nbytes for tensor in states if tensor.untyped_storage()._cdata not in weights),
     ]
-    wanted = predicted(bind(plan, graph, plans.BATCH))
-    assert found == [wanted[part] for part in PERSISTENT]

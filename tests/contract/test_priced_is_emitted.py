@@ -10,13 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
+import torch
 
 from hardware_profiles import Cluster, load_profile
+from planner.graph.trace import trace
 from planner.plan.bind import BoundPlan, bind
 from planner.plan.plan import ModelReference, Plan
 from planner.plan.predict import stage_costs
 from planner.search.search import SearchRequest, search
 from planner.search.space import FREE, Pinned
+from planner.sharding.update import PLAIN, Update, update_words
 from tests.contract.one_rank import Messages, one_rank
 from tests.distributed import plans
 
@@ -49,15 +52,19 @@ class Hand:
     kind: str | int
     mesh: tuple[int, ...]
     settings: Mapping[str, object] = field(default_factory=dict)
+    update: Update = PLAIN
 
     def __call__(self) -> Plan:
         mesh = plans.mesh_of(*self.mesh)
         if isinstance(self.kind, int):
-            return plans.random_plan(self.model, mesh, self.kind, **self.settings)
-        return plans.hand_plan(self.kind, self.model, mesh, **self.settings)  # type: ignore[arg-type]
+            plan = plans.random_plan(self.model, mesh, self.kind, **self.settings)
+        else:
+            plan = plans.hand_plan(self.kind, self.model, mesh, **self.settings)  # type: ignore[arg-type]
+        return replace(plan, training=replace(plan.training, update=self.update))
 
     def __str__(self) -> str:
-        settings = "-".join(f"{key}={value}" for key, value in self.settings.items())
+        options = {**self.settings, **update_words(self.update)}
+        settings = "-".join(f"{key}={value}" for key, value in options.items())
         return "-".join(filter(None, (self.model, str(self.kind), "x".join(map(str, self.mesh)), settings)))
 
 
@@ -80,6 +87,7 @@ class Searched:
     devices: int
     memory: float = 1e9
     pinned: Pinned = FREE
+    update: Update = PLAIN
 
     def __call__(self) -> Plan:
         graph = plans.traced(self.model)
@@ -97,17 +105,21 @@ class Searched:
             global_batch=plans.BATCH,
             precision="fp32",
             pinned=self.pinned,
+            update=self.update,
         )
         return search(request).plan
 
     def __str__(self) -> str:
-        return f"searched-{self.model}-{self.devices}-{self.memory:.0f}-{self.pinned.pipeline}"
+        words = "".join(f"-{key}={value}" for key, value in update_words(self.update).items())
+        return f"searched-{self.model}-{self.devices}-{self.memory:.0f}-{self.pinned.pipeline}{words}"
 
 
 FULL = {"recomputation": "full"}
 KEEPING = {"recomputation": "selective", "kept": ("scaled_dot_product_attention", "linear")}
 SOME = {"recomputation": ("full", "none"), "kept": ()}
 TWO_PARTS = {"micro_batches": 2}
+LAMB = {"optimizer": "lamb"}
+CLIPPED = Update(clip_norm=1.0, buckets=4096)
 FOUR_STAGES = {"stages": (1, 1, 1, 1), "micro_batches": 4}
 PLANS = (
     Hand(model="llama", kind="megatron", mesh=(2, 2)),
@@ -147,7 +159,19 @@ PLANS = (
             ]
         )
     ),
+    *(
+        Hand(model="llama", kind=kind, mesh=(2, 2), update=CLIPPED)
+        for kind in ("megatron", "zero1", "zero2", "zero3", 3)
+    ),
+    Hand(model="gpt4", kind="zero1", mesh=(2,), settings={"stages": (2, 2), **TWO_PARTS, **LAMB}, update=CLIPPED),
+    Hand(model="gpt", kind="zero2", mesh=(2, 2), settings=FULL, update=CLIPPED),
+    Hand(model="llama", kind="zero1", mesh=(2,), settings={**TWO_PARTS, **FULL}, update=CLIPPED),
+    Hand(model="llama", kind=5, mesh=(2, 4), settings=LAMB, update=Update(buckets=(4, 11))),
+    Hand(model="gpt", kind="zero1", mesh=(2, 2), settings=LAMB, update=Update(buckets=(("*.attn.*", 0), ("*", 1)))),
+    Hand(model="llama", kind="zero3", mesh=(4,), settings=LAMB),
+    *(Hand(model="llama", kind=seed, mesh=(2, 2), update=Update(buckets=1000)) for seed in (8, 9)),
     Searched(model="llama", devices=4),
+    Searched(model="gpt", devices=4, pinned=Pinned(mesh=(4,)), update=Update(buckets="auto", clip_norm=1.0)),
     Searched(model="llama", devices=16, pinned=Pinned(mesh=(4, 4))),
     Searched(model="gpt", devices=8, pinned=Pinned(mesh=(2, 4), recompute="full")),
     Searched(model="llama", devices=4, memory=2e5, pinned=Pinned(mesh=(2, 2))),
@@ -173,3 +197,42 @@ def test_the_seconds_are_those_of_the_messages() -> None:
     moving = ("communication", "parameter gathering", "stage transfer", "gradient reduction", "weight gathering")
     assert not cost.messages
     assert all({**cost.micro_batch, **cost.once}[part] == 0.0 for part in moving)
+
+
+@pytest.mark.parametrize("word", ["mixed", "fp32", "parameter"])
+@pytest.mark.parametrize("kind", ["zero1", "zero2", "zero3"])
+def test_gradients_are_sent_in_the_dtype_that_is_priced(kind: str, word: str) -> None:
+    """In bfloat16, where the words differ: ZeRO-1 reduces once a step, the others in each micro-batch."""
+    graph = trace(plans.build("llama").bfloat16(), plans.batch())
+    plan = plans.hand_plan(kind, "llama", plans.mesh_of(2, 2), graph=graph)
+    update = Update(gradient_dtype=word, buckets=2048)
+    plan = replace(plan, training=replace(plan.training, precision="bf16", update=update))
+    bound = bind(plan, graph, plans.BATCH)
+    expected = priced(bound, 0)
+    with one_rank("llama", plan, graph, dtype=torch.bfloat16) as (step, recorder):
+        step(*plans.batch())
+        found = recorder.messages(step.place)
+    assert found == expected
+    widths = {"mixed": (4, 2), "fp32": (4, 4), "parameter": (2, 2)}[word]
+    sent = sum(nbytes * times for (name, axis, nbytes), times in found.items() if name == "reduce_scatter")
+    elements = sum(parameter.numel() for parameter in plans.build("llama").parameters())
+    assert sent == elements * widths[kind != "zero1"] * 1.5  # all on one axis, half of it on the other
+
+
+def test_a_bucket_sends_what_its_members_would() -> None:
+    """As many bytes in fewer messages, each not above the size of a bucket unless its only member is."""
+    found = {}
+    for buckets in ("none", 8192):
+        plan = Hand(model="llama", kind="zero1", mesh=(4,), update=Update(buckets=buckets))()
+        found[buckets] = emitted("llama", plan, 0)
+    alone, together = (
+        {kind: [n for (name, _, n), times in one.items() for _ in range(times) if name == kind] for kind in KINDS}
+        for one in found.values()
+    )
+    for kind in KINDS:
+        assert sum(alone[kind]) == sum(together[kind])
+        assert len(together[kind]) < 0.7 * len(alone[kind])
+        assert max(together[kind]) <= 8192
+
+
+KINDS = ("reduce_scatter", "all_gather")

@@ -17,7 +17,7 @@ from planner.sharding.mesh import Mesh
 from planner.sharding.rule import Duplex
 from runtime import collectives
 from runtime.device_mesh import Communicators, rank_mesh
-from runtime.optimizer import OptimizerSettings
+from runtime.optimizers import OptimizerSettings
 from runtime.randomness import Draw, dropping
 from runtime.redistribute import convert, local_piece, transfer
 from runtime.same_dropout import SameDropout

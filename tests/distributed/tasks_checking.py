@@ -19,7 +19,7 @@ from planner.sharding.mesh import Mesh
 from planner.sharding.rule import FactorKind, Rule, Strategy
 from planner.sharding.rules.spec import RuleSpec
 from runtime import local_ops
-from runtime.optimizer import OptimizerSettings
+from runtime.optimizers import OptimizerSettings
 from runtime.training_step import TrainingStep, parallelize
 
 

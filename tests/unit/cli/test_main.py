@@ -145,7 +145,7 @@ def test_the_main_job_as_json(folder: Path) -> None:
     content = made(*TINY, "--devices", "4")
     assert list(content) == [
         "schema_version", "model", "parameters", "hardware", "cluster", "software", "devices", "sequence_length",
-        "global_batch", "precision", "optimizer", "step_seconds", "objective_seconds", "low_seconds",
+        "global_batch", "precision", "optimizer", "update", "step_seconds", "objective_seconds", "low_seconds",
         "high_seconds", "peak_bytes", "capacity_bytes",
         "tokens_per_second_per_device", "samples_per_second", "model_flops_utilisation", "degrees",
         "virtual_stages", "sequence_parallel", "optimizer_sharding", "micro_batches", "recomputation", "mesh",

@@ -1,7 +1,15 @@
 import numpy as np
 import pytest
 
-from costmodels import CostModelError, optimizer_traffic, parameter_bytes, peak_memory, usable_memory
+from costmodels import (
+    PLAIN_UPDATE,
+    CostModelError,
+    UpdateVariant,
+    optimizer_traffic,
+    parameter_bytes,
+    peak_memory,
+    usable_memory,
+)
 from hardware_profiles import GIB, load_profile
 
 
@@ -20,6 +28,25 @@ def test_bytes_per_parameter(precision: str, optimizer: str, expected: tuple[int
     assert (found.weight, found.gradient, found.state) == expected
     assert found.total == sum(expected)
     assert optimizer_traffic(precision, optimizer) == traffic
+
+
+@pytest.mark.parametrize(
+    ("precision", "optimizer", "variant", "expected", "traffic"),
+    [
+        ("bf16", "lamb", PLAIN_UPDATE, (2, 4, 12), 42),
+        ("bf16", "adamw", UpdateVariant(narrow_gradients=True), (2, 2, 12), 28),
+        ("bf16", "adamw", UpdateVariant(master_weights=False), (2, 4, 8), 24),
+        ("bf16", "sgd", UpdateVariant(narrow_gradients=True, master_weights=False), (2, 2, 4), 14),
+        ("bf16", "adamw", UpdateVariant(clipped=True), (2, 4, 12), 42),
+        ("fp32", "adamw", UpdateVariant(narrow_gradients=True, master_weights=False), (4, 4, 8), 28),
+    ],
+)
+def test_variants(
+    precision: str, optimizer: str, variant: UpdateVariant, expected: tuple[int, int, int], traffic: int
+) -> None:
+    found = parameter_bytes(precision, optimizer, variant=variant)
+    assert (found.weight, found.gradient, found.state) == expected
+    assert optimizer_traffic(precision, optimizer, variant) == traffic
 
 
 def test_unknown_words_raise() -> None:

@@ -22,7 +22,7 @@ from planner.plan.plan import ClusterReference, Group, Plan, Prediction, Provena
 from planner.sharding.mesh import Mesh
 from planner.sharding.stored import StoredParameter
 from runtime.data import synthetic_batch
-from runtime.optimizer import make_optimizer
+from runtime.optimizers import make_optimizer
 
 CPU = torch.device("cpu")
 
@@ -188,7 +188,7 @@ def test_a_plan_is_read_from_its_file(tmp_path: Path) -> None:
 
 
 def test_an_unknown_optimizer_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"unknown optimizer 'adam'; did you mean adamw\?"):
+    with pytest.raises(RequestError, match=r"unknown optimizer 'adam'; did you mean adamw or lamb\?"):
         make_optimizer("adam", [], runtime.OptimizerSettings())
 
 

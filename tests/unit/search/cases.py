@@ -33,6 +33,7 @@ from planner.search.space import Configuration, Running
 from planner.search.template import Template, fold
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rescale import rescale_batch
+from planner.sharding.update import PLAIN, Update
 
 BATCH = 2  # of the traced examples
 SEQUENCE = 16
@@ -340,6 +341,7 @@ def make_case(
     precision: str = "fp32",
     optimizer: str = "adamw",
     recomputation: Sequence[Running] = ALL_WAYS,
+    update: Update = PLAIN,
 ) -> Case:
     devices = configuration.pipeline * math.prod(configuration.mesh)
     part = global_batch // configuration.micro_batches
@@ -347,8 +349,10 @@ def make_case(
     template = fold(*prepare(traced(model)), cluster.software) if cluster.software != PYTORCH else template_of(model)
     template = replace(template, graph=rescale_batch(template.graph, BATCH, part))
     building = builder(cluster.name, devices, configuration.mesh, precision, optimizer)
-    if cluster.software != PYTORCH:
-        building = TableBuilder(mesh=building.mesh, cluster=cluster, precision=precision, optimizer=optimizer)
+    if cluster.software != PYTORCH or update != PLAIN:
+        building = TableBuilder(
+            mesh=building.mesh, cluster=cluster, precision=precision, optimizer=optimizer, update=update
+        )
     tables = building.build(template)
     return Case(
         model=model,
@@ -504,6 +508,7 @@ def plan_of(case: Case, ranks: Sequence[RankFilling]) -> Plan:
             micro_batches=configuration.micro_batches,
             precision=case.precision,
             optimizer=case.optimizer,
+            update=case.chain.tables.update,
         ),
         cluster=ClusterReference(profile=case.cluster.name, digest=case.cluster.digest(), devices=case.cluster.devices),
         mesh=case.chain.tables.mesh,

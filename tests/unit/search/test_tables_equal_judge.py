@@ -16,10 +16,12 @@ from costmodels import step_time
 from hardware_profiles import PYTORCH, load_profile, load_software, software_names
 from planner.plan.bind import bind
 from planner.plan.predict import StageCost, predict, stage_costs
+from planner.pricing.bucket_size import flat_bytes
 from planner.search.contenders import Contender
 from planner.search.duals import Duals, State
 from planner.search.evaluation import Outcome, RankFilling
 from planner.search.space import Configuration, Pinned, configurations
+from planner.sharding.update import Update
 from tests.unit.search.cases import (
     BATCH,
     MODELS,
@@ -166,3 +168,45 @@ def test_stacks_are_priced_alike(stack: str, model: str, mesh: tuple[int, ...], 
         for rank, cost in enumerate(costs):
             cost.memory["transient"] -= software.buffers
             check_bytes(case, state, ranks, rank, cost, f"rank {rank} with {stack}")
+
+
+UPDATES = (
+    Update(gradient_dtype="fp32", clip_norm=1.0),
+    Update(gradient_dtype="parameter", master_weights=False, buckets="auto"),
+    Update(buckets=2**16, local_parameters=("*[1m].weight",)),
+)
+
+
+@pytest.mark.parametrize("update", UPDATES, ids=str)
+@pytest.mark.parametrize(("model", "mesh", "pipeline"), [("llama-4", (2, 2), 1), ("gpt-4-tied", (4,), 2)])
+def test_updates_are_priced_alike(update: Update, model: str, mesh: tuple[int, ...], pipeline: int) -> None:
+    """The sums that the search minimises count a message at its share of a full bucket, and no norms. The judge counts
+    the same in its sums, and beside them (`StageCost.beyond`) what buckets and norms really take, which is never less;
+    that is in the step alone. Flat buffers are counted by the judge alone."""
+    draw = random.Random(model)
+    configuration = Configuration(pipeline=pipeline, mesh=mesh, micro_batches=4)
+    case = make_case(model, "h100-80gb", configuration, 16, "bf16", "lamb", update=update)
+    duals = Duals(case.chain, case.setting.weight)
+    for _ in range(4):
+        state = random_state(case, draw)
+        ranks = random_ranks(case, draw, state)
+        bound = bind(plan_of(case, ranks), traced(model), BATCH)
+        parts, steps = [], []
+        for rank, cost in enumerate(stage_costs(bound, case.cluster)):
+            columns = columns_of(case, ranks, rank)
+            parts.append(total(columns, "part") + float(duals.crossing_seconds(case.setting, rank)[state]))
+            steps.append(total(columns, "step"))
+            assert same(parts[-1], math.fsum(cost.micro_batch.values()))
+            assert same(steps[-1], math.fsum(cost.once.values()))
+            assert all(seconds >= -1e-15 for seconds in cost.beyond.values())
+            assert math.fsum(cost.beyond.values()) > 0
+            largest = max(column.amounts.transient for column in columns)
+            limit = flat_bytes(bound.graph, case.chain.tables.update, case.cluster)
+            assert -TOLERANCE <= cost.memory["transient"] - largest <= limit * (1 + TOLERANCE)
+            cost.memory["transient"] = largest
+            check_bytes(case, state, ranks, rank, cost, str(update))
+        prediction = predict(bound, case.cluster)
+        seconds = step_time(parts, steps, case.setting.micro_batches, case.setting.chunks)
+        assert same(float(seconds), prediction.objective_seconds)
+        assert same(math.fsum(value for _, value in prediction.time), prediction.step_seconds)
+        assert same(math.fsum(value for _, value in prediction.memory), prediction.peak_bytes)

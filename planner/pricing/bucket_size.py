@@ -1,0 +1,76 @@
+"""The size of a bucket that fits a cluster: where starting a message is a small share of its time."""
+
+from collections import Counter
+from dataclasses import replace
+
+from costmodels import collective_time
+from hardware_profiles import Cluster
+from hardware_profiles.units import KIB, MIB
+from planner.graph.operator_graph import OperatorGraph
+from planner.pricing.parameter_price import summed
+from planner.sharding.buckets import bucket_place, trainable_positions
+from planner.sharding.mesh import Mesh
+from planner.sharding.update import AUTO_BUCKETS, Update
+
+LATENCY_SHARE = 0.2
+"""Of the time of a full bucket's all-reduce, at most this much is latency. Less would ask for buckets that hardly any
+backward pass fills early enough to hide them: 5 percent means half a GiB on 8 devices of a fast node, 20 means 64 MiB,
+and 2 MiB on a CPU. DistributedDataParallel takes 25 MiB whatever the links."""
+
+_LARGE = 1024 * MIB  # bytes of a message of which hardly anything is latency
+_LEAST, _MOST = 64 * KIB, 256 * MIB
+
+
+def auto_bucket(mesh: Mesh, cluster: Cluster) -> int:
+    """Bytes of a bucket on a mesh, a power of two.
+
+        t(S) = a + b S                 the fastest algorithm for S bytes, piecewise (costmodels.collectives)
+        b    = t(2 L) / L - t(L) / L   the slope for large messages, L = 1 GiB
+        S    = least power of two with t(S) - b S <= share t(S), share = `LATENCY_SHARE`
+
+    on the axis that asks for most, from 64 KiB to 256 MiB. In an alpha-beta model S is a/b (1 - share) / share, rounded
+    up: 4 times what the link carries in the time that a message takes to start.
+    """
+    return max((_on_axis(axis.size, axis.stride, cluster) for axis in mesh.axes if axis.size > 1), default=_LEAST)
+
+
+def sized(update: Update, mesh: Mesh, cluster: Cluster) -> Update:
+    """The update with the size of its buckets, where that is left to the cluster."""
+    return replace(update, buckets=auto_bucket(mesh, cluster)) if update.buckets == AUTO_BUCKETS else update
+
+
+def flat_bytes(graph: OperatorGraph, update: Update, cluster: Cluster) -> float:
+    """The most that a buffer for a bucket can take, on any mesh of the cluster's devices: what a search sets aside.
+
+    A bucket that ends at a size is no larger. One that the user composed is at most all that can be in it, uncut.
+    """
+    if not update.bucketed:
+        return 0.0
+    if update.buckets == AUTO_BUCKETS:
+        lines = [(size, stride) for size in _divisors(cluster.devices) for stride in _divisors(cluster.devices // size)]
+        return max((_on_axis(size, stride, cluster) for size, stride in lines if size > 1), default=0)
+    if update.bucket_size:
+        return update.bucket_size
+    sums: Counter[object] = Counter()
+    for name, position in trainable_positions(graph).items():
+        place = bucket_place(name, update.buckets, position)
+        if place is not None and not update.is_local(name):
+            sums[place] += summed(graph.types[name], update).nbytes
+    return max(sums.values(), default=0)
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def _on_axis(size: int, stride: int, cluster: Cluster) -> int:
+    group = cluster.group(size, stride)
+
+    def seconds(nbytes: float) -> float:
+        return float(collective_time("all_reduce", nbytes, group))
+
+    slope = (seconds(2 * _LARGE) - seconds(_LARGE)) / _LARGE
+    found = int(_LEAST)
+    while found < _MOST and seconds(found) - slope * found > LATENCY_SHARE * seconds(found):
+        found *= 2
+    return found

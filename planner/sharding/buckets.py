@@ -1,0 +1,127 @@
+"""Buckets: parameters whose gradients, or new weights, travel together.
+
+    gradients arrive   head, block 9, block 8, ...        (last used first)
+    moves              (all_reduce, axis 0) for some      (reduce_scatter, axis 0) for others
+    buckets            one open for each kind of moves; full at so many bytes, or where the plan says so
+
+The members of a bucket take the same collectives on the same axes, in the same dtype. Each collective is then one
+message, which has in it what each member would have sent. Who is with whom is decided here, for all who price and
+execute plans, and is the same on every rank of a stage. One pass over the parameters.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from planner.graph.operator_graph import OperatorGraph
+from planner.sharding.layout import Layout
+from planner.sharding.mesh import Mesh
+from planner.sharding.redistribute import COLLECTIVES, Step, redistribution
+from planner.sharding.update import Buckets, bucket_numbers, split_positions
+
+Moves = tuple[tuple[str, int], ...]
+"""Kind and axis of each collective, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traveller:
+    """A parameter that travels: the dtype in which it does, all steps on its way, and the bytes of its message in each
+    collective."""
+
+    name: str
+    dtype: str
+    steps: tuple[Step, ...]
+    nbytes: tuple[float, ...]
+
+    @property
+    def moves(self) -> Moves:
+        return tuple((step.kind, step.axis) for step in self.steps if step.kind in COLLECTIVES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Travellers that go together, in the order in which they arrive."""
+
+    members: tuple[Traveller, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(member.name for member in self.members)
+
+    @property
+    def moves(self) -> Moves:
+        return self.members[0].moves
+
+    @property
+    def nbytes(self) -> tuple[float, ...]:
+        """Of the message of each collective."""
+        return tuple(sum(every) for every in zip(*(member.nbytes for member in self.members), strict=True))
+
+    @property
+    def flat(self) -> float:
+        """Bytes of the largest message, which has a buffer of its own where there are several members."""
+        return max(self.nbytes, default=0.0) if len(self.members) > 1 else 0.0
+
+
+def traveller(
+    name: str, shape: Sequence[int], dtype: str, element_bytes: int, mesh: Mesh, source: Layout, target: Layout
+) -> Traveller:
+    """What a parameter of a global `shape` sends on its way from one layout to another."""
+    steps = tuple(s for s in redistribution(shape, mesh, source, target) if mesh.sizes[s.axis] > 1)
+    whole = element_bytes
+    for extent in shape:
+        whole *= extent
+    return Traveller(
+        name=name,
+        dtype=dtype,
+        steps=steps,
+        nbytes=tuple(step.fraction * whole for step in steps if step.kind in COLLECTIVES),
+    )
+
+
+def in_buckets(
+    travellers: Sequence[Traveller], buckets: Buckets, positions: Mapping[str, int], alone: frozenset[str]
+) -> tuple[Bucket, ...]:
+    """The buckets of what travels, in the order in which they are full; who sends nothing is in none.
+
+    `positions` are those among the trainable parameters of the model; who is `alone` shares no bucket.
+    """
+    size = buckets if isinstance(buckets, int) else 0
+    open_: dict[object, list[Traveller]] = {}
+    done: list[Bucket] = []
+    for one in travellers:
+        place = None if one.name in alone else bucket_place(one.name, buckets, positions[one.name])
+        if not one.moves:
+            continue
+        if place is None:
+            done.append(Bucket(members=(one,)))
+            continue
+        key = (place, one.moves, one.dtype)
+        if size and key in open_ and max(Bucket(members=(*open_[key], one)).nbytes) > size:
+            done.append(Bucket(members=tuple(open_.pop(key))))
+        open_.setdefault(key, []).append(one)
+    last = {one.name: at for at, one in enumerate(travellers)}
+    whole = [*done, *(Bucket(members=tuple(members)) for members in open_.values())]
+    return tuple(sorted(whole, key=lambda bucket: last[bucket.members[-1].name]))
+
+
+def bucket_place(name: str, buckets: Buckets, position: int) -> object:
+    """What members of a bucket have in common; None for who goes by itself."""
+    if isinstance(buckets, int):
+        return 0
+    if splits := split_positions(buckets):
+        return sum(split <= position for split in splits)
+    return next((number for pattern, number in bucket_numbers(buckets) if fnmatchcase(name, pattern)), None)
+
+
+def trainable_positions(graph: OperatorGraph) -> dict[str, int]:
+    """Positions of the trainable parameters among each other, in the order of the model."""
+    names = [parameter.name for parameter in graph.parameters if parameter.name in graph.differentiable]
+    return {name: at for at, name in enumerate(names)}
+
+
+def arrival_order(graph: OperatorGraph) -> tuple[str, ...]:
+    """Trainable parameters in the order in which a backward pass has their gradients: who is first read last. Those
+    that nobody reads come at the end."""
+    first = {name: uses[0] for name, uses in graph.consumers.items()}
+    return tuple(sorted(trainable_positions(graph), key=lambda name: (-first.get(name, -1), name)))

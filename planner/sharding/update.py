@@ -1,0 +1,154 @@
+"""What becomes of gradients: how they are added up, reduced and clipped, and what the optimizer makes of them.
+
+    backward ──add up──> gradient ──reduce (in buckets)──> clip ──> optimizer ──> weight ──gather (in buckets)──> ...
+
+None of this changes how an operator is computed; all of it changes what is kept, sent or done once a step. A plan says
+it in its section `training`; what it does not say is as in `PLAIN`.
+
+Gradients are those of the mean loss over the global batch ("mean"), or "sum": that times the number of micro-batches
+and the number of pieces into which the plan cuts its inputs along the samples (`sample_pieces`). That is what a data
+parallel framework gets which adds up the gradients of its replicas' mean losses and divides by nothing.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from typing import Any, Literal, TypeAlias
+
+from costmodels import UpdateVariant
+from planner.sharding.layout import Layout
+
+GRADIENTS = ("mean", "sum")
+GRADIENT_DTYPES = ("mixed", "fp32", "parameter")
+NO_BUCKETS, AUTO_BUCKETS = "none", "auto"
+
+Buckets: TypeAlias = Literal["none", "auto"] | int | tuple[int, ...] | tuple[tuple[str, int], ...]
+"""Which parameters' messages are sent as one: each by itself, up to a size that fits the cluster, up to so many bytes,
+parameters between these positions among the trainable ones of the model, or patterns of names with a number each, equal
+numbers together."""
+
+_NARROW = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """The way from gradients to new weights.
+
+    Attributes:
+        gradients: "mean" or "sum", see above.
+        gradient_dtype: of sums over micro-batches and over devices. "parameter": the dtype of the parameter, which in
+            16 bits halves the bytes that are kept and sent; "fp32"; "mixed": in fp32, but what is reduced in every
+            micro-batch (ZeRO-2 and ZeRO-3) in the dtype of the parameter.
+        master_weights: whether weights of 16 bits have an fp32 copy that the optimizer updates. Without it each
+            weight is widened for its update and rounded back; moments are fp32 all the same, as in 16 bits the second
+            one would not move.
+        clip_norm: the global norm to which longer gradients are shortened; None clips nothing.
+        broadcast: whether the weights and buffers of rank 0 are sent to all others at the start. Without it, ranks
+            that hold different values are an error.
+        buckets: messages that are sent as one. A plan holds no "auto": the search writes the size it chose.
+        local_parameters: patterns of parameters that every device has for itself: neither compared nor sent, and their
+            gradients are not reduced.
+    """
+
+    gradients: str = "mean"
+    gradient_dtype: str = "mixed"
+    master_weights: bool = True
+    clip_norm: float | None = None
+    broadcast: bool = False
+    buckets: Buckets = "none"
+    local_parameters: tuple[str, ...] = ()
+
+    @property
+    def bucketed(self) -> bool:
+        """Whether messages of several parameters are sent as one."""
+        return self.buckets != NO_BUCKETS
+
+    @property
+    def bucket_size(self) -> int:
+        """Bytes of a bucket; 0 where they are not what bounds it."""
+        return self.buckets if isinstance(self.buckets, int) else 0
+
+    @property
+    def variant(self) -> UpdateVariant:
+        """What it changes about bytes kept and moved by the optimizer."""
+        return UpdateVariant(
+            narrow_gradients=self.gradient_dtype == "parameter",
+            master_weights=self.master_weights,
+            clipped=self.clip_norm is not None,
+        )
+
+    def seed(self, micro_batches: int, pieces: int) -> float:
+        """The gradient with which the backward pass of a micro-batch starts at its mean loss, where the inputs are cut
+        into so many `pieces` along the samples."""
+        return 1 / micro_batches if self.gradients == "mean" else float(pieces)
+
+    def summed_in(self, dtype: str) -> str:
+        """Dtype in which the gradients of a parameter of `dtype` are added up, and reduced once a step."""
+        return "float32" if dtype in _NARROW and self.gradient_dtype != "parameter" else dtype
+
+    def reduced_in(self, dtype: str) -> str:
+        """Dtype in which the gradient of one use of a parameter of `dtype` is reduced in its micro-batch."""
+        return "float32" if dtype in _NARROW and self.gradient_dtype == "fp32" else dtype
+
+    def is_local(self, name: str) -> bool:
+        """Whether every device has a parameter of its own by that name."""
+        return any(fnmatchcase(name, pattern) for pattern in self.local_parameters)
+
+
+PLAIN = Update()
+"""What a plan means that says nothing."""
+
+
+def update_fault(update: Update) -> tuple[str, str] | None:
+    """Name of an attribute that cannot be as it is, and why; None where all is well."""
+    for name, known in (("gradients", GRADIENTS), ("gradient_dtype", GRADIENT_DTYPES)):
+        if getattr(update, name) not in known:
+            return name, f"'{getattr(update, name)}' is not one of {', '.join(known)}"
+    if update.clip_norm is not None and not 0 < update.clip_norm < math.inf:
+        return "clip_norm", f"{update.clip_norm} is no norm to clip to; it is more than 0"
+    fault = _buckets_fault(update.buckets)
+    return None if fault is None else ("buckets", fault)
+
+
+def _buckets_fault(buckets: Buckets) -> str | None:
+    if isinstance(buckets, str):
+        known = (NO_BUCKETS, AUTO_BUCKETS)
+        return None if buckets in known else f"'{buckets}' is not one of {', '.join(known)}, nor a size or a list"
+    if isinstance(buckets, int):
+        return None if buckets > 0 else f"{buckets} bytes; a bucket has 1 or more"
+    if not buckets:
+        return "the list is empty; write none to send each parameter by itself"
+    splits = split_positions(buckets)
+    if splits and (splits[0] < 1 or any(later <= earlier for earlier, later in pairwise(splits))):
+        return f"the positions {', '.join(map(str, splits))} do not rise from 1 on"
+    return None
+
+
+def split_positions(buckets: Buckets) -> tuple[int, ...]:
+    """The positions at which buckets end; empty where something else makes them."""
+    return tuple(b for b in buckets if isinstance(b, int)) if isinstance(buckets, tuple) else ()
+
+
+def bucket_numbers(buckets: Buckets) -> tuple[tuple[str, int], ...]:
+    """Patterns and their numbers; empty where something else makes the buckets."""
+    return tuple(b for b in buckets if isinstance(b, tuple)) if isinstance(buckets, tuple) else ()
+
+
+def sample_pieces(layouts: Iterable[Layout], sizes: Sequence[int]) -> int:
+    """Into how many pieces inputs with a leading dim of samples are cut along it: the most of any of them."""
+    cut = (
+        math.prod(size for placement, size in zip(layout, sizes, strict=True) if placement.dim == 0)
+        for layout in layouts
+    )
+    return max(cut, default=1)
+
+
+def update_words(update: Update) -> dict[str, Any]:
+    """What differs from `PLAIN`, by name, as plan files say it."""
+    found = {name: getattr(update, name) for name in Update.__slots__}
+    different = {name: value for name, value in found.items() if value != getattr(PLAIN, name)}
+    if numbers := bucket_numbers(update.buckets):
+        different["buckets"] = dict(numbers)
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in different.items()}

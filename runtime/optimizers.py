@@ -1,0 +1,120 @@
+"""The optimizers by name: torch's, and LAMB.
+
+All of them update weights in float32. A weight of 16 bits without a float32 master (see `runtime.optimizer`) is widened
+when its turn comes, updated and rounded back, so that one widened weight is there at a time; its moments are float32.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from planner.errors import RequestError, unknown_name
+from runtime.lamb import Lamb, Total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSettings:
+    """Hyperparameters; the defaults are those of torch.optim.AdamW. `momentum` is that of SGD."""
+
+    learning_rate: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    weight_decay: float = 1e-2
+    momentum: float = 0.9
+
+
+class Optimizer(Protocol):
+    """What updates weights from their gradients."""
+
+    @property
+    def state(self) -> Mapping[Any, Any]:
+        """What is kept for each weight."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Hyperparameters of groups of weights, which may be changed between steps."""
+
+    def step(self) -> Any:
+        """Update every weight that has a gradient."""
+
+
+def _adamw(weights: Sequence[torch.Tensor], settings: OptimizerSettings, total: Total) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        list(weights),
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.epsilon,
+        weight_decay=settings.weight_decay,
+    )
+
+
+def _sgd(weights: Sequence[torch.Tensor], settings: OptimizerSettings, total: Total) -> torch.optim.Optimizer:
+    return torch.optim.SGD(
+        list(weights), lr=settings.learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay
+    )
+
+
+def _lamb(weights: Sequence[torch.Tensor], settings: OptimizerSettings, total: Total) -> torch.optim.Optimizer:
+    return Lamb(
+        weights,
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.epsilon,
+        weight_decay=settings.weight_decay,
+        total=total,
+    )
+
+
+OPTIMIZERS: Mapping[str, Callable[[Sequence[torch.Tensor], OptimizerSettings, Total], torch.optim.Optimizer]] = {
+    "adamw": _adamw,
+    "lamb": _lamb,
+    "sgd": _sgd,
+}
+
+
+def make_optimizer(
+    name: str, weights: Sequence[torch.Tensor], settings: OptimizerSettings, total: Total = lambda squares: squares
+) -> Optimizer:
+    """The optimizer of that name over these tensors; `total` adds up sums of squares of pieces (see `runtime.lamb`).
+
+    Raises RequestError for a name that is not in `OPTIMIZERS`.
+    """
+    if name not in OPTIMIZERS:
+        raise RequestError(unknown_name("optimizer", name, OPTIMIZERS))
+    if name != "lamb" and any(weight.element_size() < 4 for weight in weights):
+        return _OneByOne(weights, lambda weight: OPTIMIZERS[name]([weight], settings, total))
+    return OPTIMIZERS[name](weights, settings, total)
+
+
+class _OneByOne:
+    """Updates narrow weights from float32 gradients, each widened while an optimizer of its own runs."""
+
+    def __init__(self, weights: Sequence[torch.Tensor], make: Callable[[torch.Tensor], torch.optim.Optimizer]) -> None:
+        self._weights = list(weights)
+        self._wide = [torch.zeros(0, dtype=wide_dtype(w.dtype), device=w.device) for w in weights]
+        self._optimizers = [make(wide) for wide in self._wide]
+
+    @property
+    def state(self) -> Mapping[Any, Any]:
+        return {weight: values for one in self._optimizers for weight, values in one.state.items()}
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for one in self._optimizers for group in one.param_groups]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for weight, wide, optimizer in zip(self._weights, self._wide, self._optimizers, strict=True):
+            if weight.grad is not None:
+                wide.data = weight.to(wide.dtype)
+                wide.grad = weight.grad
+                optimizer.step()
+                weight.copy_(wide)
+                wide.grad, wide.data = None, wide.new_zeros(0)
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Float32, or float64 for that."""
+    return torch.promote_types(dtype, torch.float32)

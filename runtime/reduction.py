@@ -1,0 +1,85 @@
+"""Brings the gradients of a step from the layout in which they are added up to that of the optimizer's state.
+
+One by one when all micro-batches are through; or in buckets (`planner.sharding.buckets`), each of which starts when the
+last of its gradients has arrived, in the backward pass of the last micro-batch:
+
+    backward   .. block 2 ......... block 1 ......... block 0 ..  | step()
+    reduce          bucket 0 ............  bucket 1 ........  bucket 2 .. | wait for all
+
+Buckets start in their order, the same on every rank, on process groups of their own: what the backward pass sends
+meanwhile cannot get between them. Only a step that was announced (`begin`) starts early; gradients that are looked at
+between micro-batches stay where they are.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from planner.plan.bind import BoundPlan
+from planner.plan.once import reduction_buckets
+from runtime.collectives import all_reduce
+from runtime.device_mesh import RankMesh, axis_lines
+from runtime.flight import Flight
+from runtime.parameters import LocalParameter
+from runtime.redistribute import convert
+
+
+class Reduction:
+    """The gradients of one rank. Building it is collective."""
+
+    def __init__(self, bound: BoundPlan, parameters: Mapping[str, LocalParameter], place: RankMesh) -> None:
+        self._parameters, self._place = parameters, place
+        self._micro_batches = bound.plan.training.micro_batches
+        self.buckets = reduction_buckets(bound, parameters.keys())
+        self._groups = axis_lines(place, "gradients") if bound.plan.training.update.bucketed else place.groups
+        self._flights: list[Flight] = []
+        self._waiting: dict[str, int] = {}
+        for parameter in parameters.values():
+            parameter.arrival = self._arrived
+
+    def begin(self) -> None:
+        """A step is about to accumulate all its micro-batches, and nothing else before `finish`."""
+        if self.buckets:
+            self._flights = []
+            self._waiting = dict.fromkeys(self._parameters, self._micro_batches)
+
+    def finish(self) -> dict[str, torch.Tensor]:
+        """The gradients in the layouts of the state, by name; drops those that were added up. Collective."""
+        self._waiting = {}
+        while len(self._flights) < len(self.buckets):
+            self._launch()
+        found: dict[str, torch.Tensor] = {}
+        for bucket, flight in zip(self.buckets, self._flights, strict=True):
+            found.update(zip(bucket.names, flight.land(), strict=True))
+        self._flights = []
+        for name, parameter in self._parameters.items():
+            if name not in found:
+                found[name] = self._alone(parameter)
+            if parameter.twins is not None and not parameter.local:
+                found[name] = all_reduce(found[name], parameter.twins)
+        return {name: found[name] for name in self._parameters}
+
+    def _alone(self, parameter: LocalParameter) -> torch.Tensor:
+        gradient, stored = parameter.local_gradient(), parameter.stored
+        if not parameter.local:
+            gradient = convert(gradient, parameter.shape, stored.gradient, stored.state, self._place)
+        parameter.gradient = None
+        return gradient
+
+    def _arrived(self, name: str) -> None:
+        """A micro-batch has left the gradient of a parameter."""
+        if not self._waiting:
+            return
+        self._waiting[name] -= 1
+        while len(self._flights) < len(self.buckets):
+            if any(self._waiting[member] > 0 for member in self.buckets[len(self._flights)].names):
+                return
+            self._launch()
+
+    def _launch(self) -> None:
+        bucket = self.buckets[len(self._flights)]
+        members = [self._parameters[name] for name in bucket.names]
+        pieces = [member.local_gradient() for member in members]
+        for member in members:
+            member.gradient = None
+        self._flights.append(Flight(bucket, pieces, self._place, self._groups))  # pieces end with this call

@@ -1,0 +1,78 @@
+"""What becomes of gradients, from options to the plan file and to what people read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.cli.values import parse_buckets
+from planner.errors import RequestError
+from planner.plan.file import load_plan
+from planner.sharding.update import PLAIN, Update
+
+TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4", "--mesh", "4")
+
+
+def test_options_reach_the_plan_and_are_shown(plan: Any, here: Path) -> None:
+    options = ("--gradients", "sum", "--clip-norm", "0.5", "--buckets", "auto", "--broadcast", "--optimizer", "lamb")
+    content = plan.json(*TINY, *options, "--gradient-dtype", "fp32", "-o", "plan.json")
+    found = load_plan(here / "plan.json").training
+    size = found.update.buckets
+    assert isinstance(size, int), "auto has become a size"
+    assert found.update == Update(gradients="sum", clip_norm=0.5, buckets=size, broadcast=True, gradient_dtype="fp32")
+    assert found.optimizer == "lamb"
+    assert content["update"] == {
+        key: value for key, value in json.loads((here / "plan.json").read_text())["training"].items()
+        if key not in ("global_batch", "micro_batches", "precision", "optimizer")
+    }  # fmt: skip
+    words = f"gradients summed, all in fp32, clipped to norm 0.5, in buckets of {size // 2**20} MiB"
+    assert words in " ".join(plan("show", "plan.json").out.split())
+    assert words in plan("verify", "plan.json").out
+
+
+def test_nothing_is_said_where_nothing_was_asked(plan: Any, here: Path) -> None:
+    assert plan.json(*TINY, "-o", "plan.json")["update"] == {}
+    assert load_plan(here / "plan.json").training.update == PLAIN
+    assert plan("verify", "plan.json").out.startswith("legal; ")
+
+
+def test_local_parameters(plan: Any, here: Path) -> None:
+    plan.json(*TINY, "--local-parameters", "*norm*", "-o", "plan.json")
+    stored = {n: s for group in load_plan(here / "plan.json").groups for n, s in group.parameters}
+    assert {str(s.gradient[0]) for n, s in stored.items() if "norm" in n} == {"P"}
+    assert "no parameter of the model matches 'router'" in plan.refused(*TINY, "--local-parameters", "router")
+
+
+@pytest.mark.parametrize(
+    ("text", "buckets"),
+    [
+        ("none", "none"),
+        ("auto", "auto"),
+        ("25MiB", 25 * 2**20),
+        ("64 kib", 2**16),
+        ("20,35", (20, 35)),
+        ("7", (7,)),
+        ("*attn*=0, *mlp*=1", (("*attn*", 0), ("*mlp*", 1))),
+    ],
+)
+def test_buckets(text: str, buckets: object) -> None:
+    assert parse_buckets(text) == buckets
+
+
+@pytest.mark.parametrize("text", ["", "some", "5MiB,3", "a=b", "12 apples"])
+def test_what_is_no_bucket(text: str) -> None:
+    with pytest.raises(RequestError, match="write none, auto, a size as in 25MiB"):
+        parse_buckets(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--clip-norm", "0"), "--clip-norm: 0.0 is no norm"),
+        (("--gradients", "max"), "unknown value for --gradients 'max'"),
+        (("--buckets", "35,20"), "do not rise"),
+    ],
+)
+def test_what_cannot_be_is_refused(plan: Any, options: tuple[str, ...], words: str) -> None:
+    assert words in plan.refused(*TINY, *options)

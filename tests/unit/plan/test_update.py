@@ -1,0 +1,102 @@
+"""What a plan file says of gradients, what it may not say, and what is meant where it says nothing."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from planner.errors import PlanFileError, StrategyError
+from planner.plan.file import dump_plan, parse_plan
+from planner.plan.words import gradient_words
+from planner.sharding.layout import parse_layout
+from planner.sharding.stored import own_copies
+from planner.sharding.update import PLAIN, Buckets, Update, sample_pieces
+from tests.unit.plan.plans import edited, plan_named, put, verdict_of
+
+EVERYTHING = Update(
+    gradients="sum",
+    gradient_dtype="parameter",
+    master_weights=False,
+    clip_norm=0.5,
+    broadcast=True,
+    buckets=2**25,
+    local_parameters=("*router*", "bias"),
+)
+
+
+def with_update(update: Update) -> Any:
+    plan = plan_named("one axis")
+    return replace(plan, training=replace(plan.training, update=update))
+
+
+@pytest.mark.parametrize("buckets", ["none", 4096, (20, 35), (("*attn*", 1), ("*mlp*", 0))], ids=str)
+def test_an_update_reads_back_exactly(buckets: Buckets) -> None:
+    plan = with_update(replace(EVERYTHING, buckets=buckets))
+    text = dump_plan(plan)
+    assert parse_plan(text) == plan
+    assert dump_plan(parse_plan(text)) == text
+
+
+def test_what_is_as_ever_is_not_said() -> None:
+    text = dump_plan(with_update(PLAIN))
+    assert "clip_norm" not in text
+    assert parse_plan(text).training.update == PLAIN
+    changed = dump_plan(with_update(Update(clip_norm=1.0)))
+    assert len(set(changed.splitlines()) ^ set(text.splitlines())) <= 3, "it diffs well"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("gradients", "max", "'max' is not one of mean, sum"),
+        ("gradient_dtype", "fp8", "'fp8' is not one of mixed, fp32, parameter"),
+        ("clip_norm", 0.0, "more than 0"),
+        ("buckets", "auto", "a word for the search"),
+        ("buckets", "some", "'some' is not one of none, auto"),
+        ("buckets", [5, 5], "do not rise"),
+        ("buckets", [], "the list is empty"),
+        ("buckets", 0, "buckets"),
+        ("local_parameters", "bias", "local_parameters"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(key: str, value: object, words: str) -> None:
+    with pytest.raises(PlanFileError, match=f"training.{key}.*") as caught:
+        parse_plan(edited("one axis", put("training", key, value=value)))
+    assert words in str(caught.value)
+
+
+def test_local_parameters_are_neither_cut_nor_reduced() -> None:
+    name = "first.weight"
+    plan = with_update(Update(local_parameters=(name,)))
+    with pytest.raises(StrategyError, match=r"is local by 'first.weight'.*gradient as P"):
+        verdict_of(stored_as(plan, name, replace(own_copies(1), gradient=parse_layout("R"))))
+    verdict_of(stored_as(plan, name, own_copies(1)))
+    with pytest.raises(PlanFileError, match="no parameter of the model matches 'router'"):
+        verdict_of(with_update(Update(local_parameters=("router",))))
+
+
+def stored_as(plan: Any, name: str, stored: Any) -> Any:
+    groups = tuple(
+        replace(group, parameters=tuple((n, stored if n == name else s) for n, s in group.parameters))
+        for group in plan.groups
+    )
+    assert groups != plan.groups or any((name, stored) in group.parameters for group in plan.groups)
+    return replace(plan, groups=groups)
+
+
+def test_samples_are_cut_along_the_first_dim() -> None:
+    layouts = [parse_layout("S0,R,S0"), parse_layout("S0,S1,R")]
+    assert sample_pieces(layouts, (2, 3, 5)) == 10
+    assert sample_pieces([], (2, 3)) == 1
+    assert Update(gradients="sum").seed(4, 10) == 10.0
+    assert PLAIN.seed(4, 10) == 0.25
+
+
+def test_words_for_people() -> None:
+    assert gradient_words(PLAIN) == ""
+    assert gradient_words(EVERYTHING) == (
+        "; gradients summed, in the dtype of the weights, clipped to norm 0.5, in buckets of 32 MiB; no master weights;"
+        " weights of rank 0 sent at the start; each device has its own *router*, bias"
+    )
+    assert gradient_words(Update(buckets=(20, 35))) == "; gradients in buckets that end at parameter 20, 35"
+    assert gradient_words(Update(buckets=(("a", 1), ("b", 1), ("c", 2)))) == "; gradients in 2 buckets by name"

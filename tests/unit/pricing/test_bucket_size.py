@@ -1,0 +1,53 @@
+"""The size of a bucket follows from the latency and the bandwidth of the links."""
+
+from dataclasses import replace
+
+import pytest
+
+from costmodels import collective_time
+from hardware_profiles import load_profile
+from hardware_profiles.units import KIB
+from planner.pricing.bucket_size import LATENCY_SHARE, auto_bucket, sized
+from planner.sharding.mesh import build_mesh
+from planner.sharding.update import Update
+
+CLUSTER = load_profile("h100-80gb").with_devices(64)
+
+
+@pytest.mark.parametrize("mesh", [(8,), (2,), (4, 8)])
+def test_latency_is_a_small_share_of_a_bucket_and_not_of_half_of_one(mesh: tuple[int, ...]) -> None:
+    built = build_mesh(CLUSTER, mesh)
+    size = auto_bucket(built, CLUSTER)
+
+    def share(nbytes: float) -> float:
+        shares = []
+        for axis in built.axes:
+            group = CLUSTER.group(axis.size, axis.stride)
+            whole = float(collective_time("all_reduce", nbytes, group))
+            slope = float(collective_time("all_reduce", 2**31, group) - collective_time("all_reduce", 2**30, group))
+            shares.append(1 - slope / 2**30 * nbytes / whole)
+        return max(shares)
+
+    assert share(size) <= LATENCY_SHARE < share(size / 2)
+
+
+def test_links_that_start_later_ask_for_more() -> None:
+    slow = replace(
+        CLUSTER,
+        levels=tuple(
+            replace(one, protocols=tuple(replace(p, setup=8 * p.setup, latency=8 * p.latency) for p in one.protocols))
+            for one in CLUSTER.levels
+        ),
+    )
+    mesh = build_mesh(CLUSTER, (2,))
+    assert auto_bucket(mesh, slow) == 8 * auto_bucket(mesh, CLUSTER)
+
+
+def test_nothing_moves_on_one_device() -> None:
+    assert auto_bucket(build_mesh(CLUSTER.with_devices(1), ()), CLUSTER) == 64 * KIB
+
+
+def test_only_auto_is_replaced() -> None:
+    mesh = build_mesh(CLUSTER, (64,))
+    assert sized(Update(buckets="auto"), mesh, CLUSTER).buckets == auto_bucket(mesh, CLUSTER)
+    assert sized(Update(buckets=7), mesh, CLUSTER) == Update(buckets=7)
