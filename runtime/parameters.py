@@ -123,7 +123,7 @@ def unused_parameters(bound: BoundPlan) -> frozenset[str]:
     return frozenset(name for name in bound.graph.parameter_names if name not in bound.graph.consumers)
 
 
-def whole_buffers(module: nn.Module, graph: OperatorGraph, device: torch.device) -> Mapping[str, torch.Tensor]:
+def whole_buffers(module: nn.Module, graph: OperatorGraph, device: torch.device) -> dict[str, torch.Tensor]:
     """Buffers and constant tensors that the graph reads, whole on every rank, copied to its device."""
     buffers = dict(module.named_buffers(remove_duplicate=False))
     return {name: _tensor(module, buffers, name).to(device, copy=True) for name in graph.buffers}

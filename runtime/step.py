@@ -25,7 +25,7 @@ from runtime.device_mesh import Communicators, RankMesh, current_device, rank_me
 from runtime.executor import Executor, build_executor
 from runtime.optimizer import OptimizerSettings, ShardedOptimizer
 from runtime.parameters import local_parameters, unused_parameters, whole_buffers
-from runtime.pipeline import build_pipeline, cut_stage, share_parameters
+from runtime.pipeline import build_pipeline, check_updates, cut_stage, share_parameters
 from runtime.redistribute import local_piece
 
 
@@ -44,6 +44,7 @@ class TrainingStep:
         self.place = place
         self.batched = batched  # inputs whose leading dim is the samples
         self.cuts = tuple(cut_stage(bound, stage) for stage in range(place.stages))
+        check_updates(bound, self.cuts)
         self.cut = self.cuts[place.stage]
         self.executor: Executor = build_executor(bound, place, self.cut)
         held = self.cut.parameters | (unused_parameters(bound) if place.stage == 0 else frozenset())
@@ -87,6 +88,10 @@ class TrainingStep:
         """The whole gradients of the trainable parameters accumulated since the last update, summed over all ranks."""
         trainable = {name: parameter for name, parameter in self.parameters.items() if parameter.trainable}
         return self._everywhere({name: parameter.whole_gradient(self.place) for name, parameter in trainable.items()})
+
+    def changed_buffers(self) -> dict[str, torch.Tensor]:
+        """The buffers that the forward passes change (running statistics), by name, as they are now."""
+        return self._everywhere({buffer: self.buffers[buffer] for buffer, _ in self.executor.updates})
 
     def _everywhere(self, held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What each stage holds, on every rank."""

@@ -63,11 +63,11 @@ def train(
             examples,
             batch=built.batch,
             samples=plan.training.global_batch,
-            vocabulary=built.vocabulary,
+            bounds=built.bounds,
             seed=seed,
             step=number,
         )
-        args, kwargs = _arguments(built, [tensor.to(device) for tensor in batch])
+        args, kwargs = arguments(built, [tensor.to(device) for tensor in batch])
         loss = step(*args, **kwargs)
         yield StepReport(step=number + 1, loss=loss, unsharded=None if plain is None else plain(args, kwargs))
 
@@ -83,7 +83,7 @@ def _build(plan: Plan, seed: int) -> BuiltModel:
     )
 
 
-def _arguments(built: BuiltModel, tensors: list[torch.Tensor]) -> tuple[tuple[object, ...], dict[str, object]]:
+def arguments(built: BuiltModel, tensors: list[torch.Tensor]) -> tuple[tuple[object, ...], dict[str, object]]:
     """The example arguments with these tensors in place of theirs."""
     leaves, spec = pytree.tree_flatten((built.args, dict(built.kwargs)))
     rest = iter(tensors)

@@ -42,7 +42,7 @@ def steps_of(folder: Path) -> dict[str, Callable[[], float]]:
         )
         batch = synthetic_batch(
             tensors_of(built.args, built.kwargs), batch=built.batch, samples=plan.training.global_batch,
-            vocabulary=built.vocabulary, seed=0, step=0,
+            bounds=built.bounds, seed=0, step=0,
         )  # fmt: skip
         steps[name] = lambda step=step, batch=batch: step(*batch)  # type: ignore[misc]
     return steps

@@ -86,7 +86,9 @@ def one_rank(
             for name in names:
                 patch.setattr(dist, name, getattr(recorder, name))
             module = plans.build(model).to(dtype)
-            step = parallelize(module, plan, plans.batch(), traced=graph, device=torch.device("cpu"))
+            step = parallelize(
+                module, plan, plans.inputs(model), batch=plans.BATCH, traced=graph, device=torch.device("cpu")
+            )
             recorder.calls.clear()
             yield step, recorder
         finally:
