@@ -64,8 +64,24 @@ _DEPTH = 32  # elements of k in one step of the innermost loop
 @overload
 def matmul_time(m: float, n: float, k: float, batch: float, dtype: str, device: Device) -> float: ...
 @overload
-def matmul_time(m: Quantity, n: Quantity, k: Quantity, batch: Quantity, dtype: str, device: Device) -> Quantity: ...
-def matmul_time(m: Quantity, n: Quantity, k: Quantity, batch: Quantity, dtype: str, device: Device) -> Quantity:
+def matmul_time(
+    m: Quantity,
+    n: Quantity,
+    k: Quantity,
+    batch: Quantity,
+    dtype: str,
+    device: Device,
+    moved: Quantity | None = None,
+) -> Quantity: ...
+def matmul_time(
+    m: Quantity,
+    n: Quantity,
+    k: Quantity,
+    batch: Quantity,
+    dtype: str,
+    device: Device,
+    moved: Quantity | None = None,
+) -> Quantity:
     """Seconds of `batch` products of m x k with k x n, launched together; element-wise over arrays of one dim.
 
     For a dtype whose kernels the device has no figures of, this is `operator_time` of the class "matmul".
@@ -74,6 +90,8 @@ def matmul_time(m: Quantity, n: Quantity, k: Quantity, batch: Quantity, dtype: s
         m, n, k, batch: extents, >= 1; whole numbers, or arrays of them of one shape (K,).
         dtype: of the operands, one that the device has a peak for.
         device: the device.
+        moved: bytes of memory read and written, where they are not those of three plain matrices: a convolution reads
+            elements that its windows share once.
 
     Raises:
         hardware_profiles.UnknownKeyError: the device says nothing about the dtype.
@@ -83,10 +101,10 @@ def matmul_time(m: Quantity, n: Quantity, k: Quantity, batch: Quantity, dtype: s
     if not least >= 1:
         raise CostModelError(f"a matrix product with an extent of {least:g}: extents are 1 or more")
     width = element_bytes(dtype)
-    read_and_written = batch * ((m + n) * k * width + m * n * max(2, width))
+    read_and_written: Quantity = batch * ((m + n) * k * width + m * n * max(2, width)) if moved is None else moved
     kernel = device.matmul_kernel(dtype)
     if kernel is None:
-        flops = 2.0 * m * n * k * batch
+        flops: Quantity = 2.0 * m * n * k * batch
         return operator_time(op_class="matmul", flops=flops, bytes_moved=read_and_written, dtype=dtype, device=device)
     peak, bandwidth = device.peak(dtype), device.memory_bandwidth
     time = _tiled(m, n, k, batch, _steps(kernel, peak, device.compute_units, width), kernel, device)

@@ -1,8 +1,8 @@
 """The batches of a run: drawn, or read from a dataset that a factory of the user's makes.
 
-Synthetic batches are the same on every rank, for the same seed and step. Integers are drawn below the vocabulary where
-it is known, else from the values of the example; floating point values are standard normal. Only shapes, types and
-ranges are realistic: a model can learn nothing from them but the bias of its output.
+Synthetic batches are the same on every rank, for the same seed and step. Integers are drawn below the bound of their
+input where it is known, else from the values of the example; floating point values are standard normal. Only shapes,
+types and ranges are realistic: a model can learn nothing from them but the bias of its output.
 """
 
 import importlib
@@ -35,7 +35,7 @@ def synthetic_batches(built: BuiltModel, plan: Plan, seed: int, steps: int) -> I
             example.tensors(),
             batch=built.batch,
             samples=plan.training.global_batch,
-            vocabulary=built.vocabulary,
+            bounds=built.bounds,
             seed=seed,
             step=number,
         )
@@ -118,25 +118,33 @@ def load_dataset(reference: str) -> Dataset[Any]:
 
 
 def synthetic_batch(
-    examples: Sequence[torch.Tensor], *, batch: int, samples: int, vocabulary: int | None, seed: int, step: int
+    examples: Sequence[torch.Tensor],
+    *,
+    batch: int,
+    samples: int,
+    bounds: Sequence[int | None],
+    seed: int,
+    step: int,
 ) -> list[torch.Tensor]:
     """Tensors like the examples, whose leading dim `batch` becomes `samples`; other leading dims stay as they are.
 
-    `vocabulary` bounds integers from above. CPU tensors, drawn by a generator of their own.
+    `bounds` has for each example the number that its integers stay below, or None. CPU tensors, drawn by a generator of
+    their own.
     """
     generator = torch.Generator().manual_seed(seed * _SEED_STRIDE + step)
-    return [_like(example, batch, samples, vocabulary, generator) for example in examples]
+    pairs = zip(examples, bounds, strict=True)
+    return [_like(example, batch, samples, bound, generator) for example, bound in pairs]
 
 
 def _like(
-    example: torch.Tensor, batch: int, samples: int, vocabulary: int | None, generator: torch.Generator
+    example: torch.Tensor, batch: int, samples: int, bound: int | None, generator: torch.Generator
 ) -> torch.Tensor:
     shape = list(example.shape)
     if shape and shape[0] == batch:
         shape[0] = samples
     if example.is_floating_point():
         return torch.randn(shape, generator=generator).to(example.dtype)
-    if vocabulary is not None and example.dtype != torch.bool:
-        return torch.randint(vocabulary, shape, generator=generator).to(example.dtype)
+    if bound is not None and example.dtype != torch.bool:
+        return torch.randint(bound, shape, generator=generator).to(example.dtype)
     values = example.cpu().flatten()
     return values[torch.randint(values.numel(), shape, generator=generator)]

@@ -11,6 +11,9 @@ and optimizer parallelism are all just layouts here.
 A value is dropped after its last use. A block that is recomputed runs under a checkpoint: what it computes is dropped
 after the forward pass and computed again, communication included, when its gradient is needed. Under "selective" the
 results of some of its operators are kept instead (see `runtime.kept_results`).
+
+Buffers that the model changes get their new contents after the micro-batch. Their old tensors are left as they are:
+what is recomputed later reads what was there before.
 """
 
 import functools
@@ -92,18 +95,20 @@ class Executor:
     results: tuple[str, ...]
     loss: str | None
     last: Transfer | None = field(default=None)
+    updates: tuple[tuple[str, str], ...] = ()
 
     def __call__(
         self,
         parameters: Mapping[str, LocalParameter],
-        buffers: Mapping[str, torch.Tensor],
+        buffers: MutableMapping[str, torch.Tensor],
         inputs: Mapping[str, torch.Tensor],
         draw: Draw = FIRST,
         observer: Observer | None = None,
     ) -> dict[str, torch.Tensor]:
         """What the stage makes of one micro-batch, from local pieces in the layouts of the plan: the values that the
         next stage reads, in the layouts in which they are made, or the loss, the same on every rank of the last stage.
-        `draw` says which step and micro-batch random numbers are drawn for; `observer` looks on.
+        `draw` says which step and micro-batch random numbers are drawn for; `observer` looks on. `buffers` gets the new
+        contents of those that the model changes.
         """
         pieces = {name: parameter.piece for name, parameter in parameters.items()}
         stubs = {name: stub for name, parameter in parameters.items() if (stub := parameter.stub) is not None}
@@ -114,6 +119,8 @@ class Executor:
                 self._recomputed(section, held, values)
             else:
                 self._run(section, held, values)
+        for buffer, content in self.updates:
+            buffers[buffer] = values[content].detach()
         made = {name: values[name] for name in self.results}
         if self.loss is not None and self.last is not None:
             made[self.loss] = self.last(made[self.loss], self.place)
@@ -199,6 +206,8 @@ def build_executor(bound: BoundPlan, place: RankMesh, cut: StageCut) -> Executor
     for op in bound.operators:
         promised.update(zip((r for r in op.operator.results if r is not None), op.layouts.results, strict=True))
     results = (*cut.sends, *((graph.loss,) if cut.last else ()))
+    updates = tuple((buffer, content) for buffer, content in graph.updates if graph.producer[content] in cut.operators)
+    outlive = (*results, *(content for _, content in updates))
     last_use = {name: at for at in cut.operators for name in graph.operators[at].operands}
     instructions = {}
     for index in cut.operators:
@@ -217,15 +226,16 @@ def build_executor(bound: BoundPlan, place: RankMesh, cut: StageCut) -> Executor
             operands=operands,
             call=local_call(graph, op, place),
             results=tuple(None if name is None else (name, shapes[name]) for name in op.operator.results),
-            last=tuple(sorted(ended - set(results))),
+            last=tuple(sorted(ended - set(outlive))),
             kept=bound.is_kept(index),
         )
     everywhere = Duplex(forward=replicated(len(mesh.axes)), gradient=replicated(len(mesh.axes)))
     end = transfer(graph.types[graph.loss].shape, mesh, promised[graph.loss], everywhere, differentiable=True)
     return Executor(
         place=place,
-        sections=_sections(bound, instructions, results),
+        sections=_sections(bound, instructions, outlive),
         results=results,
+        updates=updates,
         loss=graph.loss if cut.last else None,
         last=end if cut.last else None,
     )

@@ -15,12 +15,15 @@ import torch
 import torch.nn.functional as F
 
 from planner.errors import ModelError
+from planner.graph.bags import BAG
 from planner.graph.blocks import IDENTITY
 from planner.graph.operator_graph import Argument, OperatorGraph, TorchConstant, ValueRef
 from planner.graph.trace import resolve
+from planner.graph.updates import UPDATE
 from planner.plan.bind import BoundOperator
 from planner.sharding.layout import local_shape
 from planner.sharding.rule import FactorKind
+from runtime import local_channels, local_lookups
 from runtime.attention import attention_with_dropout
 from runtime.cross_entropy import SplitLoss, split_cross_entropy
 from runtime.device_mesh import RankMesh
@@ -108,6 +111,11 @@ def _form(shard: Shard) -> Form:
 
 def _identity(shard: Shard, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
+
+
+def _update(shard: Shard, contents: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """What buffers hold next; nothing is recorded for autograd."""
+    return [content.detach() for content in contents]
 
 
 def _reshape(shard: Shard, tensor: torch.Tensor, *spelled: Any, **keywords: Any) -> torch.Tensor:
@@ -251,9 +259,21 @@ SHAPED: Mapping[str, Form] = {"reshape": _reshape, "expand": _expand}
 
 LOCAL_OPS: Mapping[str, Form] = {
     IDENTITY: _identity,
+    UPDATE: _update,
+    BAG: local_lookups.embedding_bag,
+    **{
+        f"aten.conv{spatial}d.{overload}": local_channels.convolution
+        for spatial in (1, 2, 3)
+        for overload in ("default", "padding")
+    },
+    "aten._native_batch_norm_legit.no_stats": local_channels.batch_norm_without_running,
+    "aten._native_batch_norm_legit_functional.default": local_channels.functional_batch_norm,
+    "aten.batch_norm.default": local_channels.plain_batch_norm,
     "aten.cross_entropy_loss.default": _cross_entropy,
     "aten.embedding.default": _embedding,
+    "aten.group_norm.default": local_channels.group_norm,
     "aten.narrow.default": _narrow,
+    "aten.nll_loss_nd.default": local_lookups.nll_loss,
     "aten.rms_norm.default": _rms_norm,
     "aten.scaled_dot_product_attention.default": _fused_attention,
     "aten.split_with_sizes.default": _split_with_sizes,

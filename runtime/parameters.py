@@ -147,7 +147,7 @@ def unused_parameters(bound: BoundPlan) -> frozenset[str]:
 
 def whole_buffers(
     module: nn.Module, graph: OperatorGraph, device: torch.device, broadcast: bool = False
-) -> Mapping[str, torch.Tensor]:
+) -> dict[str, torch.Tensor]:
     """Buffers and constant tensors that the graph reads, whole on every rank, copied to its device; those of rank 0
     where they are broadcast."""
     buffers = dict(module.named_buffers(remove_duplicate=False))

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from planner.plan.bind import BoundPlan
-from planner.plan.stage_cut import cut_stage
+from planner.plan.stage_cut import check_updates, cut_stage
 from planner.sharding.update import sample_pieces
 from runtime.checking import LayoutCheck
 from runtime.device_mesh import RankMesh
@@ -55,6 +55,7 @@ class RankStep:
         self.check_gradients = False
         self.observer: Observer | None = None
         self.cuts = tuple(cut_stage(bound, stage) for stage in range(place.stages))
+        check_updates(bound, self.cuts)
         self.cut = self.cuts[place.stage]
         self.executor: Executor = build_executor(bound, place, self.cut)
         update = bound.plan.training.update
@@ -150,6 +151,10 @@ class RankStep:
         """The whole gradients of the trainable parameters accumulated since the last update, summed over all ranks."""
         trainable = {name: parameter for name, parameter in self.parameters.items() if parameter.trainable}
         return self._everywhere({name: parameter.whole_gradient(self.place) for name, parameter in trainable.items()})
+
+    def changed_buffers(self) -> dict[str, torch.Tensor]:
+        """The buffers that the forward passes change (running statistics), by name, as they are now."""
+        return self._everywhere({buffer: self.buffers[buffer] for buffer, _ in self.executor.updates})
 
     def _everywhere(self, held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What each stage holds, on every rank."""

@@ -89,6 +89,10 @@ class TrainingStep:
         """The whole weights by name, gathered from all ranks; tied weights under their first name."""
         return self.rank.full_parameters()
 
+    def changed_buffers(self) -> dict[str, torch.Tensor]:
+        """The contents of the buffers that the model changes while it trains, whole on every rank."""
+        return self.rank.changed_buffers()
+
     def full_gradients(self) -> dict[str, torch.Tensor]:
         """The whole gradients of the trainable parameters accumulated since the last update, summed over all ranks."""
         return self.rank.full_gradients()

@@ -28,7 +28,7 @@ def models() -> None:
         table.add_column(column, overflow="fold")
     for name, entry in ZOO.items():
         shown = dict(entry.dimensions)
-        sizes = [str(shown[key]) for key in ("num_layers", "hidden_size", "num_heads", "sequence_length")]
+        sizes = [str(shown.get(key, "")) for key in ("num_layers", "hidden_size", "num_heads", "sequence_length")]
         table.add_row(name, entry.family, *sizes, entry.source)
     Console(highlight=False).print(table)
 

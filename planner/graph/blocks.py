@@ -145,7 +145,9 @@ def share_values(graph: OperatorGraph, blocks: BlockRun) -> tuple[OperatorGraph,
                 operators.append(_identity(op, name, types))
                 names[name] = f"{name}/shared"
     starts.append(len(operators))
-    shared = replace(graph, operators=tuple(operators), types=types, loss=names.get(graph.loss, graph.loss))
+    updates = tuple((buffer, names.get(value, value)) for buffer, value in graph.updates)
+    loss = names.get(graph.loss, graph.loss)
+    shared = replace(graph, operators=tuple(operators), types=types, loss=loss, updates=updates)
     if not blocks.count:
         return shared, blocks
     start = starts[blocks.start]

@@ -131,7 +131,8 @@ def substitute(argument: Argument, names: Mapping[str, str]) -> Argument:
 class OperatorGraph:
     """Values, operators in execution order, and which value is the loss.
 
-    `types` has the type of every value: inputs, parameters, buffers and results of operators.
+    `types` has the type of every value: inputs, parameters, buffers and results of operators. `updates` says which
+    buffers the forward pass changes, and which value is the new content of each: (buffer, value).
     """
 
     types: Mapping[str, TensorType]
@@ -140,6 +141,7 @@ class OperatorGraph:
     buffers: tuple[str, ...]
     operators: tuple[Operator, ...]
     loss: str
+    updates: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def producer(self) -> Mapping[str, int]:
@@ -161,8 +163,8 @@ class OperatorGraph:
 
     @cached_property
     def data_dependent(self) -> frozenset[str]:
-        """Values computed from the inputs or the parameters, so not the same in every step."""
-        found = {*self.inputs, *self.parameter_names}
+        """Values computed from the inputs, the parameters or buffers that change, so not the same in every step."""
+        found = {*self.inputs, *self.parameter_names, *(buffer for buffer, _ in self.updates)}
         for op in self.operators:
             if any(name in found for name in op.operands):
                 found.update(name for name in op.results if name is not None)
@@ -203,6 +205,7 @@ class OperatorGraph:
             ],
             "operators": [self.content_of(op) for op in self.operators],
             "loss": self.loss,
+            **({"updates": self.updates} if self.updates else {}),
         }
         text = json.dumps(content, separators=(",", ":"), sort_keys=True)
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()

@@ -147,7 +147,13 @@ def expand(graph: OperatorGraph, runs: Sequence[Run]) -> OperatorGraph:
     types = {name: tensor for name, tensor in expansion.types.items() if name in made}
     if any(name not in made for op in operators for name in op.operands):
         raise NotAlikeError("a value inside of a block is used outside of it")
-    return replace(graph, operators=tuple(operators), types=types, loss=_final(graph.loss, expansion.stand_for))
+    return replace(
+        graph,
+        operators=tuple(operators),
+        types=types,
+        loss=_final(graph.loss, expansion.stand_for),
+        updates=tuple(sorted((*graph.updates, *expansion.updates))),
+    )
 
 
 def _final(name: str, stand_for: Mapping[str, str]) -> str:
@@ -165,8 +171,8 @@ def _substituted(op: Operator, names: Mapping[str, str]) -> Operator:
 
 
 class _Expansion:
-    """Copies of first blocks by the marker they replace, the types of their values, and what results of markers stand
-    for."""
+    """Copies of first blocks by the marker they replace, the types of their values, what results of markers stand for,
+    and the buffers that copies change."""
 
     def __init__(self, graph: OperatorGraph) -> None:
         self._graph = graph
@@ -175,6 +181,7 @@ class _Expansion:
         self.copies: dict[str, list[Operator]] = {}
         self.stand_for: dict[str, str] = {}
         self.types: dict[str, TensorType] = dict(graph.types)
+        self.updates: list[tuple[str, str]] = []
 
     def add(self, run: Run) -> None:
         first = run.paths[0]
@@ -182,6 +189,7 @@ class _Expansion:
         body = self._graph.operators[self._at[f"begin {first}"] + 1 : self._at[f"end {first}"]]
         entering = _names(begin.results)
         self._check_closed(first, body, entering, end)
+        self._check_updates(first, body)
         for path in run.paths[1:]:
             if path in run.calls:
                 self._copy(first, path, body, entering, end)
@@ -208,6 +216,13 @@ class _Expansion:
             if op.name not in members and any(name in inside for name in op.operands):
                 raise NotAlikeError(f"{op.name} reads a value inside of {first}")
 
+    def _check_updates(self, first: str, body: Sequence[Operator]) -> None:
+        """What a block makes may be the new content of its own buffers, and of no others."""
+        inside = {name for op in body for name in _names(op.results)}
+        for buffer, value in self._graph.updates:
+            if (value in inside) != buffer.startswith(f"{first}."):
+                raise NotAlikeError(f"{buffer} is changed across the boundary of {first}")
+
     def _copy(self, first: str, path: str, body: Sequence[Operator], entering: Sequence[str], end: Operator) -> None:
         repeat = self._marker(f"repeat {path}")
         count = len(entering)
@@ -227,6 +242,11 @@ class _Expansion:
             for op in body
         ]
         self.stand_for.update(zip(_names(repeat.results)[count:], [names[n] for n in end.operands], strict=True))
+        self.updates += [
+            (f"{path}{buffer[len(first) :]}", names[value])
+            for buffer, value in self._graph.updates
+            if buffer.startswith(f"{first}.")
+        ]
 
 
 def _names(results: Sequence[str | None]) -> list[str]:
@@ -247,4 +267,10 @@ def rename(graph: OperatorGraph, operator_names: Sequence[str], value_names: Map
         for name, op in zip(operator_names, graph.operators, strict=True)
     )
     types = {value_names.get(name, name): tensor for name, tensor in graph.types.items()}
-    return replace(graph, operators=operators, types=types, loss=value_names.get(graph.loss, graph.loss))
+    return replace(
+        graph,
+        operators=operators,
+        types=types,
+        loss=value_names.get(graph.loss, graph.loss),
+        updates=tuple((buffer, value_names.get(value, value)) for buffer, value in graph.updates),
+    )

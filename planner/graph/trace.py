@@ -29,6 +29,7 @@ from torch.utils import _pytree as pytree
 from planner.errors import ModelError
 from planner.graph import repeats
 from planner.graph.alike import NotAlikeError
+from planner.graph.bags import with_bags
 from planner.graph.chance import CHANCES
 from planner.graph.operator_graph import (
     Argument,
@@ -39,6 +40,7 @@ from planner.graph.operator_graph import (
     TorchConstant,
     ValueRef,
 )
+from planner.graph.updates import with_updates
 
 _IGNORED = frozenset({"aten._assert_tensor_metadata.default", "aten._assert_async.msg"})
 
@@ -85,8 +87,8 @@ def _graph_of(
         with torch.no_grad():
             exported = torch.export.export(wrapped, args, kwargs, strict=False)
         targets = [node.target for node in exported.graph.nodes if node.op == "call_function"]
-        in_place = any(isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable for target in targets)
-        if in_place and announced:
+        in_place = any(_changes_operands(node) for node in exported.graph.nodes)
+        if announced and not all(_changes_buffers_only(node, exported) for node in exported.graph.nodes):
             raise NotAlikeError("operators in place may change what a block was given")
         if in_place or not all(isinstance(target, torch._ops.OpOverload) or target is _GETITEM for target in targets):
             exported = exported.run_decompositions({})
@@ -94,13 +96,36 @@ def _graph_of(
         raise
     except Exception as error:
         raise ModelError(_refusal(module, error)) from error
-    flat = _Reader(module, exported).read()
+    flat = with_bags(_Reader(module, exported).read())
     graph = repeats.expand(flat, announced) if announced else flat
     if graph.loss not in graph.differentiable:
         raise ModelError(
             f"the loss of {type(module).__name__} depends on no trainable parameter; nothing can be trained"
         )
     return _named(graph)
+
+
+_SECRETLY = frozenset({"aten.batch_norm.default", "aten.instance_norm.default"})
+"""Operators whose schema does not say that they change the running statistics at position 3, if there are any, where
+the argument at position 5 (training) is true."""
+
+
+def _changes_operands(node: fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    secretly = str(node.target) in _SECRETLY and node.args[3] is not None and node.args[5] is True
+    return secretly or bool(node.target._schema.is_mutable)
+
+
+def _changes_buffers_only(node: fx.Node, exported: Any) -> bool:
+    """Whether all that a node writes to are buffers of the model."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return True
+    schema = node.target._schema.arguments
+    written = [given for given, known in zip(node.args, schema, strict=False) if known.is_write]
+    written += [node.kwargs[known.name] for known in schema if known.is_write and known.name in node.kwargs]
+    buffers = exported.graph_signature.inputs_to_buffers
+    return all(isinstance(value, fx.Node) and value.name in buffers for value in written)
 
 
 class _Loss(nn.Module):
@@ -133,9 +158,8 @@ class _Loss(nn.Module):
 
 def _changes(module: nn.Module, name: str) -> ModelError:
     return ModelError(
-        f"{type(module).__name__} changes {name} in its forward pass; inputs and buffers that are updated while "
-        "training"
-        " (running statistics) are not supported yet"
+        f"{type(module).__name__} changes {name} in its forward pass; inputs must stay as they are, and buffers"
+        " (running statistics) are updated in place, by `add_`, `copy_` and the like"
     )
 
 
@@ -172,9 +196,8 @@ class _Reader:
 
     def read(self) -> OperatorGraph:
         signature = self.exported.graph_signature
-        if signature.buffers_to_mutate or getattr(signature, "user_inputs_to_mutate", None):
-            changed = [*signature.buffers_to_mutate.values(), *getattr(signature, "user_inputs_to_mutate", {}).values()]
-            raise _changes(self.module, changed[0].removeprefix("model."))
+        for changed in (*signature.user_inputs_to_mutate.values(), *signature.parameters_to_mutate.values()):
+            raise _changes(self.module, changed.removeprefix("model."))
         self.types: dict[str, TensorType] = {}
         self.names: dict[str, Argument] = {}
         self.operators: list[Operator] = []
@@ -201,12 +224,13 @@ class _Reader:
             elif node.op == "call_function":
                 self._call(node)
             elif node.op == "output":
-                loss = self._argument(node.args[0][0])
+                returned = [self._argument(argument) for argument in node.args[0]]
+        *contents, loss = returned
         if not isinstance(loss, ValueRef):
             raise ModelError(
                 f"the loss of {type(self.module).__name__} is the constant {loss!r}; nothing can be trained"
             )
-        return OperatorGraph(
+        graph = OperatorGraph(
             types=self.types,
             inputs=tuple(inputs),
             parameters=parameters,
@@ -214,6 +238,8 @@ class _Reader:
             operators=tuple(self.operators),
             loss=loss.name,
         )
+        changed_buffers = [name.removeprefix("model.") for name in signature.buffers_to_mutate.values()]
+        return with_updates(graph, dict(zip(changed_buffers, contents, strict=True)))
 
     def _call(self, node: fx.Node) -> None:
         if node.target is _GETITEM:

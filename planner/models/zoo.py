@@ -3,7 +3,7 @@
 Dimensions are those of the published configurations: Llama 2 (Touvron et al. 2023, table 1 and the released config
 files), Llama 3.1 (Grattafiori et al. 2024, table 3), GPT-2 (Radford et al. 2019 and the released checkpoints), GPT-3
 (Brown et al. 2020, table 2.1), Mixtral (Jiang et al. 2024 and the released config files), Qwen3 (Yang et al. 2025 and
-the released config files).
+the released config files). Models of images are in `images.py`, those of clicks in `clicks.py`.
 """
 
 import importlib
@@ -15,28 +15,17 @@ from functools import partial
 from typing import Any
 
 from planner.errors import ModelError, unknown_name
-
-TRACE_BATCH = 2  # sequences in the example that a zoo model is traced with; plans rescale it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ZooEntry:
-    """A named model: family, dimensions, and what it was published as."""
-
-    family: str
-    dimensions: tuple[tuple[str, int | bool | float], ...]
-    source: str
-
-    @property
-    def sequence_length(self) -> int:
-        return int(dict(self.dimensions)["sequence_length"])
+from planner.models.clicks import CLICK_FAMILIES, CLICK_MODELS
+from planner.models.entry import TRACE_BATCH, Dimension, Example, ZooEntry
+from planner.models.images import IMAGE_FAMILIES, IMAGE_MODELS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltModel:
     """A module and example inputs on which calling it gives the loss.
 
-    `sequence_length` is None where the model has no such thing; `vocabulary` bounds random integer inputs.
+    `sequence_length` is None where the model has no such thing. `bounds` has for each example tensor the number that
+    its integers stay below, None where it is not known or the tensor has no integers.
     """
 
     reference: str
@@ -45,13 +34,13 @@ class BuiltModel:
     kwargs: Mapping[str, Any]
     batch: int
     sequence_length: int | None
-    vocabulary: int | None
+    bounds: tuple[int | None, ...]
 
 
 def _llama(
     source: str, layers: int, hidden: int, ffn: int, heads: int, kv: int, vocab: int, seq: int, theta: float = 5e5
 ) -> ZooEntry:
-    dimensions = {
+    dimensions: dict[str, Dimension] = {
         "num_layers": layers, "hidden_size": hidden, "ffn_size": ffn, "num_heads": heads, "num_kv_heads": kv,
         "vocab_size": vocab, "sequence_length": seq, "rope_theta": theta,
     }  # fmt: skip
@@ -64,7 +53,7 @@ def _mixture(
 ) -> ZooEntry:  # fmt: skip
     """`experts`: how many, how many of them a token takes, and the width of each."""
     count, chosen, width = experts
-    dimensions = {
+    dimensions: dict[str, Dimension] = {
         "num_layers": layers, "hidden_size": hidden, "ffn_size": width, "num_heads": heads, "num_kv_heads": kv,
         "vocab_size": vocab, "sequence_length": seq, "rope_theta": 1e6, "num_experts": count,
         "experts_per_token": chosen, "expert_size": width, **other,
@@ -73,7 +62,7 @@ def _mixture(
 
 
 def _gpt(source: str, layers: int, hidden: int, heads: int, vocab: int, seq: int, tied: bool = True) -> ZooEntry:
-    dimensions: dict[str, int | bool | float] = {
+    dimensions: dict[str, Dimension] = {
         "num_layers": layers, "hidden_size": hidden, "num_heads": heads, "vocab_size": vocab, "sequence_length": seq,
         "tied_embeddings": tied,
     }  # fmt: skip
@@ -110,6 +99,8 @@ ZOO: Mapping[str, ZooEntry] = {
     "gpt3-6.7b": _gpt(_GPT3, 32, 4096, 32, 50257, 2048),
     "gpt3-13b": _gpt(_GPT3, 40, 5120, 40, 50257, 2048),
     "gpt3-175b": _gpt(_GPT3, 96, 12288, 96, 50257, 2048),
+    **IMAGE_MODELS,
+    **CLICK_MODELS,
 }
 
 
@@ -136,36 +127,76 @@ def _from_zoo(name: str, *, dtype: str, device: str, sequence_length: int | None
 
     entry = ZOO[name]
     dimensions = dict(entry.dimensions)
-    sequence = entry.sequence_length if sequence_length is None else sequence_length
-    if sequence < 1:
-        raise ModelError(f"--seq-len {sequence}: a sequence has 1 token or more")
-    if entry.family == "gpt" and sequence > entry.sequence_length:
-        raise ModelError(
-            f"{name} has learned positions for {entry.sequence_length} tokens; --seq-len {sequence} is longer"
-        )
-    dimensions["sequence_length"] = sequence
+    sequence = _sequence(name, entry, sequence_length)
+    if sequence is not None:
+        dimensions["sequence_length"] = sequence
     with torch.device(device):
-        module = _family(entry.family)(dimensions).to(getattr(torch, dtype))
-        tokens, labels = (torch.zeros(TRACE_BATCH, sequence, dtype=torch.int64) for _ in range(2))
+        example = _FAMILIES[entry.family](dimensions)
+    floating = getattr(torch, dtype)
     return BuiltModel(
         reference=name,
-        module=module,
-        args=(tokens, labels),
+        module=example.module.to(floating),
+        args=_converted(example.args, floating),
         kwargs={},
         batch=TRACE_BATCH,
         sequence_length=sequence,
-        vocabulary=int(dimensions["vocab_size"]),
+        bounds=example.bounds,
     )
 
 
-def _family(family: str) -> Callable[[dict[str, Any]], Any]:
-    if family == "llama":
-        from planner.models.llama import Llama, LlamaConfig
+def _sequence(name: str, entry: ZooEntry, wanted: int | None) -> int | None:
+    """Tokens of a sample: as many as wanted, or as published; None for a model without sequences."""
+    if wanted is None:
+        return entry.sequence_length
+    if entry.sequence_length is None:
+        raise ModelError(f"--seq-len {wanted} does not apply to {name}: its samples are no sequences of tokens")
+    if wanted < 1:
+        raise ModelError(f"--seq-len {wanted}: a sequence has 1 token or more")
+    if entry.family == "gpt" and wanted > entry.sequence_length:
+        raise ModelError(
+            f"{name} has learned positions for {entry.sequence_length} tokens; --seq-len {wanted} is longer"
+        )
+    return wanted
 
-        return lambda dimensions: Llama(LlamaConfig(**dimensions))
+
+def _build_llama(dimensions: dict[str, Any]) -> Example:
+    from planner.models.llama import Llama, LlamaConfig
+
+    return _decoder(Llama(LlamaConfig(**dimensions)), dimensions)
+
+
+def _build_gpt(dimensions: dict[str, Any]) -> Example:
     from planner.models.gpt import GPT, GPTConfig
 
-    return lambda dimensions: GPT(GPTConfig(**dimensions))
+    return _decoder(GPT(GPTConfig(**dimensions)), dimensions)
+
+
+def _decoder(module: Any, dimensions: dict[str, Any]) -> Example:
+    """Tokens and labels, both B S."""
+    import torch
+
+    shape, vocabulary = (TRACE_BATCH, dimensions["sequence_length"]), dimensions["vocab_size"]
+    tokens, labels = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
+    return Example(module=module, args=(tokens, labels), bounds=(vocabulary, vocabulary))
+
+
+_FAMILIES: Mapping[str, Callable[[dict[str, Any]], Example]] = {
+    "llama": _build_llama,
+    "gpt": _build_gpt,
+    **IMAGE_FAMILIES,
+    **CLICK_FAMILIES,
+}
+
+
+def _converted(tree: Any, floating: Any) -> Any:
+    """Arguments whose floating point tensors have this dtype."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    def converted(leaf: Any) -> Any:
+        return leaf.to(floating) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+    return pytree.tree_map(converted, tree)
 
 
 def _from_factory(reference: str, *, dtype: str, device: str) -> BuiltModel:
@@ -185,12 +216,9 @@ def _from_factory(reference: str, *, dtype: str, device: str) -> BuiltModel:
             f"the factory {reference} must return (module, args) or (module, args, kwargs); it returned {_kinds(made)}"
         )
     floating = getattr(torch, dtype)
-
-    def converted(leaf: Any) -> Any:
-        return leaf.to(floating) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
-
-    args, kwargs = pytree.tree_map(converted, (tuple(parts[1]), dict(parts[2]) if len(parts) == 3 else {}))
-    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    args, kwargs = _converted((tuple(parts[1]), dict(parts[2]) if len(parts) == 3 else {}), floating)
+    every = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    tensors = [tensor for tensor in every if tensor.dim()]
     if not tensors:
         raise ModelError(f"the factory {reference} returned no example tensor with a batch dim")
     return BuiltModel(
@@ -200,7 +228,7 @@ def _from_factory(reference: str, *, dtype: str, device: str) -> BuiltModel:
         kwargs=kwargs,
         batch=int(tensors[0].shape[0]),
         sequence_length=None,
-        vocabulary=None,
+        bounds=(None,) * len(every),
     )
 
 
@@ -230,6 +258,6 @@ def _kinds(made: Any) -> str:
     return f"({', '.join(type(part).__name__ for part in made)})" if isinstance(made, tuple) else type(made).__name__
 
 
-def with_dimensions(entry: ZooEntry, **changes: int | bool | float) -> ZooEntry:
+def with_dimensions(entry: ZooEntry, **changes: Dimension) -> ZooEntry:
     """A variant of a zoo entry, for tests and studies."""
     return replace(entry, dimensions=tuple({**dict(entry.dimensions), **changes}.items()))

@@ -44,6 +44,19 @@ def cut_stage(bound: BoundPlan, stage: int) -> StageCut:
     )
 
 
+def check_updates(bound: BoundPlan, cuts: Sequence[StageCut]) -> None:
+    """Raise PlannerError where a stage reads a buffer that another one changes: it would not hear of it."""
+    graph = bound.graph
+    for buffer, content in graph.updates:
+        writers = {cut.stage for cut in cuts if graph.producer[content] in cut.operators}
+        readers = {cut.stage for cut in cuts for at in cut.operators if buffer in graph.operators[at].operands}
+        if len(writers | readers) > 1:
+            raise PlannerError(
+                f"buffer '{buffer}' is changed in stage {min(writers)} and read in the stages {sorted(readers)}; plan"
+                " this model with --pipeline 1"
+            )
+
+
 def _varies(graph: OperatorGraph, at: int) -> bool:
     return any(name in graph.data_dependent for name in graph.operators[at].results if name is not None)
 

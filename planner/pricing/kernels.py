@@ -8,6 +8,10 @@ find the shape of a product C = A B, on extents that a strategy has divided:
     m       of A, not of B
     n       of B, not of A
 
+A convolution is the product that an implicit GEMM makes of it, whose extents its rule names as roles: rows m = n h w
+and columns n = o of the result, k = i and the kernel, batch = groups. Elements that overlapping windows share are read
+from memory once, so its bytes are those of its tensors. (Not good for depthwise convolutions, whose products are thin.)
+
 Its gradients are products too, dA = dC B^T of shape (m, k, n) and dB of shape (n, k, m), one kernel each. A third
 operand, which joins the sum, is added by the kernel that writes C, and its gradient is summed up by one that reads dC;
 both are taken as free. In 16 bits rows of n or k elements that are no multiples of 16 bytes cannot be loaded in whole
@@ -142,11 +146,7 @@ def _by_work(call: KernelCall) -> tuple[Array, Array]:
 def _matmul(call: KernelCall) -> tuple[Array, Array]:
     rule = call.rule
     first, second = (operand for operand in range(len(rule.operands)) if operand not in rule.addends)
-    a, b, c = (
-        frozenset(factor for dim in dims for factor in dim)
-        for dims in (rule.operands[first], rule.operands[second], rule.results[0])
-    )
-    m, n, k, batch = call.extent(a - b), call.extent(b - a), call.extent((a & b) - c), call.extent(a & b & c)
+    m, n, k, batch = _product_shape(call, first, second)
     dtype = call.software.products or call.dtype
     words = WORD // element_bytes(dtype)
     slower = np.where((n % words > 0) | (k % words > 0), call.device.misaligned, 1.0) if dtype in _SHORT else 1.0
@@ -154,9 +154,23 @@ def _matmul(call: KernelCall) -> tuple[Array, Array]:
     products += [(m, k, n)] if first in call.graded else []
     products += [(n, k, m)] if second in call.graded else []
     rows, columns, depths = (np.concatenate(extents) for extents in zip(*products, strict=True))
-    time = matmul_time(rows, columns, depths, np.tile(batch, len(products)), dtype, call.device)
+    moved = np.tile(call.moved, len(products)) if rule.roles else None
+    time = matmul_time(rows, columns, depths, np.tile(batch, len(products)), dtype, call.device, moved)
     by_product = np.asarray(time).reshape(len(products), len(m)) * slower
     return by_product[0], by_product[1:].sum(axis=0)
+
+
+def _product_shape(call: KernelCall, first: int, second: int) -> tuple[Array, Array, Array, Array]:
+    """Extents m, n, k and batch of the forward product: by the roles of the rule, or by what its operands share."""
+    rule = call.rule
+    if rule.roles:
+        extents = {role: call.extent(factors) for role, factors in rule.roles}
+        return extents["rows"], extents["columns"], extents["depth"], extents["batch"]
+    a, b, c = (
+        frozenset(factor for dim in dims for factor in dim)
+        for dims in (rule.operands[first], rule.operands[second], rule.results[0])
+    )
+    return call.extent(a - b), call.extent(b - a), call.extent((a & b) - c), call.extent(a & b & c)
 
 
 def _attention(call: KernelCall) -> tuple[Array, Array]:

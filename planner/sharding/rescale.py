@@ -5,7 +5,10 @@ every result dim that it indexes. In a compound dim (s b) it is known how many s
 outside of the loop that grows. Where an operator would need two different growths for one factor, where the batch
 meets a blocked factor, or where it is 1 and cannot be told from a dim that is broadcast, the batch of this model
 cannot be changed and that is said. Not seen is a batch size that the model's Python code computes with (`x /
-x.shape[0]`).
+x.shape[0]`), but for one that an operator spreads a tensor over (a class token, `token.expand(x.shape[0], -1, -1)`):
+where what it makes meets the batch, and would have to grow to fit, it does.
+
+    token ─> expand (2 by the code) ─> cat <─ patches (batch grows)       the 2 is the batch: expand anew
 """
 
 from collections.abc import Iterator, Mapping
@@ -47,21 +50,68 @@ def rescale_batch(graph: OperatorGraph, batch: int, new_batch: int) -> OperatorG
         for name, tensor in graph.types.items()
         if name not in graph.producer
     }
-    for op in graph.operators:
-        _propagate(rule_of(graph, op), op, growths)
+    growths = _followed(graph, growths, grown, batch)
     types = {name: _grown(name, tensor, growths[name]) for name, tensor in graph.types.items()}
     operators = tuple(_respelled(op, rule_of(graph, op), types) for op in graph.operators)
     return replace(graph, types=types, operators=operators)
 
 
-def _propagate(rule: Rule, op: Operator, growths: dict[str, tuple[Growth, ...]]) -> None:
-    """Growth of the results of an operator from that of its operands."""
-    factors: dict[int, Growth] = {}
+class _ClashError(Exception):
+    """An operator would need two scales for one factor; `operands` are those of its operands that do not grow."""
+
+    def __init__(self, why: str, operands: tuple[str, ...]) -> None:
+        super().__init__(why)
+        self.operands = operands
+
+
+def _followed(
+    graph: OperatorGraph, given: Mapping[str, tuple[Growth, ...]], grown: Growth, batch: int
+) -> dict[str, tuple[Growth, ...]]:
+    """Growth of every value. Each clash makes one more operator spread its tensor over the batch, or is an error."""
+    spread: dict[str, int] = {}  # by the name of the operator the factor that it adds
+    while True:
+        growths = dict(given)
+        try:
+            for op in graph.operators:
+                _propagate(rule_of(graph, op), op, growths, {spread[op.name]: grown} if op.name in spread else {})
+        except _ClashError as clash:
+            more = _spreading(graph, clash.operands, batch, spread)
+            if not more:
+                raise _refusal(str(clash)) from None
+            spread.update(more)
+        else:
+            return growths
+
+
+def _spreading(graph: OperatorGraph, names: tuple[str, ...], batch: int, known: Mapping[str, int]) -> dict[str, int]:
+    """Operators upstream of values that spread a tensor over a new dim of the extent of the batch, and its factor."""
+    waiting, seen, found = list(names), set(names), {}
+    while waiting:
+        at = graph.producer.get(waiting.pop())
+        if at is None:
+            continue
+        op = graph.operators[at]
+        rule = rule_of(graph, op)
+        added = [dim[0] for dim in rule.results[0] if dim and not any(dim in dims for dims in rule.operands)]
+        added = [factor for factor in added if rule.factors[factor].extent == batch]
+        if rule.local_form == "expand" and added and op.name not in known:
+            found[op.name] = added[0]
+        waiting += [name for name in op.operands if name not in seen]
+        seen.update(op.operands)
+    return found
+
+
+def _propagate(rule: Rule, op: Operator, growths: dict[str, tuple[Growth, ...]], spread: Mapping[int, Growth]) -> None:
+    """Growth of the results of an operator from that of its operands, and of factors that it spreads a tensor over."""
+    factors = dict(spread)
     for name, dims in zip(op.operands, rule.operands, strict=True):
         for growth, indexed in zip(growths[name], dims, strict=True):
             for factor, wanted in _of_factors(rule, op, indexed, growth):
                 if factors.setdefault(factor, wanted) != wanted:
-                    raise _refusal(f"{op.name} would need two scales for factor '{rule.factors[factor].name}'")
+                    still = tuple(name for name in op.operands if all(g == _STILL for g in growths[name]))
+                    raise _ClashError(
+                        f"{op.name} would need two scales for factor '{rule.factors[factor].name}'", still
+                    )
     for factor, growth in factors.items():
         if growth != _STILL and rule.factors[factor].kind is FactorKind.BLOCKED:
             raise _refusal(f"{op.name} depends on the extent of its dim '{rule.factors[factor].name}'")

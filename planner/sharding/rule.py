@@ -12,7 +12,8 @@ A *strategy* gives each mesh axis one factor, or none. For an axis with factor f
     addend without f           forward P            gradient R      (a bias joins a sum once; where f is a reduction)
     result without f           forward and gradient depend on the kind of f:
         reduction              forward P            gradient R
-        combined               forward R            gradient R      (the operator's implementation combines the parts)
+        combined               forward R            gradient R      (the operator's implementation combines the parts,
+                                                                     though other results may have f: batch norm)
         broadcast              forward R            gradient P      (consumers see parts; see `planner.identity`)
     any tensor, axis unused    forward R            gradient R
 
@@ -50,7 +51,7 @@ class FactorKind(Enum):
 
     PARALLEL = "parallel"  # in the results: pieces are independent
     REDUCTION = "reduction"  # in no result: pieces are terms of a sum
-    COMBINED = "combined"  # in no result: the named implementation combines the pieces itself
+    COMBINED = "combined"  # not in every result: the named implementation combines the pieces itself
     BROADCAST = "broadcast"  # indexes nothing here: only the gradient is in pieces
     EXCHANGE = "exchange"  # splits two other factors at once: the implementation moves rows between the devices
     RING = "ring"  # splits two other factors at once; pieces of the first come round to every device

@@ -19,6 +19,7 @@ from planner.graph.trace import trace
 from planner.models.zoo import build_model
 from planner.plan.file import load_plan
 from planner.plan.plan import PRECISIONS
+from runtime.arguments import Arguments
 from runtime.data import synthetic_batch
 from runtime.device_mesh import Communicators, current_device, local_rank, start_processes
 from runtime.rank import be_a_rank
@@ -39,8 +40,8 @@ def steps_of(folder: Path) -> dict[str, Callable[[], float]]:
         graph = graph or trace(built.module, built.args, built.kwargs)
         step = parallelize(built.module, plan, traced=graph, device=device, known=known)
         batch = synthetic_batch(
-            [*built.args, *built.kwargs.values()], batch=built.batch, samples=plan.training.global_batch,
-            vocabulary=built.vocabulary, seed=0, step=0,
+            Arguments(args=tuple(built.args), kwargs=built.kwargs).tensors(), batch=built.batch, samples=plan.training.global_batch,
+            bounds=built.bounds, seed=0, step=0,
         )  # fmt: skip
         steps[name] = lambda step=step, batch=batch: step(*batch)  # type: ignore[misc]
     return steps

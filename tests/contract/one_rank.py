@@ -100,7 +100,7 @@ def one_rank(
                 patch.setattr(dist, name, getattr(recorder, name))
             module = plans.build(model).to(dtype)
             step = parallelize(
-                module, plan, example=plans.batch(), traced=graph, device=torch.device("cpu"), check_layouts=False
+                module, plan, example=plans.inputs(model), traced=graph, device=torch.device("cpu"), check_layouts=False
             )
             recorder.calls.clear()
             yield step, recorder

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 from planner.graph.call import Call, Typed
@@ -31,6 +32,12 @@ class Example:
     def tensors(self) -> list[torch.Tensor]:
         return [leaf for leaf in pytree.tree_leaves((self.args, dict(self.kwargs))) if isinstance(leaf, torch.Tensor)]
 
+    def takes_gradients(self) -> list[bool]:
+        """Whether the tensors are floating point, and none that autograd refuses a gradient."""
+        tensors = self.tensors()
+        without = 2 if self.op in WITHOUT_GRADIENT and self.label not in ("nothing kept", "kept", "mean", "sum") else 0
+        return [t.is_floating_point() and at < len(tensors) - without for at, t in enumerate(tensors)]
+
     def run(self) -> tuple[torch.Tensor, ...]:
         return run(self.op, self.args, self.kwargs)
 
@@ -45,8 +52,23 @@ class Example:
         return RULES[self.op].build(call)
 
 
+WITHOUT_GRADIENT = (
+    "aten._native_batch_norm_legit_functional.default",
+    "aten._native_batch_norm_legit_no_training.default",
+    "aten.batch_norm.default",
+    "aten.binary_cross_entropy_with_logits.default",
+)
+"""Operators whose last two tensors take no gradient, where they are given: running statistics, weights of a loss."""
+
+
 def run(op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
     """The tensors that a call returns."""
+    if op == "planner.update":
+        return tuple(content.clone() for content in args[0])
+    if op == "planner.embedding_bag":
+        weight, indices, *offsets = args
+        word = ("sum", "mean", "max")[kwargs["mode"]]
+        return (F.embedding_bag(indices, weight, *offsets, **{**kwargs, "mode": word}),)
     made = args[0].view_as(args[0]) if op == "planner.identity" else resolve(op)(*args, **kwargs)
     return tuple(made) if isinstance(made, tuple | list) else (made,)
 
@@ -81,7 +103,8 @@ def _mask(*shape: int) -> torch.Tensor:
 
 def examples() -> Iterator[Example]:
     """At least one call for each row of the table of rules."""
-    for group in (_contractions, _experts, _lookups, _elementwise, _views, _along, _reductions, _factories):
+    groups = (_contractions, _experts, _lookups, _elementwise, _views, _along, _reductions, _factories)
+    for group in (*groups, _convolutions, _channels, _bags, _losses):
         for op, *args in group():
             kwargs = args.pop() if args and isinstance(args[-1], dict) else {}
             label = args.pop(0) if args and isinstance(args[0], str) else ""
@@ -257,6 +280,84 @@ def _reductions() -> Iterator[tuple[Any, ...]]:
     yield "sum.default", "integers", _integers(5, 4, 6)
 
 
+def _convolutions() -> Iterator[tuple[Any, ...]]:
+    x, weight = _random(4, 4, 6, 6), _random(4, 4, 3, 3)
+    for op in ("conv2d.default", "conv2d.padding"):
+        yield op, x[:, :2], weight[:4, :2]
+    yield "conv2d.default", "bias", x, weight, _random(4), [2, 2], [1, 1]
+    yield "conv2d.default", "one sample", x[0], weight, _random(4)
+    yield "conv2d.default", "groups", x, _random(8, 2, 3, 3), _random(8), [1, 1], [1, 1], [1, 1], 2
+    yield "conv2d.default", "depthwise", x, _random(4, 1, 3, 3), None, [1, 1], [1, 1], [1, 1], 4
+    yield "conv2d.padding", "same", x, _random(8, 2, 3, 3), None, [1, 1], "same", [1, 1], 2
+    yield "conv1d.default", x[0], _random(8, 6, 3), _random(8)
+    yield "conv1d.padding", x[0], _random(8, 6, 3), _random(8), [1], "same"
+    yield "conv3d.default", _random(2, 4, 4, 4, 4), _random(4, 4, 2, 2, 2), _random(4)
+    yield "conv3d.padding", _random(2, 4, 4, 4, 4), _random(4, 2, 2, 2, 2), _random(4), [1, 1, 1], "same", [1, 1, 1], 2
+    for op in ("max_pool2d.default", "max_pool2d_with_indices.default"):
+        yield op, x, [3, 3], [2, 2], [1, 1]
+        yield op, "one sample", x[0], [2, 2]
+    yield "avg_pool2d.default", x, [2, 2]
+    yield "adaptive_avg_pool2d.default", x, [1, 1]
+    yield "adaptive_avg_pool2d.default", "three", x, [3, 3]
+    yield "adaptive_avg_pool1d.default", x[0], [2]
+
+
+def _channels() -> Iterator[tuple[Any, ...]]:
+    x, affine, running = _random(4, 6, 2), (_random(6), _random(6) + 1), (_random(6), _positive(6))
+    functional = "_native_batch_norm_legit_functional.default"
+    yield functional, _random(4, 2, 2, 3), *(tensor[:2] for tensor in (*affine, *running)), True, 0.1, 1e-5
+    yield functional, "flat", _random(4, 6), *affine, *running, True, 0.1, 1e-5
+    yield functional, "no weight", x, None, None, *running, True, 0.1, 1e-5
+    yield functional, "evaluation", x, *affine, *running, False, 0.1, 1e-5
+    yield "_native_batch_norm_legit.no_stats", x, *affine, True, 0.1, 1e-5
+    yield "_native_batch_norm_legit_no_training.default", x, *affine, *running, 0.1, 1e-5
+    yield "batch_norm.default", "evaluation", x, *affine, *running, False, 0.1, 1e-5, False
+    yield "batch_norm.default", "nothing kept", x, *affine, None, None, True, 0.1, 1e-5, False
+    yield "group_norm.default", x, 3, *affine
+    yield "group_norm.default", "one group", x, 1, *affine
+    yield "group_norm.default", "no weight", x, 6
+    yield "planner.update", [_random(6), _integers(9)]
+
+
+def _bags() -> Iterator[tuple[Any, ...]]:
+    table, flat, offsets = _random(8, 4), _integers(8, 10), torch.tensor([0, 3, 3, 7])
+    numbers, bags = _integers(8, 4, 3), "planner.embedding_bag"
+    for mode, label in enumerate(("sum", "mean", "max")):
+        yield bags, label, table, numbers, {"mode": mode}
+        yield bags, f"{label} uneven", table, flat, offsets, {"mode": mode}
+    yield bags, "weighted", table, numbers, {"mode": 0, "per_sample_weights": _random(4, 3)}
+    yield bags, "weighted uneven", table, flat, offsets, {"mode": 0, "per_sample_weights": _random(10)}
+    yield bags, "padded", table, numbers, {"mode": 1, "padding_idx": int(numbers[0, 0])}
+    ends = torch.tensor([0, 3, 10])
+    last = {"mode": 1, "padding_idx": int(flat[0]), "include_last_offset": True}
+    yield bags, "padded uneven", table, flat, ends, last
+    x = _random(4, 6, 8)
+    yield "index.Tensor", x, [None, _integers(6, 5), _integers(8, 5)]
+    yield "index.Tensor", "apart", x, [_integers(4, 6), None, _integers(8, 6)]
+    yield "index.Tensor", "broadcast", x, [None, _integers(6, 4, 1), _integers(8, 6)]
+    yield "index_select.default", x, 1, _integers(6, 4)
+    yield "index_select.default", "last", x, -1, _integers(8, 4)
+
+
+def _losses() -> Iterator[tuple[Any, ...]]:
+    x, y, chances = _random(4, 6), _random(4, 6) + 1, _random(4, 6).softmax(-1)
+    for reduction, label in enumerate(("kept", "mean", "sum")):
+        yield "mse_loss.default", label, x, y, reduction
+        yield "l1_loss.default", label, x, y, reduction
+        yield "smooth_l1_loss.default", label, x, y, reduction, 0.5
+        yield "huber_loss.default", label, x, y, reduction, 0.5
+        yield "kl_div.default", label, x, chances, reduction
+        yield "binary_cross_entropy_with_logits.default", label, x, chances, None, None, reduction
+    yield "kl_div.default", "log target", x, y, 1, {"log_target": True}
+    weights = _positive(4, 1), _positive(6)
+    yield "binary_cross_entropy_with_logits.default", "weights", x, chances, *weights
+    labels = _integers(8, 12)
+    yield "nll_loss_nd.default", _random(12, 8), labels
+    yield "nll_loss_nd.default", "sum", _random(12, 8), labels, None, 2
+    yield "nll_loss_nd.default", "ignored", _random(12, 8), labels.where(labels != 3, -100)
+    yield "broadcast_tensors.default", [_random(4, 6), _random(6), _random(4, 1)]
+
+
 def _factories() -> Iterator[tuple[Any, ...]]:
     yield "arange.default", 8
     yield "arange.start", 2, 8
@@ -267,3 +368,5 @@ def _factories() -> Iterator[tuple[Any, ...]]:
     yield "scalar_tensor.default", 3.0
     yield "tril.default", _random(4, 4)
     yield "triu.default", _random(4, 4)
+    yield "tril_indices.default", 4, 4, -1
+    yield "triu_indices.default", 4, 4

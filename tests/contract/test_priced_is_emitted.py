@@ -27,7 +27,7 @@ from tests.distributed import plans
 def emitted(model: str, plan: Plan, stage: int) -> Messages:
     """What a rank sends and receives in a step."""
     with one_rank(model, plan, plans.traced(model), stage) as (step, recorder):
-        step(*plans.batch())
+        step(*plans.inputs(model))
         return recorder.messages(step.place)
 
 
@@ -156,6 +156,8 @@ PLANS = (
                 ("llama", (2, 2), {**TWO_PARTS, **KEEPING}),
                 ("gpt", (2, 4), {**SOME}),
                 ("gpt4", (2,), {**FOUR_STAGES, **KEEPING}),
+                ("resnet", (2, 2), {**TWO_PARTS, **FULL}),
+                ("dlrm", (2, 2), TWO_PARTS),
             ]
         )
     ),

@@ -86,6 +86,42 @@ DIFFERENCES = {
     "DTensor 2.13 raises: the backward of select makes its zeros in the local shape and fills them in the global one": (
         "select.int-4x6x8-last d[01] backward",
     ),
+    "DTensor 2.13 is wrong: it splits samples only, and takes a convolution of cut channels for a whole one": (
+        "conv?d.* [oi] forward",
+    ),
+    "DTensor does not know that groups can be split, and calls the convolution with all of them": (
+        "conv?d.* g forward",
+    ),
+    "DTensor has no rule for these backward passes": (
+        "avg_pool2d.default-* [nc] backward",
+        "group_norm.default-*-no weight n backward",
+    ),
+    "DTensor gathers samples and spatial dims; the rule combines their statistics where they are": (
+        "_native_batch_norm_*-* [nhw] forward",
+        "batch_norm.default-* [nw] forward",
+    ),
+    "DTensor gathers the channels of running statistics that do not change, too": (
+        "_native_batch_norm_*_6_6_6_6-evaluation c backward",
+        "_native_batch_norm_legit_no_training.default-* c backward",
+        "batch_norm.default-*-evaluation c backward",
+    ),
+    "DTensor does not know that groups can be split, and norms samples with the global number of them": (
+        "group_norm.default-4x6x2_6_6* n backward",
+        "group_norm.default-*-no weight g forward",
+    ),
+    "DTensor gathers what numbers picked before it adds it up; the rule adds it up where it is": (
+        "index.Tensor-4x6x8_6_6-apart i0 backward",
+        "index.Tensor-4x6x8_4x1_6-broadcast i[01] backward",
+        "index_select.default-* i backward",
+    ),
+    "DTensor gathers the classes of this loss, or counts its rows again": (
+        "nll_loss_nd.default-* v forward",
+        "nll_loss_nd.default-12x8_12 n backward",
+        "nll_loss_nd.default-12x8_12-ignored n backward",
+    ),
+    "DTensor broadcasts to full copies on every device, where the rule makes each device's piece only": (
+        "broadcast_tensors.default-* d[01] forward",
+    ),
 }
 
 
@@ -96,7 +132,7 @@ def devices() -> Iterator[DeviceMesh]:
     dist.destroy_process_group()
 
 
-def placed(tensor: torch.Tensor, layout: Layout, devices: DeviceMesh) -> DTensor:
+def placed(tensor: torch.Tensor, layout: Layout, devices: DeviceMesh, takes_gradient: bool = True) -> DTensor:
     """A DTensor of the type of `tensor`; its content is that of the first device."""
     placement = layout[0]
     local = tensor.chunk(2, placement.dim)[0] if placement.is_shard else tensor
@@ -111,7 +147,7 @@ def placed(tensor: torch.Tensor, layout: Layout, devices: DeviceMesh) -> DTensor
         shape=whole.shape,
         stride=whole.stride(),
     )
-    return made.requires_grad_(tensor.is_floating_point())
+    return made.requires_grad_(takes_gradient and tensor.is_floating_point())
 
 
 def written(tensors: Sequence[object]) -> list[str]:
@@ -128,8 +164,8 @@ def _written(tensor: object) -> str:
 
 def outcomes(example: Example, layouts: OperatorLayouts, devices: DeviceMesh) -> Iterator[tuple[str, str | None]]:
     """Per direction what DTensor did other than the rule says; None where it did the same."""
-    pairs = zip(example.tensors(), layouts.operands, strict=True)
-    operands = [placed(tensor, duplex.forward, devices) for tensor, duplex in pairs]
+    triples = zip(example.tensors(), layouts.operands, example.takes_gradients(), strict=True)
+    operands = [placed(tensor, duplex.forward, devices, takes) for tensor, duplex, takes in triples]
     leaves, spec = pytree.tree_flatten((example.args, dict(example.kwargs)))
     given = iter(operands)
     args, kwargs = pytree.tree_unflatten([next(given) if isinstance(x, torch.Tensor) else x for x in leaves], spec)

@@ -169,6 +169,73 @@ def experts_local(
     return run(example.op, (*(operand[rank] for operand in operands[:3]), *stacked), {})
 
 
+def grouped_local(
+    example: Example, rule: Rule, strategy: Strategy, mesh: Mesh, rank: int, operands: list[Pieces]
+) -> tuple[torch.Tensor, ...]:
+    """A convolution, or a norm, of the groups of this rank."""
+    args, kwargs = localised(example, [operand[rank] for operand in operands])
+    at = 1 if "norm" in example.op else 6
+    if "g" in rule.index:
+        pieces = math.prod(s for c, s in zip(strategy, mesh.sizes, strict=True) if c == rule.index["g"])
+        args = (*args[:at], args[at] // pieces, *args[at + 1 :])
+    return run(example.op, args, kwargs)
+
+
+def batch_norm_local(
+    example: Example, rule: Rule, strategy: Strategy, mesh: Mesh, rank: int, operands: list[Pieces]
+) -> tuple[torch.Tensor, ...]:
+    """The piece of this rank of the norm of all samples: the pieces that its channels are combined from, joined.
+
+    Autograd brings what the statistics make of a piece to the rank that has it, as the backward all-reduce does.
+    """
+    axes = [a for a, c in enumerate(strategy) if c is not None and rule.factors[c].kind is FactorKind.COMBINED]
+    dims = {a: next(d for d, factors in enumerate(rule.operands[0]) if strategy[a] in factors) for a in axes}
+    order = {mesh.coordinate(peer): peer for peer in range(mesh.size)}
+    joined = list(operands[0])
+    for axis in reversed(axes):
+        rows = [
+            [order[*own[:axis], at, *own[axis + 1 :]] for at in range(mesh.sizes[axis])]
+            for own in (mesh.coordinate(peer) for peer in range(mesh.size))
+        ]
+        joined = [torch.cat([joined[peer] for peer in row], dims[axis]) for row in rows]
+    args, kwargs = localised(example, [joined[rank], *(operand[rank] for operand in operands[1:])])
+    result, *rest = run(example.op, args, kwargs)
+    for axis in axes:
+        result = result.chunk(mesh.sizes[axis], dims[axis])[mesh.coordinate(rank)[axis]]
+    return result, *rest
+
+
+def embedding_bag_local(
+    example: Example, rule: Rule, strategy: Strategy, mesh: Mesh, rank: int, operands: list[Pieces]
+) -> tuple[torch.Tensor, ...]:
+    """Bags of the rows of this rank and of one row of zeros for all others. Averages divide by the size of the bag."""
+    args, kwargs = localised(example, [operand[rank] for operand in operands])
+    weight, indices, *offsets = args
+    rows = weight.shape[0]
+    if rows == example.args[0].shape[0]:
+        return run(example.op, args, kwargs)
+    start, padding = position(rule, strategy, mesh, rank, "v") * rows, kwargs.pop("padding_idx", -1)
+    mean, kwargs = kwargs["mode"] == 1, {**kwargs, "mode": 0}
+    inside = (indices >= start) & (indices < start + rows) & (indices != padding)
+    longer = torch.cat([weight, weight.new_zeros(1, weight.shape[1])])
+    (result,) = run(example.op, (longer, (indices - start).where(inside, rows), *offsets), kwargs)
+    (sizes,) = run(example.op, (torch.tensor([[0.0], [1.0]]), (indices != padding).long(), *offsets), {"mode": 0, **{
+        key: value for key, value in kwargs.items() if key == "include_last_offset"}})  # fmt: skip
+    return (result / sizes.clamp(min=1) if mean else result,)
+
+
+def nll_loss_local(
+    example: Example, rule: Rule, strategy: Strategy, mesh: Mesh, rank: int, operands: list[Pieces]
+) -> tuple[torch.Tensor, ...]:
+    """Minus the elements that this rank has of those that the targets pick, over the number of targets that count."""
+    chances, targets = (operand[rank] for operand in operands)
+    column = targets - position(rule, strategy, mesh, rank, "v") * chances.shape[1]
+    here = (column >= 0) & (column < chances.shape[1]) & (targets != -100)
+    loss = -chances.gather(1, column.where(here, 0)[:, None])[:, 0].where(here, 0.0).sum()
+    mean = len(example.args) < 4 or example.args[3] == 1
+    return (loss / (example.args[1] != -100).sum() if mean else loss,)
+
+
 def position(rule: Rule, strategy: Strategy, mesh: Mesh, rank: int, name: str) -> int:
     """Which piece of a factor a rank has."""
     found = 0
@@ -182,6 +249,13 @@ SPECIAL: dict[str, Local] = {
     "aten.embedding.default": embedding_local,
     "aten.cross_entropy_loss.default": cross_entropy_local,
     "planner.experts.default": experts_local,
+    **{f"aten.conv{spatial}d.{form}": grouped_local for spatial in (1, 2, 3) for form in ("default", "padding")},
+    "aten.group_norm.default": grouped_local,
+    "aten._native_batch_norm_legit_functional.default": batch_norm_local,
+    "aten._native_batch_norm_legit.no_stats": batch_norm_local,
+    "aten.batch_norm.default": batch_norm_local,
+    "planner.embedding_bag": embedding_bag_local,
+    "aten.nll_loss_nd.default": nll_loss_local,
 }
 
 
@@ -202,10 +276,11 @@ def test_results_and_gradients_recombine(example: Example) -> None:
 def check(example: Example, rule: Rule, strategy: Strategy, mesh: Mesh) -> None:
     where = f"{example} {rule.format()} {strategy_names(rule, strategy)} on {mesh.sizes}"
     layouts = derive_layouts(rule, strategy)
-    whole = [leaf(tensor) for tensor in example.tensors()]
+    graded = example.takes_gradients()
+    whole = [leaf(tensor, takes) for tensor, takes in zip(example.tensors(), graded, strict=True)]
     expected = run(example.op, *localised(example, whole))
     operands = [cut(t, d.forward, mesh) for t, d in zip(example.tensors(), layouts.operands, strict=True)]
-    operands = [[leaf(piece) for piece in pieces] for pieces in operands]
+    operands = [[leaf(piece, takes) for piece in pieces] for pieces, takes in zip(operands, graded, strict=True)]
     local = [run_local(example, rule, strategy, mesh, rank, operands) for rank in range(mesh.size)]
     for index, (result, duplex) in enumerate(zip(expected, layouts.results, strict=True)):
         pieces = [of_rank[index] for of_rank in local]
@@ -244,8 +319,8 @@ def check_gradients(
         close(found, tensor.grad, f"gradient of operand {index} in {format_layout(duplex.gradient)}, {where}")
 
 
-def leaf(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.is_floating_point())
+def leaf(tensor: torch.Tensor, takes_gradient: bool) -> torch.Tensor:
+    return tensor.detach().clone().requires_grad_(takes_gradient)
 
 
 def close(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
@@ -283,6 +358,11 @@ def test_every_dim_of_every_example_can_be_split_or_is_known_not_to_be() -> None
         *("aten.split.Tensor", "aten.split_with_sizes.default", "aten.stack.default", "aten.unbind.int"),
         *("aten.arange.default", "aten.arange.start", "aten.arange.start_step"),
         *("aten.full.default", "aten.ones.default", "aten.zeros.default"),
+        *("aten.tril_indices.default", "aten.triu_indices.default", "planner.update"),
+        *(f"aten.conv{spatial}d.{form}" for spatial in (1, 2, 3) for form in ("default", "padding")),  # spatial dims
+        *("aten.max_pool2d.default", "aten.max_pool2d_with_indices.default", "aten.avg_pool2d.default"),
+        *("aten.adaptive_avg_pool1d.default", "aten.adaptive_avg_pool2d.default", "aten.group_norm.default"),
+        *("planner.embedding_bag", "aten.index.Tensor", "aten.index_select.default"),
     }
 
 

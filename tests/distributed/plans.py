@@ -11,8 +11,12 @@ from torch import nn
 
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
+from planner.models.dlrm import DLRM, DLRMConfig
 from planner.models.gpt import GPT, GPTConfig
 from planner.models.llama import Llama, LlamaConfig
+from planner.models.resnet import ResNet, ResNetConfig
+from planner.models.vit import ViT, ViTConfig
+from planner.models.wide_deep import WideDeep, WideDeepConfig
 from planner.plan.bind import prepare
 from planner.plan.outline import model_reference
 from planner.plan.plan import (
@@ -50,6 +54,32 @@ LLAMA = LlamaConfig(
     sequence_length=SEQUENCE,
 )
 GPT_CONFIG = GPTConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=VOCABULARY, sequence_length=SEQUENCE)
+CLASSES, IMAGE, CHANNELS = 8, 16, 4
+VIT = ViTConfig(
+    num_layers=3, hidden_size=16, ffn_size=32, num_heads=4, patch_size=4, image_size=IMAGE, num_classes=CLASSES,
+    channels=CHANNELS,
+)  # fmt: skip
+RESNET = ResNetConfig(
+    blocks=(3,), bottleneck=True, width=8, image_size=IMAGE, num_classes=CLASSES, groups=2, channels=CHANNELS
+)
+TABLES = (16, 8, 12)
+DLRM_CONFIG = DLRMConfig(table_rows=TABLES, table_width=8, dense_features=4, bottom_sizes=(16, 8), top_sizes=(16, 8))
+WIDE_DEEP = WideDeepConfig(
+    table_rows=TABLES,
+    table_width=8,
+    dense_features=4,
+    hidden_sizes=(16, 8),
+    crossed_features=2,
+    crossed_rows=VOCABULARY,
+)
+
+
+def lively(module: nn.Module) -> nn.Module:
+    """The model with weights so large that no gradient is as small as rounding."""
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.normal_(std=0.5)
+    return module
 
 
 class Assorted(nn.Module):
@@ -113,6 +143,35 @@ class Dropping(nn.Module):
         return F.cross_entropy(self.head(x).flatten(0, 1), labels_BS.flatten())
 
 
+class Bags(nn.Module):
+    """Bags of embeddings, losses of pairs, and norms and pools that the image models lack; in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = nn.EmbeddingBag(TABLES[0], 8, mode="mean")
+        self.sums = nn.EmbeddingBag(TABLES[1], 8, mode="sum", padding_idx=2)
+        self.conv = nn.Conv2d(CHANNELS, 8, 3, padding=1)
+        self.depthwise = nn.Conv2d(8, 8, 3, stride=2, groups=8)
+        self.group_norm = nn.GroupNorm(4, 8)
+        self.untracked = nn.BatchNorm2d(8, track_running_stats=False)
+        self.register_buffer("average", torch.zeros(8))
+        self.double()
+
+    def forward(self, images: torch.Tensor, labels_B: torch.Tensor, numbers_BK: torch.Tensor) -> torch.Tensor:
+        x = F.avg_pool2d(self.untracked(self.conv(images)), 2)
+        x = self.group_norm(self.depthwise(F.max_pool2d(x, 2))).mean(dim=(2, 3))
+        self.average.mul_(0.9).add_(x.detach().mean(dim=0), alpha=0.1)
+        bags, sums = self.bags(numbers_BK), self.sums(numbers_BK[:, :2])
+        pairs = F.mse_loss(x, bags) + F.huber_loss(x, sums) + F.l1_loss(bags, sums) + F.smooth_l1_loss(x, sums * 2)
+        apart = F.kl_div(F.log_softmax(x, -1), F.softmax(bags, -1), reduction="sum")
+        return pairs + apart + F.nll_loss(F.log_softmax(sums, -1), labels_B) * 0.5
+
+
+def bags(samples: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    pixels, labels = wide_images(samples, generator)
+    return pixels, labels, torch.randint(TABLES[1], (samples, 3), generator=generator)
+
+
 class Loss(nn.Module):
     """Cross entropy and nothing else, with logits that are parameters."""
 
@@ -142,6 +201,12 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "assorted": Assorted,
     "dropping": lambda: Dropping(2),
     "dropping4": lambda: Dropping(4),
+    "vit": lambda: ViT(VIT),
+    "resnet": lambda: ResNet(RESNET),
+    "resnet64": lambda: ResNet(RESNET).double(),  # in float32 its gradients are off by 1e-5 themselves
+    "dlrm": lambda: lively(DLRM(DLRM_CONFIG)),
+    "bags": Bags,
+    "wide-deep": lambda: lively(WideDeep(WIDE_DEEP)),
 }
 
 Choose = Callable[[str, Rule, Mesh], Strategy]
@@ -160,9 +225,44 @@ def batch(samples: int = BATCH, seed: int = 0) -> tuple[torch.Tensor, torch.Tens
     return draw(), draw()
 
 
+def images(samples: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    pixels = torch.randn(samples, CHANNELS, IMAGE, IMAGE, generator=generator)
+    return pixels, torch.randint(CLASSES, (samples,), generator=generator)
+
+
+def wide_images(samples: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    pixels, labels = images(samples, generator)
+    return pixels.double(), labels
+
+
+def clicks(samples: int, generator: torch.Generator, crossed: bool) -> tuple[object, ...]:
+    dense = torch.randn(samples, DLRM_CONFIG.dense_features, generator=generator)
+    fields = [torch.randint(rows, (samples,), generator=generator) for rows in TABLES]
+    features = torch.randint(VOCABULARY, (samples, WIDE_DEEP.crossed_features), generator=generator)
+    labels = torch.randint(2, (samples,), generator=generator)
+    return (dense, fields, *((features,) if crossed else ()), labels)
+
+
+INPUTS: Mapping[str, Callable[[int, torch.Generator], tuple[object, ...]]] = {
+    "bags": bags,
+    "vit": images,
+    "resnet": images,
+    "resnet64": wide_images,
+    "dlrm": lambda samples, generator: clicks(samples, generator, crossed=False),
+    "wide-deep": lambda samples, generator: clicks(samples, generator, crossed=True),
+}
+"""Arguments of models that are no language models."""
+
+
+def inputs(model: str, seed: int = 0) -> tuple[object, ...]:
+    """A batch for a model, as the arguments of a call."""
+    make = INPUTS.get(model)
+    return batch(seed=seed) if make is None else make(BATCH, torch.Generator().manual_seed(seed))
+
+
 @cache
 def traced(model: str) -> OperatorGraph:
-    return trace(build(model), batch())
+    return trace(build(model), inputs(model))
 
 
 def mesh_of(*sizes: int) -> Mesh:

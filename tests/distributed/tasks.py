@@ -8,6 +8,7 @@ import plans
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from planner.errors import PlannerError
 from planner.graph.trace import trace
@@ -37,17 +38,18 @@ SEED = 5
 
 
 @cache
-def unsharded(model: str, micro_batches: int) -> tuple[float, dict[str, torch.Tensor]]:
-    """Loss and gradients of the plain model."""
+def unsharded(model: str, micro_batches: int) -> tuple[float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Loss, gradients and then buffers of the plain model, on the same micro-batches."""
     module = plans.build(model)
-    inputs = plans.batch()
     loss = 0.0
-    for number, part in enumerate(zip(*(tensor.chunk(micro_batches) for tensor in inputs), strict=True)):
+    for number in range(micro_batches):
+        part = pytree.tree_map(lambda tensor, number=number: tensor.chunk(micro_batches)[number], plans.inputs(model))
         with SameDropout(dropping(plans.traced(model)), Draw(seed=SEED, micro_batch=number)):
             value = module(*part) / micro_batches
         value.backward()
         loss += float(value.detach())
-    return loss, {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None}
+    gradients = {name: weight.grad for name, weight in module.named_parameters() if weight.grad is not None}
+    return loss, gradients, dict(module.named_buffers())
 
 
 def build_step(model: str, plan: Plan, settings: OptimizerSettings | None = None) -> TrainingStep:
@@ -81,18 +83,28 @@ def plan_of(model: str, mesh: Mesh, seed: int | str, **settings: object) -> Plan
 def parity(
     model: str, sizes: tuple[int, ...], seeds: list[int | str], micro_batches: int, recomputation: str | tuple[str, ...]
 ) -> list[float]:
-    """The worst error of loss and gradients under each random plan."""
+    """The worst error of loss, gradients and changed buffers under each random plan."""
     mesh: Mesh = plans.mesh_of(*sizes)
-    loss, gradients = unsharded(model, micro_batches)
     errors = []
     for seed in seeds:
         plan = plans.random_plan(model, mesh, seed, micro_batches=micro_batches, recomputation=recomputation, kept=KEPT)
-        step = build_step(model, plan)
-        found = float(step.accumulate(*plans.batch()))
-        whole = step.full_gradients()
-        assert whole.keys() == gradients.keys()
-        errors.append(max(abs(found - loss) / abs(loss), *(relative(whole[n], gradients[n]) for n in gradients)))
+        errors.append(worst_error(build_step(model, plan), model, micro_batches))
     return errors
+
+
+def worst_error(step: TrainingStep, model: str, micro_batches: int) -> float:
+    """The worst error of loss, gradients and changed buffers after one batch."""
+    loss, gradients, buffers = unsharded(model, micro_batches)
+    found = float(step.accumulate(*plans.inputs(model)))
+    whole, changed = step.full_gradients(), step.changed_buffers()
+    assert whole.keys() == gradients.keys()
+    assert changed.keys() == {buffer for buffer, _ in step.rank.bound.graph.updates}
+    assert not any(tensor.requires_grad for tensor in changed.values())
+    return max(
+        abs(found - loss) / abs(loss),
+        *(relative(whole[name], gradients[name]) for name in gradients),
+        *(relative(changed[name].double(), buffers[name].double()) for name in changed),
+    )
 
 
 def pipelined(
@@ -105,7 +117,6 @@ def pipelined(
 ) -> tuple[list[float], list[tuple[str, int]]]:
     """The worst error of loss and gradients under each random plan with these stages, and the order of the turns."""
     mesh: Mesh = plans.mesh_of(*sizes)
-    loss, gradients = unsharded(model, micro_batches)
     errors = []
     turns: list[tuple[str, int]] = []
     for seed in seeds:
@@ -113,10 +124,7 @@ def pipelined(
             model, mesh, seed, micro_batches=micro_batches, recomputation=recomputation, kept=KEPT, stages=stages
         )
         step = build_step(model, plan)
-        found = float(step.accumulate(*plans.batch()))
-        whole = step.full_gradients()
-        assert whole.keys() == gradients.keys()
-        errors.append(max(abs(found - loss) / abs(loss), *(relative(whole[n], gradients[n]) for n in gradients)))
+        errors.append(worst_error(step, model, micro_batches))
         assert step.rank.pipeline is not None
         turns = [(turn.kind, turn.micro_batch) for turn in step.rank.pipeline.turns]
     return errors, turns

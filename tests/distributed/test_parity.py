@@ -54,3 +54,42 @@ def test_operators_that_language_models_lack(pool, sizes: tuple[int, ...]) -> No
     seeds = list(range(16))
     for errors in pool.run("tasks", "parity", "assorted", sizes, seeds, 1, "none"):
         assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "micro_batches", "recomputation"),
+    [
+        ("resnet64", (2, 2), 2, "full"),
+        ("vit", (4,), 1, "none"),
+        ("dlrm", (2, 2), 2, "none"),
+        ("wide-deep", (1, 4), 1, "none"),
+    ],
+    ids=str,
+)
+def test_images_and_clicks(pool, model: str, sizes: tuple[int, ...], micro_batches: int, recomputation: str) -> None:
+    """Convolutions, synchronised batch norm, embedding tables. Running statistics are compared too."""
+    seeds = [0, 1]
+    for errors in pool.run("tasks", "parity", model, sizes, seeds, micro_batches, recomputation):
+        assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("sizes", "micro_batches", "recomputation"),
+    [((2, 2), 1, "none"), ((4,), 1, "full"), ((1, 4), 2, "none"), ((2, 2), 2, "full"), ((4,), 2, "selective")],
+    ids=str,
+)
+@pytest.mark.parametrize("model", ["resnet64", "vit", "dlrm", "wide-deep", "bags"])
+def test_more_images_and_clicks(
+    pool, model: str, sizes: tuple[int, ...], micro_batches: int, recomputation: str
+) -> None:
+    seeds = list(range(10, 20))
+    for errors in pool.run("tasks", "parity", model, sizes, seeds, micro_batches, recomputation):
+        assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))
+
+
+@pytest.mark.thorough
+def test_residual_networks_in_single_precision(pool) -> None:
+    """Rounding alone changes gradients of the plain model by 5e-6."""
+    for errors in pool.run("tasks", "parity", "resnet", (2, 2), [0, 1], 1, "none"):
+        assert max(errors) < 2 * TOLERANCE, errors

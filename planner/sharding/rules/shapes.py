@@ -148,8 +148,10 @@ class Factory(RuleSpec):
     """Results made from nothing (arange, full, ...) or element by element from nothing known: the same on every
     device."""
 
+    op_class: str = "copy"
+
     def build(self, call: Call) -> Rule:
         table = FactorTable(call.op)
         operands = tuple(dims_of(table, t.shape, FactorKind.BLOCKED, f"in{i}_") for i, t in enumerate(call.operands))
         results = tuple(dims_of(table, t.shape, FactorKind.BLOCKED, f"out{i}_") for i, t in enumerate(call.results))
-        return Rule(op=call.op, factors=table.freeze(), operands=operands, results=results, op_class="copy")
+        return Rule(op=call.op, factors=table.freeze(), operands=operands, results=results, op_class=self.op_class)

@@ -13,7 +13,11 @@ result need not be kept. With e@b each device has some of the experts and sends 
 from collections.abc import Mapping
 
 from planner.graph.chance import CHANCES
+from planner.sharding.rules.channels import BatchNorm, GroupNorm
+from planner.sharding.rules.convolution import Convolution, Pool
 from planner.sharding.rules.einsum import Einsum, InnerPattern, Matmul
+from planner.sharding.rules.lookups import EmbeddingBag, Index, IndexSelect
+from planner.sharding.rules.losses import PairLoss
 from planner.sharding.rules.shapes import Elementwise, Factory, Normalise, Reduce
 from planner.sharding.rules.spec import RuleSpec
 from planner.sharding.rules.views import AlongDim, Permute, Reshape
@@ -101,6 +105,44 @@ RULES: Mapping[str, RuleSpec] = {
         ),
         mean_argument=(3, "reduction"),
     ),
+    # images
+    "aten.conv1d.default": Convolution(spatial=1),
+    "aten.conv1d.padding": Convolution(spatial=1),
+    "aten.conv2d.default": Convolution(spatial=2),
+    "aten.conv2d.padding": Convolution(spatial=2),
+    "aten.conv3d.default": Convolution(spatial=3),
+    "aten.conv3d.padding": Convolution(spatial=3),
+    "aten.max_pool2d.default": Pool(saved_extra_bytes=8.0),  # where each largest element was
+    "aten.max_pool2d_with_indices.default": Pool(saved_results=(1,)),
+    "aten.avg_pool2d.default": Pool(),
+    "aten.adaptive_avg_pool1d.default": Pool(spatial=1, whole_saves_nothing=True),
+    "aten.adaptive_avg_pool2d.default": Pool(whole_saves_nothing=True),
+    "aten.batch_norm.default": BatchNorm(training=5),
+    "aten._native_batch_norm_legit_functional.default": BatchNorm(training=5),
+    "aten._native_batch_norm_legit.no_stats": BatchNorm(training=3),
+    "aten._native_batch_norm_legit_no_training.default": BatchNorm(training=None),
+    "aten.group_norm.default": GroupNorm(),
+    # further lookups and losses
+    "planner.embedding_bag": EmbeddingBag(),
+    "aten.index.Tensor": Index(),
+    "aten.index_select.default": IndexSelect(),
+    "aten.mse_loss.default": PairLoss(),
+    "aten.l1_loss.default": PairLoss(saves=(), saved_elements=1.0),  # the difference
+    "aten.smooth_l1_loss.default": PairLoss(),
+    "aten.huber_loss.default": PairLoss(),
+    "aten.binary_cross_entropy_with_logits.default": PairLoss(
+        work=8.0, reduction=4, saves=((0, (0, 1)), (1, (0,)), (2, (0, 1)), (3, (0, 1)))
+    ),
+    "aten.kl_div.default": PairLoss(saves=((0, (1,)), (1, (0, 1)))),
+    "aten.nll_loss_nd.default": Einsum(
+        pattern="n v, n -> ",
+        op_class="cross_entropy",
+        work=((1.0, "n"),),
+        looked_up=(0,),
+        saves=((0, (0,)), (1, (0,))),
+        inner=(InnerPattern(kind="all_reduce", factor="n", factors="", element_bytes=4, forward=1, only_mean=True),),
+        mean_argument=(2, "reduction"),
+    ),
     "aten.softmax.int": Elementwise(
         op_class="normalisation", work=5.0, saved_results=(0,), blocked_dims=(1, "dim", -1)
     ),
@@ -109,6 +151,7 @@ RULES: Mapping[str, RuleSpec] = {
     ),
     # elementwise
     "planner.identity": Elementwise(op_class="view", work=0.0, broadcast=True),
+    "planner.update": Factory(op_class="view"),  # what buffers change to: whole everywhere
     "aten.add.Tensor": Elementwise(passes=True),
     "aten.add.Scalar": Elementwise(passes=True),
     "aten.sub.Tensor": _PLAIN,
@@ -157,6 +200,7 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.unflatten.int": _VIEW,
     "aten.unsqueeze.default": _VIEW,
     "aten.squeeze.dim": _VIEW,
+    "aten.broadcast_tensors.default": Elementwise(op_class="view", work=0.0),
     "aten.expand.default": Elementwise(op_class="view", work=0.0, local_form="expand"),
     "aten.transpose.int": Permute(form="transpose"),
     "aten.permute.default": Permute(form="permute"),
@@ -189,5 +233,7 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.full.default": Factory(),
     "aten.scalar_tensor.default": Factory(),
     "aten.tril.default": Factory(),
+    "aten.tril_indices.default": Factory(),
     "aten.triu.default": Factory(),
+    "aten.triu_indices.default": Factory(),
 }

@@ -72,7 +72,7 @@ def test_operators_of_llama() -> None:
     assert graph.buffers == ("model.cos", "model.sin")
     assert graph.types[graph.loss] == TensorType(shape=(), dtype="float32")
     assert graph.types["lm_head/linear"] == TensorType(
-        shape=(2, built.sequence_length, built.vocabulary), dtype="bfloat16"
+        shape=(2, built.sequence_length, built.bounds[0]), dtype="bfloat16"
     )
     assert graph.parameter_count() == sum(p.numel() for p in built.module.parameters())
 
@@ -87,11 +87,11 @@ def test_operators_of_gpt() -> None:
 
 
 def test_every_operator_of_the_zoo_has_a_rule_and_resolves() -> None:
-    for name in ("llama-tiny", "gpt-tiny"):
+    for name in (name for name in ZOO if name.endswith("-tiny")):
         built = build_model(name, dtype="float32")
         graph = trace(built.module, built.args)
         for op in graph.operators:
-            assert callable(resolve(op.op))
+            assert op.op.startswith("planner.") or callable(resolve(op.op))
             assert len(rule_of(graph, op).operands) == len(op.operands)
 
 
@@ -271,35 +271,6 @@ def test_names_are_unique_and_tell_the_module() -> None:
     graph = traced(lambda m, x: (m.linear(m.linear(x) * 2) * 3).mean())
     assert [op.name for op in graph.operators] == ["linear/linear", "mul", "linear/linear_2", "mul_2", "mean"]
     assert [op.module for op in graph.operators] == ["linear", "", "linear", "", ""]
-
-
-def assign(m: Any, x: torch.Tensor) -> torch.Tensor:
-    m.state = m.state + 1
-    return (m.linear(x) * m.state).mean()
-
-
-def add_in_place(m: Any, x: torch.Tensor) -> torch.Tensor:
-    m.state.add_(1)
-    return (m.linear(x) * m.state).mean()
-
-
-@pytest.mark.parametrize("body", [assign, add_in_place])
-def test_changed_buffers_are_refused(body: Callable[..., Any]) -> None:
-    class Stateful(Net):
-        def __init__(self) -> None:
-            super().__init__(body)
-            self.register_buffer("state", torch.zeros(WIDTH))
-
-    with pytest.raises(ModelError, match=r"Stateful changes state in its forward pass; .* not supported yet"):
-        trace(Stateful(), (torch.ones(2, WIDTH),))
-
-
-def test_batch_norm_is_refused_while_training_and_not_in_evaluation() -> None:
-    module = Net(lambda m, x: m.norm(m.linear(x)).mean(), norm=nn.BatchNorm1d(WIDTH))
-    with pytest.raises(ModelError, match=r"Net changes norm.running_mean in its forward pass; .*running statistics"):
-        trace(module, (torch.ones(2, WIDTH),))
-    module.norm.eval()
-    assert "batch_norm.default" in ops(trace(module, (torch.ones(2, WIDTH),)))
 
 
 def test_changed_inputs_are_refused() -> None:

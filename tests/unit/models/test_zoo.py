@@ -1,3 +1,4 @@
+import math
 import sys
 from pathlib import Path
 
@@ -6,7 +7,12 @@ import torch
 
 from planner.errors import ModelError
 from planner.graph.trace import trace
-from planner.models.zoo import TRACE_BATCH, ZOO, build_model, with_dimensions
+from planner.models.entry import TRACE_BATCH
+from planner.models.zoo import ZOO, build_model, with_dimensions
+from planner.sharding.rules import rule_of
+from runtime.arguments import Arguments
+from runtime.data import synthetic_batch
+from runtime.training import arguments
 
 # Sizes of the released checkpoints (model cards and safetensors metadata; GPT-2's are those of the tied models).
 # GPT-3 was published in round numbers only.
@@ -25,11 +31,19 @@ PUBLISHED = {
     "gpt2-medium": 354.82e6,
     "gpt2-large": 774.03e6,
     "gpt2-xl": 1557.61e6,
+    "vit-b16": 86.568e6,
+    "vit-l16": 304.327e6,
+    "vit-h14": 632.046e6,
+    "resnet18": 11.690e6,
+    "resnet50": 25.557e6,
+    "resnet152": 60.193e6,
+    "dlrm-kaggle": 540.7e6,
 }
-ROUNDED = {"gpt3-1.3b": 1.3e9, "gpt3-6.7b": 6.7e9, "gpt3-13b": 13.0e9, "gpt3-175b": 175.0e9}
+ROUNDED = {"gpt3-1.3b": 1.3e9, "gpt3-6.7b": 6.7e9, "gpt3-13b": 13.0e9, "gpt3-175b": 175.0e9, "dlrm-terabyte": 24e9}
+UNPUBLISHED = {"wide-deep"}
 
 
-@pytest.mark.parametrize("name", [name for name in ZOO if not name.endswith("-tiny")])
+@pytest.mark.parametrize("name", [name for name in ZOO if name in {*PUBLISHED, *ROUNDED}])
 def test_parameter_count_is_the_published_one(name: str) -> None:
     module = build_model(name, dtype="bfloat16").module
     assert all(parameter.device.type == "meta" for parameter in module.parameters())
@@ -42,16 +56,20 @@ def test_parameter_count_is_the_published_one(name: str) -> None:
 
 def test_every_model_has_a_source() -> None:
     assert all(entry.source for entry in ZOO.values())
-    assert {*PUBLISHED, *ROUNDED, "llama-tiny", "mixtral-tiny", "gpt-tiny"} == set(ZOO)
+    assert {*PUBLISHED, *ROUNDED, *UNPUBLISHED, *TINY} == set(ZOO)
 
 
-@pytest.mark.parametrize("name", ["llama-tiny", "mixtral-tiny", "gpt-tiny"])
+TINY = [name for name in ZOO if name.endswith("-tiny")]
+
+
+@pytest.mark.parametrize("name", TINY)
 def test_tiny_models_run_and_every_parameter_gets_a_gradient(name: str) -> None:
     torch.manual_seed(0)
     built = build_model(name, dtype="float32", device="cpu")
-    assert built.vocabulary is not None
-    tokens, labels = (torch.randint(built.vocabulary, built.args[0].shape) for _ in range(2))
-    loss = built.module(tokens, labels)
+    examples = Arguments(args=tuple(built.args), kwargs=built.kwargs).tensors()
+    batch = synthetic_batch(examples, batch=built.batch, samples=4, bounds=built.bounds, seed=0, step=0)
+    args, kwargs = arguments(built, batch)
+    loss = built.module(*args, **kwargs)
     loss.backward()
     assert loss.shape == ()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in built.module.parameters())
@@ -78,6 +96,38 @@ def test_llama_can_be_longer_than_published_and_gpt_cannot() -> None:
 def test_sequence_of_nothing(length: int) -> None:
     with pytest.raises(ModelError, match=f"--seq-len {length}: a sequence has 1 token or more"):
         build_model("llama-tiny", dtype="float32", sequence_length=length)
+
+
+@pytest.mark.parametrize("name", ["vit-b16", "resnet50", "dlrm-kaggle", "wide-deep"])
+def test_models_without_sequences_refuse_a_length(name: str) -> None:
+    assert build_model(name, dtype="bfloat16").sequence_length is None
+    with pytest.raises(ModelError, match=f"--seq-len 64 does not apply to {name}: its samples are no sequences"):
+        build_model(name, dtype="bfloat16", sequence_length=64)
+
+
+def test_every_input_has_a_bound_of_its_own() -> None:
+    built = build_model("dlrm-tiny", dtype="bfloat16", device="cpu")
+    assert built.bounds == (None, 64, 32, 16, 2)
+    examples = Arguments(args=tuple(built.args), kwargs=built.kwargs).tensors()
+    assert examples[0].dtype == torch.bfloat16
+    drawn = synthetic_batch(examples, batch=built.batch, samples=500, bounds=built.bounds, seed=0, step=0)
+    assert [int(tensor.max()) for tensor in drawn[1:]] == [63, 31, 15, 1]
+
+
+# Multiply-adds for one image in convolutions and linear layers, as published (He et al. 2016, table 1, counts the
+# stride of v1) and as counted for the released weights with the stride in the 3 x 3 convolution.
+@pytest.mark.parametrize(("name", "products"), [("resnet18", 1.814e9), ("resnet50", 4.089e9), ("resnet152", 11.514e9)])
+def test_work_of_residual_networks_is_the_known_one(name: str, products: float) -> None:
+    built = build_model(name, dtype="bfloat16")
+    graph = trace(built.module, built.args)
+    rules = [rule_of(graph, op) for op in graph.operators]
+    work = [term for rule in rules if rule.op_class == "matmul" for term in rule.work]
+    extents = [rule.factors for rule in rules if rule.op_class == "matmul"]
+    flops = sum(
+        term.coefficient * math.prod(factors[f].extent for f in term.factors)
+        for term, factors in zip(work, extents, strict=True)
+    )
+    assert flops / 2 / built.batch == pytest.approx(products, rel=1e-3)
 
 
 def test_unknown_model_names_the_nearest() -> None:

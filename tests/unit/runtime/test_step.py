@@ -48,7 +48,7 @@ def build() -> Tower:
 
 def batch(samples: int = 4) -> list[torch.Tensor]:
     examples = [torch.zeros(2, 8), torch.zeros(2, 8)]
-    return synthetic_batch(examples, batch=2, samples=samples, vocabulary=None, seed=1, step=0)
+    return synthetic_batch(examples, batch=2, samples=samples, bounds=(None,) * len(examples), seed=1, step=0)
 
 
 def plan(module: nn.Module | None = None) -> Plan:
@@ -195,7 +195,7 @@ def test_an_unknown_optimizer_is_refused() -> None:
 def test_synthetic_batches_depend_on_seed_and_step_only() -> None:
     def draw(seed: int, step: int) -> list[torch.Tensor]:
         examples = [torch.zeros(2, 3, dtype=torch.int64), torch.zeros(5), torch.tensor([4, 9])]
-        return synthetic_batch(examples, batch=2, samples=6, vocabulary=7, seed=seed, step=step)
+        return synthetic_batch(examples, batch=2, samples=6, bounds=(7,) * len(examples), seed=seed, step=step)
 
     tokens, positions, _ = draw(0, 0)
     assert (tokens.shape, positions.shape) == ((6, 3), (5,))
@@ -205,8 +205,8 @@ def test_synthetic_batches_depend_on_seed_and_step_only() -> None:
     assert not torch.equal(draw(1, 0)[1], positions)
 
 
-def test_integers_without_a_vocabulary_come_from_the_example() -> None:
-    (values,) = synthetic_batch([torch.tensor([4, 9])], batch=2, samples=50, vocabulary=None, seed=0, step=0)
+def test_integers_without_a_bound_come_from_the_example() -> None:
+    (values,) = synthetic_batch([torch.tensor([4, 9])], batch=2, samples=50, bounds=(None,), seed=0, step=0)
     assert set(values.tolist()) == {4, 9}
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from planner.errors import RequestError
 from planner.graph.blocks import find_blocks, share_values
@@ -67,7 +68,13 @@ def joined(m: Any, x: torch.Tensor) -> torch.Tensor:
     return both.amax(dim=-1).permute(2, 0, 1).select(0, 1).mean()
 
 
-BODIES = (merged, sequence_first, expanded, attended, joined)
+def expanded_to_the_batch(m: Any, x: torch.Tensor) -> torch.Tensor:
+    """A class token, by a value in between: what the code spreads over the batch follows it."""
+    token = m.linear.bias.expand(x.shape[0], 1, -1)
+    return torch.cat((token * 2, m.linear(x)), dim=1).mean()
+
+
+BODIES = (merged, sequence_first, expanded, attended, joined, expanded_to_the_batch)
 
 
 @pytest.mark.parametrize(("old", "new"), [(2, 4), (2, 6), (4, 2), (6, 4), (3, 3), (2, 3)])
@@ -87,6 +94,42 @@ def test_zoo_equals_a_fresh_trace(name: str, batch: int) -> None:
     assert without_strides(rescaled) == without_strides(fresh)
     if batch > 1:
         assert rescaled == fresh
+
+
+@pytest.mark.parametrize("name", ["vit-tiny", "resnet-tiny", "dlrm-tiny", "wide-deep-tiny"])
+def test_models_without_a_sequence_equal_a_fresh_trace(name: str) -> None:
+    built = build_model(name, dtype="float32")
+    more = pytree.tree_map(lambda tensor: torch.cat([tensor] * 3), built.args)
+    assert rescale_batch(trace(built.module, built.args), built.batch, 3 * built.batch) == trace(built.module, more)
+
+
+def test_bags_of_one_length_are_rescaled() -> None:
+    def graph(batch: int) -> OperatorGraph:
+        bags = nn.EmbeddingBag(32, WIDTH, mode="mean")
+        return trace(Bags(bags), (torch.zeros(batch, 3, dtype=torch.int64),))
+
+    assert [op.op for op in graph(2).operators] == ["planner.embedding_bag", "aten.mean.default"]
+    assert rescale_batch(graph(2), 2, 6) == graph(6)
+
+
+class Bags(nn.Module):
+    """The mean over all bags."""
+
+    def __init__(self, bags: nn.EmbeddingBag) -> None:
+        super().__init__()
+        self.bags = bags
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.bags(*args).mean()
+        return result
+
+
+def test_bags_of_different_lengths_stay_flat() -> None:
+    given = torch.zeros(7, dtype=torch.int64), torch.tensor([0, 3])
+    graph = trace(Bags(nn.EmbeddingBag(32, WIDTH)), given)
+    assert graph.operators[0].operands == ("bags.weight", "args_0", "args_1")
+    with pytest.raises(RequestError, match="embedding_bag depends on the extent of its dim 'offset0'"):
+        rescale_batch(graph, 2, 4)
 
 
 def without_strides(graph: OperatorGraph) -> dict[str, TensorType]:
@@ -127,8 +170,9 @@ def own_batch(m: Any, x: torch.Tensor) -> torch.Tensor:
     return (m.linear(x) * torch.ones(x.shape[0], 1, 1)).mean()
 
 
-def expanded_to_the_batch(m: Any, x: torch.Tensor) -> torch.Tensor:
-    return torch.cat((m.linear.bias.expand(x.shape[0], 1, -1), m.linear(x)), dim=1).mean()
+def expanded_to_another_batch(m: Any, x: torch.Tensor) -> torch.Tensor:
+    both = torch.cat((m.linear.bias.expand(x.shape[0], 1, -1), m.linear(x)), dim=1)
+    return (both + m.linear.bias.expand(x.shape[0], 1, -1) * torch.ones(x.shape[0], 1, 1)).mean()
 
 
 def over_the_batch(m: Any, x: torch.Tensor) -> torch.Tensor:
@@ -152,7 +196,7 @@ def glued(m: Any, x: torch.Tensor) -> torch.Tensor:
     ("body", "message"),
     [
         (own_batch, "mul would need two scales for factor 'd0'"),
-        (expanded_to_the_batch, "cat would need two scales for factor 'd0'"),
+        (expanded_to_another_batch, "(mul|add)(_2)? would need two scales for factor 'd0'"),
         (over_the_batch, "softmax depends on the extent of its dim 'd0'"),
         (some_of_the_batch, "slice_1 depends on the extent of its dim|slice depends on the extent of its dim 'in0'"),
         (pairs_of_samples, "flatten(_2)? puts two dims that depend on it into one"),

@@ -1,0 +1,46 @@
+"""Rules of losses that compare two tensors element by element, and sum or average what they find."""
+
+from dataclasses import dataclass
+from typing import final
+
+from planner.graph.call import Call
+from planner.sharding.rule import FactorKind, Rule, Work
+from planner.sharding.rules.spec import FactorTable, RuleSpec, Saves, broadcast_dims, dims_of, present
+
+_NONE, _MEAN = 0, 1  # torch's numbers for the reductions of a loss
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PairLoss(RuleSpec):
+    """Input and target of one shape, further operands (weights) broadcast to it; every dim is a factor.
+
+    `reduction` is the position of the argument that says what becomes of the elements: kept (0), averaged (1), summed
+    (2). `saved_elements` is how often autograd keeps a tensor of the shape of the input beside the operands.
+    """
+
+    work: float = 4.0
+    reduction: int = 2
+    saves: Saves = ((0, (0, 1)), (1, (0, 1)))
+    saved_elements: float = 0.0
+
+    def build(self, call: Call) -> Rule:
+        table = FactorTable(call.op)
+        shape = call.operands[0].shape
+        reduction = call.integer(self.reduction, "reduction", _MEAN)
+        whole = dims_of(table, shape, FactorKind.PARALLEL if reduction == _NONE else FactorKind.REDUCTION)
+        everything = tuple(range(len(table.freeze())))
+        element = call.operands[0].element_bytes
+        return Rule(
+            op=call.op,
+            factors=table.freeze(),
+            operands=tuple(broadcast_dims(whole, shape, operand.shape, call.op) for operand in call.operands),
+            results=(whole if reduction == _NONE else (),),
+            op_class="elementwise",
+            work=(Work(coefficient=self.work, factors=everything),),
+            saves=present(self.saves, len(call.operands)),
+            saved_extra=(Work(coefficient=element * self.saved_elements, factors=everything),)
+            if self.saved_elements
+            else (),
+            mean_over=everything if reduction == _MEAN else (),
+        )

@@ -1,0 +1,67 @@
+"""A convolution is priced as the matrix product that an implicit GEMM makes of it, and reads its tensors once."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from costmodels import matmul_time
+from hardware_profiles import load_profile
+from planner.graph.operator_graph import OperatorGraph
+from planner.graph.trace import trace
+from planner.pricing.operator_price import OperatorPrices, price_operator
+from planner.sharding.mesh import build_mesh
+from planner.sharding.rule import named_strategy
+from planner.sharding.rules import rule_of
+
+CLUSTER = load_profile("h100-80gb").with_devices(8)
+MESH = build_mesh(CLUSTER, (8,))
+
+
+class Net(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(64, 64, 1, bias=False)
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(self.first(x)).mean()
+        return result
+
+
+def graph_of(layer: nn.Module) -> OperatorGraph:
+    with torch.device("meta"):
+        return trace(Net(layer).bfloat16(), (torch.zeros(32, 64, 56, 56, dtype=torch.bfloat16),))
+
+
+def priced(layer: nn.Module, *strategies: str | None) -> OperatorPrices:
+    graph = graph_of(layer)
+    op = next(op for op in graph.operators if op.module == "layer")
+    rule = rule_of(graph, op)
+    types = [graph.types[name] for name in op.operands], [graph.types[name] for name in op.results if name]
+    chosen = [named_strategy(rule, (factor,), op.name) for factor in strategies]
+    return price_operator(rule, chosen, *types, [True, True], MESH, CLUSTER)
+
+
+def test_extents_and_bytes_are_those_of_the_implicit_product() -> None:
+    prices = priced(nn.Conv2d(64, 128, 3, stride=2, padding=1, bias=False), None)
+    rows, columns, depth = 32 * 28 * 28, 128, 64 * 9
+    moved = 2.0 * (32 * 64 * 56 * 56 + 128 * 64 * 9 + rows * columns)
+    wanted = matmul_time(*(np.array([float(n)]) for n in (rows, columns, depth, 1)), "bf16", CLUSTER.device, moved)
+    assert prices.forward - prices.late[0] == pytest.approx(wanted)
+    assert prices.flops[0] == 3 * 2.0 * rows * columns * depth  # forward, and the gradients of input and weight
+
+
+def test_a_window_of_one_is_a_linear_layer() -> None:
+    prices = priced(nn.Conv2d(64, 128, 1, bias=False), None)
+    wanted = matmul_time(32.0 * 56 * 56, 128.0, 64.0, 1.0, "bf16", CLUSTER.device)
+    assert prices.forward[0] - prices.late[0][0] == pytest.approx(wanted)
+
+
+def test_samples_groups_and_channels_divide_the_work() -> None:
+    grouped = priced(nn.Conv2d(64, 128, 3, groups=16, bias=False), None, "n", "g")
+    plain = priced(nn.Conv2d(64, 128, 3, bias=False), None, "n", "o", "i")
+    for prices in (grouped, plain):
+        assert prices.flops[1:] * 8 == pytest.approx(prices.flops[0])
+    assert grouped.flops[0] * 16 == pytest.approx(plain.flops[0])
+    assert plain.results[0][[1, 2, 3]] == pytest.approx(plain.results[0][0] / np.array([8, 8, 1]))
