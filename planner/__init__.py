@@ -12,6 +12,7 @@ What it is for, from Python:
 
     planner.search(model, cluster, ...) -> SearchResult      see planner.search.api.search
     planner.shard(pattern, strategy)                         a strategy decided by hand, for `search(shards=...)`
+    planner.discover(graph) -> OperatorGraph                 rules by trial where there are none; `search` does it
     planner.Pinned(tensor=8, pipeline=4, ...)                degrees decided by hand, for `search(pinned=...)`
 """
 
@@ -21,10 +22,11 @@ from typing import Any
 _LAZY = {
     "Pinned": "planner.search.space",
     "SearchResult": "planner.search.search",
+    "discover": "planner.sharding.discover",
     "shard": "planner.search.api",
 }
 
-__all__ = ["Pinned", "SearchResult", "search", "shard"]
+__all__ = ["Pinned", "SearchResult", "discover", "search", "shard"]
 
 
 def __getattr__(name: str) -> Any:

@@ -21,6 +21,7 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.plan.bind import BoundPlan, bind
 from planner.plan.plan import Plan
+from planner.sharding.discover import prove, with_rules
 from runtime.device_mesh import Communicators, RankMesh, current_device, rank_mesh
 from runtime.executor import Executor, build_executor
 from runtime.optimizer import OptimizerSettings, ShardedOptimizer
@@ -149,8 +150,8 @@ def parallelize(
     of an earlier step. The default process group must exist unless the plan is for one device.
 
     Raises RequestError for a plan for another number of devices or with virtual stages, PlanFileError for a plan for
-    another model, ModelError for a model that cannot be traced or executed, PlannerError for one that cannot be cut
-    into the stages of the plan.
+    another model, RuleError for a rule of the plan that does not hold, ModelError for a model that cannot be traced or
+    executed, PlannerError for one that cannot be cut into the stages of the plan.
     """
     if plan.virtual_stages > 1:
         raise RequestError(
@@ -161,7 +162,9 @@ def parallelize(
     leading = tensors_of(args, kwargs or {})[0].shape[0] if batch is None else batch
     graph = trace(module, args, kwargs) if traced is None else traced
     batched = frozenset(name for name in graph.inputs if graph.types[name].shape[:1] == (leading,))
-    return TrainingStep(module, bind(plan, graph, leading), place, settings or OptimizerSettings(), batched)
+    bound = bind(plan, graph, leading)
+    prove(with_rules(graph, plan.rules))
+    return TrainingStep(module, bound, place, settings or OptimizerSettings(), batched)
 
 
 def tensors_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:

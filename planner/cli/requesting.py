@@ -3,7 +3,10 @@
 import math
 import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
+
+import typer
 
 from planner.cli.machines import machine
 from planner.cli.options import Options, flag
@@ -83,6 +86,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
     from planner.plan.plan import PRECISIONS, ModelReference
     from planner.search.api import SAMPLES_PER_DEVICE
     from planner.search.request import SearchRequest
+    from planner.sharding.discover import discover
 
     assert options.model is not None
     cluster = machine(options.profile, options.cluster, options.software, options.device_count)
@@ -93,6 +97,8 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
     with console.status(f"tracing {options.model}"):
         model = build_model(options.model, dtype=PRECISIONS[precision], sequence_length=options.seq_len)
         graph = traced(model, full=options.full_trace)
+    cache = None if options.rule_cache is None else Path(options.rule_cache)
+    graph = discover(graph, cache, _noted if options.speaks else lambda _: None)
     return SearchRequest(
         graph=graph,
         batch=model.batch,
@@ -115,6 +121,11 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         memory_limit=limit,
         certify=options.certify,
     )
+
+
+def _noted(note: str) -> None:
+    """What must be known of operators without a row in the table of rules, on stderr."""
+    typer.echo(f"note: {note}", err=True)
 
 
 def pinned_of(options: Options) -> "Pinned":

@@ -99,8 +99,10 @@ def verify(
     """
     with reporting():
         from planner.report.units import bytes_text, seconds_text
+        from planner.sharding.discover import prove
 
         verdict = judge(plan_file, hardware)
+        prove(verdict.bound.graph)
         prediction = verdict.prediction
         peak, capacity = bytes_text(prediction.peak_bytes), bytes_text(prediction.capacity_bytes)
         typer.echo(f"legal; {seconds_text(prediction.step_seconds)} a step, {peak} of {capacity} per device")

@@ -78,13 +78,33 @@ Argument = ValueRef | TorchConstant | None | bool | int | float | str | tuple["A
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenRule:
+    """A sharding rule that was found by trial, as text (see `planner.graph.written`): the table of rules has none.
+
+    Factors in no result are reductions, unless `blocked`; those in `mean` average. `addends` are operands that join a
+    reduction's sum once. Autograd keeps operand i for the gradients of operands J where `saves` has (i, J), the results
+    in `saved_results`, and `saved_extra` beside them: bytes for each point of the factors named. `reason` says why no
+    factor can be split, where none can.
+    """
+
+    text: str
+    blocked: tuple[str, ...] = ()
+    mean: tuple[str, ...] = ()
+    addends: tuple[int, ...] = ()
+    saves: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    saved_results: tuple[int, ...] = ()
+    saved_extra: tuple[tuple[float, str], ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
     """One call: `results = op(*arguments, **keywords)`.
 
     `operands` are the names of the tensor arguments in the order of the call (lists flattened, keywords last).
     `op` is the full name of a PyTorch operator ("aten.linear.default") or `planner.identity`; `module` is the path of
     the module whose forward made the call. `results` has one name per returned tensor, None for a result that is not
-    a tensor.
+    a tensor. `rule` is a rule that was found by trial; None for an operator that is in the table of rules.
     """
 
     name: str
@@ -93,6 +113,7 @@ class Operator:
     keywords: tuple[tuple[str, Argument], ...] = ()
     results: tuple[str | None, ...]
     module: str = ""
+    rule: WrittenRule | None = None
     operands: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -48,7 +48,7 @@ HOMES = {
         "planner.sharding.redistribute",
     ),
     "ortools": ("planner.search.solvers",),
-    "pydantic": ("hardware_profiles", "planner.plan"),
+    "pydantic": ("hardware_profiles", "planner.plan", "planner.sharding.discover"),
     "rich": ("planner.cli", "planner.report"),
     "torch": ("planner.graph", "planner.models", "planner.sharding.discover", "runtime"),
     "torch.distributed": ("runtime",),
