@@ -24,6 +24,7 @@ from planner.plan.plan import (
     Stage,
     Training,
 )
+from planner.sharding.discover import discover, written_rules
 from planner.sharding.layout import PARTIAL, REPLICATE, Layout, divides, shard
 from planner.sharding.mesh import Mesh, MeshAxis
 from planner.sharding.rescale import rescale_batch
@@ -38,6 +39,7 @@ from planner.sharding.rule import (
 )
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter, legal_stored
+from tests.distributed.unusual import Gated, Unusual
 
 BATCH, SEQUENCE, VOCABULARY = 4, 8, 32
 LLAMA = LlamaConfig(
@@ -101,6 +103,8 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "gpt4": lambda: GPT(replace(GPT_CONFIG, num_layers=4)),
     "mixture": lambda: Llama(replace(LLAMA, num_experts=4, experts_per_token=2, expert_size=24, shared_size=16)),
     "assorted": Assorted,
+    "gated": lambda: Gated(VOCABULARY),
+    "unusual": lambda: Unusual(VOCABULARY),
 }
 
 Choose = Callable[[str, Rule, Mesh], Strategy]
@@ -121,7 +125,7 @@ def batch(samples: int = BATCH, seed: int = 0) -> tuple[torch.Tensor, torch.Tens
 
 @cache
 def traced(model: str) -> OperatorGraph:
-    return trace(build(model), batch())
+    return discover(trace(build(model), batch()))
 
 
 def mesh_of(*sizes: int) -> Mesh:
@@ -197,6 +201,7 @@ def make_plan(
         schedule="1f1b",
         inputs=tuple((name, load(name, scaled.types[name].shape, mesh)) for name in scaled.inputs),
         groups=groups,
+        rules=written_rules(original),
         prediction=Prediction(
             step_seconds=1.0, objective_seconds=1.0, peak_bytes=1.0, capacity_bytes=1.0, model_flops=0.0,
             model_flops_utilisation=0.0, samples_per_second=0.0, time=(), memory=(),

@@ -54,3 +54,18 @@ def test_operators_that_language_models_lack(pool, sizes: tuple[int, ...]) -> No
     seeds = list(range(16))
     for errors in pool.run("tasks", "parity", "assorted", sizes, seeds, 1, "none"):
         assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))
+
+
+def test_rules_found_by_trial(pool) -> None:
+    """Each rank searches for the rules by itself: what one of them found otherwise would not fit together."""
+    seeds = list(range(8))
+    for errors in pool.run("tasks", "parity", "gated", (2, 2), seeds, 1, "none"):
+        assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("sizes", [(2, 2), (4,)], ids=str)
+def test_twenty_operators_whose_rules_were_found_by_trial(pool, sizes: tuple[int, ...]) -> None:
+    seeds = list(range(16))
+    for errors in pool.run("tasks", "parity", "unusual", sizes, seeds, 1, "none"):
+        assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))

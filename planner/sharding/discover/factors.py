@@ -87,10 +87,9 @@ def _first(case: Case, candidates: Iterator[Found]) -> Found | None:
         extents = [case.operands[i].shape[d] for i, d in _places(candidate.operands)]
         extents += [case.results[i].shape[d] for i, d in _places(candidate.results)]
         common = math.gcd(*extents)
-        divisors = [n for n in range(2, common + 1) if common % n == 0]
-        if not divisors or not any(_holds(case, candidate, n, (n,)) for n in divisors[:2]):
+        if not any(_holds(case, candidate, n, (n,)) for n in _primes(common)):
             continue
-        for count in reversed(divisors):
+        for count in (n for n in range(common, 1, -1) if common % n == 0):
             if _holds(case, candidate, count, {count, *(n for n in (2, 3) if count % n == 0)}):
                 return _with_pieces(case, candidate, count)
     return None
@@ -164,21 +163,30 @@ def _reach(case: Case) -> Reach:
     found: Reach = {}
     fresh = values(case.call, case.setting, seed=3)
     for i, dim in _operand_dims(case):
-        extent = case.operands[i].shape[dim]
-        count = next(n for n in range(2, extent + 1) if extent % n == 0)
-        kept = [{d for d, e in enumerate(result.shape) if e > 1 and e % count == 0} for result in case.results]
-        for chunk in range(count):
-            changed = case.operands[i].clone()
-            step = extent // count
-            changed.narrow(dim, chunk * step, step).copy_(fresh[i].narrow(dim, chunk * step, step))
-            made = _run(case, (*case.operands[:i], changed, *case.operands[i + 1 :]))
-            if made is None:
-                kept = [set() for _ in case.results]
-                break
-            for result, now, dims in zip(case.results, made, kept, strict=True):
-                dims -= {d for d in dims if not _outside_same(result, now, d, chunk, count)}
-        found[i, dim] = tuple(frozenset(dims) for dims in kept)
+        each = [_reached(case, fresh, i, dim, count) for count in _primes(case.operands[i].shape[dim])]
+        found[i, dim] = tuple(frozenset().union(*dims) for dims in zip(*each, strict=True))
     return found
+
+
+def _primes(extent: int) -> list[int]:
+    return [n for n in range(2, extent + 1) if extent % n == 0 and all(n % m for m in range(2, n))]
+
+
+def _reached(case: Case, fresh: Sequence[torch.Tensor], i: int, dim: int, count: int) -> list[set[int]]:
+    """Per result the dims along which each of so many chunks of an operand reaches only the same chunk."""
+    kept = [{d for d, e in enumerate(result.shape) if e > 1 and e % count == 0} for result in case.results]
+    step = case.operands[i].shape[dim] // count
+    for chunk in range(count):
+        if not any(kept):
+            break
+        changed = case.operands[i].clone()
+        changed.narrow(dim, chunk * step, step).copy_(fresh[i].narrow(dim, chunk * step, step))
+        made = _run(case, (*case.operands[:i], changed, *case.operands[i + 1 :]))
+        if made is None:
+            return [set() for _ in case.results]
+        for result, now, dims in zip(case.results, made, kept, strict=True):
+            dims -= {d for d in dims if not _outside_same(result, now, d, chunk, count)}
+    return kept
 
 
 def _run(case: Case, operands: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...] | None:

@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from itertools import combinations
 
 import torch
@@ -67,11 +68,12 @@ def rule_by_trial(call: Call) -> WrittenRule:
     return replace(proved, reason=why or "no split of its operands recombines to its result")
 
 
+@lru_cache(maxsize=1024)
 @_one_thread()
 def check_rule(call: Call, rule: WrittenRule) -> str | None:
     """Why a rule that was read from somewhere does not hold for a call; None where it does.
 
-    Raises RuleError as `rule_by_trial` does.
+    Asked again in one process it is not proved again. Raises RuleError as `rule_by_trial` does.
     """
     check_kind(call)
     built = build_written(call, rule)

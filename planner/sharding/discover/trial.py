@@ -8,6 +8,7 @@ Values are doubles for floating operands, so that a wrong split cannot hide in r
 changes, the random numbers of the caller.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from planner.graph.operator_graph import TensorType, TorchConstant
 from planner.graph.trace import resolve, tensor_type
 
 UNIT = 6  # small extents are multiples of it: they split in 2 and in 3
+LARGEST_UNIT = 32  # of a number among the arguments that small extents are multiples of
 LARGEST = 2**19  # elements of the operands of a trial
 DOMAINS = ("normal", "positive", "fraction", "definite")
 _DOUBLE = {"float16": "float64", "bfloat16": "float64", "float32": "float64", "complex64": "complex128"}
@@ -39,12 +41,13 @@ Tensors = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """With which values an operator runs at all: floating numbers of a domain, integers below `bound`, and whether
-    floating operands are doubles (some kernels know single precision only)."""
+    """With which values an operator runs at all: floating numbers of a domain, integers below `bound`, whether floating
+    operands are doubles (some kernels know single precision only), and whether it has a backward pass."""
 
     domain: str
     bound: int
     doubles: bool
+    graded: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +116,8 @@ def _numbers(argument: Typed) -> Iterator[int]:
 
 
 def _small(extents: Sequence[int], numbers: Sequence[int], kept: int, *, ratios: bool, first: int) -> dict[int, int]:
-    """Small extents for large ones: multiples of 6 from the first on, each for one extent only. Those up to `kept`
-    stay.
+    """Small extents for large ones, each for one extent only: multiples of 6 from the first on, and of 4 and of numbers
+    among the arguments where the extent is. Those up to `kept` stay.
 
     With `ratios` an extent that is a small multiple of another one stays that. An extent that is spelled out by a
     number among the arguments stays as well, and so does one for which no small extent is on its side of all numbers.
@@ -123,12 +126,11 @@ def _small(extents: Sequence[int], numbers: Sequence[int], kept: int, *, ratios:
     for extent in extents:
         low = max((n for n in numbers if n < extent), default=0)
         high = min((n for n in numbers if n > extent), default=math.inf)
-        multiple = (
-            next((found[e] * (extent // e) for e in found if extent in (2 * e, 3 * e, 4 * e)), 0) if ratios else 0
-        )
-        start = UNIT * (first + 2 * low // UNIT)
-        free = (m for m in range(start, start + UNIT * (len(extents) + 1), UNIT) if m not in found.values())
-        small = multiple if multiple > low else next(free)
+        multiple = next((found[e] * (extent // e) for e in found if extent in (2 * e, 3 * e, 4 * e)), 0)
+        unit = math.lcm(UNIT, *(n for n in (4, *numbers) if 1 < n <= LARGEST_UNIT and extent % n == 0))
+        start = unit * (first + 2 * low // unit)
+        free = (m for m in range(start, start + unit * (len(extents) + 1), unit) if m not in found.values())
+        small = multiple if ratios and multiple > low else next(free)
         found[extent] = extent if extent <= kept or extent in numbers or not low < small < high else small
     return found
 
@@ -148,13 +150,12 @@ def _resized(call: Call, sizes: Mapping[int, int], *, respelled: bool) -> Call:
 
 
 def settings(call: Call) -> Iterator[Setting]:
-    """Settings in the order in which they are tried: the most general values first."""
+    """Settings in the order in which they are tried: the most general values first, without a backward pass last."""
     integers = any(not t.floating and t.dtype not in ("bool", "complex64") for t in call.operands)
     extents = sorted({extent for tensor in call.operands for extent in tensor.shape if extent > 1}, reverse=True)
-    for doubles in (True, False):
-        for domain in DOMAINS:
-            for bound in (*extents, 2, 1) if integers else (2,):
-                yield Setting(domain=domain, bound=bound, doubles=doubles)
+    bounds = (*extents, 2, 1) if integers else (2,)
+    for graded, doubles, domain, bound in itertools.product((True, False), (True, False), DOMAINS, bounds):
+        yield Setting(domain=domain, bound=bound, doubles=doubles, graded=graded)
 
 
 def values(call: Call, setting: Setting, seed: int, marks: Sequence[int] = ()) -> Tensors:
@@ -203,7 +204,10 @@ def try_call(call: Call, setting: Setting, seed: int, marks: Sequence[int] = ())
     or that change their operands.
     """
     operands = values(call, setting, seed, marks)
-    leaves = [t.detach().clone().requires_grad_(t.is_floating_point() or t.is_complex()) for t in operands]
+    leaves = [
+        t.detach().clone().requires_grad_(setting.graded and (t.is_floating_point() or t.is_complex()))
+        for t in operands
+    ]
     before = torch.get_rng_state()
     try:
         made = run(call, leaves)
@@ -217,14 +221,14 @@ def try_call(call: Call, setting: Setting, seed: int, marks: Sequence[int] = ())
         return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
     finally:
         torch.set_rng_state(before)
+    if any(not torch.equal(leaf.detach(), t) for leaf, t in zip(leaves, operands, strict=True) if not t.isnan().any()):
+        raise RuleError(
+            f"operator {call.op} changes its operands in place, which is not supported; return a new tensor"
+        )
     if drawn or any(not same(one, two) for one, two in zip(made, again, strict=True)):
         raise RuleError(
             f"operator {call.op} gives other results when it is called again: operators that draw random numbers are"
             " not supported; take it out, or set its probability to 0"
-        )
-    if any(not torch.equal(leaf.detach(), t) for leaf, t in zip(leaves, operands, strict=True) if not t.isnan().any()):
-        raise RuleError(
-            f"operator {call.op} changes its operands in place, which is not supported; return a new tensor"
         )
     results = tuple(result.detach() for result in made)
     typed = tuple(tensor_type(result) for result in results)
