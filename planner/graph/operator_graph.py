@@ -31,6 +31,7 @@ DTYPE_BYTES: Mapping[str, int] = {
     "float64": 8,
     "complex64": 8,
 }
+COMPLEX = frozenset({"complex64"})
 FLOATING = frozenset({"float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"})
 
 
@@ -57,6 +58,11 @@ class TensorType:
     @property
     def floating(self) -> bool:
         return self.dtype in FLOATING
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a gradient can flow through such a tensor."""
+        return self.floating or self.dtype in COMPLEX
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +183,7 @@ class OperatorGraph:
         found = {p.name for p in self.parameters if p.trainable and self.types[p.name].floating}
         for op in self.operators:
             if any(name in found for name in op.operands):
-                found.update(name for name in op.results if name is not None and self.types[name].floating)
+                found.update(name for name in op.results if name is not None and self.types[name].has_gradient)
         return frozenset(found)
 
     @cached_property

@@ -73,4 +73,5 @@ class Unusual(nn.Module):
         image = F.avg_pool2d(F.interpolate(image, scale_factor=2.0), 2)
         lower = torch.tril(image.flatten(1, 2), 2)
         spectrum = torch.linalg.cross(lower.unfold(1, 3, 2), kept[:, :3, :1, None].expand(4, 3, 8, 3), dim=-1)
-        return F.mse_loss(spectrum.flatten(1), torch.ones(4, 72)) + kept.logsumexp(-1).var()
+        waves = torch.fft.rfft(y).abs().mean()
+        return F.mse_loss(spectrum.flatten(1), torch.ones(4, 72)) + kept.logsumexp(-1).var() + waves

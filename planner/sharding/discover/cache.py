@@ -27,7 +27,7 @@ from planner.graph.call import Call
 from planner.graph.operator_graph import WrittenRule
 from planner.graph.written import call_text
 from planner.sharding.discover.content import RuleContent, rule_content
-from planner.sharding.discover.find import check_rule, rule_by_trial
+from planner.sharding.discover.find import check_rule, kept_again, rule_by_trial
 
 SCHEMA_VERSION = 1
 LARGEST = 2**18  # bytes of a file
@@ -86,6 +86,8 @@ def _read(path: Path, call: Call, key: dict[str, str], on_note: Callable[[str], 
         why = check_rule(call, rule)
         if why:
             raise RuleError(why)
+        if kept_again(call, rule) != rule:
+            raise RuleError("autograd keeps other tensors than it says")
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         reason = f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"

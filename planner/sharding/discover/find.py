@@ -61,8 +61,8 @@ def rule_by_trial(call: Call) -> WrittenRule:
     cases, why = _cases(call)
     if not cases:
         return blocked(call, f"it could not be tried on small tensors: {why}")
-    rule = with_saved(written(find_factors(cases[0]), cases[0]), cases[0])
-    proved, why = _proved(call, rule, cases)
+    proved, why = _proved(call, written(find_factors(cases[0]), cases[0]), cases)
+    proved = with_saved(proved, cases[0])
     if any(factor.kind is not FactorKind.BLOCKED for factor in build_written(call, proved).factors):
         return proved
     return replace(proved, reason=why or "no split of its operands recombines to its result")
@@ -83,6 +83,17 @@ def check_rule(call: Call, rule: WrittenRule) -> str | None:
     if not cases:
         return f"it could not be tried on small tensors: {why}"
     return next((text for _, text in _faults(call, rule, cases)), None)
+
+
+@_one_thread()
+def kept_again(call: Call, rule: WrittenRule) -> WrittenRule:
+    """The rule with what autograd keeps as it is found here, whatever the rule says of that."""
+    bare = WrittenRule(text=rule.text, blocked=rule.blocked, mean=rule.mean, addends=rule.addends, reason=rule.reason)
+    cases, _ = _cases(call)
+    if not cases:
+        whole = blocked(call, rule.reason)
+        return replace(bare, saves=whole.saves, saved_results=whole.saved_results)
+    return with_saved(bare, cases[0])
 
 
 def check_kind(call: Call) -> None:
@@ -177,19 +188,7 @@ def _without(rule: WrittenRule, name: str) -> WrittenRule:
         text=" -> ".join(sides),
         blocked=tuple(blocked_names),
         mean=tuple(each for each in rule.mean if each != name),
-        saved_extra=tuple((count, _renamed(rule, text, name)) for count, text in rule.saved_extra),
     )
-
-
-def _renamed(rule: WrittenRule, text: str, name: str) -> str:
-    """The factors of kept bytes under the names that they have once a factor is blocked."""
-    left, right = parse_sides(rule.text)
-    for letter, side in (("x", left), ("y", right)):
-        for i, tokens in enumerate(side):
-            for dim, token in enumerate(tokens):
-                if token.factor == name:
-                    return " ".join(f"{letter}{i}d{dim}" if word == name else word for word in text.split())
-    return text
 
 
 def _faults(call: Call, rule: WrittenRule, cases: Sequence[Case]) -> Iterator[tuple[str, str]]:
