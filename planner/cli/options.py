@@ -196,8 +196,8 @@ class Options:
         _word(
             SEARCH,
             "FOLDER",
-            "Keep in this folder the rules of operators that `plan operators` does not list. They are found by trial,"
-            " which takes seconds each; what is read is proved again.",
+            "Keep in this folder the rules of operators that docs/operators.md does not list. They are found by"
+            " trial, which takes a second each; what is read is proved again.",
         ),
     ] = None
     certify: Annotated[

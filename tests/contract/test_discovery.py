@@ -14,6 +14,7 @@ import torch
 
 from planner.errors import RuleError
 from planner.graph.call import Call
+from planner.graph.operator_graph import WrittenRule
 from planner.sharding.discover.factors import Found, find_factors
 from planner.sharding.discover.factors import written as written_rule
 from planner.sharding.discover.find import check_rule, rule_by_trial
@@ -117,12 +118,22 @@ QUICK = {
 ALL = [pytest.param(op, marks=() if op in QUICK else pytest.mark.thorough) for op in EXAMPLES]
 
 
+def expected_rule(op: str) -> Rule:
+    """The rule of an example that is found, without a search."""
+    example, text = EXAMPLES[op]
+    names = {word.strip("(),") for word in text.split()}
+    mean = ("r0", "r1") if op == "aten.mse_loss.default" else ()
+    whole = tuple(sorted(name for name in names if name[:1] in ("x", "y")))
+    return build_written(example.call(), WrittenRule(text=text, blocked=whole, mean=mean))
+
+
 @pytest.mark.parametrize("op", ALL)
 def test_what_is_found_recombines(op: str) -> None:
     example, text = EXAMPLES[op]
     found = rule_by_trial(example.call())
     assert found.text == text, found.reason
     rule = build_written(example.call(), found)
+    assert (rule.factors, rule.mean_over) == (expected_rule(op).factors, expected_rule(op).mean_over)
     for sizes in MESHES:
         mesh = mesh_of(sizes)
         for strategy in legal_strategies(rule, mesh):
