@@ -185,7 +185,7 @@ def _reached(case: Case, fresh: Sequence[torch.Tensor], i: int, dim: int, count:
         if made is None:
             return [set() for _ in case.results]
         for result, now, dims in zip(case.results, made, kept, strict=True):
-            dims -= {d for d in dims if not _outside_same(result, now, d, chunk, count)}
+            dims -= {d for d in dims if not _outside_same(result, now, d, chunk, count, case.tolerance)}
     return kept
 
 
@@ -200,9 +200,9 @@ def _run(case: Case, operands: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ..
     return made if equal else None
 
 
-def _outside_same(one: torch.Tensor, other: torch.Tensor, dim: int, chunk: int, count: int) -> bool:
+def _outside_same(one: torch.Tensor, other: torch.Tensor, dim: int, chunk: int, count: int, tolerance: float) -> bool:
     pairs = zip(one.chunk(count, dim), other.chunk(count, dim), strict=True)
-    return all(same(now, before) for at, (before, now) in enumerate(pairs) if at != chunk)
+    return all(same(now, before, tolerance) for at, (before, now) in enumerate(pairs) if at != chunk)
 
 
 def _parallel(

@@ -74,8 +74,8 @@ def _results_fault(
         shape = local_shape(tuple(expected.shape), duplex.forward, tuple(sizes))
         if any(tuple(piece.shape) != shape for piece in pieces):
             return f"a piece of result {index} has shape {tuple(pieces[0].shape)}, not {shape}"
-        found = _combined(pieces, duplex.forward, sizes)
-        if found is None or not same(found, expected):
+        found = _combined(pieces, duplex.forward, sizes, case.tolerance)
+        if found is None or not same(found, expected, case.tolerance):
             return f"the pieces of result {index} do not make the result"
     return None
 
@@ -99,8 +99,8 @@ def _gradients_fault(
             continue
         each = [found[index] for found in of_ranks]
         parts = [torch.zeros_like(p) if g is None else g for g, p in zip(each, leaves[index], strict=True)]
-        found = _combined(parts, duplex.gradient, sizes)
-        if found is None or not same(found, expected):
+        found = _combined(parts, duplex.gradient, sizes, case.tolerance)
+        if found is None or not same(found, expected, case.tolerance):
             return f"the pieces of the gradient of operand {index} do not make the gradient"
     return None
 
@@ -119,7 +119,7 @@ def _cut(tensor: torch.Tensor, layout: Layout, sizes: Sequence[int]) -> Pieces:
     return pieces
 
 
-def _combined(pieces: Pieces, layout: Layout, sizes: Sequence[int]) -> torch.Tensor | None:
+def _combined(pieces: Pieces, layout: Layout, sizes: Sequence[int], tolerance: float) -> torch.Tensor | None:
     """The whole tensor from the pieces of all ranks; None where copies differ."""
     for placement, size in reversed(list(zip(layout, sizes, strict=True))):
         groups = [pieces[i : i + size] for i in range(0, len(pieces), size)]
@@ -130,7 +130,7 @@ def _combined(pieces: Pieces, layout: Layout, sizes: Sequence[int]) -> torch.Ten
                 return None
             pieces = [torch.stack(group).sum(0).to(group[0].dtype) for group in groups]
         else:
-            if any(not same(copy, group[0]) for group in groups for copy in group[1:]):
+            if any(not same(copy, group[0], tolerance) for group in groups for copy in group[1:]):
                 return None
             pieces = [group[0] for group in groups]
     return pieces[0]
