@@ -12,6 +12,7 @@ What it is for, from Python:
 
     planner.search(model, cluster, ...) -> SearchResult      see planner.search.api.search
     planner.shard(pattern, strategy)                         a strategy decided by hand, for `search(shards=...)`
+    planner.discover(graph) -> OperatorGraph                 rules by trial where there are none; `search` does it
     planner.Pinned(tensor=8, pipeline=4, ...)                degrees decided by hand, for `search(pinned=...)`
     planner.Update(clip_norm=1.0, buckets="auto", ...)       what becomes of gradients, for `search(update=...)`
 """
@@ -23,10 +24,11 @@ _LAZY = {
     "Pinned": "planner.search.space",
     "SearchResult": "planner.search.search",
     "Update": "planner.sharding.update",
+    "discover": "planner.sharding.discover",
     "shard": "planner.search.api",
 }
 
-__all__ = ["Pinned", "SearchResult", "Update", "search", "shard"]
+__all__ = ["Pinned", "SearchResult", "Update", "discover", "search", "shard"]
 
 
 def __getattr__(name: str) -> Any:

@@ -102,6 +102,8 @@ def local_call(graph: OperatorGraph, bound: BoundOperator, place: RankMesh) -> L
 
 def _form(shard: Shard) -> Form:
     op = shard.bound.operator.op
+    if shard.bound.operator.rule is not None:  # found by trying the operator itself on pieces
+        return resolve(op)
     if shard.bound.rule.local_form is not None:
         return functools.partial(SHAPED[shard.bound.rule.local_form], shard)
     if op in LOCAL_OPS:

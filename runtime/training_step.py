@@ -20,6 +20,7 @@ from planner.graph.trace import trace
 from planner.plan.bind import bind
 from planner.plan.file import load_plan
 from planner.plan.plan import Plan
+from planner.sharding.discover import prove, with_rules
 from runtime.arguments import InputMatcher, arguments_of, forward_of, matcher
 from runtime.device_mesh import Communicators, RankMesh, current_device, join_processes, local_rank, rank_mesh
 from runtime.hyperparameters import RunningOptimizer
@@ -101,8 +102,9 @@ class TrainingStep:
         """Trace the model with an example, which may have more samples than the plan was traced with, and build this
         rank's share. Nothing happens where that was done before.
 
-        Raises PlanFileError for a plan for another model, ModelError for a model that cannot be traced or executed,
-        PlannerError for one that cannot be cut into the stages of the plan.
+        Raises PlanFileError for a plan for another model, RuleError for a rule of the plan that does not hold,
+        ModelError for a model that cannot be traced or executed, PlannerError for one that cannot be cut into the
+        stages of the plan.
         """
         if self._module is None:
             return
@@ -116,6 +118,7 @@ class TrainingStep:
         graph = self._traced if self._traced is not None else trace(self._module, given.args, given.kwargs)
         pattern = matcher(self._forward, graph.inputs, given)
         bound = bind(self.plan, graph, batch)
+        prove(with_rules(graph, self.plan.rules))
         batched = frozenset(name for name in graph.inputs if graph.types[name].shape[:1] == (batch,))
         settings = self.optimizer.settings
         check_values(self._module, bound, self.place.device)

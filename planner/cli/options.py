@@ -246,6 +246,15 @@ class Options:
     memory_limit: Annotated[
         str | None, _word(SEARCH, "SIZE", "Use at most this much memory of a device, as in 64GiB.")
     ] = None
+    rule_cache: Annotated[
+        str | None,
+        _word(
+            SEARCH,
+            "FOLDER",
+            "Keep in this folder the rules of operators that docs/operators.md does not list. They are found by"
+            " trial, which takes a second each; what is read is proved again.",
+        ),
+    ] = None
     certify: Annotated[
         bool, _switch(SEARCH, "--certify", "Have the slowest pipeline rank checked by an integer program.")
     ] = False

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from planner.cli.answer import Answer
@@ -23,12 +24,16 @@ def write_json(content: Mapping[str, Any]) -> None:
 
 def answer_content(answer: Answer) -> dict[str, Any]:
     """What a search found."""
+    from planner.plan.discovered import discovered
+
     best, found = answer.shown[0].plan, answer.roles[0]
     content = plan_content(best, found, best.prediction)
     content["objective"] = answer.request.objective
     content["search"] = _search(answer)
     content["plans"] = _plans(answer)
     content["explanation"] = _explanation(answer.explanation)
+    if by_trial := discovered(answer.shown[0].bound):
+        content["discovered"] = [asdict(each) for each in by_trial]
     if answer.choices:
         content["choices"] = [{"name": name, "value": value, "why": why} for name, value, why in answer.choices]
     content["plan_file"] = str(answer.files[0]) if answer.files else None

@@ -3,7 +3,10 @@
 import math
 import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
+
+import typer
 
 from planner.cli.machines import machine
 from planner.cli.options import Options, flag
@@ -88,6 +91,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
     from planner.plan.plan import PRECISIONS
     from planner.search.api import SAMPLES_PER_DEVICE
     from planner.search.request import SearchRequest
+    from planner.sharding.discover import discover
 
     assert options.model is not None
     cluster = machine(options.profile, options.cluster, options.software, options.device_count)
@@ -99,6 +103,8 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
     with console.status(f"tracing {options.model}"):
         model = build_model(options.model, dtype=PRECISIONS[precision], sequence_length=options.seq_len)
         graph = traced(model, full=options.full_trace)
+    cache = None if options.rule_cache is None else Path(options.rule_cache)
+    graph = discover(graph, cache, _noted if options.speaks else lambda _: None)
     return SearchRequest(
         graph=graph,
         batch=model.batch,
@@ -136,6 +142,11 @@ def update_of(options: Options) -> "Update":
     if fault is not None:
         raise RequestError(f"{flag(fault[0])}: {fault[1]}")
     return update
+
+
+def _noted(note: str) -> None:
+    """What must be known of operators without a row in the table of rules, on stderr."""
+    typer.echo(f"note: {note}", err=True)
 
 
 def pinned_of(options: Options) -> "Pinned":

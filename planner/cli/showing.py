@@ -100,8 +100,10 @@ def verify(
     with reporting():
         from planner.plan.words import gradient_words
         from planner.report.units import bytes_text, seconds_text
+        from planner.sharding.discover import prove
 
         verdict = judge(plan_file, hardware)
+        prove(verdict.bound.graph)
         prediction, words = verdict.prediction, gradient_words(verdict.bound.plan.training.update)
         peak, capacity = bytes_text(prediction.peak_bytes), bytes_text(prediction.capacity_bytes)
         typer.echo(f"legal; {seconds_text(prediction.step_seconds)} a step, {peak} of {capacity} per device{words}")

@@ -31,6 +31,7 @@ DTYPE_BYTES: Mapping[str, int] = {
     "float64": 8,
     "complex64": 8,
 }
+COMPLEX = frozenset({"complex64"})
 FLOATING = frozenset({"float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"})
 
 
@@ -58,6 +59,11 @@ class TensorType:
     def floating(self) -> bool:
         return self.dtype in FLOATING
 
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a gradient can flow through such a tensor."""
+        return self.floating or self.dtype in COMPLEX
+
 
 @dataclass(frozen=True, slots=True)
 class ValueRef:
@@ -78,13 +84,33 @@ Argument = ValueRef | TorchConstant | None | bool | int | float | str | tuple["A
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenRule:
+    """A sharding rule that was found by trial, as text (see `planner.graph.written`): the table of rules has none.
+
+    Factors in no result are reductions, unless `blocked`; those in `mean` average. `addends` are operands that join a
+    reduction's sum once. Autograd keeps operand i for the gradients of operands J where `saves` has (i, J), the results
+    in `saved_results`, and `saved_extra` beside them: bytes for each point of the factors named. `reason` says why no
+    factor can be split, where none can.
+    """
+
+    text: str
+    blocked: tuple[str, ...] = ()
+    mean: tuple[str, ...] = ()
+    addends: tuple[int, ...] = ()
+    saves: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    saved_results: tuple[int, ...] = ()
+    saved_extra: tuple[tuple[float, str], ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
     """One call: `results = op(*arguments, **keywords)`.
 
     `operands` are the names of the tensor arguments in the order of the call (lists flattened, keywords last).
     `op` is the full name of a PyTorch operator ("aten.linear.default") or `planner.identity`; `module` is the path of
     the module whose forward made the call. `results` has one name per returned tensor, None for a result that is not
-    a tensor.
+    a tensor. `rule` is a rule that was found by trial; None for an operator that is in the table of rules.
     """
 
     name: str
@@ -93,6 +119,7 @@ class Operator:
     keywords: tuple[tuple[str, Argument], ...] = ()
     results: tuple[str | None, ...]
     module: str = ""
+    rule: WrittenRule | None = None
     operands: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -158,7 +185,7 @@ class OperatorGraph:
         found = {p.name for p in self.parameters if p.trainable and self.types[p.name].floating}
         for op in self.operators:
             if any(name in found for name in op.operands):
-                found.update(name for name in op.results if name is not None and self.types[name].floating)
+                found.update(name for name in op.results if name is not None and self.types[name].has_gradient)
         return frozenset(found)
 
     @cached_property

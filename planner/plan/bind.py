@@ -15,6 +15,7 @@ from planner.plan.outline import difference
 from planner.plan.plan import RECOMPUTATION, Group, Plan
 from planner.plan.uniform import uniform_blocks
 from planner.pricing.keeping import keeping_fault
+from planner.sharding.discover import with_rules
 from planner.sharding.layout import PARTIAL, Layout, divides, format_layout
 from planner.sharding.mesh import Mesh
 from planner.sharding.rescale import rescale_batch
@@ -75,8 +76,9 @@ def prepare(traced: OperatorGraph) -> tuple[OperatorGraph, BlockRun]:
 def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
     """Bind a plan to the traced graph of its model, whose example inputs have `batch` samples.
 
-    Raises PlanFileError where the plan is for another graph or misses something, StrategyError where a choice is
-    illegal.
+    Operators without a row in the table of rules get the rules that the plan carries. Raises PlanFileError where the
+    plan is for another graph or misses something, StrategyError where a choice is illegal, RuleError where a rule of
+    the plan does not fit its call.
     """
     found = traced.fingerprint()
     if plan.model.fingerprint != found:
@@ -85,7 +87,7 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
             f"{plan.model.fingerprint[:19]}..., this model has"
             f" {found[:19]}...: {difference(plan, traced)}; the model changed since the plan was made, so plan it again"
         )
-    prepared, blocks = prepare(traced)
+    prepared, blocks = prepare(with_rules(traced, plan.rules))
     graph = rescale_batch(prepared, batch, plan.training.part)
     _check_stages(plan, blocks)
     _check_schedule(plan)

@@ -15,6 +15,7 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
 from planner.errors import LayoutError, PlanFileError
+from planner.graph.operator_graph import WrittenRule
 from planner.plan.plan import (
     OPTIMIZERS,
     PRECISIONS,
@@ -32,6 +33,7 @@ from planner.plan.plan import (
     StagePrediction,
     Training,
 )
+from planner.sharding.discover.content import RuleContent, rule_content
 from planner.sharding.layout import Layout, format_layout, parse_layout
 from planner.sharding.mesh import Mesh, MeshAxis
 from planner.sharding.stored import StoredParameter
@@ -151,6 +153,7 @@ class _PlanFile(_Strict):
     schedule: str
     inputs: dict[str, str]
     groups: list[_Group]
+    rules: dict[str, RuleContent] = {}
     prediction: _Prediction
     provenance: _Provenance
 
@@ -168,6 +171,7 @@ def dump_plan(plan: Plan) -> str:
         "schedule": plan.schedule,
         "inputs": {name: format_layout(layout) for name, layout in plan.inputs},
         "groups": [_group_content(group) for group in plan.groups],
+        **({"rules": {call: _rule_content(rule) for call, rule in plan.rules}} if plan.rules else {}),
         "prediction": {
             **_fields(plan.prediction),
             "time": dict(plan.prediction.time),
@@ -204,6 +208,11 @@ def _cluster_content(cluster: ClusterReference) -> dict[str, Any]:
     """Nothing is said of what is as the profile and the runtime have it, as in files older than that."""
     plain = {"composition": "", "software": "pytorch"}
     return {name: value for name, value in _fields(cluster).items() if plain.get(name) != value}
+
+
+def _rule_content(rule: WrittenRule) -> dict[str, Any]:
+    """What is empty is left out."""
+    return {name: value for name, value in rule_content(rule).model_dump().items() if value}
 
 
 def _group_content(group: Group) -> dict[str, Any]:
@@ -316,7 +325,7 @@ def _from_version_1(content: dict[str, Any]) -> dict[str, Any]:
     if word not in ("none", "full"):
         raise PlanFileError(f"recomputation: {word!r} is not one of none, full; undo the edit or plan again")
     content["schema_version"] = SCHEMA_VERSION
-    _add(content, "the file", virtual_stages=1)
+    _add(content, "the file", virtual_stages=1, rules={})
     if isinstance(content.get("cluster"), dict):
         _add(content["cluster"], "cluster", composition="", software="pytorch")
     groups = content.get("groups")
@@ -363,6 +372,7 @@ def _plan_of(file: _PlanFile) -> Plan:
         schedule=file.schedule,
         inputs=tuple((name, _layout(text, f"inputs.{name}")) for name, text in file.inputs.items()),
         groups=tuple(_group(group, f"groups.{index}") for index, group in enumerate(file.groups)),
+        rules=tuple((call, rule.rule()) for call, rule in file.rules.items()),
         prediction=Prediction(
             **{
                 **prediction,

@@ -10,6 +10,7 @@ the group: "recompute 12 of 20 blocks" is two groups.
 
 from dataclasses import dataclass, field
 
+from planner.graph.operator_graph import WrittenRule
 from planner.sharding.layout import Layout
 from planner.sharding.mesh import Mesh
 from planner.sharding.stored import StoredParameter
@@ -188,6 +189,9 @@ class Plan:
 
     With `virtual_stages` v > 1 each pipeline rank holds v of the stages: stage c is on rank c % pipeline, so that v
     rounds over the ranks make the model (Narayanan et al. 2021, section 2.2).
+
+    `rules` has the rules that were found by trial, by the text of the calls that they are for: whoever executes the
+    plan uses just these, and searches for none.
     """
 
     model: ModelReference
@@ -201,6 +205,7 @@ class Plan:
     groups: tuple[Group, ...]
     prediction: Prediction
     provenance: Provenance
+    rules: tuple[tuple[str, WrittenRule], ...] = ()
     schema_version: int = field(default=SCHEMA_VERSION)
 
     @property

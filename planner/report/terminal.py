@@ -8,9 +8,11 @@ from rich.text import Text
 
 from planner.graph.operator_graph import Operator
 from planner.plan.bind import BoundPlan
+from planner.plan.discovered import discovered
 from planner.plan.plan import Plan, Prediction
 from planner.plan.roles import Roles
 from planner.plan.words import gradient_words, recomputation_words
+from planner.report.discovered import discovered_table
 from planner.report.table import table_of
 from planner.report.units import bytes_text, count_text, percent_text, seconds_text
 from planner.sharding.labels import factor_labels
@@ -45,6 +47,8 @@ def print_plan(
     if details:
         console.print(_layers(bound))
     console.print(_costs(bound.plan, prediction))
+    if found := discovered(bound):
+        console.print(discovered_table(found))
 
 
 def _headline(plan: Plan) -> RenderableType:

@@ -8,7 +8,10 @@ planner.search(module, cluster, args=(tokens, labels), global_batch=256, shards=
 """
 
 import ast
+import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from hardware_profiles import Cluster, load_profile
@@ -20,6 +23,7 @@ from planner.search.objectives import plan_for
 from planner.search.request import Objective, SearchRequest, Shard
 from planner.search.search import Progress, SearchResult
 from planner.search.space import FREE, Pinned
+from planner.sharding.discover import discover
 from planner.sharding.update import PLAIN, Update
 
 SAMPLES_PER_DEVICE = 4
@@ -44,6 +48,7 @@ def search(
     shards: Sequence[Shard] = (),
     objective: Objective = "time",
     top: int = 1,
+    rule_cache: str | os.PathLike[str] | None = None,
     time_limit: float | None = None,
     memory_limit: float | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
@@ -65,6 +70,8 @@ def search(
         shards: strategies of operators made by hand, see `shard`.
         objective: "time" (seconds of a step), "memory" (bytes per device) or "cost" (device-seconds of a step).
         top: how many plans to return, of different configurations.
+        rule_cache: a folder that keeps the rules of operators that the table of rules lacks, see `discover`. What must
+            be known of them is given as a UserWarning.
         time_limit: seconds after which the best plan so far is returned, with its gap.
         memory_limit: bytes of a device that may be used, if less than it has.
         on_progress: called after every configuration that was evaluated.
@@ -73,12 +80,15 @@ def search(
     Raises:
         RequestError: where the request contradicts itself or divides into nothing.
         ModelError: where the model cannot be traced.
+        RuleError: where an operator has no rule and cannot get one, as it draws random numbers.
         InfeasibleError: where nothing fits; it says how much is missing.
     """
     machine = load_profile(cluster) if isinstance(cluster, str) else cluster
     if devices is not None:
         machine = machine.with_devices(devices)
     graph, reference, samples = _traced(model, args, kwargs or {}, batch, sequence_length, precision)
+    cache = None if rule_cache is None else Path(rule_cache)
+    graph = discover(graph, cache, lambda note: warnings.warn(note, stacklevel=2))
     request = SearchRequest(
         graph=graph,
         batch=samples,

@@ -44,6 +44,7 @@ from planner.search.request import SearchRequest
 from planner.search.settle import Certificate, settle_and_certify
 from planner.search.space import Configuration, bounds, configurations
 from planner.search.template import fold
+from planner.sharding.discover import written_rules
 
 _SWEPT = 3  # configurations that recursive programming decides once more, with sweeps
 
@@ -491,6 +492,7 @@ class _Search:
             schedule="1f1b" if configuration.virtual_stages == 1 else "interleaved_1f1b",
             inputs=input_layouts(whole),
             groups=groups_of(self.prepared, blocks, whole),
+            rules=written_rules(request.graph),
             prediction=Prediction.unknown(),
             provenance=Provenance(planner=PLANNER_VERSION, search=request.algorithm, status="feasible", gap=0.0),
         )

@@ -39,8 +39,9 @@ def steps_of(folder: Path) -> dict[str, Callable[[], float]]:
         built = build_model(model.reference, dtype=dtype, device="cpu", sequence_length=model.sequence_length)
         graph = graph or trace(built.module, built.args, built.kwargs)
         step = parallelize(built.module, plan, traced=graph, device=device, known=known)
+        example = Arguments(args=tuple(built.args), kwargs=built.kwargs)
         batch = synthetic_batch(
-            Arguments(args=tuple(built.args), kwargs=built.kwargs).tensors(), batch=built.batch, samples=plan.training.global_batch,
+            example.tensors(), batch=built.batch, samples=plan.training.global_batch,
             bounds=built.bounds, seed=0, step=0,
         )  # fmt: skip
         steps[name] = lambda step=step, batch=batch: step(*batch)  # type: ignore[misc]

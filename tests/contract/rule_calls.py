@@ -41,15 +41,16 @@ class Example:
     def run(self) -> tuple[torch.Tensor, ...]:
         return run(self.op, self.args, self.kwargs)
 
-    def rule(self) -> Rule:
-        results = tuple(tensor_type(result.detach()) for result in self.run())
-        call = Call(
+    def call(self) -> Call:
+        return Call(
             op=self.op,
             arguments=tuple(_typed(argument) for argument in self.args),
             keywords=tuple((key, _typed(value)) for key, value in self.kwargs.items()),
-            results=results,
+            results=tuple(tensor_type(result.detach()) for result in self.run()),
         )
-        return RULES[self.op].build(call)
+
+    def rule(self) -> Rule:
+        return RULES[self.op].build(self.call())
 
 
 WITHOUT_GRADIENT = (

@@ -29,6 +29,7 @@ from tests.contract.rule_calls import Example, examples, run
 AXIS = Mesh(axes=(MeshAxis(name="axis0", size=2, stride=1, bandwidth=1e9),))
 
 ATTENTION = "aten.scaled_dot_product_attention.default"
+ATTENTION_FACTORS = ("b", "g")  # that are compared on the attention of GPUs
 
 
 def comparable(example: Example) -> bool:
@@ -221,7 +222,7 @@ def test_dtensor_propagates_the_same_layouts(example: Example, devices: DeviceMe
             assert fault is not None or not explained, f"{key}: DTensor agrees now; take it off the list: {explained}"
 
 
-@pytest.mark.parametrize("factor", ["b", "g"])
+@pytest.mark.parametrize("factor", ATTENTION_FACTORS)
 @pytest.mark.usefixtures("devices")
 def test_attention(factor: str) -> None:
     """DTensor knows the attention of GPUs, which has no implementation here: on tensors without storage."""

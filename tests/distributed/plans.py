@@ -28,6 +28,7 @@ from planner.plan.plan import (
     Stage,
     Training,
 )
+from planner.sharding.discover import discover, written_rules
 from planner.sharding.layout import PARTIAL, REPLICATE, Layout, divides, shard
 from planner.sharding.mesh import Mesh, MeshAxis
 from planner.sharding.rescale import rescale_batch
@@ -42,6 +43,7 @@ from planner.sharding.rule import (
 )
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter, legal_stored
+from tests.distributed.unusual import Gated, Unusual
 
 BATCH, SEQUENCE, VOCABULARY = 4, 8, 32
 LLAMA = LlamaConfig(
@@ -207,6 +209,8 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "dlrm": lambda: lively(DLRM(DLRM_CONFIG)),
     "bags": Bags,
     "wide-deep": lambda: lively(WideDeep(WIDE_DEEP)),
+    "gated": lambda: Gated(VOCABULARY),
+    "unusual": lambda: Unusual(VOCABULARY),
 }
 
 Choose = Callable[[str, Rule, Mesh], Strategy]
@@ -262,7 +266,7 @@ def inputs(model: str, seed: int = 0) -> tuple[object, ...]:
 
 @cache
 def traced(model: str) -> OperatorGraph:
-    return trace(build(model), inputs(model))
+    return discover(trace(build(model), inputs(model)))
 
 
 def mesh_of(*sizes: int) -> Mesh:
@@ -336,6 +340,7 @@ def make_plan(
         schedule="1f1b",
         inputs=tuple((name, load(name, scaled.types[name].shape, mesh)) for name in scaled.inputs),
         groups=groups,
+        rules=written_rules(original),
         prediction=Prediction(
             step_seconds=1.0, objective_seconds=1.0, peak_bytes=1.0, capacity_bytes=1.0, model_flops=0.0,
             model_flops_utilisation=0.0, samples_per_second=0.0, time=(), memory=(),

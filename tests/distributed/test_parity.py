@@ -73,6 +73,13 @@ def test_images_and_clicks(pool, model: str, sizes: tuple[int, ...], micro_batch
         assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))
 
 
+def test_rules_found_by_trial(pool) -> None:
+    """Each rank searches for the rules by itself: what one of them found otherwise would not fit together."""
+    seeds = list(range(8))
+    for errors in pool.run("tasks", "parity", "gated", (2, 2), seeds, 1, "none"):
+        assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("sizes", "micro_batches", "recomputation"),
@@ -93,3 +100,10 @@ def test_residual_networks_in_single_precision(pool) -> None:
     """Rounding alone changes gradients of the plain model by 5e-6."""
     for errors in pool.run("tasks", "parity", "resnet", (2, 2), [0, 1], 1, "none"):
         assert max(errors) < 2 * TOLERANCE, errors
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (4,)], ids=str)
+def test_twenty_operators_whose_rules_were_found_by_trial(pool, sizes: tuple[int, ...]) -> None:
+    seeds = list(range(16))
+    for errors in pool.run("tasks", "parity", "unusual", sizes, seeds, 1, "none"):
+        assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))

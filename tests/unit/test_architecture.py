@@ -49,7 +49,7 @@ HOMES = {
         "runtime.loading",  # datasets draw from numpy's generator
     ),
     "ortools": ("planner.search.solvers",),
-    "pydantic": ("hardware_profiles", "planner.plan"),
+    "pydantic": ("hardware_profiles", "planner.plan", "planner.sharding.discover"),
     "rich": ("planner.cli", "planner.report"),
     "torch": ("planner.graph", "planner.models", "planner.sharding.discover", "runtime"),
     "torch.distributed": ("runtime",),

@@ -74,9 +74,19 @@ class Branches(nn.Module):
 class Strange(nn.Module):
     def __init__(self):
         super().__init__()
-        self.linear = nn.Conv1d(4, 4, 3)
+        self.linear = nn.Linear(16, 16)
     def forward(self, x):
-        return self.linear(x).mean()
+        return self.noise(self.linear(x)).mean()
+    def noise(self, x):
+        return x * torch.rand_like(x)
+
+class Rolled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+    def forward(self, x):
+        gated = nn.functional.glu(self.linear(x))
+        return (gated.roll(1, 0) * torch.trace(gated @ gated.t())).mean()
 
 def floats(*shape):
     return torch.zeros(*shape)
@@ -89,7 +99,8 @@ def second_dim(): return SecondDim(), (floats(8, 4, 16),)
 def one_sample(): return Mlp(), (floats(1, 16), floats(1, 16))
 def no_loss(): return Whole(), (floats(4, 16),)
 def branches(): return Branches(), (floats(4, 16),)
-def no_rule(): return Strange(), (floats(4, 4, 16),)
+def no_rule(): return Strange(), (floats(4, 16),)
+def by_trial(): return Rolled(), (floats(8, 16),)
 def raises(): raise ValueError("no\\nluck")
 def wrong(): return 3
 def no_inputs(): return Mlp(), ()
@@ -349,7 +360,7 @@ def test_a_model_of_the_user(factory: str, global_batch: str) -> None:
         ("usermodels:one_sample", ("batch cannot be changed", "2 or more")),
         ("usermodels:no_loss", ("shape (4, 16)", "return the scalar loss")),
         ("usermodels:branches", ("Branches cannot be traced", "must not branch on tensor values")),
-        ("usermodels:no_rule", ("conv1d", "no sharding rule", "'linear'")),
+        ("usermodels:no_rule", ("aten.rand_like.default", "random numbers", "called in module '(root)'")),
         ("usermodels:raises", ("usermodels:raises raised ValueError: no\\nluck",)),
         ("usermodels:wrong", ("(module, args)", "returned int")),
         ("usermodels:no_inputs", ("no example tensor",)),
@@ -488,3 +499,56 @@ def test_a_real_process_without_colour(folder: Path) -> None:
 )
 def test_numbers_for_people(text: str, expected: str) -> None:
     assert text == expected
+
+
+TRIAL = ("--model", "usermodels:by_trial", "--hardware", "cpu", "--devices", "2", "--global-batch", "8")
+
+
+def test_rules_found_by_trial_are_shown_and_written(folder: Path) -> None:
+    outcome = plan(*TRIAL, "--micro-batches", "1", "-o", "trial.json")
+    assert outcome.code == 0, outcome
+    assert outcome.err == (
+        "note: aten.trace.default, called in module '(root)', is not split: no split of its operands recombines to its"
+        " result\n"
+    )
+    assert "Rules found by trial (times are assumed: one pass over the tensors)" in outcome.out
+    assert re.search(r"aten.glu.default +d0 x0d1 -> d0 y0d1 +d0 +\(root\)", outcome.out)
+    assert [text.partition("(")[0] for text, _ in load_plan(folder / "trial.json").rules] == [
+        "aten.glu.default", "aten.roll.default", "aten.trace.default",
+    ]  # fmt: skip
+    shown = plan("show", "trial.json")
+    assert (shown.code, "Rules found by trial" in shown.out) == (0, True)
+    assert plan("verify", "trial.json").code == 0
+
+
+def test_a_cold_and_a_warm_cache_give_the_same_plan(folder: Path) -> None:
+    options = (*TRIAL, "--micro-batches", "1", "--rule-cache", "rules")
+    contents = [made(*options, output=f"{name}.json") for name in ("cold", "warm")]
+    made(*TRIAL, "--micro-batches", "1", output="none.json")
+    assert len(list((folder / "rules").iterdir())) == 3
+    assert len({(folder / f"{name}.json").read_bytes() for name in ("cold", "warm", "none")}) == 1
+    assert contents[0]["discovered"] == contents[1]["discovered"]
+    assert [(each["op"], each["factors"], bool(each["reason"])) for each in contents[0]["discovered"]] == [
+        ("aten.glu.default", ["d0"], False),
+        ("aten.roll.default", ["d0"], False),
+        ("aten.trace.default", [], True),
+    ]
+
+
+def test_a_batch_that_an_operator_by_trial_depends_on_cannot_be_changed() -> None:
+    assert "the batch cannot be changed: roll depends on" in refused(*TRIAL, "--micro-batches", "2", "-q")
+
+
+def test_a_rule_of_a_plan_file_that_does_not_hold_is_refused(folder: Path) -> None:
+    made(*TRIAL, "--micro-batches", "1", output="trial.json")
+    text = (folder / "trial.json").read_text()
+    (folder / "trial.json").write_text(text.replace('"d0 x0d1 -> d0 y0d1"', '"d0 x0d1 -> d0"'))
+    assert "the rule expects 1 dims, the tensor has shape (8, 8)" in refused("verify", "trial.json")
+    content = json.loads(text)
+    roll = next(rule for call, rule in content["rules"].items() if "roll" in call)
+    assert roll["text"] == "x0d0 d0 -> y0d0 d0"
+    roll.update(text="d1 d0 -> d1 d0", blocked=[])
+    (folder / "trial.json").write_text(json.dumps(content))
+    message = refused("verify", "trial.json")
+    assert "the rule 'd1 d0 -> d1 d0' does not hold for aten.roll.default(float32[8,8], [1], [0])" in message
+    assert "plan again" in message

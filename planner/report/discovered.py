@@ -1,0 +1,19 @@
+"""Operators whose rules were found by trial, as people read them."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from planner.plan.discovered import Discovered
+from planner.report.table import table_of
+
+
+def discovered_table(found: Sequence[Discovered]) -> Table:
+    """One row for each operator: its rule, what can be split, where it is called."""
+    title = "\nRules found by trial (times are assumed: one pass over the tensors)"
+    table = table_of(title, "operator", "rule", "can be split", "called in")
+    for each in found:
+        first, *others = each.modules
+        where = f"{first} and {len(others)} more" if others else first
+        table.add_row(each.op, each.rule, ", ".join(each.factors) or f"not: {each.reason}", where)
+    return table
