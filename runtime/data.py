@@ -13,14 +13,22 @@ _SEED_STRIDE = 1_000_003  # a prime: seeds and steps do not meet in one stream b
 
 
 def synthetic_batch(
-    examples: Sequence[torch.Tensor], *, batch: int, samples: int, vocabulary: int | None, seed: int, step: int
+    examples: Sequence[torch.Tensor],
+    *,
+    batch: int,
+    samples: int,
+    vocabulary: int | Sequence[int | None] | None,
+    seed: int,
+    step: int,
 ) -> list[torch.Tensor]:
     """Tensors like the examples, whose leading dim `batch` becomes `samples`; other leading dims stay as they are.
 
-    `vocabulary` bounds integers from above. CPU tensors, drawn by a generator of their own.
+    `vocabulary` bounds integers from above, those of all tensors or of each. CPU tensors, drawn by a generator of their
+    own.
     """
     generator = torch.Generator().manual_seed(seed * _SEED_STRIDE + step)
-    return [_like(example, batch, samples, vocabulary, generator) for example in examples]
+    bounds = vocabulary if isinstance(vocabulary, Sequence) else [vocabulary] * len(examples)
+    return [_like(example, batch, samples, bound, generator) for example, bound in zip(examples, bounds, strict=True)]
 
 
 def _like(

@@ -2,7 +2,8 @@
 
 Dimensions are those of the published configurations: Llama 2 (Touvron et al. 2023, table 1 and the released config
 files), Llama 3.1 (Grattafiori et al. 2024, table 3), GPT-2 (Radford et al. 2019 and the released checkpoints), GPT-3
-(Brown et al. 2020, table 2.1), Mixtral (Jiang et al. 2024 and the released config files), Qwen3 (Yang et al. 2025 and
+(Brown et al. 2020, table 2.1), BERT (Devlin et al. 2019, section 3), T5 (Raffel et al. 2020, section 3.7, and the
+released config files), Mixtral (Jiang et al. 2024 and the released config files), Qwen3 (Yang et al. 2025 and
 the released config files).
 """
 
@@ -36,7 +37,8 @@ class ZooEntry:
 class BuiltModel:
     """A module and example inputs on which calling it gives the loss.
 
-    `sequence_length` is None where the model has no such thing; `vocabulary` bounds random integer inputs.
+    `sequence_length` is None where the model has no such thing. `vocabulary` bounds random integer inputs: one bound
+    for all, or one for each tensor, of which None means that values are drawn from the example's.
     """
 
     reference: str
@@ -45,7 +47,7 @@ class BuiltModel:
     kwargs: Mapping[str, Any]
     batch: int
     sequence_length: int | None
-    vocabulary: int | None
+    vocabulary: int | tuple[int | None, ...] | None
 
 
 def _llama(
@@ -80,12 +82,29 @@ def _gpt(source: str, layers: int, hidden: int, heads: int, vocab: int, seq: int
     return ZooEntry(family="gpt", dimensions=tuple(dimensions.items()), source=source)
 
 
+def _bert(source: str, layers: int, hidden: int, heads: int, vocab: int, seq: int) -> ZooEntry:
+    dimensions: dict[str, int | bool | float] = {
+        "num_layers": layers, "hidden_size": hidden, "num_heads": heads, "vocab_size": vocab, "sequence_length": seq,
+    }  # fmt: skip
+    return ZooEntry(family="bert", dimensions=tuple(dimensions.items()), source=source)
+
+
+def _t5(source: str, layers: int, hidden: int, ffn: int, heads: int, head: int, vocab: int, seq: int) -> ZooEntry:
+    dimensions: dict[str, int | bool | float] = {
+        "num_layers": layers, "hidden_size": hidden, "ffn_size": ffn, "num_heads": heads, "head_size": head,
+        "vocab_size": vocab, "sequence_length": seq,
+    }  # fmt: skip
+    return ZooEntry(family="t5", dimensions=tuple(dimensions.items()), source=source)
+
+
 _LLAMA2 = "Touvron et al. 2023 (arXiv 2307.09288)"
 _LLAMA3 = "Grattafiori et al. 2024 (arXiv 2407.21783), table 3"
 _MIXTRAL = "Jiang et al. 2024 (arXiv 2401.04088), table 1, and the released config files"
 _QWEN3 = "Yang et al. 2025 (arXiv 2505.09388), table 2, and the released config files"
 _GPT2 = "Radford et al. 2019"
 _GPT3 = "Brown et al. 2020 (arXiv 2005.14165), table 2.1"
+_BERT = "Devlin et al. 2019 (arXiv 1810.04805), section 3"
+_T5 = "Raffel et al. 2020 (arXiv 1910.10683), section 3.7, and the released config files"
 _TINY = "made for tests and demonstrations"
 
 ZOO: Mapping[str, ZooEntry] = {
@@ -110,6 +129,14 @@ ZOO: Mapping[str, ZooEntry] = {
     "gpt3-6.7b": _gpt(_GPT3, 32, 4096, 32, 50257, 2048),
     "gpt3-13b": _gpt(_GPT3, 40, 5120, 40, 50257, 2048),
     "gpt3-175b": _gpt(_GPT3, 96, 12288, 96, 50257, 2048),
+    "bert-tiny": _bert(_TINY, 4, 256, 8, 1024, 128),
+    "bert-base": _bert(_BERT, 12, 768, 12, 30522, 512),
+    "bert-large": _bert(_BERT, 24, 1024, 16, 30522, 512),
+    "t5-tiny": _t5(_TINY, 3, 128, 256, 8, 16, 1024, 64),
+    "t5-small": _t5(_T5, 6, 512, 2048, 8, 64, 32128, 512),
+    "t5-base": _t5(_T5, 12, 768, 3072, 12, 64, 32128, 512),
+    "t5-large": _t5(_T5, 24, 1024, 4096, 16, 64, 32128, 512),
+    "t5-11b": _t5(_T5, 24, 1024, 65536, 128, 128, 32128, 512),
 }
 
 
@@ -139,23 +166,43 @@ def _from_zoo(name: str, *, dtype: str, device: str, sequence_length: int | None
     sequence = entry.sequence_length if sequence_length is None else sequence_length
     if sequence < 1:
         raise ModelError(f"--seq-len {sequence}: a sequence has 1 token or more")
-    if entry.family == "gpt" and sequence > entry.sequence_length:
+    if entry.family in _LEARNED_POSITIONS and sequence > entry.sequence_length:
         raise ModelError(
             f"{name} has learned positions for {entry.sequence_length} tokens; --seq-len {sequence} is longer"
         )
     dimensions["sequence_length"] = sequence
     with torch.device(device):
         module = _family(entry.family)(dimensions).to(getattr(torch, dtype))
-        tokens, labels = (torch.zeros(TRACE_BATCH, sequence, dtype=torch.int64) for _ in range(2))
+        inputs = _INPUTS.get(entry.family, _TOKENS_AND_LABELS)
+        args = tuple(_example(kind, sequence) for kind in inputs)
+    bounds = {"tokens": int(dimensions["vocab_size"]), "types": 2, "mask": None}
     return BuiltModel(
         reference=name,
         module=module,
-        args=(tokens, labels),
+        args=args,
         kwargs={},
         batch=TRACE_BATCH,
         sequence_length=sequence,
-        vocabulary=int(dimensions["vocab_size"]),
+        vocabulary=bounds["tokens"] if inputs == _TOKENS_AND_LABELS else tuple(bounds[kind] for kind in inputs),
     )
+
+
+_LEARNED_POSITIONS = frozenset({"bert", "gpt"})
+_TOKENS_AND_LABELS = ("tokens", "tokens")
+_INPUTS: Mapping[str, tuple[str, ...]] = {
+    "bert": ("tokens", "types", "mask", "tokens"),
+    "t5": ("tokens", "mask", "tokens", "tokens"),
+}
+"""What a family is called with, where that is not tokens and labels."""
+
+
+def _example(kind: str, sequence: int) -> Any:
+    """An input of a zoo model; an eighth of a mask is padding."""
+    import torch
+
+    if kind == "mask":
+        return (torch.arange(sequence) < max(1, sequence - sequence // 8)).expand(TRACE_BATCH, -1).contiguous()
+    return torch.zeros(TRACE_BATCH, sequence, dtype=torch.int64)
 
 
 def _family(family: str) -> Callable[[dict[str, Any]], Any]:
@@ -163,6 +210,14 @@ def _family(family: str) -> Callable[[dict[str, Any]], Any]:
         from planner.models.llama import Llama, LlamaConfig
 
         return lambda dimensions: Llama(LlamaConfig(**dimensions))
+    if family == "bert":
+        from planner.models.bert import Bert, BertConfig
+
+        return lambda dimensions: Bert(BertConfig(**dimensions))
+    if family == "t5":
+        from planner.models.t5 import T5, T5Config
+
+        return lambda dimensions: T5(T5Config(**dimensions))
     from planner.models.gpt import GPT, GPTConfig
 
     return lambda dimensions: GPT(GPTConfig(**dimensions))

@@ -7,6 +7,7 @@ import torch
 from planner.errors import ModelError
 from planner.graph.trace import trace
 from planner.models.zoo import TRACE_BATCH, ZOO, build_model, with_dimensions
+from runtime.data import synthetic_batch
 
 # Sizes of the released checkpoints (model cards and safetensors metadata; GPT-2's are those of the tied models).
 # GPT-3 was published in round numbers only.
@@ -25,7 +26,14 @@ PUBLISHED = {
     "gpt2-medium": 354.82e6,
     "gpt2-large": 774.03e6,
     "gpt2-xl": 1557.61e6,
+    "bert-base": 109_514_298,
+    "bert-large": 335_174_458,
+    "t5-small": 60_506_624,
+    "t5-base": 222_903_552,
+    "t5-large": 737_668_096,
+    "t5-11b": 11_307_321_344,
 }
+TINY = ("llama-tiny", "mixtral-tiny", "gpt-tiny", "bert-tiny", "t5-tiny")
 ROUNDED = {"gpt3-1.3b": 1.3e9, "gpt3-6.7b": 6.7e9, "gpt3-13b": 13.0e9, "gpt3-175b": 175.0e9}
 
 
@@ -42,16 +50,18 @@ def test_parameter_count_is_the_published_one(name: str) -> None:
 
 def test_every_model_has_a_source() -> None:
     assert all(entry.source for entry in ZOO.values())
-    assert {*PUBLISHED, *ROUNDED, "llama-tiny", "mixtral-tiny", "gpt-tiny"} == set(ZOO)
+    assert {*PUBLISHED, *ROUNDED, *TINY} == set(ZOO)
 
 
-@pytest.mark.parametrize("name", ["llama-tiny", "mixtral-tiny", "gpt-tiny"])
+@pytest.mark.parametrize("name", TINY)
 def test_tiny_models_run_and_every_parameter_gets_a_gradient(name: str) -> None:
     torch.manual_seed(0)
     built = build_model(name, dtype="float32", device="cpu")
     assert built.vocabulary is not None
-    tokens, labels = (torch.randint(built.vocabulary, built.args[0].shape) for _ in range(2))
-    loss = built.module(tokens, labels)
+    batch = synthetic_batch(
+        built.args, batch=built.batch, samples=built.batch, vocabulary=built.vocabulary, seed=0, step=0
+    )
+    loss = built.module(*batch)
     loss.backward()
     assert loss.shape == ()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in built.module.parameters())
