@@ -51,7 +51,8 @@ class Block(nn.Module):
         self.output = nn.Linear(config.ffn_size, hidden)
         self.output_norm = nn.LayerNorm(hidden, eps=config.norm_epsilon)
 
-    def forward(self, x_BSH: torch.Tensor, seen_B11S: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_BSH: torch.Tensor, mask_BS: torch.Tensor) -> torch.Tensor:
+        seen_B11S = mask_BS[:, None, None, :]  # here, so that an input is all that blocks share
         query_BNSD, key_BNSD, value_BNSD = (
             projection(x_BSH).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for projection in (self.query, self.key, self.value)
@@ -86,8 +87,7 @@ class Bert(nn.Module):
         positions_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
         x_BSH = self.word_embeddings(tokens_BS) + self.token_type_embeddings(types_BS)
         x_BSH = self.embedding_norm(x_BSH + self.position_embeddings(positions_S))
-        seen_B11S = mask_BS[:, None, None, :]
         for block in self.layer:
-            x_BSH = block(x_BSH, seen_B11S)
+            x_BSH = block(x_BSH, mask_BS)
         logits_BSV = self.decoder(self.transform_norm(F.gelu(self.transform(x_BSH))))
         return F.cross_entropy(logits_BSV.float().flatten(0, 1), labels_BS.flatten(), ignore_index=IGNORED)

@@ -39,7 +39,7 @@ class T5Config:
 
 
 class Attention(nn.Module):
-    """Attention of queries made from one sequence to keys and values made from another, with a bias of the scores."""
+    """Attention of queries made from one sequence to keys and values made from another, with a mask or a bias."""
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()
@@ -50,12 +50,12 @@ class Attention(nn.Module):
         self.v = nn.Linear(config.hidden_size, inner, bias=False)
         self.o = nn.Linear(inner, config.hidden_size, bias=False)
 
-    def forward(self, x_BQH: torch.Tensor, read_BKH: torch.Tensor, bias_BNQK: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_BQH: torch.Tensor, read_BKH: torch.Tensor, mask_BNQK: torch.Tensor) -> torch.Tensor:
         query_BNQD, key_BNKD, value_BNKD = (
             projection(given).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for projection, given in ((self.q, x_BQH), (self.k, read_BKH), (self.v, read_BKH))
         )
-        mixed_BNQD = F.scaled_dot_product_attention(query_BNQD, key_BNKD, value_BNKD, attn_mask=bias_BNQK, scale=1.0)
+        mixed_BNQD = F.scaled_dot_product_attention(query_BNQD, key_BNKD, value_BNKD, attn_mask=mask_BNQK, scale=1.0)
         result: torch.Tensor = self.o(mixed_BNQD.transpose(1, 2).flatten(2))
         return result
 
@@ -103,11 +103,11 @@ class DecoderBlock(nn.Module):
         self.mlp = MLP(config)
 
     def forward(
-        self, x_BTH: torch.Tensor, read_BSH: torch.Tensor, bias_1NTT: torch.Tensor, seen_B11S: torch.Tensor
+        self, x_BTH: torch.Tensor, read_BSH: torch.Tensor, bias_1NTT: torch.Tensor, mask_BS: torch.Tensor
     ) -> torch.Tensor:
         normed_BTH = self.attention_norm(x_BTH)
         x_BTH = x_BTH + self.attention(normed_BTH, normed_BTH, bias_1NTT)
-        x_BTH = x_BTH + self.cross(self.cross_norm(x_BTH), read_BSH, seen_B11S)
+        x_BTH = x_BTH + self.cross(self.cross_norm(x_BTH), read_BSH, mask_BS[:, None, None, :])
         result: torch.Tensor = x_BTH + self.mlp(self.mlp_norm(x_BTH))
         return result
 
@@ -163,15 +163,15 @@ class T5(nn.Module):
         for block in self.encoder:
             x_BSH = block(x_BSH, bias_BNSS)
         read_BSH = self.encoder_norm(x_BSH)
-        logits_BTV = F.linear(self._decoded(written_BT, read_BSH, seen_B11S) * self.scale, self.shared.weight)
+        logits_BTV = F.linear(self._decoded(written_BT, read_BSH, mask_BS) * self.scale, self.shared.weight)
         return F.cross_entropy(logits_BTV.float().flatten(0, 1), labels_BT.flatten(), ignore_index=IGNORED)
 
-    def _decoded(self, written_BT: torch.Tensor, read_BSH: torch.Tensor, seen_B11S: torch.Tensor) -> torch.Tensor:
+    def _decoded(self, written_BT: torch.Tensor, read_BSH: torch.Tensor, mask_BS: torch.Tensor) -> torch.Tensor:
         length, device = written_BT.shape[1], written_BT.device
         later_TT = torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
         bias_1NTT = self.decoder_bias(length, device).masked_fill(later_TT, float("-inf"))
         x_BTH: torch.Tensor = self.shared(written_BT)
         for block in self.decoder:
-            x_BTH = block(x_BTH, read_BSH, bias_1NTT, seen_B11S)
+            x_BTH = block(x_BTH, read_BSH, bias_1NTT, mask_BS)
         result: torch.Tensor = self.decoder_norm(x_BTH)
         return result

@@ -1,4 +1,4 @@
-"""Models by name, and the user's own by `package.module:factory`.
+"""Models by name, those of a Hugging Face `config.json` by its path, and the user's own by `package.module:factory`.
 
 Dimensions are those of the published configurations: Llama 2 (Touvron et al. 2023, table 1 and the released config
 files), Llama 3.1 (Grattafiori et al. 2024, table 3), GPT-2 (Radford et al. 2019 and the released checkpoints), GPT-3
@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from planner.errors import ModelError, unknown_name
+from planner.models.huggingface import from_config, is_config
 
 TRACE_BATCH = 2  # sequences in the example that a zoo model is traced with; plans rescale it
 
@@ -143,8 +144,9 @@ ZOO: Mapping[str, ZooEntry] = {
 def build_model(reference: str, *, dtype: str, device: str = "meta", sequence_length: int | None = None) -> BuiltModel:
     """The module that `reference` names, with example inputs.
 
-    `reference` is a name of the zoo or `package.module:factory` (on the import path or in the current folder); the
-    factory returns `(module, args)` or `(module, args, kwargs)`. Floating point parameters of a zoo model get `dtype`
+    `reference` is a name of the zoo, a path to a `config.json` of Hugging Face (or to a folder with one), or
+    `package.module:factory` (on the import path or in the current folder); the factory returns `(module, args)` or
+    `(module, args, kwargs)`. Floating point parameters of a zoo model get `dtype`
     ("bfloat16", ...); a module of the user's is converted too. On "meta" nothing is allocated. Raises ModelError.
     """
     if ":" in reference:
@@ -153,12 +155,14 @@ def build_model(reference: str, *, dtype: str, device: str = "meta", sequence_le
                 f"--seq-len does not apply to {reference}: its factory fixes the shapes of the example inputs"
             )
         return _from_factory(reference, dtype=dtype, device=device)
+    if reference not in ZOO and is_config(reference):
+        return _from_config(reference, dtype=dtype, device=device, sequence_length=sequence_length)
     return _from_zoo(reference, dtype=dtype, device=device, sequence_length=sequence_length)
 
 
 def _from_zoo(name: str, *, dtype: str, device: str, sequence_length: int | None) -> BuiltModel:
     if name not in ZOO:
-        raise ModelError(unknown_name("model", name, ZOO) + " Your own model: --model package.module:factory.")
+        raise ModelError(unknown_name("model", name, ZOO) + _OTHER_MODELS)
     import torch
 
     entry = ZOO[name]
@@ -203,6 +207,26 @@ def _example(kind: str, sequence: int) -> Any:
     if kind == "mask":
         return (torch.arange(sequence) < max(1, sequence - sequence // 8)).expand(TRACE_BATCH, -1).contiguous()
     return torch.zeros(TRACE_BATCH, sequence, dtype=torch.int64)
+
+
+_OTHER_MODELS = " Your own model: --model package.module:factory; of Hugging Face: --model path/to/config.json."
+
+
+def _from_config(reference: str, *, dtype: str, device: str, sequence_length: int | None) -> BuiltModel:
+    import torch
+
+    made = from_config(reference, batch=TRACE_BATCH, device=device, sequence_length=sequence_length)
+    floating = getattr(torch, dtype)
+    inputs = {key: value.to(floating) if value.is_floating_point() else value for key, value in made.inputs.items()}
+    return BuiltModel(
+        reference=reference,
+        module=made.module.to(floating),
+        args=(),
+        kwargs=inputs,
+        batch=TRACE_BATCH,
+        sequence_length=made.sequence_length,
+        vocabulary=made.bounds,
+    )
 
 
 def _family(family: str) -> Callable[[dict[str, Any]], Any]:

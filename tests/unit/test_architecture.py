@@ -52,6 +52,7 @@ HOMES = {
     "rich": ("planner.cli", "planner.report"),
     "torch": ("planner.graph", "planner.models", "planner.sharding.discover", "runtime"),
     "torch.distributed": ("runtime",),
+    "transformers": ("planner.models.huggingface",),
     "typer": ("planner.cli",),
 }
 
@@ -67,7 +68,7 @@ SOLVERS_MAY_IMPORT = (
     "ortools",
 )
 
-SLOW_TO_LOAD = ("networkx", "ortools", "rich", "torch")
+SLOW_TO_LOAD = ("networkx", "ortools", "rich", "torch", "transformers")
 
 MAY_PRINT = ("planner.cli", "planner.report", "runtime.launch")
 
