@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from planner.graph.returned import loss_in
 from planner.plan.plan import Training
 from runtime.optimizer import OptimizerSettings, make_optimizer
 
@@ -37,7 +38,7 @@ class UnshardedStep:
         total = 0.0
         for part in range(self._parts):
             part_args, part_kwargs = self._part((args, dict(kwargs)), part)
-            loss = _loss_of(self._module(*part_args, **part_kwargs)) / self._parts
+            loss = loss_in(self._module(*part_args, **part_kwargs)) / self._parts
             torch.autograd.backward(loss, torch.ones_like(loss))
             self._accumulate()
             total += float(loss.detach())
@@ -68,11 +69,3 @@ class UnshardedStep:
         self._gradients = [None] * len(self._weights)
         for weight, updated in zip(self._weights, self._masters, strict=True):
             weight.copy_(updated)
-
-
-def _loss_of(result: Any) -> torch.Tensor:
-    """The loss among what a module returns: alone, first of a tuple, or `.loss`, as for tracing."""
-    first = result[0] if isinstance(result, tuple | list) else result
-    loss: Any = getattr(first, "loss", first)
-    assert isinstance(loss, torch.Tensor), "tracing has checked that the module returns its loss"
-    return loss

@@ -140,7 +140,8 @@ class TableBuilder:
             candidates = self._lists.of(rule)
         else:
             candidates = self._lists.among(rule, restriction.strategies(index, rule, self.mesh))
-        if index in template.shared and not any(name in graph.differentiable for name in results):
+        uses = sum(len(graph.consumers.get(name, ())) for name in results)
+        if (uses > 1 or index in template.shared) and not any(name in graph.differentiable for name in results):
             candidates = self._lists.among(rule, _by_samples(rule, candidates.strategies))
         graded = tuple(name in graph.differentiable for name in op.operands)
         key = (id(rule), graded, id(candidates))
@@ -265,9 +266,9 @@ def _same(made: LayoutColumn, wanted: LayoutColumn) -> NDArray[np.bool_]:
 def _by_samples(rule: Rule, strategies: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
     """Of strategies those that cut the results along their first dim or not at all; all where that leaves none.
 
-    For what every block reads and no gradient flows to, such as masks. A block takes its piece of what it finds whole
-    without a message, so finer cuts save a little work once, and every layout of it would be a state of the boundary
-    between blocks, times all states of the rest.
+    For what several operators read and no gradient flows to, such as masks. A reader takes its piece of what it finds
+    whole without a message, so finer cuts save a little work once, and every layout of it would be a state of the
+    boundary between blocks, times all states of the rest.
     """
     first = {factor for dims in rule.results for factor in (dims[0] if dims else ())}
     found = tuple(strategy for strategy in strategies if all(choice is None or choice in first for choice in strategy))

@@ -111,6 +111,8 @@ def _contractions() -> Iterator[tuple[Any, ...]]:
     yield "matmul.default", _random(4, 2, 8), _random(8)
     yield "mm.default", _random(4, 8), _random(8, 6)
     yield "bmm.default", _random(4, 6, 8), _random(4, 8, 2)
+    yield "conv2d.default", _random(4, 6, 8, 4), _random(4, 6, 2, 2), _random(4), [2, 2]
+    yield "conv2d.default", "no bias", _random(4, 2, 5, 5), _random(6, 2, 3, 3), None, [1, 1], [1, 1]
     attention = "scaled_dot_product_attention.default"
     yield attention, _random(2, 4, 6, 8), _random(2, 4, 6, 8), _random(2, 4, 6, 8)
     yield attention, "causal", _random(2, 4, 6, 8), _random(2, 4, 6, 8), _random(2, 4, 6, 4), None, 0.0, True

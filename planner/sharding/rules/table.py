@@ -12,7 +12,7 @@ result need not be kept. With e@b each device has some of the experts and sends 
 from collections.abc import Mapping
 
 from planner.sharding.rules.einsum import Einsum, InnerPattern, Matmul
-from planner.sharding.rules.lookups import Gather, Index, IndexSelect
+from planner.sharding.rules.picks import Gather, Index, IndexSelect
 from planner.sharding.rules.shapes import Elementwise, Factory, Filled, Normalise, Reduce
 from planner.sharding.rules.spec import RuleSpec
 from planner.sharding.rules.views import AlongDim, Pad, Permute, RepeatEach, Reshape, Tile
@@ -33,6 +33,14 @@ RULES: Mapping[str, RuleSpec] = {
     # contractions
     "aten.linear.default": _LINEAR,
     "aten.addmm.default": _ADDMM,
+    "aten.conv2d.default": Einsum(  # pixels stay whole; priced by its work alone
+        pattern="n i y x, o i u v, o -> n o p q",
+        op_class="elementwise",
+        blocked="y x u v p q",
+        work=((2.0, "n o i u v p q"),),
+        addends=(2,),
+        saves=_BOTH,
+    ),
     "aten.matmul.default": Matmul(),
     "aten.mm.default": Matmul(),
     "aten.bmm.default": Matmul(),
