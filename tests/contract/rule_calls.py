@@ -357,6 +357,8 @@ def _factories() -> Iterator[tuple[Any, ...]]:
     yield "ones.default", [4, 6]
     yield "full.default", [4, 6], 3.0
     yield "scalar_tensor.default", 3.0
+    yield "eye.default", 4
+    yield "eye.m", 4, 6
     yield "new_zeros.default", _random(4, 6), [4, 6]
     yield "new_ones.default", _random(4, 6), [], {"dtype": torch.bool}
     yield "new_full.default", _random(4), [4, 6], 3.0

@@ -305,7 +305,13 @@ def test_every_dim_of_every_example_can_be_split_or_is_known_not_to_be() -> None
         *("aten.arange.default", "aten.arange.start", "aten.arange.start_step"),
         *("aten.constant_pad_nd.default", "aten.diff.default", "aten.flip.default", "aten.pad.default"),
         *("aten.gather.default", "aten.index.Tensor", "aten.index_select.default", "aten.roll.default"),
-        *("aten.conv2d.default", "aten.repeat.default", "aten.repeat_interleave.self_int"),
+        *(
+            "aten.conv2d.default",
+            "aten.eye.default",
+            "aten.eye.m",
+            "aten.repeat.default",
+            "aten.repeat_interleave.self_int",
+        ),
         *("aten.select_scatter.default", "aten.slice_scatter.default"),
     }
 

@@ -261,6 +261,8 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.arange.start": Factory(local_form="counted"),
     "aten.arange.start_step": Factory(local_form="counted"),
     "aten.scalar_tensor.default": Factory(),
+    "aten.eye.default": Factory(),
+    "aten.eye.m": Factory(),
     "aten.zeros.default": Filled(),
     "aten.ones.default": Filled(),
     "aten.full.default": Filled(),
