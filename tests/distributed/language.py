@@ -46,7 +46,7 @@ class Scores(nn.Module):
         logits = self.head(mixed + hidden)
         loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
         near = torch.maximum(hidden, hidden.roll(1, -1)).clamp(-0.4, 0.4).square().mean()
-        chosen = logits.gather(-1, labels[..., None]).mean() + self.words.weight.index_select(0, tokens[0]).mean()
+        chosen = logits.gather(-1, labels[..., None]).mean() + self.words.weight.index_select(0, tokens[:, 0]).mean()
         return {"far": near * 2, "loss": loss + 0.3 * near + 0.1 * chosen}
 
 
