@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils import _pytree as pytree
 
+from planner.graph.trace import trace
 from planner.models.zoo import BuiltModel, build_model
 from planner.plan.plan import PRECISIONS, Plan
 from runtime.data import synthetic_batch
@@ -51,7 +52,17 @@ def train(
     chosen = settings or OptimizerSettings()
     device = current_device(local_rank())
     built = _build(plan, seed)
-    step = parallelize(built.module, plan, built.args, built.kwargs, batch=built.batch, settings=chosen, device=device)
+    planned = _build(plan, seed, "meta")  # strides, and with them copies, may differ by device: as when it was planned
+    step = parallelize(
+        built.module,
+        plan,
+        built.args,
+        built.kwargs,
+        batch=built.batch,
+        traced=trace(planned.module, planned.args, planned.kwargs),
+        settings=chosen,
+        device=device,
+    )
     plain = None
     if check and step.place.rank == 0 and step.place.stage == 0:
         names = step.bound.graph.inputs
@@ -72,13 +83,13 @@ def train(
         yield StepReport(step=number + 1, loss=loss, unsharded=None if plain is None else plain(args, kwargs))
 
 
-def _build(plan: Plan, seed: int) -> BuiltModel:
-    """The model on the CPU: the same weights on every rank."""
+def _build(plan: Plan, seed: int, where: str = "cpu") -> BuiltModel:
+    """The model: the same weights on every rank, or none on "meta"."""
     torch.manual_seed(seed)
     return build_model(
         plan.model.reference,
         dtype=PRECISIONS[plan.training.precision],
-        device="cpu",
+        device=where,
         sequence_length=plan.model.sequence_length,
     )
 

@@ -49,6 +49,9 @@ from planner.graph.refusals import (
 from planner.graph.returned import checked_loss
 
 _NUMBERS = frozenset({"aten.item.default", "aten._local_scalar_dense.default"})
+_SAME_VALUES = frozenset({"aten.contiguous.default"})
+"""Left out: whether there is anything to copy depends on the device that attention is traced on; the graph must not."""
+
 _IGNORED = frozenset({"aten._assert_tensor_metadata.default", "aten._assert_async.msg"})
 
 
@@ -208,6 +211,9 @@ class _Reader:
             )
         op = str(node.target)
         if op in _IGNORED:
+            return
+        if op in _SAME_VALUES:
+            self.names[node.name] = self._argument(node.args[0])
             return
         if op in _NUMBERS and node.users:
             raise reads_number(self.module, node)
