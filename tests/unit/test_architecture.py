@@ -247,7 +247,9 @@ def test_every_form_of_import_is_read() -> None:
 
 def test_every_dependency_has_a_home() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    declared = {requirement.partition(">")[0].strip() for requirement in project["dependencies"]}
+    optional = [wanted for extra, wanted in project["optional-dependencies"].items() if extra != "dev"]
+    requirements = [*project["dependencies"], *(one for wanted in optional for one in wanted)]
+    declared = {requirement.partition(">")[0].strip() for requirement in requirements}
     assert declared == {package for package in HOMES if "." not in package}
 
 
