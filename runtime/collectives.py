@@ -43,7 +43,7 @@ def _reduced(term: torch.Tensor, operation: dist.ReduceOp.RedOpType, group: dist
 
 def all_to_all(piece: torch.Tensor, dim: int, to_dim: int, group: dist.ProcessGroup) -> torch.Tensor:
     """From pieces cut along `dim` to pieces cut along `to_dim`: extents d, e become n d, e / n."""
-    outgoing = torch.stack(piece.chunk(group.size(), to_dim)).contiguous()  # images may have their channels last
+    outgoing = torch.stack(piece.chunk(group.size(), to_dim)).contiguous()  # stacks of strided views may be strided
     incoming = torch.empty_like(outgoing)
     dist.all_to_all_single(incoming, outgoing, group=group)
     return incoming.movedim(0, dim).flatten(dim, dim + 1)

@@ -128,6 +128,29 @@ def _expand(shard: Shard, tensor: torch.Tensor, *spelled: Any, **keywords: Any) 
     return tensor.expand(shard.shapes[0])
 
 
+def _counted(shard: Shard, *arguments: Any, **keywords: Any) -> Any:
+    """arange: it spells out how many, and every rank counts all."""
+    return resolve(shard.bound.operator.op)(*arguments, **keywords)
+
+
+def _filled_piece(shard: Shard, *arguments: Any, **keywords: Any) -> Any:
+    """zeros, full, new_ones and the like, in the local shape: the first list is the shape."""
+    spelled = next(at for at, argument in enumerate(arguments) if isinstance(argument, list))
+    own = (*arguments[:spelled], list(shard.shapes[0]), *arguments[spelled + 1 :])
+    return resolve(shard.bound.operator.op)(*own, **keywords)
+
+
+def _tiled(shard: Shard, tensor: torch.Tensor, times: Sequence[int]) -> torch.Tensor:
+    """As many copies as fill the local shape."""
+    extents = [1] * (len(times) - tensor.dim()) + list(tensor.shape)
+    return tensor.repeat([whole // extent for whole, extent in zip(shard.shapes[0], extents, strict=True)])
+
+
+def _copied(shard: Shard, tensor: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """What is written over a tensor: torch has no derivative of the operator itself."""
+    return source.to(tensor.dtype).expand(tensor.shape)
+
+
 def _narrow(shard: Shard, tensor: torch.Tensor, dim: int, start: int, length: int) -> torch.Tensor:
     return tensor.narrow(dim, start, shard.shapes[0][dim])
 
@@ -256,7 +279,13 @@ def _dropping_attention(
     )
 
 
-SHAPED: Mapping[str, Form] = {"reshape": _reshape, "expand": _expand}
+SHAPED: Mapping[str, Form] = {
+    "counted": _counted,
+    "expand": _expand,
+    "filled": _filled_piece,
+    "reshape": _reshape,
+    "tiled": _tiled,
+}
 """Local forms of operators that spell out the shape of their result, by `Rule.local_form`."""
 
 LOCAL_OPS: Mapping[str, Form] = {
@@ -271,6 +300,7 @@ LOCAL_OPS: Mapping[str, Form] = {
     "aten._native_batch_norm_legit.no_stats": local_channels.batch_norm_without_running,
     "aten._native_batch_norm_legit_functional.default": local_channels.functional_batch_norm,
     "aten.batch_norm.default": local_channels.plain_batch_norm,
+    "aten.copy.default": _copied,
     "aten.cross_entropy_loss.default": _cross_entropy,
     "aten.embedding.default": _embedding,
     "aten.group_norm.default": local_channels.group_norm,

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from planner.errors import RequestError
+from planner.graph.on_meta import on_meta
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.plan.bind import bind
@@ -115,7 +116,7 @@ class TrainingStep:
             batch = next((tensor.shape[0] for tensor in given.tensors() if tensor.dim()), 1)
         elif self._traced is None:
             given = given.samples(batch)
-        graph = self._traced if self._traced is not None else trace(self._module, given.args, given.kwargs)
+        graph = self._traced if self._traced is not None else trace(on_meta(self._module), given.args, given.kwargs)
         pattern = matcher(self._forward, graph.inputs, given)
         bound = bind(self.plan, graph, batch)
         prove(with_rules(graph, self.plan.rules))

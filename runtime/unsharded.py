@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from planner.graph.operator_graph import Operator
+from planner.graph.returned import loss_in
 from planner.plan.plan import Training
 from runtime.optimizers import OptimizerSettings, make_optimizer, wide_dtype
 from runtime.randomness import Draw
@@ -53,7 +54,7 @@ class UnshardedStep:
         for part in range(self._parts):
             part_args, part_kwargs = self._part((args, dict(kwargs)), part)
             with SameDropout(self._dropping, Draw(seed=self._seed, step=self._steps, micro_batch=part)):
-                loss = _loss_of(self._module(*part_args, **part_kwargs))
+                loss = loss_in(self._module(*part_args, **part_kwargs))
             torch.autograd.backward(loss, torch.full_like(loss, self._scale))
             self._accumulate()
             total += float(loss.detach()) / self._parts
@@ -95,11 +96,3 @@ class UnshardedStep:
         self._gradients = [None] * len(self._weights)
         for weight, updated in zip(self._weights, self._masters, strict=True):
             weight.copy_(updated)
-
-
-def _loss_of(result: Any) -> torch.Tensor:
-    """The loss among what a module returns: alone, first of a tuple, or `.loss`, as for tracing."""
-    first = result[0] if isinstance(result, tuple | list) else result
-    loss: Any = getattr(first, "loss", first)
-    assert isinstance(loss, torch.Tensor), "tracing has checked that the module returns its loss"
-    return loss

@@ -17,7 +17,6 @@ traced in full instead: slower, never wrong.
 """
 
 import functools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +39,22 @@ from planner.graph.operator_graph import (
     TorchConstant,
     ValueRef,
 )
+from planner.graph.refusals import (
+    changes_input,
+    depends_on_content,
+    line_of,
+    own_functions_refused,
+    reads_number,
+    refusal,
+    without_draws,
+    written_lines,
+)
+from planner.graph.returned import checked_loss
 from planner.graph.updates import with_updates
+
+_NUMBERS = frozenset({"aten.item.default", "aten._local_scalar_dense.default"})
+_SAME_VALUES = frozenset({"aten.contiguous.default"})
+"""Left out: whether there is anything to copy depends on the device that attention is traced on; the graph must not."""
 
 _IGNORED = frozenset({"aten._assert_tensor_metadata.default", "aten._assert_async.msg"})
 
@@ -49,7 +63,7 @@ def trace(
     module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, *, full: bool = False
 ) -> OperatorGraph:
     """The operator graph of `module(*args, **kwargs)`, whose result is the loss: a scalar, alone, first of a tuple,
-    or `.loss`.
+    `.loss`, or "loss" in a dict.
 
     Tensors may be on the meta device or real; none is copied. `full` traces every repeated block by itself. Raises
     ModelError where the module cannot be traced or does not return a scalar loss.
@@ -84,8 +98,9 @@ def _graph_of(
 ) -> OperatorGraph:
     wrapped = _Loss(module)
     try:
-        with torch.no_grad():
-            exported = torch.export.export(wrapped, args, kwargs, strict=False)
+        with torch.no_grad(), own_functions_refused(module):
+            exported = without_draws(module, lambda: torch.export.export(wrapped, args, kwargs, strict=False))
+        written = written_lines(exported)
         targets = [node.target for node in exported.graph.nodes if node.op == "call_function"]
         in_place = any(_changes_operands(node) for node in exported.graph.nodes)
         if announced and not all(_changes_buffers_only(node, exported) for node in exported.graph.nodes):
@@ -95,8 +110,8 @@ def _graph_of(
     except (NotAlikeError, ModelError):
         raise
     except Exception as error:
-        raise ModelError(_refusal(module, error)) from error
-    flat = with_bags(_Reader(module, exported).read())
+        raise refusal(module, error) from error
+    flat = with_bags(_Reader(module, exported, written).read())
     graph = repeats.expand(flat, announced) if announced else flat
     if graph.loss not in graph.differentiable:
         raise ModelError(
@@ -141,47 +156,14 @@ class _Loss(nn.Module):
         for name, buffer in self.model.named_buffers():
             if held.get(name) is not buffer:
                 raise _changes(self.model, name)
-        if isinstance(result, tuple | list) and result:
-            result = result[0]
-        loss = getattr(result, "loss", result)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            shape = (
-                f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"{type(loss).__name__}"
-            )
-            raise ModelError(
-                f"calling {type(self.model).__name__} on the example inputs returned {shape}; return the scalar "
-                "loss, alone,"
-                " first of a tuple, or as `.loss`"
-            )
-        return loss
+        return checked_loss(self.model, result)
 
 
-def _changes(module: nn.Module, name: str) -> ModelError:
+def _changes(module: nn.Module, name: str, at: str = "") -> ModelError:
     return ModelError(
-        f"{type(module).__name__} changes {name} in its forward pass; inputs must stay as they are, and buffers"
+        f"{type(module).__name__} changes {name} in its forward pass{at}; inputs must stay as they are, and buffers"
         " (running statistics) are updated in place, by `add_`, `copy_` and the like"
     )
-
-
-def _refusal(module: nn.Module, error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    place = _user_frame(error)
-    return (
-        f"{type(module).__name__} cannot be traced: {lines[0] if lines else type(error).__name__}{place};"
-        " the forward pass must not branch on tensor values or leave PyTorch operators"
-    )
-
-
-def _user_frame(error: BaseException) -> str:
-    """Last line of the traceback outside of torch and this package: most likely the cause."""
-    found = ""
-    trail = error.__traceback__
-    while trail is not None:
-        name = trail.tb_frame.f_code.co_filename
-        if "/torch/" not in name and "/planner/graph/" not in name and not name.startswith("<"):
-            found = f" (at {name}:{trail.tb_lineno})"
-        trail = trail.tb_next
-    return found
 
 
 _GETITEM = __import__("operator").getitem
@@ -193,11 +175,14 @@ class _Reader:
 
     module: nn.Module
     exported: Any
+    written: Mapping[str, str]
 
     def read(self) -> OperatorGraph:
         signature = self.exported.graph_signature
-        for changed in (*signature.user_inputs_to_mutate.values(), *signature.parameters_to_mutate.values()):
-            raise _changes(self.module, changed.removeprefix("model."))
+        for name in signature.user_inputs_to_mutate.values():
+            raise changes_input(self.module, name, self.written.get(name, ""))
+        for name in signature.parameters_to_mutate.values():
+            raise _changes(self.module, name.removeprefix("model."), self.written.get(name, ""))
         self.types: dict[str, TensorType] = {}
         self.names: dict[str, Argument] = {}
         self.operators: list[Operator] = []
@@ -255,11 +240,16 @@ class _Reader:
         op = str(node.target)
         if op in _IGNORED:
             return
+        if op in _SAME_VALUES:
+            self.names[node.name] = self._argument(node.args[0])
+            return
+        if op in _NUMBERS and node.users:
+            raise reads_number(self.module, node)
         if _draws(node) and op not in CHANCES:
             place = _module_path(node)
             raise ModelError(
                 f"{type(self.module).__name__} draws random numbers by {op}{f' in {place}' if place else ''}"
-                f"{_line(node)}, which would differ with the plan; only dropout can be drawn alike on any number of"
+                f"{line_of(node)}, which would differ with the plan; only dropout can be drawn alike on any number of"
                 f" devices ({', '.join(CHANCES)}), and not in place: use one of these, or pass the numbers in as inputs"
             )
         value = node.meta["val"]
@@ -269,11 +259,7 @@ class _Reader:
         for name, result in zip(names, results, strict=True):
             if isinstance(result, torch.Tensor):
                 if not all(isinstance(extent, int) for extent in result.shape):
-                    raise ModelError(
-                        f"{type(self.module).__name__}: the result of {op} has the shape {tuple(result.shape)}, "
-                        "which depends"
-                        f" on the content of a tensor{_line(node)}"
-                    )
+                    raise depends_on_content(self.module, op, tuple(result.shape), node)
                 self.types[name] = tensor_type(result)
         if not many:
             self.names[node.name] = ValueRef(node.name)
@@ -316,13 +302,6 @@ def _draws(node: fx.Node) -> bool:
     trains = {"train": True, "training": True, **given, **node.kwargs}
     tagged = torch.Tag.nondeterministic_seeded in node.target.tags
     return tagged and trains["train"] is not False and trains["training"] is not False
-
-
-def _line(node: fx.Node) -> str:
-    """The line of the user's that made a node; empty where it is not known."""
-    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    own = [f" (at {name}:{number})" for name, number in frames if "/torch/" not in name]
-    return own[-1] if own else ""
 
 
 def tensor_type(tensor: torch.Tensor) -> TensorType:

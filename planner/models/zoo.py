@@ -1,9 +1,10 @@
-"""Models by name, and the user's own by `package.module:factory`.
+"""Models by name, those of a Hugging Face `config.json` by its path, and the user's own by `package.module:factory`.
 
 Dimensions are those of the published configurations: Llama 2 (Touvron et al. 2023, table 1 and the released config
 files), Llama 3.1 (Grattafiori et al. 2024, table 3), GPT-2 (Radford et al. 2019 and the released checkpoints), GPT-3
-(Brown et al. 2020, table 2.1), Mixtral (Jiang et al. 2024 and the released config files), Qwen3 (Yang et al. 2025 and
-the released config files). Models of images are in `images.py`, those of clicks in `clicks.py`.
+(Brown et al. 2020, table 2.1), BERT (Devlin et al. 2019, section 3), T5 (Raffel et al. 2020, section 3.7, and the
+released config files), Mixtral (Jiang et al. 2024 and the released config files), Qwen3 (Yang et al. 2025 and the
+released config files). Models of images are in `images.py`, those of clicks in `clicks.py`.
 """
 
 import importlib
@@ -17,6 +18,7 @@ from typing import Any
 from planner.errors import ModelError, unknown_name
 from planner.models.clicks import CLICK_FAMILIES, CLICK_MODELS
 from planner.models.entry import TRACE_BATCH, Dimension, Example, ZooEntry
+from planner.models.huggingface import from_config, is_config
 from planner.models.images import IMAGE_FAMILIES, IMAGE_MODELS
 
 
@@ -69,12 +71,29 @@ def _gpt(source: str, layers: int, hidden: int, heads: int, vocab: int, seq: int
     return ZooEntry(family="gpt", dimensions=tuple(dimensions.items()), source=source)
 
 
+def _bert(source: str, layers: int, hidden: int, heads: int, vocab: int, seq: int) -> ZooEntry:
+    dimensions: dict[str, Dimension] = {
+        "num_layers": layers, "hidden_size": hidden, "num_heads": heads, "vocab_size": vocab, "sequence_length": seq,
+    }  # fmt: skip
+    return ZooEntry(family="bert", dimensions=tuple(dimensions.items()), source=source)
+
+
+def _t5(source: str, layers: int, hidden: int, ffn: int, heads: int, head: int, vocab: int, seq: int) -> ZooEntry:
+    dimensions: dict[str, Dimension] = {
+        "num_layers": layers, "hidden_size": hidden, "ffn_size": ffn, "num_heads": heads, "head_size": head,
+        "vocab_size": vocab, "sequence_length": seq,
+    }  # fmt: skip
+    return ZooEntry(family="t5", dimensions=tuple(dimensions.items()), source=source)
+
+
 _LLAMA2 = "Touvron et al. 2023 (arXiv 2307.09288)"
 _LLAMA3 = "Grattafiori et al. 2024 (arXiv 2407.21783), table 3"
 _MIXTRAL = "Jiang et al. 2024 (arXiv 2401.04088), table 1, and the released config files"
 _QWEN3 = "Yang et al. 2025 (arXiv 2505.09388), table 2, and the released config files"
 _GPT2 = "Radford et al. 2019"
 _GPT3 = "Brown et al. 2020 (arXiv 2005.14165), table 2.1"
+_BERT = "Devlin et al. 2019 (arXiv 1810.04805), section 3"
+_T5 = "Raffel et al. 2020 (arXiv 1910.10683), section 3.7, and the released config files"
 _TINY = "made for tests and demonstrations"
 
 ZOO: Mapping[str, ZooEntry] = {
@@ -99,6 +118,14 @@ ZOO: Mapping[str, ZooEntry] = {
     "gpt3-6.7b": _gpt(_GPT3, 32, 4096, 32, 50257, 2048),
     "gpt3-13b": _gpt(_GPT3, 40, 5120, 40, 50257, 2048),
     "gpt3-175b": _gpt(_GPT3, 96, 12288, 96, 50257, 2048),
+    "bert-tiny": _bert(_TINY, 4, 256, 8, 1024, 128),
+    "bert-base": _bert(_BERT, 12, 768, 12, 30522, 512),
+    "bert-large": _bert(_BERT, 24, 1024, 16, 30522, 512),
+    "t5-tiny": _t5(_TINY, 3, 128, 256, 8, 16, 1024, 64),
+    "t5-small": _t5(_T5, 6, 512, 2048, 8, 64, 32128, 512),
+    "t5-base": _t5(_T5, 12, 768, 3072, 12, 64, 32128, 512),
+    "t5-large": _t5(_T5, 24, 1024, 4096, 16, 64, 32128, 512),
+    "t5-11b": _t5(_T5, 24, 1024, 65536, 128, 128, 32128, 512),
     **IMAGE_MODELS,
     **CLICK_MODELS,
 }
@@ -107,8 +134,9 @@ ZOO: Mapping[str, ZooEntry] = {
 def build_model(reference: str, *, dtype: str, device: str = "meta", sequence_length: int | None = None) -> BuiltModel:
     """The module that `reference` names, with example inputs.
 
-    `reference` is a name of the zoo or `package.module:factory` (on the import path or in the current folder); the
-    factory returns `(module, args)` or `(module, args, kwargs)`. Floating point parameters of a zoo model get `dtype`
+    `reference` is a name of the zoo, a path to a `config.json` of Hugging Face (or to a folder with one), or
+    `package.module:factory` (on the import path or in the current folder); the factory returns `(module, args)` or
+    `(module, args, kwargs)`. Floating point parameters of a zoo model get `dtype`
     ("bfloat16", ...); a module of the user's is converted too. On "meta" nothing is allocated. Raises ModelError.
     """
     if ":" in reference:
@@ -117,12 +145,14 @@ def build_model(reference: str, *, dtype: str, device: str = "meta", sequence_le
                 f"--seq-len does not apply to {reference}: its factory fixes the shapes of the example inputs"
             )
         return _from_factory(reference, dtype=dtype, device=device)
+    if reference not in ZOO and is_config(reference):
+        return _from_config(reference, dtype=dtype, device=device, sequence_length=sequence_length)
     return _from_zoo(reference, dtype=dtype, device=device, sequence_length=sequence_length)
 
 
 def _from_zoo(name: str, *, dtype: str, device: str, sequence_length: int | None) -> BuiltModel:
     if name not in ZOO:
-        raise ModelError(unknown_name("model", name, ZOO) + " Your own model: --model package.module:factory.")
+        raise ModelError(unknown_name("model", name, ZOO) + _OTHER_MODELS)
     import torch
 
     entry = ZOO[name]
@@ -144,6 +174,26 @@ def _from_zoo(name: str, *, dtype: str, device: str, sequence_length: int | None
     )
 
 
+_OTHER_MODELS = " Your own model: --model package.module:factory; of Hugging Face: --model path/to/config.json."
+_LEARNED_POSITIONS = frozenset({"bert", "gpt"})
+
+
+def _from_config(reference: str, *, dtype: str, device: str, sequence_length: int | None) -> BuiltModel:
+    import torch
+
+    made = from_config(reference, batch=TRACE_BATCH, device=device, sequence_length=sequence_length)
+    floating = getattr(torch, dtype)
+    return BuiltModel(
+        reference=reference,
+        module=made.module.to(floating),
+        args=(),
+        kwargs=_converted(made.inputs, floating),
+        batch=TRACE_BATCH,
+        sequence_length=made.sequence_length,
+        bounds=made.bounds,
+    )
+
+
 def _sequence(name: str, entry: ZooEntry, wanted: int | None) -> int | None:
     """Tokens of a sample: as many as wanted, or as published; None for a model without sequences."""
     if wanted is None:
@@ -152,7 +202,7 @@ def _sequence(name: str, entry: ZooEntry, wanted: int | None) -> int | None:
         raise ModelError(f"--seq-len {wanted} does not apply to {name}: its samples are no sequences of tokens")
     if wanted < 1:
         raise ModelError(f"--seq-len {wanted}: a sequence has 1 token or more")
-    if entry.family == "gpt" and wanted > entry.sequence_length:
+    if entry.family in _LEARNED_POSITIONS and wanted > entry.sequence_length:
         raise ModelError(
             f"{name} has learned positions for {entry.sequence_length} tokens; --seq-len {wanted} is longer"
         )
@@ -171,18 +221,49 @@ def _build_gpt(dimensions: dict[str, Any]) -> Example:
     return _decoder(GPT(GPTConfig(**dimensions)), dimensions)
 
 
-def _decoder(module: Any, dimensions: dict[str, Any]) -> Example:
-    """Tokens and labels, both B S."""
+def _build_bert(dimensions: dict[str, Any]) -> Example:
+    """Tokens, their types, which are no padding, and labels, all B S."""
+    from planner.models.bert import Bert, BertConfig
+
+    (tokens, types, labels), vocabulary = _integers(3, dimensions), dimensions["vocab_size"]
+    args = (tokens, types, _padded(dimensions), labels)
+    return Example(module=Bert(BertConfig(**dimensions)), args=args, bounds=(vocabulary, 2, None, vocabulary))
+
+
+def _build_t5(dimensions: dict[str, Any]) -> Example:
+    """Tokens of the encoder, which are no padding, tokens of the decoder and labels, all B S."""
+    from planner.models.t5 import T5, T5Config
+
+    (tokens, decoded, labels), vocabulary = _integers(3, dimensions), dimensions["vocab_size"]
+    args = (tokens, _padded(dimensions), decoded, labels)
+    return Example(module=T5(T5Config(**dimensions)), args=args, bounds=(vocabulary, None, vocabulary, vocabulary))
+
+
+def _padded(dimensions: dict[str, Any]) -> Any:
+    """A mask of which an eighth is padding."""
     import torch
 
-    shape, vocabulary = (TRACE_BATCH, dimensions["sequence_length"]), dimensions["vocab_size"]
-    tokens, labels = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
+    sequence = dimensions["sequence_length"]
+    return (torch.arange(sequence) < max(1, sequence - sequence // 8)).expand(TRACE_BATCH, -1).contiguous()
+
+
+def _integers(count: int, dimensions: dict[str, Any]) -> list[Any]:
+    import torch
+
+    return [torch.zeros(TRACE_BATCH, dimensions["sequence_length"], dtype=torch.int64) for _ in range(count)]
+
+
+def _decoder(module: Any, dimensions: dict[str, Any]) -> Example:
+    """Tokens and labels, both B S."""
+    (tokens, labels), vocabulary = _integers(2, dimensions), dimensions["vocab_size"]
     return Example(module=module, args=(tokens, labels), bounds=(vocabulary, vocabulary))
 
 
 _FAMILIES: Mapping[str, Callable[[dict[str, Any]], Example]] = {
     "llama": _build_llama,
+    "bert": _build_bert,
     "gpt": _build_gpt,
+    "t5": _build_t5,
     **IMAGE_FAMILIES,
     **CLICK_FAMILIES,
 }

@@ -30,6 +30,11 @@ What software adds (`hardware_profiles.Software`):
         dropout                                read, write, mask: (2 w + 1) E       (2 w + 1) E
 
     (Korthikanti et al. 2022, section 4.1, count the same tensors: 5 a s^2 b bytes kept where w = 2.)
+
+A mask is assumed to be taken by a fused kernel as fast as attention without one, which reads it once forward and once
+backward; a gradient of it is written as large as the scores and summed up. Of devices whose fused kernels take no mask
+(FlashAttention-2) this is too little: say "unfused" of their software. No work is saved where a mask hides half of the
+scores, as nobody knows what is in it; attention that is said to be causal does half.
 """
 
 from collections.abc import Callable, Mapping
@@ -62,6 +67,9 @@ WORD = 16
 
 UNFUSED_KERNELS = 6
 """Operators that a framework launches for unfused attention: two products, scaling, mask, softmax, dropout."""
+
+_MASK = 3
+"""Where the mask stands among the operands of attention."""
 
 _PASSED = frozenset({"elementwise", "normalisation", "cross_entropy", "copy"})
 _SHORT = frozenset({"bf16", "fp16"})
@@ -175,14 +183,30 @@ def _product_shape(call: KernelCall, first: int, second: int) -> tuple[Array, Ar
 
 def _attention(call: KernelCall) -> tuple[Array, Array]:
     shape = _attention_shape(call)
+    read, read_backward = _mask(shape, call)
     if _is_unfused(call):
-        return _unfused(shape, call)
+        forward, backward = _unfused(shape, call)
+        return forward + read, backward + read_backward
     slower = call.device.attention_slowdown(call.software.attention)
-    forward = np.asarray(attention_time(shape, call.dtype, call.device)) * slower
+    forward = np.asarray(attention_time(shape, call.dtype, call.device)) * slower + read
     if not call.graded:
         return forward, np.zeros(len(call.extents))
     work = call.rule.backward_work(call.worked)
-    return forward, np.asarray(attention_backward_time(shape, call.dtype, call.device, work)) * slower
+    backward = np.asarray(attention_backward_time(shape, call.dtype, call.device, work)) * slower
+    return forward, backward + read_backward
+
+
+def _mask(shape: AttentionShape, call: KernelCall) -> tuple[Array, Array]:
+    """Seconds for the mask, forward and backward; nothing without one."""
+    nothing = np.zeros(len(call.extents))
+    if len(call.rule.operands) <= _MASK:
+        return nothing, nothing
+    width = element_bytes(call.dtype)
+    mask = call.extent(tuple(factor for indexed in call.rule.operands[_MASK] for factor in indexed)) * width
+    forward = _passed(call, mask)
+    if not call.graded:
+        return forward, nothing
+    return forward, _passed(call, mask + 2 * width * _scores(shape)) if _MASK in call.graded else forward
 
 
 def _unfused(shape: AttentionShape, call: KernelCall) -> tuple[Array, Array]:
@@ -194,15 +218,21 @@ def _unfused(shape: AttentionShape, call: KernelCall) -> tuple[Array, Array]:
     def products(*extents: tuple[Quantity, Quantity, Quantity]) -> Array:
         return sum((np.asarray(matmul_time(*one, each, dtype, device)) for one in extents), nothing)
 
-    def passed(nbytes: Array) -> Array:
-        time = operator_time(op_class="elementwise", flops=nothing, bytes_moved=nbytes, dtype=dtype, device=device)
-        return np.asarray(time)
-
-    forward = products((q, k, d), (q, v, k)) + passed(2 * width * scores) + passed((2 * width + 1) * scores)
+    dropped = _passed(call, (2 * width + 1) * scores)
+    forward = products((q, k, d), (q, v, k)) + _passed(call, 2 * width * scores) + dropped
     if not call.graded:
         return forward, nothing
     backward = products((q, d, k), (k, d, q), (q, k, v), (k, v, q))
-    return forward, backward + passed(3 * width * scores) + passed((2 * width + 1) * scores)
+    return forward, backward + _passed(call, 3 * width * scores) + dropped
+
+
+def _passed(call: KernelCall, nbytes: Array) -> Array:
+    """Seconds of a kernel that reads and writes so many bytes."""
+    nothing = np.zeros(len(nbytes))
+    time = operator_time(
+        op_class="elementwise", flops=nothing, bytes_moved=nbytes, dtype=call.dtype, device=call.device
+    )
+    return np.asarray(time)
 
 
 def _attention_shape(call: KernelCall) -> AttentionShape:

@@ -29,7 +29,7 @@ from planner.search.candidates import CandidateLists, Candidates, DuplexColumn, 
 from planner.search.restriction import Restriction
 from planner.search.template import Template, ValueEdge
 from planner.sharding.mesh import Mesh
-from planner.sharding.rule import Rule
+from planner.sharding.rule import Rule, Strategy
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter, legal_stored, own_copies
 from planner.sharding.update import PLAIN, Update
@@ -147,6 +147,9 @@ class TableBuilder:
             candidates = self._lists.of(rule)
         else:
             candidates = self._lists.among(rule, restriction.strategies(index, rule, self.mesh))
+        uses = sum(len(graph.consumers.get(name, ())) for name in results)
+        if (uses > 1 or index in template.shared) and not any(name in graph.differentiable for name in results):
+            candidates = self._lists.among(rule, _by_samples(rule, candidates.strategies))
         graded = tuple(name in graph.differentiable for name in op.operands)
         key = (id(rule), graded, id(candidates))
         if key not in self._prices:
@@ -271,3 +274,15 @@ def _same(made: LayoutColumn, wanted: LayoutColumn) -> NDArray[np.bool_]:
     wanted_in_made = np.array([place.get(layout, -1) for layout in wanted.distinct])
     same: NDArray[np.bool_] = made.index[:, None] == wanted_in_made[wanted.index][None, :]
     return same
+
+
+def _by_samples(rule: Rule, strategies: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
+    """Of strategies those that cut the results along their first dim or not at all; all where that leaves none.
+
+    For what several operators read and no gradient flows to, such as masks. A reader takes its piece of what it finds
+    whole without a message, so finer cuts save a little work once, and every layout of it would be a state of the
+    boundary between blocks, times all states of the rest.
+    """
+    first = {factor for dims in rule.results for factor in (dims[0] if dims else ())}
+    found = tuple(strategy for strategy in strategies if all(choice is None or choice in first for choice in strategy))
+    return found or strategies

@@ -93,6 +93,11 @@ class Template:
         return tuple(sorted({edge.name for edge in self.edges if edge.kind == "loop"}))
 
     @cached_property
+    def shared(self) -> frozenset[int]:
+        """Operators before the blocks that every block reads."""
+        return frozenset(edge.producer for edge in self.edges if edge.kind == "every")
+
+    @cached_property
     def pipelines(self) -> bool:
         """Whether the graph can be cut between blocks: nothing but what the blocks hand on flows past them."""
         past = any(

@@ -4,14 +4,16 @@ The batch dim of the inputs is followed through the rules: a factor that indexes
 every result dim that it indexes. In a compound dim (s b) it is known how many steps of other loops, here s, are
 outside of the loop that grows. Where an operator would need two different growths for one factor, where the batch
 meets a blocked factor, or where it is 1 and cannot be told from a dim that is broadcast, the batch of this model
-cannot be changed and that is said. Not seen is a batch size that the model's Python code computes with (`x /
-x.shape[0]`), but for one that an operator spreads a tensor over (a class token, `token.expand(x.shape[0], -1, -1)`):
-where what it makes meets the batch, and would have to grow to fit, it does.
+cannot be changed and that is said.
 
-    token ─> expand (2 by the code) ─> cat <─ patches (batch grows)       the 2 is the batch: expand anew
+Code that reads the batch size (`torch.arange(x.shape[0])`, `mask.expand(x.shape[0], ...)`) leaves a number in the
+graph. Where such a dim meets one that grows, the model could not run at any other batch unless it grew as well: so the
+operator that spells its size is looked for, against the flow, and spells the new one. Not seen is a batch size that
+the model's Python code computes with (`x / x.shape[0]`).
 """
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -41,82 +43,156 @@ def rescale_batch(graph: OperatorGraph, batch: int, new_batch: int) -> OperatorG
     """
     if batch == new_batch:
         return graph
-    grown = Growth(scale=Fraction(new_batch, batch))
-    growths: dict[str, tuple[Growth, ...]] = {
-        name: tuple(
-            grown if dim == 0 and extent == batch and name in graph.inputs else _STILL
-            for dim, extent in enumerate(tensor.shape)
-        )
-        for name, tensor in graph.types.items()
-        if name not in graph.producer
-    }
-    growths = _followed(graph, growths, grown, batch)
+    growths = _Growths(graph, batch, Growth(scale=Fraction(new_batch, batch))).settled()
     types = {name: _grown(name, tensor, growths[name]) for name, tensor in graph.types.items()}
-    operators = tuple(_respelled(op, rule_of(graph, op), types) for op in graph.operators)
+    operators = tuple(_respelled(op, rule_of(graph, op), graph.types, types) for op in graph.operators)
     return replace(graph, types=types, operators=operators)
 
 
 class _ClashError(Exception):
-    """An operator would need two scales for one factor; `operands` are those of its operands that do not grow."""
+    """An operator needs a dim of one of its operands to grow, which does not."""
 
-    def __init__(self, why: str, operands: tuple[str, ...]) -> None:
+    def __init__(self, why: str, wanted: Sequence[tuple[str, int, Growth]]) -> None:
         super().__init__(why)
-        self.operands = operands
+        self.why, self.wanted = why, wanted
 
 
-def _followed(
-    graph: OperatorGraph, given: Mapping[str, tuple[Growth, ...]], grown: Growth, batch: int
-) -> dict[str, tuple[Growth, ...]]:
-    """Growth of every value. Each clash makes one more operator spread its tensor over the batch, or is an error."""
-    spread: dict[str, int] = {}  # by the name of the operator the factor that it adds
-    while True:
-        growths = dict(given)
-        try:
-            for op in graph.operators:
-                _propagate(rule_of(graph, op), op, growths, {spread[op.name]: grown} if op.name in spread else {})
-        except _ClashError as clash:
-            more = _spreading(graph, clash.operands, batch, spread)
-            if not more:
-                raise _refusal(str(clash)) from None
-            spread.update(more)
-        else:
-            return growths
+class _Growths:
+    """Growth of every dim of every value. `spelled` has those of dims that an operator makes from nothing."""
 
+    def __init__(self, graph: OperatorGraph, batch: int, grown: Growth) -> None:
+        self._graph = graph
+        self._spelled: dict[tuple[str, int], Growth] = {}
+        self._given = {
+            name: tuple(
+                grown if dim == 0 and extent == batch and name in graph.inputs else _STILL
+                for dim, extent in enumerate(tensor.shape)
+            )
+            for name, tensor in graph.types.items()
+            if name not in graph.producer
+        }
 
-def _spreading(graph: OperatorGraph, names: tuple[str, ...], batch: int, known: Mapping[str, int]) -> dict[str, int]:
-    """Operators upstream of values that spread a tensor over a new dim of the extent of the batch, and its factor."""
-    waiting, seen, found = list(names), set(names), {}
-    while waiting:
-        at = graph.producer.get(waiting.pop())
-        if at is None:
-            continue
-        op = graph.operators[at]
-        rule = rule_of(graph, op)
-        added = [dim[0] for dim in rule.results[0] if dim and not any(dim in dims for dims in rule.operands)]
-        added = [factor for factor in added if rule.factors[factor].extent == batch]
-        if rule.local_form == "expand" and added and op.name not in known:
-            found[op.name] = added[0]
-        waiting += [name for name in op.operands if name not in seen]
-        seen.update(op.operands)
-    return found
+    def settled(self) -> Mapping[str, tuple[Growth, ...]]:
+        """Forward through the graph, again for every size that turns out to be spelled by the batch."""
+        while True:
+            growths = dict(self._given)
+            try:
+                for op in self._graph.operators:
+                    self._propagate(rule_of(self._graph, op), op, growths)
+            except _ClashError as clash:
+                known = len(self._spelled)
+                if not all(self._demand(*wanted) for wanted in clash.wanted) or len(self._spelled) == known:
+                    raise _refusal(clash.why) from clash
+            else:
+                return growths
 
+    def _propagate(self, rule: Rule, op: Operator, growths: dict[str, tuple[Growth, ...]]) -> None:
+        """Growth of the results of an operator from that of its operands."""
+        factors: dict[int, Growth] = {}
+        for name, dims in zip(op.operands, rule.operands, strict=True):
+            for growth, indexed in zip(growths[name], dims, strict=True):
+                for factor, wanted in _of_factors(rule, op, indexed, growth):
+                    if factors.setdefault(factor, wanted) == wanted:
+                        continue
+                    if _STILL not in (factors[factor], wanted):
+                        raise _refusal(f"{op.name} would need two scales for factor '{rule.factors[factor].name}'")
+                    factors[factor] = wanted if wanted != _STILL else factors[factor]
+        self._check_agreement(rule, op, growths, factors)
+        for factor, growth in factors.items():
+            if growth != _STILL and rule.factors[factor].kind is FactorKind.BLOCKED and not _looked_up(rule, factor):
+                raise _refusal(f"{op.name} depends on the extent of its dim '{rule.factors[factor].name}'")
+        for result, dims in zip((r for r in op.results if r is not None), rule.results, strict=True):
+            growths[result] = tuple(
+                self._spelled.get((result, dim)) or _of_dim(rule, op, indexed, factors)
+                for dim, indexed in enumerate(dims)
+            )
 
-def _propagate(rule: Rule, op: Operator, growths: dict[str, tuple[Growth, ...]], spread: Mapping[int, Growth]) -> None:
-    """Growth of the results of an operator from that of its operands, and of factors that it spreads a tensor over."""
-    factors = dict(spread)
-    for name, dims in zip(op.operands, rule.operands, strict=True):
-        for growth, indexed in zip(growths[name], dims, strict=True):
-            for factor, wanted in _of_factors(rule, op, indexed, growth):
-                if factors.setdefault(factor, wanted) != wanted:
-                    still = tuple(name for name in op.operands if all(g == _STILL for g in growths[name]))
-                    raise _ClashError(
-                        f"{op.name} would need two scales for factor '{rule.factors[factor].name}'", still
+    def _check_agreement(
+        self, rule: Rule, op: Operator, growths: Mapping[str, tuple[Growth, ...]], factors: Mapping[int, Growth]
+    ) -> None:
+        """A factor that grows in one operand grows in all, and so does what numbers that count the batch look into."""
+        lacking: list[tuple[str, int, Growth]] = []
+        why = ""
+        for name, dims in zip(op.operands, rule.operands, strict=True):
+            for dim, (growth, indexed) in enumerate(zip(growths[name], dims, strict=True)):
+                wanted = _of_dim(rule, op, indexed, factors)
+                if growth != wanted:
+                    why = why or next(
+                        f"{op.name} would need two scales for factor '{rule.factors[factor].name}'"
+                        for factor in indexed
+                        if factors.get(factor, _STILL) != _STILL
                     )
-    for factor, growth in factors.items():
-        if growth != _STILL and rule.factors[factor].kind is FactorKind.BLOCKED:
-            raise _refusal(f"{op.name} depends on the extent of its dim '{rule.factors[factor].name}'")
-    for result, dims in zip((r for r in op.results if r is not None), rule.results, strict=True):
-        growths[result] = tuple(_of_dim(rule, op, indexed, factors) for indexed in dims)
+                    lacking.append((name, dim, wanted))
+        if not lacking:
+            for dim, wanted in self._counted_beyond(rule, op, growths):
+                why = f"{op.name} would look beyond dim {dim} of {op.operands[0]}"
+                lacking.append((op.operands[0], dim, wanted))
+        if lacking:
+            raise _ClashError(why, lacking)
+
+    def _counted_beyond(
+        self, rule: Rule, op: Operator, growths: Mapping[str, tuple[Growth, ...]]
+    ) -> Iterator[tuple[int, Growth]]:
+        """Dims that are looked into by numbers that count the samples, and have no more of them than before."""
+        if rule.looked_up != (0,):
+            return
+        looked = [
+            dim
+            for dim, indexed in enumerate(rule.operands[0])
+            if any(rule.factors[factor].kind is FactorKind.BLOCKED for factor in indexed)
+        ]
+        for dim, numbers in zip(looked, op.operands[1:], strict=False):
+            grown = next((growth for growth in growths[numbers] if growth != _STILL), None)
+            counted = grown is not None and numbers not in self._graph.data_dependent
+            if grown is not None and counted and growths[op.operands[0]][dim] == _STILL:
+                yield dim, grown
+
+    def _demand(self, name: str, dim: int, growth: Growth) -> bool:
+        """Let a dim grow by letting grow what spells its extent; False where that is data or a weight."""
+        graph = self._graph
+        if name not in graph.producer:
+            return False
+        op = graph.operators[graph.producer[name]]
+        rule = rule_of(graph, op)
+        made = [result for result in op.results if result is not None]
+        indexed = rule.results[made.index(name)][dim]
+        found = False
+        for factor, wanted in _of_factors(rule, op, indexed, growth):
+            if wanted == _STILL:
+                continue
+            sources = [
+                (operand, at, Growth(wanted.scale, outer))
+                for operand, dims in zip(op.operands, rule.operands, strict=True)
+                for at, inside in enumerate(dims)
+                if (outer := _outer(rule, inside, factor, wanted)) is not None
+            ]
+            if not sources:
+                if rule.local_form is None:
+                    return False
+                self._spelled[name, dim] = growth
+                return True
+            found = all(self._demand(*source) for source in sources)
+        return found
+
+
+def _outer(rule: Rule, indexed: tuple[int, ...], factor: int, growth: Growth) -> int | None:
+    """Steps of other loops outside of the one that grows in a dim that a factor indexes; None where it does not."""
+    if factor not in indexed:
+        return None
+    return math.prod(rule.factors[f].extent for f in indexed[: indexed.index(factor)]) * growth.outer
+
+
+def _looked_up(rule: Rule, factor: int) -> bool:
+    """Whether a factor indexes only what numbers look into: more of it is no matter."""
+    return not any(
+        factor in indexed
+        for tensors in (
+            [dims for index, dims in enumerate(rule.operands) if index not in rule.looked_up],
+            rule.results,
+        )
+        for dims in tensors
+        for indexed in dims
+    )
 
 
 def _of_factors(rule: Rule, op: Operator, indexed: tuple[int, ...], growth: Growth) -> Iterator[tuple[int, Growth]]:
@@ -158,17 +234,57 @@ def _grown(name: str, tensor: TensorType, growths: tuple[Growth, ...]) -> Tensor
     return replace(tensor, shape=tuple(int(extent) for extent in shape))
 
 
-def _respelled(op: Operator, rule: Rule, types: Mapping[str, TensorType]) -> Operator:
-    """An operator that spells out its result's shape, or part of it from a dim on, spells out the new one."""
+def _respelled(op: Operator, rule: Rule, before: Mapping[str, TensorType], after: Mapping[str, TensorType]) -> Operator:
+    """An operator that spells out its result's shape, or part of it, spells out the new one."""
     result = op.results[0]
-    *before, sizes = op.arguments
-    if rule.local_form is None or result is None or not isinstance(sizes, tuple):
+    if rule.local_form is None or result is None or before[result].shape == after[result].shape:
         return op
+    spelled = _SPELLINGS[rule.local_form](op, after[result].shape, after)
+    return replace(op, arguments=spelled)
+
+
+Spelled = tuple[Argument, ...]
+
+
+def _shape_from(op: Operator, shape: tuple[int, ...], types: Mapping[str, TensorType]) -> Spelled:
+    """view, expand, unflatten: the last argument has the sizes of all dims, or of those from one on."""
+    *before, sizes = op.arguments
+    if not isinstance(sizes, tuple):
+        return op.arguments
     start = before[1] if len(before) > 1 else 0
     assert isinstance(start, int)
-    shape = types[result].shape
     first = start if start >= 0 else start + len(shape) - len(sizes) + 1
-    spelled: tuple[Argument, ...] = tuple(
-        size if size == -1 else extent for size, extent in zip(sizes, shape[first : first + len(sizes)], strict=True)
-    )
-    return replace(op, arguments=(*before, spelled))
+    extents = zip(sizes, shape[first : first + len(sizes)], strict=True)
+    return (*before, tuple(size if size == -1 else extent for size, extent in extents))
+
+
+def _first_list(op: Operator, shape: tuple[int, ...], types: Mapping[str, TensorType]) -> Spelled:
+    """zeros, new_full: the first list is the shape."""
+    at = next(at for at, argument in enumerate(op.arguments) if isinstance(argument, tuple))
+    return (*op.arguments[:at], shape, *op.arguments[at + 1 :])
+
+
+def _times(op: Operator, shape: tuple[int, ...], types: Mapping[str, TensorType]) -> Spelled:
+    """repeat: how many times along each dim."""
+    source = types[op.operands[0]].shape
+    padded = (1,) * (len(shape) - len(source)) + source
+    return (op.arguments[0], tuple(whole // extent for whole, extent in zip(shape, padded, strict=True)))
+
+
+def _counted(op: Operator, shape: tuple[int, ...], types: Mapping[str, TensorType]) -> Spelled:
+    """arange of an end, of a start and an end, or of these and a step."""
+    start, step = (op.arguments[0] if len(op.arguments) > 1 else 0), (op.arguments[2] if len(op.arguments) > 2 else 1)
+    if not isinstance(start, int) or not isinstance(step, int):
+        raise _refusal(f"{op.name} counts in fractions")
+    end = start + step * shape[0]
+    return (end,) if len(op.arguments) == 1 else (start, end, *op.arguments[2:])
+
+
+_SPELLINGS: Mapping[str, Callable[[Operator, tuple[int, ...], Mapping[str, TensorType]], Spelled]] = {
+    "counted": _counted,
+    "expand": _shape_from,
+    "filled": _first_list,
+    "reshape": _shape_from,
+    "tiled": _times,
+}
+"""How the arguments of an operator spell out the shape of its result, by `Rule.local_form`."""

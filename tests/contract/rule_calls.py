@@ -81,6 +81,8 @@ def _typed(argument: Any) -> Typed:
         return tuple(_typed(item) for item in argument)
     if isinstance(argument, torch.dtype):
         return TorchConstant("dtype", str(argument).removeprefix("torch."))
+    if isinstance(argument, torch.device):
+        return TorchConstant("device", str(argument))
     return argument
 
 
@@ -104,8 +106,12 @@ def _mask(*shape: int) -> torch.Tensor:
 
 def examples() -> Iterator[Example]:
     """At least one call for each row of the table of rules."""
-    groups = (_contractions, _experts, _lookups, _elementwise, _views, _along, _reductions, _factories)
-    for group in (*groups, _convolutions, _channels, _bags, _losses):
+    groups = (
+        *(_contractions, _masked_attention, _experts, _lookups, _picks),
+        *(_elementwise, _masks_and_numbers, _views, _along, _reductions, _factories),
+        *(_convolutions, _channels, _bags, _losses),
+    )
+    for group in groups:
         for op, *args in group():
             kwargs = args.pop() if args and isinstance(args[-1], dict) else {}
             label = args.pop(0) if args and isinstance(args[0], str) else ""
@@ -129,6 +135,8 @@ def _contractions() -> Iterator[tuple[Any, ...]]:
     yield "matmul.default", _random(4, 2, 8), _random(8)
     yield "mm.default", _random(4, 8), _random(8, 6)
     yield "bmm.default", _random(4, 6, 8), _random(4, 8, 2)
+    yield "conv2d.default", _random(4, 6, 8, 4), _random(4, 6, 2, 2), _random(4), [2, 2]
+    yield "conv2d.default", "no bias", _random(4, 2, 5, 5), _random(6, 2, 3, 3), None, [1, 1], [1, 1]
     attention = "scaled_dot_product_attention.default"
     yield attention, _random(2, 4, 6, 8), _random(2, 4, 6, 8), _random(2, 4, 6, 8)
     yield attention, "causal", _random(2, 4, 6, 8), _random(2, 4, 6, 8), _random(2, 4, 6, 4), None, 0.0, True
@@ -136,6 +144,23 @@ def _contractions() -> Iterator[tuple[Any, ...]]:
     grouped = {"is_causal": True, "enable_gqa": True}
     yield attention, "grouped", _random(2, 8, 6, 4), _random(2, 2, 6, 4), _random(2, 2, 6, 4), grouped
     yield attention, "one key head", _random(2, 4, 6, 4), _random(2, 1, 6, 4), _random(2, 1, 6, 4), grouped
+
+
+def _masked_attention() -> Iterator[tuple[Any, ...]]:
+    attention = "scaled_dot_product_attention.default"
+    query, key = _random(2, 4, 6, 8), _random(2, 4, 2, 8)
+    yield attention, "bias", query, key, key, _random(2, 4, 6, 2)
+    yield attention, "bias of all samples", query, key, key, _random(1, 4, 6, 2), {"scale": 0.3}
+    yield attention, "bias of all heads", query, key, key, _random(2, 1, 6, 2)
+    yield attention, "bias without a batch", query, key, key, _random(4, 6, 2)
+    yield attention, "bias of keys", query, key, key, {"attn_mask": _random(2, 1, 1, 2)}
+    yield attention, "matrix", query, key, key, _random(6, 2)
+    seen = _mask(2, 1, 1, 6)
+    yield attention, "padding", query, query, query, seen.logical_or(torch.arange(6) == 0)
+    causal = torch.ones(6, 6, dtype=torch.bool).tril()
+    yield attention, "causal mask", query, query, query, causal.expand(2, 1, 6, 6).contiguous()
+    grouped = _random(2, 2, 6, 8)
+    yield attention, "grouped and a bias", query, grouped, grouped, _random(1, 4, 6, 6), {"enable_gqa": True}
 
 
 def _experts() -> Iterator[tuple[Any, ...]]:
@@ -168,6 +193,64 @@ def _lookups() -> Iterator[tuple[Any, ...]]:
         yield op, _random(4, 6, 8), -1
         yield op, "middle", _random(4, 6, 8), 1
         yield op, "dtype", _random(4, 6, 8), 0, torch.float32
+
+
+def _picks() -> Iterator[tuple[Any, ...]]:
+    x = _random(4, 6, 8)
+    yield "index.Tensor", "first", x, [_integers(4, 2, 6)]
+    yield "index.Tensor", "middle", x, [None, _integers(6, 4)]
+    yield "index.Tensor", "two together", x, [None, _integers(6, 4, 1), _integers(8, 6)]
+    yield "index.Tensor", "two apart", x, [_integers(4, 4, 2), None, _integers(8, 2)]
+    yield "index.Tensor", "mask by numbers", _mask(4, 6), [_integers(4, 4, 1, 1, 1), _integers(6, 1, 1, 1, 6)]
+    yield "index_select.default", x, 1, _integers(6, 4)
+    yield "index_select.default", "last", x, -1, _integers(8, 2)
+    yield "gather.default", x, 1, _integers(6, 4, 2, 8)
+    yield "gather.default", "fewer", x, -1, _integers(8, 2, 6, 4)
+
+
+def _masks_and_numbers() -> Iterator[tuple[Any, ...]]:
+    x, y = _random(4, 6, 8), _random(4, 6, 8)
+    for op in ("ge.Scalar", "le.Scalar"):
+        yield op, _integers(3, 4, 6), 1
+    for op in ("ne.Tensor", "lt.Tensor", "gt.Tensor", "bitwise_and.Tensor", "bitwise_or.Tensor", "bitwise_xor.Tensor"):
+        yield op, _integers(3, 4, 6), _integers(3, 6)
+    for op in ("__and__.Tensor", "__or__.Tensor", "__xor__.Tensor"):
+        yield op, _mask(4, 1, 6), _mask(6, 1)
+    for name in ("and", "or", "xor"):
+        yield f"logical_{name}.default", _mask(4, 6), _mask(6)
+    for op in ("logical_not.default", "bitwise_not.default"):
+        yield op, _mask(4, 6)
+    yield "rsub.Scalar", x, 1.0
+    yield "rsub.Tensor", x, _random(8)
+    yield "sub.Scalar", x, 2
+    for name in ("floor", "ceil", "round", "sign", "isnan", "isinf", "elu", "erf", "hardswish", "leaky_relu"):
+        yield f"{name}.default", x
+    for name in ("mish", "softplus", "square", "expm1", "exp2", "log_sigmoid"):
+        yield f"{name}.default", x
+    for name in ("log1p", "log2", "reciprocal"):
+        yield f"{name}.default", _positive(4, 6)
+    yield "floor_divide.default", _integers(9, 4, 6), 2
+    yield "div.Tensor_mode", x, _positive(8), {"rounding_mode": "floor"}
+    yield "remainder.Scalar", _integers(9, 4, 6), 4
+    yield "clamp.default", x, -0.5, 0.5
+    yield "clamp.Tensor", x, _random(8) - 3, _random(6, 1) + 3
+    yield "clamp_min.default", x, 0.0
+    yield "clamp_max.default", x, 0.0
+    for op in ("maximum.default", "minimum.default", "max.other", "min.other"):
+        yield op, x, y
+        yield op, x, _random(6, 1)
+    yield "where.ScalarOther", _mask(4, 1, 8), _random(1, 6, 8), -1.0
+    yield "where.ScalarSelf", _mask(4, 6, 8), -1.0, x
+    yield "masked_fill.Tensor", x, _mask(6, 1), _random()
+    for name in ("zeros_like", "ones_like"):
+        yield f"{name}.default", x
+    yield "full_like.default", x, 3.0
+    yield "copy.default", _integers(3, 4, 6), _integers(3, 6)
+    yield "to.device", x, torch.device("cpu"), torch.float32
+    yield "lift_fresh_copy.default", x.detach()
+    yield "expand_as.default", _random(6, 1), x
+    yield "triu.default", _random(4, 6, 8), 1
+    yield "tril.default", _random(6, 8)
 
 
 def _elementwise() -> Iterator[tuple[Any, ...]]:
@@ -263,6 +346,19 @@ def _along() -> Iterator[tuple[Any, ...]]:
     yield "cat.default", [x, _random(4, 2, 8)], 1
     yield "cat.default", [x, x + 1, x + 2], -1
     yield "cat.default", "one", [x], 0
+    yield "pad.default", x, [0, 1]
+    yield "pad.default", "both sides", x, [0, 0, 2, 2], "constant", 1.0
+    yield "constant_pad_nd.default", x, [1, 0, 0, 0], -1.0
+    yield "diff.default", x, 1, -1
+    yield "diff.default", "prepended", x, 1, 1, _random(4, 1, 8)
+    yield "slice_scatter.default", x, _random(4, 4, 8), 1, 2, 6
+    yield "slice_scatter.default", "whole", x, _random(4, 6, 8), 1
+    yield "select_scatter.default", x, _random(4, 8), 1, 3
+    yield "flip.default", x, [1]
+    yield "roll.default", x, [2], [-1]
+    yield "repeat.default", _random(4, 6), [1, 2]
+    yield "repeat.default", "new dim", _random(4, 1, 8), [2, 1, 6, 1]
+    yield "repeat_interleave.self_int", x, 3, 1
     yield "stack.default", [x, x + 1], 1
     yield "stack.default", "last", [x, x + 1], -1
 
@@ -371,3 +467,8 @@ def _factories() -> Iterator[tuple[Any, ...]]:
     yield "triu.default", _random(4, 4)
     yield "tril_indices.default", 4, 4, -1
     yield "triu_indices.default", 4, 4
+    yield "eye.default", 4
+    yield "eye.m", 4, 6
+    yield "new_zeros.default", _random(4, 6), [4, 6]
+    yield "new_ones.default", _random(4, 6), [], {"dtype": torch.bool}
+    yield "new_full.default", _random(4), [4, 6], 3.0

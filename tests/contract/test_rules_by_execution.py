@@ -100,7 +100,7 @@ def run_local(
     args, kwargs = localised(example, pieces)
     if rule.local_form is not None:
         shape = tensor_shape(rule.results[0], local_extents(rule, strategy, mesh))
-        return (getattr(pieces[0], rule.local_form)(shape),)
+        return FORMS[rule.local_form](example, shape, args, kwargs)
     count = math.prod(
         size
         for choice, size in zip(strategy, mesh.sizes, strict=True)
@@ -108,6 +108,27 @@ def run_local(
     )
     results = run(example.op, args, kwargs)
     return tuple(result / count for result in results) if count > 1 else results
+
+
+def filled_local(
+    example: Example, shape: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[torch.Tensor, ...]:
+    """The first list among the arguments is the shape."""
+    at = next(at for at, argument in enumerate(args) if isinstance(argument, list))
+    return run(example.op, (*args[:at], list(shape), *args[at + 1 :]), kwargs)
+
+
+FORMS: dict[str, Callable[..., tuple[torch.Tensor, ...]]] = {
+    "counted": lambda example, shape, args, kwargs: run(example.op, args, kwargs),
+    "expand": lambda example, shape, args, kwargs: (args[0].expand(shape),),
+    "reshape": lambda example, shape, args, kwargs: (args[0].reshape(shape),),
+    "filled": filled_local,
+    "tiled": lambda example, shape, args, kwargs: (
+        args[0].repeat(
+            [b // a for a, b in zip((1,) * (len(shape) - args[0].dim()) + args[0].shape, shape, strict=True)]
+        ),
+    ),
+}
 
 
 def embedding_local(
@@ -357,12 +378,15 @@ def test_every_dim_of_every_example_can_be_split_or_is_known_not_to_be() -> None
         *("aten.cat.default", "aten.chunk.default", "aten.narrow.default", "aten.select.int", "aten.slice.Tensor"),
         *("aten.split.Tensor", "aten.split_with_sizes.default", "aten.stack.default", "aten.unbind.int"),
         *("aten.arange.default", "aten.arange.start", "aten.arange.start_step"),
-        *("aten.full.default", "aten.ones.default", "aten.zeros.default"),
         *("aten.tril_indices.default", "aten.triu_indices.default", "planner.update"),
         *(f"aten.conv{spatial}d.{form}" for spatial in (1, 2, 3) for form in ("default", "padding")),  # spatial dims
         *("aten.max_pool2d.default", "aten.max_pool2d_with_indices.default", "aten.avg_pool2d.default"),
         *("aten.adaptive_avg_pool1d.default", "aten.adaptive_avg_pool2d.default", "aten.group_norm.default"),
         *("planner.embedding_bag", "aten.index.Tensor", "aten.index_select.default"),
+        *("aten.constant_pad_nd.default", "aten.diff.default", "aten.flip.default", "aten.pad.default"),
+        *("aten.gather.default", "aten.roll.default", "aten.eye.default", "aten.eye.m"),
+        *("aten.repeat.default", "aten.repeat_interleave.self_int"),
+        *("aten.select_scatter.default", "aten.slice_scatter.default"),
     }
 
 

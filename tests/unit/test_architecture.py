@@ -53,6 +53,7 @@ HOMES = {
     "rich": ("planner.cli", "planner.report"),
     "torch": ("planner.graph", "planner.models", "planner.sharding.discover", "runtime"),
     "torch.distributed": ("runtime",),
+    "transformers": ("planner.models.huggingface",),
     "typer": ("planner.cli",),
 }
 
@@ -68,7 +69,7 @@ SOLVERS_MAY_IMPORT = (
     "ortools",
 )
 
-SLOW_TO_LOAD = ("networkx", "ortools", "rich", "torch")
+SLOW_TO_LOAD = ("networkx", "ortools", "rich", "torch", "transformers")
 
 MAY_PRINT = ("planner.cli", "planner.report", "runtime.launch")
 
@@ -247,7 +248,9 @@ def test_every_form_of_import_is_read() -> None:
 
 def test_every_dependency_has_a_home() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    declared = {requirement.partition(">")[0].strip() for requirement in project["dependencies"]}
+    optional = [wanted for extra, wanted in project["optional-dependencies"].items() if extra != "dev"]
+    requirements = [*project["dependencies"], *(one for wanted in optional for one in wanted)]
+    declared = {requirement.partition(">")[0].strip() for requirement in requirements}
     assert declared == {package for package in HOMES if "." not in package}
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 from planner.errors import RuleError
@@ -10,6 +10,7 @@ from planner.graph.call import Call
 from planner.graph.chance import Chance
 from planner.graph.operator_graph import TensorType
 from planner.sharding.rule import Dims, FactorKind, InnerCollective, Rule, Work
+from planner.sharding.rules.masked import masked, without_mask
 from planner.sharding.rules.spec import FactorTable, RuleSpec, Saves, broadcast_dims, leading_names, present
 
 
@@ -74,10 +75,15 @@ class Einsum(RuleSpec):
     unfused_extra: tuple[tuple[float, str], ...] = ()
     unfused_elements: tuple[tuple[float, str], ...] = ()
     causal_argument: tuple[int, str] | None = None
+    mask_argument: tuple[int, str] | None = None
     mean_argument: tuple[int, str] | None = None
     roles: tuple[tuple[str, str], ...] = ()
 
     def build(self, call: Call) -> Rule:
+        if self.mask_argument is not None and isinstance(call.argument(*self.mask_argument), TensorType):
+            # In no known implementation do keys and masks come round.
+            bare = replace(self, mask_argument=None, rings=(), inner=())
+            return masked(bare.build(without_mask(call, *self.mask_argument)), call, *self.mask_argument)
         table = FactorTable(call.op)
         left, right = self.pattern.split("->")
         given = [

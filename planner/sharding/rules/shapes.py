@@ -34,6 +34,7 @@ class Elementwise(RuleSpec):
     blocked_dims: tuple[int, str, int] | None = (
         None  # position, name and default of an argument that names blocked dims
     )
+    blocked_trailing: int = 0  # so many last dims are blocked
     local_form: str | None = None
     broadcast: bool = False
     passes: bool = False
@@ -46,6 +47,7 @@ class Elementwise(RuleSpec):
         if self.blocked_dims is not None:
             position, name, default = self.blocked_dims
             blocked = {normal_dim(dim, rank) for dim in integers(call.argument(position, name, default))}
+        blocked |= {dim for dim in range(rank - self.blocked_trailing, rank) if dim >= 0}
         result = tuple(
             (table.add(f"d{dim}", extent, FactorKind.BLOCKED if dim in blocked else FactorKind.PARALLEL),)
             if extent != 1
@@ -145,8 +147,9 @@ class Reduce(RuleSpec):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Factory(RuleSpec):
-    """Results made from nothing (arange, full, ...) or element by element from nothing known: the same on every
-    device."""
+    """Results made from nothing (arange, a scalar), the same on every device."""
+
+    local_form: str | None = None
 
     op_class: str = "copy"
 
@@ -154,4 +157,33 @@ class Factory(RuleSpec):
         table = FactorTable(call.op)
         operands = tuple(dims_of(table, t.shape, FactorKind.BLOCKED, f"in{i}_") for i, t in enumerate(call.operands))
         results = tuple(dims_of(table, t.shape, FactorKind.BLOCKED, f"out{i}_") for i, t in enumerate(call.results))
-        return Rule(op=call.op, factors=table.freeze(), operands=operands, results=results, op_class=self.op_class)
+        return Rule(
+            op=call.op,
+            factors=table.freeze(),
+            operands=operands,
+            results=results,
+            op_class=self.op_class,
+            local_form=self.local_form,
+        )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Filled(RuleSpec):
+    """The same number everywhere in a shape that is spelled out: each device makes its piece.
+
+    A tensor argument is read for its type alone (new_zeros): it may lie as it likes.
+    """
+
+    def build(self, call: Call) -> Rule:
+        table = FactorTable(call.op)
+        result = dims_of(table, call.results[0].shape)
+        operands = tuple(dims_of(table, t.shape, FactorKind.COMBINED, f"in{i}_") for i, t in enumerate(call.operands))
+        return Rule(
+            op=call.op,
+            factors=table.freeze(),
+            operands=operands,
+            results=(result,),
+            op_class="copy",
+            local_form="filled",
+        )

@@ -16,11 +16,12 @@ from planner.graph.chance import CHANCES
 from planner.sharding.rules.channels import BatchNorm, GroupNorm
 from planner.sharding.rules.convolution import Convolution, Pool
 from planner.sharding.rules.einsum import Einsum, InnerPattern, Matmul
-from planner.sharding.rules.lookups import EmbeddingBag, Index, IndexSelect
+from planner.sharding.rules.lookups import EmbeddingBag
 from planner.sharding.rules.losses import PairLoss
-from planner.sharding.rules.shapes import Elementwise, Factory, Normalise, Reduce
+from planner.sharding.rules.picks import Gather, Index, IndexSelect
+from planner.sharding.rules.shapes import Elementwise, Factory, Filled, Normalise, Reduce
 from planner.sharding.rules.spec import RuleSpec
-from planner.sharding.rules.views import AlongDim, Permute, Reshape
+from planner.sharding.rules.views import AlongDim, Pad, Permute, RepeatEach, Reshape, Tile
 
 _BOTH = ((0, (1,)), (1, (0,)))
 _INPUT = ((0, (0,)),)
@@ -28,6 +29,7 @@ _PLAIN = Elementwise()
 _IF_NEEDED = Elementwise(op_class="copy", passes=True)
 _KEEPS_INPUT = Elementwise(work=4.0, saves=_INPUT)
 _KEEPS_RESULT = Elementwise(work=4.0, saved_results=(0,))
+_COMPARED = Elementwise(saves=((0, (0, 1)), (1, (0, 1))))
 _VIEW = Reshape()
 _LINEAR = Einsum(pattern="... i, o i, o -> ... o", op_class="matmul", work=((2.0, ""),), addends=(2,), saves=_BOTH)
 _ADDMM = Einsum(
@@ -49,6 +51,7 @@ RULES: Mapping[str, RuleSpec] = {
         gradient_work=2 / 3,
         repeated_work=0.5,
         causal_argument=(5, "is_causal"),
+        mask_argument=(3, "attn_mask"),
         roles=(
             ("batch", "b"),
             ("heads", "g r"),
@@ -74,6 +77,9 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.embedding.default": Einsum(
         pattern="v h, ... -> ... h", op_class="embedding", work=((1.0, "h"),), looked_up=(0,), saves=((1, (0,)),)
     ),
+    "aten.index.Tensor": Index(),
+    "aten.index_select.default": IndexSelect(),
+    "aten.gather.default": Gather(),
     "aten.layer_norm.default": Normalise(work=8.0, saves=((0, (0, 1)), (1, (0,)), (2, (0, 1, 2))), statistics=2),
     "aten.rms_norm.default": Normalise(work=6.0, saves=((0, (0, 1)), (1, (0,))), statistics=1),
     "planner.experts.default": Einsum(  # tokens, weights and numbers of their k experts; gate, up, down of all experts
@@ -124,8 +130,6 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.group_norm.default": GroupNorm(),
     # further lookups and losses
     "planner.embedding_bag": EmbeddingBag(),
-    "aten.index.Tensor": Index(),
-    "aten.index_select.default": IndexSelect(),
     "aten.mse_loss.default": PairLoss(),
     "aten.l1_loss.default": PairLoss(saves=(), saved_elements=1.0),  # the difference
     "aten.smooth_l1_loss.default": PairLoss(),
@@ -192,6 +196,67 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.contiguous.default": _IF_NEEDED,
     "aten.detach.default": Elementwise(op_class="view", work=0.0),
     "aten.alias.default": Elementwise(op_class="view", work=0.0),
+    "aten.ge.Scalar": _PLAIN,
+    "aten.le.Scalar": _PLAIN,
+    "aten.ne.Tensor": _PLAIN,
+    "aten.lt.Tensor": _PLAIN,
+    "aten.gt.Tensor": _PLAIN,
+    "aten.logical_and.default": _PLAIN,
+    "aten.logical_or.default": _PLAIN,
+    "aten.logical_xor.default": _PLAIN,
+    "aten.logical_not.default": _PLAIN,
+    "aten.bitwise_and.Tensor": _PLAIN,
+    "aten.bitwise_or.Tensor": _PLAIN,
+    "aten.bitwise_xor.Tensor": _PLAIN,
+    "aten.bitwise_not.default": _PLAIN,
+    "aten.__and__.Tensor": _PLAIN,
+    "aten.__or__.Tensor": _PLAIN,
+    "aten.__xor__.Tensor": _PLAIN,
+    "aten.rsub.Scalar": _PLAIN,
+    "aten.rsub.Tensor": _PLAIN,
+    "aten.sub.Scalar": _PLAIN,
+    "aten.floor.default": _PLAIN,
+    "aten.ceil.default": _PLAIN,
+    "aten.round.default": _PLAIN,
+    "aten.sign.default": _PLAIN,
+    "aten.isnan.default": _PLAIN,
+    "aten.isinf.default": _PLAIN,
+    "aten.floor_divide.default": _PLAIN,
+    "aten.div.Tensor_mode": _PLAIN,
+    "aten.remainder.Scalar": _PLAIN,
+    "aten.full_like.default": _PLAIN,
+    "aten.zeros_like.default": _PLAIN,
+    "aten.ones_like.default": _PLAIN,
+    "aten.clamp.default": _KEEPS_INPUT,
+    "aten.clamp_min.default": _KEEPS_INPUT,
+    "aten.clamp_max.default": _KEEPS_INPUT,
+    "aten.elu.default": _KEEPS_INPUT,
+    "aten.erf.default": _KEEPS_INPUT,
+    "aten.hardswish.default": _KEEPS_INPUT,
+    "aten.leaky_relu.default": _KEEPS_INPUT,
+    "aten.log1p.default": _KEEPS_INPUT,
+    "aten.log2.default": _KEEPS_INPUT,
+    "aten.log_sigmoid.default": _KEEPS_INPUT,
+    "aten.mish.default": _KEEPS_INPUT,
+    "aten.softplus.default": _KEEPS_INPUT,
+    "aten.square.default": _KEEPS_INPUT,
+    "aten.reciprocal.default": _KEEPS_RESULT,
+    "aten.exp2.default": _KEEPS_RESULT,
+    "aten.expm1.default": _KEEPS_RESULT,
+    "aten.maximum.default": _COMPARED,
+    "aten.minimum.default": _COMPARED,
+    "aten.max.other": _COMPARED,
+    "aten.min.other": _COMPARED,
+    "aten.where.ScalarOther": Elementwise(saves=((0, (1,)),)),
+    "aten.where.ScalarSelf": Elementwise(saves=((0, (1,)),)),
+    "aten.masked_fill.Tensor": Elementwise(saves=((1, (0, 2)),)),
+    "aten.clamp.Tensor": Elementwise(saves=((0, (0, 1, 2)), (1, (0, 1, 2)), (2, (0, 1, 2)))),
+    "aten.copy.default": Elementwise(op_class="copy"),
+    "aten.to.device": Elementwise(op_class="copy"),
+    "aten.lift_fresh_copy.default": Elementwise(op_class="copy"),
+    "aten.expand_as.default": Elementwise(op_class="view", work=0.0),
+    "aten.tril.default": Elementwise(op_class="copy", blocked_trailing=2),
+    "aten.triu.default": Elementwise(op_class="copy", blocked_trailing=2),
     # views
     "aten.view.default": _VIEW,
     "aten._unsafe_view.default": _VIEW,
@@ -216,6 +281,15 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.topk.default": AlongDim(dim=(2, "dim", -1), saved_results=(1,)),
     "aten.cat.default": AlongDim(dim=(1, "dim", 0)),
     "aten.stack.default": AlongDim(dim=(1, "dim", 0), adds=True),
+    "aten.pad.default": Pad(),
+    "aten.constant_pad_nd.default": Pad(),
+    "aten.diff.default": AlongDim(dim=(2, "dim", -1)),
+    "aten.slice_scatter.default": AlongDim(dim=(2, "dim", 0)),
+    "aten.select_scatter.default": AlongDim(dim=(2, "dim", 0), second_drops=True),
+    "aten.flip.default": Elementwise(op_class="copy", blocked_dims=(1, "dims", 0)),
+    "aten.roll.default": Elementwise(op_class="copy", blocked_dims=(2, "dims", 0)),
+    "aten.repeat.default": Tile(),
+    "aten.repeat_interleave.self_int": RepeatEach(),
     "aten.cumsum.default": Elementwise(blocked_dims=(1, "dim", 0)),
     # reductions
     "aten.sum.default": Reduce(combine="sum"),
@@ -225,15 +299,18 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.amax.default": Reduce(combine="blocked"),
     "aten.amin.default": Reduce(combine="blocked"),
     # made from nothing
-    "aten.arange.default": Factory(),
-    "aten.arange.start": Factory(),
-    "aten.arange.start_step": Factory(),
-    "aten.zeros.default": Factory(),
-    "aten.ones.default": Factory(),
-    "aten.full.default": Factory(),
+    "aten.arange.default": Factory(local_form="counted"),
+    "aten.arange.start": Factory(local_form="counted"),
+    "aten.arange.start_step": Factory(local_form="counted"),
     "aten.scalar_tensor.default": Factory(),
-    "aten.tril.default": Factory(),
+    "aten.eye.default": Factory(),
+    "aten.eye.m": Factory(),
     "aten.tril_indices.default": Factory(),
-    "aten.triu.default": Factory(),
     "aten.triu_indices.default": Factory(),
+    "aten.zeros.default": Filled(),
+    "aten.ones.default": Filled(),
+    "aten.full.default": Filled(),
+    "aten.new_zeros.default": Filled(),
+    "aten.new_ones.default": Filled(),
+    "aten.new_full.default": Filled(),
 }

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import final
 
+from planner.errors import RuleError
 from planner.graph.call import Call
 from planner.graph.operator_graph import TensorType
 from planner.sharding.rule import Dims, FactorKind, Rule
@@ -121,14 +122,16 @@ class AlongDim(RuleSpec):
     through.
 
     `dim` is the position, the name and the default of the argument that names the dim. `drops` says that the results
-    lack it (select, unbind), `adds` that the results have a new one (stack), `spells_extent` that an argument gives the
-    extent of the dim, which then cannot be split even where nothing changes (narrow).
+    lack it (select, unbind), `second_drops` that the second operand does (what is put into a place), `adds` that the
+    results have a new one (stack), `spells_extent` that an argument gives the extent of the dim, which then cannot be
+    split even where nothing changes (narrow).
     """
 
     dim: tuple[int, str, int]
     op_class: str = "copy"
     spells_extent: bool = False
     drops: bool = False
+    second_drops: bool = False
     adds: bool = False
     saved_results: tuple[int, ...] = ()
 
@@ -150,7 +153,10 @@ class AlongDim(RuleSpec):
             own = (table.add("along" if whole else name, extent, kind),) if extent != 1 else ()
             return (*passing[:dim], own, *passing[dim:])
 
-        operands = tuple(dims(tensor, not self.adds, f"in{i}") for i, tensor in enumerate(call.operands))
+        operands = tuple(
+            dims(tensor, not self.adds and not (self.second_drops and i == 1), f"in{i}")
+            for i, tensor in enumerate(call.operands)
+        )
         results = tuple(dims(tensor, not self.drops, f"out{i}") for i, tensor in enumerate(call.results))
         return Rule(
             op=call.op,
@@ -159,4 +165,93 @@ class AlongDim(RuleSpec):
             results=results,
             op_class=self.op_class,
             saved_results=self.saved_results,
+        )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Pad(RuleSpec):
+    """Dims that get something in front or behind (position 1, from the last dim on) are blocked, all others pass."""
+
+    def build(self, call: Call) -> Rule:
+        table = FactorTable(call.op)
+        pads = integers(call.argument(1, "pad"))
+        rank = len(call.operands[0].shape)
+        padded = {rank - 1 - at // 2 for at, count in enumerate(pads) if count}
+        operand, result = _sides(table, call, padded, "in"), _sides(table, call, padded, "out")
+        return Rule(op=call.op, factors=table.freeze(), operands=(operand,), results=(result,), op_class="copy")
+
+
+def _sides(table: FactorTable, call: Call, changed: set[int], side: str) -> Dims:
+    """Dims of the operand ("in") or the result ("out"), of which those that change are blocked."""
+    shape = (call.operands if side == "in" else call.results)[0].shape
+    return tuple(
+        ()
+        if extent == 1
+        else (table.add(f"{side}{dim}", extent, FactorKind.BLOCKED),)
+        if dim in changed
+        else (table.add(f"d{dim}", extent),)
+        for dim, extent in enumerate(shape)
+    )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RepeatEach(RuleSpec):
+    """repeat_interleave: every element of a dim (position 2) n times (position 1) in a row, d -> (d n)."""
+
+    def build(self, call: Call) -> Rule:
+        table = FactorTable(call.op)
+        source, times = call.operands[0].shape, call.integer(1, "repeats", 1)
+        if not isinstance(call.argument(2, "dim"), int):
+            raise RuleError(f"{call.op} without a dim flattens its tensor; name the dim")
+        dim = normal_dim(call.integer(2, "dim", 0), len(source))
+        dims = dims_of(table, source)
+        copies = (table.add("n", times, FactorKind.BLOCKED),) if times != 1 else ()
+        return Rule(
+            op=call.op,
+            factors=table.freeze(),
+            operands=(dims,),
+            results=((*dims[:dim], (*dims[dim], *copies), *dims[dim + 1 :]),),
+            op_class="copy",
+        )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Tile(RuleSpec):
+    """repeat: the whole tensor so many times along each dim (position 1), new dims in front.
+
+    What is repeated is blocked, but for dims of extent 1, of which each device makes as many copies as it needs.
+    """
+
+    def build(self, call: Call) -> Rule:
+        table = FactorTable(call.op)
+        shape, times = call.results[0].shape, integers(call.argument(1, "repeats"))
+        new = len(shape) - len(call.operands[0].shape)
+        source = (1,) * new + call.operands[0].shape
+        repeated = {dim for dim, count in enumerate(times) if count != 1 and source[dim] != 1}
+        results = tuple(
+            ()
+            if extent == 1
+            else (table.add(f"out{dim}", extent, FactorKind.BLOCKED),)
+            if dim in repeated
+            else (table.add(f"d{dim}", extent),)
+            for dim, extent in enumerate(shape)
+        )
+        operand = tuple(
+            (table.add(f"in{dim}", extent, FactorKind.BLOCKED),)
+            if dim in repeated
+            else results[dim]
+            if extent != 1
+            else ()
+            for dim, extent in enumerate(source)
+        )[new:]
+        return Rule(
+            op=call.op,
+            factors=table.freeze(),
+            operands=(operand,),
+            results=(results,),
+            op_class="copy",
+            local_form="tiled",
         )

@@ -68,17 +68,38 @@ def joined(m: Any, x: torch.Tensor) -> torch.Tensor:
     return both.amax(dim=-1).permute(2, 0, 1).select(0, 1).mean()
 
 
+def made_for_the_batch(m: Any, x: torch.Tensor) -> torch.Tensor:
+    return (m.linear(x) * torch.ones(x.shape[0], 1, 1)).mean()
+
+
 def expanded_to_the_batch(m: Any, x: torch.Tensor) -> torch.Tensor:
-    """A class token, by a value in between: what the code spreads over the batch follows it."""
-    token = m.linear.bias.expand(x.shape[0], 1, -1)
-    return torch.cat((token * 2, m.linear(x)), dim=1).mean()
+    return torch.cat((m.linear.bias.expand(x.shape[0], 1, -1), m.linear(x)), dim=1).mean()
 
 
-BODIES = (merged, sequence_first, expanded, attended, joined, expanded_to_the_batch)
+def tiled(m: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.cat((m.linear.bias.view(1, 1, -1).repeat(x.shape[0], 1, 1), m.linear(x)), dim=1).mean()
+
+
+def masked_by_numbers(m: Any, x: torch.Tensor) -> torch.Tensor:
+    """As libraries make masks: numbers of the samples look into what they were told about each."""
+    batch, keys = torch.arange(x.shape[0])[:, None, None, None], torch.arange(2, 7)[None, None, None, :] - 2
+    seen = (x[..., 0] > 0)[batch, keys] & (keys >= 0).expand(x.shape[0], 1, 5, 5)
+    heads = m.linear(x).unflatten(-1, (2, 3)).transpose(1, 2)
+    return F.scaled_dot_product_attention(heads, heads, heads, attn_mask=seen.expand(x.shape[0], -1, 5, 5)).mean()
+
+
+def positions_of_each(m: Any, x: torch.Tensor) -> torch.Tensor:
+    """Numbers of the samples look into what was itself made for the batch."""
+    places = torch.arange(5).unsqueeze(0).expand(x.shape[0], -1)
+    return (m.linear(x) + m.table(places[torch.arange(x.shape[0])])).mean()
+
+
+BODIES = (merged, sequence_first, expanded, attended, joined)
+SPELLED = (made_for_the_batch, expanded_to_the_batch, tiled, masked_by_numbers, positions_of_each)
 
 
 @pytest.mark.parametrize(("old", "new"), [(2, 4), (2, 6), (4, 2), (6, 4), (3, 3), (2, 3)])
-@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("body", [*BODIES, *SPELLED])
 def test_equals_a_fresh_trace(body: Callable[..., torch.Tensor], old: int, new: int) -> None:
     assert rescale_batch(of_batch(body, old), old, new) == of_batch(body, new)
 
@@ -166,13 +187,12 @@ def test_commutes_with_sharing_of_values() -> None:
     assert (rescale_batch(shared, 2, 8), blocks) == first
 
 
-def own_batch(m: Any, x: torch.Tensor) -> torch.Tensor:
-    return (m.linear(x) * torch.ones(x.shape[0], 1, 1)).mean()
+def weight_per_sample(m: Any, x: torch.Tensor) -> torch.Tensor:
+    return (m.linear(x) * m.table.weight[:4, None, :]).mean()
 
 
-def expanded_to_another_batch(m: Any, x: torch.Tensor) -> torch.Tensor:
-    both = torch.cat((m.linear.bias.expand(x.shape[0], 1, -1), m.linear(x)), dim=1)
-    return (both + m.linear.bias.expand(x.shape[0], 1, -1) * torch.ones(x.shape[0], 1, 1)).mean()
+def weights_by_number(m: Any, x: torch.Tensor) -> torch.Tensor:
+    return (m.linear(x) * m.linear.bias[torch.arange(x.shape[0])][:, None, None]).mean()
 
 
 def over_the_batch(m: Any, x: torch.Tensor) -> torch.Tensor:
@@ -195,8 +215,8 @@ def glued(m: Any, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (own_batch, "mul would need two scales for factor 'd0'"),
-        (expanded_to_another_batch, "(mul|add)(_2)? would need two scales for factor 'd0'"),
+        (weight_per_sample, "mul would need two scales for factor 'd0'"),
+        (weights_by_number, "index would look beyond dim 0 of linear.bias"),
         (over_the_batch, "softmax depends on the extent of its dim 'd0'"),
         (some_of_the_batch, "slice_1 depends on the extent of its dim|slice depends on the extent of its dim 'in0'"),
         (pairs_of_samples, "flatten(_2)? puts two dims that depend on it into one"),

@@ -1,0 +1,188 @@
+"""What is said where a model cannot be traced: the line of the user's code that is the cause, and what to change.
+
+Three causes leave no error behind, so they are watched for while the model is traced: an autograd.Function of the
+user's, whose own backward pass would be lost; random numbers of Python and numpy, of which one draw would be frozen
+into the graph; and what is changed in place, whose line is in the graph that has not been made functional yet.
+"""
+
+import contextlib
+import linecache
+import random
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from planner.errors import ModelError
+
+_BRANCH = "choose between tensors with torch.where, or decide by a Python value that is known before the call"
+_LOOP = "loop a number of times that is fixed before the call"
+_READ = "keep it a tensor (y / y.max() in place of y / y.max().item()), or compute it before the call"
+_SHAPE = "keep the shape and hide elements with a mask: torch.where(mask, x, 0)"
+_NUMPY = "use PyTorch's operators in place of numpy's"
+_DEVICE = "make tensors on the device of an input: device=x.device"
+_OTHER = "the forward pass must not branch on tensor values or leave PyTorch operators"
+
+_BY_LINE: tuple[tuple[str, str, str], ...] = (
+    (r"^\s*(while|for)\b", "loops as often as the values of a tensor say", _LOOP),
+    (r"^\s*(if|elif|assert)\b|\bif\b.*\belse\b", "branches on the values of a tensor", _BRANCH),
+    (r"\b(int|float|bool)\(|\.item\(|\.tolist\(", "reads a number out of a tensor", _READ),
+)
+_BY_MESSAGE: tuple[tuple[str, str, str], ...] = (
+    (r"numpy", "leaves PyTorch", _NUMPY),
+    (r"different devices|device type|same device", "mixes tensors of different devices", _DEVICE),
+)
+
+
+def refusal(module: nn.Module, error: Exception) -> ModelError:
+    """The error for what export has raised."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    what, place = lines[0] if lines else type(error).__name__, _user_frame(error)
+    cause, remedy = _cause(error, what, place)
+    said = f"{cause}: {what}" if cause else what
+    at = f" (at {place[0]}:{place[1]})" if place else ""
+    return ModelError(f"{type(module).__name__} cannot be traced: {said}{at}; {remedy}")
+
+
+def _cause(error: Exception, what: str, place: tuple[str, int] | None) -> tuple[str, str]:
+    for pattern, cause, remedy in _BY_MESSAGE:
+        if re.search(pattern, what):
+            return cause, remedy
+    line = linecache.getline(*place) if place else ""
+    if "data-dependent" in str(error):
+        for pattern, cause, remedy in _BY_LINE:
+            if re.search(pattern, line):
+                return cause, f"{remedy}; {_OTHER}"
+    return "", _OTHER
+
+
+def _user_frame(error: BaseException) -> tuple[str, int] | None:
+    """File and line of the last call in the traceback that is outside of torch and this package: most likely the
+    cause."""
+    found = None
+    trail = error.__traceback__
+    while trail is not None:
+        name = trail.tb_frame.f_code.co_filename
+        if _is_users(name):
+            found = name, trail.tb_lineno
+        trail = trail.tb_next
+    return found
+
+
+def _is_users(file: str) -> bool:
+    return "/torch/" not in file and "/planner/graph/" not in file and not file.startswith("<")
+
+
+def line_of(node: fx.Node) -> str:
+    """The line of the user's that made a node; empty where it is not known."""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    own = [f" (at {name}:{number})" for name, number in frames if _is_users(name)]
+    return own[-1] if own else ""
+
+
+def reads_number(module: nn.Module, node: fx.Node) -> ModelError:
+    """The error for a number read out of a tensor that ends up in the graph."""
+    return ModelError(f"{type(module).__name__} reads a number out of a tensor{line_of(node)}; {_READ}")
+
+
+def changes_input(module: nn.Module, name: str, at: str) -> ModelError:
+    """The error for an input that is changed in place."""
+    return ModelError(
+        f"{type(module).__name__} changes {name} in its forward pass{at}; an input must stay as it is, as other"
+        " operators read it: change a copy, x = x.clone()"
+    )
+
+
+def depends_on_content(module: nn.Module, op: str, shape: tuple[Any, ...], node: fx.Node) -> ModelError:
+    """The error for a result whose shape depends on data."""
+    return ModelError(
+        f"{type(module).__name__}: the result of {op} has the shape {shape}, which depends on the content of a tensor"
+        f"{line_of(node)}; {_SHAPE}"
+    )
+
+
+def written_lines(exported: Any) -> Mapping[str, str]:
+    """Lines that change something in place, by the name of the input or buffer that is changed, through views too."""
+    names = {**exported.graph_signature.inputs_to_buffers, **exported.graph_signature.inputs_to_parameters}
+    found: dict[str, str] = {}
+    for node in exported.graph.nodes:
+        target = node.target
+        if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable and node.args:
+            source = node.args[0]
+            while isinstance(source, fx.Node) and source.op == "call_function" and source.args:
+                source = source.args[0]
+            if isinstance(source, fx.Node) and source.op == "placeholder":
+                found.setdefault(names.get(source.name, source.name), line_of(node))
+    return found
+
+
+@contextlib.contextmanager
+def own_functions_refused(module: nn.Module) -> Iterator[None]:
+    """While active, an autograd.Function that is not torch's raises ModelError where it is called."""
+    original = torch.autograd.Function.__dict__["apply"]
+
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if cls.__module__.partition(".")[0] != "torch":
+            raise _own_function(module, cls)
+        return original.__func__(cls, *args, **kwargs)
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = original  # type: ignore[method-assign]
+
+
+def without_draws(module: nn.Module, run: Callable[[], Any]) -> Any:
+    """What `run` returns. Raises ModelError where random numbers of Python were drawn meanwhile: it is run once more to
+    find the line that does."""
+    state = random.getstate()
+    result = run()
+    if random.getstate() == state:
+        return result
+    random.setstate(state)
+    with _drawing() as line:
+        run()
+    raise ModelError(
+        f"{type(module).__name__} draws random numbers of Python in its forward pass{line()}; one draw would be frozen"
+        " into the plan: compute all and choose with a tensor that is an input, or leave the choice out"
+    )
+
+
+def _own_function(module: nn.Module, cls: type) -> ModelError:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and not _is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    at = f" (at {frame.f_code.co_filename}:{frame.f_lineno})" if frame is not None else ""
+    return ModelError(
+        f"{type(module).__name__} calls the autograd.Function {cls.__name__}{at}, whose own backward pass cannot be"
+        " traced; write its forward in PyTorch operators and let autograd derive the rest, or make it an operator by"
+        " torch.library.custom_op"
+    )
+
+
+@contextlib.contextmanager
+def _drawing() -> Iterator[Callable[[], str]]:
+    """While active, remembers the first line of the user's that draws from a generator of Python."""
+    first: list[str] = []
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "c_call" and not first and isinstance(getattr(argument, "__self__", None), random.Random):
+            user: FrameType | None = frame
+            while user is not None and (
+                not _is_users(user.f_code.co_filename) or user.f_code.co_filename == random.__file__
+            ):
+                user = user.f_back
+            if user is not None:
+                first.append(f" (at {user.f_code.co_filename}:{user.f_lineno})")
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        yield lambda: first[0] if first else ""
+    finally:
+        sys.setprofile(before)

@@ -1,0 +1,183 @@
+"""Models of Hugging Face, built from a `config.json` with random weights: nothing is downloaded.
+
+The architecture that the config names picks the class with a loss, and the class what it is called with:
+
+    ...ForCausalLM, GPT2LMHeadModel     input_ids, labels
+    ...ForMaskedLM                      input_ids, attention_mask, labels
+    ...ForConditionalGeneration         input_ids, attention_mask, decoder_input_ids, labels
+    ...ForImageClassification           pixel_values, labels
+
+Attention is PyTorch's own, and keys and values are not kept for generation. While a model is exported transformers
+spells out every mask, in training it leaves one out that is plainly causal or hides nothing. So where nothing is padded
+and no layer looks back through a window, attention is registered once more, under a name without a function that makes
+masks: transformers then leaves masks out, as in training.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.errors import ModelError
+
+_WITHOUT_MASKS = "sdpa_without_masks"
+_WITH_MASKS = "sdpa"
+_LENGTH = 128
+"""Tokens of a sequence where neither the user nor the config says how many."""
+
+_KINDS: Mapping[str, tuple[str, ...]] = {
+    "ForCausalLM": ("input_ids", "labels"),
+    "LMHeadModel": ("input_ids", "labels"),
+    "ForMaskedLM": ("input_ids", "attention_mask", "labels"),
+    "ForConditionalGeneration": ("input_ids", "attention_mask", "decoder_input_ids", "labels"),
+    "ForImageClassification": ("pixel_values", "labels"),
+}
+"""What a class is called with, by the end of its name."""
+
+_LENGTHS = ("max_position_embeddings", "n_positions")
+"""Where a config says how long a sequence may be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromConfig:
+    """A module, what it is called with, the bound of each input's integers, and the tokens of a sequence (None: there
+    is none)."""
+
+    module: Any
+    inputs: Mapping[str, Any]
+    bounds: tuple[int | None, ...]
+    sequence_length: int | None
+
+
+def is_config(reference: str) -> bool:
+    """Whether a reference names a config: a path to a JSON file, or a folder with a `config.json`."""
+    return reference.endswith(".json") or "/" in reference or Path(reference, "config.json").is_file()
+
+
+def from_config(reference: str, *, batch: int, device: str, sequence_length: int | None) -> FromConfig:
+    """The model of a config with weights drawn at random, on "meta" without any. Raises ModelError, naming the file."""
+    path, name = _read(reference)
+    transformers = _transformers()
+    ending = next((ending for ending in _KINDS if name.endswith(ending)), None)
+    if ending is None or not hasattr(transformers, name):
+        known = ", ".join(f"…{known}" for known in _KINDS)
+        raise ModelError(
+            f"{path}: the architecture {name} is not one that is built here ({known}); "
+            "write a factory instead: --model package.module:factory"
+        )
+    config = _loaded(transformers, path)
+    names = _KINDS[ending]
+    length = None if ending == "ForImageClassification" else _length(config, path, sequence_length)
+    if length is None and sequence_length is not None:
+        raise ModelError(f"--seq-len does not apply to {reference}: {name} reads images, whose size is in its config")
+    masked = "attention_mask" in names or _has_window(config, length)
+    inputs = dict.fromkeys((*names[:1], "attention_mask", *names[1:])) if masked else dict.fromkeys(names)
+    module = _built(transformers, config, name, path, masked=masked, device=device)
+    examples = {key: _example(key, config, batch, length, device) for key in inputs}
+    bounds = tuple(_bound(key, config) for key in inputs)
+    return FromConfig(module=module, inputs=examples, bounds=bounds, sequence_length=length)
+
+
+def _read(reference: str) -> tuple[Path, str]:
+    """The file of a reference and the architecture that it names."""
+    path = Path(reference)
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"--model {reference}: cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelError(f"--model {reference}: {path} is no JSON: {error}") from error
+    named = content.get("architectures") if isinstance(content, dict) else None
+    if not isinstance(named, list) or len(named) != 1 or not isinstance(named[0], str):
+        raise ModelError(
+            f"{path}: 'architectures' must name the class to build, as in [\"LlamaForCausalLM\"]; it is {named!r}"
+        )
+    return path, named[0]
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise ModelError(
+            "a config.json is built by Hugging Face's transformers, which cannot be imported"
+            f" ({error}); pip install 'parallel-planner[huggingface]'"
+        ) from error
+    return transformers
+
+
+def _loaded(transformers: Any, path: Path) -> Any:
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        return transformers.AutoConfig.from_pretrained(str(path), local_files_only=True)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ModelError(f"{path}: transformers cannot read it: {_first_line(error)}") from error
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+
+
+def _built(transformers: Any, config: Any, name: str, path: Path, *, masked: bool, device: str) -> Any:
+    import torch
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    transformers.AttentionInterface.register(_WITHOUT_MASKS, sdpa_attention_forward)
+    attention = _WITH_MASKS if masked else _WITHOUT_MASKS
+    config.use_cache = False
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        with torch.device(device):
+            return getattr(transformers, name)._from_config(config, attn_implementation=attention).train()
+    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise ModelError(f"{path}: transformers cannot build {name}: {_first_line(error)}") from error
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _length(config: Any, path: Path, asked: int | None) -> int:
+    """Tokens of a sequence: as asked, else as many as the config has positions for."""
+    longest = next((int(found) for key in _LENGTHS if (found := getattr(config, key, None))), None)
+    if asked is None:
+        return longest if longest is not None else _LENGTH
+    if asked < 1:
+        raise ModelError(f"--seq-len {asked}: a sequence has 1 token or more")
+    if longest is not None and asked > longest:
+        raise ModelError(f"{path} has positions for {longest} tokens; --seq-len {asked} is longer")
+    return asked
+
+
+def _has_window(config: Any, length: int | None) -> bool:
+    """Whether some layer looks back through a window that is shorter than the sequence."""
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    used = kinds is None or any(kind != "full_attention" for kind in kinds)
+    return length is not None and used and window is not None and window < length
+
+
+def _example(key: str, config: Any, batch: int, length: int | None, device: str) -> Any:
+    import torch
+
+    if key == "pixel_values":
+        size = config.image_size
+        sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
+        return torch.zeros(batch, config.num_channels, *sides, device=device)
+    shape = (batch,) if length is None else (batch, length)
+    make = torch.ones if key == "attention_mask" else torch.zeros
+    return make(shape, dtype=torch.int64, device=device)
+
+
+def _bound(key: str, config: Any) -> int | None:
+    """Integers of an input are below this; None where they are drawn from the example."""
+    if key == "attention_mask":
+        return None
+    if key == "labels" and getattr(config, "image_size", None) is not None:
+        return int(config.num_labels)
+    return int(config.vocab_size) if getattr(config, "vocab_size", None) is not None else None

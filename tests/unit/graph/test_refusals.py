@@ -1,0 +1,83 @@
+"""What is said where a model of the user's cannot be traced: the line that is the cause, and what to change."""
+
+import inspect
+import linecache
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from planner.errors import ModelError
+from planner.graph.trace import trace
+from tests.unit.graph import untraceable
+
+CAUSES = {
+    "Branches": ("branches on the values of a tensor", "choose between tensors with torch.where"),
+    "ReadsNumber": ("reads a number out of a tensor", r"keep it a tensor \(y / y.max\(\)"),
+    "ReadsNumberOnly": ("reads a number out of a tensor", "or compute it before the call"),
+    "ChangesInput": ("changes args_0 in its forward pass", r"change a copy, x = x.clone\(\)"),
+    "PicksRows": ("depends on the content of a tensor", r"torch.where\(mask, x, 0\)"),
+    "CountsRows": ("depends on the content of a tensor", "hide elements with a mask"),
+    "Loops": ("loops as often as the values of a tensor say", "loop a number of times that is fixed before the call"),
+    "Ranges": ("loops as often as the values of a tensor say", "loop a number of times that is fixed before the call"),
+    "LeavesTorch": ("leaves PyTorch", "use PyTorch's operators in place of numpy's"),
+    "Numpy": ("leaves PyTorch", "use PyTorch's operators in place of numpy's"),
+    "Lists": ("reads a number out of a tensor", "keep it a tensor"),
+    "OwnFunction": ("calls the autograd.Function Doubled", "write its forward in PyTorch operators"),
+    "Drops": ("draws random numbers of Python", "choose with a tensor that is an input"),
+    "DropsTorch": ("branches on the values of a tensor", "choose between tensors with torch.where"),
+    "NoLoss": (r"returned a tensor of shape \(4, 8\)", 'return the scalar loss, .* or in a dict as "loss"'),
+    "Losses": ("returned several losses, loss_a, loss_b", "'loss': weight . loss_a . weight . loss_b"),
+    "Named": ("returned several losses, near, far", "return their weighted sum as well"),
+    "OtherDevice": ("mixes tensors of different devices", "device=x.device"),
+    "ChangesBuffer": ("changes seen in its forward pass", "running statistics"),
+}
+
+
+def offending_line(module: type[nn.Module]) -> int:
+    lines, first = inspect.getsourcelines(module)
+    marked = [first + at for at, line in enumerate(lines) if line.rstrip().endswith("# here")]
+    return marked[0] if marked else module.forward.__code__.co_firstlineno
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_names_the_line_and_what_to_change(name: str) -> None:
+    linecache.checkcache()
+    module = getattr(untraceable, name)
+    with torch.device("meta" if name == "OtherDevice" else "cpu"):
+        built, example = module(), torch.ones(4, 8)
+    what, remedy = CAUSES[name]
+    with pytest.raises(ModelError) as raised:
+        trace(built, (example,))
+    message = str(raised.value)
+    assert re.search(rf"{what}.*; .*{remedy}", message), message
+    assert f"{Path(untraceable.__file__).name}:{offending_line(module)}" in message
+    assert "\n" not in message
+
+
+def test_all_modules_are_covered() -> None:
+    nets = {
+        name
+        for name, found in vars(untraceable).items()
+        if isinstance(found, type) and issubclass(found, untraceable.Net) and found is not untraceable.Net
+    }
+    assert nets == set(CAUSES)
+
+
+def test_functions_of_torch_itself_are_traced_and_ours_are_put_back() -> None:
+    before = torch.autograd.Function.__dict__["apply"]
+    with pytest.raises(ModelError):
+        trace(untraceable.OwnFunction(), (torch.ones(4, 8),))
+    assert torch.autograd.Function.__dict__["apply"] is before
+
+
+def test_a_weighted_sum_of_losses_is_a_loss() -> None:
+    class Weighted(untraceable.Losses):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            losses = super().forward(x)
+            return {"loss": losses["loss_a"] + 0.5 * losses["loss_b"], **losses}
+
+    graph = trace(Weighted(), (torch.ones(4, 8),))
+    assert graph.operators[graph.producer[graph.loss]].op == "aten.add.Tensor"

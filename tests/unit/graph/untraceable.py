@@ -1,0 +1,158 @@
+"""Modules that cannot be traced, one cause each. The line that is the cause ends in `# here`; where there is none, it
+is that of the forward."""
+
+import random
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+
+class Branches(Net):
+    def forward(self, x):
+        y = self.linear(x)
+        if y.sum() > 0:  # here
+            y = y * 2
+        return y.mean()
+
+
+class ReadsNumber(Net):
+    def forward(self, x):
+        y = self.linear(x)
+        scale = y.abs().max().item()  # here
+        return (y / scale).mean()
+
+
+class ReadsNumberOnly(Net):
+    def forward(self, x):
+        y = self.linear(x)
+        length = int(x.sum())  # here
+        return y[:, :length].mean()
+
+
+class ChangesInput(Net):
+    def forward(self, x):
+        x.mul_(2)  # here
+        return self.linear(x).mean()
+
+
+class PicksRows(Net):
+    def forward(self, x):
+        y = self.linear(x)
+        return y[x > 0].mean()  # here
+
+
+class CountsRows(Net):
+    def forward(self, x):
+        rows = torch.nonzero(x[:, 0])  # here
+        return self.linear(x).mean() + rows.float().mean()
+
+
+class Loops(Net):
+    def forward(self, x):
+        y = self.linear(x)
+        while y.norm() > 1:  # here
+            y = y / 2
+        return y.mean()
+
+
+class Ranges(Net):
+    def forward(self, x):
+        y = self.linear(x)
+        for _ in range(int(x.sum())):  # here
+            y = y * 2
+        return y.mean()
+
+
+class LeavesTorch(Net):
+    def forward(self, x):
+        y = self.linear(x)
+        scale = np.abs(y.detach().numpy()).max()  # here
+        return (y / float(scale)).mean()
+
+
+class Numpy(Net):
+    def forward(self, x):
+        return self.linear(torch.from_numpy(np.tanh(x.numpy()))).mean()  # here
+
+
+class Lists(Net):
+    def forward(self, x):
+        y = self.linear(x)
+        first = x.tolist()[0]  # here
+        return y.mean() * first[0]
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+class OwnFunction(Net):
+    def forward(self, x):
+        return Doubled.apply(self.linear(x)).mean()  # here
+
+
+class Drops(Net):
+    def forward(self, x):
+        y = self.linear(x)
+        if random.random() < 0.5:  # here
+            y = self.linear(y)
+        return y.mean()
+
+
+class DropsTorch(Net):
+    def forward(self, x):
+        y = self.linear(x)
+        if torch.rand(()) < 0.5:  # here
+            y = self.linear(y)
+        return y.mean()
+
+
+class NoLoss(Net):
+    def forward(self, x):
+        return self.linear(x)
+
+
+class Losses(Net):
+    def forward(self, x):
+        y = self.linear(x)
+        return {"loss_a": y.mean(), "loss_b": y.pow(2).mean()}
+
+
+class NamedLosses(NamedTuple):
+    near: torch.Tensor
+    far: torch.Tensor
+
+
+class Named(Net):
+    def forward(self, x):
+        y = self.linear(x)
+        return NamedLosses(y.mean(), y.pow(2).mean())
+
+
+class OtherDevice(Net):
+    def forward(self, x):
+        return (self.linear(x) + torch.ones(8, device="cpu")).mean()  # here
+
+
+class ChangesBuffer(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen += 1  # here
+        return self.linear(x).mean()
