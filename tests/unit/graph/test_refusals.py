@@ -32,7 +32,6 @@ CAUSES = {
     "Losses": ("returned several losses, loss_a, loss_b", "'loss': weight . loss_a . weight . loss_b"),
     "Named": ("returned several losses, near, far", "return their weighted sum as well"),
     "OtherDevice": ("mixes tensors of different devices", "device=x.device"),
-    "ChangesBuffer": ("changes seen in its forward pass", "running statistics"),
 }
 
 

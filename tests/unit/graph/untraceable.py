@@ -146,13 +146,3 @@ class Named(Net):
 class OtherDevice(Net):
     def forward(self, x):
         return (self.linear(x) + torch.ones(8, device="cpu")).mean()  # here
-
-
-class ChangesBuffer(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("seen", torch.zeros(()))
-
-    def forward(self, x):
-        self.seen += 1  # here
-        return self.linear(x).mean()
