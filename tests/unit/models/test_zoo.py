@@ -12,7 +12,6 @@ from planner.models.zoo import ZOO, build_model, with_dimensions
 from planner.sharding.rules import rule_of
 from runtime.arguments import Arguments
 from runtime.data import synthetic_batch
-from runtime.training import arguments
 
 # Sizes of the released checkpoints (model cards and safetensors metadata; GPT-2's are those of the tied models).
 # GPT-3 was published in round numbers only.
@@ -66,10 +65,10 @@ TINY = [name for name in ZOO if name.endswith("-tiny")]
 def test_tiny_models_run_and_every_parameter_gets_a_gradient(name: str) -> None:
     torch.manual_seed(0)
     built = build_model(name, dtype="float32", device="cpu")
-    examples = Arguments(args=tuple(built.args), kwargs=built.kwargs).tensors()
-    batch = synthetic_batch(examples, batch=built.batch, samples=4, bounds=built.bounds, seed=0, step=0)
-    args, kwargs = arguments(built, batch)
-    loss = built.module(*args, **kwargs)
+    example = Arguments(args=tuple(built.args), kwargs=built.kwargs)
+    batch = synthetic_batch(example.tensors(), batch=built.batch, samples=4, bounds=built.bounds, seed=0, step=0)
+    call = example.with_tensors(batch)
+    loss = built.module(*call.args, **call.kwargs)
     loss.backward()
     assert loss.shape == ()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in built.module.parameters())
