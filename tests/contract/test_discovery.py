@@ -1,4 +1,4 @@
-"""Rules found by trial, of operators that no row of the table is about: what is found, and that it holds.
+"""Rules found by trial, mostly of operators that no row of the table is about: what is found, and that it holds.
 
 What is found is listed, so that it is noticed where less is found. That it holds is seen by the same execution on
 simulated ranks as that of the rules in the table, which shares no code with the search: other values, other extents,
