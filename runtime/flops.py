@@ -54,6 +54,14 @@ def _convolution_backward(given: Arguments, made: Sequence[torch.Tensor | None])
     return wanted * 2.0 * gradient.numel() * math.prod(weight.shape[1:])
 
 
+def _biased_forward(given: Arguments, _: Any) -> Flops:
+    return _attention(given[0], given[1], given[2], causal=False)
+
+
+def _biased_backward(given: Arguments, _: Any) -> Flops:
+    return _AGAIN * _attention(given[1], given[2], given[3], causal=False)
+
+
 FLOPS: Mapping[str, Formula] = {
     "aten.mm.default": lambda given, _: _product(given[0], given[1]),
     "aten.bmm.default": lambda given, _: _product(given[0], given[1]),
@@ -63,5 +71,7 @@ FLOPS: Mapping[str, Formula] = {
     "aten.convolution_backward.default": _convolution_backward,
     "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention_forward,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
+    "planner.biased_attention.default": _biased_forward,
+    "planner.biased_attention_backward.default": _biased_backward,
 }
 """Formulas by the name of the kernel."""

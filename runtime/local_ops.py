@@ -25,6 +25,7 @@ from planner.sharding.layout import local_shape
 from planner.sharding.rule import FactorKind
 from runtime import local_channels, local_lookups
 from runtime.attention import attention_with_dropout
+from runtime.biased_attention import biased_attention
 from runtime.cross_entropy import SplitLoss, split_cross_entropy
 from runtime.device_mesh import RankMesh
 from runtime.randomness import FIRST, Draw, Region, drop, drop_probability, keep_mask, operator_code, region_of
@@ -183,10 +184,26 @@ def _embedding(
     return found.masked_fill(elsewhere.unsqueeze(-1), 0)
 
 
-def _fused_attention(shard: Shard, *given: Any, **keywords: Any) -> torch.Tensor:
-    """Fused kernels want each head's vectors in one piece; of tensors that lie otherwise scores would be stored."""
-    lying: list[Any] = [g.contiguous() if isinstance(g, torch.Tensor) and g.stride(-1) != 1 else g for g in given]
-    return F.scaled_dot_product_attention(*lying, **keywords)
+def _fused_attention(
+    shard: Shard,
+    query_BHQD: torch.Tensor,
+    key_BGKD: torch.Tensor,
+    value_BGKE: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Fused kernels want each head's vectors in one piece; of tensors that lie otherwise scores would be stored. So
+    they would be of a bias that is trained, on CPUs (2.13)."""
+    query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query_BHQD, key_BGKD, value_BGKE))
+    if attn_mask is not None and attn_mask.requires_grad and attn_mask.device.type == "cpu" and not enable_gqa:
+        return biased_attention(query, key, value, attn_mask, scale)
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+    )
 
 
 def _rms_norm(

@@ -1,0 +1,116 @@
+"""Attention with a bias that is trained, as one operator on devices for which PyTorch composes it of several.
+
+    s = scale q k^T + bias,  p = softmax(s),  y = p v           over the keys, in float32 (float64 for float64)
+
+    gradient of v = p^T g        of s = p (g v^T - sum(g y))     of q, k = scale times that with k, q; of the bias the
+                                                                 sum over what it is broadcast over
+
+Composed, autograd keeps the scores; fused it keeps q, k, v, the bias, the result and a number for each query, and
+computes the scores again (Dao et al. 2022, arXiv 2205.14135, algorithm 4), as the kernels of accelerators do. Memory is
+then what a plan predicts everywhere.
+
+    B batch, H heads, Q queries, K keys, D and E head dims
+"""
+
+import math
+from typing import Any
+
+import torch
+
+
+def biased_attention(
+    query_BHQD: torch.Tensor,
+    key_BHKD: torch.Tensor,
+    value_BHKE: torch.Tensor,
+    bias: torch.Tensor,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """`scaled_dot_product_attention` with `bias` added to the scores, to which it broadcasts, (B, H, Q, E)."""
+    factor = 1.0 / math.sqrt(query_BHQD.shape[-1]) if scale is None else scale
+    return _BiasedAttention.apply(query_BHQD, key_BHKD, value_BHKE, bias, factor)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _BiasedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        made: tuple[torch.Tensor, torch.Tensor] = _forward(query, key, value, bias, scale)
+        ctx.scale = scale
+        ctx.save_for_backward(query, key, value, bias, *made)
+        return made[0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        found: list[torch.Tensor] = _backward(gradients[0], *ctx.saved_tensors, ctx.scale)
+        return (*found, None)
+
+
+@torch.library.custom_op("planner::biased_attention", mutates_args=())
+def _forward(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result, (B, H, Q, E), and the logarithm of the sum of the exponentials of the scores, (B, H, Q)."""
+    scores = _scores(query, key, bias, scale)
+    logarithm = torch.logsumexp(scores, dim=-1)
+    return ((scores - logarithm.unsqueeze(-1)).exp() @ _wide(value)).to(query.dtype), logarithm
+
+
+@_forward.register_fake
+def _forward_types(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return query.new_empty((*query.shape[:-1], value.shape[-1])), query.new_empty(query.shape[:-1], dtype=_dtype(query))
+
+
+@torch.library.custom_op("planner::biased_attention_backward", mutates_args=())
+def _backward(
+    gradient: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor,
+    result: torch.Tensor,
+    logarithm: torch.Tensor,
+    scale: float,
+) -> list[torch.Tensor]:
+    """Gradients of query, key, value and bias."""
+    probabilities = (_scores(query, key, bias, scale) - logarithm.unsqueeze(-1)).exp()
+    wide = _wide(gradient)
+    of_value = probabilities.transpose(-2, -1) @ wide
+    inner = (wide * _wide(result)).sum(dim=-1, keepdim=True)
+    of_scores = probabilities * (wide @ _wide(value).transpose(-2, -1) - inner)
+    of_query = of_scores @ _wide(key) * scale
+    of_key = of_scores.transpose(-2, -1) @ _wide(query) * scale
+    return [
+        of_query.to(query.dtype),
+        of_key.to(key.dtype),
+        of_value.to(value.dtype),
+        of_scores.sum_to_size(bias.shape).to(bias.dtype).contiguous(),
+    ]
+
+
+@_backward.register_fake
+def _backward_types(
+    gradient: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor,
+    result: torch.Tensor,
+    logarithm: torch.Tensor,
+    scale: float,
+) -> list[torch.Tensor]:
+    return [tensor.new_empty(tensor.shape) for tensor in (query, key, value, bias)]
+
+
+def _scores(query: torch.Tensor, key: torch.Tensor, bias: torch.Tensor, scale: float) -> torch.Tensor:
+    return _wide(query) @ _wide(key).transpose(-2, -1) * scale + _wide(bias)
+
+
+def _dtype(tensor: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(_dtype(tensor))
