@@ -50,17 +50,21 @@ class _BiasedAttention(torch.autograd.Function):
 def _forward(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result, (B, H, Q, E), and the logarithm of the sum of the exponentials of the scores, (B, H, Q)."""
+    """The result, (B, H, Q, E), with the heads of a query side by side in memory as fused kernels write them, and the
+    logarithm of the sum of the exponentials of the scores, (B, H, Q)."""
     scores = _scores(query, key, bias, scale)
     logarithm = torch.logsumexp(scores, dim=-1)
-    return ((scores - logarithm.unsqueeze(-1)).exp() @ _wide(value)).to(query.dtype), logarithm
+    result = ((scores - logarithm.unsqueeze(-1)).exp() @ _wide(value)).to(query.dtype)
+    return result.transpose(1, 2).contiguous().transpose(1, 2), logarithm
 
 
 @_forward.register_fake
 def _forward_types(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return query.new_empty((*query.shape[:-1], value.shape[-1])), query.new_empty(query.shape[:-1], dtype=_dtype(query))
+    batch, heads, queries, _ = query.shape
+    result = query.new_empty((batch, queries, heads, value.shape[-1])).transpose(1, 2)
+    return result, query.new_empty(query.shape[:-1], dtype=_dtype(query))
 
 
 @torch.library.custom_op("planner::biased_attention_backward", mutates_args=())
