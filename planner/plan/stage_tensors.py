@@ -115,7 +115,17 @@ class StageTensors:
             return True
         (source,) = graph.operators[graph.producer[name]].operands
         maker = graph.producer.get(source)
+        while maker is not None and self._same(maker):
+            (source,) = graph.operators[maker].operands
+            maker = graph.producer.get(source)
         return maker is not None and self.bound.operators[maker].rule.op_class == "attention"
+
+    def _same(self, at: int) -> bool:
+        """Whether an operator is a view that changes nothing."""
+        op = self.bound.operators[at]
+        names = (*op.operator.operands, *op.operator.results)
+        shapes = {self.bound.graph.types[name].shape for name in names if name is not None}
+        return op.rule.op_class == "view" and len(op.operator.operands) == len(shapes) == 1
 
     def made_shape(self, name: str) -> tuple[int, ...]:
         return self.shape(name, self.promised[name].forward)
