@@ -77,7 +77,8 @@ class RankStep:
         Raises NonFiniteError on every rank, before the update, where it is not finite (or a gradient is not, if
         `check_gradients` is set), and StrategyError where a tensor does not lie as the plan promises.
         """
-        self.optimizer.reduction.begin()
+        if not (self.check_layouts or self.check_gradients):  # both look at gradients where they were added up
+            self.optimizer.reduction.begin()
         loss = float(self.accumulate(inputs))
         if not math.isfinite(loss):
             self._explain(loss, inputs)

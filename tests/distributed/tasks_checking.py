@@ -18,6 +18,7 @@ from planner.sharding.layout import REPLICATE
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import FactorKind, Rule, Strategy
 from planner.sharding.rules.spec import RuleSpec
+from planner.sharding.update import Update
 from runtime import local_ops
 from runtime.optimizers import OptimizerSettings
 from runtime.training_step import TrainingStep, parallelize
@@ -229,12 +230,15 @@ def fragile_batch(dtype: torch.dtype, offset: float) -> tuple[torch.Tensor, torc
     return plans.batch()[0], offsets
 
 
-def fragile_step(dtype: torch.dtype, sizes: tuple[int, ...], seed: int, **settings: object) -> TrainingStep:
+def fragile_step(
+    dtype: torch.dtype, sizes: tuple[int, ...], seed: int, buckets: int | str = "none", **settings: object
+) -> TrainingStep:
     torch.manual_seed(0)
     module = Fragile().to(dtype)
     example = fragile_batch(dtype, 0.0)
     graph = trace(module, example)
     plan = plans.random_plan("fragile", plans.mesh_of(*sizes), seed, graph=graph, **settings)
+    plan = replace(plan, training=replace(plan.training, update=Update(buckets=buckets)))
     return parallelize(
         module,
         plan,
