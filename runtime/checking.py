@@ -73,9 +73,9 @@ class LayoutCheck:
     _faults: list[Finding] = field(default_factory=list)
 
     def weights(self, parameters: Mapping[str, LocalParameter]) -> None:
-        """The weights as they are stored."""
+        """The weights as they are stored, but for those that every rank has for itself."""
         for place, name in enumerate(sorted(self.bound.graph.parameter_names)):
-            if name in parameters:
+            if name in parameters and not parameters[name].local:
                 self.note(
                     (_BESIDE, 0, place, 1),
                     parameters[name].piece,
@@ -227,7 +227,9 @@ class MicroBatchCheck(Observer):
         kind = self.check.bound.graph.types[name]
         promised = (local_shape(kind.shape, layout, self.check.place.mesh.sizes), kind.dtype)
         self.check.expect(moment, tensor, text, suspect, promised)
-        self.check.note(moment, tensor, text, suspect, layout)
+        bound = self.check.bound
+        if name not in bound.graph.parameter_names or not bound.plan.training.update.is_local(name):
+            self.check.note(moment, tensor, text, suspect, layout)  # of a local one every rank may have another
 
     def _note_gradient(
         self, instruction: Instruction, slot: int, what: str, tensor: torch.Tensor, layout: Layout

@@ -8,7 +8,7 @@ last of its gradients has arrived, in the backward pass of the last micro-batch:
 
 Buckets start in their order, the same on every rank, on process groups of their own: what the backward pass sends
 meanwhile cannot get between them. Only a step that was announced (`begin`) starts early; gradients that are looked at
-between micro-batches stay where they are.
+between micro-batches, or checked before the update, stay where they are until `finish`.
 """
 
 from collections.abc import Mapping

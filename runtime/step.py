@@ -77,10 +77,12 @@ class RankStep:
         Raises NonFiniteError on every rank, before the update, where it is not finite (or a gradient is not, if
         `check_gradients` is set), and StrategyError where a tensor does not lie as the plan promises.
         """
-        self.optimizer.reduction.begin()
+        if not (self.check_layouts or self.check_gradients):  # both look at gradients where they were added up
+            self.optimizer.reduction.begin()
+        buffers = dict(self.buffers)
         loss = float(self.accumulate(inputs))
         if not math.isfinite(loss):
-            self._explain(loss, inputs)
+            self._explain(loss, inputs, buffers)
         if self.check_gradients:
             check_gradients(self.parameters.values(), self.steps + 1, self.place.device)
         self.optimizer.set_learning_rate(learning_rate)
@@ -123,8 +125,10 @@ class RankStep:
             total += loss.detach().float().reshape(()) / parts
         return total
 
-    def _explain(self, loss: float, inputs: Inputs) -> NoReturn:
-        """Find out why the loss is not finite. Collective; drops the gradients."""
+    def _explain(self, loss: float, inputs: Inputs, buffers: Mapping[str, torch.Tensor]) -> NoReturn:
+        """Find out why the loss is not finite. Collective; drops the gradients, and leaves the `buffers` from before
+        the step: the pass may have spoiled those that it changes."""
+        self.buffers.update(buffers)
         for parameter in self.parameters.values():
             parameter.gradient = None
 
@@ -136,7 +140,10 @@ class RankStep:
             else:
                 self.pipeline.forward(lambda _, received: self._forward(part, {**given, **received}, watch), part)
 
-        explain(loss, self.steps + 1, self.bound.graph, self.bound.plan.training.micro_batches, again)
+        try:
+            explain(loss, self.steps + 1, self.bound.graph, self.bound.plan.training.micro_batches, again)
+        finally:
+            self.buffers.update(buffers)
 
     @property
     def gradient_norm(self) -> float | None:

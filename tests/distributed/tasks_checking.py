@@ -18,6 +18,7 @@ from planner.sharding.layout import REPLICATE
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import FactorKind, Rule, Strategy
 from planner.sharding.rules.spec import RuleSpec
+from planner.sharding.update import Update
 from runtime import local_ops
 from runtime.optimizers import OptimizerSettings
 from runtime.training_step import TrainingStep, parallelize
@@ -107,24 +108,22 @@ def wrong_rule() -> str:
 
 
 def other_weights(kind: str) -> str:
-    """One rank has one weight that the others do not have."""
-    module = plans.build("llama")
+    """One weight of one rank changes after the step was built, which compares what the ranks are given."""
+    step = build_step("llama", plans.hand_plan(kind, "llama", plans.mesh_of(2, 2)))
+    step.prepare(*plans.batch())
     if dist.get_rank() == 3:
         with torch.no_grad():
-            dict(module.named_parameters())["model.layers.1.self_attn.q_proj.weight"][-1, -1] += 1e-3
-    plan = plans.hand_plan(kind, "llama", plans.mesh_of(2, 2))
-    step = parallelize(module, plan, traced=plans.traced("llama"), device=CPU, known=known())
+            step.rank.parameters["model.layers.1.self_attn.q_proj.weight"].piece[-1, -1] += 1e-3
     return refusal(step)
 
 
 def other_shared_weight() -> str:
-    """The last of four stages reads the first one's embedding, and has another."""
-    module = plans.build("gpt4")
+    """The last of four stages reads the first one's embedding, and comes to have another."""
+    step = build_step("gpt4", plans.hand_plan("zero1", "gpt4", plans.mesh_of(1), stages=(1, 1, 1, 1)))
+    step.prepare(*plans.batch())
     if dist.get_rank() == 3:
         with torch.no_grad():
-            module.wte.weight[-1, -1] += 1e-3
-    plan = plans.hand_plan("zero1", "gpt4", plans.mesh_of(1), stages=(1, 1, 1, 1))
-    step = parallelize(module, plan, traced=plans.traced("gpt4"), device=CPU, known=known())
+            step.rank.parameters["wte.weight"].piece[-1, -1] += 1e-3
     return refusal(step)
 
 
@@ -185,7 +184,8 @@ def later_steps(seed: int) -> tuple[dict[str, int], dict[str, int]]:
     with Counted() as second:
         checked(*plans.batch())
     plain = build_step("llama", plan)
-    plain.check_layouts = False
+    plain.prepare(*plans.batch())  # which sends too: optimizers cut their masters
+    plain.rank.check_layouts = False
     with Counted() as first:
         plain(*plans.batch())
     return dict(second), dict(first)
@@ -229,12 +229,15 @@ def fragile_batch(dtype: torch.dtype, offset: float) -> tuple[torch.Tensor, torc
     return plans.batch()[0], offsets
 
 
-def fragile_step(dtype: torch.dtype, sizes: tuple[int, ...], seed: int, **settings: object) -> TrainingStep:
+def fragile_step(
+    dtype: torch.dtype, sizes: tuple[int, ...], seed: int, buckets: int | str = "none", **settings: object
+) -> TrainingStep:
     torch.manual_seed(0)
     module = Fragile().to(dtype)
     example = fragile_batch(dtype, 0.0)
     graph = trace(module, example)
     plan = plans.random_plan("fragile", plans.mesh_of(*sizes), seed, graph=graph, **settings)
+    plan = replace(plan, training=replace(plan.training, update=Update(buckets=buckets)))
     return parallelize(
         module,
         plan,

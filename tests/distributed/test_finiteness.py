@@ -51,7 +51,9 @@ def test_a_weight_that_is_not_finite(pool, sizes: tuple[int, ...], seed: int, se
     assert "since step 2: the update of step 1" in message, message
 
 
-@pytest.mark.parametrize(("sizes", "seed", "settings"), [*PLANS, *MORE[:3]], ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "seed", "settings"), [*PLANS, ((2, 2), 7, {"micro_batches": 2, "buckets": 4096}), *MORE[:3]], ids=str
+)
 def test_a_gradient_that_is_not_finite(pool, sizes: tuple[int, ...], seed: int, settings: dict[str, object]) -> None:
     number, message = same(pool.run("tasks_checking", "broken_gradient", True, sizes, seed, settings))
     assert number == 2

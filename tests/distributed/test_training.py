@@ -2,10 +2,12 @@
 
 import pytest
 
+from tests.long_lists import first
+
 TOLERANCE = 1e-5
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", first(1, ["adamw", "sgd"]))
 @pytest.mark.parametrize(
     ("kind", "sizes", "micro_batches"),
     [
@@ -42,7 +44,7 @@ def test_zero2_reduces_the_gradient_of_every_micro_batch(pool, recomputation: st
 
 
 @pytest.mark.parametrize("recomputation", ["none", "full", "selective"])
-@pytest.mark.parametrize("model", ["llama", "gpt"])
+@pytest.mark.parametrize("model", first(1, ["gpt", "llama"]))
 def test_zero2_accumulates_what_the_plain_model_does(pool, model: str, recomputation: str) -> None:
     """Two micro-batches; the embedding of a GPT is used at both ends."""
     for errors in pool.run("tasks", "parity", model, (2, 2), ["zero2"], 2, recomputation):

@@ -19,7 +19,7 @@ from planner.sharding.mesh import Mesh
 from planner.sharding.stored import StoredParameter, own_copies
 from planner.sharding.update import Update
 from runtime.optimizers import OptimizerSettings
-from runtime.step import TrainingStep, parallelize
+from runtime.training_step import TrainingStep, parallelize
 from runtime.unsharded import UnshardedStep
 
 RATES = {"adamw": 1e-3, "sgd": 1e-2, "lamb": 1e-2}
@@ -49,9 +49,14 @@ def step_of(
     graph: OperatorGraph | None = None,
 ) -> TrainingStep:
     return parallelize(
-        module or plans.build(model), plan, plans.batch(), traced=graph or plans.traced(model), settings=settings,
-        device=CPU, known=known(),
-    )  # fmt: skip
+        module or plans.build(model),
+        plan,
+        optimizer=settings,
+        example=plans.batch(),
+        traced=graph or plans.traced(model),
+        device=CPU,
+        known=known(),
+    )
 
 
 class PlainLamb:
@@ -141,10 +146,10 @@ def half(kind: str, sizes: tuple[int, ...], optimizer: str, update: Update) -> t
     with Dtypes() as dtypes:
         step.accumulate(*plans.batch())
     reduced = dtypes - {"torch.int64"}
-    sums = {str(parameter.local_gradient().dtype) for parameter in step.parameters.values()}
-    step.optimizer.step()
-    masters = {str(master.weight.dtype) for master in step.optimizer._masters}
-    values = [value for state in step.optimizer._optimizer.state.values() for value in state.values()]
+    sums = {str(parameter.local_gradient().dtype) for parameter in step.rank.parameters.values()}
+    step.rank.optimizer.step()
+    masters = {str(master.weight.dtype) for master in step.rank.optimizer._masters}
+    values = [value for state in step.rank.optimizer._optimizer.state.values() for value in state.values()]
     states = {str(value.dtype) for value in values if isinstance(value, torch.Tensor) and value.dim()}
     return worst, sorted(sums), sorted(masters), sorted(states), sorted(reduced)
 
@@ -178,13 +183,13 @@ def alike(
         update = Update(buckets=choice)
         plan = plan_of(model, kind, sizes, update, optimizer="sgd", micro_batches=micro_batches, stages=stages)
         step = step_of(model, plan, settings)
-        finish, started = step.optimizer.reduction.finish, []
+        finish, started = step.rank.optimizer.reduction.finish, []
 
         def noting(finish: Any = finish, started: list[int] = started, step: TrainingStep = step) -> Any:
-            started.append(len(step.optimizer.reduction._flights))
+            started.append(len(step.rank.optimizer.reduction._flights))
             return finish()
 
-        step.optimizer.reduction.finish = noting  # type: ignore[method-assign]
+        step.rank.optimizer.reduction.finish = noting  # type: ignore[method-assign]
         for number in range(3):
             step(*plans.batch(seed=number))
         weights.append(step.full_parameters())
@@ -226,12 +231,12 @@ def local(pattern: str, sizes: tuple[int, ...]) -> tuple[float, bool, list[float
         module.get_parameter(pattern).add_(0.01 * dist.get_rank())  # own values from the start
     settings = OptimizerSettings(learning_rate=1e-2, weight_decay=0.0, momentum=0.0)
     step = step_of("llama", plan, settings, module)
-    before = step.parameters[pattern].piece.detach().clone()
+    before = step.rank.parameters[pattern].piece.detach().clone()
     step.accumulate(*plans.batch())
-    own = step.parameters[pattern].local_gradient().clone()
+    own = step.rank.parameters[pattern].local_gradient().clone()
     whole = step.full_gradients()
-    step.optimizer.step()
-    after = step.parameters[pattern].piece.detach()
+    step.rank.optimizer.step()
+    after = step.rank.parameters[pattern].piece.detach()
     away = float((after - (before - 1e-2 * own)).abs().max())
     every = [torch.zeros_like(after) for _ in range(4)]
     dist.all_gather(every, after.contiguous())

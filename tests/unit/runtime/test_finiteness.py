@@ -28,9 +28,24 @@ class Calls(nn.Module):
         return self.function(x + masked, self.weight).sum()
 
 
+class Normed(nn.Module):
+    """What may not be finite runs through a batch norm, whose running statistics it would spoil."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(torch.log(x * self.weight)).pow(2).sum()
+
+
 def step_of(function: Function) -> TrainingStep:
+    return step_with(Calls(function))
+
+
+def step_with(module: nn.Module) -> TrainingStep:
     x = (torch.ones(4, 8),)
-    module = Calls(function)
     graph = trace(module, x)
     plan = plans.make_plan(
         "calls",
@@ -79,6 +94,19 @@ def test_what_is_given_is_named() -> None:
         NonFiniteError, match=r"parameter 'weight' holds 1 infinite .* since step 2: the update of step 1"
     ):
         step(torch.ones(4, 8))
+
+
+def test_running_statistics_stay_as_they_were() -> None:
+    """They change in the forward pass: what has spoiled them is named, not they, and a good batch trains on."""
+    step, good = step_with(Normed()), torch.arange(1.0, 33.0).reshape(4, 8)
+    step(good)
+    before = {name: tensor.clone() for name, tensor in step.changed_buffers().items()}
+    with pytest.raises(NonFiniteError, match=r"in micro-batch 0 operator 'log' .* holds 32 NaN"):
+        step(-good)
+    after = step.changed_buffers()
+    assert {"norm.running_mean", "norm.running_var"} <= after.keys()
+    assert all(after[name].equal(tensor) for name, tensor in before.items())
+    step(good)
 
 
 def test_what_does_not_come_again_is_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
