@@ -41,19 +41,20 @@ def batch_norm(
 
 
 class _BatchNorm(torch.autograd.Function):
-    """Keeps input, weight and both statistics."""
+    """Keeps input, weight and both statistics. Half precision is summed in float32, as PyTorch's own kernel does; while
+    it runs there is one wide copy of the input forward and two backward, of which one becomes the result."""
 
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float, groups: Groups
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        count, wide = _count(x, groups), _wide(x)
-        mean = _over(wide.sum(dim=_others(x)), groups) / count
-        centred = wide - _channels(mean, x)
-        variance = _over(centred.square().sum(dim=_others(x)), groups) / count
+        count, wide = _count(x, groups), torch.promote_types(x.dtype, torch.float32)
+        mean = _over(x.sum(dim=_others(x), dtype=wide), groups) / count
+        centred = x - _channels(mean, x)
+        squares = torch.linalg.vector_norm(centred, dim=_others(x)).square()
+        variance = _over(squares, groups) / count
         inverse = (variance + epsilon).rsqrt()
-        scale = inverse * _wide(weight)
-        result = centred * _channels(scale, x) + _channels(_wide(bias), x)
+        result = centred.mul_(_channels(inverse * weight, x)).add_(_channels(bias, x))
         ctx.groups, ctx.types = groups, (weight.dtype, bias.dtype)
         ctx.save_for_backward(x, weight, mean, inverse)
         ctx.mark_non_differentiable(mean, variance)
@@ -62,19 +63,14 @@ class _BatchNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None, None]:
         x, weight, mean, inverse = ctx.saved_tensors
-        gradient = _wide(gradients[0])
-        normal = (_wide(x) - _channels(mean, x)) * _channels(inverse, x)
-        sums = torch.stack([gradient.sum(dim=_others(x)), (gradient * normal).sum(dim=_others(x))])
-        shares = _over(sums, ctx.groups) / _count(x, ctx.groups)
-        rest = gradient - _channels(shares[0], x) - normal * _channels(shares[1], x)
-        back = rest * _channels(inverse * _wide(weight), x)
-        of_weight, of_bias = ctx.types
-        return back.to(x.dtype), sums[1].to(of_weight), sums[0].to(of_bias), None, None
-
-
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    """Half precision is summed in float32, as PyTorch's own kernel does."""
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
+        gradient = gradients[0]
+        normal = (x - _channels(mean, x)).mul_(_channels(inverse, x))
+        of_bias = gradient.sum(dim=_others(x), dtype=normal.dtype)
+        of_weight = (gradient * normal).sum(dim=_others(x))
+        shares = _over(torch.stack([of_bias, of_weight]), ctx.groups) / _count(x, ctx.groups)
+        rest = normal.mul_(_channels(-shares[1], x)).add_(gradient).sub_(_channels(shares[0], x))
+        back = rest.mul_(_channels(inverse * weight, x))
+        return back.to(x.dtype), of_weight.to(ctx.types[0]), of_bias.to(ctx.types[1]), None, None
 
 
 def _over(term: torch.Tensor, groups: Groups) -> torch.Tensor:

@@ -258,7 +258,8 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
     """The `Checksum` of a tensor, (3,) float64 on its device, without waiting for it."""
     total = torch.zeros(3, dtype=torch.float64, device=tensor.device)
     start = 0
-    for piece in _pieces(tensor.detach()):
+    given = tensor.detach()
+    for piece in _pieces(torch.view_as_real(given) if given.is_complex() else given):
         values = piece.reshape(-1).to(torch.float64).nan_to_num(nan=3.0, posinf=5.0, neginf=-5.0)
         weights = torch.arange(start, start + values.numel(), device=tensor.device) % _PERIOD / _PERIOD + 0.5
         total += torch.stack([values.sum(), (values * weights).sum(), values.abs().sum()])

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -100,8 +101,14 @@ class Ledger(TorchDispatchMode, Observer):
         return ("forward", "") if node is None else ("backward", node.metadata.get(_MARK, ""))
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        results = function(*args, **(kwargs or {}))
         name = str(function)
+        try:
+            results = function(*args, **(kwargs or {}))
+        except (DynamicOutputShapeException, DataDependentOutputException) as error:
+            raise AuditError(
+                f"operator '{self._now()[1]}' calls {name}, whose result depends on the values of tensors, and an"
+                " audit has none: plans of this model cannot be audited"
+            ) from error
         if function.namespace == "c10d":
             self._send(name, args)
         elif name in FLOPS:

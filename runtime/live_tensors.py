@@ -26,12 +26,13 @@ class LiveTensors:
         self.peak = 0
         self.at_peak: dict[str, int] = dict.fromkeys(CLASSES, 0)
         self._held: dict[int, _Held] = {}
-        self._left_out: set[int] = set()
+        self._left_out: dict[int, torch.UntypedStorage] = {}
         self._total = 0
 
     def leave_out(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Memory that is not counted. It must outlive this."""
-        self._left_out |= {tensor.untyped_storage()._cdata for tensor in tensors}
+        """Memory that is not counted. It is held from now on, so that nothing else comes to lie where it was."""
+        storages = [tensor.untyped_storage() for tensor in tensors]
+        self._left_out.update((storage._cdata, storage) for storage in storages)
 
     def add(self, tensor: torch.Tensor, of: str = OTHER) -> None:
         """Count the memory of a tensor if it is new."""

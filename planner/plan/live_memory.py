@@ -159,6 +159,7 @@ class _Rank:
     def _run(self, at: int, operands: Sequence[Piece], values: Values, kept: _Kept, section: _Section | None) -> None:
         op = self.bound.operators[at]
         names, graded = self.tensors.results(at), self.tensors.graded(op)
+        self.account.brief(self.tensors.inner_scratch(op), OTHER)
         there = section.results.get(at) if section is not None else None
         for place, name in enumerate(names):
             shape = self.tensors.shape(name, op.layouts.results[place].forward)
@@ -193,6 +194,9 @@ class _Rank:
         self.pending = Counter(self.uses)
         for name in self.results & self.bound.graph.differentiable:
             gradients[name] = self.account.new(self.tensors.bytes(name, self.tensors.made_shape(name)), OTHER)
+        begun = [
+            self.account.hold(storage) for storage in gradients.values()
+        ]  # who calls autograd has them till the end
         while sections:
             section = sections.pop()
             for at in reversed(section.operators):
@@ -203,7 +207,7 @@ class _Rank:
         for name in self.cut.receives:
             if name in gradients:
                 self._send(gradients[name])
-        self._release(list(gradients.values()))
+        self._release([*gradients.values(), *begun])
         self._release([piece.storage for piece in received.values()])
 
     def _again(self, section: _Section) -> None:
@@ -226,6 +230,7 @@ class _Rank:
         made: dict[int, Piece] = {}
         if given and graded:
             gathered = [] if section.again else self._gathered_again(at)
+            self.account.brief(self.tensors.inner_scratch(op), OTHER)
             made = {place: self._gradient(op, place, given, kept) for place in graded}
             self._release([piece.storage for piece in gathered])
         self._release(kept.everything)
@@ -236,8 +241,18 @@ class _Rank:
                 self.account.release(made[place].storage)
                 self._add(gradients, name, arrived.storage)
             self.pending[name] -= 1
-            if name in gradients and name in self.bound.parameters and not self.pending[name]:
-                self._accumulate(name, gradients.pop(name))
+            if name in gradients and not self.pending[name]:
+                self._arrive(name, gradients)
+
+    def _arrive(self, name: str, gradients: dict[str, Storage]) -> None:
+        """All of the gradient of a weight, or of what was received, is there: autograd leaves it with the leaf, in
+        memory of its own."""
+        if name in self.bound.parameters:
+            self._accumulate(name, gradients.pop(name))
+        elif name in self.cut.receives and gradients[name].holders > 1:
+            shared = gradients[name]
+            gradients[name] = self.account.new(shared.nbytes, OTHER)
+            self.account.release(shared)
 
     def _back(self, gradient: Piece, steps: Sequence[Step], name: str) -> Piece:
         """A gradient as its maker wants it; that of a weight may be reduced in another dtype."""

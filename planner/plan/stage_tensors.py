@@ -9,9 +9,10 @@ from itertools import groupby
 from hardware_profiles import Bytes
 from planner.plan.bind import BoundOperator, BoundPlan
 from planner.plan.stage_cut import StageCut
+from planner.pricing.operator_price import inner_messages
 from planner.sharding.layout import Layout, local_shape, replicated
 from planner.sharding.redistribute import COLLECTIVES, Step, redistribution
-from planner.sharding.rule import Duplex
+from planner.sharding.rule import Duplex, local_extents
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,16 @@ class StageTensors:
         names = (*op.operator.operands, *op.operator.results)
         shapes = {self.bound.graph.types[name].shape for name in names if name is not None}
         return op.rule.op_class == "view" and len(op.operator.operands) == len(shapes) == 1
+
+    def inner_scratch(self, op: BoundOperator) -> Bytes:
+        """Bytes that an operator takes for itself while it runs and sends: as much as it makes of them, in the end."""
+        mesh = self.bound.plan.mesh
+        if not op.rule.inner_scratch or not inner_messages(op.rule, op.strategy, mesh):
+            return 0.0
+        extents = local_extents(op.rule, op.strategy, mesh)
+        return float(
+            sum(work.coefficient * math.prod(extents[f] for f in work.factors) for work in op.rule.inner_scratch)
+        )
 
     def made_shape(self, name: str) -> tuple[int, ...]:
         return self.shape(name, self.promised[name].forward)

@@ -110,7 +110,7 @@ def price_operator(
     passing = sum(
         (b for i, b in enumerate(operand_bytes) if i not in saved and i not in rule.looked_up), np.zeros(len(extents))
     )
-    scratch = _sum_work(rule.scratch, extents)
+    scratch = _sum_work(rule.scratch, extents) + _inner_scratch(rule, strategies, extents, mesh)
     return OperatorPrices(
         forward=forward + late[0],
         backward=backward + late[1],
@@ -181,6 +181,11 @@ class InnerMessage:
     message: Message
     forward: int
     backward: int
+
+
+def _inner_scratch(rule: Rule, strategies: Sequence[Strategy], extents: Array, mesh: Mesh) -> Array:
+    sends = [bool(rule.inner_scratch and inner_messages(rule, strategy, mesh)) for strategy in strategies]
+    return np.where(sends, _sum_work(rule.inner_scratch, extents), 0.0)
 
 
 def inner_messages(rule: Rule, strategy: Strategy, mesh: Mesh) -> tuple[InnerMessage, ...]:

@@ -15,13 +15,13 @@ import torch
 from hardware_profiles import Cluster, load_profile
 from planner.graph.trace import trace
 from planner.plan.bind import BoundPlan, bind
-from planner.plan.plan import ModelReference, Plan
+from planner.plan.plan import Plan
 from planner.plan.predict import stage_costs
-from planner.search.search import SearchRequest, search
 from planner.search.space import FREE, Pinned
 from planner.sharding.update import PLAIN, Update, update_words
 from tests.contract.one_rank import Messages, one_rank
 from tests.distributed import plans
+from tests.distributed.searched import searched_plan
 
 
 def emitted(model: str, plan: Plan, stage: int) -> Messages:
@@ -68,17 +68,6 @@ class Hand:
         return "-".join(filter(None, (self.model, str(self.kind), "x".join(map(str, self.mesh)), settings)))
 
 
-def eager_cluster(devices: int, memory: float) -> Cluster:
-    """Links without latency between slow devices, so that it pays to split models as small as these."""
-    cluster = load_profile("cpu").with_devices(devices)
-    device = replace(cluster.device, memory=memory, reserved=0.0, allocator_slack=0.0, launch_latency=0.0)
-    levels = tuple(
-        replace(level, bandwidth=1e12, protocols=tuple(replace(p, setup=0.0, latency=0.0) for p in level.protocols))
-        for level in cluster.levels
-    )
-    return replace(cluster, device=device, levels=levels)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Searched:
     """The best plan on some devices with so many bytes of memory each."""
@@ -90,24 +79,7 @@ class Searched:
     update: Update = PLAIN
 
     def __call__(self) -> Plan:
-        graph = plans.traced(self.model)
-        reference = ModelReference(
-            reference=self.model,
-            sequence_length=plans.SEQUENCE,
-            parameters=graph.parameter_count(),
-            fingerprint=graph.fingerprint(),
-        )
-        request = SearchRequest(
-            graph=graph,
-            batch=plans.BATCH,
-            model=reference,
-            cluster=eager_cluster(self.devices, self.memory),
-            global_batch=plans.BATCH,
-            precision="fp32",
-            pinned=self.pinned,
-            update=self.update,
-        )
-        return search(request).plan
+        return searched_plan(self.model, self.devices, memory=self.memory, pinned=self.pinned, update=self.update)
 
     def __str__(self) -> str:
         words = "".join(f"-{key}={value}" for key, value in update_words(self.update).items())

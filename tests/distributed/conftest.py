@@ -1,7 +1,7 @@
-"""A pool of four gloo processes, started once for all distributed tests.
+"""A pool of four gloo processes, started once for all distributed tests, and one of two for those that ask for it.
 
 `pool.run("tasks", "function", *arguments)` calls a function of a file in this folder in every process and returns
-the four results. If one raises, dies or takes too long, all are ended (the others may be waiting for it in a
+their results. If one raises, dies or takes too long, all are ended (the others may be waiting for it in a
 collective), the test fails with its traceback, and the next test gets a new pool.
 """
 
@@ -19,11 +19,13 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-WORLD = 4
 
 
 class WorkerPool:
-    def __init__(self) -> None:
+    """So many processes, started when they get their first task."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
 
@@ -32,7 +34,7 @@ class WorkerPool:
             self._start()
         for connection in self._connections:
             connection.send((module, function, arguments))
-        results: list[Any] = [None] * WORLD
+        results: list[Any] = [None] * self.world
         waiting = {connection: rank for rank, connection in enumerate(self._connections)}
         deadline = time.monotonic() + timeout
         while waiting:
@@ -66,16 +68,23 @@ class WorkerPool:
         folder = tempfile.mkdtemp(prefix="pool")
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         address = f"{folder}/socket"
-        with Listener(address, family="AF_UNIX", backlog=WORLD) as listener:
+        with Listener(address, family="AF_UNIX", backlog=self.world) as listener:
             listener._listener._socket.settimeout(120)  # type: ignore[attr-defined]
-            for rank in range(WORLD):
-                command = [sys.executable, str(HERE / "worker.py"), str(rank), str(WORLD), f"{folder}/store", address]
+            for rank in range(self.world):
+                command = [
+                    sys.executable,
+                    str(HERE / "worker.py"),
+                    str(rank),
+                    str(self.world),
+                    f"{folder}/store",
+                    address,
+                ]
                 self._processes.append(subprocess.Popen(command, env=environment, cwd=ROOT))
             by_rank = {}
-            for _ in range(WORLD):
+            for _ in range(self.world):
                 connection = listener.accept()
                 by_rank[connection.recv()] = connection
-        self._connections = [by_rank[rank] for rank in range(WORLD)]
+        self._connections = [by_rank[rank] for rank in range(self.world)]
 
     def _fail(self, reason: str) -> None:
         for process in self._processes:
@@ -86,6 +95,13 @@ class WorkerPool:
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[WorkerPool]:
-    workers = WorkerPool()
+    workers = WorkerPool(4)
+    yield workers
+    workers.close()
+
+
+@pytest.fixture(scope="session")
+def pair() -> Iterator[WorkerPool]:
+    workers = WorkerPool(2)
     yield workers
     workers.close()

@@ -43,6 +43,7 @@ from planner.sharding.rule import (
 )
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter, legal_stored
+from tests.distributed.towers import Towers, pairs
 from tests.distributed.unusual import Gated, Unusual
 
 BATCH, SEQUENCE, VOCABULARY = 4, 8, 32
@@ -196,9 +197,12 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "llama": lambda: Llama(LLAMA),
     "gpt": lambda: GPT(GPT_CONFIG),
     "llama4": lambda: Llama(replace(LLAMA, num_layers=4)),
+    "llama-one": lambda: Llama(replace(LLAMA, num_kv_heads=1, tied_embeddings=True)),
+    "llama-heads": lambda: Llama(replace(LLAMA, num_kv_heads=8, head_size=8, qk_norm=True)),
     "llama6": lambda: Llama(replace(LLAMA, num_layers=6)),
     "llama8": lambda: Llama(replace(LLAMA, num_layers=8)),
     "gpt4": lambda: GPT(replace(GPT_CONFIG, num_layers=4)),
+    "gpt-untied": lambda: GPT(replace(GPT_CONFIG, tied_embeddings=False)),
     "mixture": lambda: Llama(replace(LLAMA, num_experts=4, experts_per_token=2, expert_size=24, shared_size=16)),
     "assorted": Assorted,
     "dropping": lambda: Dropping(2),
@@ -211,6 +215,7 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "wide-deep": lambda: lively(WideDeep(WIDE_DEEP)),
     "gated": lambda: Gated(VOCABULARY),
     "unusual": lambda: Unusual(VOCABULARY),
+    "towers": lambda: Towers(VOCABULARY),
 }
 
 Choose = Callable[[str, Rule, Mesh], Strategy]
@@ -254,6 +259,7 @@ INPUTS: Mapping[str, Callable[[int, torch.Generator], tuple[object, ...]]] = {
     "resnet64": wide_images,
     "dlrm": lambda samples, generator: clicks(samples, generator, crossed=False),
     "wide-deep": lambda samples, generator: clicks(samples, generator, crossed=True),
+    "towers": lambda samples, generator: pairs(samples, SEQUENCE, VOCABULARY, generator),
 }
 """Arguments of models that are no language models."""
 

@@ -18,7 +18,8 @@ class BatchNorm(RuleSpec):
     `training` is the position of the argument that says so, or None where the operator uses the running statistics.
     While training the statistics of a channel are over n h w, which are combined: sums over the devices that have parts
     of them, two forward (the mean, then the squares of the distances to it) and one of two numbers backward, so that
-    every plan computes what one device does (synchronised batch norm). Autograd keeps both statistics, in fp32.
+    every plan computes what one device does (synchronised batch norm), with two wide copies of the input meanwhile.
+    Autograd keeps both statistics, in fp32.
     """
 
     training: int | None
@@ -37,16 +38,18 @@ class BatchNorm(RuleSpec):
         )
         channels: Dims = (dims[1],)
         factors = table.freeze()
+        every, wide = tuple(range(len(factors))), max(_FP32, call.operands[0].element_bytes)
         return Rule(
             op=call.op,
             factors=factors,
             operands=(dims, *(channels for _ in call.operands[1:])),
             results=(dims, *(channels for _ in call.results[1:])),
             op_class="normalisation",
-            work=(Work(coefficient=8.0, factors=tuple(range(len(factors)))),),
+            work=(Work(coefficient=8.0, factors=every),),
             saves=_saves(len(call.operands), training),
             saved_extra=(Work(coefficient=2.0 * _FP32, factors=dims[1]),) if training else (),
-            inner=_sums(factors, dims[1], max(_FP32, call.operands[0].element_bytes)) if training else (),
+            inner=_sums(factors, dims[1], wide) if training else (),
+            inner_scratch=(Work(coefficient=2.0 * wide, factors=every),) if training else (),
         )
 
 

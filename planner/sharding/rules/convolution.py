@@ -52,7 +52,7 @@ class Convolution(RuleSpec):
             op_class="matmul",
             work=(Work(coefficient=2.0, factors=(*rows, *g, *o, *depth)),),
             addends=(2,) if len(call.operands) > 2 else (),
-            saves=((0, (1,)), (1, (0,))),
+            saves=((0, (0, 1)), (1, (0, 1))),  # all of it whatever is asked for
             roles=(("rows", rows), ("columns", o), ("depth", depth), ("batch", g)),
         )
 
