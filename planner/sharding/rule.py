@@ -115,12 +115,12 @@ class Rule:
     are operands that join a reduction's sum once; `looked_up` are operands of which only some rows are read. Autograd
     keeps operand i for the gradients of operands J where `saves` has (i, J), the results in `saved_results`, and
     `saved_extra` bytes beside them; `scratch` bytes live only while it runs, and `inner_scratch` where it sends any of
-    `inner`. `local_form` ("reshape", "expand", ...) is what an operator that spells out its shape becomes on shards: that
-    operator of the tensor and its local result shape. `mean_over` lists reductions that average instead of sum. `roles`
-    names the factors whose product is each extent that the time of the op's kernel depends on, where the operands do
-    not tell, `causal` says that half of its work is masked, and `unfused` that attention has its scores in memory.
-    `passes` says that the gradient of an operand of the same type is that of the result itself, and of a copy that none
-    is made where nothing would change.
+    `inner`. `local_form` ("reshape", "expand", ...) is what an operator that spells out its shape becomes on shards:
+    that operator of the tensor and its local result shape. `mean_over` lists reductions that average instead of sum.
+    `roles` names the factors whose product is each extent that the time of the op's kernel depends on, where the
+    operands do not tell, `causal` says that half of its work is masked, and `unfused` that attention has its scores in
+    memory. `passes` says that the gradient of an operand of the same type is that of the result itself, and of a copy
+    that none is made where nothing would change.
     """
 
     op: str
