@@ -14,8 +14,9 @@ Phase = Literal["forward", "recomputation", "backward", "update"]
 PHASES: tuple[Phase, ...] = ("forward", "recomputation", "backward", "update")
 """Three passes over every micro-batch, and the end of the step."""
 
-UNCHARGED = "loss"
-"""The part of what is sent for people to look at: the loss, made the same on every rank. It is listed, at no price."""
+UNCHARGED = "not charged"
+"""The part of what is listed at no price: the loss, which is made the same on every rank for people to look at, and
+integers that are loaded in a layout which only the first of their readers wants."""
 
 
 class Charge(NamedTuple):

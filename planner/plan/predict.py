@@ -266,8 +266,11 @@ class _Walk:
                     kept += nbytes
                 transient += 0.0 if ahead else nbytes
             elif name in self.bound.inputs:
-                loaded = Duplex(forward=self.bound.inputs[name], gradient=self.bound.inputs[name])
-                self._edge(cost, chunk, op.name, name, loaded, wanted, moves)
+                again_too: Times = {"forward": 1, "recomputation": int(moves)}
+                for message in self._route("activations", graph.types[name], self.bound.inputs[name], wanted.forward)[
+                    0
+                ].messages:
+                    charge(cost.messages, UNCHARGED, op.name, message, again_too)
             elif name in graph.producer:
                 made = self._made(name)
                 if name in graph.data_dependent:  # what never changes is brought into a layout once
