@@ -429,11 +429,6 @@ def _bags() -> Iterator[tuple[Any, ...]]:
     last = {"mode": 1, "padding_idx": int(flat[0]), "include_last_offset": True}
     yield bags, "padded uneven", table, flat, ends, last
     x = _random(4, 6, 8)
-    yield "index.Tensor", x, [None, _integers(6, 5), _integers(8, 5)]
-    yield "index.Tensor", "apart", x, [_integers(4, 6), None, _integers(8, 6)]
-    yield "index.Tensor", "broadcast", x, [None, _integers(6, 4, 1), _integers(8, 6)]
-    yield "index_select.default", x, 1, _integers(6, 4)
-    yield "index_select.default", "last", x, -1, _integers(8, 4)
 
 
 def _losses() -> Iterator[tuple[Any, ...]]:
