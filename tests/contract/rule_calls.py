@@ -428,7 +428,7 @@ def _bags() -> Iterator[tuple[Any, ...]]:
     ends = torch.tensor([0, 3, 10])
     last = {"mode": 1, "padding_idx": int(flat[0]), "include_last_offset": True}
     yield bags, "padded uneven", table, flat, ends, last
-    x = _random(4, 6, 8)
+    _random(4, 6, 8)
 
 
 def _losses() -> Iterator[tuple[Any, ...]]:
