@@ -2,7 +2,9 @@
 down, without a device.
 
 Every collective and every product of every stage is equal, operator by operator, and live memory is within two percent
-and below what the plan states. Models with experts cannot be audited, and say at which operator.
+and below what the plan states. Models with experts cannot be audited, and say at which operator. Buckets that start in
+the backward pass let gradients go which the prediction still holds, so they stand here where most lives before any
+bucket starts.
 """
 
 from collections.abc import Mapping
@@ -48,6 +50,7 @@ def case(model: str, devices: int, update: Update = PLAIN, precision: str = "bf1
 CLIPPED = Update(clip_norm=1.0)
 BUCKETS = Update(clip_norm=1.0, buckets="auto")
 SUMMED = Update(gradient_dtype="fp32", buckets=25_000_000)
+WIDE = Update(gradient_dtype="fp32")
 CASES = (
     case("llama8b", 64),
     case("llama8b", 1024, tensor=8, data=128, zero=3, sequence_parallel=True, micro_batches=2),
@@ -62,7 +65,7 @@ CASES = (
     case("gpt3-6.7b", 64, BUCKETS, pipeline=2, tensor=4, sequence_parallel=True, zero=2, recompute="full"),
     case("gpt3-6.7b", 512, zero=1, data=64, tensor=8, micro_batch=4),
     case("vit-l16", 16),
-    case("vit-l16", 8, BUCKETS, data=8, zero=1, recompute="selective"),
+    case("vit-l16", 8, BUCKETS, data=8, zero=1, recompute="selective", micro_batches=2),
     case("vit-l16", 128, tensor=2, data=64, zero=3),
     case("vit-l16", 16, CLIPPED, pipeline=4, mesh=(4,), micro_batches=8),
     case("vit-l16", 1024, SUMMED, data=1024, zero=2, micro_batches=1),
@@ -71,7 +74,7 @@ CASES = (
     case("resnet50", 16, pipeline=2, mesh=(8,), micro_batches=4),
     case("resnet50", 16, CLIPPED, data=16, zero=2, micro_batches=2, recompute="full"),
     case("resnet50", 128, BUCKETS, "fp32", data=128),
-    case("resnet50", 256, SUMMED, data=256, zero=1),
+    case("resnet50", 256, WIDE, data=256, zero=1),
     case("dlrm-kaggle", 16),
     case("dlrm-kaggle", 64, CLIPPED, data=64),
     case("dlrm-kaggle", 256, SUMMED),

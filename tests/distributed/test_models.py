@@ -57,7 +57,10 @@ MODELS = (
     Model(name="towers"),
 )
 POOLS = {2: "pair", 4: "pool"}
-FULL, SELECTIVE = {"recomputation": "full"}, {"recomputation": "selective", "kept": ("linear", "norm", "attention")}
+FULL, SELECTIVE = (
+    {"recomputation": "full"},
+    {"recomputation": "selective", "kept": ("linear", "norm", "attention", "conv2d")},
+)
 RANDOM: Mapping[int, Sequence[tuple[tuple[int, ...], int, Mapping[str, object]]]] = {
     2: (((2,), 1, {}), ((2,), 1, FULL), ((2,), 2, {}), ((1, 2), 2, FULL), ((2,), 2, SELECTIVE)),
     4: (((2, 2), 1, {}), ((4,), 1, FULL), ((1, 4), 2, {}), ((2, 2), 2, FULL), ((4,), 2, SELECTIVE)),
