@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from runtime import collectives
+from runtime.within import expect_within
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,8 @@ class SplitLoss:
 
 def split_cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor, split: SplitLoss) -> torch.Tensor:
     """This process's term of the loss, a scalar of the dtype of the logits; equal on all processes of the
-    vocabulary axes."""
+    vocabulary axes. Raises RuntimeError for a target that is no class and is not ignored."""
+    expect_within(targets_N, split.classes, "targets of the cross entropy", split.ignore_index)
     return _SplitCrossEntropy.apply(logits_NV, targets_N, split)  # type: ignore[no-any-return, no-untyped-call]
 
 

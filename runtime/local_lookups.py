@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from planner.graph.trace import resolve
 from runtime.collectives import all_reduce
+from runtime.within import expect_within
 
 if TYPE_CHECKING:
     from runtime.local_ops import Shard
@@ -43,6 +44,7 @@ def embedding_bag(
             include_last_offset=include_last_offset,
             padding_idx=padding,
         )
+    expect_within(indices, shard.extent("v"), f"indices of {shard.bound.operator.name}")
     counted = torch.ones_like(indices, dtype=torch.bool) if padding is None else indices != padding
     row = indices - shard.offset("v")
     here = (row >= 0) & (row < weight_VH.shape[0]) & counted
@@ -79,6 +81,7 @@ def nll_loss(
     classes, samples = shard.axes("v"), shard.axes("n")
     if not classes and not samples:
         return _whole_nll_loss(shard, chances_NV, targets_N, weight, reduction, ignore_index)
+    expect_within(targets_N, shard.extent("v"), f"targets of {shard.bound.operator.name}", ignore_index)
     column_N = targets_N - shard.offset("v")
     counted_N = targets_N != ignore_index
     here_N = (column_N >= 0) & (column_N < chances_NV.shape[1]) & counted_N

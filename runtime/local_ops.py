@@ -30,6 +30,7 @@ from runtime.cross_entropy import SplitLoss, split_cross_entropy
 from runtime.device_mesh import RankMesh
 from runtime.randomness import FIRST, Draw, Region, drop, drop_probability, keep_mask, operator_code, region_of
 from runtime.rms_norm import fused_rms_norm
+from runtime.within import expect_within
 
 
 class LocalCall(Protocol):
@@ -56,13 +57,16 @@ class Shard:
         index, sizes = self.bound.rule.index[factor], self.place.mesh.sizes
         return tuple(a for a, choice in enumerate(self.bound.strategy) if choice == index and sizes[a] > 1)
 
+    def extent(self, factor: str) -> int:
+        """Extent of a factor over all ranks."""
+        return self.bound.rule.factors[self.bound.rule.index[factor]].extent
+
     def offset(self, factor: str) -> int:
         """First index of a factor that this rank has."""
         axes = self.axes(factor)
         if not axes:
             return 0
-        rule, start = self.bound.rule, 0
-        extent = rule.factors[rule.index[factor]].extent
+        start, extent = 0, self.extent(factor)
         for axis in axes:
             extent //= self.place.mesh.sizes[axis]
             start += self.place.coordinate[axis] * extent
@@ -176,6 +180,7 @@ def _embedding(
         )
     if not shard.axes("v"):
         return F.embedding(indices, weight_VH, padding_idx if padding_idx >= 0 else None)
+    expect_within(indices, shard.extent("v"), f"indices of {shard.bound.operator.name}")
     offset = shard.offset("v")
     row = indices - offset
     elsewhere = (row < 0) | (row >= rows)

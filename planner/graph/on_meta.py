@@ -5,16 +5,44 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 
 def on_meta(module: nn.Module) -> nn.Module:
-    """A copy of a module whose parameters and buffers are on the meta device; tied ones stay tied, nothing is copied.
+    """A copy of a module whose parameters, buffers and other tensors are on the meta device; tied ones stay tied,
+    nothing is copied.
 
-    Strides, and with them which reshapes copy, differ between devices; a graph must not, so it is traced there.
+    Strides, and with them which reshapes copy, differ between devices; a graph must not, so it is traced there. What
+    else a module has and cannot be copied (a lock, an open file) the two share.
     """
     memo: dict[int, Any] = {}
     for parameter in module.parameters():
         memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
-    for buffer in module.buffers():
-        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    for tensor in (*module.buffers(), *_plain_tensors(module)):
+        if id(tensor) not in memo:
+            memo[id(tensor)] = torch.empty_like(tensor, device="meta", requires_grad=tensor.requires_grad)
+    for part in module.modules():
+        for value in _plain(part):
+            if not _can_be_copied(value, memo):
+                memo[id(value)] = value
     return copy.deepcopy(module, memo)
+
+
+def _plain(module: nn.Module) -> list[Any]:
+    """What a module keeps under names of its own, beside parameters, buffers, modules and hooks."""
+    known = vars(nn.Module())
+    return [value for name, value in vars(module).items() if name not in known]
+
+
+def _plain_tensors(module: nn.Module) -> list[torch.Tensor]:
+    """Tensors that are plain attributes, or in lists, tuples and dicts of these."""
+    leaves = (leaf for part in module.modules() for value in _plain(part) for leaf in pytree.tree_leaves(value))
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _can_be_copied(value: Any, memo: dict[int, Any]) -> bool:
+    try:
+        copy.deepcopy(value, dict(memo))  # one that fails half-way leaves half a copy in the memo
+    except (TypeError, RuntimeError):  # as pickle says it, and as PyTorch does of tensors with a history
+        return False
+    return True

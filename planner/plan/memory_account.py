@@ -89,8 +89,10 @@ def moved(
 def _step(account: MemoryAccount, piece: Piece, step: Step, size: int, place: int, element: int) -> Piece:
     shape, of = list(piece.shape), piece.storage.of
     if step.kind == "slice" or (step.kind == "zero" and place == 0):
-        shape[step.dim] //= size if step.kind == "slice" else 1
-        return Piece(account.hold(piece.storage), tuple(shape), step.kind != "slice" or _first(shape, step.dim))
+        if step.kind == "zero":
+            return Piece(account.hold(piece.storage), tuple(shape))
+        shape[step.dim] //= size
+        return Piece(account.hold(piece.storage), tuple(shape), _first(shape, step.dim))
     held: list[Storage] = []
 
     def tensor(extents: Sequence[int]) -> Storage:
@@ -110,7 +112,8 @@ def _step(account: MemoryAccount, piece: Piece, step: Step, size: int, place: in
         shape[step.to_dim] //= size
         made = made if _first(shape, step.dim) else tensor(shape)
     else:
-        shape[step.dim] *= size if step.kind == "pad" else 1
+        if step.kind == "pad":  # a sum names no dim
+            shape[step.dim] *= size
         made = tensor(shape)
     for storage in held:
         if storage is not made:
