@@ -87,14 +87,16 @@ def arguments_of(forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, A
     RequestError where `forward` cannot be called with the batch.
     """
     forms = [*_unpacked(args, kwargs), (args, dict(kwargs))]
+    faults = []
     for form_args, form_kwargs in forms:
         try:
             bound = forward.signature.bind(*form_args, **form_kwargs)
         except TypeError as error:
-            fault = error
+            faults.append(error)
             continue
         return _in_form(bound, names)
-    raise RequestError(f"the batch does not fit {forward.name}.forward{forward.signature}: {fault}")
+    # a mapping or a tuple is most likely meant as the arguments, so what is wrong with those is said
+    raise RequestError(f"the batch does not fit {forward.name}.forward{forward.signature}: {faults[0]}")
 
 
 def _unpacked(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:

@@ -43,6 +43,6 @@ def _plain_tensors(module: nn.Module) -> list[torch.Tensor]:
 def _can_be_copied(value: Any, memo: dict[int, Any]) -> bool:
     try:
         copy.deepcopy(value, dict(memo))  # one that fails half-way leaves half a copy in the memo
-    except (TypeError, RuntimeError):  # as pickle says it, and as PyTorch does of tensors with a history
+    except (TypeError, RuntimeError, copy.Error):  # as pickle says it, PyTorch of tensors with a history, and copy
         return False
     return True

@@ -33,6 +33,11 @@ class Whole(nn.Module):
         raise NotImplementedError
 
 
+class KeywordOnly(nn.Module):
+    def forward(self, x: torch.Tensor, *, y: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
 def names_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
     return trace(Nested(), args, kwargs).inputs
 
@@ -67,6 +72,15 @@ def test_names_of_torch_bring_nested_mappings_into_order() -> None:
 def test_a_module_that_takes_the_batch_as_one_argument_gets_it() -> None:
     assert arguments_of(forward_of(Whole()), ({"x": A},), {}, ("args_0_x",)).args == ({"x": A},)
     assert arguments_of(forward_of(Whole()), ((A, B),), {}, ("args_0_0", "args_0_1")).args == ((A, B),)
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [({"x": A, "y": B, "z": C}, "unexpected keyword argument 'z'"), ((A, B, C), "too many positional arguments")],
+)
+def test_what_is_wrong_with_the_parts_of_one_argument_is_said(batch: Any, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        arguments_of(forward_of(KeywordOnly()), (batch,), {}, ("x", "y"))
 
 
 @pytest.mark.parametrize(
