@@ -62,8 +62,8 @@ FULL, SELECTIVE = (
     {"recomputation": "selective", "kept": ("linear", "norm", "attention", "conv2d")},
 )
 RANDOM: Mapping[int, Sequence[tuple[tuple[int, ...], int, Mapping[str, object]]]] = {
-    2: (((2,), 1, {}), ((2,), 1, FULL), ((2,), 2, {}), ((1, 2), 2, FULL), ((2,), 2, SELECTIVE)),
-    4: (((2, 2), 1, {}), ((4,), 1, FULL), ((1, 4), 2, {}), ((2, 2), 2, FULL), ((4,), 2, SELECTIVE)),
+    2: (((2,), 1, {}), ((2,), 1, FULL), ((2,), 2, {}), ((1, 2), 2, FULL), ((2,), 2, SELECTIVE), ((2,), 1, {})),
+    4: (((2, 2), 1, {}), ((4,), 1, FULL), ((1, 4), 2, {}), ((2, 2), 2, FULL), ((4,), 2, SELECTIVE), ((2, 2), 1, {})),
 }
 """Mesh, micro-batches and recomputation of random plans by the number of processes."""
 
