@@ -33,6 +33,9 @@ from runtime.step import RankStep
 MEMORY_TOLERANCE = 0.02
 """Share of the predicted live memory by which what lives may differ."""
 
+MEMORY_FLOOR: Bytes = 2.0 * 2**20
+"""What it may differ by in any case: the least that PyTorch's caching allocators take from a device at once."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives:
@@ -90,7 +93,7 @@ class StageAudit:
     @property
     def memory_agrees(self) -> bool:
         """Whether live memory is within the tolerance of its prediction, and within what the plan states."""
-        near = abs(self.peak - self.predicted_peak) <= MEMORY_TOLERANCE * self.predicted_peak
+        near = abs(self.peak - self.predicted_peak) <= max(MEMORY_TOLERANCE * self.predicted_peak, MEMORY_FLOOR)
         return near and self.peak <= self.stated
 
     @property

@@ -58,7 +58,7 @@ def train(
         worst = max(worst, report.difference)
         yield report
         at(f"reading the batch of step {number + 1}" if number < settings.steps else "summing up")
-    yield run.summary(seconds, worst if settings.check else None)
+    yield run.summary(seconds, worst if _compares(plan, settings) else None)
 
 
 def _build(plan: Plan, settings: RunSettings) -> BuiltModel:
@@ -74,7 +74,7 @@ def _build(plan: Plan, settings: RunSettings) -> BuiltModel:
 
 def _plain(built: BuiltModel, step: TrainingStep, settings: RunSettings, device: torch.device) -> UnshardedStep | None:
     """The unsharded model, on the first rank where it is asked for."""
-    if not (settings.check and _is_first(step.place)):
+    if not (_compares(step.plan, settings) and _is_first(step.place)):
         return None
     pieces = step.pieces
     batched = frozenset(number for number, name in enumerate(step.matcher.names) if name in pieces.batched)
@@ -89,6 +89,11 @@ def _plain(built: BuiltModel, step: TrainingStep, settings: RunSettings, device:
     )
 
 
+def _compares(plan: Plan, settings: RunSettings) -> bool:
+    """Whether losses can be compared: a model with parameters of each device's own is none that is unsharded."""
+    return settings.check and not plan.training.update.local_parameters
+
+
 def _is_first(place: RankMesh) -> bool:
     return place.rank == 0 and place.stage == 0
 
@@ -99,7 +104,7 @@ def _batches(
     """For each step what this rank is given, and the whole batch where the unsharded model needs it."""
     if settings.data is None:
         return ((batch, batch) for batch in synthetic_batches(built, step.plan, settings.seed, settings.steps))
-    wanted = settings.check and _is_first(step.place)
+    wanted = _compares(step.plan, settings) and _is_first(step.place)
     dtype = PRECISIONS[step.plan.training.precision]
     return dataset_batches(settings, step, dtype=dtype, whole=wanted)
 
@@ -114,7 +119,7 @@ class _Run:
     plain: UnshardedStep | None
 
     def step_report(self, number: int, call: Arguments, whole: Arguments | None) -> StepReport:
-        if self.settings.check and dist.is_initialized():
+        if _compares(self.plan, self.settings) and dist.is_initialized():
             dist.barrier()  # the others are ahead of the rank that runs two models
         started = time.perf_counter()
         loss = self.step(*call.args, **call.kwargs)

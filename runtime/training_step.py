@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from planner.errors import RequestError
+from planner.graph.baked import check_numbers
 from planner.graph.on_meta import on_meta
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
@@ -116,11 +117,15 @@ class TrainingStep:
             batch = next((tensor.shape[0] for tensor in given.tensors() if tensor.dim()), 1)
         elif self._traced is None:
             given = given.samples(batch)
-        graph = self._traced if self._traced is not None else trace(on_meta(self._module), given.args, given.kwargs)
+        known = self._traced
+        graph = trace(on_meta(self._module), given.args, given.kwargs) if known is None else known
         pattern = matcher(self._forward, graph.inputs, given)
         bound = bind(self.plan, graph, batch)
         prove(with_rules(graph, self.plan.rules))
         batched = frozenset(name for name in graph.inputs if graph.types[name].shape[:1] == (batch,))
+        if known is None and self.plan.training.part != batch:
+            again = given.samples(self.plan.training.part)
+            check_numbers(bound.graph, trace(on_meta(self._module), again.args, again.kwargs))
         settings = self.optimizer.settings
         check_values(self._module, bound, self.place.device)
         rank = RankStep(self._module, bound, self.place, settings, batched, self._seed, self._check_layouts)

@@ -54,7 +54,10 @@ def test_plans_by_hand_agree(make: Hand) -> None:
     assert len(found) == len(make().stages)
     for stage in found:
         assert stage.unequal == ()
-        assert stage.memory_agrees, (stage.live, stage.predicted_live, stage.stated)
+        assert abs(stage.peak / stage.predicted_peak - 1) < auditing.MEMORY_TOLERANCE, (
+            stage.live,
+            stage.predicted_live,
+        )
         assert stage.agrees
         assert {row.phase for row in stage.products} >= {"forward", "backward"}
 
@@ -125,6 +128,7 @@ def test_work_that_was_not_predicted_is_named(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("factor", [0.97, 1.03])
 def test_memory_that_differs_by_more_than_two_percent_is_found(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     memory_of = auditing.live_memory
+    monkeypatch.setattr(auditing, "MEMORY_FLOOR", 0.0)
     monkeypatch.setattr(auditing, "live_memory", lambda *a: {k: factor * v for k, v in memory_of(*a).items()})
     (stage,) = audited(Hand(model="llama", kind="zero1", mesh=(4,)))
     assert stage.unequal == ()

@@ -1,0 +1,31 @@
+"""Numbers that a model's code computes from the batch size, which a graph at another batch does not follow."""
+
+from planner.errors import ModelError
+from planner.graph.operator_graph import Argument, Operator, OperatorGraph
+
+
+def check_numbers(rescaled: OperatorGraph, traced: OperatorGraph) -> None:
+    """Compare a graph whose batch was changed with the graph of the same model traced at that batch.
+
+    Raises ModelError for a number among an operator's arguments (`loss * x.shape[0]`) that is another one there.
+    """
+    fresh = {op.name: op for op in traced.operators}
+    for op in rescaled.operators:
+        other = fresh.get(op.name)
+        if other is None or other.op != op.op:
+            continue
+        for kept, wanted in zip(_numbers(op), _numbers(other), strict=False):
+            if kept != wanted:
+                raise ModelError(
+                    f"operator '{op.name}', called in module '{op.module or '(root)'}', computes with {wanted} at the"
+                    f" batch of the plan and with {kept} at that of its example: the model's code puts the batch size"
+                    " into a number; write a mean, or make the number a tensor that the model is given"
+                )
+
+
+def _numbers(op: Operator) -> list[float]:
+    return [value for value in (*op.arguments, *(value for _, value in op.keywords)) if _is_number(value)]  # type: ignore[misc]
+
+
+def _is_number(value: Argument) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
