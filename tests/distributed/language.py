@@ -16,7 +16,7 @@ from planner.graph.trace import trace
 from planner.models.bert import Bert, BertConfig
 from planner.models.huggingface import from_config
 from planner.models.t5 import T5, T5Config
-from runtime.step import parallelize
+from runtime.training_step import parallelize
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 BATCH, SEQUENCE, VOCABULARY = plans.BATCH, plans.SEQUENCE, plans.VOCABULARY
@@ -102,7 +102,7 @@ def parity(name: str, sizes: tuple[int, ...], seeds: list[int], recomputation: s
     errors = []
     for seed in seeds:
         plan = plans.random_plan(name, plans.mesh_of(*sizes), seed, graph=graph, recomputation=recomputation)
-        step = parallelize(build(name)[0], plan, args, kwargs, batch=BATCH, traced=graph, device=CPU, known=known())
+        step = parallelize(build(name)[0], plan, traced=graph, device=CPU, known=known())
         found = float(step.accumulate(*args, **kwargs))
         whole = step.full_gradients()
         assert gradients.keys() <= whole.keys()
