@@ -136,11 +136,6 @@ DIFFERENCES = {
         "group_norm.default-4x6x2_6_6* n backward",
         "group_norm.default-*-no weight g forward",
     ),
-    "DTensor gathers what numbers picked before it adds it up; the rule adds it up where it is": (
-        "index.Tensor-4x6x8_6_6-apart i0 backward",
-        "index.Tensor-4x6x8_4x1_6-broadcast i[01] backward",
-        "index_select.default-* i backward",
-    ),
     "DTensor gathers the classes of this loss, or counts its rows again": (
         "nll_loss_nd.default-* v forward",
         "nll_loss_nd.default-12x8_12 n backward",
