@@ -6,7 +6,7 @@ BIN       := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough check format bench clean
+.PHONY: help demo test thorough exhaustive check format bench clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -21,7 +21,10 @@ test: check  ## the checks, then all tests but the long lists
 	$(BIN)/python -m pytest
 
 thorough: $(INSTALLED)  ## the long lists of cases, CI's second step
-	$(BIN)/python -m pytest -m thorough
+	$(BIN)/python -m pytest -m "thorough and not exhaustive"
+
+exhaustive: $(INSTALLED)  ## lists that are longer still, before a release
+	$(BIN)/python -m pytest -m exhaustive
 
 check: $(INSTALLED)  ## formatting, lint and types, without the tests
 	$(BIN)/ruff format --check .

@@ -14,7 +14,7 @@ def test_random_plans(pool, model: str) -> None:
         assert max(errors) < TOLERANCE, errors
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("sizes", "recomputation"), [((2, 2), "none"), ((4,), "full")], ids=str)
 @pytest.mark.parametrize("model", ["bert", "t5", "user", *HUGGING_FACE])
 def test_many_random_plans(pool, model: str, sizes: tuple[int, ...], recomputation: str) -> None:

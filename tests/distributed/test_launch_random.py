@@ -8,10 +8,13 @@ from types import ModuleType
 
 import pytest
 
+from planner.errors import PlannerError
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
 from planner.plan.file import save_plan
 from runtime.launch import launch
+from runtime.progress import Report, RunSummary, StepReport
+from runtime.run_settings import RunSettings
 
 MODELS = """
 import torch
@@ -72,16 +75,18 @@ def plan_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.thorough
-def test_the_unsharded_model_drops_the_same(plan_of, capfd: pytest.CaptureFixture[str]) -> None:
-    assert launch(plan_of("drops"), steps=4, seed=3) == 0
-    out, _ = capfd.readouterr()
-    assert "agrees with the unsharded model" in out
+def test_the_unsharded_model_drops_the_same(plan_of) -> None:
+    found: list[Report] = []
+    assert launch(plan_of("drops"), RunSettings(steps=4, seed=3), found.append) == 0
+    assert isinstance(found[-1], RunSummary)
+    assert found[-1].agrees
 
 
 @pytest.mark.thorough
-def test_a_loss_that_is_not_finite_ends_all_ranks(plan_of, capfd: pytest.CaptureFixture[str]) -> None:
-    assert launch(plan_of("sinks"), steps=10, check=False) == 4
-    out, err = capfd.readouterr()
-    assert [line.split()[1] for line in out.splitlines()] == ["1", "2"]
-    assert err.startswith("error: the loss of step 3 is nan: in micro-batch 0 operator 'log' (aten.log.default)")
-    assert len(err.splitlines()) == 1
+def test_a_loss_that_is_not_finite_ends_all_ranks(plan_of) -> None:
+    found: list[Report] = []
+    why = r"the loss of step 3 is nan: in micro-batch 0 operator 'log' \(aten.log.default\)"
+    with pytest.raises(PlannerError, match=why) as caught:
+        launch(plan_of("sinks"), RunSettings(steps=10, check=False), found.append)
+    assert caught.value.exit_code == 4
+    assert [report.step for report in found if isinstance(report, StepReport)] == [1, 2]

@@ -111,7 +111,7 @@ def parts(model: Model, micro_batches: int) -> int:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("processes", [pytest.param(2, marks=pytest.mark.exhaustive), 4])
 @pytest.mark.parametrize("model", MODELS, ids=str)
 def test_a_model_computes_the_same_under_every_plan(request, model: Model, processes: int) -> None:
     found = plans_of(model, processes)
@@ -122,7 +122,7 @@ def test_a_model_computes_the_same_under_every_plan(request, model: Model, proce
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("model", MODELS, ids=str)
 def test_a_model_learns_the_same_under_every_plan(request, model: Model, processes: int) -> None:
     """The last plan that was searched, on four processes, and a random one before it, on two: pipelines where there are

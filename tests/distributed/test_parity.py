@@ -12,7 +12,7 @@ TOLERANCE = 1e-5
 
 
 @pytest.mark.parametrize(
-    "chunk", [pytest.param(chunk, marks=pytest.mark.thorough if chunk else ()) for chunk in range(5)]
+    "chunk", [pytest.param(chunk, marks=pytest.mark.exhaustive if chunk else ()) for chunk in range(5)]
 )
 @pytest.mark.parametrize("model", ["llama", "gpt"])
 def test_random_plans_on_a_square_mesh(pool, model: str, chunk: int) -> None:
@@ -84,7 +84,7 @@ def test_rules_found_by_trial(pool) -> None:
         assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("sizes", "micro_batches", "recomputation"),
     [((2, 2), 1, "none"), ((4,), 1, "full"), ((1, 4), 2, "none"), ((2, 2), 2, "full"), ((4,), 2, "selective")],

@@ -25,7 +25,7 @@ def train(pool, *arguments: object) -> tuple[float, list[float]]:
     return max(error for error, _ in found), found[0][1]
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("clip", [None, CLIP])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "lamb"])
 @pytest.mark.parametrize("kind", KINDS)
