@@ -69,7 +69,7 @@ def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found - wanted).abs().max()) / max(float(wanted.abs().max()), 1e-3)
 
 
-KEPT = ("linear", "scaled_dot_product_attention", "silu", "gelu", "norm")
+KEPT = ("linear", "conv2d", "scaled_dot_product_attention", "silu", "gelu", "norm")
 """Ends of the names of the operators that blocks under selective recomputation keep."""
 
 
