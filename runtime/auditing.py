@@ -20,14 +20,13 @@ from hardware_profiles import Bytes, Cluster, Flops
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan, bind
 from planner.plan.charges import Charges, Phase
-from planner.plan.live_memory import live_memory
+from planner.plan.live_memory import GRADIENTS, STATES, WEIGHTS, live_memory
 from planner.plan.local_work import local_work
 from planner.plan.plan import Plan
 from planner.plan.predict import stage_costs
 from runtime.imitation import imitated_inputs, imitated_step
 from runtime.inputs import Inputs
 from runtime.ledger import Ledger
-from runtime.live_tensors import GRADIENTS, STATES, WEIGHTS
 from runtime.step import RankStep
 
 MEMORY_TOLERANCE = 0.02

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from planner.errors import StrategyError
 from planner.plan.bind import BoundOperator, BoundPlan
-from planner.plan.stage_cut import StageCut
+from planner.plan.stage_cut import StageCut, promised_layouts, recomputed_runs
 from planner.sharding.layout import PARTIAL, local_shape, replicated
 from planner.sharding.rule import Duplex, strategy_names
 from runtime.device_mesh import RankMesh
@@ -202,9 +202,7 @@ def _broken_promise(instruction: Instruction, name: str, shape: Sequence[int], r
 def build_executor(bound: BoundPlan, place: RankMesh, cut: StageCut) -> Executor:
     """The program of this rank for its stage of a plan. Raises ModelError for an operator that cannot run yet."""
     graph, mesh = bound.graph, place.mesh
-    promised = _given(bound)
-    for op in bound.operators:
-        promised.update(zip((r for r in op.operator.results if r is not None), op.layouts.results, strict=True))
+    promised = promised_layouts(bound)
     results = (*cut.sends, *((graph.loss,) if cut.last else ()))
     updates = tuple((buffer, content) for buffer, content in graph.updates if graph.producer[content] in cut.operators)
     outlive = (*results, *(content for _, content in updates))
@@ -253,29 +251,12 @@ def _operand(bound: BoundPlan, name: str, promised: Duplex, wanted: Duplex) -> O
     return Operand(name=name, transfer=between, weight=weight)
 
 
-def _given(bound: BoundPlan) -> dict[str, Duplex]:
-    """What is promised before the first operator: stored parameters, whole buffers, inputs as the plan loads them."""
-    whole = replicated(len(bound.plan.mesh.axes))
-    promised = {name: Duplex(forward=layout, gradient=whole) for name, layout in bound.inputs.items()}
-    promised.update((name, Duplex(forward=whole, gradient=whole)) for name in bound.graph.buffers)
-    promised.update((name, Duplex(forward=p.weight, gradient=p.gradient)) for name, p in bound.parameters.items())
-    return promised
-
-
 def _sections(bound: BoundPlan, instructions: Mapping[int, Instruction], results: Sequence[str]) -> tuple[Section, ...]:
-    """Runs of instructions of one block that is recomputed, each a section, and of all others between them."""
-    runs: list[tuple[int | None, list[int]]] = []
-    for index in instructions:
-        block = bound.blocks.block_of(index)
-        block = None if bound.recompute_of(block) is None else block
-        if not runs or runs[-1][0] != block:
-            runs.append((block, []))
-        runs[-1][1].append(index)
     return tuple(
-        Section(instructions=tuple(instructions[at] for at in run))
-        if block is None
-        else _recomputed_section(bound, instructions, run, results)
-        for block, run in runs
+        _recomputed_section(bound, instructions, run, results)
+        if recomputed
+        else Section(instructions=tuple(instructions[at] for at in run))
+        for recomputed, run in recomputed_runs(bound, tuple(instructions))
     )
 
 

@@ -44,7 +44,7 @@ def imitated_step(plan: Plan, traced: OperatorGraph, batch: int, rank: int) -> I
             place = rank_mesh(plan.mesh, torch.device("cpu"), plan.pipeline)
             bound = bind(plan, traced, batch)
             module, settings = _Imitation(bound.graph), OptimizerSettings()
-            step = RankStep(module, bound, place, settings, _batched(traced, batch), check_layouts=False)
+            step = RankStep(module, bound, place, settings, traced.batched_inputs(batch), check_layouts=False)
             if step.pipeline is not None:
                 step.pipeline.has_gone = lambda _: True  # the fake backend waits for nothing, and never says so
             yield step
@@ -55,17 +55,12 @@ def imitated_step(plan: Plan, traced: OperatorGraph, batch: int, rank: int) -> I
 def imitated_inputs(step: RankStep, traced: OperatorGraph, batch: int) -> Inputs:
     """This rank's pieces of a global batch without data, for a step that is imitated; inside of its modes."""
     graph, samples = step.bound.graph, step.bound.plan.training.global_batch
-    batched = _batched(traced, batch)
+    batched = traced.batched_inputs(batch)
     given = {
         name: _like(replace(tensor, shape=(samples, *tensor.shape[1:])) if name in batched else tensor)
         for name, tensor in ((name, graph.types[name]) for name in graph.inputs)
     }
     return InputPieces(bound=step.bound, place=step.place, batched=batched, reads=step.reads).of_whole(given)
-
-
-def _batched(traced: OperatorGraph, batch: int) -> frozenset[str]:
-    """Inputs whose leading dim is the samples."""
-    return frozenset(name for name in traced.inputs if traced.types[name].shape[:1] == (batch,))
 
 
 class _Imitation(nn.Module):

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-WEIGHTS, GRADIENTS, STATES, OTHER = "weights", "gradients", "optimizer state", "activations and transient"
+from planner.plan.live_memory import GRADIENTS, OTHER, STATES, WEIGHTS
+
 CLASSES = (WEIGHTS, GRADIENTS, STATES, OTHER)
 
 

@@ -122,7 +122,7 @@ class TrainingStep:
         pattern = matcher(self._forward, graph.inputs, given)
         bound = bind(self.plan, graph, batch)
         prove(with_rules(graph, self.plan.rules))
-        batched = frozenset(name for name in graph.inputs if graph.types[name].shape[:1] == (batch,))
+        batched = graph.batched_inputs(batch)
         if known is None and self.plan.training.part != batch:
             again = given.samples(self.plan.training.part)
             check_numbers(bound.graph, trace(on_meta(self._module), again.args, again.kwargs))

@@ -206,6 +206,10 @@ class OperatorGraph:
                 uses.setdefault(name, []).append(i)
         return {name: tuple(indices) for name, indices in uses.items()}
 
+    def batched_inputs(self, batch: int) -> frozenset[str]:
+        """Inputs whose leading dim is that of `batch` samples."""
+        return frozenset(name for name in self.inputs if self.types[name].shape[:1] == (batch,))
+
     def parameter_count(self) -> int:
         """Number of trainable and frozen parameters; tied weights count once."""
         return sum(self.types[parameter.name].numel for parameter in self.parameters)

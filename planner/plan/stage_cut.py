@@ -1,11 +1,14 @@
-"""What each stage of a plan holds of the graph, and what crosses from one to the next."""
+"""What each stage of a plan holds of the graph, how it lies, and what crosses from one to the next."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from planner.errors import PlannerError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan, stage_of_operators
+from planner.sharding.layout import replicated
+from planner.sharding.rule import Duplex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,3 +91,26 @@ def _crossing(graph: OperatorGraph, stages: Mapping[int, int], stage: int) -> tu
                 )
             found.setdefault(name)
     return tuple(found)
+
+
+def promised_layouts(bound: BoundPlan) -> dict[str, Duplex]:
+    """Layouts in which every value is before it is moved: stored parameters, whole buffers, inputs as the plan loads
+    them, results as their operators make them."""
+    whole = replicated(len(bound.plan.mesh.axes))
+    found = {name: Duplex(forward=layout, gradient=whole) for name, layout in bound.inputs.items()}
+    found.update((name, Duplex(forward=whole, gradient=whole)) for name in bound.graph.buffers)
+    found.update((name, Duplex(forward=p.weight, gradient=p.gradient)) for name, p in bound.parameters.items())
+    for op in bound.operators:
+        found.update(zip((r for r in op.operator.results if r is not None), op.layouts.results, strict=True))
+    return found
+
+
+def recomputed_runs(bound: BoundPlan, operators: Sequence[int]) -> tuple[tuple[bool, tuple[int, ...]], ...]:
+    """Runs of operators of one block that is recomputed (True), and of all others between them."""
+
+    def recomputed(at: int) -> int | None:
+        block = bound.blocks.block_of(at)
+        return None if bound.recompute_of(block) is None else block
+
+    runs = ((block, tuple(run)) for block, run in groupby(operators, key=recomputed))
+    return tuple((block is not None, run) for block, run in runs)

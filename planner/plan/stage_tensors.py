@@ -4,13 +4,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby
 
 from hardware_profiles import Bytes
 from planner.plan.bind import BoundOperator, BoundPlan
-from planner.plan.stage_cut import StageCut
+from planner.plan.stage_cut import StageCut, promised_layouts, recomputed_runs
 from planner.pricing.operator_price import inner_messages
-from planner.sharding.layout import Layout, local_shape, replicated
+from planner.sharding.layout import Layout, local_shape
 from planner.sharding.redistribute import COLLECTIVES, Step, redistribution
 from planner.sharding.rule import Duplex, local_extents
 
@@ -40,25 +39,11 @@ class StageTensors:
 
     @cached_property
     def promised(self) -> Mapping[str, Duplex]:
-        """Layouts in which everything is there before it is moved."""
-        whole = replicated(len(self.bound.plan.mesh.axes))
-        found = {name: Duplex(forward=layout, gradient=whole) for name, layout in self.bound.inputs.items()}
-        found.update((name, Duplex(forward=whole, gradient=whole)) for name in self.bound.graph.buffers)
-        found.update((n, Duplex(forward=p.weight, gradient=p.gradient)) for n, p in self.bound.parameters.items())
-        for op in self.bound.operators:
-            found.update(zip((r for r in op.operator.results if r is not None), op.layouts.results, strict=True))
-        return found
+        return promised_layouts(self.bound)
 
     @cached_property
     def sections(self) -> tuple[tuple[bool, tuple[int, ...]], ...]:
-        """Runs of operators of one block that is recomputed, and of all others between them."""
-
-        def section(at: int) -> int | None:
-            block = self.bound.blocks.block_of(at)
-            return None if self.bound.recompute_of(block) is None else block
-
-        runs = ((block, tuple(run)) for block, run in groupby(self.cut.operators, key=section))
-        return tuple((block is not None, run) for block, run in runs)
+        return recomputed_runs(self.bound, self.cut.operators)
 
     def move(self, at: int, place: int) -> Move:
         """How an operand comes to its operator."""
