@@ -7,7 +7,11 @@ The model is traced when the first batch comes, or an example before that. Only 
 this model; everything that `rank` does is built at that moment.
 """
 
+import atexit
+import gc
 import os
+import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +64,7 @@ class TrainingStep:
         self._forward = forward_of(module)
         self._traced = traced
         self._built: tuple[RankStep, InputPieces, InputMatcher] | None = None
+        _alive.add(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> float:
         """Train on one global batch and return its mean loss.
@@ -174,6 +179,21 @@ class TrainingStep:
                 "the model has not been traced yet: train on a batch first, or give parallelize an example"
             )
         return self._built
+
+
+_alive: weakref.WeakSet[TrainingStep] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave() -> None:
+    """Before the interpreter ends, let go of process groups, whose threads end with them. A thread of gloo that frees
+    the tensors of the last collective later than that aborts the process (2.13). After an error nothing is waited for.
+    """
+    if hasattr(sys, "last_value"):
+        return
+    for step in list(_alive):
+        step.__dict__.clear()
+    gc.collect()
 
 
 def parallelize(
