@@ -29,7 +29,7 @@ class Reduction:
 
     def __init__(self, bound: BoundPlan, parameters: Mapping[str, LocalParameter], place: RankMesh) -> None:
         self._parameters, self._place = parameters, place
-        self._micro_batches = bound.plan.training.micro_batches
+        self._turns = bound.plan.training.turns
         self.buckets = reduction_buckets(bound, parameters.keys())
         self._groups = axis_lines(place, "gradients") if bound.plan.training.update.bucketed else place.groups
         self._flights: list[Flight] = []
@@ -41,7 +41,7 @@ class Reduction:
         """A step is about to accumulate all its micro-batches, and nothing else before `finish`."""
         if self.buckets:
             self._flights = []
-            self._waiting = dict.fromkeys(self._parameters, self._micro_batches)
+            self._waiting = dict.fromkeys(self._parameters, self._turns)
 
     def finish(self) -> dict[str, torch.Tensor]:
         """The gradients in the layouts of the state, by name; drops those that were added up. Collective."""
@@ -67,7 +67,7 @@ class Reduction:
         return gradient
 
     def _arrived(self, name: str) -> None:
-        """A micro-batch has left the gradient of a parameter."""
+        """The copies of a turn have left the gradient of a parameter."""
         if not self._waiting:
             return
         self._waiting[name] -= 1
@@ -82,4 +82,5 @@ class Reduction:
         pieces = [member.local_gradient() for member in members]
         for member in members:
             member.gradient = None
-        self._flights.append(Flight(bucket, pieces, self._place, self._groups))  # pieces end with this call
+        steps = [member.steps for member in bucket.members]
+        self._flights.append(Flight(steps, pieces, self._place, self._groups))  # pieces end with this call

@@ -140,7 +140,7 @@ def _check_stages(plan: Plan, blocks: BlockRun) -> None:
 def _check_schedule(plan: Plan) -> None:
     """One schedule for plain stages, one for virtual ones, which are dealt evenly and take whole rounds of
     micro-batches."""
-    virtual, parts = plan.virtual_stages, plan.training.micro_batches
+    virtual, parts = plan.virtual_stages, plan.training.turns
     if len(plan.stages) % virtual:
         raise PlanFileError(
             f"virtual_stages: {virtual} on each pipeline rank do not divide {len(plan.stages)} stages; make them even"

@@ -69,6 +69,7 @@ class _Training(_Strict):
     micro_batches: Count
     precision: str
     optimizer: str
+    copies: Count = 1
     gradients: str = "mean"
     gradient_dtype: str = "mixed"
     master_weights: bool = True
@@ -406,7 +407,7 @@ def _model_of(file: _Model) -> ModelReference:
 
 def _training(training: _Training) -> Training:
     content = training.model_dump()
-    own = {name: content.pop(name) for name in ("global_batch", "micro_batches", "precision", "optimizer")}
+    own = {name: content.pop(name) for name in ("global_batch", "micro_batches", "precision", "optimizer", "copies")}
     buckets, local = content.pop("buckets"), tuple(content.pop("local_parameters"))
     update = Update(**content, buckets=_buckets(buckets), local_parameters=local)
     fault = update_fault(update)

@@ -54,13 +54,20 @@ class ModelReference:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """`global_batch` samples per optimizer step, in `micro_batches` equal parts one after the other; `update` is what
-    becomes of their gradients."""
+    becomes of their gradients. A stage takes `copies` micro-batches at a time, operator by operator in turn, so that
+    one computes while another communicates; they divide `micro_batches`."""
 
     global_batch: int
     micro_batches: int
     precision: str
     optimizer: str
     update: Update = PLAIN
+    copies: int = 1
+
+    @property
+    def turns(self) -> int:
+        """How often a stage takes its micro-batches, forward and backward, in a step."""
+        return self.micro_batches // self.copies
 
     @property
     def part(self) -> int:

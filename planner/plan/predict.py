@@ -30,7 +30,7 @@ from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.charges import UNCHARGED, Charges, Phase, Times, charge
 from planner.plan.once import once_of
 from planner.plan.plan import Plan, Prediction, StagePrediction
-from planner.plan.step import AHEAD, PIPELINE_BUBBLE, UNCOVERED, ChunkCost, Launches, step_of
+from planner.plan.step import AHEAD, COVERED, PIPELINE_BUBBLE, UNCOVERED, ChunkCost, Launches, step_of
 from planner.pricing import (
     OperatorPrices,
     ParameterPrices,
@@ -117,6 +117,8 @@ def _assemble(
     time += [(PIPELINE_BUBBLE, step.bubble), *busiest.all_once.items()]
     if _hides(cluster):
         time.append((UNCOVERED, step.uncovered))
+    if plan.training.copies > 1:
+        time.append((COVERED, -step.covered))
     if busiest.ahead:
         time.append((AHEAD, -m * busiest.ahead))
     fullest = max(costs, key=lambda cost: sum(cost.memory.values()))
@@ -180,14 +182,23 @@ class _Walk:
     def rank(self, rank: int) -> StageCost:
         """Walk the operators of all stages of one pipeline rank."""
         plan, operators = self.bound.plan, self.bound.operators
-        cost = StageCost(chunks=[ChunkCost(blocks=stage.blocks) for stage in plan.stages[rank :: plan.pipeline]])
-        live = in_flight_of_chunks(rank, plan.pipeline, plan.virtual_stages, plan.training.micro_batches)
+        copies = plan.training.copies
+        held = plan.stages[rank :: plan.pipeline]
+        cost = StageCost(chunks=[ChunkCost(blocks=stage.blocks, copies=copies) for stage in held])
+        turns = in_flight_of_chunks(rank, plan.pipeline, plan.virtual_stages, plan.training.turns)
+        live = [count * copies for count in turns]
         received: set[str] = set()
         at_once: dict[int, float] = {}
         own = [at for at in range(len(operators)) if self.rank_of[at] == rank]
         for at in own:
+            chunk = cost.chunks[self._chunk(at)]
+            passes = [chunk.forward, chunk.backward] if copies > 1 else []
+            before = [one.taken for one in passes]
             self._operator(cost, at, live[self._chunk(at)], received, at_once)
-        cost.memory["activations"] += max(at_once.values(), default=0.0)
+            for one, taken in zip(passes, before, strict=True):
+                one.close(taken)
+        cost.memory["activations"] += copies * max(at_once.values(), default=0.0)
+        cost.memory["transient"] *= copies
         cost.memory["transient"] += self.cluster.software.buffers
         for (number, _, name), launches in cost.launches.items():
             into = cost.chunks[number].forward if name == "forward" else cost.chunks[number].backward
@@ -294,7 +305,7 @@ class _Walk:
         if again or brief:
             where = block if block is not None else AFTER
             at_once[where] = at_once.get(where, 0.0) + kept
-            cost.memory["activations"] += 0.0 if again else kept * (live - 1)
+            cost.memory["activations"] += 0.0 if again else kept * (live - self.bound.plan.training.copies)
         else:
             cost.memory["activations"] += kept * live
         cost.memory["transient"] = max(cost.memory["transient"], transient)
@@ -372,7 +383,7 @@ class _Walk:
         cost.micro_batch[part] += sum(times.values()) * route.seconds
         for phase, number in times.items():
             into = chunk.forward if phase == "forward" else chunk.backward
-            into.add(waits=number * route.seconds, hidden=number * hidden)
+            into.add(waits=number * route.seconds, hidden=number * hidden, sent=number * route.seconds)
         for message in route.messages:
             charge(cost.messages, part, owner, message, times)
 

@@ -26,12 +26,23 @@ the shade of other stages.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from costmodels import ChunkSeconds, PassSeconds, RankSeconds, rank_ends
+from costmodels import (
+    ChunkSeconds,
+    PassSeconds,
+    RankSeconds,
+    backward_slots_of,
+    interleaved_time,
+    rank_ends,
+    slots_of,
+)
 
 PIPELINE_BUBBLE = "pipeline bubble"
 UNCOVERED = "uncovered communication"
 """What the software would hide, had it work enough."""
 
+
+COVERED = "covered by other copies"
+"""Communication of one copy while another computes; negative."""
 
 AHEAD = "launches ahead"
 """What a host saves that launches the operators of a block while longer kernels before them still run; negative."""
@@ -59,60 +70,87 @@ class Launches:
 
 @dataclass(slots=True, kw_only=True)
 class PassCost:
-    """Sums over one pass of a micro-batch through a chunk, in seconds."""
+    """Sums over one pass of a micro-batch through a chunk, in seconds. `sent` is what of `waits` other copies may
+    compute under; `operators` has for each what it sends and what else it takes, where the plan has several copies."""
 
     work: float = 0.0
     waits: float = 0.0
     hidden: float = 0.0
+    sent: float = 0.0
+    operators: list[tuple[float, float]] = field(default_factory=list)
 
-    def add(self, *, work: float = 0.0, waits: float = 0.0, hidden: float = 0.0) -> None:
+    def add(self, *, work: float = 0.0, waits: float = 0.0, hidden: float = 0.0, sent: float = 0.0) -> None:
         self.work += work
         self.waits += waits
         self.hidden += hidden
+        self.sent += sent
 
     @property
     def seconds(self) -> float:
         return self.waits + max(self.work, self.hidden)
 
-    def timed(self) -> PassSeconds:
-        return PassSeconds(computation=self.work, blocking=self.waits, overlapped=self.hidden)
+    def close(self, before: tuple[float, float]) -> None:
+        """Everything since `before`, as `taken` was then, is one operator."""
+        sent = self.sent - before[0]
+        self.operators.append((sent, self.taken[1] - before[1]))
+
+    @property
+    def taken(self) -> tuple[float, float]:
+        """What has been sent so far, and everything else."""
+        return self.sent, self.work + self.waits - self.sent
+
+    def turn(self, copies: int, *, backward: bool = False) -> PassSeconds:
+        """So many micro-batches at a time."""
+        waits = self.waits * copies
+        if copies > 1:
+            slots = backward_slots_of(self.operators) if backward else slots_of(self.operators)
+            covered = interleaved_time(slots, 1) * copies - interleaved_time(slots, copies)
+            waits -= min(covered, self.sent * copies)
+        return PassSeconds(computation=self.work * copies, blocking=waits, overlapped=self.hidden * copies)
 
 
 @dataclass(slots=True, kw_only=True)
 class ChunkCost:
-    """Sums of one chunk of a rank; `reductions` and `weights` are the hidden seconds once a step."""
+    """Sums of one chunk of a rank, which takes so many `copies` a turn; `reductions` and `weights` are the hidden seconds
+    once a step."""
 
     blocks: int
     forward: PassCost = field(default_factory=PassCost)
     backward: PassCost = field(default_factory=PassCost)
+    copies: int = 1
     reductions: float = 0.0
     weights: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Seconds of a step. Of the busiest rank: itself, what of its communication nothing covered, and how long it waits
-    for other ranks."""
+    """Seconds of a step. Of the busiest rank: itself, what of its communication nothing covered that is hidden
+    otherwise, what other copies covered of what is charged, and how long it waits for other ranks."""
 
     seconds: float
     busiest: int
     uncovered: float
+    covered: float
     bubble: float
 
 
 def step_of(chunks: Sequence[Sequence[ChunkCost]], once: Sequence[Mapping[str, float]], micro_batches: int) -> StepTime:
     """The step of pipeline ranks with these chunks, which take `once` what is not hidden."""
-    ends = rank_ends([rank_seconds(*rank) for rank in zip(chunks, once, strict=True)], micro_batches)
+    turns = micro_batches // chunks[0][0].copies
+    ranks = [rank_seconds(*rank) for rank in zip(chunks, once, strict=True)]
+    ends = rank_ends(ranks, turns)
     own, charged = [], []
     for rank, end in enumerate(ends):
         passes = [one for chunk in chunks[rank] for one in (chunk.forward, chunk.backward)]
-        own.append(micro_batches * sum(one.seconds for one in passes) + (end.step - end.passes))
+        timed = [one for chunk in ranks[rank].chunks for one in (*chunk.forward, *chunk.backward)]
+        own.append(turns * sum(one.blocking + max(one.computation, one.overlapped) for one in timed) + (end.step - end.passes))
         charged.append(micro_batches * sum(one.work + one.waits for one in passes) + sum(once[rank].values()))
     step, busiest = max(end.step for end in ends), own.index(max(own))
     return StepTime(
         seconds=step,
         busiest=busiest,
         uncovered=max(0.0, own[busiest] - charged[busiest]),
+        covered=max(0.0, charged[busiest] - own[busiest]),
         bubble=max(0.0, step - own[busiest]) if len(ends) > 1 else 0.0,
     )
 
@@ -127,8 +165,8 @@ def rank_seconds(chunks: Sequence[ChunkCost], once: Mapping[str, float]) -> Rank
         count = max(1, chunk.blocks) if chunk.reductions else 0
         timed.append(
             ChunkSeconds(
-                forward=(chunk.forward.timed(),),
-                backward=(chunk.backward.timed(),),
+                forward=(chunk.forward.turn(chunk.copies),),
+                backward=(chunk.backward.turn(chunk.copies, backward=True),),
                 reductions=(*[chunk.reductions / count] * count, rest) if count else (rest,),
             )
         )
