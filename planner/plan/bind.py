@@ -90,6 +90,7 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
     prepared, blocks = prepare(with_rules(traced, plan.rules))
     graph = rescale_batch(prepared, batch, plan.training.part)
     _check_stages(plan, blocks)
+    _check_copies(plan, graph)
     _check_schedule(plan)
     strategies, stored = _spread(plan, graph, blocks)
     known: dict[tuple[int, tuple[str | None, ...]], tuple[Strategy, OperatorLayouts]] = {}
@@ -137,6 +138,22 @@ def _check_stages(plan: Plan, blocks: BlockRun) -> None:
         raise PlanFileError(f"stages: they hold {following} blocks, the model has {blocks.count}")
 
 
+def _check_copies(plan: Plan, graph: OperatorGraph) -> None:
+    """Copies take their turns in whole rounds, and read what no other copy of the turn changes."""
+    copies, parts = plan.training.copies, plan.training.micro_batches
+    if parts % copies:
+        legal = [count for count in range(1, parts + 1) if parts % count == 0]
+        near = sorted(legal, key=lambda count: abs(count - copies))[:2]
+        raise PlanFileError(
+            f"training.copies: {copies} do not divide {parts} micro-batches; take {' or '.join(map(str, sorted(near)))}"
+        )
+    if copies > 1 and graph.updates:
+        raise PlanFileError(
+            f"training.copies: {copies} micro-batches at a time would all read buffer '{graph.updates[0][0]}' as it was"
+            " before them, which each of them changes; set copies to 1 for this model"
+        )
+
+
 def _check_schedule(plan: Plan) -> None:
     """One schedule for plain stages, one for virtual ones, which are dealt evenly and take whole rounds of
     micro-batches."""
@@ -155,8 +172,8 @@ def _check_schedule(plan: Plan) -> None:
         )
     if virtual > 1 and parts % plan.pipeline:
         raise PlanFileError(
-            f"training.micro_batches: {parts} is no multiple of {plan.pipeline} pipeline ranks, which virtual stages"
-            " take in rounds; change micro_batches, or set virtual_stages to 1"
+            f"training.micro_batches: {parts} is no multiple of {plan.pipeline} pipeline ranks, which virtual"
+            " stages take in rounds; change micro_batches, or set virtual_stages to 1"
         )
 
 

@@ -202,6 +202,8 @@ def _model_content(model: ModelReference) -> dict[str, Any]:
 def _training_content(training: Training) -> dict[str, Any]:
     """Nothing is said of gradients that are treated as in files older than that."""
     own = {name: value for name, value in _fields(training).items() if name != "update"}
+    if training.copies == 1:
+        del own["copies"]
     return {**own, **update_words(training.update)}
 
 

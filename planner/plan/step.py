@@ -111,8 +111,8 @@ class PassCost:
 
 @dataclass(slots=True, kw_only=True)
 class ChunkCost:
-    """Sums of one chunk of a rank, which takes so many `copies` a turn; `reductions` and `weights` are the hidden seconds
-    once a step."""
+    """Sums of one chunk of a rank, which takes so many `copies` a turn; `reductions` and `weights` are the hidden
+    seconds once a step."""
 
     blocks: int
     forward: PassCost = field(default_factory=PassCost)
@@ -143,7 +143,9 @@ def step_of(chunks: Sequence[Sequence[ChunkCost]], once: Sequence[Mapping[str, f
     for rank, end in enumerate(ends):
         passes = [one for chunk in chunks[rank] for one in (chunk.forward, chunk.backward)]
         timed = [one for chunk in ranks[rank].chunks for one in (*chunk.forward, *chunk.backward)]
-        own.append(turns * sum(one.blocking + max(one.computation, one.overlapped) for one in timed) + (end.step - end.passes))
+        own.append(
+            turns * sum(one.blocking + max(one.computation, one.overlapped) for one in timed) + (end.step - end.passes)
+        )
         charged.append(micro_batches * sum(one.work + one.waits for one in passes) + sum(once[rank].values()))
     step, busiest = max(end.step for end in ends), own.index(max(own))
     return StepTime(
