@@ -13,6 +13,7 @@ from planner.graph.blocks import BlockRun, block_parameters, find_blocks, share_
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.plan.outline import difference
 from planner.plan.plan import RECOMPUTATION, Group, Plan
+from planner.plan.slices import one_slice
 from planner.plan.uniform import uniform_blocks
 from planner.pricing.keeping import keeping_fault
 from planner.sharding.discover import with_rules
@@ -43,10 +44,12 @@ class BoundOperator:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundPlan:
-    """A legal plan on the graph of one micro-batch (shared values have their identity operators)."""
+    """A legal plan on the graph of one micro-batch (shared values have their identity operators), or of one slice of
+    its sequence where the plan cuts it; `whole` is that of the micro-batch."""
 
     plan: Plan
     graph: OperatorGraph
+    whole: OperatorGraph
     blocks: BlockRun
     operators: tuple[BoundOperator, ...]
     parameters: Mapping[str, StoredParameter]
@@ -88,7 +91,8 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
             f" {found[:19]}...: {difference(plan, traced)}; the model changed since the plan was made, so plan it again"
         )
     prepared, blocks = prepare(with_rules(traced, plan.rules))
-    graph = rescale_batch(prepared, batch, plan.training.part)
+    whole = rescale_batch(prepared, batch, plan.training.part)
+    graph = one_slice(whole, plan.model.sequence_length, plan.slices)
     _check_stages(plan, blocks)
     _check_copies(plan, graph)
     _check_schedule(plan)
@@ -115,6 +119,7 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
     return BoundPlan(
         plan=plan,
         graph=graph,
+        whole=whole,
         blocks=blocks,
         operators=operators,
         parameters=stored,

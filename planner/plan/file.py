@@ -151,6 +151,7 @@ class _PlanFile(_Strict):
     mesh: list[_Axis]
     stages: Annotated[list[_Stage], Field(min_length=1)]
     virtual_stages: Count
+    slices: Count = 1
     schedule: str
     inputs: dict[str, str]
     groups: list[_Group]
@@ -169,6 +170,7 @@ def dump_plan(plan: Plan) -> str:
         "mesh": [_fields(axis) for axis in plan.mesh.axes],
         "stages": [_fields(stage) for stage in plan.stages],
         "virtual_stages": plan.virtual_stages,
+        **({"slices": plan.slices} if plan.slices > 1 else {}),
         "schedule": plan.schedule,
         "inputs": {name: format_layout(layout) for name, layout in plan.inputs},
         "groups": [_group_content(group) for group in plan.groups],
@@ -372,6 +374,7 @@ def _plan_of(file: _PlanFile) -> Plan:
         mesh=Mesh(axes=tuple(MeshAxis(**axis.model_dump()) for axis in file.mesh)),
         stages=tuple(Stage(**stage.model_dump()) for stage in file.stages),
         virtual_stages=file.virtual_stages,
+        slices=file.slices,
         schedule=file.schedule,
         inputs=tuple((name, _layout(text, f"inputs.{name}")) for name, text in file.inputs.items()),
         groups=tuple(_group(group, f"groups.{index}") for index, group in enumerate(file.groups)),

@@ -197,6 +197,9 @@ class Plan:
     With `virtual_stages` v > 1 each pipeline rank holds v of the stages: stage c is on rank c % pipeline, so that v
     rounds over the ranks make the model (Narayanan et al. 2021, section 2.2).
 
+    With `slices` q > 1 a stage takes the sequence of a micro-batch in q equal parts, one after the other, and is done
+    with one while the next stage works on the one before (Li et al. 2021, TeraPipe): that is schedule "seqpipe".
+
     `rules` has the rules that were found by trial, by the text of the calls that they are for: whoever executes the
     plan uses just these, and searches for none.
     """
@@ -207,6 +210,7 @@ class Plan:
     mesh: Mesh
     stages: tuple[Stage, ...]
     virtual_stages: int = 1
+    slices: int = 1
     schedule: str
     inputs: tuple[tuple[str, Layout], ...]
     groups: tuple[Group, ...]
