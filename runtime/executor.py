@@ -256,8 +256,8 @@ def build_executor(bound: BoundPlan, place: RankMesh, cut: StageCut) -> Executor
     for index in cut.operators:
         op = bound.operators[index]
         operands = tuple(
-            _operand(bound, name, promised[name], wanted)
-            for name, wanted in zip(op.operator.operands, op.layouts.operands, strict=True)
+            build_operand(bound, name, promised[name], index, position)
+            for position, name in enumerate(op.operator.operands)
         )
         made = [name for name in op.operator.results if name is not None]
         shapes = {name: local_shape(graph.types[name].shape, promised[name].forward, mesh.sizes) for name in made}
@@ -284,8 +284,9 @@ def build_executor(bound: BoundPlan, place: RankMesh, cut: StageCut) -> Executor
     )
 
 
-def _operand(bound: BoundPlan, name: str, promised: Duplex, wanted: Duplex) -> Operand:
-    graph, mesh = bound.graph, bound.plan.mesh
+def build_operand(bound: BoundPlan, name: str, promised: Duplex, index: int, position: int) -> Operand:
+    """The operand of operator `index` at this position among its operands, which comes as it is `promised`."""
+    graph, mesh, wanted = bound.graph, bound.plan.mesh, bound.operators[index].layouts.operands[position]
     weight, update = name in graph.parameter_names, bound.plan.training.update
     if weight and update.is_local(name):  # the gradient stays as each rank has it
         own = tuple(PARTIAL if placement.is_shard else placement for placement in wanted.gradient)

@@ -93,8 +93,8 @@ def local_call(graph: OperatorGraph, bound: BoundOperator, place: RankMesh) -> L
     drops = drop_probability(op) > 0
     sliced = SLICED.get(op.op)
     form, code = functools.partial(DROPPING[op.op], shard) if drops else _form(shard), operator_code(op.name)
-    arguments = _template(op.arguments, place.device)
-    keywords = {key: _template(value, place.device) for key, value in op.keywords}
+    arguments = template(op.arguments, place.device)
+    keywords = {key: template(value, place.device) for key, value in op.keywords}
     scale = 1.0 / math.prod(
         size for choice, size in zip(bound.strategy, sizes, strict=True) if choice in bound.rule.mean_over
     )
@@ -102,9 +102,7 @@ def local_call(graph: OperatorGraph, bound: BoundOperator, place: RankMesh) -> L
     def call(operands: Sequence[torch.Tensor], draw: Draw = FIRST) -> Sequence[Any]:
         rest, key = iter(operands), (draw.key(code),) if drops else ()
         chosen = form if draw.slice is None or sliced is None else functools.partial(sliced, shard, draw.slice)
-        made = chosen(
-            *key, *_filled(arguments, rest), **{name: _filled(value, rest) for name, value in keywords.items()}
-        )
+        made = chosen(*key, *filled(arguments, rest), **{name: filled(value, rest) for name, value in keywords.items()})
         results = made if isinstance(made, tuple | list) else (made,)
         return results if scale == 1.0 else [result * scale for result in results]
 
@@ -243,8 +241,7 @@ def _attention_of_slice(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    past = part.past_of(shard.bound.operator.name)
-    return sliced_attention(query_BHQD, key_BGQD, value_BGQE, past, part.number, scale)
+    return sliced_attention(query_BHQD, key_BGQD, value_BGQE, part, shard.bound.operator.name, scale)
 
 
 _NONE, _MEAN, _SUM = range(3)  # torch's numbers for the reductions of a loss
@@ -253,7 +250,9 @@ _NONE, _MEAN, _SUM = range(3)  # torch's numbers for the reductions of a loss
 def _cross_entropy_of_slice(
     shard: Shard, part: SlicePass, logits_NV: torch.Tensor, targets_N: torch.Tensor, *settings: Any, **named: Any
 ) -> torch.Tensor:
-    return _cross_entropy(shard, logits_NV, targets_N, *settings, **named, counted=part.counted)
+    return _cross_entropy(
+        shard, logits_NV, targets_N, *settings, **named, counted=part.together.counted[shard.bound.operator.name]
+    )
 
 
 def _cross_entropy(
@@ -397,19 +396,19 @@ def _refuse_exchanges(bound: BoundOperator, place: RankMesh) -> None:
             )
 
 
-def _template(argument: Argument, device: torch.device) -> Any:
-    """The argument with torch's objects for their names; values stay references."""
+def template(argument: Argument, device: torch.device) -> Any:
+    """An argument of an operator with torch's objects for their names; values stay references."""
     if isinstance(argument, TorchConstant):
         return device if argument.kind == "device" else getattr(torch, argument.name)
     if isinstance(argument, tuple):
-        return [_template(item, device) for item in argument]
+        return [template(item, device) for item in argument]
     return argument
 
 
-def _filled(template: Any, operands: Any) -> Any:
-    """The argument with local tensors for its references, taken from the iterator `operands` in order."""
-    if isinstance(template, ValueRef):
+def filled(argument: Any, operands: Any) -> Any:
+    """The argument, from `template`, with tensors for its references, taken from the iterator `operands` in order."""
+    if isinstance(argument, ValueRef):
         return next(operands)
-    if isinstance(template, list):
-        return [_filled(item, operands) for item in template]
-    return template
+    if isinstance(argument, list):
+        return [filled(item, operands) for item in argument]
+    return argument

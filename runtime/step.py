@@ -1,19 +1,24 @@
 """One rank's share of the training step that a plan describes.
 
-With pipeline stages a rank computes its stage of every micro-batch in the 1F1B order (see `runtime.pipeline`).
+With pipeline stages a rank computes its stages of every micro-batch in the order of the plan's schedule (see
+`runtime.pipeline`).
 One step: for each micro-batch take this rank's part of the inputs, run forward and backward, and add up gradients;
 then reduce the gradients once, update, and bring the weights back to where they are kept. The loss is the mean of
 the losses of the micro-batches.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 import torch
 from torch import nn
 
+from costmodels import Turn
 from planner.plan.bind import BoundPlan
+from planner.plan.schedule import orders_of
 from planner.plan.stage_cut import check_updates, cut_stage
 from planner.sharding.update import sample_pieces
 from runtime.checking import LayoutCheck
@@ -25,8 +30,10 @@ from runtime.observer import Observer
 from runtime.optimizer import ShardedOptimizer
 from runtime.optimizers import OptimizerSettings
 from runtime.parameters import local_parameters, unused_parameters, whole_buffers
-from runtime.pipeline import Values, build_pipeline, share_parameters
+from runtime.pipeline import Pipeline, Values
 from runtime.randomness import Draw
+from runtime.slices import Slices
+from runtime.stage_links import build_chunks, everyone, share_parameters, whole_value
 
 
 class RankStep:
@@ -54,22 +61,41 @@ class RankStep:
         self.check_layouts = check_layouts
         self.check_gradients = False
         self.observer: Observer | None = None
-        self.cuts = tuple(cut_stage(bound, stage) for stage in range(place.stages))
+        self.cuts = tuple(cut_stage(bound, stage) for stage in range(len(bound.plan.stages)))
         check_updates(bound, self.cuts)
-        self.cut = self.cuts[place.stage]
-        self.executor: Executor = build_executor(bound, place, self.cut)
+        own = self.cuts[place.stage :: place.stages]
+        self.executors: tuple[Executor, ...] = tuple(build_executor(bound, place, cut) for cut in own)
         update = bound.plan.training.update
         self.pieces = sample_pieces((bound.inputs[name] for name in batched), bound.plan.mesh.sizes)
-        self.scale = update.seed(bound.plan.training.micro_batches, self.pieces)  # gradient of a micro-batch's loss
-        held = self.cut.parameters | (unused_parameters(bound) if place.stage == 0 else frozenset())
+        losses = bound.plan.training.micro_batches * bound.plan.slices
+        self.scale = update.seed(losses, self.pieces)  # gradient of the loss of each
+        held = frozenset[str]().union(*(cut.parameters for cut in own))
+        held |= unused_parameters(bound) if place.stage == 0 else frozenset()
         self.parameters = local_parameters(module, bound, place, held)
         self.buffers = whole_buffers(module, bound.graph, place.device, update.broadcast)
-        self.pipeline = build_pipeline(bound, place, self.cut) if place.stages > 1 else None
+        self.slices = Slices(bound, place, own, self.buffers) if bound.plan.slices > 1 else None
+        self.pipeline = self._pipeline()
         self.reads = frozenset(
-            name for at in self.cut.operators for name in bound.graph.operators[at].operands if name in bound.inputs
-        )  # inputs that an operator of this stage reads
+            name
+            for cut in own
+            for at in cut.operators
+            for name in bound.graph.operators[at].operands
+            if name in bound.inputs
+        )  # inputs that an operator of this rank reads
         share_parameters(self.parameters, place, self.cuts)
-        self.optimizer = ShardedOptimizer(bound, self.parameters, settings, place)
+        arrivals = Counter(name for cut in own for name in cut.parameters)
+        self.optimizer = ShardedOptimizer(bound, self.parameters, settings, place, arrivals)
+
+    def _pipeline(self) -> Pipeline:
+        bound, place = self.bound, self.place
+        return Pipeline(
+            chunks=build_chunks(bound, place, self.cuts),
+            order=orders_of(bound.plan)[place.stage],
+            everyone=everyone(place),
+            loss=whole_value(bound, bound.graph.loss),
+            device=place.device,
+            copies=bound.plan.training.copies,
+        )
 
     def __call__(self, inputs: Inputs, learning_rate: float) -> float:
         """Train on one global batch, of which `inputs` gives the pieces of this rank; returns the mean loss.
@@ -94,11 +120,11 @@ class RankStep:
         """Forward and backward of all micro-batches: adds to the gradients, changes no weight. Returns the mean
         loss."""
         if not self.check_layouts:
-            return self._accumulate(lambda part, received: self._forward(part, {**inputs(part), **received}))
+            return self.pipeline.run(lambda turn, received: self._forward(turn, received, inputs), self.scale)
         check = LayoutCheck(bound=self.bound, place=self.place)
         check.weights(self.parameters)
-        total = self._accumulate(
-            lambda part, received: self._forward(part, {**inputs(part), **received}, check.micro_batch(part))
+        total = self.pipeline.run(
+            lambda turn, received: self._forward(turn, received, inputs, check.micro_batch), self.scale
         )
         check.gradients(self.parameters)
         check.verify()
@@ -106,24 +132,31 @@ class RankStep:
         return total
 
     def _forward(
-        self, part: int, given: Mapping[str, torch.Tensor], observer: Observer | None = None
-    ) -> dict[str, torch.Tensor]:
-        """This stage of a micro-batch, from its inputs and what it has received."""
-        draw = Draw(seed=self.seed, step=self.steps, micro_batch=part)
-        return self.executor(self.parameters, self.buffers, given, draw, observer or self.observer)
+        self,
+        turn: Turn,
+        received: Sequence[Values],
+        inputs: Inputs,
+        looking: Callable[[int], Observer] | None = None,
+    ) -> list[dict[str, torch.Tensor]]:
+        """A stage of this rank of the micro-batches of a turn, from their inputs and what has been received."""
+        first, slices = turn.micro_batch * self.bound.plan.training.copies, self.bound.plan.slices
+        given, draws, observers = [], [], []
+        for part, values in enumerate(received, first):
+            number = part * slices + turn.slice
+            constants = self.slices.constants(turn.slice) if self.slices is not None else {}
+            given.append({**inputs(number), **constants, **values})
+            draws.append(self._draw(part, turn.slice, inputs))
+            observers.append(self.observer if looking is None else looking(number))
+        tables = self.slices.tables(turn.slice) if self.slices is not None else {}
+        buffers = {**self.buffers, **tables} if tables else self.buffers
+        return self.executors[turn.chunk].together(self.parameters, buffers, given, draws, observers)
 
-    def _accumulate(self, forward: Callable[[int, Values], Values]) -> torch.Tensor:
-        """All micro-batches forward and backward; the mean loss."""
-        parts = self.bound.plan.training.micro_batches
-        if self.pipeline is not None:
-            return self.pipeline.run(forward, parts, self.scale)
-        total = torch.zeros((), dtype=torch.float32, device=self.place.device)
-        for part in range(parts):
-            loss = forward(part, {})[self.bound.graph.loss]
-            if loss.requires_grad:
-                torch.autograd.backward(loss, torch.full_like(loss, self.scale))
-            total += loss.detach().float().reshape(()) / parts
-        return total
+    def _draw(self, part: int, number: int, inputs: Inputs) -> Draw:
+        draw = Draw(seed=self.seed, step=self.steps, micro_batch=part)
+        if self.slices is None:
+            return draw
+        count = self.slices.count
+        return replace(draw, slice=self.slices.part(part, number, lambda at: inputs(part * count + at)))
 
     def _explain(self, loss: float, inputs: Inputs, buffers: Mapping[str, torch.Tensor]) -> NoReturn:
         """Find out why the loss is not finite. Collective; drops the gradients, and leaves the `buffers` from before
@@ -133,12 +166,15 @@ class RankStep:
             parameter.gradient = None
 
         def again(part: int, watch: FiniteWatch) -> None:
-            given = inputs(part)
-            watch.given(self.parameters, self.buffers, given, self.steps + 1)
-            if self.pipeline is None:
-                self._forward(part, given, watch)
-            else:
-                self.pipeline.forward(lambda _, received: self._forward(part, {**given, **received}, watch), part)
+            first = self._draw(part, 0, inputs)  # what slices share lives until the last of them is through
+            for number in range(self.bound.plan.slices):
+                watch.given(
+                    self.parameters, self.buffers, inputs(part * self.bound.plan.slices + number), self.steps + 1
+                )
+                self.pipeline.forward(
+                    lambda turn, received: self._forward(turn, received, inputs, lambda _: watch), part, number
+                )
+            del first
 
         try:
             explain(loss, self.steps + 1, self.bound.graph, self.bound.plan.training.micro_batches, again)
@@ -161,13 +197,14 @@ class RankStep:
 
     def changed_buffers(self) -> dict[str, torch.Tensor]:
         """The buffers that the forward passes change (running statistics), by name, as they are now."""
-        return self._everywhere({buffer: self.buffers[buffer] for buffer, _ in self.executor.updates})
+        updated = [buffer for executor in self.executors for buffer, _ in executor.updates]
+        return self._everywhere({buffer: self.buffers[buffer] for buffer in updated})
 
     def _everywhere(self, held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What each stage holds, on every rank."""
-        if self.pipeline is None:
+        """What each pipeline rank holds, on every one."""
+        if self.pipeline.everyone is None:
             return held
         every: list[dict[str, torch.Tensor]] = [{}] * self.place.stages
         cpu = {name: tensor.cpu() for name, tensor in held.items()}
-        torch.distributed.all_gather_object(every, cpu, group=self.pipeline.neighbours.forward)
+        torch.distributed.all_gather_object(every, cpu, group=self.pipeline.everyone)
         return {name: tensor for stage in every for name, tensor in stage.items()}

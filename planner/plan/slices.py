@@ -52,6 +52,12 @@ def one_slice(whole: OperatorGraph, length: int | None, slices: int) -> Operator
     return graph
 
 
+def positional(whole: OperatorGraph, part: OperatorGraph) -> frozenset[str]:
+    """Constants and buffers of which every slice has its own part, where the graph `part` has that of the first."""
+    constant = (name for name in part.types if name not in part.data_dependent)
+    return frozenset(name for name in constant if part.types[name].shape != whole.types[name].shape)
+
+
 def _fault(graph: OperatorGraph, op: Operator, whole: Rule, rule: Rule) -> str | None:
     """Why an operator does not treat slices as it would the whole; None where it does."""
     if not any(name in graph.data_dependent for name in op.results if name is not None):
