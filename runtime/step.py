@@ -16,6 +16,7 @@ from torch import nn
 from planner.plan.bind import BoundPlan
 from planner.plan.stage_cut import check_updates, cut_stage
 from planner.sharding.update import sample_pieces
+from runtime.after_step import step_ends
 from runtime.checking import LayoutCheck
 from runtime.device_mesh import RankMesh
 from runtime.executor import Executor, build_executor
@@ -64,6 +65,8 @@ class RankStep:
         held = self.cut.parameters | (unused_parameters(bound) if place.stage == 0 else frozenset())
         self.parameters = local_parameters(module, bound, place, held)
         self.buffers = whole_buffers(module, bound.graph, place.device, update.broadcast)
+        changed = {buffer for buffer, _ in self.executor.updates}
+        self.ends = tuple(end for end in step_ends(module) if changed.intersection(map(end.full, end.buffers)))
         self.pipeline = build_pipeline(bound, place, self.cut) if place.stages > 1 else None
         self.reads = frozenset(
             name for at in self.cut.operators for name in bound.graph.operators[at].operands if name in bound.inputs
@@ -87,6 +90,8 @@ class RankStep:
             check_gradients(self.parameters.values(), self.steps + 1, self.place.device)
         self.optimizer.set_learning_rate(learning_rate)
         self.optimizer.step()
+        for end in self.ends:
+            end.apply(self.buffers)
         self.steps += 1
         return loss
 
@@ -160,8 +165,11 @@ class RankStep:
         return self._everywhere({name: parameter.whole_gradient(self.place) for name, parameter in trainable.items()})
 
     def changed_buffers(self) -> dict[str, torch.Tensor]:
-        """The buffers that the forward passes change (running statistics), by name, as they are now."""
-        return self._everywhere({buffer: self.buffers[buffer] for buffer, _ in self.executor.updates})
+        """The buffers that the forward passes change (running statistics), and those that change with them after a
+        step, by name, as they are now."""
+        changed = {buffer for buffer, _ in self.executor.updates}
+        changed |= {end.full(name) for end in self.ends for name in end.buffers}
+        return self._everywhere({buffer: self.buffers[buffer] for buffer in sorted(changed)})
 
     def _everywhere(self, held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What each stage holds, on every rank."""
