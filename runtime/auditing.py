@@ -4,10 +4,10 @@
                      the plan ─ charges, local work, live memory ─────────────────────────────────────────> predicted
                                                                           equal, operator by operator, or it is said
 
-Ranks of one stage differ in which pieces they hold and in nothing that is counted here, so a stage (or what a pipeline
-rank holds of them) is audited by the rank in its middle. All micro-batches but the first are alike, so of a step with
-many the first few are run, enough for as many to be in flight as ever are, and the rest counted as those; the update at
-the end is counted once.
+Ranks of one stage differ in which pieces they hold and in nothing that is counted here, so a stage, or the stages of a
+pipeline rank, are audited by the rank in its middle. All micro-batches but the first are alike, so of a step with many
+the first few are run, enough for as many to be in flight as ever are, and the rest counted as those; the update at the
+end is counted once.
 """
 
 from collections import Counter

@@ -49,9 +49,9 @@ class Passed:
 class Pipeline:
     """One rank's share of the micro-batches of a step. Alone it talks to nobody.
 
-    In each turn it takes `copies` micro-batches. `order` are the turns of this rank in a step. Of the last step, `turns`
-    has those that were done, in their order, and `most_live` how many micro-batches, or slices of them, were at most
-    between their forward and the end of their backward pass.
+    In each turn it takes `copies` micro-batches. `order` are the turns of this rank in a step. Of the last step,
+    `turns` has those that were done, in their order, and `most_live` how many micro-batches, or slices of them, were at
+    most between their forward and the end of their backward pass.
     """
 
     chunks: tuple[Chunk, ...]

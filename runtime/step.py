@@ -21,6 +21,7 @@ from planner.plan.bind import BoundPlan
 from planner.plan.schedule import orders_of
 from planner.plan.stage_cut import check_updates, cut_stage
 from planner.sharding.update import sample_pieces
+from runtime.after_step import step_ends
 from runtime.checking import LayoutCheck
 from runtime.device_mesh import RankMesh
 from runtime.executor import Executor, build_executor
@@ -75,6 +76,8 @@ class RankStep:
         self.buffers = whole_buffers(module, bound.graph, place.device, update.broadcast)
         self.slices = Slices(bound, place, own, self.buffers) if bound.plan.slices > 1 else None
         self.pipeline = self._pipeline()
+        changed = self._changed()
+        self.ends = tuple(end for end in step_ends(module) if changed.intersection(map(end.full, end.buffers)))
         self.reads = frozenset(
             name
             for cut in own
@@ -113,6 +116,8 @@ class RankStep:
             check_gradients(self.parameters.values(), self.steps + 1, self.place.device)
         self.optimizer.set_learning_rate(learning_rate)
         self.optimizer.step()
+        for end in self.ends:
+            end.apply(self.buffers)
         self.steps += 1
         return loss
 
@@ -196,9 +201,14 @@ class RankStep:
         return self._everywhere({name: parameter.whole_gradient(self.place) for name, parameter in trainable.items()})
 
     def changed_buffers(self) -> dict[str, torch.Tensor]:
-        """The buffers that the forward passes change (running statistics), by name, as they are now."""
-        updated = [buffer for executor in self.executors for buffer, _ in executor.updates]
-        return self._everywhere({buffer: self.buffers[buffer] for buffer in updated})
+        """The buffers that the forward passes change (running statistics), and those that change with them after a
+        step, by name, as they are now."""
+        changed = self._changed() | {end.full(name) for end in self.ends for name in end.buffers}
+        return self._everywhere({buffer: self.buffers[buffer] for buffer in sorted(changed)})
+
+    def _changed(self) -> set[str]:
+        """Buffers that the forward passes of this rank change."""
+        return {buffer for executor in self.executors for buffer, _ in executor.updates}
 
     def _everywhere(self, held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What each pipeline rank holds, on every one."""

@@ -472,7 +472,7 @@ class _Walk:
     def _kept_by_block(self, name: str, stage: int) -> bool:
         """Whether a recomputed block of a stage, which reads a value, keeps it by itself."""
         bound = self.bound
-        return name in bound.graph.differentiable and any(
+        return any(
             self.stage_of[use] == stage and bound.recompute_of(bound.blocks.block_of(use)) is not None
             for use in bound.graph.consumers[name]
         )

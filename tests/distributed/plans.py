@@ -56,6 +56,7 @@ LLAMA = LlamaConfig(
     vocab_size=VOCABULARY,
     sequence_length=SEQUENCE,
 )
+MIXTURE = replace(LLAMA, num_experts=4, experts_per_token=2, expert_size=24, shared_size=16)
 GPT_CONFIG = GPTConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=VOCABULARY, sequence_length=SEQUENCE)
 CLASSES, IMAGE, CHANNELS = 8, 16, 4
 VIT = ViTConfig(
@@ -221,7 +222,8 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "llama8": lambda: Llama(replace(LLAMA, num_layers=8)),
     "gpt4": lambda: GPT(replace(GPT_CONFIG, num_layers=4)),
     "gpt-untied": lambda: GPT(replace(GPT_CONFIG, tied_embeddings=False)),
-    "mixture": lambda: Llama(replace(LLAMA, num_experts=4, experts_per_token=2, expert_size=24, shared_size=16)),
+    "mixture": lambda: Llama(MIXTURE),
+    "balanced": lambda: Llama(replace(MIXTURE, balance_loss=0.1, balance_speed=0.5)),
     "assorted": Assorted,
     "dropping": lambda: Dropping(2),
     "dropping4": lambda: Dropping(4),

@@ -102,7 +102,7 @@ def worst_error(step: TrainingStep, model: str, micro_batches: int) -> float:
     found = float(step.accumulate(*plans.inputs(model, samples=samples)))
     whole, changed = step.full_gradients(), step.changed_buffers()
     assert whole.keys() == gradients.keys()
-    assert changed.keys() == {buffer for buffer, _ in step.rank.bound.graph.updates}
+    assert changed.keys() >= {buffer for buffer, _ in step.rank.bound.graph.updates}
     assert not any(tensor.requires_grad for tensor in changed.values())
     return max(
         abs(found - loss) / abs(loss),
