@@ -48,6 +48,15 @@ def in_flight_of(plan: Plan, rank: int) -> tuple[int, ...]:
     return tuple(copies * n for n in in_flight_of_chunks(rank, plan.pipeline, plan.virtual_stages, turns))
 
 
+def whole_in_flight(plan: Plan, rank: int) -> int:
+    """Micro-batches of which a pipeline rank holds any slice at most."""
+    begun = most = 0
+    for turn in orders_of(plan)[rank]:
+        begun += (turn.kind == "forward" and turn.slice == 0) - (ends(turn) and turn.slice == 0)
+        most = max(most, begun)
+    return most * plan.training.copies
+
+
 def telling_micro_batches(plan: Plan) -> int:
     """As many micro-batches of a step as tell what all of them hold and send: as many as are ever in flight, and one
     more."""

@@ -6,6 +6,9 @@ itself. What does not is refused by name, and so is what counts on a whole micro
 that change.
 """
 
+from dataclasses import replace
+from functools import lru_cache
+
 from planner.errors import PlanFileError, RequestError
 from planner.graph.chance import CHANCES
 from planner.graph.operator_graph import Operator, OperatorGraph
@@ -50,6 +53,13 @@ def one_slice(whole: OperatorGraph, length: int | None, slices: int) -> Operator
             " to 1 for this model"
         )
     return graph
+
+
+@lru_cache(maxsize=1024)
+def earlier_keys(rule: Rule) -> Rule:
+    """Attention of one slice to the keys of an earlier one: to all of them, where it reads half of its own."""
+    work = tuple(replace(term, coefficient=2.0 * term.coefficient) for term in rule.work)
+    return replace(rule, work=work, causal=False)
 
 
 def positional(whole: OperatorGraph, part: OperatorGraph) -> frozenset[str]:

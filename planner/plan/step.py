@@ -74,13 +74,15 @@ class Launches:
 
 @dataclass(slots=True, kw_only=True)
 class PassCost:
-    """Sums over one pass of a micro-batch through a chunk, in seconds. `sent` is what of `waits` other copies may
-    compute under; `operators` has for each what it sends and what else it takes, where the plan has several copies."""
+    """Sums over one pass of a micro-batch, or of the middle one of its slices, through a chunk, in seconds. `sent` is
+    what of `waits` other copies may compute under; `operators` has for each what it sends and what else it takes, where
+    the plan has several copies. `grows` is what a slice takes more than the one before it."""
 
     work: float = 0.0
     waits: float = 0.0
     hidden: float = 0.0
     sent: float = 0.0
+    grows: float = 0.0
     operators: list[tuple[float, float]] = field(default_factory=list)
 
     def add(self, *, work: float = 0.0, waits: float = 0.0, hidden: float = 0.0, sent: float = 0.0) -> None:
@@ -103,25 +105,28 @@ class PassCost:
         """What has been sent so far, and everything else."""
         return self.sent, self.work + self.waits - self.sent
 
-    def turn(self, copies: int, *, backward: bool = False) -> PassSeconds:
-        """So many micro-batches at a time."""
+    def turns(self, copies: int, slices: int, *, backward: bool = False) -> tuple[PassSeconds, ...]:
+        """So many micro-batches at a time, slice by slice."""
         waits = self.waits * copies
         if copies > 1:
             slots = backward_slots_of(self.operators) if backward else slots_of(self.operators)
             covered = interleaved_time(slots, 1) * copies - interleaved_time(slots, copies)
             waits -= min(covered, self.sent * copies)
-        return PassSeconds(computation=self.work * copies, blocking=waits, overlapped=self.hidden * copies)
+        works = [self.work + (number - (slices - 1) / 2) * self.grows for number in range(slices)]
+        hidden = self.hidden * copies
+        return tuple(PassSeconds(computation=work * copies, blocking=waits, overlapped=hidden) for work in works)
 
 
 @dataclass(slots=True, kw_only=True)
 class ChunkCost:
-    """Sums of one chunk of a rank, which takes so many `copies` a turn; `reductions` and `weights` are the hidden
-    seconds once a step."""
+    """Sums of one chunk of a rank, which takes so many `copies` a turn, in so many `slices`; `reductions` and `weights`
+    are the hidden seconds once a step."""
 
     blocks: int
     forward: PassCost = field(default_factory=PassCost)
     backward: PassCost = field(default_factory=PassCost)
     copies: int = 1
+    slices: int = 1
     reductions: float = 0.0
     weights: float = 0.0
 
@@ -150,7 +155,10 @@ def step_of(
     charged = []
     for rank in range(len(own)):
         passes = [one for chunk in chunks[rank] for one in (chunk.forward, chunk.backward)]
-        charged.append(micro_batches * sum(one.work + one.waits for one in passes) + sum(once[rank].values()))
+        charged.append(
+            micro_batches * chunks[rank][0].slices * sum(one.work + one.waits for one in passes)
+            + sum(once[rank].values())
+        )
     busiest = own.index(max(own))
     return StepTime(
         seconds=step,
@@ -167,7 +175,9 @@ def _times(ranks: Sequence[RankSeconds], micro_batches: int, schedule: str) -> t
         ends = rank_ends(ranks, micro_batches)
         own = [micro_batches * _seconds(rank) + end.step - end.passes for rank, end in zip(ranks, ends, strict=True)]
         return max(end.step for end in ends), own
-    found = simulate(ranks, orders(schedule, len(ranks), micro_batches, len(ranks[0].chunks)), record=False)
+    chunks = ranks[0].chunks
+    order = orders(schedule, len(ranks), micro_batches, len(chunks), len(chunks[0].forward))
+    found = simulate(ranks, order, record=False)
     return found.seconds, [use.busy + use.exposed for use in found.ranks]
 
 
@@ -187,8 +197,8 @@ def rank_seconds(chunks: Sequence[ChunkCost], once: Mapping[str, float]) -> Rank
         count = max(1, chunk.blocks) if chunk.reductions else 0
         timed.append(
             ChunkSeconds(
-                forward=(chunk.forward.turn(chunk.copies),),
-                backward=(chunk.backward.turn(chunk.copies, backward=True),),
+                forward=chunk.forward.turns(chunk.copies, chunk.slices),
+                backward=chunk.backward.turns(chunk.copies, chunk.slices, backward=True),
                 reductions=(*[chunk.reductions / count] * count, rest) if count else (rest,),
             )
         )
