@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from planner.sharding.redistribute import Step
 from runtime.device_mesh import RankMesh
 from runtime.flight import Flight
 from runtime.redistribute import Transfer
@@ -29,7 +30,12 @@ class _Way:
 
     def __init__(self, steps: Transfer, place: RankMesh, piece: torch.Tensor) -> None:
         self._steps, self._place = steps, place
-        self._flight: Flight | None = Flight([steps.forward], [piece], place, place.groups)
+        self._flight: Flight | None = self._start(steps.forward, piece)
+
+    def _start(self, steps: Sequence[Step], piece: torch.Tensor) -> Flight:
+        """A flight takes its sums in the memory that it is given, and others may read the piece."""
+        sums = any(step.kind == "all_reduce" for step in steps)
+        return Flight([steps], [piece.clone() if sums else piece], self._place, self._place.groups)
 
     def land(self) -> torch.Tensor:
         """What the consumer gets, or what the producer gets back."""
@@ -39,8 +45,7 @@ class _Way:
 
     def turn_back(self, gradient: torch.Tensor) -> None:
         """Start the way of the gradient."""
-        given = gradient.to(self._steps.reduced_in or gradient.dtype)
-        self._flight = Flight([self._steps.backward], [given], self._place, self._place.groups)
+        self._flight = self._start(self._steps.backward, gradient.to(self._steps.reduced_in or gradient.dtype))
 
     def arrived(self) -> torch.Tensor:
         """What the consumer gets. The last cut is copied where autograd must not keep the whole (see `Transfer`)."""
