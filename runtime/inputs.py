@@ -50,7 +50,8 @@ class InputPieces:
             for name in self.reads:
                 tensor = given[name]
                 whole = tensor.narrow(0, part * samples, samples) if name in self.batched else tensor
-                found[name] = local_piece(whole, self.bound.inputs[name], self.place).to(self.place.device)
+                piece = local_piece(whole, self.bound.inputs[name], self.place, self._sequences(name))
+                found[name] = piece.to(self.place.device)
             return found
 
         return inputs
@@ -76,8 +77,11 @@ class InputPieces:
                 held = [self.own.index(sample) for sample in self._samples(name)]
                 tensor = tensor if len(held) == len(self.own) else tensor[held]
                 layout = _without_samples(layout)
-            found[name] = local_piece(tensor, layout, self.place).contiguous()
+            found[name] = local_piece(tensor, layout, self.place, self._sequences(name)).contiguous()
         return found
+
+    def _sequences(self, name: str) -> frozenset[int]:
+        return self.bound.sequences.get(name, frozenset())
 
     def _samples(self, name: str) -> list[int]:
         """The samples of a micro-batch in this rank's piece of an input."""

@@ -29,6 +29,7 @@ from planner.sharding.rule import (
 )
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter, own_copies, stored_fault
+from planner.sharding.zigzag import Sequences, check_parameter, order_fault, sequences_on, tensors_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,8 @@ class BoundOperator:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundPlan:
-    """A legal plan on the graph of one micro-batch (shared values have their identity operators)."""
+    """A legal plan on the graph of one micro-batch (shared values have their identity operators). `sequences` are the
+    dims that axes with an order of their own cut in it."""
 
     plan: Plan
     graph: OperatorGraph
@@ -52,6 +54,7 @@ class BoundPlan:
     parameters: Mapping[str, StoredParameter]
     inputs: Mapping[str, Layout]
     recomputed: Mapping[int, frozenset[int]]
+    sequences: Sequences
 
     def recompute_of(self, block: int | None) -> frozenset[int] | None:
         """How a block is recomputed: the places in it of the operators whose results are kept all the same (none under
@@ -94,8 +97,12 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
     strategies, stored = _spread(plan, graph, blocks)
     known: dict[tuple[int, tuple[str | None, ...]], tuple[Strategy, OperatorLayouts]] = {}
     operators = tuple(_bound(plan.mesh, graph, op, strategies, known) for op in graph.operators)
+    sequences = sequences_on(plan.mesh, graph)
+    for bound in operators if plan.mesh.zigzag else ():
+        _check_order(plan.mesh, bound, sequences)
     for name, parameter in stored.items():
         _check_stored(plan.mesh, graph, name, parameter)
+        check_parameter(name, parameter, plan.mesh, sequences)
     _check_local(plan, stored)
     inputs = dict(plan.inputs)
     for name in graph.inputs:
@@ -119,7 +126,17 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
         parameters=stored,
         inputs=inputs,
         recomputed=_recomputed(plan, graph, blocks),
+        sequences=sequences,
     )
+
+
+def _check_order(mesh: Mesh, bound: BoundOperator, sequences: Sequences) -> None:
+    """Raise StrategyError where an operator cannot be split as it is on an axis that cuts sequences in zigzag order."""
+    op = bound.operator
+    tensors = tensors_of(bound.rule, op.operands, op.results, sequences)
+    fault = order_fault(bound.rule, bound.strategy, mesh, tensors)
+    if fault:
+        raise StrategyError(f"operator '{op.name}' ({bound.rule.format()}): {fault}")
 
 
 def _check_stages(plan: Plan, blocks: BlockRun) -> None:

@@ -284,6 +284,8 @@ def strategy_fault(rule: Rule, strategy: Strategy, mesh: Mesh) -> str | None:
     for choice, axis in zip(strategy, mesh.axes, strict=True):
         if choice is not None and rule.factors[choice].kind is FactorKind.BLOCKED:
             return f"{axis.name} splits factor '{rule.factors[choice].name}', which cannot be split"
+        if choice is not None and rule.factors[choice].kind is FactorKind.RING and strategy.count(choice) > 1:
+            return f"{axis.name} and another axis both split '{rule.factors[choice].name}': a ring goes round one axis"
     for index, factor in enumerate(rule.factors):
         axes = [a for c, a in zip(strategy, mesh.axes, strict=True) if c is not None and index in rule.splits[c]]
         count = math.prod(axis.size for axis in axes)
@@ -366,7 +368,8 @@ def _cut_on(
     """Pieces of each factor once one more axis takes `choice` after a legal strategy, or None where it may not."""
     if choice is None:
         return pieces
-    if rule.factors[choice].kind is FactorKind.BLOCKED:
+    kind = rule.factors[choice].kind
+    if kind is FactorKind.BLOCKED or (kind is FactorKind.RING and choice in strategy):
         return None
     for factor in rule.splits[choice]:
         count = pieces[factor] * size
