@@ -60,7 +60,16 @@ def attend_backward(
         nothing, no_seed = torch.empty(0, dtype=torch.int32), torch.empty(0, dtype=torch.int64)
         lengths = (query_BHQD.shape[2], key_BGKD.shape[2])
         found = _ATEN._scaled_dot_product_flash_attention_backward(
-            *given[:5], logarithm_BHQ.contiguous(), nothing, nothing, *lengths, 0.0, causal, no_seed, no_seed, scale=scale
+            *given[:5],
+            logarithm_BHQ.contiguous(),
+            nothing,
+            nothing,
+            *lengths,
+            0.0,
+            causal,
+            no_seed,
+            no_seed,
+            scale=scale,
         )
     else:
         found = _attend_backward(*given, causal, scale)
@@ -146,4 +155,6 @@ def _shared(tensor_BGKD: torch.Tensor, query_BHQD: torch.Tensor) -> torch.Tensor
 
 def _summed(gradient_BHKD: torch.Tensor, tensor_BGKD: torch.Tensor) -> torch.Tensor:
     """The gradient of keys or values from that of each head of queries."""
-    return gradient_BHKD.unflatten(1, (tensor_BGKD.shape[1], -1)).sum(dim=2).to(tensor_BGKD.dtype)
+    batch, heads, *rest = gradient_BHKD.shape
+    groups = tensor_BGKD.shape[1]
+    return gradient_BHKD.reshape(batch, groups, heads // groups, *rest).sum(dim=2).to(tensor_BGKD.dtype)

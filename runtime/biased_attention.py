@@ -80,10 +80,10 @@ def _backward(
 ) -> list[torch.Tensor]:
     """Gradients of query, key, value and bias."""
     probabilities = (_scores(query, key, bias, scale) - logarithm.unsqueeze(-1)).exp()
-    wide = wide(gradient)
-    of_value = probabilities.transpose(-2, -1) @ wide
-    inner = (wide * wide(result)).sum(dim=-1, keepdim=True)
-    of_scores = probabilities * (wide @ wide(value).transpose(-2, -1) - inner)
+    wider = wide(gradient)
+    of_value = probabilities.transpose(-2, -1) @ wider
+    inner = (wider * wide(result)).sum(dim=-1, keepdim=True)
+    of_scores = probabilities * (wider @ wide(value).transpose(-2, -1) - inner)
     of_query = of_scores @ wide(key) * scale
     of_key = of_scores.transpose(-2, -1) @ wide(query) * scale
     return [

@@ -22,7 +22,7 @@ from planner.graph.trace import resolve
 from planner.graph.updates import UPDATE
 from planner.plan.bind import BoundOperator
 from planner.sharding.layout import local_shape
-from planner.sharding.rule import FactorKind
+from planner.sharding.rule import FactorKind, ring_axis
 from planner.sharding.zigzag import Sequences
 from runtime import local_channels, local_lookups
 from runtime.attention import attention_with_dropout
@@ -61,9 +61,7 @@ class Shard:
 
     def ring(self) -> int | None:
         """The axis of size 2 or more along which operands come round; None where none do."""
-        kinds = [None if choice is None else self.bound.rule.factors[choice].kind for choice in self.bound.strategy]
-        sizes = self.place.mesh.sizes
-        return next((a for a, kind in enumerate(kinds) if kind is FactorKind.RING and sizes[a] > 1), None)
+        return ring_axis(self.bound.rule, self.bound.strategy, self.place.mesh.sizes)
 
     def extent(self, factor: str) -> int:
         """Extent of a factor over all ranks."""

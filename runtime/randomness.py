@@ -98,7 +98,9 @@ def region_of(shape: tuple[int, ...], layout: Layout, place: RankMesh, sequences
             wanted: tuple[Run, ...] = ((coordinate * (extent // size), extent // size),)
             if axis in place.mesh.zigzag and placement.dim in sequences:
                 wanted = zigzag_runs(extent, size, coordinate)
-            held[placement.dim] = tuple(run for start, length in wanted for run in _cut(held[placement.dim], start, length))
+            held[placement.dim] = tuple(
+                run for start, length in wanted for run in _cut(held[placement.dim], start, length)
+            )
     return Region(
         start=tuple(runs[0][0] for runs in held),
         shape=tuple(sum(length for _, length in runs) for runs in held),

@@ -122,9 +122,7 @@ def convert(
         return apply_steps(piece.detach(), redistribution(shape, place.mesh, source, target, sequences), place)
 
 
-def local_piece(
-    whole: torch.Tensor, layout: Layout, place: RankMesh, sequences: Collection[int] = ()
-) -> torch.Tensor:
+def local_piece(whole: torch.Tensor, layout: Layout, place: RankMesh, sequences: Collection[int] = ()) -> torch.Tensor:
     """What this rank holds of a tensor that every rank has: a view where nothing has to be zero or reordered."""
     return convert(whole, whole.shape, replicated(len(layout)), layout, place, sequences)
 

@@ -1,6 +1,6 @@
 """Tensors sent round a ring: every process gives its own to the next one and gets those of the one before.
 
-    0 -> 1 -> 2 -> 3 -> 0        started without being waited for, so that work can be done meanwhile
+0 -> 1 -> 2 -> 3 -> 0        started without being waited for, so that work can be done meanwhile
 """
 
 from collections.abc import Sequence

@@ -10,10 +10,11 @@ of a hop are computed again, nothing else is.
 
 Which queries meet which keys of a causal ring is decided by where the pieces lie:
 
-    contiguous     own: causal     earlier: all     later: none           the last device does twice the work of the mean
-    zigzag         own: causal     earlier: all queries, first chunk of keys     later: second chunk of queries, all keys
+    contiguous   own: causal   earlier: all                             later: none
+    zigzag       own: causal   earlier: all queries, 1st chunk of keys  later: 2nd chunk of queries, all keys
 
-so that in zigzag order (`planner.sharding.zigzag`) every hop of every device is the same work.
+so that in zigzag order (`planner.sharding.zigzag`) every hop of every device is the same work, and in contiguous order
+the last device does about twice the work of the mean.
 
     B batch, H heads, G heads of keys (H / G queries share one), Q queries, K keys, D and E head dims
 """
@@ -93,7 +94,7 @@ class _RingAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        found = _backward(gradients[0], *ctx.saved_tensors, ctx.ring, ctx.scale)
+        found = _backward(gradients[0], ctx.saved_tensors, ctx.ring, ctx.scale)
         return (*found, None, None)
 
 
@@ -129,16 +130,10 @@ def _join(total: torch.Tensor, logarithm: torch.Tensor, made: torch.Tensor, of_h
 
 
 def _backward(
-    gradient: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    result: torch.Tensor,
-    logarithm: torch.Tensor,
-    ring: Ring,
-    scale: float,
+    gradient: torch.Tensor, saved: tuple[torch.Tensor, ...], ring: Ring, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of the queries, keys and values of this device."""
+    """Gradients of the queries, keys and values of this device. Saved are these, the result and its log-sum-exp."""
+    query, key, value, result, logarithm = saved
     pieces = [key.contiguous(), value.contiguous()]
     hops = ring.hops(query.shape[2], key.shape[2])
     of_query, travelling = query.new_empty(0), None
@@ -148,7 +143,7 @@ def _backward(
         if hop is not None:
             rows = [tensor[:, :, hop.queries] for tensor in (gradient, query, result, logarithm)]
             here = [piece[:, :, hop.keys] for piece in pieces]
-            made = attend_backward(rows[0], rows[1], *here, rows[2], rows[3], hop.causal, scale)
+            made = attend_backward(rows[0], rows[1], here[0], here[1], rows[2], rows[3], hop.causal, scale)
             if number == 0:
                 of_query = made[0].to(wide_dtype(query))
             else:

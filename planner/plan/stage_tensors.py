@@ -51,10 +51,9 @@ class StageTensors:
             op, graph, mesh = self.bound.operators[at], self.bound.graph, self.bound.plan.mesh
             name, wanted = op.operator.operands[place], op.layouts.operands[place]
             made, shape = self.promised[name], graph.types[name].shape
-            marked, back = self.bound.sequences.get(name, frozenset()), ()
+            marked, ways = self.bound.sequences.get(name, frozenset()), (wanted.gradient, made.gradient)
             there = redistribution(shape, mesh, made.forward, wanted.forward, marked)
-            if name in graph.differentiable:
-                back = redistribution(shape, mesh, wanted.gradient, made.gradient, marked)
+            back = redistribution(shape, mesh, *ways, marked) if name in graph.differentiable else ()
             copies = bool(there) and is_view(there[-1]) and name not in self.bound.parameters
             self._moves[at, place] = Move(there, back, copies)
         return self._moves[at, place]

@@ -140,7 +140,9 @@ class Decided:
         other = uses(lambda f: labels[f] not in ("batch", "sequence"))
         if rule.op_class == EXPERTS and self.experts[axis] is not False:
             swapped = uses(lambda f: rule.factors[f].kind is FactorKind.EXCHANGE)
-            plain = uses(lambda f: f in weights) if role == "tensor" else sequence if role in ("ring", "context") else batch
+            plain = (
+                uses(lambda f: f in weights) if role == "tensor" else sequence if role in ("ring", "context") else batch
+            )
             if self.experts[axis] is None:
                 return _first_possible(legal, (lambda s: swapped(s) or plain(s), unused))
             return _first_possible(legal, (swapped, plain, unused))

@@ -8,7 +8,7 @@ early without missing the best one.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -227,20 +227,20 @@ def _attention_fault(rule: Rule, name: str, ring: int, heads: int, zigzag: bool)
     """Why attention cannot be split by a ring of so many devices, and by heads inside of it; None where it can."""
     extents = {role: math.prod(rule.factors[f].extent for f in factors) for role, factors in rule.roles}
     length, count = extents["queries"], extents["heads"]
-    chunks = 2 * ring if zigzag and rule.causal and ring > 1 else ring
-    step = chunks * heads
+    turns = zigzag and rule.causal and ring > 1
+    step = math.lcm(2 * ring if turns else ring, ring * heads)
     if ring > 1 and not any(factor.kind is FactorKind.RING for factor in rule.factors):
         return (
             f"operator '{name}' cannot be split by a ring: in none that is known do masks come round, or is anything"
             " dropped; set context_by to heads"
         )
     if length % step:
-        parts = f"2 x {ring} chunks of a zigzag ring" if chunks > ring else f"{ring} devices of a ring" if ring > 1 else ""
-        by_heads = f"{heads} by heads" if heads > 1 else ""
+        parts = [f"2 x {ring} chunks of a ring in zigzag order"] if turns else [f"a ring of {ring}"] if ring > 1 else []
+        parts += [f"{heads} devices by heads"] if heads > 1 else []
         return (
-            f"operator '{name}': {' times '.join(filter(None, (parts, by_heads)))} do not divide its {length} queries; the"
-            f" nearest lengths are {nearest(length, step)}, the degrees that divide"
-            f" {', '.join(str(d) for d in divisors(length // math.gcd(length, step // (ring * heads))) if d <= length)[:60]}"
+            f"operator '{name}': {' and '.join(parts)} do not divide a sequence of {length}; the nearest lengths that"
+            f" can be cut so are {nearest(length, step)}, and degrees that divide this one"
+            f" {_few(divisors(length // 2 if turns and length % 2 == 0 else length), ring * heads)}"
         )
     if count % heads:
         return (
@@ -248,6 +248,12 @@ def _attention_fault(rule: Rule, name: str, ring: int, heads: int, zigzag: bool)
             f" {', '.join(map(str, divisors(count)))}"
         )
     return None
+
+
+def _few(degrees: Sequence[int], wanted: int) -> str:
+    """The degrees on both sides of the one that was wanted."""
+    low = [degree for degree in degrees if degree < wanted][-2:]
+    return ", ".join(map(str, low + [degree for degree in degrees if degree > wanted][:2]))
 
 
 def check_experts(template: Template, pinned: Pinned) -> None:

@@ -94,6 +94,8 @@ class InnerCollective:
     """A collective that an implementation issues inside the operator when `factor` is split.
 
     The message has `element_bytes` for each point of `factors` (per device, after the split of the other factors).
+    A "send_recv" is a piece that comes round a ring: each device sends one that it holds to the next, once less than
+    there are devices for each `forward` and `backward`, and once more where it comes `home` to the device it is for.
     """
 
     kind: str
@@ -102,6 +104,7 @@ class InnerCollective:
     element_bytes: int
     forward: int = 0
     backward: int = 0
+    home: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -262,6 +265,12 @@ def loop_extents(rule: Rule, strategy: Strategy, mesh: Mesh) -> tuple[int, ...]:
     """Extent of each factor that one device runs over."""
     pieces = _pieces(rule.loops, strategy, mesh.sizes)
     return tuple(factor.extent // count for factor, count in zip(rule.factors, pieces, strict=True))
+
+
+def ring_axis(rule: Rule, strategy: Strategy, sizes: Sequence[int]) -> int | None:
+    """The axis of two devices or more along which operands come round; None where none do."""
+    chosen = (axis for axis, choice in enumerate(strategy) if choice is not None and sizes[axis] > 1)
+    return next((axis for axis in chosen if rule.factors[strategy[axis] or 0].kind is FactorKind.RING), None)
 
 
 def pieces_of(rule: Rule, strategy: Strategy, sizes: Sequence[int]) -> tuple[int, ...]:

@@ -146,9 +146,9 @@ def tensors_of(rule: Rule, operands: Sequence[str], results: Sequence[str | None
 def order_fault(rule: Rule, strategy: Strategy, mesh: Mesh, tensors: Tensors) -> str | None:
     """Why a legal strategy cannot be had on axes that cut sequences in zigzag order; None where it
     can."""
-    pieces = pieces_of(rule, strategy, mesh.sizes)
     for axis in sorted(mesh.zigzag):
-        choice = strategy[axis]
+        choice, outer = strategy[axis], (*strategy[: axis + 1], *(None for _ in strategy[axis + 1 :]))
+        pieces = pieces_of(rule, outer, mesh.sizes)  # that this axis and those before it cut
         for factor in rule.splits[choice] if choice is not None else ():
             split, name = rule.factors[factor], mesh.axes[axis].name
             kinds = {dim in marked for dims, marked in tensors for dim, factors in enumerate(dims) if factor in factors}
