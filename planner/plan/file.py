@@ -393,9 +393,8 @@ def _plan_of(file: _PlanFile) -> Plan:
 
 
 def _mesh_axis(axis: _Axis) -> MeshAxis:
-    content = axis.model_dump()
-    order = next(order for order in ORDERS if order == content.pop("order"))
-    return MeshAxis(**content, order=order)
+    order = next(order for order in ORDERS if order == axis.order)
+    return MeshAxis(**{**axis.model_dump(), "order": order})
 
 
 def _model_of(file: _Model) -> ModelReference:
