@@ -10,6 +10,7 @@ from planner.graph.call import Call
 from planner.graph.operator_graph import TensorType
 from planner.plan.roles import roles
 from planner.pricing import price_operator
+from planner.pricing.message import message_seconds
 from planner.pricing.operator_price import inner_messages
 from planner.search.search import search
 from planner.search.space import ContextBy, Pinned
@@ -81,8 +82,9 @@ def test_a_hop_takes_the_longer_of_its_work_and_its_transfer() -> None:
     quick = price_operator(rule, [ring], *tensors, MESH, CLUSTER)
     assert quick.inner_forward[0] == 0.0  # at 64k tokens links of a node are quick enough
     late = price_operator(rule, [ring], *tensors, MESH, slow)
-    hop = 2 * KEYS.nbytes / 8 / 1e9
-    assert late.inner_forward[0] + late.forward[0] * 7 / 8 == pytest.approx(7 * hop, rel=0.3)
+    hop = 2 * message_seconds(inner_messages(rule, ring, MESH)[0].message, MESH, slow)  # keys and values
+    assert late.forward[0] == quick.forward[0]
+    assert late.inner_forward[0] == pytest.approx(7 * (hop - late.forward[0] / 8))
     assert late.inner_forward[0] > 0.0
 
 
