@@ -34,8 +34,8 @@ class DeepseekConfig:
     and `value_size` are q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim and v_head_dim of the released
     config files.
 
-    A `q_rank` of 0 makes queries without a latent vector. The first `dense_layers` blocks have an MLP of `ffn_size`, the
-    others `num_experts` experts of `expert_size`, of which a token takes `experts_per_token`, and an MLP of
+    A `q_rank` of 0 makes queries without a latent vector. The first `dense_layers` blocks have an MLP of `ffn_size`,
+    the others `num_experts` experts of `expert_size`, of which a token takes `experts_per_token`, and an MLP of
     `shared_size` for all tokens. `predicted_tokens` modules foretell that many tokens beyond the next; their losses
     count `predicted_weight` each on average.
     """
@@ -83,11 +83,11 @@ class LatentAttention(nn.Module):
         self.o_proj = nn.Linear(heads * config.value_size, hidden, bias=False)
 
     def forward(self, x_BSH: torch.Tensor, cos_SR: torch.Tensor, sin_SR: torch.Tensor) -> torch.Tensor:
-        query_BNSD = self._queries(x_BSH).unflatten(-1, (-1, sum(self.query_sizes))).transpose(1, 2)
-        query_BNSC, turning_BNSR = query_BNSD.split(self.query_sizes, dim=-1)
-        latent_BSL, turning_BSR = self.kv_a_proj_with_mqa(x_BSH).split(self.latent_sizes, dim=-1)
-        made_BSNX = self.kv_b_proj(self.kv_a_layernorm(latent_BSL)).unflatten(-1, (-1, sum(self.made_sizes)))
-        key_BNSC, value_BNSE = made_BSNX.transpose(1, 2).split(self.made_sizes, dim=-1)
+        query_BNSD = _heads(self._queries(x_BSH), sum(self.query_sizes))
+        query_BNSC, turning_BNSR = torch.split_with_sizes(query_BNSD, self.query_sizes, -1)
+        latent_BSL, turning_BSR = torch.split_with_sizes(self.kv_a_proj_with_mqa(x_BSH), self.latent_sizes, -1)
+        made_BNSX = _heads(self.kv_b_proj(self.kv_a_layernorm(latent_BSL)), sum(self.made_sizes))
+        key_BNSC, value_BNSE = torch.split_with_sizes(made_BNSX, self.made_sizes, -1)
         turned_BNSR = rotated(turning_BSR.unsqueeze(1), cos_SR, sin_SR).expand(-1, key_BNSC.shape[1], -1, -1)
         mixed_BNSE = F.scaled_dot_product_attention(
             torch.cat((query_BNSC, rotated(turning_BNSR, cos_SR, sin_SR)), dim=-1),
@@ -103,9 +103,17 @@ class LatentAttention(nn.Module):
         if self.q_proj is not None:
             whole: torch.Tensor = self.q_proj(x_BSH)
             return whole
-        assert self.q_a_proj is not None and self.q_a_layernorm is not None and self.q_b_proj is not None
+        assert self.q_a_proj is not None
+        assert self.q_a_layernorm is not None
+        assert self.q_b_proj is not None
         result: torch.Tensor = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_BSH)))
         return result
+
+
+def _heads(x_BSX: torch.Tensor, size: int) -> torch.Tensor:
+    """A row of all heads as B N S size."""
+    heads_BSNX: torch.Tensor = x_BSX.unflatten(-1, (-1, size))  # type: ignore[no-untyped-call]
+    return heads_BSNX.transpose(1, 2)
 
 
 class DecoderLayer(nn.Module):
@@ -160,9 +168,7 @@ class Foretelling(nn.Module):
 
     def __init__(self, config: DeepseekConfig) -> None:
         super().__init__()
-        self.hnorm, self.enorm, self.norm = (
-            nn.RMSNorm(config.hidden_size, eps=config.norm_epsilon) for _ in range(3)
-        )
+        self.hnorm, self.enorm, self.norm = (nn.RMSNorm(config.hidden_size, eps=config.norm_epsilon) for _ in range(3))
         self.eh_proj = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.layer = DecoderLayer(config, sparse=True)
 
@@ -191,6 +197,7 @@ class Deepseek(nn.Module):
         x_BSH = self.model(tokens_BS)
         loss = self._loss(self.model.norm(x_BSH), labels_BS.narrow(1, 0, length) if self.foretelling else labels_BS)
         for depth, module in enumerate(self.foretelling):
+            assert isinstance(module, Foretelling)
             next_BSH = self.model.embed_tokens(labels_BS.narrow(1, depth, length))
             x_BSH = module(x_BSH, next_BSH, self.model.cos, self.model.sin)
             share = self.weight / len(self.foretelling)

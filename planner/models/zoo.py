@@ -4,7 +4,8 @@ Dimensions are those of the published configurations: Llama 2 (Touvron et al. 20
 files), Llama 3.1 (Grattafiori et al. 2024, table 3), GPT-2 (Radford et al. 2019 and the released checkpoints), GPT-3
 (Brown et al. 2020, table 2.1), BERT (Devlin et al. 2019, section 3), T5 (Raffel et al. 2020, section 3.7, and the
 released config files), Mixtral (Jiang et al. 2024 and the released config files), Qwen3 (Yang et al. 2025 and the
-released config files), DeepSeek-V2 and V3 (DeepSeek-AI 2024). Models of images are in `images.py`, those of clicks in `clicks.py`.
+released config files), DeepSeek-V2 and V3 (DeepSeek-AI 2024). Models of images are in `images.py`, those of clicks in
+`clicks.py`.
 """
 
 import importlib
@@ -128,17 +129,59 @@ ZOO: Mapping[str, ZooEntry] = {
     "qwen3-30b-a3b": _mixture(_QWEN3, 48, 2048, 32, 4, 151936, 4096, (128, 8, 768), head_size=128, qk_norm=True),
     "qwen3-235b-a22b": _mixture(_QWEN3, 94, 4096, 64, 4, 151936, 4096, (128, 8, 1536), head_size=128, qk_norm=True),
     "deepseek-tiny": _deepseek(
-        _TINY, 5, 128, 256, 8, (64, 32), 1024, 64, (8, 2, 64), 1,
-        plain_size=16, rotary_size=8, value_size=16, dense_layers=2,
+        _TINY,
+        5,
+        128,
+        256,
+        8,
+        (64, 32),
+        1024,
+        64,
+        (8, 2, 64),
+        1,
+        plain_size=16,
+        rotary_size=8,
+        value_size=16,
+        dense_layers=2,
     ),
     "deepseek-v2-lite": _deepseek(
-        _DEEPSEEK2, 27, 2048, 10944, 16, (0, 512), 102400, 4096, (64, 6, 1408), 2, normalised_weights=False,
+        _DEEPSEEK2,
+        27,
+        2048,
+        10944,
+        16,
+        (0, 512),
+        102400,
+        4096,
+        (64, 6, 1408),
+        2,
+        normalised_weights=False,
     ),
     "deepseek-v2": _deepseek(
-        _DEEPSEEK2, 60, 5120, 12288, 128, (1536, 512), 102400, 4096, (160, 6, 1536), 2, normalised_weights=False,
+        _DEEPSEEK2,
+        60,
+        5120,
+        12288,
+        128,
+        (1536, 512),
+        102400,
+        4096,
+        (160, 6, 1536),
+        2,
+        normalised_weights=False,
     ),
     "deepseek-v3": _deepseek(
-        _DEEPSEEK3, 61, 7168, 18432, 128, (1536, 512), 129280, 4096, (256, 8, 2048), 1, dense_layers=3,
+        _DEEPSEEK3,
+        61,
+        7168,
+        18432,
+        128,
+        (1536, 512),
+        129280,
+        4096,
+        (256, 8, 2048),
+        1,
+        dense_layers=3,
     ),
     "gpt-tiny": _gpt(_TINY, 4, 256, 8, 1024, 128),
     "gpt2": _gpt(_GPT2, 12, 768, 12, 50257, 1024),
