@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from planner.graph.operator_graph import Operator
 from planner.graph.returned import loss_in
 from planner.plan.plan import Training
+from runtime.after_step import step_ends
 from runtime.optimizers import OptimizerSettings, make_optimizer, wide_dtype
 from runtime.randomness import Draw
 from runtime.same_dropout import SameDropout
@@ -93,6 +94,12 @@ class UnshardedStep:
         if self._update.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._masters, self._update.clip_norm)
         self._optimizer.step()
+        held = dict(self._module.named_buffers())
+        for end in step_ends(self._module):
+            after = dict(held)
+            end.apply(after)
+            for name in map(end.full, end.buffers):
+                held[name].copy_(after[name])
         self._gradients = [None] * len(self._weights)
         for weight, updated in zip(self._weights, self._masters, strict=True):
             weight.copy_(updated)

@@ -139,6 +139,7 @@ def _enters_alike(graph: OperatorGraph, blocks: Blocks, found: Sequence[Sequence
         for name in graph.operators[at].operands
         if name in graph.data_dependent
         and name not in graph.parameter_names
+        and name not in graph.buffers
         and graph.producer.get(name, -1) < inside.start
         and all(use < inside.stop for use in graph.consumers[name])
     }

@@ -65,6 +65,10 @@ class TensorType:
         return self.floating or self.dtype in COMPLEX
 
 
+DETACH = "aten.detach.default"
+"""The operator through which no gradient flows."""
+
+
 @dataclass(frozen=True, slots=True)
 class ValueRef:
     """An argument of an operator that is a value of the graph."""
@@ -184,7 +188,7 @@ class OperatorGraph:
         """Values through which a gradient flows back to some trainable parameter."""
         found = {p.name for p in self.parameters if p.trainable and self.types[p.name].floating}
         for op in self.operators:
-            if any(name in found for name in op.operands):
+            if op.op != DETACH and any(name in found for name in op.operands):
                 found.update(name for name in op.results if name is not None and self.types[name].has_gradient)
         return frozenset(found)
 

@@ -18,6 +18,7 @@ D = C + R, E head of the values, V vocabulary.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,7 @@ from torch import nn
 from planner.models.experts import SparseMLP
 from planner.models.initialise import blank_embedding, initialise
 from planner.models.llama import MLP, rotary_tables, rotated
+from planner.models.router import Routing, start_of_losses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +38,9 @@ class DeepseekConfig:
 
     A `q_rank` of 0 makes queries without a latent vector. The first `dense_layers` blocks have an MLP of `ffn_size`,
     the others `num_experts` experts of `expert_size`, of which a token takes `experts_per_token`, and an MLP of
-    `shared_size` for all tokens. `predicted_tokens` modules foretell that many tokens beyond the next; their losses
-    count `predicted_weight` each on average.
+    `shared_size` for all tokens; how they are chosen, from `normalised_weights` to `balance_speed`, is said in
+    `planner.models.router.Routing`. The loss that evens out loads is over each sample. `predicted_tokens` modules
+    foretell that many tokens beyond the next; their losses count `predicted_weight` each on average.
     """
 
     num_layers: int
@@ -57,6 +60,13 @@ class DeepseekConfig:
     shared_size: int
     dense_layers: int
     normalised_weights: bool = True
+    sigmoid_scores: bool = False
+    weight_scale: float = 1.0
+    expert_groups: int = 1
+    chosen_groups: int = 1
+    groups_by: Literal[1, 2] = 1
+    balance_loss: float = 0.0
+    balance_speed: float = 0.0
     rope_theta: float = 10_000.0
     norm_epsilon: float = 1e-6
     predicted_tokens: int = 0
@@ -124,12 +134,20 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_epsilon)
         self.self_attn = LatentAttention(config)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_epsilon)
+        self.sparse = sparse
         self.mlp = _experts(config) if sparse else MLP(config.hidden_size, config.ffn_size)
 
-    def forward(self, x_BSH: torch.Tensor, cos_SR: torch.Tensor, sin_SR: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, x_BSH: torch.Tensor, balance: torch.Tensor | None, cos_SR: torch.Tensor, sin_SR: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The tokens after this block, and `balance`, the losses of routers so far, with that of this block's. A block
+        without a router adds nothing, by the same operator: blocks hand on the same kinds of values."""
         x_BSH = x_BSH + self.self_attn(self.input_layernorm(x_BSH), cos_SR, sin_SR)
-        result: torch.Tensor = x_BSH + self.mlp(self.post_attention_layernorm(x_BSH))
-        return result
+        given_BSH = self.post_attention_layernorm(x_BSH)
+        result_BSH, loss = self.mlp(given_BSH) if self.sparse else (self.mlp(given_BSH), None)
+        if balance is not None:
+            balance = balance + (start_of_losses(given_BSH) if loss is None else loss)
+        return x_BSH + result_BSH, balance
 
 
 def _experts(config: DeepseekConfig) -> nn.Module:
@@ -137,8 +155,18 @@ def _experts(config: DeepseekConfig) -> nn.Module:
         config.hidden_size,
         config.num_experts,
         config.expert_size,
-        chosen=config.experts_per_token,
-        normalised=config.normalised_weights,
+        Routing(
+            chosen=config.experts_per_token,
+            scores="sigmoid" if config.sigmoid_scores else "softmax",
+            normalised=config.normalised_weights,
+            scale=config.weight_scale,
+            groups=config.expert_groups,
+            chosen_groups=config.chosen_groups,
+            groups_by=config.groups_by,
+            loss=config.balance_loss,
+            loss_over="sequence",
+            bias_speed=config.balance_speed,
+        ),
         shared=MLP(config.hidden_size, config.shared_size) if config.shared_size else None,
     )
 
@@ -154,13 +182,16 @@ class Decoder(nn.Module):
         cos_SR, sin_SR = rotary_tables(config.rotary_size, config.sequence_length, config.rope_theta)
         self.register_buffer("cos", cos_SR, persistent=False)
         self.register_buffer("sin", sin_SR, persistent=False)
+        self.balanced = bool(config.balance_loss)
 
-    def forward(self, tokens_BS: torch.Tensor) -> torch.Tensor:
-        """What the last block makes, B S H, before the norm."""
+    def forward(self, tokens_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What the last block makes, B S H, before the norm, and the losses of all routers, None where they have
+        none."""
         x_BSH: torch.Tensor = self.embed_tokens(tokens_BS)
+        balance = start_of_losses(x_BSH) if self.balanced else None
         for layer in self.layers:
-            x_BSH = layer(x_BSH, self.cos, self.sin)
-        return x_BSH
+            x_BSH, balance = layer(x_BSH, balance, self.cos, self.sin)
+        return x_BSH, balance
 
 
 class Foretelling(nn.Module):
@@ -173,11 +204,16 @@ class Foretelling(nn.Module):
         self.layer = DecoderLayer(config, sparse=True)
 
     def forward(
-        self, x_BSH: torch.Tensor, token_BSH: torch.Tensor, cos_SR: torch.Tensor, sin_SR: torch.Tensor
-    ) -> torch.Tensor:
+        self,
+        x_BSH: torch.Tensor,
+        token_BSH: torch.Tensor,
+        balance: torch.Tensor | None,
+        cos_SR: torch.Tensor,
+        sin_SR: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         joined_BSH = self.eh_proj(torch.cat((self.hnorm(x_BSH), self.enorm(token_BSH)), dim=-1))
-        result: torch.Tensor = self.layer(joined_BSH, cos_SR, sin_SR)
-        return result
+        result_BSH, balance = self.layer(joined_BSH, balance, cos_SR, sin_SR)
+        return result_BSH, balance
 
 
 class Deepseek(nn.Module):
@@ -194,15 +230,15 @@ class Deepseek(nn.Module):
 
     def forward(self, tokens_BS: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
         length = tokens_BS.shape[1]
-        x_BSH = self.model(tokens_BS)
+        x_BSH, balance = self.model(tokens_BS)
         loss = self._loss(self.model.norm(x_BSH), labels_BS.narrow(1, 0, length) if self.foretelling else labels_BS)
         for depth, module in enumerate(self.foretelling):
             assert isinstance(module, Foretelling)
             next_BSH = self.model.embed_tokens(labels_BS.narrow(1, depth, length))
-            x_BSH = module(x_BSH, next_BSH, self.model.cos, self.model.sin)
+            x_BSH, balance = module(x_BSH, next_BSH, balance, self.model.cos, self.model.sin)
             share = self.weight / len(self.foretelling)
             loss = loss + share * self._loss(module.norm(x_BSH), labels_BS.narrow(1, depth + 1, length))
-        return loss
+        return loss if balance is None else loss + balance
 
     def _loss(self, x_BSH: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
         logits_BSV: torch.Tensor = self.lm_head(x_BSH)

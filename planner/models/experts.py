@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from planner.models.router import Router, Routing
+
 
 class Experts(nn.Module):
     """The weights of E gated MLPs, stacked."""
@@ -31,7 +33,8 @@ class Experts(nn.Module):
 class SparseMLP(nn.Module):
     """A router, its experts, and the MLP that all tokens pass (`shared`), where there is one.
 
-    `normalised` makes the weights of the chosen experts sum up to one.
+    Called on tokens, B S H, it returns what its experts make of them, B S H, and the loss that evens out their loads, a
+    scalar in float32 (None where `routing` has no such loss), to be added to that of the model.
     """
 
     def __init__(
@@ -39,25 +42,20 @@ class SparseMLP(nn.Module):
         hidden_size: int,
         num_experts: int,
         ffn_size: int,
+        routing: Routing,
         *,
-        chosen: int,
-        normalised: bool = True,
         shared: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        self.chosen = chosen
-        self.normalised = normalised
         self.gate = nn.Linear(hidden_size, num_experts, bias=False)
+        self.router = Router(num_experts, routing)
         self.experts = Experts(hidden_size, num_experts, ffn_size)
         self.shared_expert = shared
 
-    def forward(self, x_BSH: torch.Tensor) -> torch.Tensor:
-        chances_BSE = F.softmax(self.gate(x_BSH), dim=-1, dtype=torch.float32)
-        weights_BSK, chosen_BSK = chances_BSE.topk(self.chosen, dim=-1)
-        if self.normalised:
-            weights_BSK = weights_BSK / weights_BSK.sum(dim=-1, keepdim=True)
-        result: torch.Tensor = self.experts(x_BSH, weights_BSK.to(x_BSH.dtype), chosen_BSK)
-        return result if self.shared_expert is None else result + self.shared_expert(x_BSH)
+    def forward(self, x_BSH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        weights_BSK, chosen_BSK, loss = self.router(self.gate(x_BSH))
+        result_BSH = self.experts(x_BSH, weights_BSK.to(x_BSH.dtype), chosen_BSK)
+        return result_BSH if self.shared_expert is None else result_BSH + self.shared_expert(x_BSH), loss
 
 
 @torch.library.custom_op("planner::experts", mutates_args=())

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from planner.models.initialise import blank_embedding, initialise
+from planner.models.router import Routing, start_of_losses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,8 @@ class LlamaConfig:
 
     `head_size` None divides the hidden size among the heads. With `num_experts` every block but the first
     `dense_layers` has experts of `expert_size`, of which a token takes `experts_per_token`, and where `shared_size` is
-    given an MLP for all tokens.
+    given an MLP for all tokens. `balance_loss` is the coefficient of the loss that evens out their loads,
+    `balance_speed` the speed of the biases that do (see `planner.models.router`); 0 is none.
     """
 
     num_layers: int
@@ -43,6 +45,8 @@ class LlamaConfig:
     shared_size: int = 0
     dense_layers: int = 0
     normalised_weights: bool = True
+    balance_loss: float = 0.0
+    balance_speed: float = 0.0
 
     @property
     def head_dim(self) -> int:
@@ -112,12 +116,19 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_epsilon)
         self.self_attn = Attention(config)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_epsilon)
+        self.sparse = sparse
         self.mlp = _experts(config) if sparse else MLP(config.hidden_size, config.ffn_size)
 
-    def forward(self, x_BSH: torch.Tensor, cos_SD: torch.Tensor, sin_SD: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, x_BSH: torch.Tensor, balance: torch.Tensor | None, cos_SD: torch.Tensor, sin_SD: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The tokens after this block, and `balance`, the losses of routers so far, with that of this block's."""
         x_BSH = x_BSH + self.self_attn(self.input_layernorm(x_BSH), cos_SD, sin_SD)
-        result: torch.Tensor = x_BSH + self.mlp(self.post_attention_layernorm(x_BSH))
-        return result
+        given_BSH = self.post_attention_layernorm(x_BSH)
+        if not self.sparse:
+            return x_BSH + self.mlp(given_BSH), balance
+        result_BSH, loss = self.mlp(given_BSH)
+        return x_BSH + result_BSH, loss if balance is None or loss is None else balance + loss
 
 
 def _experts(config: LlamaConfig) -> nn.Module:
@@ -127,8 +138,12 @@ def _experts(config: LlamaConfig) -> nn.Module:
         config.hidden_size,
         config.num_experts,
         config.expert_size,
-        chosen=config.experts_per_token,
-        normalised=config.normalised_weights,
+        Routing(
+            chosen=config.experts_per_token,
+            normalised=config.normalised_weights,
+            loss=config.balance_loss,
+            bias_speed=config.balance_speed,
+        ),
         shared=MLP(config.hidden_size, config.shared_size) if config.shared_size else None,
     )
 
@@ -146,12 +161,15 @@ class Decoder(nn.Module):
         self.register_buffer("cos", cos_SD, persistent=False)
         self.register_buffer("sin", sin_SD, persistent=False)
 
-    def forward(self, tokens_BS: torch.Tensor) -> torch.Tensor:
+        self.balanced = bool(config.num_experts and config.balance_loss)
+
+    def forward(self, tokens_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The tokens after the last norm, B S H, and the losses of all routers, None where they have none."""
         x_BSH: torch.Tensor = self.embed_tokens(tokens_BS)
+        balance = start_of_losses(x_BSH) if self.balanced else None
         for layer in self.layers:
-            x_BSH = layer(x_BSH, self.cos, self.sin)
-        result: torch.Tensor = self.norm(x_BSH)
-        return result
+            x_BSH, balance = layer(x_BSH, balance, self.cos, self.sin)
+        return self.norm(x_BSH), balance
 
 
 class Llama(nn.Module):
@@ -166,8 +184,10 @@ class Llama(nn.Module):
         initialise(self)
 
     def forward(self, tokens_BS: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
-        logits_BSV: torch.Tensor = self.lm_head(self.model(tokens_BS))
-        return F.cross_entropy(logits_BSV.float().flatten(0, 1), labels_BS.flatten())
+        x_BSH, balance = self.model(tokens_BS)
+        logits_BSV: torch.Tensor = self.lm_head(x_BSH)
+        loss = F.cross_entropy(logits_BSV.float().flatten(0, 1), labels_BS.flatten())
+        return loss if balance is None else loss + balance
 
 
 def rotary_tables(head_dim: int, length: int, theta: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,7 +4,7 @@ Dimensions are those of the published configurations: Llama 2 (Touvron et al. 20
 files), Llama 3.1 (Grattafiori et al. 2024, table 3), GPT-2 (Radford et al. 2019 and the released checkpoints), GPT-3
 (Brown et al. 2020, table 2.1), BERT (Devlin et al. 2019, section 3), T5 (Raffel et al. 2020, section 3.7, and the
 released config files), Mixtral (Jiang et al. 2024 and the released config files), Qwen3 (Yang et al. 2025 and the
-released config files), DeepSeek-V2 and V3 (DeepSeek-AI 2024). Models of images are in `images.py`, those of clicks in
+released config files). DeepSeek models are in `deepseek_models.py`, those of images in `images.py`, those of clicks in
 `clicks.py`.
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 
 from planner.errors import ModelError, unknown_name
 from planner.models.clicks import CLICK_FAMILIES, CLICK_MODELS
+from planner.models.deepseek_models import DEEPSEEK_FAMILIES, DEEPSEEK_MODELS
 from planner.models.entry import TRACE_BATCH, Dimension, Example, ZooEntry
 from planner.models.huggingface import from_config, is_config
 from planner.models.images import IMAGE_FAMILIES, IMAGE_MODELS
@@ -64,22 +65,6 @@ def _mixture(
     return ZooEntry(family="llama", dimensions=tuple(dimensions.items()), source=source)
 
 
-def _deepseek(
-    source: str, layers: int, hidden: int, ffn: int, heads: int, ranks: tuple[int, int], vocab: int, seq: int,
-    experts: tuple[int, int, int], shared: int, **other: int | bool | float,
-) -> ZooEntry:  # fmt: skip
-    """`ranks`: of queries, 0 for none, and of keys and values. `experts`: how many, how many of them a token takes, and
-    the width of each; `shared`: how many more take all tokens."""
-    count, chosen, width = experts
-    dimensions: dict[str, Dimension] = {
-        "num_layers": layers, "hidden_size": hidden, "ffn_size": ffn, "num_heads": heads, "q_rank": ranks[0],
-        "kv_rank": ranks[1], "plain_size": 128, "rotary_size": 64, "value_size": 128, "vocab_size": vocab,
-        "sequence_length": seq, "num_experts": count, "experts_per_token": chosen, "expert_size": width,
-        "shared_size": shared * width, "dense_layers": 1, **other,
-    }  # fmt: skip
-    return ZooEntry(family="deepseek", dimensions=tuple(dimensions.items()), source=source)
-
-
 def _gpt(source: str, layers: int, hidden: int, heads: int, vocab: int, seq: int, tied: bool = True) -> ZooEntry:
     dimensions: dict[str, Dimension] = {
         "num_layers": layers, "hidden_size": hidden, "num_heads": heads, "vocab_size": vocab, "sequence_length": seq,
@@ -107,8 +92,6 @@ _LLAMA2 = "Touvron et al. 2023 (arXiv 2307.09288)"
 _LLAMA3 = "Grattafiori et al. 2024 (arXiv 2407.21783), table 3"
 _MIXTRAL = "Jiang et al. 2024 (arXiv 2401.04088), table 1, and the released config files"
 _QWEN3 = "Yang et al. 2025 (arXiv 2505.09388), table 2, and the released config files"
-_DEEPSEEK2 = "DeepSeek-AI 2024 (arXiv 2405.04434), section 3.1 and appendix B, and the released config files"
-_DEEPSEEK3 = "DeepSeek-AI 2024 (arXiv 2412.19437), section 4.2, and the released config file"
 _GPT2 = "Radford et al. 2019"
 _GPT3 = "Brown et al. 2020 (arXiv 2005.14165), table 2.1"
 _BERT = "Devlin et al. 2019 (arXiv 1810.04805), section 3"
@@ -128,61 +111,6 @@ ZOO: Mapping[str, ZooEntry] = {
     "mixtral-8x22b": _mixture(_MIXTRAL, 56, 6144, 48, 8, 32768, 65536, (8, 2, 16384)),
     "qwen3-30b-a3b": _mixture(_QWEN3, 48, 2048, 32, 4, 151936, 4096, (128, 8, 768), head_size=128, qk_norm=True),
     "qwen3-235b-a22b": _mixture(_QWEN3, 94, 4096, 64, 4, 151936, 4096, (128, 8, 1536), head_size=128, qk_norm=True),
-    "deepseek-tiny": _deepseek(
-        _TINY,
-        5,
-        128,
-        256,
-        8,
-        (64, 32),
-        1024,
-        64,
-        (8, 2, 64),
-        1,
-        plain_size=16,
-        rotary_size=8,
-        value_size=16,
-        dense_layers=2,
-    ),
-    "deepseek-v2-lite": _deepseek(
-        _DEEPSEEK2,
-        27,
-        2048,
-        10944,
-        16,
-        (0, 512),
-        102400,
-        4096,
-        (64, 6, 1408),
-        2,
-        normalised_weights=False,
-    ),
-    "deepseek-v2": _deepseek(
-        _DEEPSEEK2,
-        60,
-        5120,
-        12288,
-        128,
-        (1536, 512),
-        102400,
-        4096,
-        (160, 6, 1536),
-        2,
-        normalised_weights=False,
-    ),
-    "deepseek-v3": _deepseek(
-        _DEEPSEEK3,
-        61,
-        7168,
-        18432,
-        128,
-        (1536, 512),
-        129280,
-        4096,
-        (256, 8, 2048),
-        1,
-        dense_layers=3,
-    ),
     "gpt-tiny": _gpt(_TINY, 4, 256, 8, 1024, 128),
     "gpt2": _gpt(_GPT2, 12, 768, 12, 50257, 1024),
     "gpt2-medium": _gpt(_GPT2, 24, 1024, 16, 50257, 1024),
@@ -200,6 +128,7 @@ ZOO: Mapping[str, ZooEntry] = {
     "t5-base": _t5(_T5, 12, 768, 3072, 12, 64, 32128, 512),
     "t5-large": _t5(_T5, 24, 1024, 4096, 16, 64, 32128, 512),
     "t5-11b": _t5(_T5, 24, 1024, 65536, 128, 128, 32128, 512),
+    **DEEPSEEK_MODELS,
     **IMAGE_MODELS,
     **CLICK_MODELS,
 }
@@ -289,18 +218,6 @@ def _build_llama(dimensions: dict[str, Any]) -> Example:
     return _decoder(Llama(LlamaConfig(**dimensions)), dimensions)
 
 
-def _build_deepseek(dimensions: dict[str, Any]) -> Example:
-    """Tokens B S; labels with a column more for every token that is foretold beyond the next."""
-    import torch
-
-    from planner.models.deepseek import Deepseek, DeepseekConfig
-
-    config = DeepseekConfig(**dimensions)
-    tokens, vocabulary = _integers(1, dimensions)[0], config.vocab_size
-    labels = torch.zeros(TRACE_BATCH, config.sequence_length + config.predicted_tokens, dtype=torch.int64)
-    return Example(module=Deepseek(config), args=(tokens, labels), bounds=(vocabulary, vocabulary))
-
-
 def _build_gpt(dimensions: dict[str, Any]) -> Example:
     from planner.models.gpt import GPT, GPTConfig
 
@@ -348,9 +265,9 @@ def _decoder(module: Any, dimensions: dict[str, Any]) -> Example:
 _FAMILIES: Mapping[str, Callable[[dict[str, Any]], Example]] = {
     "llama": _build_llama,
     "bert": _build_bert,
-    "deepseek": _build_deepseek,
     "gpt": _build_gpt,
     "t5": _build_t5,
+    **DEEPSEEK_FAMILIES,
     **IMAGE_FAMILIES,
     **CLICK_FAMILIES,
 }

@@ -170,6 +170,8 @@ def _experts() -> Iterator[tuple[Any, ...]]:
     yield "planner.experts.default", "one gets all", *tokens, torch.full((4, 4, 2), 3), *weights
     few = _random(2, 4, 8), _positive(2, 4, 1), _integers(4, 2, 4, 1)
     yield "planner.experts.default", *few, *weights
+    yield "planner.expert_loads.default", _integers(4, 4, 6, 2), 4
+    yield "planner.expert_loads.default", _integers(1, 2, 4, 1), 1
 
 
 def _lookups() -> Iterator[tuple[Any, ...]]:

@@ -374,7 +374,7 @@ def test_every_dim_of_every_example_can_be_split_or_is_known_not_to_be() -> None
         *("aten.amax.default", "aten.amin.default", "aten.cumsum.default"),
         *("aten.softmax.int", "aten.log_softmax.int", "aten.layer_norm.default", "aten.rms_norm.default"),
         *("aten.scaled_dot_product_attention.default", "aten.tril.default", "aten.triu.default"),
-        *("planner.experts.default", "aten.topk.default"),
+        *("planner.experts.default", "planner.expert_loads.default", "aten.topk.default"),
         *("aten.cat.default", "aten.chunk.default", "aten.narrow.default", "aten.select.int", "aten.slice.Tensor"),
         *("aten.split.Tensor", "aten.split_with_sizes.default", "aten.stack.default", "aten.unbind.int"),
         *("aten.arange.default", "aten.arange.start", "aten.arange.start_step"),

@@ -99,6 +99,9 @@ RULES: Mapping[str, RuleSpec] = {
         ),
         roles=(("tokens", "b s"), ("choices", "k"), ("experts", "e"), ("width", "f"), ("hidden", "h")),
     ),
+    "planner.expert_loads.default": Einsum(
+        pattern="b s k -> b e", op_class="copy", blocked="k e", work=((1.0, "b s k"),)
+    ),
     "aten.cross_entropy_loss.default": Einsum(
         pattern="n v, n -> ",
         op_class="cross_entropy",

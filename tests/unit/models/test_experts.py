@@ -8,6 +8,7 @@ from planner.graph.kinds import find_blocks
 from planner.graph.trace import trace
 from planner.models.experts import SparseMLP, experts
 from planner.models.llama import Llama, LlamaConfig
+from planner.models.router import Routing
 
 B, S, H, K, E, W = 3, 5, 8, 2, 4, 6  # samples, tokens, hidden, chosen, experts, width
 
@@ -63,14 +64,16 @@ def test_frozen_experts_get_no_gradient() -> None:
 @pytest.mark.parametrize("normalised", [True, False])
 def test_the_router_weighs_its_choices(normalised: bool) -> None:
     torch.manual_seed(0)
-    module = SparseMLP(H, E, W, chosen=K, normalised=normalised)
+    module = SparseMLP(H, E, W, Routing(chosen=K, normalised=normalised))
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
     x = torch.randn(B, S, H)
     best = module.gate(x).softmax(-1).topk(K)
     weights = best.values / best.values.sum(-1, keepdim=True) if normalised else best.values
     matrices = module.experts.gate_proj, module.experts.up_proj, module.experts.down_proj
-    torch.testing.assert_close(module(x), every_expert(x, weights, best.indices, *matrices))
+    result, loss = module(x)
+    assert loss is None
+    torch.testing.assert_close(result, every_expert(x, weights, best.indices, *matrices))
 
 
 def decoder(**other: int) -> Llama:

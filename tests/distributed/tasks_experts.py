@@ -1,0 +1,35 @@
+"""Training with experts, on all ranks at the same time."""
+
+import plans
+import tasks
+import torch
+
+from planner.plan.plan import Plan
+from runtime.optimizers import OptimizerSettings
+from runtime.unsharded import UnshardedStep
+
+
+def trained(model: str, plan: Plan, steps: int = 3) -> float:
+    """The worst error of losses, weights and buffers over some optimizer steps, against the plain model; biases of
+    routers, which are integers, are the same."""
+    settings = OptimizerSettings(learning_rate=1e-2)
+    step = tasks.build_step(model, plan, settings)
+    module = plans.build(model)
+    plain = UnshardedStep(module, plan.training, settings, frozenset({0, 1}))
+    worst = 0.0
+    for number in range(steps):
+        batch = plans.batch(seed=number)
+        expected = plain(batch, {})
+        worst = max(worst, abs(step(*batch) - expected) / expected)
+    found, buffers = step.full_parameters(), dict(module.named_buffers())
+    for name, content in step.changed_buffers().items():
+        assert torch.equal(content, buffers[name]), (name, content, buffers[name])
+        assert not name.endswith("bias_steps") or content.any(), name
+    return max(worst, *(tasks.relative(found[name], w.detach()) for name, w in module.named_parameters()))
+
+
+def balanced(sizes: tuple[int, ...], stages: tuple[int, ...], seeds: list[int], recomputation: str) -> list[float]:
+    """Random plans of a model whose routers have biases and a loss."""
+    mesh = plans.mesh_of(*sizes)
+    settings = {"micro_batches": 2, "stages": stages, "recomputation": recomputation, "optimizer": "sgd"}
+    return [trained("balanced", plans.random_plan("balanced", mesh, seed, **settings)) for seed in seeds]
