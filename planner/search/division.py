@@ -126,11 +126,8 @@ def fill(rank: Rank, pool: Sequence[Way], stretches: Stretches, weight: float, c
     The lean ones come first in a stage: where they are recomputed, nothing received needs to be kept. An empty pool
     stands for a model without inner blocks.
     """
-    pool = pool or [()]
+    mixed = _Mixed(rank, pool, stretches, weight)
     outer = _Cost.of_ends(rank, weight)
-    costs = [[_Cost.of_block(rank, column, weight) for column in way] for way in pool]
-    pairs = [(a, b) for a, x in enumerate(costs) for b, y in enumerate(costs) if a == b or _leaner(y, x)]
-    mixed = _Mixed(rank=rank, pool=pool, costs=costs, pairs=pairs, stretches=stretches)
     at_once = np.maximum(mixed.largest("replay"), outer.replay) + np.maximum(
         mixed.largest("transient"), outer.transient
     )
@@ -139,7 +136,7 @@ def fill(rank: Rank, pool: Sequence[Way], stretches: Stretches, weight: float, c
     held = outer.memory + beside + np.where(some, at_once, outer.replay + outer.transient)
     all_fast = mixed.total("memory")
     over = held + all_fast - capacity
-    same = np.array([a == b for a, b in pairs])[:, None]
+    same = (mixed.fast == mixed.lean)[:, None]
     lean = np.where(same, 0, mixed.saving(over))
     fits = np.where(same, over <= FITS * capacity, lean <= stretches.lengths[None, :] - 1)
     lean = np.where(fits, lean, 0)
@@ -148,10 +145,10 @@ def fill(rank: Rank, pool: Sequence[Way], stretches: Stretches, weight: float, c
     best = busy.argmin(axis=0)
     at = np.arange(len(stretches.lengths))
     fitting = np.isfinite(busy.min(axis=0))
+    chosen = lean[best, at]
 
     def total(field: str, base: float) -> Array:
-        mixture = base + mixed.total(field)[best, at] + mixed.change(field, lean)[best, at]
-        return np.where(fitting, mixture, math.inf)
+        return np.where(fitting, base + mixed.mixture(field, best, chosen), math.inf)
 
     return Filled(
         part=total("part", outer.part),
@@ -162,94 +159,117 @@ def fill(rank: Rank, pool: Sequence[Way], stretches: Stretches, weight: float, c
         least=np.where(same, held + all_fast, math.inf).min(axis=0),
         variant=np.zeros(len(at), dtype=np.intp),
         pair=best,
-        lean=lean[best, at].astype(np.intp),
-        pairs=tuple(pairs),
+        lean=chosen,
+        pairs=tuple(zip(mixed.fast.tolist(), mixed.lean.tolist(), strict=True)),
     )
 
 
-@dataclass(kw_only=True)
 class _Mixed:
-    """What every stretch comes to where the blocks at its beginning run in the second way of a pair and the others in
-    the first; arrays are of pairs and stretches."""
+    """What every stretch comes to where the blocks at its beginning run in one way of the pool, `lean`, and the others
+    in another, `fast`; arrays are of pairs of ways and of stretches."""
 
-    rank: Rank
-    pool: Sequence[Way]
-    costs: list[list["_Cost"]]
-    pairs: list[tuple[int, int]]
-    stretches: Stretches
+    def __init__(self, rank: Rank, pool: Sequence[Way], stretches: Stretches, weight: float) -> None:
+        self.rank, self.stretches = rank, stretches
+        kinds = len(stretches.counts)
+        pool = pool or [()]
+        amounts = np.array(
+            [[[getattr(column.amounts, name) for name in _AMOUNTS] for column in way] for way in pool], dtype=np.float64
+        ).reshape(len(pool), kinds, len(_AMOUNTS))
+        part, step, fixed, live, replay, transient = np.moveaxis(amounts, -1, 0)
+        self.costs = {
+            "part": rank.chunks * part,
+            "step": rank.chunks * step,
+            "busy": rank.chunks * (weight * part + step),
+            "memory": rank.chunks * fixed + rank.in_flight * live,
+            "replay": replay,
+            "transient": transient,
+        }
+        self.recompute = np.array([[column.recompute for column in way] for way in pool], dtype=np.bool_)
+        self.recompute = self.recompute.reshape(len(pool), kinds)
+        self.fast, self.lean = self._pairs()
 
-    def _rows(self, field: str, side: int) -> Array:
-        """Of a block of each kind, (pairs, kinds)."""
-        values = [[getattr(cost, field) for cost in self.costs[pair[side]]] for pair in self.pairs]
-        return np.array(values, dtype=np.float64).reshape(len(self.pairs), len(self.stretches.counts))
+    def _pairs(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Every way with itself, and with each that can make a stage fit in its place, at a price: that takes no more
+        memory for any kind of block, and less for one."""
+        memory, busy = self.costs["memory"], self.costs["busy"]
+        no_more = (memory[None, :, :] <= memory[:, None, :]).all(axis=-1)
+        pays = ((memory[None, :, :] < memory[:, None, :]) & (busy[None, :, :] > busy[:, None, :])).any(axis=-1)
+        fast, lean = np.nonzero((no_more & pays) | np.eye(len(memory), dtype=np.bool_))
+        return fast, lean
 
     def total(self, field: str) -> Array:
         """Of stretches whose blocks all run in the first way."""
-        found: Array = self._rows(field, 0) @ self.stretches.counts.astype(np.float64)
+        found: Array = (self.costs[field] @ self.stretches.numbers)[self.fast]
         return found
 
-    def change(self, field: str, lean: Array) -> Array:
+    def change(self, field: str, lean: NDArray[np.intp]) -> Array:
         """What `lean` blocks in the second way add."""
-        along = self._along(self._rows(field, 1) - self._rows(field, 0))
-        rows, starts = np.arange(len(self.pairs))[:, None], self.stretches.starts[None, :]
-        found: Array = along[rows, starts + lean.astype(np.intp)] - along[rows, starts]
+        more = self.costs[field][self.lean] - self.costs[field][self.fast]
+        found = np.zeros(lean.shape)
+        for kind, (along, start) in enumerate(zip(self.stretches.along, self.stretches.before, strict=True)):
+            found += more[:, kind, None] * (along[self.stretches.starts + lean] - start)
         return found
 
-    def _along(self, per_kind: Array) -> Array:
-        """Sums over the first 0, 1, ... of all blocks, (pairs, blocks + 1)."""
-        kinds = np.array(self.stretches.kinds, dtype=np.intp)
-        counts = np.array([np.concatenate(([0], np.cumsum(kinds == kind))) for kind in range(per_kind.shape[1])])
-        found: Array = per_kind @ counts.reshape(per_kind.shape[1], len(kinds) + 1).astype(np.float64)
-        return found
+    def mixture(self, field: str, pair: NDArray[np.intp], lean: NDArray[np.intp]) -> Array:
+        """Of every stretch in one of the pairs, with so many in the second way."""
+        fast = self.costs[field][self.fast[pair]].T
+        more = self.costs[field][self.lean[pair]].T - fast
+        found: Array = (fast * self.stretches.numbers).sum(axis=0)
+        changed = more * (self.stretches.along[:, self.stretches.starts + lean] - self.stretches.before)
+        total: Array = found + changed.sum(axis=0)
+        return total
 
-    def saving(self, over: Array) -> Array:
+    def saving(self, over: Array) -> NDArray[np.intp]:
         """The fewest blocks in the second way that save so many bytes, 1 at least; more than there are if none do."""
-        saved = self._rows("memory", 0) - self._rows("memory", 1)
-        along = self._along(saved)
-        slack = 1e-9 * saved.max(axis=1, initial=0.0)
-        found = np.empty(over.shape)
-        for row, sums in enumerate(along):
-            wanted = sums[self.stretches.starts] + over[row] - slack[row]
-            found[row] = np.searchsorted(sums, wanted) - self.stretches.starts
-        return np.maximum(found, 1.0)
+        saved = self.costs["memory"][self.fast] - self.costs["memory"][self.lean]
+        sums, starts = saved @ self.stretches.along, self.stretches.starts
+        wanted = sums[:, starts] + over - 1e-9 * saved.max(axis=1, initial=0.0)[:, None]
+        found = np.ones(over.shape, dtype=np.intp)
+        for row in np.flatnonzero(self.fast != self.lean):
+            found[row] = sums[row].searchsorted(wanted[row]) - starts
+        return np.maximum(found, 1)
 
     def largest(self, field: str) -> Array:
         """The most that a block of a kind in the stretch comes to, in either way."""
-        rows = np.maximum(self._rows(field, 0), self._rows(field, 1))
-        present = self.stretches.counts > 0
-        values = np.where(present[None, :, :], rows[:, :, None], 0.0)
-        found: Array = values.max(axis=1, initial=0.0)
+        rows = np.maximum(self.costs[field][self.fast], self.costs[field][self.lean])
+        found = np.zeros((len(rows), len(self.stretches.lengths)))
+        for kind, number in enumerate(self.stretches.numbers):
+            np.maximum(found, np.where(number > 0, rows[:, kind, None], 0.0), out=found)
         return found
 
     def beside(self) -> Array:
         """Bytes that blocks hold of what others hand to them, at most, however many are run in the second way; with
         blocks of one kind it is just that."""
-        rank, kinds = self.rank, np.array(self.stretches.kinds, dtype=np.intp)
-        starts, lengths = self.stretches.starts, self.stretches.lengths
-        some = np.flatnonzero(lengths)
-        first, last = starts[some], starts[some] + lengths[some] - 1
-        found = np.zeros((len(self.pairs), len(starts)))
-        for row, (fast, lean) in enumerate(self.pairs):
-            behind, ahead = (np.array([c.recompute for c in self.pool[way]], dtype=bool)[kinds] for way in (fast, lean))
-            changes = (ahead[:-1] & ~ahead[1:]) | (behind[:-1] & ~behind[1:])
-            between = ahead[:-1] & ~behind[1:] & ~changes  # where the second way ends
-            sums, once = (np.concatenate(([0], np.cumsum(each))) for each in (changes, between))
-            number = sums[last] - sums[first] + (once[last] > once[first])
-            kept = rank.received * ~(ahead[first] if rank.before is None else np.full(len(some), rank.before))
-            kept = kept + rank.ending * ~(behind[last] if rank.after is None else np.full(len(some), rank.after))
-            number = number + (bool(rank.before) & ~ahead[first]) + (behind[last] & (rank.after is False))
-            found[row, some] = kept + number * rank.outliving
+        ways, which = np.unique(
+            np.concatenate([self.recompute[self.fast], self.recompute[self.lean]], axis=1), axis=0, return_inverse=True
+        )
+        kinds = len(self.stretches.counts)
+        found = np.array([self._handed(flags[:kinds], flags[kinds:]) for flags in ways])
+        spread: Array = found[which.reshape(-1)]
+        return spread
+
+    def _handed(self, fast: NDArray[np.bool_], lean: NDArray[np.bool_]) -> Array:
+        """The same for one pair, whose ways recompute these kinds of blocks."""
+        rank, held = self.rank, self.stretches
+        some = np.flatnonzero(held.lengths)
+        found = np.zeros(len(held.lengths))
+        if not some.size:
+            return found
+        behind, ahead = fast[list(held.kinds)], lean[list(held.kinds)]
+        first, last = held.starts[some], held.starts[some] + held.lengths[some] - 1
+        changes = (ahead[:-1] & ~ahead[1:]) | (behind[:-1] & ~behind[1:])
+        between = ahead[:-1] & ~behind[1:] & ~changes  # where the second way ends
+        sums, once = (np.concatenate(([0], np.cumsum(each))) for each in (changes, between))
+        number = sums[last] - sums[first] + (once[last] > once[first])
+        number += bool(rank.before) & ~ahead[first]
+        number += behind[last] & (rank.after is False)
+        keeps_first = ~ahead[first] if rank.before is None else np.full(len(some), not rank.before)
+        keeps_last = ~behind[last] if rank.after is None else np.full(len(some), not rank.after)
+        found[some] = keeps_first * rank.received + keeps_last * rank.ending + number * rank.outliving
         return found
 
 
-def _leaner(ones: Sequence["_Cost"], others: Sequence["_Cost"]) -> bool:
-    """Whether taking the first way in place of the other can make a stage fit, at a price: it takes no kind of block
-    more memory, and one less."""
-    pairs = list(zip(ones, others, strict=True))
-    if len(pairs) == 1:
-        return pairs[0][0].leaner(pairs[0][1])
-    return all(one.memory <= other.memory for one, other in pairs) and any(one.leaner(other) for one, other in pairs)
-
+_AMOUNTS = ("part", "step", "fixed", "live", "replay", "transient")
 
 PACES = 64
 """Paces of the slowest rank that are tried, quickest first; the first or second is nearly always best."""
@@ -260,7 +280,7 @@ FITS = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cost:
-    """What one more inner block in every chunk costs a rank, or what it holds beside them."""
+    """What a rank holds beside its inner blocks."""
 
     part: float
     step: float
@@ -268,18 +288,6 @@ class _Cost:
     memory: float
     replay: float
     transient: float
-
-    @staticmethod
-    def of_block(rank: Rank, column: Column, weight: float) -> "_Cost":
-        a = column.amounts
-        return _Cost(
-            part=rank.chunks * a.part,
-            step=rank.chunks * a.step,
-            busy=rank.chunks * (weight * a.part + a.step),
-            memory=rank.chunks * a.fixed + rank.in_flight * a.live,
-            replay=a.replay,
-            transient=a.transient,
-        )
 
     @staticmethod
     def of_ends(rank: Rank, weight: float) -> "_Cost":
@@ -293,10 +301,6 @@ class _Cost:
             replay=max((a.replay for a, _ in rank.ends), default=0.0),
             transient=max((a.transient for a, _ in rank.ends), default=0.0),
         )
-
-    def leaner(self, other: "_Cost") -> bool:
-        """Whether taking this one in place of the other can make a stage fit, at a price."""
-        return self.memory < other.memory and self.busy > other.busy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ stretches, numbered by their length; of a blocks of one kind before b of another
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,23 @@ class Stretches:
     starts: Numbers
     lengths: Numbers
     counts: Numbers
+
+    @cached_property
+    def numbers(self) -> NDArray[np.float64]:
+        """`counts`, to multiply with."""
+        return self.counts.astype(np.float64)
+
+    @cached_property
+    def along(self) -> NDArray[np.float64]:
+        """How many of the first 0, 1, ... of all blocks are of each kind, (kinds, blocks + 1)."""
+        held = np.array(self.kinds, dtype=np.intp)[None, :] == np.arange(len(self.counts))[:, None]
+        return np.concatenate([np.zeros((len(self.counts), 1)), np.cumsum(held, axis=1)], axis=1)
+
+    @cached_property
+    def before(self) -> NDArray[np.float64]:
+        """How many blocks of each kind stand before where a stretch like each starts, (kinds, stretches)."""
+        found: NDArray[np.float64] = self.along[:, self.starts]
+        return found
 
     @property
     def blocks(self) -> int:
