@@ -36,11 +36,10 @@ def find_blocks(graph: OperatorGraph) -> Blocks:
         return NO_BLOCKS
     alone = Blocks.alike(run.start, run.period, run.count)
     items = _items_around(graph, run)
-    first = next((at for at, item in enumerate(items) if item.start == run.start), None)
-    last = next((at for at, item in enumerate(items) if item.stop == run.stop), None)
-    if first is None or last is None:
+    inside = [at for at, item in enumerate(items) if run.start <= item.start and item.stop <= run.stop]
+    if not inside:
         return alone
-    ids = call_ids(graph)
+    first, last, ids = inside[0], inside[-1], call_ids(graph)
     found = _blocks(graph, items[first : last + 1], ids)
     if found is None:
         return alone
@@ -48,7 +47,7 @@ def find_blocks(graph: OperatorGraph) -> Blocks:
         found, first = more, first - 1
     while last + 1 < len(items) and (more := _blocks(graph, items[first : last + 2], ids)) is not None:
         found, last = more, last + 1
-    return found
+    return found if found.stop - found.start >= run.covered else alone
 
 
 def _items_around(graph: OperatorGraph, run: BlockRun) -> list[range]:
@@ -151,42 +150,39 @@ def lanes(graph: OperatorGraph, blocks: Blocks) -> tuple[tuple[Place, ...], ...]
     stands last. None where kinds hand on different values."""
     made: list[dict[Place, int]] = [{} for _ in blocks.firsts]
     read: list[dict[int, int]] = [{} for _ in blocks.firsts]
-    count = 0
+    forms: list[object] = []  # of each lane
     seen: set[tuple[int, int]] = set()
     for block in range(1, blocks.count):
         pair = giver, taker = blocks.kinds[block - 1], blocks.kinds[block]
         if pair in seen:
             continue
-        seen.add(pair)
         inside = blocks.operators(block)
         sources = operand_sources(graph, inside.start, inside.stop, blocks.borders[block - 1])
         for slot, (where, place) in enumerate(sources):
             if where != "before":
                 continue
             assert isinstance(place, tuple)
-            lane = made[giver].get(place, read[taker].get(slot, count))
-            count = max(count, lane + 1)
-            if made[giver].setdefault(place, lane) != lane or read[taker].setdefault(slot, lane) != lane:
+            form = _form(graph, blocks, giver, place)
+            if not seen and place not in made[giver]:
+                forms.append(form)
+            left = [lane for lane, known in enumerate(forms) if known == form and lane not in made[giver].values()]
+            lane = made[giver].get(place, read[taker].get(slot, left[0] if left else None))
+            if lane is None or made[giver].setdefault(place, lane) != lane:
                 return None
+            if read[taker].setdefault(slot, lane) != lane or forms[lane] != form:
+                return None
+        seen.add(pair)
+    count = len(forms)
     takers = {taker for _, taker in seen}
     if any(set(read[taker].values()) != set(range(count)) for taker in takers):
         return None
-    found = tuple(tuple(sorted(places, key=places.__getitem__)) for places in made)
-    return found if _made_alike(graph, blocks, found, count) else None
+    if any(len(set(places.values())) != count for places in made if places):
+        return None
+    return tuple(tuple(sorted(places, key=places.__getitem__)) for places in made)
 
 
-def _made_alike(graph: OperatorGraph, blocks: Blocks, found: Sequence[Sequence[Place]], count: int) -> bool:
-    """Whether every kind that hands on makes all lanes, by the same calls, with the same need of gradients."""
-    givers = [kind for kind, places in enumerate(found) if places]
-    if any(len(found[kind]) != count for kind in givers):
-        return False
-    for lane in range(count):
-        forms = set()
-        for kind in givers:
-            place, result = found[kind][lane]
-            at = blocks.borders[blocks.firsts[kind]] + place
-            name = graph.operators[at].results[result]
-            forms.add((typed_call(graph, graph.operators[at]), result, name in graph.differentiable))
-        if len(forms) > 1:
-            return False
-    return True
+def _form(graph: OperatorGraph, blocks: Blocks, kind: int, place: Place) -> object:
+    """The call that makes a value of a kind of block, and whether it needs a gradient: equal for values of a lane."""
+    at, result = blocks.borders[blocks.firsts[kind]] + place[0], place[1]
+    op = graph.operators[at]
+    return typed_call(graph, op), result, op.results[result] in graph.differentiable
