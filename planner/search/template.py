@@ -25,6 +25,8 @@ from planner.graph.blocks import IDENTITY, NO_BLOCKS, Blocks, block_parameters, 
 from planner.graph.kinds import lanes
 from planner.graph.operator_graph import Operator, OperatorGraph, substitute
 from planner.pricing.liveness import Liveness, Replay, liveness, replay
+from planner.sharding.rule import FactorKind
+from planner.sharding.rules import rule_of
 
 EdgeKind = Literal["outside", "inside", "enter", "every", "loop", "leave"]
 
@@ -130,6 +132,12 @@ class Template:
         """How many parameters of the model one of the template stands for."""
         kind = next((kind for kind, own in enumerate(self.own_parameters) if name in own), None)
         return 1 if kind is None else self.blocks.kinds.count(kind)
+
+    @cached_property
+    def causal_ring(self) -> bool:
+        """Whether there is causal attention that a ring could split."""
+        rules = (rule_of(self.graph, op) for op in self.graph.operators)
+        return any(rule.causal and any(f.kind is FactorKind.RING for f in rule.factors) for rule in rules)
 
     @cached_property
     def carried(self) -> tuple[str, ...]:
