@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from throttle import throttle
 
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
@@ -76,8 +77,11 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--bandwidth", type=float, default=0.0, help="of the link, bytes a second; 0 as it is")
     parser.add_argument("--notes")
     given = parser.parse_args()
+    if given.bandwidth:
+        throttle(given.bandwidth)
     return be_a_rank(lambda at: run(given.folder, given.rounds), given.notes)
 
 
