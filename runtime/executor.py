@@ -205,7 +205,7 @@ class Executor:
         assert steps is not None or stub is None, operand.name  # no gradient is lost
         if steps is None:
             return piece
-        return depart(piece, steps, self.place, stub) if departs and steps.sends else steps(piece, self.place, stub)
+        return depart(piece, steps, self.place, stub) if departs and steps.departs else steps(piece, self.place, stub)
 
     def _compute(self, instruction: Instruction, copy: "_Copy", operands: Sequence[torch.Tensor]) -> None:
         if copy.observer is not None:

@@ -282,7 +282,10 @@ def _attention_of_slice(
 ) -> torch.Tensor:
     heads = shard.shared_heads()
     key_BGQD, value_BGQE = key_BGQD[:, heads], value_BGQE[:, heads]
-    return sliced_attention(query_BHQD, key_BGQD, value_BGQE, part, shard.bound.operator.name, scale)
+    heads = shard.shared_heads()
+    return sliced_attention(
+        query_BHQD, key_BGQD[:, heads], value_BGQE[:, heads], part, shard.bound.operator.name, scale
+    )
 
 
 _NONE, _MEAN, _SUM = range(3)  # torch's numbers for the reductions of a loss

@@ -152,9 +152,10 @@ class Transfer:
         return any(step.kind in COLLECTIVES for step in self.forward)
 
     @property
-    def sends(self) -> bool:
-        """Whether anything is sent, forward or backward."""
-        return any(step.kind in COLLECTIVES for step in (*self.forward, *self.backward))
+    def departs(self) -> bool:
+        """Whether it can be under way: something is sent, forward or backward, and nothing reordered."""
+        steps = (*self.forward, *self.backward)
+        return any(step.kind in COLLECTIVES for step in steps) and not any(step.zigzag for step in steps)
 
     @property
     def sums(self) -> bool:

@@ -104,6 +104,9 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
     _check_stages(plan, blocks)
     _check_copies(plan, graph)
     check_schedule(plan)
+    if plan.slices > 1 and plan.mesh.zigzag:
+        names = ", ".join(plan.mesh.axes[axis].name for axis in sorted(plan.mesh.zigzag))
+        raise PlanFileError(f"slices: {plan.slices}, but {names} cut the sequence in zigzag order; set slices to 1")
     strategies, stored = _spread(plan, graph, blocks)
     known: dict[tuple[int, tuple[str | None, ...]], tuple[Strategy, OperatorLayouts]] = {}
     operators = tuple(_bound(plan.mesh, graph, op, strategies, known) for op in graph.operators)

@@ -399,7 +399,8 @@ class _Walk:
         cost.micro_batch[part] += sum(times.values()) * route.seconds
         for phase, number in times.items():
             into = chunk.forward if phase == "forward" else chunk.backward
-            into.add(waits=number * route.seconds, hidden=number * hidden, sent=number * route.seconds)
+            sent = 0.0 if self.bound.plan.mesh.zigzag else number * route.seconds  # what is reordered is waited for
+            into.add(waits=number * route.seconds, hidden=number * hidden, sent=sent)
         for message in route.messages:
             charge(cost.messages, part, owner, message, times)
 
