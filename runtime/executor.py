@@ -25,7 +25,9 @@ from torch.utils.checkpoint import checkpoint
 
 from planner.errors import StrategyError
 from planner.plan.bind import BoundOperator, BoundPlan
+from planner.plan.put_off import put_off
 from planner.plan.stage_cut import StageCut, promised_layouts, recomputed_runs
+from planner.pricing.liveness import replay
 from planner.sharding.layout import PARTIAL, local_shape, replicated
 from planner.sharding.rule import Duplex, strategy_names
 from runtime.device_mesh import RankMesh
@@ -34,6 +36,7 @@ from runtime.kept_results import KeptResults
 from runtime.local_ops import LocalCall, local_call
 from runtime.observer import Observer
 from runtime.parameters import LocalParameter
+from runtime.put_off import Call, PutOff
 from runtime.randomness import FIRST, Draw
 from runtime.redistribute import Transfer, transfer
 
@@ -53,7 +56,8 @@ class Operand:
 class Instruction:
     """Operator number `index` of the graph, ready to run. `results` has names and promised local shapes, None for what
     is not a tensor; `last` the values that nothing after it reads; `kept` says whether its results outlive a recomputed
-    block."""
+    block, `repeated` whether a recomputed block computes them again, `put_off` whether the gradients of its weights
+    wait for a turn of their own."""
 
     index: int
     bound: BoundOperator
@@ -62,6 +66,8 @@ class Instruction:
     results: tuple[tuple[str, tuple[int, ...]] | None, ...]
     last: tuple[str, ...]
     kept: bool = False
+    repeated: bool = False
+    put_off: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +84,13 @@ class Section:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """What is there before the first operator: weights and buffers, the leaves of weights that are none, what random
-    numbers depend on, and who looks on."""
+    numbers depend on, who looks on, and where weight gradients wait that are put off."""
 
     tensors: Mapping[str, torch.Tensor]
     stubs: Mapping[str, torch.Tensor]
     draw: Draw
     observer: Observer | None = None
+    put_off: PutOff | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,15 +111,17 @@ class Executor:
         inputs: Mapping[str, torch.Tensor],
         draw: Draw = FIRST,
         observer: Observer | None = None,
+        put_off: PutOff | None = None,
     ) -> dict[str, torch.Tensor]:
         """What the stage makes of one micro-batch, from local pieces in the layouts of the plan: the values that the
         next stage reads, in the layouts in which they are made, or the loss, the same on every rank of the last stage.
         `draw` says which step and micro-batch random numbers are drawn for; `observer` looks on. `buffers` gets the new
-        contents of those that the model changes.
+        contents of those that the model changes, `put_off` the weight gradients that the plan puts off; without it they
+        come with the others.
         """
         pieces = {name: parameter.piece for name, parameter in parameters.items()}
         stubs = {name: stub for name, parameter in parameters.items() if (stub := parameter.stub) is not None}
-        held = Held(tensors={**pieces, **buffers}, stubs=stubs, draw=draw, observer=observer)
+        held = Held(tensors={**pieces, **buffers}, stubs=stubs, draw=draw, observer=observer, put_off=put_off)
         values: Values = {**inputs}
         for section in self.sections:
             if section.recomputed and torch.is_grad_enabled():
@@ -170,14 +179,16 @@ class Executor:
             operands.append(piece)
         if held.observer is not None:
             held.observer.operands(instruction, operands)
+        call: Call = functools.partial(instruction.call, draw=held.draw)
+        if held.put_off is not None and instruction.put_off:
+            call = functools.partial(held.put_off.run, instruction, call, held.observer)
         if gathered:
             with gather_again(gathered):
-                results = instruction.call(operands, held.draw)
+                results = call(operands)
         elif kept is not None and instruction.kept:
-            call = functools.partial(instruction.call, draw=held.draw)
             results = kept.run(instruction.bound.operator.name, call, operands)
         else:
-            results = instruction.call(operands, held.draw)
+            results = call(operands)
         for result, promise in zip(results, instruction.results, strict=True):
             if promise is not None:
                 name, shape = promise
@@ -207,6 +218,8 @@ def build_executor(bound: BoundPlan, place: RankMesh, cut: StageCut) -> Executor
     updates = tuple((buffer, content) for buffer, content in graph.updates if graph.producer[content] in cut.operators)
     outlive = (*results, *(content for _, content in updates))
     last_use = {name: at for at in cut.operators for name in graph.operators[at].operands}
+    blocks = bound.blocks
+    again = replay(graph, blocks.start, blocks.start + blocks.period)
     instructions = {}
     for index in cut.operators:
         op = bound.operators[index]
@@ -226,6 +239,8 @@ def build_executor(bound: BoundPlan, place: RankMesh, cut: StageCut) -> Executor
             results=tuple(None if name is None else (name, shapes[name]) for name in op.operator.results),
             last=tuple(sorted(ended - set(outlive))),
             kept=bound.is_kept(index),
+            repeated=bound.place_of(index) < again.works,
+            put_off=bool(put_off(bound, index)),
         )
     everywhere = Duplex(forward=replicated(len(mesh.axes)), gradient=replicated(len(mesh.axes)))
     end = transfer(graph.types[graph.loss].shape, mesh, promised[graph.loss], everywhere, differentiable=True)

@@ -8,7 +8,8 @@ A rank takes its turns in the order of the plan's schedule (`planner.plan.schedu
 that it holds (chunks), and with its micro-batches in flight. Stages have equal meshes, so a tensor crosses piece by
 piece: the layout in which its producer made it is the layout in which it arrives, and the reading operator
 redistributes it there like any other value. A value that a later stage reads is handed on by those between: for them it
-is a value that they receive and send, and its gradient the sum of what comes back and their own.
+is a value that they receive and send, and its gradient the sum of what comes back and their own. A backward pass that
+a schedule takes apart leaves what its second turn needs in `runtime.put_off`.
 
 Sends do not wait; receives do. What one rank sends to another on a process group arrives in the order in which it was
 sent, so every line of messages has a group of its own (`runtime.stage_links`): no turn waits behind another's messages.
@@ -25,12 +26,13 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from costmodels import Turn
 from planner.plan.schedule import ends
 from runtime.collectives import all_reduce
+from runtime.put_off import PutOff
 from runtime.stage_links import Chunk, Crossing
 
 Values = Mapping[str, torch.Tensor]
-Forward = Callable[[Turn, Values], Values]
+Forward = Callable[[Turn, Values, PutOff | None], Values]
 """Computes the stage of a turn's chunk on its micro-batch: from the values received, the values to send, or the loss on
-the last stage."""
+the last stage. Weight gradients that are put off gather in the third argument."""
 Edges = Mapping[str, GradientEdge | None]
 """By name the places in the graph of autograd that made a value; None where no gradient is needed."""
 Key = tuple[int, int, int]  # chunk, micro-batch, slice
@@ -39,10 +41,11 @@ Key = tuple[int, int, int]  # chunk, micro-batch, slice
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passed:
     """What the backward pass of a micro-batch through a chunk needs: the values it came from, which collect their
-    gradients, and where it starts."""
+    gradients, and where it starts; and what of it is put off."""
 
     received: Values
     edges: Edges
+    put_off: PutOff | None
 
 
 @dataclass(kw_only=True)
@@ -70,9 +73,10 @@ class Pipeline:
         total = self._zero()
         self._live, self.most_live = {}, 0
         self.turns.clear()
+        apart = any(turn.kind == "weight_gradient" for turn in self.order)
         for turn in self.order:
             if turn.kind == "forward":
-                total += self._forward(forward, turn) / micro_batches
+                total += self._forward(forward, turn, PutOff() if apart else None) / micro_batches
             else:
                 self._backward(turn, seed)
             self.turns.append(turn)
@@ -82,7 +86,7 @@ class Pipeline:
     def forward(self, forward: Forward, micro_batch: int) -> None:
         """One micro-batch forward only, through all stages; nothing comes of it but what `forward` does."""
         for number, chunk in enumerate(self.chunks):
-            made = forward(Turn("forward", micro_batch, number), self._arrived(chunk))
+            made = forward(Turn("forward", micro_batch, number), self._arrived(chunk), None)
             self._hand_on(chunk, made)
         self._wait()
 
@@ -91,14 +95,14 @@ class Pipeline:
             work.wait()
         self._sent.clear()
 
-    def _forward(self, forward: Forward, turn: Turn) -> torch.Tensor:
+    def _forward(self, forward: Forward, turn: Turn, put_off: PutOff | None) -> torch.Tensor:
         """A micro-batch through a chunk; its loss, zero on all stages but the last. What it has made is nobody's any
         more when this returns, but for what is being sent."""
         chunk = self.chunks[turn.chunk]
         received = self._arrived(chunk)
-        made = forward(turn, received)
+        made = forward(turn, received, put_off)
         self._hand_on(chunk, made)
-        self._live[_key(turn)] = Passed(received=received, edges=self._edges(chunk, made))
+        self._live[_key(turn)] = Passed(received=received, edges=self._edges(chunk, made), put_off=put_off)
         self.most_live = max(self.most_live, len(self._live))
         return made[self.loss.name].detach().float().reshape(()) if chunk.cut.last else self._zero()
 
@@ -125,9 +129,15 @@ class Pipeline:
 
     def _backward(self, turn: Turn, seed: float) -> None:
         chunk, key = self.chunks[turn.chunk], _key(turn)
-        assert ends(turn), turn
-        self._differentiate(chunk, self._live[key], self._returned(chunk, seed))
-        del self._live[key]
+        passed = self._live[key]
+        if turn.kind == "weight_gradient":
+            assert passed.put_off is not None, turn
+            passed.put_off.finish()
+        else:
+            self._live[key] = Passed(received={}, edges={}, put_off=passed.put_off)
+            self._differentiate(chunk, passed, self._returned(chunk, seed))
+        if ends(turn):
+            del self._live[key]
 
     def _returned(self, chunk: Chunk, seed: float) -> Sequence[torch.Tensor]:
         """The gradients of what a chunk has sent, or of the loss."""

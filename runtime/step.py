@@ -17,6 +17,7 @@ from torch import nn
 
 from costmodels import Turn
 from planner.plan.bind import BoundPlan
+from planner.plan.put_off import arrivals
 from planner.plan.schedule import orders_of
 from planner.plan.stage_cut import check_updates, cut_stage
 from planner.sharding.update import sample_pieces
@@ -31,6 +32,7 @@ from runtime.optimizer import ShardedOptimizer
 from runtime.optimizers import OptimizerSettings
 from runtime.parameters import local_parameters, unused_parameters, whole_buffers
 from runtime.pipeline import Forward, Pipeline
+from runtime.put_off import PutOff
 from runtime.randomness import Draw
 from runtime.stage_links import build_chunks, everyone, share_parameters, whole_value
 
@@ -82,8 +84,8 @@ class RankStep:
             if name in bound.inputs
         )  # inputs that an operator of this rank reads
         share_parameters(self.parameters, place, self.cuts)
-        arrivals = Counter(name for cut in own for name in cut.parameters)
-        self.optimizer = ShardedOptimizer(bound, self.parameters, settings, place, arrivals)
+        arriving = sum((arrivals(bound, cut) for cut in own), Counter[str]())
+        self.optimizer = ShardedOptimizer(bound, self.parameters, settings, place, arriving)
 
     def _pipeline(self) -> Pipeline:
         bound, place = self.bound, self.place
@@ -121,13 +123,15 @@ class RankStep:
         loss."""
         if not self.check_layouts:
             return self._accumulate(
-                lambda turn, received: self._forward(turn, {**inputs(turn.micro_batch), **received})
+                lambda turn, received, put_off: self._forward(
+                    turn, {**inputs(turn.micro_batch), **received}, put_off=put_off
+                )
             )
         check = LayoutCheck(bound=self.bound, place=self.place)
         check.weights(self.parameters)
         total = self._accumulate(
-            lambda turn, received: self._forward(
-                turn, {**inputs(turn.micro_batch), **received}, check.micro_batch(turn.micro_batch)
+            lambda turn, received, put_off: self._forward(
+                turn, {**inputs(turn.micro_batch), **received}, check.micro_batch(turn.micro_batch), put_off
             )
         )
         check.gradients(self.parameters)
@@ -136,11 +140,16 @@ class RankStep:
         return total
 
     def _forward(
-        self, turn: Turn, given: Mapping[str, torch.Tensor], observer: Observer | None = None
+        self,
+        turn: Turn,
+        given: Mapping[str, torch.Tensor],
+        observer: Observer | None = None,
+        put_off: PutOff | None = None,
     ) -> dict[str, torch.Tensor]:
         """A stage of this rank of a micro-batch, from its inputs and what it has received."""
         draw = Draw(seed=self.seed, step=self.steps, micro_batch=turn.micro_batch)
-        return self.executors[turn.chunk](self.parameters, self.buffers, given, draw, observer or self.observer)
+        executor = self.executors[turn.chunk]
+        return executor(self.parameters, self.buffers, given, draw, observer or self.observer, put_off)
 
     def _accumulate(self, forward: Forward) -> torch.Tensor:
         """All micro-batches forward and backward; the mean loss."""
@@ -149,7 +158,7 @@ class RankStep:
             return self.pipeline.run(forward, parts, self.scale)
         total = torch.zeros((), dtype=torch.float32, device=self.place.device)
         for part in range(parts):
-            loss = forward(Turn("forward", part), {})[self.bound.graph.loss]
+            loss = forward(Turn("forward", part), {}, None)[self.bound.graph.loss]
             if loss.requires_grad:
                 torch.autograd.backward(loss, torch.full_like(loss, self.scale))
             total += loss.detach().float().reshape(()) / parts
@@ -168,7 +177,7 @@ class RankStep:
             if self.pipeline is None:
                 self._forward(Turn("forward", part), given, watch)
             else:
-                self.pipeline.forward(lambda turn, received: self._forward(turn, {**given, **received}, watch), part)
+                self.pipeline.forward(lambda turn, received, _: self._forward(turn, {**given, **received}, watch), part)
 
         try:
             explain(loss, self.steps + 1, self.bound.graph, self.bound.plan.training.micro_batches, again)

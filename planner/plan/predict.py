@@ -31,9 +31,10 @@ from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.charges import UNCHARGED, Charges, Phase, Times, charge
 from planner.plan.once import once_of
 from planner.plan.plan import Plan, Prediction, StagePrediction
-from planner.plan.schedule import in_flight_of
+from planner.plan.put_off import put_off
+from planner.plan.schedule import in_flight_of, put_off_at_most, splits
 from planner.plan.stage_cut import crossing_values
-from planner.plan.step import AHEAD, PIPELINE_BUBBLE, UNCOVERED, ChunkCost, Launches, step_of
+from planner.plan.step import AHEAD, PIPELINE_BUBBLE, UNCOVERED, ChunkCost, Launches, PassCost, step_of
 from planner.pricing import (
     OperatorPrices,
     ParameterPrices,
@@ -175,6 +176,12 @@ class _Walk:
         self.stage_of = stage_of_operators(self.bound)
         self.arriving = crossing_values(graph, self.stage_of, len(plan.stages))
         self.rank_of = {at: stage % plan.pipeline for at, stage in self.stage_of.items()}
+        self.put_off = {
+            op.operator.operands[place]
+            for at, op in enumerate(self.bound.operators)
+            for place in put_off(self.bound, at)
+        }
+        self.waiting = 0
         self.flops = 0.0
         self._prices: dict[tuple[int, object, tuple[bool, ...]], OperatorPrices] = {}
         self._hosted = bool(self.cluster.device.host_latency * self.cluster.software.host)
@@ -184,8 +191,15 @@ class _Walk:
     def rank(self, rank: int) -> StageCost:
         """Walk the operators of all stages of one pipeline rank."""
         plan, operators = self.bound.plan, self.bound.operators
-        cost = StageCost(chunks=[ChunkCost(blocks=stage.blocks) for stage in plan.stages[rank :: plan.pipeline]])
+        apart = splits(plan.schedule)
+        cost = StageCost(
+            chunks=[
+                ChunkCost(blocks=stage.blocks, later=PassCost() if apart else None)
+                for stage in plan.stages[rank :: plan.pipeline]
+            ]
+        )
         live = in_flight_of(plan, rank)
+        self.waiting = put_off_at_most(plan, rank) if apart else 0
         seen: set[str] = set()  # what flows into blocks
         at_once: dict[int, float] = {}
         own = [at for at in range(len(operators)) if self.rank_of[at] == rank]
@@ -194,8 +208,7 @@ class _Walk:
         cost.memory["activations"] += max(at_once.values(), default=0.0)
         cost.memory["transient"] += self.cluster.software.buffers
         for (number, _, name), launches in cost.launches.items():
-            into = cost.chunks[number].forward if name == "forward" else cost.chunks[number].backward
-            into.add(work=-launches.ahead)
+            _save(cost.chunks[number], name, launches.ahead)
             cost.ahead += launches.ahead
         used = {name: self._chunk(at) for at in reversed(own) for name in operators[at].operator.operands}
         for parameter in self.bound.graph.parameters:  # in a fixed order: sums must not depend on hashes
@@ -243,6 +256,9 @@ class _Walk:
         chunk.backward.add(work=float(prices.backward[0]), waits=back)
         if works:
             chunk.backward.add(work=forward - waits, waits=waits)
+        later = put_off(self.bound, at)
+        if later:
+            self._put_off(cost, chunk, at, later, seen)
         if self._hosted:
             self._launch(cost, at, prices, again=works and forward > waits)
         for inner in inner_messages(bound.rule, bound.strategy, self.bound.plan.mesh):
@@ -261,7 +277,7 @@ class _Walk:
             if name in self.bound.parameters:
                 needed = i in self.alive.weights[at]
                 times: Times = {"recomputation": int(moves)} if again else {"backward": int(needed)}
-                gathered = self._use_parameter(cost, chunk, op.name, name, wanted, times)
+                gathered = self._use_parameter(cost, chunk, op.name, name, wanted, times, i in later)
                 ahead = self.cluster.software.ahead
                 if gathered and ahead:
                     where = block if block is not None else AFTER if at >= self.bound.blocks.stop else BEFORE
@@ -293,6 +309,22 @@ class _Walk:
         else:
             cost.memory["activations"] += kept * live
         cost.memory["transient"] = max(cost.memory["transient"], transient)
+
+    def _put_off(self, cost: StageCost, chunk: ChunkCost, at: int, later: Sequence[int], seen: set[str]) -> None:
+        """Move the gradients of these operands into the turn that they wait for, until which what they are made of is
+        kept: the gradient of the result and what the operator was given, which several may share."""
+        bound = self.bound.operators[at]
+        prices, rest = self._price(bound), self._price(bound, without=later)
+        seconds = float(prices.backward[0]) - float(rest.backward[0])
+        chunk.backward.add(work=-seconds)
+        chunk.pass_of(later=True).add(work=seconds)
+        kept = float(prices.results[0][0])
+        for place, needed_by in bound.rule.saves:
+            key = f"{bound.operator.operands[place]} later as {bound.layouts.operands[place].forward}"
+            if place not in later and set(needed_by) & set(later) and key not in seen:
+                seen.add(key)
+                kept += float(prices.operands[place][0])
+        cost.memory["activations"] += self.waiting * kept
 
     def _kept_copy(self, name: str, made: Duplex, wanted: Duplex, nbytes: float) -> float:
         """Bytes that a reader keeps of a value of which it needs `nbytes`, beside what others keep."""
@@ -360,13 +392,14 @@ class _Walk:
         source: Layout,
         target: Layout,
         times: Times,
+        later: bool = False,
     ) -> None:
         """Charge a redistribution of what is `moved`, a field of `Pricers`, in a part of the micro-batch's time, as
-        often as each pass does it for its `owner`."""
+        often as each pass does it for its `owner`; `later` in a backward pass says that it is put off."""
         route, hidden = self._route(moved, tensor, source, target)
         cost.micro_batch[part] += sum(times.values()) * route.seconds
         for phase, number in times.items():
-            into = chunk.forward if phase == "forward" else chunk.backward
+            into = chunk.forward if phase == "forward" else chunk.pass_of(later=later)
             into.add(waits=number * route.seconds, hidden=number * hidden)
         for message in route.messages:
             charge(cost.messages, part, owner, message, times)
@@ -392,16 +425,16 @@ class _Walk:
             self._move(cost, chunk, owner, "communication", moved, tensor, *back, {"backward": 1})
 
     def _use_parameter(
-        self, cost: StageCost, chunk: ChunkCost, owner: str, name: str, wanted: Duplex, again: Times
+        self, cost: StageCost, chunk: ChunkCost, owner: str, name: str, wanted: Duplex, again: Times, later: bool
     ) -> bool:
         """One use: the weight is gathered for the forward pass and, `again`, for the backward pass; its gradient goes
-        back. Returns whether anything is gathered."""
+        back, `later` where it is put off. Returns whether anything is gathered."""
         tensor, stored = self.bound.graph.types[name], self.bound.parameters[name]
         part, there = "parameter gathering", (stored.weight, wanted.forward)
         self._move(cost, chunk, owner, part, "parameters", tensor, *there, {"forward": 1, **again})
         if name in self.bound.graph.differentiable and not self.update.is_local(name):
             moved, back = reduced(tensor, self.update), (wanted.gradient, stored.gradient)
-            self._move(cost, chunk, owner, part, "gradients", moved, *back, {"backward": 1})
+            self._move(cost, chunk, owner, part, "gradients", moved, *back, {"backward": 1}, later)
         return bool(self.pricers.parameters.route(tensor, *there).messages)
 
     def _parameter(self, cost: StageCost, name: str, chunk: ChunkCost) -> None:
@@ -426,7 +459,7 @@ class _Walk:
             chunk.weights += below
             self._tied(cost, name)
         cost.micro_batch["gradient accumulation"] += float(prices.accumulation[0])
-        chunk.backward.add(work=float(prices.accumulation[0]))
+        chunk.pass_of(later=name in self.put_off).add(work=float(prices.accumulation[0]))
         cost.once["optimizer"] += float(prices.update[0])
         cost.memory["weights"] += float(prices.weight[0])
         cost.memory["gradients"] += float(prices.gradient[0])
@@ -501,9 +534,10 @@ class _Walk:
         results = [result for result in bound.operator.results if result is not None]
         return bound.layouts.results[results.index(name)]
 
-    def _price(self, bound: BoundOperator) -> OperatorPrices:
+    def _price(self, bound: BoundOperator, without: Sequence[int] = ()) -> OperatorPrices:
+        """Prices of an operator; `without` the gradients of some operands."""
         graph, rule, op = self.bound.graph, bound.rule, bound.operator
-        graded = tuple(name in graph.differentiable for name in op.operands)
+        graded = tuple(name in graph.differentiable and i not in without for i, name in enumerate(op.operands))
         key = (id(rule), bound.strategy, graded)
         if key not in self._prices:
             types = ([graph.types[n] for n in op.operands], [graph.types[n] for n in op.results if n is not None])
@@ -511,10 +545,25 @@ class _Walk:
                 rule, [bound.strategy], *types, graded, self.bound.plan.mesh, self.cluster
             )
         alone = (id(rule), graded)
+        if without:
+            return self._prices[key]
         if alone not in self._alone:
             self._alone[alone] = _whole_flops(rule, graded)
         self.flops += self._alone[alone]
         return self._prices[key]
+
+
+def _save(chunk: ChunkCost, name: str, seconds: float) -> None:
+    """Take from a pass what a host saves by launching ahead; of a backward pass that is taken apart from both turns, in
+    proportion to their work."""
+    if name == "forward":
+        chunk.forward.add(work=-seconds)
+        return
+    later = 0.0 if chunk.later is None else chunk.later.work
+    share = later / (chunk.backward.work + later) if later else 0.0
+    chunk.backward.add(work=-seconds * (1 - share))
+    if chunk.later is not None:
+        chunk.later.add(work=-seconds * share)
 
 
 def _handed_alone(graph: OperatorGraph, blocks: BlockRun) -> bool:

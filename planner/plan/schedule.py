@@ -4,10 +4,9 @@ A plan names one of `planner.plan.plan.SCHEDULES`, each of which is an order of 
 plan, price it or follow its memory all take the turns from here.
 """
 
-from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache, lru_cache
 
-from costmodels import Orders, Turn, in_flight_of_chunks, schedule_orders
+from costmodels import Orders, Turn, in_flight, in_flight_of_chunks, schedule_orders
 from planner.errors import PlanFileError
 from planner.plan.plan import Plan
 
@@ -28,21 +27,28 @@ def ends(turn: Turn) -> bool:
     return turn.kind in ("backward", "weight_gradient")
 
 
-def most_in_flight(turns: Iterable[Turn]) -> int:
-    """Most micro-batches, counted in every chunk, at once between their forward and the last of their backward turns:
-    what `runtime.pipeline` counts on the processes."""
-    live = most = 0
-    for turn in turns:
-        live += (turn.kind == "forward") - ends(turn)
-        most = max(most, live)
-    return most
+@cache
+def splits(schedule: str) -> bool:
+    """Whether a schedule takes the backward pass apart."""
+    return any(turn.kind == "weight_gradient" for turn in orders(schedule, 2, 2)[0])
 
 
 def in_flight_of(plan: Plan, rank: int) -> tuple[int, ...]:
     """Micro-batches whose activations each chunk of a pipeline rank holds at most."""
     if plan.schedule == "gpipe":
         return (plan.training.micro_batches,)
+    if plan.schedule == "zb_h1":  # until the input gradient; what is put off waits longer
+        return (in_flight(rank, plan.pipeline, plan.training.micro_batches),)
     return in_flight_of_chunks(rank, plan.pipeline, plan.virtual_stages, plan.training.micro_batches)
+
+
+def put_off_at_most(plan: Plan, rank: int) -> int:
+    """Micro-batches between the two turns of their backward pass at most."""
+    waiting = most = 0
+    for turn in orders_of(plan)[rank]:
+        waiting += (turn.kind == "input_gradient") - (turn.kind == "weight_gradient")
+        most = max(most, waiting)
+    return most
 
 
 def telling_micro_batches(plan: Plan) -> int:
@@ -53,7 +59,7 @@ def telling_micro_batches(plan: Plan) -> int:
         return parts
     if plan.virtual_stages > 1:  # a cycle of the order after its warm-up, in whole rounds
         return min(parts, 3 * ranks)
-    return min(parts, max(2, ranks + 1))
+    return min(parts, max(2, (2 * ranks if splits(plan.schedule) else ranks) + 1))
 
 
 def check_schedule(plan: Plan) -> None:

@@ -25,7 +25,7 @@ def schedule(name: str, ranks: int) -> dict[str, object]:
     return {**given, "stages": (2, 2) if ranks == 2 else (1, 1, 1, 1)}
 
 
-SCHEDULES = ("interleaved_1f1b", "gpipe", "1f1b")
+SCHEDULES = ("interleaved_1f1b", "zb_h1", "gpipe", "1f1b")
 MODELS = {"llama4": "megatron", "gpt4": 3}
 """Models of four blocks, and how tensor parallelism inside a stage is planned for them: by hand, or by a seed."""
 
