@@ -21,7 +21,8 @@ PLANNER_VERSION = "0.1.0"  # written into plans; equals the version of the distr
 RECOMPUTATION = ("none", "selective", "full")
 PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 OPTIMIZERS = ("adamw", "sgd", "lamb")
-SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b", "zb_h1")  # of costmodels.orders
+INTERLEAVED = "interleaved_1f1b"  # several stages on a rank; all other schedules have one
+SCHEDULES = ("1f1b", "gpipe", INTERLEAVED, "zb_h1")  # of costmodels.orders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -198,7 +198,8 @@ class _Walk:
                 for stage in plan.stages[rank :: plan.pipeline]
             ]
         )
-        live = in_flight_of(plan, rank)
+        parts = plan.training.micro_batches
+        live = in_flight_of(plan.schedule, rank, plan.pipeline, plan.virtual_stages, parts)
         self.waiting = put_off_at_most(plan, rank) if apart else 0
         seen: set[str] = set()  # what flows into blocks
         at_once: dict[int, float] = {}

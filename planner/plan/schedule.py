@@ -6,9 +6,9 @@ plan, price it or follow its memory all take the turns from here.
 
 from functools import cache, lru_cache
 
-from costmodels import Orders, Turn, in_flight, in_flight_of_chunks, schedule_orders
+from costmodels import Orders, Turn, in_flight_of_chunks, schedule_orders
 from planner.errors import PlanFileError
-from planner.plan.plan import Plan
+from planner.plan.plan import INTERLEAVED, Plan
 
 
 def orders_of(plan: Plan) -> Orders:
@@ -33,13 +33,12 @@ def splits(schedule: str) -> bool:
     return any(turn.kind == "weight_gradient" for turn in orders(schedule, 2, 2)[0])
 
 
-def in_flight_of(plan: Plan, rank: int) -> tuple[int, ...]:
-    """Micro-batches whose activations each chunk of a pipeline rank holds at most."""
-    if plan.schedule == "gpipe":
-        return (plan.training.micro_batches,)
-    if plan.schedule == "zb_h1":  # until the input gradient; what is put off waits longer
-        return (in_flight(rank, plan.pipeline, plan.training.micro_batches),)
-    return in_flight_of_chunks(rank, plan.pipeline, plan.virtual_stages, plan.training.micro_batches)
+def in_flight_of(schedule: str, rank: int, ranks: int, virtual: int, micro_batches: int) -> tuple[int, ...]:
+    """Micro-batches of which each chunk of a pipeline rank holds at most all that its backward pass needs: of one that
+    is taken apart, until its first turn."""
+    if schedule == "gpipe":
+        return (micro_batches,)
+    return in_flight_of_chunks(rank, ranks, virtual, micro_batches)
 
 
 def put_off_at_most(plan: Plan, rank: int) -> int:
@@ -69,13 +68,13 @@ def check_schedule(plan: Plan) -> None:
         raise PlanFileError(
             f"virtual_stages: {virtual} on each pipeline rank do not divide {len(plan.stages)} stages; make them even"
         )
-    interleaved = plan.schedule == "interleaved_1f1b"
+    interleaved = plan.schedule == INTERLEAVED
     if interleaved and virtual == 1:
         raise PlanFileError(
             f"schedule: '{plan.schedule}' with virtual_stages 1; that takes '1f1b' or another schedule of whole stages"
         )
     if virtual > 1 and not interleaved:
-        raise PlanFileError(f"schedule: '{plan.schedule}' with virtual_stages {virtual}; that takes 'interleaved_1f1b'")
+        raise PlanFileError(f"schedule: '{plan.schedule}' with virtual_stages {virtual}; that takes '{INTERLEAVED}'")
     if virtual > 1 and ranks < 2:
         raise PlanFileError(
             f"virtual_stages: {virtual} of {len(plan.stages)} stages on one pipeline rank; interleaving takes at least"
