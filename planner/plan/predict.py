@@ -259,7 +259,7 @@ class _Walk:
             chunk.backward.add(work=forward - waits, waits=waits)
         later = put_off(self.bound, at)
         if later:
-            self._put_off(cost, chunk, at, later, seen)
+            self._put_off(cost, chunk, at, prices, later, seen)
         if self._hosted:
             self._launch(cost, at, prices, again=works and forward > waits)
         for inner in inner_messages(bound.rule, bound.strategy, self.bound.plan.mesh):
@@ -311,12 +311,19 @@ class _Walk:
             cost.memory["activations"] += kept * live
         cost.memory["transient"] = max(cost.memory["transient"], transient)
 
-    def _put_off(self, cost: StageCost, chunk: ChunkCost, at: int, later: Sequence[int], seen: set[str]) -> None:
+    def _put_off(
+        self,
+        cost: StageCost,
+        chunk: ChunkCost,
+        at: int,
+        prices: OperatorPrices,
+        later: Sequence[int],
+        seen: set[str],
+    ) -> None:
         """Move the gradients of these operands into the turn that they wait for, until which what they are made of is
         kept: the gradient of the result and what the operator was given, which several may share."""
         bound = self.bound.operators[at]
-        prices, rest = self._price(bound), self._price(bound, without=later)
-        seconds = float(prices.backward[0]) - float(rest.backward[0])
+        seconds = float(prices.backward[0]) - float(self._price(bound, without=later).backward[0])
         chunk.backward.add(work=-seconds)
         chunk.pass_of(later=True).add(work=seconds)
         kept = float(prices.results[0][0])

@@ -43,7 +43,7 @@ from planner.search.evaluation import Outcome, RankFilling
 from planner.search.request import SearchRequest
 from planner.search.scheduling import fastest_schedule
 from planner.search.settle import Certificate, settle_and_certify
-from planner.search.space import Configuration, bounds, configurations
+from planner.search.space import Configuration, bounds, configurations, divisors
 from planner.search.template import fold
 from planner.sharding.discover import written_rules
 
@@ -563,7 +563,17 @@ def _no_configuration(request: SearchRequest, engine: Engine) -> str:
     wanted = [
         f"{name} = {value}"
         for name in (
-            *("pipeline", "virtual_stages", "data", "context", "tensor", "expert", "micro_batch", "micro_batches"),
+            *(
+                "pipeline",
+                "virtual_stages",
+                "schedule",
+                "data",
+                "context",
+                "tensor",
+                "expert",
+                "micro_batch",
+                "micro_batches",
+            ),
             "mesh",
         )
         if (value := getattr(pinned, name)) is not None
@@ -574,7 +584,11 @@ def _no_configuration(request: SearchRequest, engine: Engine) -> str:
             " one after the other, that share nothing but what each hands to the next; leave the stages at 1"
         )
     if (pinned.pipeline or 1) > max(1, template.blocks.count):
-        return f"{request.model.reference} has {template.blocks.count} blocks, too few for {pinned.pipeline} stages"
+        legal = [n for n in divisors(request.cluster.devices) if n <= max(1, template.blocks.count)]
+        return (
+            f"{request.model.reference} has {template.blocks.count} blocks, too few for {pinned.pipeline} stages; the"
+            f" nearest degree that divides {request.cluster.devices} devices is {legal[-1]}"
+        )
     return (
         f"nothing divides evenly: {request.cluster.devices} devices, global batch {request.global_batch}, "
         f"{template.blocks.count} blocks, with {', '.join(wanted) or 'no option pinned'}; the degrees must multiply to"
