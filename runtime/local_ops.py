@@ -22,14 +22,18 @@ from planner.graph.trace import resolve
 from planner.graph.updates import UPDATE
 from planner.plan.bind import BoundOperator
 from planner.sharding.layout import local_shape
-from planner.sharding.rule import FactorKind
+from planner.sharding.rule import FactorKind, ring_axis
+from planner.sharding.zigzag import Sequences
 from runtime import local_channels, local_lookups
 from runtime.attention import attention_with_dropout
 from runtime.biased_attention import biased_attention
 from runtime.cross_entropy import SplitLoss, split_cross_entropy
 from runtime.device_mesh import RankMesh
 from runtime.randomness import FIRST, Draw, Region, drop, drop_probability, keep_mask, operator_code, region_of
+from runtime.ring_attention import Ring, ring_attention
 from runtime.rms_norm import fused_rms_norm
+from runtime.slice_pass import SlicePass
+from runtime.sliced_attention import sliced_attention
 from runtime.within import expect_within
 
 
@@ -57,6 +61,10 @@ class Shard:
         index, sizes = self.bound.rule.index[factor], self.place.mesh.sizes
         return tuple(a for a, choice in enumerate(self.bound.strategy) if choice == index and sizes[a] > 1)
 
+    def ring(self) -> int | None:
+        """The axis of size 2 or more along which operands come round; None where none do."""
+        return ring_axis(self.bound.rule, self.bound.strategy, self.place.mesh.sizes)
+
     def extent(self, factor: str) -> int:
         """Extent of a factor over all ranks."""
         return self.bound.rule.factors[self.bound.rule.index[factor]].extent
@@ -78,27 +86,33 @@ Form = Callable[..., Any]
 key of its random numbers between the two."""
 
 
-def local_call(graph: OperatorGraph, bound: BoundOperator, place: RankMesh) -> LocalCall:
-    """The call of one operator on this rank. Raises ModelError for what cannot be executed yet."""
+def local_call(
+    graph: OperatorGraph, bound: BoundOperator, place: RankMesh, sequences: Sequences | None = None
+) -> LocalCall:
+    """The call of one operator on this rank. `sequences` are the dims that axes with an order of their own cut in it.
+    Raises ModelError for what cannot be executed yet."""
     op = bound.operator
     _refuse_exchanges(bound, place)
-    types = [graph.types[name] for name in op.results if name is not None]
+    made = [name for name in op.results if name is not None]
+    types = [graph.types[name] for name in made]
     layouts = [duplex.forward for duplex in bound.layouts.results]
     sizes = place.mesh.sizes
     shapes = tuple(local_shape(t.shape, layout, sizes) for t, layout in zip(types, layouts, strict=True))
-    region = region_of(types[0].shape, layouts[0], place)
+    region = region_of(types[0].shape, layouts[0], place, (sequences or {}).get(made[0], ()))
     shard = Shard(bound=bound, place=place, shapes=shapes, region=region)
     drops = drop_probability(op) > 0
+    sliced = SLICED.get(op.op)
     form, code = functools.partial(DROPPING[op.op], shard) if drops else _form(shard), operator_code(op.name)
-    arguments = _template(op.arguments, place.device)
-    keywords = {key: _template(value, place.device) for key, value in op.keywords}
+    arguments = template(op.arguments, place.device)
+    keywords = {key: template(value, place.device) for key, value in op.keywords}
     scale = 1.0 / math.prod(
         size for choice, size in zip(bound.strategy, sizes, strict=True) if choice in bound.rule.mean_over
     )
 
     def call(operands: Sequence[torch.Tensor], draw: Draw = FIRST) -> Sequence[Any]:
         rest, key = iter(operands), (draw.key(code),) if drops else ()
-        made = form(*key, *_filled(arguments, rest), **{name: _filled(value, rest) for name, value in keywords.items()})
+        chosen = form if draw.slice is None or sliced is None else functools.partial(sliced, shard, draw.slice)
+        made = chosen(*key, *filled(arguments, rest), **{name: filled(value, rest) for name, value in keywords.items()})
         results = made if isinstance(made, tuple | list) else (made,)
         return results if scale == 1.0 else [result * scale for result in results]
 
@@ -204,11 +218,20 @@ def _fused_attention(
     """Fused kernels want each head's vectors in one piece; of tensors that lie otherwise scores would be stored. So
     they would be of a bias that is trained, on CPUs (2.13)."""
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query_BHQD, key_BGKD, value_BGKE))
+    axis = shard.ring()
+    if axis is not None:
+        return ring_attention(query, key, value, _ring(shard, axis, is_causal), scale)
     if attn_mask is not None and attn_mask.requires_grad and attn_mask.device.type == "cpu" and not enable_gqa:
         return biased_attention(query, key, value, attn_mask, scale)
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
     )
+
+
+def _ring(shard: Shard, axis: int, causal: bool) -> Ring:
+    place = shard.place
+    zigzag = axis in place.mesh.zigzag
+    return Ring(group=place.group(axis), place=place.coordinate[axis], causal=causal, zigzag=zigzag)
 
 
 def _rms_norm(
@@ -224,7 +247,31 @@ def _rms_norm(
     return fused_rms_norm(x, normalized_shape, weight, epsilon)
 
 
+def _attention_of_slice(
+    shard: Shard,
+    part: SlicePass,
+    query_BHQD: torch.Tensor,
+    key_BGQD: torch.Tensor,
+    value_BGQE: torch.Tensor,
+    attn_mask: None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = True,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    return sliced_attention(query_BHQD, key_BGQD, value_BGQE, part, shard.bound.operator.name, scale)
+
+
 _NONE, _MEAN, _SUM = range(3)  # torch's numbers for the reductions of a loss
+
+
+def _cross_entropy_of_slice(
+    shard: Shard, part: SlicePass, logits_NV: torch.Tensor, targets_N: torch.Tensor, *settings: Any, **named: Any
+) -> torch.Tensor:
+    return _cross_entropy(
+        shard, logits_NV, targets_N, *settings, **named, counted=part.together.counted[shard.bound.operator.name]
+    )
 
 
 def _cross_entropy(
@@ -235,6 +282,8 @@ def _cross_entropy(
     reduction: int = _MEAN,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
+    *,
+    counted: torch.Tensor | None = None,
 ) -> torch.Tensor:
     vocabulary, samples = shard.axes("v"), shard.axes("n")
     assert reduction != _NONE, "the rule of cross entropy covers a scalar result only"
@@ -246,6 +295,7 @@ def _cross_entropy(
         mean=reduction == _MEAN,
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
+        counted=counted,
     )
     return split_cross_entropy(logits_NV, targets_N, split)
 
@@ -268,7 +318,8 @@ def _feature_dropout(shard: Shard, key: int, tensor: torch.Tensor, p: float, tra
 def features_of(region: Region) -> Region:
     """The samples and channels of a region, all else being one element: what feature dropout drops as a whole."""
     ones = len(region.shape) - 2
-    return Region(start=(*region.start[:2], *(0,) * ones), shape=(*region.shape[:2], *(1,) * ones))
+    runs = tuple((dim, found) for dim, found in region.runs if dim < 2)
+    return Region(start=(*region.start[:2], *(0,) * ones), shape=(*region.shape[:2], *(1,) * ones), runs=runs)
 
 
 def _dropping_attention(
@@ -334,6 +385,12 @@ LOCAL_OPS: Mapping[str, Form] = {
 }
 """Local forms of single operators, by name."""
 
+SLICED: Mapping[str, Form] = {
+    "aten.cross_entropy_loss.default": _cross_entropy_of_slice,
+    "aten.scaled_dot_product_attention.default": _attention_of_slice,
+}
+"""Local forms of operators that, in a slice of the sequence, know of the other slices (see `planner.plan.slices`)."""
+
 DROPPING: Mapping[str, Form] = {
     "aten.dropout.default": _dropout,
     "aten.feature_dropout.default": _feature_dropout,
@@ -346,11 +403,6 @@ DROPPING: Mapping[str, Form] = {
 def _refuse_exchanges(bound: BoundOperator, place: RankMesh) -> None:
     for axis, choice in zip(place.mesh.axes, bound.strategy, strict=True):
         kind = None if choice is None or axis.size == 1 else bound.rule.factors[choice].kind
-        if kind is FactorKind.RING:
-            raise ModelError(
-                f"operator '{bound.operator.name}' sends keys and values round the {axis.size} devices of {axis.name}:"
-                " ring attention can be priced, but not run yet; plan with --context-by heads"
-            )
         if kind is FactorKind.EXCHANGE and choice is not None:
             raise ModelError(
                 f"operator '{bound.operator.name}' exchanges rows between the {axis.size} devices of {axis.name}"
@@ -359,19 +411,19 @@ def _refuse_exchanges(bound: BoundOperator, place: RankMesh) -> None:
             )
 
 
-def _template(argument: Argument, device: torch.device) -> Any:
-    """The argument with torch's objects for their names; values stay references."""
+def template(argument: Argument, device: torch.device) -> Any:
+    """An argument of an operator with torch's objects for their names; values stay references."""
     if isinstance(argument, TorchConstant):
         return device if argument.kind == "device" else getattr(torch, argument.name)
     if isinstance(argument, tuple):
-        return [_template(item, device) for item in argument]
+        return [template(item, device) for item in argument]
     return argument
 
 
-def _filled(template: Any, operands: Any) -> Any:
-    """The argument with local tensors for its references, taken from the iterator `operands` in order."""
-    if isinstance(template, ValueRef):
+def filled(argument: Any, operands: Any) -> Any:
+    """The argument, from `template`, with tensors for its references, taken from the iterator `operands` in order."""
+    if isinstance(argument, ValueRef):
         return next(operands)
-    if isinstance(template, list):
-        return [_filled(item, operands) for item in template]
-    return template
+    if isinstance(argument, list):
+        return [filled(item, operands) for item in argument]
+    return argument

@@ -14,6 +14,7 @@ from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.plan.outline import difference
 from planner.plan.plan import RECOMPUTATION, Group, Plan
 from planner.plan.schedule import check_schedule
+from planner.plan.slices import one_slice
 from planner.plan.uniform import uniform_blocks
 from planner.pricing.keeping import keeping_fault
 from planner.sharding.discover import with_rules
@@ -27,9 +28,11 @@ from planner.sharding.rule import (
     check_strategy,
     derive_layouts,
     named_strategy,
+    ring_axis,
 )
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter, own_copies, stored_fault
+from planner.sharding.zigzag import Sequences, check_parameter, order_fault, sequences_on, tensors_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +47,19 @@ class BoundOperator:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundPlan:
-    """A legal plan on the graph of one micro-batch (shared values have their identity operators)."""
+    """A legal plan on the graph of one micro-batch (shared values have their identity operators), or of one slice of
+    its sequence where the plan cuts it; `whole` is that of the micro-batch. `sequences` are the dims that axes with an
+    order of their own cut in it."""
 
     plan: Plan
     graph: OperatorGraph
+    whole: OperatorGraph
     blocks: BlockRun
     operators: tuple[BoundOperator, ...]
     parameters: Mapping[str, StoredParameter]
     inputs: Mapping[str, Layout]
     recomputed: Mapping[int, frozenset[int]]
+    sequences: Sequences
 
     def recompute_of(self, block: int | None) -> frozenset[int] | None:
         """How a block is recomputed: the places in it of the operators whose results are kept all the same (none under
@@ -89,14 +96,22 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
             f" {found[:19]}...: {difference(plan, traced)}; the model changed since the plan was made, so plan it again"
         )
     prepared, blocks = prepare(with_rules(traced, plan.rules))
-    graph = rescale_batch(prepared, batch, plan.training.part)
+    whole = rescale_batch(prepared, batch, plan.training.part)
+    graph = one_slice(whole, plan.model.sequence_length, plan.slices)
     _check_stages(plan, blocks)
+    _check_copies(plan, graph)
     check_schedule(plan)
     strategies, stored = _spread(plan, graph, blocks)
     known: dict[tuple[int, tuple[str | None, ...]], tuple[Strategy, OperatorLayouts]] = {}
     operators = tuple(_bound(plan.mesh, graph, op, strategies, known) for op in graph.operators)
+    sequences = sequences_on(plan.mesh, graph)
+    for bound in operators:
+        _check_ring(plan, bound)
+        if plan.mesh.zigzag:
+            _check_order(plan.mesh, bound, sequences)
     for name, parameter in stored.items():
         _check_stored(plan.mesh, graph, name, parameter)
+        check_parameter(name, parameter, plan.mesh, sequences)
     _check_local(plan, stored)
     inputs = dict(plan.inputs)
     for name in graph.inputs:
@@ -115,12 +130,33 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
     return BoundPlan(
         plan=plan,
         graph=graph,
+        whole=whole,
         blocks=blocks,
         operators=operators,
         parameters=stored,
         inputs=inputs,
         recomputed=_recomputed(plan, graph, blocks),
+        sequences=sequences,
     )
+
+
+def _check_ring(plan: Plan, bound: BoundOperator) -> None:
+    """Raise StrategyError where a ring would have to remember the keys of earlier slices of the sequence."""
+    axis = ring_axis(bound.rule, bound.strategy, plan.mesh.sizes)
+    if axis is not None and plan.slices > 1:
+        raise StrategyError(
+            f"operator '{bound.operator.name}': keys come round {plan.mesh.axes[axis].name}, and the plan cuts the"
+            f" sequence into {plan.slices} slices, one after the other; set slices to 1, or split heads instead"
+        )
+
+
+def _check_order(mesh: Mesh, bound: BoundOperator, sequences: Sequences) -> None:
+    """Raise StrategyError where an operator cannot be split as it is on an axis that cuts sequences in zigzag order."""
+    op = bound.operator
+    tensors = tensors_of(bound.rule, op.operands, op.results, sequences)
+    fault = order_fault(bound.rule, bound.strategy, mesh, tensors)
+    if fault:
+        raise StrategyError(f"operator '{op.name}' ({bound.rule.format()}): {fault}")
 
 
 def _check_stages(plan: Plan, blocks: BlockRun) -> None:
@@ -136,6 +172,22 @@ def _check_stages(plan: Plan, blocks: BlockRun) -> None:
         following += stage.blocks
     if following != blocks.count:
         raise PlanFileError(f"stages: they hold {following} blocks, the model has {blocks.count}")
+
+
+def _check_copies(plan: Plan, graph: OperatorGraph) -> None:
+    """Copies take their turns in whole rounds, and read what no other copy of the turn changes."""
+    copies, parts = plan.training.copies, plan.training.micro_batches
+    if parts % copies:
+        legal = [count for count in range(1, parts + 1) if parts % count == 0]
+        near = sorted(legal, key=lambda count: abs(count - copies))[:2]
+        raise PlanFileError(
+            f"training.copies: {copies} do not divide {parts} micro-batches; take {' or '.join(map(str, sorted(near)))}"
+        )
+    if copies > 1 and graph.updates:
+        raise PlanFileError(
+            f"training.copies: {copies} micro-batches at a time would all read buffer '{graph.updates[0][0]}' as it was"
+            " before them, which each of them changes; set copies to 1 for this model"
+        )
 
 
 def _recomputed(plan: Plan, graph: OperatorGraph, blocks: BlockRun) -> dict[int, frozenset[int]]:

@@ -35,7 +35,7 @@ from planner.plan.plan import (
 )
 from planner.sharding.discover.content import RuleContent, rule_content
 from planner.sharding.layout import Layout, format_layout, parse_layout
-from planner.sharding.mesh import Mesh, MeshAxis
+from planner.sharding.mesh import ORDERS, Mesh, MeshAxis
 from planner.sharding.stored import StoredParameter
 from planner.sharding.update import AUTO_BUCKETS, Buckets, Update, update_fault, update_words
 
@@ -69,6 +69,7 @@ class _Training(_Strict):
     micro_batches: Count
     precision: str
     optimizer: str
+    copies: Count = 1
     gradients: str = "mean"
     gradient_dtype: str = "mixed"
     master_weights: bool = True
@@ -91,6 +92,7 @@ class _Axis(_Strict):
     size: Count
     stride: Count
     bandwidth: Positive
+    order: str = "contiguous"
 
 
 class _Stage(_Strict):
@@ -150,6 +152,7 @@ class _PlanFile(_Strict):
     mesh: list[_Axis]
     stages: Annotated[list[_Stage], Field(min_length=1)]
     virtual_stages: Count
+    slices: Count = 1
     schedule: str
     inputs: dict[str, str]
     groups: list[_Group]
@@ -165,9 +168,10 @@ def dump_plan(plan: Plan) -> str:
         "model": _model_content(plan.model),
         "training": _training_content(plan.training),
         "cluster": _cluster_content(plan.cluster),
-        "mesh": [_fields(axis) for axis in plan.mesh.axes],
+        "mesh": [_axis_content(axis) for axis in plan.mesh.axes],
         "stages": [_fields(stage) for stage in plan.stages],
         "virtual_stages": plan.virtual_stages,
+        **({"slices": plan.slices} if plan.slices > 1 else {}),
         "schedule": plan.schedule,
         "inputs": {name: format_layout(layout) for name, layout in plan.inputs},
         "groups": [_group_content(group) for group in plan.groups],
@@ -198,9 +202,16 @@ def _model_content(model: ModelReference) -> dict[str, Any]:
     return content
 
 
+def _axis_content(axis: MeshAxis) -> dict[str, Any]:
+    """Nothing is said of the order of an axis that cuts everything into contiguous pieces, as in older files."""
+    return {name: value for name, value in _fields(axis).items() if (name, value) != ("order", "contiguous")}
+
+
 def _training_content(training: Training) -> dict[str, Any]:
     """Nothing is said of gradients that are treated as in files older than that."""
     own = {name: value for name, value in _fields(training).items() if name != "update"}
+    if training.copies == 1:
+        del own["copies"]
     return {**own, **update_words(training.update)}
 
 
@@ -366,9 +377,10 @@ def _plan_of(file: _PlanFile) -> Plan:
         model=_model_of(file.model),
         training=_training(file.training),
         cluster=ClusterReference(**file.cluster.model_dump()),
-        mesh=Mesh(axes=tuple(MeshAxis(**axis.model_dump()) for axis in file.mesh)),
+        mesh=Mesh(axes=tuple(_mesh_axis(axis) for axis in file.mesh)),
         stages=tuple(Stage(**stage.model_dump()) for stage in file.stages),
         virtual_stages=file.virtual_stages,
+        slices=file.slices,
         schedule=file.schedule,
         inputs=tuple((name, _layout(text, f"inputs.{name}")) for name, text in file.inputs.items()),
         groups=tuple(_group(group, f"groups.{index}") for index, group in enumerate(file.groups)),
@@ -384,6 +396,11 @@ def _plan_of(file: _PlanFile) -> Plan:
         ),
         provenance=Provenance(**file.provenance.model_dump()),
     )
+
+
+def _mesh_axis(axis: _Axis) -> MeshAxis:
+    order = next(order for order in ORDERS if order == axis.order)
+    return MeshAxis(**{**axis.model_dump(), "order": order})
 
 
 def _model_of(file: _Model) -> ModelReference:
@@ -406,7 +423,7 @@ def _model_of(file: _Model) -> ModelReference:
 
 def _training(training: _Training) -> Training:
     content = training.model_dump()
-    own = {name: content.pop(name) for name in ("global_batch", "micro_batches", "precision", "optimizer")}
+    own = {name: content.pop(name) for name in ("global_batch", "micro_batches", "precision", "optimizer", "copies")}
     buckets, local = content.pop("buckets"), tuple(content.pop("local_parameters"))
     update = Update(**content, buckets=_buckets(buckets), local_parameters=local)
     fault = update_fault(update)
@@ -429,6 +446,7 @@ def _check_words(file: _PlanFile) -> None:
         ("training.precision", file.training.precision, tuple(PRECISIONS)),
         ("training.optimizer", file.training.optimizer, OPTIMIZERS),
         ("schedule", file.schedule, SCHEDULES),
+        *((f"mesh.{at}.order", axis.order, ORDERS) for at, axis in enumerate(file.mesh)),
         *((f"groups.{at}.recomputation", group.recomputation, RECOMPUTATION) for at, group in enumerate(file.groups)),
     ):
         if word not in known:

@@ -32,9 +32,10 @@ from planner.plan.charges import UNCHARGED, Charges, Phase, Times, charge
 from planner.plan.once import once_of
 from planner.plan.plan import Plan, Prediction, StagePrediction
 from planner.plan.put_off import put_off
-from planner.plan.schedule import in_flight_of, put_off_at_most, splits
+from planner.plan.schedule import in_flight_of, put_off_at_most, splits, whole_in_flight
+from planner.plan.slices import earlier_keys
 from planner.plan.stage_cut import crossing_values
-from planner.plan.step import AHEAD, PIPELINE_BUBBLE, UNCOVERED, ChunkCost, Launches, PassCost, step_of
+from planner.plan.step import AHEAD, COVERED, PIPELINE_BUBBLE, UNCOVERED, ChunkCost, Launches, PassCost, step_of
 from planner.pricing import (
     OperatorPrices,
     ParameterPrices,
@@ -46,7 +47,7 @@ from planner.pricing import (
 )
 from planner.pricing.liveness import liveness, replay
 from planner.pricing.message import Message, message_seconds
-from planner.pricing.operator_price import inner_messages, transient_bytes
+from planner.pricing.operator_price import ROUND, inner_messages, transient_bytes
 from planner.pricing.parameter_price import reduced, summed
 from planner.pricing.redistribution_price import PricedRoute
 from planner.sharding.layout import Layout, local_fraction, replicated
@@ -112,15 +113,17 @@ def stage_costs(bound: BoundPlan, cluster: Cluster) -> tuple[StageCost, ...]:
 def _assemble(
     plan: Plan, flops_per_part: float, costs: list[StageCost], cluster: Cluster, *, experts: bool
 ) -> Prediction:
-    m, virtual = plan.training.micro_batches, plan.virtual_stages
+    m, virtual = plan.training.micro_batches * plan.slices, plan.virtual_stages
     per_part = [sum(cost.micro_batch.values()) for cost in costs]
     per_step = [sum(cost.once.values()) for cost in costs]
-    step = step_of([cost.chunks for cost in costs], [cost.all_once for cost in costs], m, plan.schedule)
+    step = step_of([cost.chunks for cost in costs], [cost.all_once for cost in costs], m // plan.slices, plan.schedule)
     busiest = costs[step.busiest]
     time = [(name, m * seconds) for name, seconds in busiest.micro_batch.items()]
     time += [(PIPELINE_BUBBLE, step.bubble), *busiest.all_once.items()]
     if _hides(cluster):
         time.append((UNCOVERED, step.uncovered))
+    if plan.training.copies > 1:
+        time.append((COVERED, -step.covered))
     if busiest.ahead:
         time.append((AHEAD, -m * busiest.ahead))
     fullest = max(costs, key=lambda cost: sum(cost.memory.values()))
@@ -191,22 +194,33 @@ class _Walk:
     def rank(self, rank: int) -> StageCost:
         """Walk the operators of all stages of one pipeline rank."""
         plan, operators = self.bound.plan, self.bound.operators
-        apart = splits(plan.schedule)
+        copies = plan.training.copies
+        held = plan.stages[rank :: plan.pipeline]
         cost = StageCost(
             chunks=[
-                ChunkCost(blocks=stage.blocks, later=PassCost() if apart else None)
-                for stage in plan.stages[rank :: plan.pipeline]
+                ChunkCost(
+                    blocks=stage.blocks,
+                    later=PassCost() if splits(plan.schedule) else None,
+                    copies=copies,
+                    slices=plan.slices,
+                )
+                for stage in held
             ]
         )
-        parts = plan.training.micro_batches
-        live = in_flight_of(plan.schedule, rank, plan.pipeline, plan.virtual_stages, parts)
-        self.waiting = put_off_at_most(plan, rank) if apart else 0
+        self.waiting = put_off_at_most(plan, rank) if splits(plan.schedule) else 0
+        live = in_flight_of(plan, rank)
         seen: set[str] = set()  # what flows into blocks
         at_once: dict[int, float] = {}
         own = [at for at in range(len(operators)) if self.rank_of[at] == rank]
         for at in own:
+            chunk = cost.chunks[self._chunk(at)]
+            passes = [chunk.forward, chunk.backward] if copies > 1 else []
+            before = [one.taken for one in passes]
             self._operator(cost, at, live[self._chunk(at)], seen, at_once)
-        cost.memory["activations"] += max(at_once.values(), default=0.0)
+            for one, taken in zip(passes, before, strict=True):
+                one.close(taken)
+        cost.memory["activations"] += copies * max(at_once.values(), default=0.0)
+        cost.memory["transient"] *= copies
         cost.memory["transient"] += self.cluster.software.buffers
         for (number, _, name), launches in cost.launches.items():
             _save(cost.chunks[number], name, launches.ahead)
@@ -255,22 +269,25 @@ class _Walk:
         waits, back = float(prices.inner_forward[0]), float(prices.inner_backward[0])
         chunk.forward.add(work=float(prices.forward[0]), waits=waits)
         chunk.backward.add(work=float(prices.backward[0]), waits=back)
-        if works:
+        if works and forward > 0:
             chunk.backward.add(work=forward - waits, waits=waits)
         later = put_off(self.bound, at)
         if later:
             self._put_off(cost, chunk, at, prices, later, seen)
+        if self.bound.plan.slices > 1 and bound.rule.op_class == "attention":
+            self._earlier_slices(cost, chunk, bound, at, works=works and not self.bound.is_kept(at))
         if self._hosted:
             self._launch(cost, at, prices, again=works and forward > waits)
         for inner in inner_messages(bound.rule, bound.strategy, self.bound.plan.mesh):
             passes: Times = {"forward": inner.forward, "backward": inner.backward}
             charge(cost.messages, "communication", op.name, inner.message, passes)
-            if works:
+            repeats = works and not (again and self.bound.is_kept(at))
+            if repeats:
                 charge(cost.messages, "recomputation", op.name, inner.message, {"recomputation": inner.forward})
-            if share := self.cluster.software.hidden.tensor:
+            if (share := self.cluster.software.hidden.tensor) and inner.message.kind != ROUND:
                 hidden = share * message_seconds(inner.message, self.bound.plan.mesh, self.cluster)
                 chunk.forward.add(hidden=inner.forward * hidden)
-                chunk.backward.add(hidden=(inner.backward + (inner.forward if works else 0)) * hidden)
+                chunk.backward.add(hidden=(inner.backward + (inner.forward if repeats else 0)) * hidden)
         saved = self.alive.saved[at]
         transient = float(transient_bytes(self.alive, graph, at, bound.rule, prices)[0])
         for i, name in enumerate(op.operands):
@@ -306,7 +323,7 @@ class _Walk:
         if again or brief:
             where = block if block is not None else AFTER
             at_once[where] = at_once.get(where, 0.0) + kept
-            cost.memory["activations"] += 0.0 if again else kept * (live - 1)
+            cost.memory["activations"] += 0.0 if again else kept * (live - self.bound.plan.training.copies)
         else:
             cost.memory["activations"] += kept * live
         cost.memory["transient"] = max(cost.memory["transient"], transient)
@@ -323,7 +340,8 @@ class _Walk:
         """Move the gradients of these operands into the turn that they wait for, until which what they are made of is
         kept: the gradient of the result and what the operator was given, which several may share."""
         bound = self.bound.operators[at]
-        seconds = float(prices.backward[0]) - float(self._price(bound, without=later).backward[0])
+        rest = self._price(bound, without=later, counted=False)
+        seconds = float(prices.backward[0]) - float(rest.backward[0])
         chunk.backward.add(work=-seconds)
         chunk.pass_of(later=True).add(work=seconds)
         kept = float(prices.results[0][0])
@@ -364,6 +382,25 @@ class _Walk:
             backward.add(float(prices.backward[0]), float(prices.late[1][0]), prices.host[1])
         if again:
             backward.add(float(prices.forward[0]), float(prices.late[0][0]), prices.host[0])
+
+    def _earlier_slices(self, cost: StageCost, chunk: ChunkCost, bound: BoundOperator, at: int, *, works: bool) -> None:
+        """What attention takes that reads the keys of earlier slices too, as many whole ones on average as there are
+        before the middle one; and the keys, values and their gradients of a whole sequence, which it writes down."""
+        plan, whole = self.bound.plan, earlier_keys(bound.rule)
+        prices = self._price(replace(bound, rule=whole), counted=False)
+        forward, backward = float(prices.forward[0]), float(prices.backward[0])
+        before = (plan.slices - 1) / 2
+        cost.micro_batch["forward"] += before * forward
+        cost.micro_batch["backward"] += before * backward
+        chunk.forward.add(work=before * forward)
+        chunk.backward.add(work=before * (backward + (forward if works else 0.0)))
+        cost.micro_batch["recomputation"] += before * forward if works else 0.0
+        chunk.forward.grows += forward
+        chunk.backward.grows += backward + (forward if works else 0.0)
+        keys = sum(float(nbytes[0]) for nbytes in prices.operands[1:3])
+        element = self.bound.graph.types[bound.operator.operands[1]].element_bytes
+        begun = whole_in_flight(plan, self.rank_of[at])
+        cost.memory["activations"] += plan.slices * keys * (begun + plan.training.copies * max(4, element) / element)
 
     def _outlives(self, at: int, name: str) -> bool:
         """Whether a block that is not recomputed keeps, as it is made, a result of the recomputed block before it."""
@@ -408,7 +445,7 @@ class _Walk:
         cost.micro_batch[part] += sum(times.values()) * route.seconds
         for phase, number in times.items():
             into = chunk.forward if phase == "forward" else chunk.pass_of(later=later)
-            into.add(waits=number * route.seconds, hidden=number * hidden)
+            into.add(waits=number * route.seconds, hidden=number * hidden, sent=number * route.seconds)
         for message in route.messages:
             charge(cost.messages, part, owner, message, times)
 
@@ -542,8 +579,8 @@ class _Walk:
         results = [result for result in bound.operator.results if result is not None]
         return bound.layouts.results[results.index(name)]
 
-    def _price(self, bound: BoundOperator, without: Sequence[int] = ()) -> OperatorPrices:
-        """Prices of an operator; `without` the gradients of some operands."""
+    def _price(self, bound: BoundOperator, without: Sequence[int] = (), *, counted: bool = True) -> OperatorPrices:
+        """Prices of an operator, `without` the gradients of some operands; its work is `counted` as the model's once."""
         graph, rule, op = self.bound.graph, bound.rule, bound.operator
         graded = tuple(name in graph.differentiable and i not in without for i, name in enumerate(op.operands))
         key = (id(rule), bound.strategy, graded)
@@ -553,11 +590,10 @@ class _Walk:
                 rule, [bound.strategy], *types, graded, self.bound.plan.mesh, self.cluster
             )
         alone = (id(rule), graded)
-        if without:
-            return self._prices[key]
         if alone not in self._alone:
             self._alone[alone] = _whole_flops(rule, graded)
-        self.flops += self._alone[alone]
+        seen = self.bound.plan.slices if rule.op_class == "attention" else 1  # of them a slice reads half, in the mean
+        self.flops += self._alone[alone] * seen if counted else 0.0
         return self._prices[key]
 
 

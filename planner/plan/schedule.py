@@ -4,6 +4,7 @@ A plan names one of `planner.plan.plan.SCHEDULES`, each of which is an order of 
 plan, price it or follow its memory all take the turns from here.
 """
 
+from collections.abc import Iterable
 from functools import cache, lru_cache
 
 from costmodels import Orders, Turn, in_flight_of_chunks, schedule_orders
@@ -13,13 +14,13 @@ from planner.plan.plan import INTERLEAVED, Plan
 
 def orders_of(plan: Plan) -> Orders:
     """The turns of every pipeline rank in a step."""
-    return orders(plan.schedule, plan.pipeline, plan.training.micro_batches, plan.virtual_stages)
+    return orders(plan.schedule, plan.pipeline, plan.training.turns, plan.virtual_stages, plan.slices)
 
 
 @lru_cache(maxsize=256)
-def orders(schedule: str, ranks: int, micro_batches: int, virtual: int = 1) -> Orders:
-    """The turns of so many pipeline ranks with `virtual` stages each."""
-    return schedule_orders(schedule, ranks, micro_batches, virtual=virtual)
+def orders(schedule: str, ranks: int, turns: int, virtual: int = 1, slices: int = 1) -> Orders:
+    """What so many pipeline ranks with `virtual` stages each do in which order."""
+    return schedule_orders(schedule, ranks, turns, virtual=virtual, slices=slices)
 
 
 def ends(turn: Turn) -> bool:
@@ -33,14 +34,6 @@ def splits(schedule: str) -> bool:
     return any(turn.kind == "weight_gradient" for turn in orders(schedule, 2, 2)[0])
 
 
-def in_flight_of(schedule: str, rank: int, ranks: int, virtual: int, micro_batches: int) -> tuple[int, ...]:
-    """Micro-batches of which each chunk of a pipeline rank holds at most all that its backward pass needs: of one that
-    is taken apart, until its first turn."""
-    if schedule == "gpipe":
-        return (micro_batches,)
-    return in_flight_of_chunks(rank, ranks, virtual, micro_batches)
-
-
 def put_off_at_most(plan: Plan, rank: int) -> int:
     """Micro-batches between the two turns of their backward pass at most."""
     waiting = most = 0
@@ -50,20 +43,50 @@ def put_off_at_most(plan: Plan, rank: int) -> int:
     return most
 
 
+def most_in_flight(turns: Iterable[Turn]) -> int:
+    """Most micro-batches, counted in every chunk, at once between their forward and the last of their backward turns:
+    what `runtime.pipeline` counts on the processes."""
+    live = most = 0
+    for turn in turns:
+        live += (turn.kind == "forward") - ends(turn)
+        most = max(most, live)
+    return most
+
+
+def in_flight_of(plan: Plan, rank: int) -> tuple[int, ...]:
+    """Micro-batches, or slices of them, of which each chunk of a pipeline rank holds at most all that its backward pass
+    needs: of one that is taken apart, until its first turn."""
+    turns, copies = plan.training.turns, plan.training.copies
+    if plan.schedule == "gpipe":
+        return (turns * copies,)
+    if plan.schedule == "seqpipe":
+        return (most_in_flight(orders_of(plan)[rank]) * copies,)
+    return tuple(copies * n for n in in_flight_of_chunks(rank, plan.pipeline, plan.virtual_stages, turns))
+
+
+def whole_in_flight(plan: Plan, rank: int) -> int:
+    """Micro-batches of which a pipeline rank holds any slice at most."""
+    begun = most = 0
+    for turn in orders_of(plan)[rank]:
+        begun += (turn.kind == "forward" and turn.slice == 0) - (ends(turn) and turn.slice == 0)
+        most = max(most, begun)
+    return most * plan.training.copies
+
+
 def telling_micro_batches(plan: Plan) -> int:
     """As many micro-batches of a step as tell what all of them hold and send: as many as are ever in flight, and one
     more."""
-    ranks, parts = plan.pipeline, plan.training.micro_batches
+    ranks, turns, copies = plan.pipeline, plan.training.turns, plan.training.copies
     if plan.schedule == "gpipe":
-        return parts
+        return turns * copies
     if plan.virtual_stages > 1:  # a cycle of the order after its warm-up, in whole rounds
-        return min(parts, 3 * ranks)
-    return min(parts, max(2, (2 * ranks if splits(plan.schedule) else ranks) + 1))
+        return min(turns, 3 * ranks) * copies
+    return min(turns, max(2, (2 * ranks if splits(plan.schedule) else ranks) + 1)) * copies
 
 
 def check_schedule(plan: Plan) -> None:
     """Raise PlanFileError where the schedule of a plan cannot be had with its ranks, stages and micro-batches."""
-    virtual, parts, ranks = plan.virtual_stages, plan.training.micro_batches, plan.pipeline
+    virtual, parts, ranks = plan.virtual_stages, plan.training.turns, plan.pipeline
     if len(plan.stages) % virtual:
         raise PlanFileError(
             f"virtual_stages: {virtual} on each pipeline rank do not divide {len(plan.stages)} stages; make them even"
@@ -83,6 +106,16 @@ def check_schedule(plan: Plan) -> None:
     if ranks < 2 and plan.schedule != "1f1b":
         raise PlanFileError(
             f"schedule: '{plan.schedule}' with 1 pipeline rank, which has nobody to wait for; that takes '1f1b'"
+        )
+    if (plan.slices > 1) != (plan.schedule == "seqpipe"):
+        raise PlanFileError(
+            f"schedule: '{plan.schedule}' with slices {plan.slices}; a sequence in slices takes 'seqpipe', and that 2"
+            " slices or more"
+        )
+    if splits(plan.schedule) and plan.training.copies > 1:
+        raise PlanFileError(
+            f"schedule: '{plan.schedule}' with copies {plan.training.copies}; a backward pass that is taken apart takes"
+            " one micro-batch at a time, so set copies to 1 or take '1f1b'"
         )
     if virtual > 1 and parts % ranks:
         raise PlanFileError(

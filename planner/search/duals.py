@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.plan.schedule import in_flight_of, splits
+from costmodels import in_flight_of_chunks
+from planner.plan.schedule import splits
 from planner.search.pieces import Chain, Column, Piece, Solved, Weights
 from planner.search.space import Configuration
 
@@ -65,8 +66,11 @@ def setting_of(configuration: Configuration, capacity: float) -> Setting:
 def _flights(schedule: str, rank: int, ranks: int, virtual: int, micro_batches: int) -> tuple[float, ...]:
     """Micro-batches in flight, where those of which gradients of weights are put off count in full: what is kept of
     them is no more than that, unless blocks are recomputed."""
-    held = in_flight_of(schedule, rank, ranks, virtual, micro_batches)
-    return (float(min(micro_batches, ranks)),) if splits(schedule) else tuple(map(float, held))
+    if schedule == "gpipe":
+        return (float(micro_batches),)
+    if splits(schedule):
+        return (float(min(micro_batches, ranks)),)
+    return tuple(map(float, in_flight_of_chunks(rank, ranks, virtual, micro_batches)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -152,16 +152,6 @@ def test_factories_run_on_the_device_of_the_runtime_not_on_that_of_the_trace() -
     assert made.device.type == "cpu"
 
 
-def test_attention_in_a_ring_is_refused() -> None:
-    query = torch.randn(4, 2, 8, 4)
-    graph = traced(lambda q, k: torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True), query, query)
-    op = next(op for op in graph.operators if "attention" in op.op)
-    rule = rule_of(graph, op)
-    ring = named_strategy(rule, ("k@q", None), op.name)
-    with pytest.raises(ModelError, match=r"keys and values round the 2 devices of .*--context-by heads"):
-        local_call(graph, _bound(graph, op, rule, ring), RANKS[0])
-
-
 def test_rows_that_are_exchanged_are_refused_and_all_else_runs() -> None:
     tokens, weights = torch.randn(4, 4, 8), torch.rand(4, 4, 2)
     chosen = torch.randint(4, (4, 4, 2), generator=torch.Generator().manual_seed(0))
