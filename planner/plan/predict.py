@@ -580,7 +580,7 @@ class _Walk:
         return bound.layouts.results[results.index(name)]
 
     def _price(self, bound: BoundOperator, without: Sequence[int] = (), *, counted: bool = True) -> OperatorPrices:
-        """Prices of an operator, `without` the gradients of some operands; its work is `counted` as the model's once."""
+        """Prices of an operator, `without` the gradients of some operands; its work is the model's where `counted`."""
         graph, rule, op = self.bound.graph, bound.rule, bound.operator
         graded = tuple(name in graph.differentiable and i not in without for i, name in enumerate(op.operands))
         key = (id(rule), bound.strategy, graded)

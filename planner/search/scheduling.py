@@ -1,9 +1,9 @@
 """Which schedule runs a plan of the search fastest.
 
 The search minimises a sum that knows one order of turns, 1F1B. What it has found, its stages, strategies and micro-
-batches, may be run in other orders of whole stages too (`COMPARED`): the judge prices each of them, pass by pass, with the memory that it holds, and the fastest that fits is taken. 1F1B stays where others win
-nothing to speak of (`WORTH`): they hold more. Interleaved stages are other stages, and are searched where they are
-asked for.
+batches, may be run in other orders of whole stages too (`COMPARED`): the judge prices each of them, pass by pass, with
+the memory that it holds, and the fastest that fits is taken. 1F1B stays where others win nothing to speak of (`WORTH`):
+they hold more. Interleaved stages are other stages, and are searched where they are asked for.
 
 Not good for: plans that another order would have divided otherwise, with fewer blocks where it holds more.
 """
