@@ -38,7 +38,6 @@ SCHEDULED = tuple(
         ("gpt4", "zero1", (2,), KEEPING),
         ("gpt4", "zero3", (2,), {}),
         ("skipping", "zero1", (2,), {}),
-        ("skipping", "zero3", (2,), {}),
     )
 )
 RANDOM = tuple(

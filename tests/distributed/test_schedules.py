@@ -83,6 +83,7 @@ RELAYS = [
     Hand(model="skipping", kind="zero3", mesh=(2,), settings={**schedule("interleaved_1f1b", 2), **FULL}),
     Hand(model="skipping", kind="zero1", mesh=(), settings=schedule("1f1b", 4)),
     Hand(model="skipping", kind=5, mesh=(2,), settings=schedule("gpipe", 2)),
+    Hand(model="skipping", kind="zero2", mesh=(2,), settings={**schedule("zb_h1", 2), **FULL}),
     Hand(model="skipping", kind=6, mesh=(2,), settings={**schedule("interleaved_1f1b", 2), **SELECTIVE}),
 ]
 """A mask and a memory that all stages read."""
