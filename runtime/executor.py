@@ -31,7 +31,7 @@ from planner.errors import StrategyError
 from planner.plan.bind import BoundOperator, BoundPlan
 from planner.plan.put_off import put_off
 from planner.plan.stage_cut import StageCut, promised_layouts, recomputed_runs
-from planner.pricing.liveness import replay
+from planner.pricing.liveness import replays
 from planner.sharding.layout import PARTIAL, local_shape, replicated
 from planner.sharding.rule import Duplex, strategy_names
 from runtime.device_mesh import RankMesh
@@ -40,7 +40,7 @@ from runtime.interleaving import Departed, depart, take_turns
 from runtime.kept_results import KeptResults
 from runtime.local_ops import LocalCall, local_call
 from runtime.observer import Observer
-from runtime.parameters import LocalParameter
+from runtime.parameters import LocalParameter, Version
 from runtime.put_off import Call, PutOff
 from runtime.randomness import FIRST, Draw
 from runtime.redistribute import Transfer, transfer
@@ -138,7 +138,7 @@ class Executor:
 
     def together(
         self,
-        parameters: Mapping[str, LocalParameter],
+        parameters: Mapping[str, LocalParameter | Version],
         buffers: MutableMapping[str, torch.Tensor],
         inputs: Sequence[Mapping[str, torch.Tensor]],
         draws: Sequence[Draw],
@@ -267,10 +267,10 @@ def build_executor(bound: BoundPlan, place: RankMesh, cut: StageCut) -> Executor
     outlive = (*results, *(content for _, content in updates))
     last_use = {name: at for at in cut.operators for name in graph.operators[at].operands}
     blocks = bound.blocks
-    again = replay(graph, blocks.start, blocks.start + blocks.period)
+    again = replays(graph, blocks)
     instructions = {}
     for index in cut.operators:
-        op = bound.operators[index]
+        op, block = bound.operators[index], blocks.block_of(index)
         operands = tuple(
             build_operand(bound, name, promised[name], index, position)
             for position, name in enumerate(op.operator.operands)
@@ -287,7 +287,7 @@ def build_executor(bound: BoundPlan, place: RankMesh, cut: StageCut) -> Executor
             results=tuple(None if name is None else (name, shapes[name]) for name in op.operator.results),
             last=tuple(sorted(ended - set(outlive))),
             kept=bound.is_kept(index),
-            repeated=bound.place_of(index) < again.works,
+            repeated=block is None or bound.place_of(index) < again[blocks.kinds[block]].works,
             put_off=bool(put_off(bound, index)),
         )
     everywhere = Duplex(forward=replicated(len(mesh.axes)), gradient=replicated(len(mesh.axes)))

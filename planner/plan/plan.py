@@ -21,8 +21,11 @@ PLANNER_VERSION = "0.1.0"  # written into plans; equals the version of the distr
 RECOMPUTATION = ("none", "selective", "full")
 PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 OPTIMIZERS = ("adamw", "sgd", "lamb")
-INTERLEAVED = "interleaved_1f1b"  # several stages on a rank; all other schedules have one
-SCHEDULES = ("1f1b", "gpipe", INTERLEAVED, "seqpipe", "zb_h1")  # of costmodels.orders
+ASYNCHRONOUS = ("pipedream", "pipedream_2bw")
+"""Schedules without a flush: weights are updated while micro-batches that were begun with older ones are in flight."""
+INTERLEAVED = "interleaved_1f1b"
+"""Several stages on a rank; all other schedules have one."""
+SCHEDULES = ("1f1b", "gpipe", INTERLEAVED, "seqpipe", "zb_h1", *ASYNCHRONOUS)  # of costmodels.orders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

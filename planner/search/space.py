@@ -16,7 +16,7 @@ from costmodels import best_rate, parameter_bytes
 from hardware_profiles import OP_CLASSES, Cluster
 from planner.errors import RequestError, unknown_name
 from planner.graph.operator_graph import OperatorGraph
-from planner.plan.plan import INTERLEAVED, SCHEDULES
+from planner.plan.plan import ASYNCHRONOUS, INTERLEAVED, SCHEDULES
 from planner.pricing.operator_price import PROFILE_DTYPES
 from planner.search.template import Template
 from planner.sharding.rule import FactorKind, Rule
@@ -180,7 +180,7 @@ def check_pinned(pinned: Pinned) -> None:
 
 def _check_schedule(pinned: Pinned) -> None:
     schedule, virtual = pinned.schedule, pinned.virtual_stages
-    known = [name for name in SCHEDULES if name != "seqpipe"]  # slices of sequences are decided in a plan
+    known = [name for name in SCHEDULES if name not in ("seqpipe", *ASYNCHRONOUS)]  # which a plan by hand may name
     if schedule is not None and schedule not in known:
         raise RequestError(unknown_name("schedule", schedule, known))
     if schedule == INTERLEAVED and virtual == 1:
@@ -297,7 +297,7 @@ def check_experts(template: Template, pinned: Pinned) -> None:
 def configurations(template: Template, devices: int, global_batch: int, pinned: Pinned) -> Iterator[Configuration]:
     """All configurations that divide evenly: the devices into ranks and axes, the batch into micro-batches.
 
-    Virtual stages hold equally many blocks each, and need as many micro-batches as ranks, or a multiple.
+    Virtual stages hold equal blocks each, and need as many micro-batches as ranks, or a multiple.
     """
     check_pinned(pinned)
     check_experts(template, pinned)
@@ -338,9 +338,16 @@ def _virtual_stages(template: Template, pipeline: int, micro_batches: int, pinne
     wanted = (0 if interleaved else 1) if pinned.virtual_stages is None else pinned.virtual_stages
     if wanted == 1 or pipeline == 1 or (wanted == 0 and pinned.schedule not in (None, INTERLEAVED)):
         return (1,) if wanted in (0, 1) else ()
-    blocks = template.blocks.count
-    possible = divisors(blocks // pipeline) if blocks % pipeline == 0 and micro_batches % pipeline == 0 else (1,)
-    return tuple(v for v in possible if (v == wanted or wanted == 0) and not (interleaved and v == 1))
+    blocks, possible = template.blocks.count, [1]
+    if blocks % pipeline == 0 and micro_batches % pipeline == 0:
+        possible += [v for v in divisors(blocks // pipeline)[1:] if _equal(template.blocks.kinds, pipeline * v)]
+    return tuple(v for v in possible if wanted in (0, v) and not (interleaved and v == 1))
+
+
+def _equal(kinds: tuple[int, ...], stages: int) -> bool:
+    """Whether so many stages hold the same kinds of blocks, in the same order."""
+    size = len(kinds) // stages
+    return kinds == kinds[:size] * stages
 
 
 def _meshes(devices: int, pinned: Pinned) -> Iterator[tuple[tuple[int, ...], tuple[Role, ...], int]]:
@@ -439,16 +446,15 @@ def bounds(
         rule = rule_of(graph, op)
         seconds = _work_seconds(graph, index, rule, cluster)
         graded = sum(name in graph.differentiable for i, name in enumerate(op.operands) if i not in rule.addends)
-        count = template.blocks.count if template.in_block(index) else 1
+        count = template.times(index)
         forward += seconds * count
-        works = template.in_block(index) and index - template.blocks.start < template.replay.works
-        recomputed += seconds * count if works else 0.0
+        recomputed += seconds * count if template.works(index) else 0.0
         backward += seconds * count * rule.backward_work(graded)
     per = parameter_bytes(precision, optimizer, cluster.software, update.variant)
     sizes = (
         graph.types[p.name].numel
         * (per.total if p.name in graph.differentiable else per.weight)
-        * (template.blocks.count if p.name in template.own_parameters else 1)
+        * template.parameter_times(p.name)
         for p in graph.parameters
     )
     return Bounds(work=(forward + backward) / batch, recomputed=recomputed / batch, parameters=math.fsum(sizes))
