@@ -193,7 +193,7 @@ def test_virtual_stages_hold_equal_blocks() -> None:
 @pytest.mark.parametrize(
     ("pinned", "words"),
     [
-        (Pinned(pipeline=8), ("4 blocks", "too few for 8 stages")),
+        (Pinned(pipeline=8), ("4 blocks", "too few for 8 stages", "nearest degree that divides 8 devices is 4")),
         (Pinned(pipeline=3), ("8 devices", "pipeline = 3")),
         (Pinned(mesh=(3,)), ("8 devices", "mesh = (3,)")),
         (Pinned(micro_batches=5), ("global batch 8", "micro_batches = 5")),
