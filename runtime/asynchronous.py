@@ -111,10 +111,12 @@ class Asynchronous:
         return self._rank.parameters if self._each else self._versions[max(batch - 1, 0)]
 
     def _update(self, rate: float, updates: int) -> None:
+        if not self._each:  # the batch that was computed with older ones is through
+            self._versions = {updates - 1: self._versions[updates - 1]}
         self._rank.optimizer.set_learning_rate(rate)
         self._rank.optimizer.step()
         if not self._each:
-            self._versions = {updates - 1: self._versions[updates - 1], updates: self._newest()}
+            self._versions[updates] = self._newest()
 
     def _newest(self) -> Held:
         return {name: parameter.version for name, parameter in self._rank.parameters.items()}

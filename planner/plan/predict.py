@@ -30,9 +30,9 @@ from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.charges import UNCHARGED, Charges, Phase, Times, charge
 from planner.plan.once import once_of
-from planner.plan.plan import Plan, Prediction, StagePrediction
+from planner.plan.plan import ASYNCHRONOUS, Plan, Prediction, StagePrediction
 from planner.plan.put_off import put_off
-from planner.plan.schedule import in_flight_of, put_off_at_most, splits, whole_in_flight
+from planner.plan.schedule import in_flight_of, put_off_at_most, splits, updates_of, weight_versions, whole_in_flight
 from planner.plan.slices import earlier_keys
 from planner.plan.stage_cut import crossing_values
 from planner.plan.step import AHEAD, COVERED, PIPELINE_BUBBLE, UNCOVERED, ChunkCost, Launches, PassCost, step_of
@@ -235,9 +235,22 @@ class _Walk:
         for (part, message), times in once.messages.items():
             charge(cost.messages, part, "", message, {"update": times})
         cost.memory["transient"] += once.flat
+        self._updates(cost, rank)
         self._crossings(cost, rank, live)
         self._loss(cost, rank)
         return cost
+
+    def _updates(self, cost: StageCost, rank: int) -> None:
+        """Schedules without a flush may update with every micro-batch, and hold weights that others still read."""
+        plan = self.bound.plan
+        cost.memory["weights"] *= weight_versions(plan, rank)
+        if (times := updates_of(plan)) > 1:
+            cost.once = {part: times * seconds for part, seconds in cost.once.items()}
+            cost.beyond = {part: times * seconds for part, seconds in cost.beyond.items()}
+            for chunk in cost.chunks:
+                chunk.reductions, chunk.weights = times * chunk.reductions, times * chunk.weights
+            for sent in [sent for sent in cost.messages if sent.phase == "update"]:
+                cost.messages[sent] *= times
 
     def _operator(self, cost: StageCost, at: int, live: int, seen: set[str], at_once: dict[int, float]) -> None:
         bound = self.bound.operators[at]
@@ -509,6 +522,8 @@ class _Walk:
         cost.memory["weights"] += float(prices.weight[0])
         cost.memory["gradients"] += float(prices.gradient[0])
         cost.memory["optimizer state"] += float(prices.state[0])
+        if plan.schedule in ASYNCHRONOUS and trainable and tensor.dtype == "float32":  # no master is a view there
+            cost.memory["optimizer state"] += tensor.nbytes * local_fraction(stored.state, plan.mesh.sizes)
 
     def _tied(self, cost: StageCost, name: str) -> None:
         """A parameter used on several pipeline ranks: their gradients are summed once a step."""

@@ -65,6 +65,19 @@ def in_flight_of(plan: Plan, rank: int) -> tuple[int, ...]:
     return tuple(copies * n for n in in_flight_of_chunks(rank, plan.pipeline, plan.virtual_stages, turns))
 
 
+def weight_versions(plan: Plan, rank: int) -> int:
+    """How often a pipeline rank holds its weights: without a flush once for every micro-batch that it may have in
+    flight (PipeDream), or twice (2BW, and PipeDream while it updates)."""
+    if plan.schedule not in ASYNCHRONOUS:
+        return 1
+    return 2 if plan.schedule == "pipedream_2bw" else max(2, in_flight_of(plan, rank)[0])
+
+
+def updates_of(plan: Plan) -> int:
+    """How often the weights are updated in a step: PipeDream makes of every micro-batch a batch of its own."""
+    return plan.training.micro_batches if plan.schedule == "pipedream" else 1
+
+
 def whole_in_flight(plan: Plan, rank: int) -> int:
     """Micro-batches of which a pipeline rank holds any slice at most."""
     begun = most = 0

@@ -38,6 +38,7 @@ from costmodels import (
     simulate,
     slots_of,
 )
+from planner.plan.plan import ASYNCHRONOUS
 from planner.plan.schedule import orders
 
 _IN_ROWS = ("1f1b", "interleaved_1f1b")
@@ -188,6 +189,9 @@ def _times(ranks: Sequence[RankSeconds], micro_batches: int, schedule: str) -> t
         ends = rank_ends(ranks, micro_batches)
         own = [micro_batches * _seconds(rank) + end.step - end.passes for rank, end in zip(ranks, ends, strict=True)]
         return max(end.step for end in ends), own
+    if schedule in ASYNCHRONOUS:  # nobody waits for a flush: the slowest rank sets the pace, in the long run
+        own = [micro_batches * _seconds(rank) + _once(rank) for rank in ranks]
+        return max(own), own
     chunks = ranks[0].chunks
     order = orders(schedule, len(ranks), micro_batches, len(chunks), len(chunks[0].forward))
     found = simulate(ranks, order, record=False)
@@ -198,6 +202,12 @@ def _seconds(rank: RankSeconds) -> float:
     """Of one micro-batch through all chunks of a rank."""
     passes = [one for chunk in rank.chunks for one in (*chunk.forward, *chunk.backward)]
     return sum(one.blocking + max(one.computation, one.overlapped) for one in passes)
+
+
+def _once(rank: RankSeconds) -> float:
+    """Of the updates of a rank in a step."""
+    reductions = sum(seconds for chunk in rank.chunks for seconds in chunk.reductions)
+    return reductions + rank.optimizer + rank.weight_gather
 
 
 def rank_seconds(chunks: Sequence[ChunkCost], once: Mapping[str, float]) -> RankSeconds:
