@@ -18,12 +18,13 @@ import torch.distributed as dist
 
 from costmodels import peak_memory
 from hardware_profiles import Bytes, Cluster, Flops
+from planner.errors import AuditError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan, bind
 from planner.plan.charges import Charges, Phase
 from planner.plan.live_memory import GRADIENTS, STATES, WEIGHTS, live_memory
 from planner.plan.local_work import local_work
-from planner.plan.plan import Plan
+from planner.plan.plan import ASYNCHRONOUS, Plan
 from planner.plan.predict import stage_costs
 from planner.plan.schedule import telling_micro_batches
 from runtime.imitation import imitated_inputs, imitated_step
@@ -108,6 +109,11 @@ def audit(plan: Plan, traced: OperatorGraph, batch: int, cluster: Cluster) -> It
     Raises what `runtime.parallelize` raises for a plan that cannot be executed, and AuditError where the runtime does
     what cannot be judged.
     """
+    if plan.schedule in ASYNCHRONOUS:
+        raise AuditError(
+            f"schedule '{plan.schedule}' updates weights between micro-batches, which an audit of one step does not"
+            " follow; audit the plan with schedule '1f1b', which sends and computes the same but for the updates"
+        )
     few = _few(plan)
     whole = bind(plan, traced, batch)
     costs = stage_costs(whole, cluster)
@@ -165,14 +171,14 @@ def _emitted(ledger: Ledger, step: RankStep, plan: Plan) -> Counter[Key]:
     axes = {_ranks(group): axis for axis, group in enumerate(step.place.groups) if group is not None}
     stages = _ranks(step.pipeline.everyone) if step.pipeline.everyone is not None else None
     found: Counter[Key] = Counter()
-    few = step.bound.plan.training.micro_batches
+    few = step.bound.plan.training.micro_batches * plan.slices
     for sent, times in ledger.sent.items():
         loss = sent.ranks == stages and sent.kind == "all_reduce"  # of the step, for the stages before the last
         bucket = sent.phase == "backward" and not sent.owner and sent.kind != "send_recv"  # that starts early
         phase: Phase = "update" if loss or bucket else sent.phase
         key = (phase, sent.owner, sent.kind, axes.get(sent.ranks), float(sent.nbytes))
         assert phase == "update" or times % few == 0, (sent, times)
-        found[key] += times if phase == "update" else times // few * plan.training.micro_batches
+        found[key] += times if phase == "update" else times // few * plan.training.micro_batches * plan.slices
     return found
 
 
@@ -186,7 +192,7 @@ def _collectives(bound: BoundPlan, charges: Charges, emitted: Counter[Key]) -> t
         message = sent.message
         between = message.kind == "send_recv" and message.axis is None
         phase: Phase = "forward" if between else sent.phase  # no operator runs meanwhile
-        steps = 1 if sent.phase == "update" else bound.plan.training.micro_batches
+        steps = 1 if sent.phase == "update" else bound.plan.training.micro_batches * bound.plan.slices
         predicted[phase, sent.owner, message.kind, message.axis, message.nbytes] += times * steps
     return tuple(
         Collectives(
@@ -204,8 +210,8 @@ def _collectives(bound: BoundPlan, charges: Charges, emitted: Counter[Key]) -> t
 
 def _products(bound: BoundPlan, stage: int, ledger: Ledger, few: Plan) -> tuple[Products, ...]:
     predicted = local_work(bound, stage)
-    times = bound.plan.training.micro_batches
-    scale = times / few.training.micro_batches
+    times = bound.plan.training.micro_batches * bound.plan.slices
+    scale = bound.plan.training.micro_batches / few.training.micro_batches
     return tuple(
         Products(
             phase=phase,

@@ -45,12 +45,13 @@ def live_memory(bound: BoundPlan, rank: int, stored: Mapping[str, Bytes]) -> Map
     held = _Held(account=account)
     stages = range(rank, len(bound.plan.stages), bound.plan.pipeline)
     chunks = [_Chunk(bound=bound, cut=cut_stage(bound, stage), held=held) for stage in stages]
-    parts = telling_micro_batches(bound.plan)
-    for turn in orders(bound.plan.schedule, bound.plan.pipeline, parts, bound.plan.virtual_stages)[rank]:
+    plan, copies = bound.plan, bound.plan.training.copies
+    turns = telling_micro_batches(plan) // copies
+    for turn in orders(plan.schedule, plan.pipeline, turns, plan.virtual_stages, plan.slices)[rank]:
         chunks[turn.chunk].turn(turn)
     held.let_go()
     chunks[0].end_step()
-    return account.at_peak
+    return {**account.at_peak, OTHER: copies * account.at_peak[OTHER]}  # copies hold alike at the same moment
 
 
 Values = dict[str, Piece]
@@ -125,19 +126,25 @@ class _Chunk:
         self.uses = Counter(name for at in self.cut.operators for name in graph.operators[at].operands)
         self.replays = replays(graph, blocks)
         self.pending: Counter[str] = Counter()
-        self.flying: dict[int, tuple[list[_Section], Values]] = {}
+        self.flying: dict[tuple[int, int], tuple[list[_Section], Values]] = {}
+        self.now = Turn("forward", 0)
+        self.pasts: dict[tuple[int, int], list[Storage]] = {}  # of attention, by micro-batch and operator
         self.waiting: dict[int, list[_Product]] = {}
         self.products: list[_Product] = []
 
     def turn(self, turn: Turn) -> None:
-        """A pass of a micro-batch."""
+        """A pass of a micro-batch, or of a slice of one."""
+        self.now, key = turn, (turn.micro_batch, turn.slice)
         if turn.kind == "forward":
-            self.flying[turn.micro_batch] = self._forward()
+            self.flying[key] = self._forward()
         elif turn.kind == "weight_gradient":
             self._weight_gradients(self.waiting.pop(turn.micro_batch))
         else:
             self.products = self.waiting[turn.micro_batch] = []
-            self._backward(*self.flying.pop(turn.micro_batch))
+            self._backward(*self.flying.pop(key))
+            if turn.slice == 0:
+                for gone in [key for key in self.pasts if key[0] == turn.micro_batch]:
+                    self._release(self.pasts.pop(gone))
 
     # forward
 
@@ -196,6 +203,8 @@ class _Chunk:
         op = self.bound.operators[at]
         names, graded = self.tensors.results(at), self.tensors.graded(op)
         self.account.brief(self.tensors.inner_scratch(op), OTHER)
+        if self.tensors.remembers(op):
+            self._write_down(at, op)
         there = section.results.get(at) if section is not None else None
         for place, name in enumerate(names):
             shape = self.tensors.shape(name, op.layouts.results[place].forward)
@@ -211,6 +220,24 @@ class _Chunk:
             if extra:
                 kept.extra = self.account.hold(there[-1]) if there is not None else self.account.new(extra, OTHER)
             kept.pieces += [self.account.hold(values[names[place]].storage) for place in op.rule.saved_results]
+
+    def _write_down(self, at: int, op: BoundOperator) -> None:
+        """Attention of a slice: keys and values of the whole sequence are there from the first slice on; what was
+        computed with those of earlier slices, and with its own, is combined."""
+        key = self.now.micro_batch, at
+        if key not in self.pasts:
+            self.pasts[key] = [self.account.new(self.bound.plan.slices * self.tensors.keys(op), OTHER)]
+        if self.now.slice and self.now.kind == "forward":
+            self.account.brief(2.0 * self.tensors.result_bytes(at), OTHER)
+
+    def _add_to_past(self, at: int, op: BoundOperator) -> None:
+        """Gradients of the keys and values of all slices, from the last one on; and those of a slice on their way."""
+        key, nbytes = (self.now.micro_batch, at), self.tensors.keys(op)
+        element = self.bound.graph.types[op.operator.operands[1]].element_bytes
+        if self.now.slice and len(self.pasts[key]) == 1:
+            self.pasts[key].append(self.account.new(self.bound.plan.slices * nbytes * max(4, element) / element, OTHER))
+        if self.now.slice:
+            self.account.brief(self.now.slice * nbytes + 2.0 * self.tensors.result_bytes(at), OTHER)
 
     def _operand(self, at: int, place: int, values: Values) -> Piece:
         name = self.bound.operators[at].operator.operands[place]
@@ -274,6 +301,8 @@ class _Chunk:
         if given and graded:
             gathered = [] if section.again else self._gathered_again(at)
             self.account.brief(self.tensors.inner_scratch(op), OTHER)
+            if self.tensors.remembers(op):
+                self._add_to_past(at, op)
             made = {place: self._gradient(op, place, given, kept) for place in graded}
             self._release([piece.storage for piece in gathered])
         self._release(kept.everything)

@@ -49,5 +49,7 @@ def _forward(op: BoundOperator, bound: BoundPlan) -> Flops:
     extents = loop_extents(op.rule, op.strategy, mesh)
     axis = ring_axis(op.rule, op.strategy, mesh.sizes)
     share = 1.0 if axis is None else uneven(op.rule, op.strategy, mesh, mesh.coordinate(mesh.size // 2)[axis])
+    if bound.plan.slices > 1 and op.rule.op_class == "attention":
+        share *= bound.plan.slices  # in the mean it reads the keys of half the sequence, all of them, and half its own
     work = sum(term.coefficient * math.prod(extents[factor] for factor in term.factors) for term in op.rule.work)
     return share * work

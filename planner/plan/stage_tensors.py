@@ -73,7 +73,22 @@ class StageTensors:
 
     def saved(self, op: BoundOperator) -> tuple[int, ...]:
         graded = set(self.graded(op))
-        return tuple(place for place, needed_by in op.rule.saves if graded.intersection(needed_by))
+        kept = tuple(place for place, needed_by in op.rule.saves if graded.intersection(needed_by))
+        return kept[:1] if self.remembers(op) else kept
+
+    def remembers(self, op: BoundOperator) -> bool:
+        """Whether an operator writes down its keys and values for later slices of the sequence."""
+        return self.bound.plan.slices > 1 and op.rule.op_class == "attention"
+
+    def keys(self, op: BoundOperator) -> Bytes:
+        """Bytes of the keys and values of attention, of one slice."""
+        pairs = list(zip(op.operator.operands, op.layouts.operands, strict=True))[1:3]
+        return sum(self.bytes(name, self.shape(name, layout.forward)) for name, layout in pairs)
+
+    def result_bytes(self, at: int) -> Bytes:
+        """Bytes of the first result of an operator."""
+        name, layout = self.results(at)[0], self.bound.operators[at].layouts.results[0].forward
+        return self.bytes(name, self.shape(name, layout))
 
     def keeps(self, at: int) -> bool:
         op = self.bound.operators[at]
