@@ -480,16 +480,13 @@ class _Search:
         """The fastest of the contenders, fastest first; those that cannot be among them are not priced: their hosts
         would have to save more by launching ahead than those of the others."""
         top, plans = self.request.top, list[Ranked]()
-        compared = self.request.pinned.schedule is None
-        bounded = [
-            (found.least_step(any_order=compared), found.objective, found.order, found)
-            for found in self.contenders.found
-        ]
+        bounded = [(found.least_step(), found.objective, found.order, found) for found in self.contenders.found]
         for least, _, _, found in sorted(bounded, key=lambda one: one[:3]):
             if len(plans) >= top and least >= plans[top - 1].launched_in_turn * (1 - OPTIMAL):
                 break
-            ranked = self._ranked(found, bound)
-            plans = sorted([*plans, self._scheduled(ranked) if compared else ranked], key=lambda one: one.seconds)
+            plans = sorted([*plans, self._ranked(found, bound)], key=lambda ranked: ranked.seconds)
+        if self.request.pinned.schedule is None:
+            plans = sorted(map(self._scheduled, plans), key=lambda ranked: ranked.seconds)
         fitting = [ranked for ranked in plans if ranked.plan.prediction.peak_bytes <= self.limit_bytes]
         if not fitting:
             raise _overfull(plans, self.limit_bytes)
