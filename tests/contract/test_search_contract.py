@@ -312,10 +312,10 @@ def test_the_best_plans_come_in_order_and_differ() -> None:
 )
 def test_the_fastest_by_its_schedule_of_what_is_close_is_found(model: str, devices: int, batch: int) -> None:
     """Every configuration planned alone, and ranked by hand."""
-    request = request_of(model, cluster_of("h100-80gb", devices), batch)
+    request = request_of(model, cluster_of("h100-80gb", devices), batch, pinned=Pinned(schedule="1f1b"))
     alone = []
     for point in configurations(template_of(model), devices, batch, Pinned()):
-        pinned = Pinned(pipeline=point.pipeline, mesh=point.mesh, micro_batches=point.micro_batches)
+        pinned = Pinned(pipeline=point.pipeline, mesh=point.mesh, micro_batches=point.micro_batches, schedule="1f1b")
         with suppress(InfeasibleError):
             alone.append(search(replace(request, pinned=pinned)).plans[0])
     alone.sort(key=lambda ranked: ranked.objective)
