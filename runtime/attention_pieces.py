@@ -76,6 +76,14 @@ def attend_backward(
     return found[0], found[1], found[2]
 
 
+def join(total: torch.Tensor, logarithm: torch.Tensor, made: torch.Tensor, of_hop: torch.Tensor) -> None:
+    """Add what a hop made to the result so far and to its log-sum-exp, both in place."""
+    joined = torch.logaddexp(logarithm, of_hop)
+    total.mul_((logarithm - joined).exp_().unsqueeze(-1))
+    total.addcmul_(made, (of_hop - joined).exp_().unsqueeze(-1).to(total.dtype))
+    logarithm.copy_(joined)
+
+
 def _for_cpu(query: torch.Tensor, value: torch.Tensor) -> bool:
     return query.device.type == "cpu" and query.shape[-1] == value.shape[-1]
 

@@ -78,12 +78,13 @@ class Instruction:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
     """Consecutive instructions. `recomputed` ones run under a checkpoint, from the values `reads` to the values
-    `writes`."""
+    `writes`; the first `again` of them are all that the backward pass needs anything of."""
 
     instructions: tuple[Instruction, ...]
     recomputed: bool = False
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
+    again: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,8 +176,10 @@ class Executor:
     def _recomputed(self, section: Section, copies: Sequence["_Copy"]) -> None:
         kept = [KeptResults() for _ in copies]
         count = len(section.reads)
+        program = section
 
         def block(*reads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            nonlocal program
             inside = [
                 replace(
                     copy,
@@ -185,7 +188,11 @@ class Executor:
                 )
                 for at, copy in enumerate(copies)
             ]
-            self._run(section, inside)
+            self._run(program, inside)
+            if (
+                len(copies) > 1
+            ):  # the second time a copy that is done would go on until all are, and send what is in vain
+                program = replace(section, instructions=section.instructions[: section.again])
             return tuple(copy.values[name] for copy in inside for name in section.writes)
 
         reads = [copy.values[name] for copy in copies for name in section.reads]
@@ -335,7 +342,10 @@ def _recomputed_section(
     reads = _ordered(o.name for i in inside for o in i.operands if o.name not in made and o.name not in held)
     later = {name for at in instructions if at > run[-1] for name in graph.operators[at].operands}
     writes = _ordered(name for name in sorted(made) if name in results or name in later)
-    return Section(instructions=tuple(inside), recomputed=True, reads=reads, writes=writes)
+    block = bound.blocks.block_of(run[0])
+    assert block is not None, "blocks are recomputed"
+    again = replays(graph, bound.blocks)[bound.blocks.kinds[block]].moves
+    return Section(instructions=tuple(inside), recomputed=True, reads=reads, writes=writes, again=again)
 
 
 def _ordered(names: Iterable[str]) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runtime.attention_pieces import attend, attend_backward
+from runtime.attention_pieces import attend, attend_backward, join
 from runtime.biased_attention import wide_dtype
 from runtime.kept_results import whole_call
 from runtime.ring import Round, around
@@ -116,19 +116,11 @@ def _forward(
             if number == 0:
                 total, logarithm = made.to(wide_dtype(query)), of_hop
             else:
-                _join(total[:, :, hop.queries], logarithm[:, :, hop.queries], made, of_hop)
+                join(total[:, :, hop.queries], logarithm[:, :, hop.queries], made, of_hop)
             del here, made, of_hop
         if coming is not None:
             pieces = coming.wait()
     return total.to(query.dtype), logarithm
-
-
-def _join(total: torch.Tensor, logarithm: torch.Tensor, made: torch.Tensor, of_hop: torch.Tensor) -> None:
-    """Add what a hop made to the result so far and to its log-sum-exp, both in place."""
-    joined = torch.logaddexp(logarithm, of_hop)
-    total.mul_((logarithm - joined).exp_().unsqueeze(-1))
-    total.addcmul_(made, (of_hop - joined).exp_().unsqueeze(-1).to(total.dtype))
-    logarithm.copy_(joined)
 
 
 def _backward(

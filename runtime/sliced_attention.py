@@ -6,14 +6,16 @@
 The slices of one micro-batch come in this order on every stage (`costmodels.orders`, slices; Li et al. 2021, TeraPipe).
 A block that is recomputed writes the same keys once more where they are already.
 
-Shape legend: as in `runtime.partial_attention`; S the whole sequence, Q a slice of it.
+Shape legend: as in `runtime.attention_pieces`; S the whole sequence, Q a slice of it.
 """
 
 from typing import Any
 
 import torch
 
-from runtime.partial_attention import Attended, attend, attend_backward, combined
+from runtime.attention_pieces import attend, attend_backward, join
+from runtime.biased_attention import wide
+from runtime.kept_results import whole_call
 from runtime.slice_pass import SlicePass
 
 
@@ -43,25 +45,32 @@ class _SlicedAttention(torch.autograd.Function):
         scale: float | None,
     ) -> torch.Tensor:
         past, number = part.together.past_of(operator), part.number
+        factor = query.shape[-1] ** -0.5 if scale is None else scale
         past.keep(number, key, value)
-        own, before = past.own(number), past.before(number)
-        found = attend(query, *own, causal=True, scale=scale)
-        if number:
-            found = combined(attend(query, *before, causal=False, scale=scale), found)
-        ctx.part, ctx.past, ctx.scale = part, past, scale  # what slices share lives on with any of them
-        ctx.save_for_backward(query, *found)
-        return found.result
+
+        def compute() -> tuple[torch.Tensor, torch.Tensor]:
+            result, logarithm = attend(query, *past.own(number), True, factor)
+            if number:
+                total = wide(result)
+                join(total, logarithm, *attend(query, *past.before(number), False, factor))
+                result = total.to(query.dtype)
+            return result, logarithm
+
+        result, logarithm = whole_call(compute)
+        ctx.part, ctx.past, ctx.scale = part, past, factor  # what slices share lives on with any of them
+        ctx.save_for_backward(query, result, logarithm)
+        return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query, result, log_sum = ctx.saved_tensors
+        query, result, logarithm = ctx.saved_tensors
         past, number, scale = ctx.past, ctx.part.number, ctx.scale
-        given, whole = gradients[0].contiguous(), Attended(result, log_sum)
+        given = gradients[0].contiguous()
         key, value = past.own(number)
-        of_query, of_key, of_value = attend_backward(given, query, key, value, whole, causal=True, scale=scale)
+        of_query, of_key, of_value = attend_backward(given, query, key, value, result, logarithm, True, scale)
         if number:
             key, value = past.before(number)
-            early, *before = attend_backward(given, query, key, value, whole, causal=False, scale=scale)
+            early, *before = attend_backward(given, query, key, value, result, logarithm, False, scale)
             of_query = of_query + early
             past.add(number, *before)
         later = past.gradient(number)
