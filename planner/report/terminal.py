@@ -24,6 +24,7 @@ _WORDS = {
     "o": "out",
     "i": "in",
     "g": "heads",
+    "r": "query heads",
     "v": "vocabulary",
     "h": "hidden",
     "n": "tokens",

@@ -225,6 +225,7 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "gpt": lambda: GPT(GPT_CONFIG),
     "llama4": lambda: Llama(replace(LLAMA, num_layers=4)),
     "llama-one": lambda: Llama(replace(LLAMA, num_kv_heads=1, tied_embeddings=True)),
+    "llama-two": lambda: Llama(replace(LLAMA, num_kv_heads=2)),
     "llama-heads": lambda: Llama(replace(LLAMA, num_kv_heads=8, head_size=8, qk_norm=True)),
     "llama6": lambda: Llama(replace(LLAMA, num_layers=6)),
     "llama8": lambda: Llama(replace(LLAMA, num_layers=8)),
