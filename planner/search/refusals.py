@@ -22,8 +22,8 @@ def no_configuration(request: SearchRequest, template: Template) -> str:
     if pipeline > max(1, blocks):
         most = max(number for number in divisors(devices) if number <= max(1, blocks))
         return (
-            f"{model} has {blocks} blocks, too few for {pipeline} stages; {devices} devices can be {most} stages, or"
-            " fewer"
+            f"{model} has {blocks} blocks, too few for {pipeline} stages; the nearest degree that divides"
+            f" {devices} devices is {most}"
         )
     for name in _DEGREES:
         degree = getattr(pinned, name)
@@ -56,7 +56,7 @@ def _virtual(request: SearchRequest, template: Template) -> str | None:
 
 def _degrees(request: SearchRequest, blocks: int) -> str:
     pinned, devices = request.pinned, request.cluster.devices
-    names = ("pipeline", "virtual_stages", *_DEGREES[1:], "expert", "micro_batch", "micro_batches", "mesh")
+    names = ("pipeline", "virtual_stages", "schedule", *_DEGREES[1:], "expert", "micro_batch", "micro_batches", "mesh")
     wanted = [f"{name} = {value}" for name in names if (value := getattr(pinned, name)) is not None]
     return (
         f"nothing divides evenly: {devices} devices, global batch {request.global_batch}, {blocks} blocks, with "
