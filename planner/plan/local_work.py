@@ -42,4 +42,5 @@ def local_work(bound: BoundPlan, stage: int) -> Work:
 
 def _forward(op: BoundOperator, bound: BoundPlan) -> Flops:
     extents = loop_extents(op.rule, op.strategy, bound.plan.mesh)
-    return sum(term.coefficient * math.prod(extents[factor] for factor in term.factors) for term in op.rule.work)
+    work = sum(term.coefficient * math.prod(extents[factor] for factor in term.factors) for term in op.rule.work)
+    return float(round(work))

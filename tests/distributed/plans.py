@@ -366,7 +366,7 @@ def random_layout(random_: random.Random, shape: tuple[int, ...], mesh: Mesh, pa
             return layout
 
 
-UNRUN = (FactorKind.EXCHANGE, FactorKind.RING)
+UNRUN = (FactorKind.RING,)
 """Kinds of factors that the runtime refuses to split."""
 
 
