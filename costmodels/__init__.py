@@ -26,7 +26,7 @@ from costmodels.memory import (
     usable_memory,
 )
 from costmodels.optimizer import optimizer_time
-from costmodels.orders import ORDERS, schedule_orders
+from costmodels.orders import ORDERS, Orders, schedule_orders
 from costmodels.rank_ends import RankEnd, rank_ends
 from costmodels.rates import best_rate
 from costmodels.schedules import (
@@ -63,6 +63,7 @@ __all__ = [
     "FREE_OP_CLASS",
     "ORDERS",
     "Optimizer",
+    "Orders",
     "Overlap",
     "PLAIN_UPDATE",
     "ParameterBytes",

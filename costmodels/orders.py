@@ -2,7 +2,7 @@
 
     gpipe          F F F F ........ B B B B       all forwards, then all backwards; holds all m micro-batches
     1f1b           F F F B F B ....               `order_1f1b`; holds at most p - s
-    interleaved    0 0 1 1 0 . 0 ...              `order_interleaved_1f1b`: v chunks a stage
+    interleaved_1f1b  0 0 1 1 0 . 0 ...           `order_interleaved_1f1b`: v chunks a stage
     zb_h1          F F F B W F B W ... B W B W    backward in two parts: B, the gradient of the input, which the stage
                                                   before waits for, and W, that of the weights, which fills bubbles
     slices         0.0 0.1 0.2 0.2' 0.1' ...      the sequence of a micro-batch cut into q slices: forwards in their
@@ -75,7 +75,7 @@ def _sliced(stage: int, stages: int, micro_batches: int, slices: int) -> tuple[T
 ORDERS: dict[str, Callable[[int, int, int, int, int], tuple[Turn, ...]]] = {
     "1f1b": lambda stage, stages, micro_batches, virtual, slices: order_1f1b(stage, stages, micro_batches),
     "gpipe": lambda stage, stages, micro_batches, virtual, slices: _gpipe(stage, stages, micro_batches),
-    "interleaved": lambda stage, stages, micro_batches, virtual, slices: order_interleaved_1f1b(
+    "interleaved_1f1b": lambda stage, stages, micro_batches, virtual, slices: order_interleaved_1f1b(
         stage, stages, virtual, micro_batches
     ),
     "slices": lambda stage, stages, micro_batches, virtual, slices: _sliced(stage, stages, micro_batches, slices),
@@ -95,6 +95,6 @@ def schedule_orders(schedule: str, stages: int, micro_batches: int, *, virtual: 
         raise CostModelError(f"unknown schedule {schedule!r}; known: {', '.join(sorted(ORDERS))}")
     if slices < 1 or (slices > 1 and schedule != "slices"):
         raise CostModelError(f"schedule {schedule!r} takes whole sequences, got {slices} slices; ask for 'slices'")
-    if virtual > 1 and schedule != "interleaved":
-        raise CostModelError(f"schedule {schedule!r} has one chunk a stage, got {virtual}; ask for 'interleaved'")
+    if virtual > 1 and schedule != "interleaved_1f1b":
+        raise CostModelError(f"schedule {schedule!r} has one chunk a stage, got {virtual}; ask for 'interleaved_1f1b'")
     return tuple(order(stage, stages, micro_batches, virtual, slices) for stage in range(stages))

@@ -4,9 +4,10 @@
                      the plan ─ charges, local work, live memory ─────────────────────────────────────────> predicted
                                                                           equal, operator by operator, or it is said
 
-Ranks of one stage differ in which pieces they hold and in nothing that is counted here, so a stage is audited by the
-rank in its middle. All micro-batches but the first are alike, so of a step with many the first few are run, enough for
-as many to be in flight as ever are, and the rest counted as those; the update at the end is counted once.
+Ranks of one stage differ in which pieces they hold and in nothing that is counted here, so a stage, or the stages of a
+pipeline rank, are audited by the rank in its middle. All micro-batches but the first are alike, so of a step with many
+the first few are run, enough for as many to be in flight as ever are, and the rest counted as those; the update at the
+end is counted once.
 """
 
 from collections import Counter
@@ -24,6 +25,7 @@ from planner.plan.live_memory import GRADIENTS, STATES, WEIGHTS, live_memory
 from planner.plan.local_work import local_work
 from planner.plan.plan import Plan
 from planner.plan.predict import stage_costs
+from planner.plan.schedule import telling_micro_batches
 from runtime.imitation import imitated_inputs, imitated_step
 from runtime.inputs import Inputs
 from runtime.ledger import Ledger
@@ -62,9 +64,9 @@ class Products:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageAudit:
-    """One stage, by one of its ranks. `live` and `predicted_live` have the bytes of each class when most live;
-    `stated` is the peak that the plan was found to fit with: a sum of what each part needs at its most, and what an
-    allocator takes beside tensors."""
+    """One pipeline rank with its stages, by one of its devices. `live` and `predicted_live` have the bytes of each
+    class when most live; `stated` is the peak that the plan was found to fit with: a sum of what each part needs at its
+    most, and what an allocator takes beside tensors."""
 
     stage: int
     rank: int
@@ -101,7 +103,7 @@ class StageAudit:
 
 
 def audit(plan: Plan, traced: OperatorGraph, batch: int, cluster: Cluster) -> Iterator[StageAudit]:
-    """The stages of a plan one by one. `traced` is the graph of its model on `batch` samples.
+    """The pipeline ranks of a plan one by one. `traced` is the graph of its model on `batch` samples.
 
     Raises what `runtime.parallelize` raises for a plan that cannot be executed, and AuditError where the runtime does
     what cannot be judged.
@@ -109,7 +111,7 @@ def audit(plan: Plan, traced: OperatorGraph, batch: int, cluster: Cluster) -> It
     few = _few(plan)
     whole = bind(plan, traced, batch)
     costs = stage_costs(whole, cluster)
-    for stage in range(len(plan.stages)):
+    for stage in range(plan.pipeline):
         rank = stage * plan.mesh.size + plan.mesh.size // 2
         with imitated_step(few, traced, batch, rank) as step:
             ledger = _written(step, imitated_inputs(step, traced, batch))
@@ -126,9 +128,8 @@ def audit(plan: Plan, traced: OperatorGraph, batch: int, cluster: Cluster) -> It
 
 
 def _few(plan: Plan) -> Plan:
-    """The plan with as many micro-batches as tell: one after those that may be in flight at once, two at least."""
-    training = plan.training
-    count = min(training.micro_batches, max(2, len(plan.stages) + 1))
+    """The plan with as many micro-batches as tell."""
+    training, count = plan.training, telling_micro_batches(plan)
     return replace(plan, training=replace(training, micro_batches=count, global_batch=training.part * count))
 
 
@@ -162,7 +163,7 @@ Key = tuple[Phase, str, str, int | None, float]
 def _emitted(ledger: Ledger, step: RankStep, plan: Plan) -> Counter[Key]:
     """What a step of the whole plan sends: that of every micro-batch as often as there are."""
     axes = {_ranks(group): axis for axis, group in enumerate(step.place.groups) if group is not None}
-    stages = _ranks(step.pipeline.neighbours.forward) if step.pipeline is not None else None
+    stages = _ranks(step.pipeline.everyone) if step.pipeline is not None else None
     found: Counter[Key] = Counter()
     few = step.bound.plan.training.micro_batches
     for sent, times in ledger.sent.items():

@@ -43,12 +43,17 @@ class ShardedOptimizer:
     """Updates the trainable parameters of one rank. Building it and `step` are collective."""
 
     def __init__(
-        self, bound: BoundPlan, parameters: Mapping[str, LocalParameter], settings: OptimizerSettings, place: RankMesh
+        self,
+        bound: BoundPlan,
+        parameters: Mapping[str, LocalParameter],
+        settings: OptimizerSettings,
+        place: RankMesh,
+        arrivals: Mapping[str, int],
     ) -> None:
         training = bound.plan.training
         self._place, self._update = place, training.update
         self._trainable = {name: parameter for name, parameter in parameters.items() if parameter.trainable}
-        self.reduction = Reduction(bound, self._trainable, place)
+        self.reduction = Reduction(bound, self._trainable, place, arrivals)
         self._norm: torch.Tensor | None = None
         self._masters = [_master(p, place, training.update.master_weights) for p in self._trainable.values()]
         self._gathered = gathering_buckets(bound, self._trainable.keys())

@@ -1,13 +1,18 @@
-"""Pipeline stages: who computes which operators, what crosses between them, and the 1F1B order on real processes.
+"""Pipeline stages on real processes: the turns of a schedule, one after the other, and what crosses between them.
 
-    rank = stage * (devices of a stage) + rank inside the stage
+    chunk c of rank r is stage c p + r            values     ──> the rank of the next stage
+    rank 0   F0.0 F1.0 F0.1 F1.1 .. B0.1 ..       gradients  <── back
+    rank 1     F0.0 F1.0 F0.1 B0.1 ..
 
-    stage 0   F0 F1 .. B0 F2 B1 ..     activations ──> the same place of the next stage, on one process group
-    stage 1      F0 B0 F1 B1 ..        gradients   <── back, on another, so that neither waits behind the other
+A rank takes its turns in the order of the plan's schedule (`planner.plan.schedule`), whatever that is: with the stages
+that it holds (chunks), and with its micro-batches in flight. Stages have equal meshes, so a tensor crosses piece by
+piece: the layout in which its producer made it is the layout in which it arrives, and the reading operator
+redistributes it there like any other value. A value that a later stage reads is handed on by those between: for them it
+is a value that they receive and send, and its gradient the sum of what comes back and their own.
 
-Stages have equal meshes, so a tensor crosses piece by piece: the layout in which its producer made it is the layout in
-which it arrives, and the reading operator redistributes it there like any other value. Sends do not wait; receives do.
-Narayanan et al. 2019 (PipeDream), 2021 (the flush).
+Sends do not wait; receives do. What one rank sends to another on a process group arrives in the order in which it was
+sent, so every line of messages has a group of its own (`runtime.stage_links`): no turn waits behind another's messages.
+Huang et al. 2019 (GPipe); Narayanan et al. 2019 (PipeDream), 2021 (the flush, virtual stages).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,78 +22,68 @@ import torch
 import torch.distributed as dist
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from costmodels import Turn, order_1f1b
-from planner.plan.bind import BoundPlan
-from planner.plan.stage_cut import StageCut
-from planner.sharding.layout import local_shape
+from costmodels import Turn
+from planner.plan.schedule import ends
 from runtime.collectives import all_reduce
-from runtime.device_mesh import RankMesh, stage_line
-from runtime.parameters import LocalParameter
+from runtime.stage_links import Chunk, Crossing
 
 Values = Mapping[str, torch.Tensor]
+Forward = Callable[[Turn, Values], Values]
+"""Computes the stage of a turn's chunk on its micro-batch: from the values received, the values to send, or the loss on
+the last stage."""
 Edges = Mapping[str, GradientEdge | None]
 """By name the places in the graph of autograd that made a value; None where no gradient is needed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Neighbours:
-    """Ranks of the stages before and after at the same place inside the stage, and the groups of this line of ranks."""
-
-    before: int
-    after: int
-    forward: dist.ProcessGroup
-    backward: dist.ProcessGroup
+Key = tuple[int, int, int]  # chunk, micro-batch, slice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crossing:
-    """A value that leaves a stage: local shape, dtype, whether a gradient comes back."""
+class Passed:
+    """What the backward pass of a micro-batch through a chunk needs: the values it came from, which collect their
+    gradients, and where it starts."""
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    differentiable: bool
+    received: Values
+    edges: Edges
 
 
 @dataclass(kw_only=True)
 class Pipeline:
-    """One rank's share of the pipelined part of a step. Make it with `build_pipeline`."""
+    """One rank's share of the pipelined part of a step. Make it with `build_pipeline`.
 
-    cut: StageCut
-    neighbours: Neighbours
-    arrivals: tuple[Crossing, ...]
-    departures: tuple[Crossing, ...]
+    `order` are the turns of this rank in a step. Of the last step, `turns` has those that were done, in their order,
+    and `most_live` how many micro-batches were at most between their forward and the end of their backward pass.
+    """
+
+    chunks: tuple[Chunk, ...]
+    order: tuple[Turn, ...]
+    everyone: dist.ProcessGroup
     loss: Crossing
     device: torch.device
     has_gone: Callable[[dist.Work], bool] = dist.Work.is_completed
     turns: list[Turn] = field(default_factory=list)
+    most_live: int = 0
+    _live: dict[Key, Passed] = field(default_factory=dict)
     _sent: list[tuple[dist.Work, torch.Tensor]] = field(default_factory=list)
 
-    def run(self, forward: Callable[[int, Values], Values], micro_batches: int, seed: float) -> torch.Tensor:
-        """All micro-batches of a step, forward and backward; returns the mean loss, the same on every rank.
-
-        `forward` computes the stage on one micro-batch: from its number and the values received, the values to send, or
-        the loss on the last stage, whose gradient is `seed`. `turns` has the order in which it was done.
-        """
-        live: dict[int, tuple[Values, Edges]] = {}
+    def run(self, forward: Forward, micro_batches: int, seed: float) -> torch.Tensor:
+        """All micro-batches of a step, forward and backward; returns the mean loss, the same on every rank. `seed` is
+        the gradient of the loss of each."""
         total = self._zero()
+        self._live, self.most_live = {}, 0
         self.turns.clear()
-        for turn in order_1f1b(self.cut.stage, self.cut.stages, micro_batches):
+        for turn in self.order:
             if turn.kind == "forward":
-                live[turn.micro_batch], loss = self._forward(forward, turn.micro_batch)
-                total += loss / micro_batches
+                total += self._forward(forward, turn) / micro_batches
             else:
-                self._backward(*live.pop(turn.micro_batch), seed)
+                self._backward(turn, seed)
             self.turns.append(turn)
         self._wait()
-        return all_reduce(total, self.neighbours.forward)  # the other stages hold zero
+        return all_reduce(total, self.everyone)  # the other stages hold zero
 
-    def forward(self, forward: Callable[[int, Values], Values], micro_batch: int) -> None:
+    def forward(self, forward: Forward, micro_batch: int) -> None:
         """One micro-batch forward only, through all stages; nothing comes of it but what `forward` does."""
-        received = {arrival.name: self._receive_value(arrival) for arrival in self.arrivals}
-        made = forward(micro_batch, received)
-        for departure in self.departures:
-            self._send(made[departure.name].detach(), self.neighbours.after, self.neighbours.forward)
+        for number, chunk in enumerate(self.chunks):
+            made = forward(Turn("forward", micro_batch, number), self._arrived(chunk))
+            self._hand_on(chunk, made)
         self._wait()
 
     def _wait(self) -> None:
@@ -96,44 +91,65 @@ class Pipeline:
             work.wait()
         self._sent.clear()
 
-    def _forward(
-        self, forward: Callable[[int, Values], Values], micro_batch: int
-    ) -> tuple[tuple[Values, Edges], torch.Tensor]:
-        """What the backward pass of a micro-batch needs, and its loss: zero on all stages but the last. What it has
-        made is nobody's any more when this returns, but for what is being sent."""
-        received: Values = {arrival.name: self._receive_value(arrival) for arrival in self.arrivals}
-        made = forward(micro_batch, received)
-        for departure in self.departures:
-            self._send(made[departure.name].detach(), self.neighbours.after, self.neighbours.forward)
-        loss = made[self.loss.name].detach().float().reshape(()) if self.cut.last else self._zero()
-        return (received, self._edges(made)), loss
+    def _forward(self, forward: Forward, turn: Turn) -> torch.Tensor:
+        """A micro-batch through a chunk; its loss, zero on all stages but the last. What it has made is nobody's any
+        more when this returns, but for what is being sent."""
+        chunk = self.chunks[turn.chunk]
+        received = self._arrived(chunk)
+        made = forward(turn, received)
+        self._hand_on(chunk, made)
+        self._live[_key(turn)] = Passed(received=received, edges=self._edges(chunk, made))
+        self.most_live = max(self.most_live, len(self._live))
+        return made[self.loss.name].detach().float().reshape(()) if chunk.cut.last else self._zero()
+
+    def _arrived(self, chunk: Chunk) -> Values:
+        found = {}
+        for arrival in chunk.arrivals:
+            assert chunk.before is not None, "the first stage receives nothing"
+            value = self._receive(arrival, chunk.before.rank, chunk.before.values)
+            found[arrival.name] = value.requires_grad_(arrival.differentiable)
+        return found
+
+    def _hand_on(self, chunk: Chunk, made: Values) -> None:
+        for departure in chunk.departures:
+            assert chunk.after is not None, "the last stage sends nothing"
+            self._send(made[departure.name].detach(), chunk.after.rank, chunk.after.values)
 
     def _zero(self) -> torch.Tensor:
         return torch.zeros((), dtype=torch.float32, device=self.device)
 
-    def _edges(self, made: Values) -> Edges:
+    def _edges(self, chunk: Chunk, made: Values) -> Edges:
         """Where the backward pass starts: what has been sent is not kept for its own sake."""
-        names = (self.loss.name,) if self.cut.last else tuple(d.name for d in self.departures if d.differentiable)
+        names = (self.loss.name,) if chunk.cut.last else tuple(d.name for d in chunk.departures if d.differentiable)
         return {name: get_gradient_edge(made[name]) if made[name].requires_grad else None for name in names}
 
-    def _backward(self, received: Values, edges: Edges, seed: float) -> None:
-        if self.cut.last:
-            gradients = [torch.full(self.loss.shape, seed, dtype=self.loss.dtype, device=self.device)]
-        else:
-            returning = [departure for departure in self.departures if departure.differentiable]
-            gradients = [self._receive(d, self.neighbours.after, self.neighbours.backward) for d in returning]
-        pairs = [(edge, gradient) for edge, gradient in zip(edges.values(), gradients, strict=True) if edge is not None]
+    def _backward(self, turn: Turn, seed: float) -> None:
+        chunk, key = self.chunks[turn.chunk], _key(turn)
+        assert ends(turn), turn
+        self._differentiate(chunk, self._live[key], self._returned(chunk, seed))
+        del self._live[key]
+
+    def _returned(self, chunk: Chunk, seed: float) -> Sequence[torch.Tensor]:
+        """The gradients of what a chunk has sent, or of the loss."""
+        if chunk.cut.last:
+            return [torch.full(self.loss.shape, seed, dtype=self.loss.dtype, device=self.device)]
+        assert chunk.after is not None, "only the last stage has none after it"
+        after = chunk.after
+        return [self._receive(d, after.rank, after.gradients) for d in chunk.departures if d.differentiable]
+
+    def _differentiate(self, chunk: Chunk, passed: Passed, gradients: Sequence[torch.Tensor]) -> None:
+        """The backward pass through a chunk, from the gradients of what it has made to those of what it received."""
+        pairs = [
+            (edge, given) for edge, given in zip(passed.edges.values(), gradients, strict=True) if edge is not None
+        ]
         if pairs:
             torch.autograd.backward([edge for edge, _ in pairs], [gradient for _, gradient in pairs])
-        for arrival in self.arrivals:
+        for arrival in chunk.arrivals:
             if arrival.differentiable:
-                value = received[arrival.name]
+                assert chunk.before is not None, "the first stage receives nothing"
+                value = passed.received[arrival.name]
                 gradient = torch.zeros_like(value) if value.grad is None else value.grad
-                self._send(gradient, self.neighbours.before, self.neighbours.backward)
-
-    def _receive_value(self, arrival: Crossing) -> torch.Tensor:
-        value = self._receive(arrival, self.neighbours.before, self.neighbours.forward)
-        return value.requires_grad_(arrival.differentiable)
+                self._send(gradient, chunk.before.rank, chunk.before.gradients)
 
     def _receive(self, crossing: Crossing, source: int, group: dist.ProcessGroup) -> torch.Tensor:
         value = torch.empty(crossing.shape, dtype=crossing.dtype, device=self.device)
@@ -149,51 +165,5 @@ class Pipeline:
         self._sent.append((work, whole))
 
 
-def build_pipeline(bound: BoundPlan, place: RankMesh, cut: StageCut) -> Pipeline:
-    """The pipeline as this rank sees it. Collective: every rank calls it."""
-    every = tuple(range(cut.stages))
-    ranks = [stage * place.mesh.size + place.rank for stage in every]
-    neighbours = Neighbours(
-        before=ranks[cut.stage - 1],
-        after=ranks[(cut.stage + 1) % cut.stages],
-        forward=stage_line(place, every, "forward"),
-        backward=stage_line(place, every, "backward"),
-    )
-    return Pipeline(
-        cut=cut,
-        neighbours=neighbours,
-        arrivals=tuple(_crossing_value(bound, name) for name in cut.receives),
-        departures=tuple(_crossing_value(bound, name) for name in cut.sends),
-        loss=_whole_value(bound, bound.graph.loss),
-        device=place.device,
-    )
-
-
-def _crossing_value(bound: BoundPlan, name: str) -> Crossing:
-    graph = bound.graph
-    maker = bound.operators[graph.producer[name]]
-    results = [result for result in maker.operator.results if result is not None]
-    layout = maker.layouts.results[results.index(name)].forward
-    return Crossing(
-        name=name,
-        shape=local_shape(graph.types[name].shape, layout, bound.plan.mesh.sizes),
-        dtype=getattr(torch, graph.types[name].dtype),
-        differentiable=name in graph.differentiable,
-    )
-
-
-def _whole_value(bound: BoundPlan, name: str) -> Crossing:
-    tensor = bound.graph.types[name]
-    dtype: torch.dtype = getattr(torch, tensor.dtype)
-    return Crossing(name=name, shape=tensor.shape, dtype=dtype, differentiable=name in bound.graph.differentiable)
-
-
-def share_parameters(parameters: Mapping[str, LocalParameter], place: RankMesh, cuts: Sequence[StageCut]) -> None:
-    """Tell parameters that several stages use (tied embeddings) who else holds them. Collective."""
-    names = sorted({name for cut in cuts for name in cut.parameters})
-    for name in names:
-        stages = tuple(cut.stage for cut in cuts if name in cut.parameters)
-        if len(stages) > 1:
-            group = stage_line(place, stages, "shared parameters")
-            if place.stage in stages:
-                parameters[name].twins = group
+def _key(turn: Turn) -> Key:
+    return turn.chunk, turn.micro_batch, turn.slice

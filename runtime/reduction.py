@@ -25,11 +25,19 @@ from runtime.redistribute import convert
 
 
 class Reduction:
-    """The gradients of one rank. Building it is collective."""
+    """The gradients of one rank, each of which arrives so many times a micro-batch (`arrivals`): once from every chunk
+    that reads the parameter. Building it is collective."""
 
-    def __init__(self, bound: BoundPlan, parameters: Mapping[str, LocalParameter], place: RankMesh) -> None:
+    def __init__(
+        self,
+        bound: BoundPlan,
+        parameters: Mapping[str, LocalParameter],
+        place: RankMesh,
+        arrivals: Mapping[str, int],
+    ) -> None:
         self._parameters, self._place = parameters, place
-        self._micro_batches = bound.plan.training.micro_batches
+        times = bound.plan.training.micro_batches
+        self._expected = {name: times * arrivals.get(name, 0) for name in parameters}
         self.buckets = reduction_buckets(bound, parameters.keys())
         self._groups = axis_lines(place, "gradients") if bound.plan.training.update.bucketed else place.groups
         self._flights: list[Flight] = []
@@ -41,7 +49,7 @@ class Reduction:
         """A step is about to accumulate all its micro-batches, and nothing else before `finish`."""
         if self.buckets:
             self._flights = []
-            self._waiting = dict.fromkeys(self._parameters, self._micro_batches)
+            self._waiting = dict(self._expected)
 
     def finish(self) -> dict[str, torch.Tensor]:
         """The gradients in the layouts of the state, by name; drops those that were added up. Collective."""

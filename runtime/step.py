@@ -1,19 +1,23 @@
 """One rank's share of the training step that a plan describes.
 
-With pipeline stages a rank computes its stage of every micro-batch in the 1F1B order (see `runtime.pipeline`).
+With pipeline stages a rank computes its stages of every micro-batch in the order of the plan's schedule (see
+`runtime.pipeline`).
 One step: for each micro-batch take this rank's part of the inputs, run forward and backward, and add up gradients;
 then reduce the gradients once, update, and bring the weights back to where they are kept. The loss is the mean of
 the losses of the micro-batches.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from typing import NoReturn
 
 import torch
 from torch import nn
 
+from costmodels import Turn
 from planner.plan.bind import BoundPlan
+from planner.plan.schedule import orders_of
 from planner.plan.stage_cut import check_updates, cut_stage
 from planner.sharding.update import sample_pieces
 from runtime.after_step import step_ends
@@ -26,8 +30,9 @@ from runtime.observer import Observer
 from runtime.optimizer import ShardedOptimizer
 from runtime.optimizers import OptimizerSettings
 from runtime.parameters import local_parameters, unused_parameters, whole_buffers
-from runtime.pipeline import Values, build_pipeline, share_parameters
+from runtime.pipeline import Forward, Pipeline
 from runtime.randomness import Draw
+from runtime.stage_links import build_chunks, everyone, share_parameters, whole_value
 
 
 class RankStep:
@@ -55,24 +60,40 @@ class RankStep:
         self.check_layouts = check_layouts
         self.check_gradients = False
         self.observer: Observer | None = None
-        self.cuts = tuple(cut_stage(bound, stage) for stage in range(place.stages))
+        self.cuts = tuple(cut_stage(bound, stage) for stage in range(len(bound.plan.stages)))
         check_updates(bound, self.cuts)
-        self.cut = self.cuts[place.stage]
-        self.executor: Executor = build_executor(bound, place, self.cut)
+        own = self.cuts[place.stage :: place.stages]
+        self.executors: tuple[Executor, ...] = tuple(build_executor(bound, place, cut) for cut in own)
         update = bound.plan.training.update
         self.pieces = sample_pieces((bound.inputs[name] for name in batched), bound.plan.mesh.sizes)
         self.scale = update.seed(bound.plan.training.micro_batches, self.pieces)  # gradient of a micro-batch's loss
-        held = self.cut.parameters | (unused_parameters(bound) if place.stage == 0 else frozenset())
+        held = frozenset[str]().union(*(cut.parameters for cut in own))
+        held |= unused_parameters(bound) if place.stage == 0 else frozenset()
         self.parameters = local_parameters(module, bound, place, held)
         self.buffers = whole_buffers(module, bound.graph, place.device, update.broadcast)
-        changed = {buffer for buffer, _ in self.executor.updates}
+        changed = self._changed()
         self.ends = tuple(end for end in step_ends(module) if changed.intersection(map(end.full, end.buffers)))
-        self.pipeline = build_pipeline(bound, place, self.cut) if place.stages > 1 else None
+        self.pipeline = self._pipeline() if place.stages > 1 else None
         self.reads = frozenset(
-            name for at in self.cut.operators for name in bound.graph.operators[at].operands if name in bound.inputs
-        )  # inputs that an operator of this stage reads
+            name
+            for cut in own
+            for at in cut.operators
+            for name in bound.graph.operators[at].operands
+            if name in bound.inputs
+        )  # inputs that an operator of this rank reads
         share_parameters(self.parameters, place, self.cuts)
-        self.optimizer = ShardedOptimizer(bound, self.parameters, settings, place)
+        arrivals = Counter(name for cut in own for name in cut.parameters)
+        self.optimizer = ShardedOptimizer(bound, self.parameters, settings, place, arrivals)
+
+    def _pipeline(self) -> Pipeline:
+        bound, place = self.bound, self.place
+        return Pipeline(
+            chunks=build_chunks(bound, place, self.cuts),
+            order=orders_of(bound.plan)[place.stage],
+            everyone=everyone(place),
+            loss=whole_value(bound, bound.graph.loss),
+            device=place.device,
+        )
 
     def __call__(self, inputs: Inputs, learning_rate: float) -> float:
         """Train on one global batch, of which `inputs` gives the pieces of this rank; returns the mean loss.
@@ -99,11 +120,15 @@ class RankStep:
         """Forward and backward of all micro-batches: adds to the gradients, changes no weight. Returns the mean
         loss."""
         if not self.check_layouts:
-            return self._accumulate(lambda part, received: self._forward(part, {**inputs(part), **received}))
+            return self._accumulate(
+                lambda turn, received: self._forward(turn, {**inputs(turn.micro_batch), **received})
+            )
         check = LayoutCheck(bound=self.bound, place=self.place)
         check.weights(self.parameters)
         total = self._accumulate(
-            lambda part, received: self._forward(part, {**inputs(part), **received}, check.micro_batch(part))
+            lambda turn, received: self._forward(
+                turn, {**inputs(turn.micro_batch), **received}, check.micro_batch(turn.micro_batch)
+            )
         )
         check.gradients(self.parameters)
         check.verify()
@@ -111,20 +136,20 @@ class RankStep:
         return total
 
     def _forward(
-        self, part: int, given: Mapping[str, torch.Tensor], observer: Observer | None = None
+        self, turn: Turn, given: Mapping[str, torch.Tensor], observer: Observer | None = None
     ) -> dict[str, torch.Tensor]:
-        """This stage of a micro-batch, from its inputs and what it has received."""
-        draw = Draw(seed=self.seed, step=self.steps, micro_batch=part)
-        return self.executor(self.parameters, self.buffers, given, draw, observer or self.observer)
+        """A stage of this rank of a micro-batch, from its inputs and what it has received."""
+        draw = Draw(seed=self.seed, step=self.steps, micro_batch=turn.micro_batch)
+        return self.executors[turn.chunk](self.parameters, self.buffers, given, draw, observer or self.observer)
 
-    def _accumulate(self, forward: Callable[[int, Values], Values]) -> torch.Tensor:
+    def _accumulate(self, forward: Forward) -> torch.Tensor:
         """All micro-batches forward and backward; the mean loss."""
         parts = self.bound.plan.training.micro_batches
         if self.pipeline is not None:
             return self.pipeline.run(forward, parts, self.scale)
         total = torch.zeros((), dtype=torch.float32, device=self.place.device)
         for part in range(parts):
-            loss = forward(part, {})[self.bound.graph.loss]
+            loss = forward(Turn("forward", part), {})[self.bound.graph.loss]
             if loss.requires_grad:
                 torch.autograd.backward(loss, torch.full_like(loss, self.scale))
             total += loss.detach().float().reshape(()) / parts
@@ -141,9 +166,9 @@ class RankStep:
             given = inputs(part)
             watch.given(self.parameters, self.buffers, given, self.steps + 1)
             if self.pipeline is None:
-                self._forward(part, given, watch)
+                self._forward(Turn("forward", part), given, watch)
             else:
-                self.pipeline.forward(lambda _, received: self._forward(part, {**given, **received}, watch), part)
+                self.pipeline.forward(lambda turn, received: self._forward(turn, {**given, **received}, watch), part)
 
         try:
             explain(loss, self.steps + 1, self.bound.graph, self.bound.plan.training.micro_batches, again)
@@ -167,15 +192,18 @@ class RankStep:
     def changed_buffers(self) -> dict[str, torch.Tensor]:
         """The buffers that the forward passes change (running statistics), and those that change with them after a
         step, by name, as they are now."""
-        changed = {buffer for buffer, _ in self.executor.updates}
-        changed |= {end.full(name) for end in self.ends for name in end.buffers}
+        changed = self._changed() | {end.full(name) for end in self.ends for name in end.buffers}
         return self._everywhere({buffer: self.buffers[buffer] for buffer in sorted(changed)})
 
+    def _changed(self) -> set[str]:
+        """Buffers that the forward passes of this rank change."""
+        return {buffer for executor in self.executors for buffer, _ in executor.updates}
+
     def _everywhere(self, held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What each stage holds, on every rank."""
+        """What each pipeline rank holds, on every one."""
         if self.pipeline is None:
             return held
         every: list[dict[str, torch.Tensor]] = [{}] * self.place.stages
         cpu = {name: tensor.cpu() for name, tensor in held.items()}
-        torch.distributed.all_gather_object(every, cpu, group=self.pipeline.neighbours.forward)
+        torch.distributed.all_gather_object(every, cpu, group=self.pipeline.everyone)
         return {name: tensor for stage in every for name, tensor in stage.items()}

@@ -218,15 +218,10 @@ def parallelize(
     `check_layouts` the first step checks that every tensor lies as the plan promises, with `check_gradients` every step
     that gradients are finite.
 
-    Raises PlanFileError for a plan that cannot be read, RequestError for one for another number of devices or with
-    virtual stages, and with an example all that `TrainingStep.prepare` raises.
+    Raises PlanFileError for a plan that cannot be read, RequestError for one for another number of devices, and with an
+    example all that `TrainingStep.prepare` raises.
     """
     loaded = plan if isinstance(plan, Plan) else load_plan(Path(plan))
-    if loaded.virtual_stages > 1:
-        raise RequestError(
-            f"the plan has {loaded.virtual_stages} virtual stages on each pipeline rank, which cannot be executed yet;"
-            " plan with virtual_stages 1 to run it"
-        )
     own = device or current_device(local_rank())
     join_processes(own)
     place = rank_mesh(loaded.mesh, own, loaded.pipeline, known)

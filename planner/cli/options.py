@@ -124,7 +124,7 @@ class Options:
     micro_batches: Annotated[int | None, _number(HAND, "Micro-batches per step.")] = None
     virtual_stages: Annotated[
         str | None,
-        _word(HAND, "N|auto", "Stages on each pipeline rank; more than 1 can be priced, not run.", "1"),
+        _word(HAND, "N|auto", "Stages on each pipeline rank (interleaved).", "1"),
     ] = None
     mesh: Annotated[
         str | None,

@@ -13,6 +13,7 @@ from planner.graph.blocks import BlockRun, block_parameters, find_blocks, share_
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.plan.outline import difference
 from planner.plan.plan import RECOMPUTATION, Group, Plan
+from planner.plan.schedule import check_schedule
 from planner.plan.uniform import uniform_blocks
 from planner.pricing.keeping import keeping_fault
 from planner.sharding.discover import with_rules
@@ -90,7 +91,7 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
     prepared, blocks = prepare(with_rules(traced, plan.rules))
     graph = rescale_batch(prepared, batch, plan.training.part)
     _check_stages(plan, blocks)
-    _check_schedule(plan)
+    check_schedule(plan)
     strategies, stored = _spread(plan, graph, blocks)
     known: dict[tuple[int, tuple[str | None, ...]], tuple[Strategy, OperatorLayouts]] = {}
     operators = tuple(_bound(plan.mesh, graph, op, strategies, known) for op in graph.operators)
@@ -135,29 +136,6 @@ def _check_stages(plan: Plan, blocks: BlockRun) -> None:
         following += stage.blocks
     if following != blocks.count:
         raise PlanFileError(f"stages: they hold {following} blocks, the model has {blocks.count}")
-
-
-def _check_schedule(plan: Plan) -> None:
-    """One schedule for plain stages, one for virtual ones, which are dealt evenly and take whole rounds of
-    micro-batches."""
-    virtual, parts = plan.virtual_stages, plan.training.micro_batches
-    if len(plan.stages) % virtual:
-        raise PlanFileError(
-            f"virtual_stages: {virtual} on each pipeline rank do not divide {len(plan.stages)} stages; make them even"
-        )
-    wanted = "1f1b" if virtual == 1 else "interleaved_1f1b"
-    if plan.schedule != wanted:
-        raise PlanFileError(f"schedule: '{plan.schedule}' with virtual_stages {virtual}; that takes '{wanted}'")
-    if virtual > 1 and plan.pipeline < 2:
-        raise PlanFileError(
-            f"virtual_stages: {virtual} of {len(plan.stages)} stages on one pipeline rank; interleaving takes at least"
-            " 2 ranks, so set virtual_stages to 1 or add stages"
-        )
-    if virtual > 1 and parts % plan.pipeline:
-        raise PlanFileError(
-            f"training.micro_batches: {parts} is no multiple of {plan.pipeline} pipeline ranks, which virtual stages"
-            " take in rounds; change micro_batches, or set virtual_stages to 1"
-        )
 
 
 def _recomputed(plan: Plan, graph: OperatorGraph, blocks: BlockRun) -> dict[int, frozenset[int]]:

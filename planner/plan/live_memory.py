@@ -6,9 +6,9 @@
 
 The figures that the search minimises under are sums of what each part needs at its most, an upper bound that can be
 tabulated operator by operator; not everything is at its most at the same moment. Here the moments are followed, as the
-runtime runs them: in the order of 1F1B, with what is on the way of every redistribution, a recomputed block for as long
-as its backward pass takes, and gradients from when they are first there. What lives is memory, not tensors: a view
-holds all of what it is a view of.
+runtime runs them: in the order of the plan's schedule, with what is on the way of every redistribution, a recomputed
+block for as long as its backward pass takes, and gradients from when they are first there. What lives is memory, not
+tensors: a view holds all of what it is a view of.
 
 Counted are tensors. What an allocator rounds up or keeps for later, and what libraries take for themselves, is not.
 Complexity: the operators of a stage times the micro-batches that are followed, one more than are ever in flight.
@@ -19,11 +19,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from costmodels import order_1f1b
+from costmodels import Turn
 from hardware_profiles import Bytes
 from planner.graph.operator_graph import DTYPE_BYTES
 from planner.plan.bind import BoundOperator, BoundPlan
 from planner.plan.memory_account import MemoryAccount, Piece, Storage, moved
+from planner.plan.schedule import orders, telling_micro_batches
 from planner.plan.stage_cut import StageCut, cut_stage
 from planner.plan.stage_tensors import StageTensors
 from planner.pricing.liveness import Replay, replay
@@ -36,12 +37,18 @@ WEIGHTS, GRADIENTS, STATES, OTHER = "weights", "gradients", "optimizer state", "
 _UPDATED = 2  # temporaries of an update, in pieces of the parameter that is updated
 
 
-def live_memory(bound: BoundPlan, stage: int, stored: Mapping[str, Bytes]) -> Mapping[str, Bytes]:
-    """Bytes of each class that a rank in the middle of a stage holds when it holds most. `stored` has those of the
-    weights and of the states of the optimizer (see `planner.plan.predict.StageCost.memory`)."""
+def live_memory(bound: BoundPlan, rank: int, stored: Mapping[str, Bytes]) -> Mapping[str, Bytes]:
+    """Bytes of each class that a device in the middle of a pipeline rank holds when it holds most. `stored` has those
+    of the weights and of the states of the optimizer (see `planner.plan.predict.StageCost.memory`)."""
     account = MemoryAccount(now={WEIGHTS: stored[WEIGHTS], GRADIENTS: 0.0, STATES: stored[STATES], OTHER: 0.0})
-    rank = _Rank(bound=bound, cut=cut_stage(bound, stage), account=account)
-    rank.step()
+    held = _Held(account=account)
+    stages = range(rank, len(bound.plan.stages), bound.plan.pipeline)
+    chunks = [_Chunk(bound=bound, cut=cut_stage(bound, stage), held=held) for stage in stages]
+    parts = telling_micro_batches(bound.plan)
+    for turn in orders(bound.plan.schedule, bound.plan.pipeline, parts, bound.plan.virtual_stages)[rank]:
+        chunks[turn.chunk].turn(turn)
+    held.let_go()
+    chunks[0].end_step()
     return account.at_peak
 
 
@@ -72,12 +79,34 @@ class _Section:
 
 
 @dataclass(kw_only=True)
-class _Rank:
+class _Held:
+    """What the chunks of a rank have together: the account, the gradients of the step, what is being sent."""
+
+    account: MemoryAccount
+    gradients: dict[str, Storage] = field(default_factory=dict)
+    sent: list[Storage] = field(default_factory=list)
+
+    def send(self, storage: Storage) -> None:
+        """What is sent is held until the next is, when it has gone."""
+        self.let_go()
+        self.sent.append(self.account.hold(storage))
+
+    def let_go(self) -> None:
+        for storage in self.sent:
+            self.account.release(storage)
+        self.sent.clear()
+
+
+@dataclass(kw_only=True)
+class _Chunk:
+    """A stage of the rank."""
+
     bound: BoundPlan
     cut: StageCut
-    account: MemoryAccount
+    held: _Held
 
     def __post_init__(self) -> None:
+        self.account, self.gradients = self.held.account, self.held.gradients
         graph, blocks = self.bound.graph, self.bound.blocks
         self.tensors = StageTensors(bound=self.bound, cut=self.cut)
         self.update = self.bound.plan.training.update
@@ -86,22 +115,15 @@ class _Rank:
         self.last_use = {name: at for at in self.cut.operators for name in graph.operators[at].operands}
         self.uses = Counter(name for at in self.cut.operators for name in graph.operators[at].operands)
         self.replay: Replay = replay(graph, blocks.start, blocks.start + blocks.period)
-        self.gradients: dict[str, Storage] = {}
         self.pending: Counter[str] = Counter()
-        self._sent: list[Storage] = []
+        self.flying: dict[int, tuple[list[_Section], Values]] = {}
 
-    def step(self) -> None:
-        """One training step."""
-        stages, stage = self.cut.stages, self.cut.stage
-        parts = min(self.bound.plan.training.micro_batches, max(2, stages + 1))
-        flying: dict[int, tuple[list[_Section], Values]] = {}
-        for turn in order_1f1b(stage, stages, parts):
-            if turn.kind == "forward":
-                flying[turn.micro_batch] = self._forward()
-            else:
-                self._backward(*flying.pop(turn.micro_batch))
-        self._release(self._sent)
-        self._update()
+    def turn(self, turn: Turn) -> None:
+        """A pass of a micro-batch."""
+        if turn.kind == "forward":
+            self.flying[turn.micro_batch] = self._forward()
+        else:
+            self._backward(*self.flying.pop(turn.micro_batch))
 
     # forward
 
@@ -119,7 +141,7 @@ class _Rank:
                     self._drop(at, values)
             found.append(section)
         for name in self.cut.sends:
-            self._send(values[name].storage)
+            self.held.send(values[name].storage)
         self._release([piece.storage for piece in values.values()])
         return found, received
 
@@ -206,7 +228,7 @@ class _Rank:
             self._release([piece.storage for piece in section.reads.values()])
         for name in self.cut.receives:
             if name in gradients:
-                self._send(gradients[name])
+                self.held.send(gradients[name])
         self._release([*gradients.values(), *begun])
         self._release([piece.storage for piece in received.values()])
 
@@ -311,8 +333,8 @@ class _Rank:
 
     # update
 
-    def _update(self) -> None:
-        """Reduce all gradients, update piece by piece, and bring the weights back."""
+    def end_step(self) -> None:
+        """Reduce all gradients of the rank, update piece by piece, and bring the weights back."""
         graph, mesh = self.bound.graph, self.bound.plan.mesh
         pieces = []
         for name, gradient in self.gradients.items():
@@ -332,11 +354,6 @@ class _Rank:
             narrow = Piece(self.account.new(self.tensors.bytes(name, piece.shape), OTHER), piece.shape)
             self.account.release(self._moved(narrow, steps, name).storage)
             self.account.release(narrow.storage)
-
-    def _send(self, storage: Storage) -> None:
-        """What is sent is held until the next is, when it has gone."""
-        self._release(self._sent)
-        self._sent = [self.account.hold(storage)]
 
     # memory that is held and let go
 

@@ -21,14 +21,14 @@ Work = Mapping[tuple[Phase, str], Flops]
 """By pass and operator; those that are not in it compute nothing."""
 
 
-def local_work(bound: BoundPlan, stage: int) -> Work:
-    """What a rank of a stage computes for one micro-batch, each product of its share of the loops."""
+def local_work(bound: BoundPlan, rank: int) -> Work:
+    """What a device of a pipeline rank computes for one micro-batch, each product of its share of the loops."""
     graph, blocks = bound.graph, bound.blocks
     found: dict[tuple[Phase, str], Flops] = {}
     stages = stage_of_operators(bound)
     again = replay(graph, blocks.start, blocks.start + blocks.period)
     for at, op in enumerate(bound.operators):
-        if stages[at] != stage or op.rule.op_class not in PRODUCTS:
+        if stages[at] % bound.plan.pipeline != rank or op.rule.op_class not in PRODUCTS:
             continue
         name, forward = op.operator.name, _forward(op, bound)
         graded = sum(o in graph.differentiable for i, o in enumerate(op.operator.operands) if i not in op.rule.addends)

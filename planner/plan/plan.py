@@ -21,7 +21,7 @@ PLANNER_VERSION = "0.1.0"  # written into plans; equals the version of the distr
 RECOMPUTATION = ("none", "selective", "full")
 PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 OPTIMIZERS = ("adamw", "sgd", "lamb")
-SCHEDULES = ("1f1b", "interleaved_1f1b")
+SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b")  # of costmodels.orders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +188,8 @@ class Plan:
     """One training step on one cluster, completely decided.
 
     With `virtual_stages` v > 1 each pipeline rank holds v of the stages: stage c is on rank c % pipeline, so that v
-    rounds over the ranks make the model (Narayanan et al. 2021, section 2.2).
+    rounds over the ranks make the model (Narayanan et al. 2021, section 2.2). `schedule` says in which order the ranks
+    take their turns (`planner.plan.schedule`).
 
     `rules` has the rules that were found by trial, by the text of the calls that they are for: whoever executes the
     plan uses just these, and searches for none.

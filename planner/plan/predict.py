@@ -20,9 +20,10 @@ does not hide; the step also asks whether there is work enough to hide the rest 
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from costmodels import collective_time, in_flight_of_chunks, peak_memory, step_time
+from costmodels import collective_time, peak_memory, step_time
 from hardware_profiles import Cluster, Hidden, spread_of
 from planner.graph.blocks import IDENTITY, BlockRun
 from planner.graph.operator_graph import OperatorGraph, TensorType
@@ -30,6 +31,8 @@ from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.charges import UNCHARGED, Charges, Phase, Times, charge
 from planner.plan.once import once_of
 from planner.plan.plan import Plan, Prediction, StagePrediction
+from planner.plan.schedule import in_flight_of
+from planner.plan.stage_cut import crossing_values
 from planner.plan.step import AHEAD, PIPELINE_BUBBLE, UNCOVERED, ChunkCost, Launches, step_of
 from planner.pricing import (
     OperatorPrices,
@@ -111,7 +114,7 @@ def _assemble(
     m, virtual = plan.training.micro_batches, plan.virtual_stages
     per_part = [sum(cost.micro_batch.values()) for cost in costs]
     per_step = [sum(cost.once.values()) for cost in costs]
-    step = step_of([cost.chunks for cost in costs], [cost.all_once for cost in costs], m)
+    step = step_of([cost.chunks for cost in costs], [cost.all_once for cost in costs], m, plan.schedule)
     busiest = costs[step.busiest]
     time = [(name, m * seconds) for name, seconds in busiest.micro_batch.items()]
     time += [(PIPELINE_BUBBLE, step.bubble), *busiest.all_once.items()]
@@ -170,6 +173,7 @@ class _Walk:
         self.replay = replay(graph, blocks.start, blocks.start + blocks.period, software.whole_blocks)
         self.ending = blocks.stop if _handed_alone(graph, blocks) else len(graph.operators)
         self.stage_of = stage_of_operators(self.bound)
+        self.arriving = crossing_values(graph, self.stage_of, len(plan.stages))
         self.rank_of = {at: stage % plan.pipeline for at, stage in self.stage_of.items()}
         self.flops = 0.0
         self._prices: dict[tuple[int, object, tuple[bool, ...]], OperatorPrices] = {}
@@ -181,12 +185,12 @@ class _Walk:
         """Walk the operators of all stages of one pipeline rank."""
         plan, operators = self.bound.plan, self.bound.operators
         cost = StageCost(chunks=[ChunkCost(blocks=stage.blocks) for stage in plan.stages[rank :: plan.pipeline]])
-        live = in_flight_of_chunks(rank, plan.pipeline, plan.virtual_stages, plan.training.micro_batches)
-        received: set[str] = set()
+        live = in_flight_of(plan, rank)
+        seen: set[str] = set()  # what flows into blocks
         at_once: dict[int, float] = {}
         own = [at for at in range(len(operators)) if self.rank_of[at] == rank]
         for at in own:
-            self._operator(cost, at, live[self._chunk(at)], received, at_once)
+            self._operator(cost, at, live[self._chunk(at)], seen, at_once)
         cost.memory["activations"] += max(at_once.values(), default=0.0)
         cost.memory["transient"] += self.cluster.software.buffers
         for (number, _, name), launches in cost.launches.items():
@@ -203,11 +207,11 @@ class _Walk:
         for (part, message), times in once.messages.items():
             charge(cost.messages, part, "", message, {"update": times})
         cost.memory["transient"] += once.flat
-        self._sends(cost, rank)
+        self._crossings(cost, rank, live)
         self._loss(cost, rank)
         return cost
 
-    def _operator(self, cost: StageCost, at: int, live: int, received: set[str], at_once: dict[int, float]) -> None:
+    def _operator(self, cost: StageCost, at: int, live: int, seen: set[str], at_once: dict[int, float]) -> None:
         bound = self.bound.operators[at]
         graph, op = self.bound.graph, bound.operator
         prices, chunk = self._price(bound), cost.chunks[self._chunk(at)]
@@ -279,17 +283,8 @@ class _Walk:
                     kept += self._kept_copy(name, made, wanted, nbytes)
                 if pieces:
                     kept += min(nbytes, self._local_bytes(name, made.forward))
-                if (
-                    self.stage_of[graph.producer[name]] != self.stage_of[at]
-                    and name in graph.data_dependent
-                    and f"{self.stage_of[at]}<={name}" not in received
-                ):
-                    received.add(f"{self.stage_of[at]}<={name}")
-                    distance = self._distance(graph.producer[name], at)
-                    nbytes_received = self._transfer(cost, chunk, "forward", name, distance)
-                    cost.memory["activations"] += 0.0 if again else live * nbytes_received
                 if again and self.bound.blocks.block_of(graph.producer[name]) != block and name in graph.differentiable:
-                    self._checkpoint(cost, name, made.forward, live, received, block)
+                    self._checkpoint(cost, name, made.forward, live, seen, block)
         brief = at >= self.ending  # the backward pass of what follows the blocks comes first, and frees what it kept
         if again or brief:
             where = block if block is not None else AFTER
@@ -450,17 +445,27 @@ class _Walk:
             cost.messages, "gradient reduction", "", Message(kind="all_reduce", axis=None, nbytes=nbytes), {"update": 1}
         )
 
-    def _sends(self, cost: StageCost, rank: int) -> None:
-        """Gradients of what the stages of this rank sent come back to them."""
-        graph = self.bound.graph
-        for name, uses in graph.consumers.items():
-            at = graph.producer.get(name)
-            if at is None or self.rank_of[at] != rank or name not in graph.differentiable:
-                continue
-            readers = {self.stage_of[use]: use for use in uses}
-            for stage in sorted(readers.keys() - {self.stage_of[at]}):
-                chunk = cost.chunks[self._chunk(at)]
-                self._transfer(cost, chunk, "backward", name, self._distance(at, readers[stage]))
+    def _crossings(self, cost: StageCost, rank: int, live: Sequence[int]) -> None:
+        """What the stages of this rank receive, and what comes back of what they sent. A stage hands on what later ones
+        read."""
+        graph, stages, ranks = self.bound.graph, len(self.bound.plan.stages), self.bound.plan.pipeline
+        for number, chunk in enumerate(cost.chunks):
+            stage = number * ranks + rank
+            for name in self.arriving[stage]:
+                nbytes = self._transfer(cost, chunk, "forward", name, stage)
+                if not self._kept_by_block(name, stage):
+                    cost.memory["activations"] += live[number] * nbytes
+            for name in self.arriving[stage + 1] if stage + 1 < stages else ():
+                if name in graph.differentiable:
+                    self._transfer(cost, chunk, "backward", name, stage + 1)
+
+    def _kept_by_block(self, name: str, stage: int) -> bool:
+        """Whether a recomputed block of a stage, which reads a value, keeps it by itself."""
+        bound = self.bound
+        return any(
+            self.stage_of[use] == stage and bound.recompute_of(bound.blocks.block_of(use)) is not None
+            for use in bound.graph.consumers[name]
+        )
 
     def _loss(self, cost: StageCost, rank: int) -> None:
         """Every rank gets to know the loss: of every micro-batch on the last stage, of the step on the others."""
@@ -477,15 +482,11 @@ class _Walk:
         """Which of the chunks of its rank an operator is in."""
         return self.stage_of[at] // self.bound.plan.pipeline
 
-    def _distance(self, first: int, second: int) -> int:
-        """How many pipeline ranks lie between two operators; from the last back to the first it is all of them."""
-        return abs(self.rank_of[first] - self.rank_of[second])
-
-    def _transfer(self, cost: StageCost, chunk: ChunkCost, phase: Phase, name: str, distance: int) -> float:
-        """Charge a value that crosses to another stage, in the pass that waits for it; returns its bytes on a device, 0
-        where it stays on its rank."""
-        if not distance:
-            return 0.0
+    def _transfer(self, cost: StageCost, chunk: ChunkCost, phase: Phase, name: str, stage: int) -> float:
+        """Charge a value that crosses from the stage before into `stage`, or its gradient that goes back, in the pass
+        that waits for it; returns its bytes on a device."""
+        ranks = self.bound.plan.pipeline
+        distance = 1 if stage % ranks else ranks - 1  # from the last rank back to the first
         tensor, mesh = self.bound.graph.types[name], self.bound.plan.mesh
         nbytes = tensor.nbytes * local_fraction(self._made(name).forward, mesh.sizes)
         seconds = transfer_seconds(nbytes, distance * mesh.size, self.cluster)

@@ -14,7 +14,8 @@ from planner.sharding.rule import Duplex
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCut:
     """What one stage holds: its operators (with the constant ones that it computes for itself), the values that it gets
-    from the stage before and those that it gives to the stage after, the parameters it uses."""
+    from the stage before and those that it gives to the stage after, the parameters it uses. What only later stages
+    read it gets and gives all the same."""
 
     stage: int
     stages: int
@@ -29,20 +30,19 @@ class StageCut:
 
 
 def cut_stage(bound: BoundPlan, stage: int) -> StageCut:
-    """The part of a plan that one stage executes. Raises PlannerError where a value skips a stage."""
+    """The part of a plan that one stage executes."""
     graph, stages = bound.graph, stage_of_operators(bound)
     count = len(bound.plan.stages)
     own = [at for at in range(len(bound.operators)) if stages[at] == stage and _varies(graph, at)]
     own += _constants(graph, own)
-    receives = _crossing(graph, stages, stage)
-    sends = _crossing(graph, stages, stage + 1) if stage + 1 < count else ()
+    crossing = crossing_values(graph, stages, count)
     used = {name for at in own for name in graph.operators[at].operands}
     return StageCut(
         stage=stage,
         stages=count,
         operators=tuple(sorted(own)),
-        receives=receives,
-        sends=sends,
+        receives=crossing[stage],
+        sends=crossing[stage + 1] if stage + 1 < count else (),
         parameters=frozenset(used & graph.parameter_names),
     )
 
@@ -76,21 +76,17 @@ def _constants(graph: OperatorGraph, own: Sequence[int]) -> list[int]:
     return sorted(found)
 
 
-def _crossing(graph: OperatorGraph, stages: Mapping[int, int], stage: int) -> tuple[str, ...]:
-    """Values that `stage` reads and the stage before it makes."""
-    found: dict[str, None] = {}
+def crossing_values(graph: OperatorGraph, stages: Mapping[int, int], count: int) -> tuple[tuple[str, ...], ...]:
+    """For each of `count` stages, by the stage of each operator, the values that it gets from the one before: made
+    before it, and read in it or behind it, so that it hands them on."""
+    found: list[list[str]] = [[] for _ in range(count)]
     for at, op in enumerate(graph.operators):
-        for name in op.operands if stages[at] == stage else ():
-            producer = graph.producer.get(name)
-            if producer is None or stages[producer] == stage or name not in graph.data_dependent:
-                continue
-            if stages[producer] != stage - 1:
-                raise PlannerError(
-                    f"value '{name}' goes from stage {stages[producer]} to stage {stage}; a pipeline hands values on"
-                    " from one stage to the next only, so plan this model with --pipeline 1"
-                )
-            found.setdefault(name)
-    return tuple(found)
+        for name in op.results:
+            if name is not None and name in graph.data_dependent:
+                last = max((stages[use] for use in graph.consumers.get(name, ())), default=0)
+                for stage in range(stages[at] + 1, last + 1):
+                    found[stage].append(name)
+    return tuple(tuple(names) for names in found)
 
 
 def promised_layouts(bound: BoundPlan) -> dict[str, Duplex]:

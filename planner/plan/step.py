@@ -26,8 +26,11 @@ the shade of other stages.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from costmodels import ChunkSeconds, PassSeconds, RankSeconds, rank_ends
+from costmodels import ChunkSeconds, PassSeconds, RankSeconds, rank_ends, simulate
+from planner.plan.schedule import orders
 
+_IN_ROWS = ("1f1b", "interleaved_1f1b")
+"""Schedules that `costmodels.rank_ends` knows, which equals the simulation and is faster."""
 PIPELINE_BUBBLE = "pipeline bubble"
 UNCOVERED = "uncovered communication"
 """What the software would hide, had it work enough."""
@@ -100,21 +103,41 @@ class StepTime:
     bubble: float
 
 
-def step_of(chunks: Sequence[Sequence[ChunkCost]], once: Sequence[Mapping[str, float]], micro_batches: int) -> StepTime:
-    """The step of pipeline ranks with these chunks, which take `once` what is not hidden."""
-    ends = rank_ends([rank_seconds(*rank) for rank in zip(chunks, once, strict=True)], micro_batches)
-    own, charged = [], []
-    for rank, end in enumerate(ends):
+def step_of(
+    chunks: Sequence[Sequence[ChunkCost]],
+    once: Sequence[Mapping[str, float]],
+    micro_batches: int,
+    schedule: str = "1f1b",
+) -> StepTime:
+    """The step of pipeline ranks with these chunks, which take `once` what is not hidden, under a schedule."""
+    step, own = _times([rank_seconds(*rank) for rank in zip(chunks, once, strict=True)], micro_batches, schedule)
+    charged = []
+    for rank in range(len(own)):
         passes = [one for chunk in chunks[rank] for one in (chunk.forward, chunk.backward)]
-        own.append(micro_batches * sum(one.seconds for one in passes) + (end.step - end.passes))
         charged.append(micro_batches * sum(one.work + one.waits for one in passes) + sum(once[rank].values()))
-    step, busiest = max(end.step for end in ends), own.index(max(own))
+    busiest = own.index(max(own))
     return StepTime(
         seconds=step,
         busiest=busiest,
         uncovered=max(0.0, own[busiest] - charged[busiest]),
-        bubble=max(0.0, step - own[busiest]) if len(ends) > 1 else 0.0,
+        bubble=max(0.0, step - own[busiest]) if len(own) > 1 else 0.0,
     )
+
+
+def _times(ranks: Sequence[RankSeconds], micro_batches: int, schedule: str) -> tuple[float, list[float]]:
+    """Seconds of the step, and of every rank without what it waits for others."""
+    if schedule in _IN_ROWS:
+        ends = rank_ends(ranks, micro_batches)
+        own = [micro_batches * _seconds(rank) + end.step - end.passes for rank, end in zip(ranks, ends, strict=True)]
+        return max(end.step for end in ends), own
+    found = simulate(ranks, orders(schedule, len(ranks), micro_batches, len(ranks[0].chunks)), record=False)
+    return found.seconds, [use.busy + use.exposed for use in found.ranks]
+
+
+def _seconds(rank: RankSeconds) -> float:
+    """Of one micro-batch through all chunks of a rank."""
+    passes = [one for chunk in rank.chunks for one in (*chunk.forward, *chunk.backward)]
+    return sum(one.blocking + max(one.computation, one.overlapped) for one in passes)
 
 
 def rank_seconds(chunks: Sequence[ChunkCost], once: Mapping[str, float]) -> RankSeconds:

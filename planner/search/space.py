@@ -59,8 +59,8 @@ class Pinned:
     """What the user has decided: None leaves it to the search.
 
     Attributes:
-        pipeline, virtual_stages: pipeline ranks, and stages on each. None for the latter means 1, what the runtime
-            executes; 0 lets the search choose.
+        pipeline, virtual_stages: pipeline ranks, and stages on each. None for the latter means 1; 0 lets the
+            search choose.
         data, context, tensor: degrees of parallelism. With any of these, or of the next five, every axis of the mesh
             has one purpose for all operators ("manual mode"); the product of all degrees is the device count.
         expert: into how many parts the experts are cut, over devices that split tokens: a part of the context and

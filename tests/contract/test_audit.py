@@ -26,6 +26,20 @@ HAND = (
     Hand(model="gpt4", kind="zero1", mesh=(2,), settings={"stages": (1, 1, 1, 1), "micro_batches": 4}),
     Hand(model="llama4", kind="zero3", mesh=(2,), settings={**PIPELINED, **FULL}),
 )
+GPIPE = {"schedule": "gpipe", "stages": (2, 1, 1), "micro_batches": 4}
+DEALT = {"schedule": "interleaved_1f1b", "stages": (1, 1, 1, 1), "virtual_stages": 2, "micro_batches": 4}
+SCHEDULED = tuple(
+    Hand(model=model, kind=kind, mesh=mesh, settings={**schedule, **again})
+    for schedule in (DEALT, GPIPE)
+    for model, kind, mesh, again in (
+        ("llama4", "zero3", (2,), FULL),
+        ("llama4", "zero2", (2,), {}),
+        ("gpt4", "zero1", (2,), KEEPING),
+        ("gpt4", "zero3", (2,), {}),
+        ("skipping", "zero1", (2,), {}),
+        ("skipping", "zero2", (2,), FULL),
+    )
+)
 RANDOM = tuple(
     Hand(model=model, kind=seed, mesh=mesh, settings=settings)
     for seed, (model, mesh, settings) in enumerate(
@@ -48,10 +62,10 @@ def audited(make: Hand) -> list[StageAudit]:
     return list(audit(plan, plans.traced(make.model), plans.BATCH, cluster_of(plan)))
 
 
-@pytest.mark.parametrize("make", HAND, ids=str)
+@pytest.mark.parametrize("make", [*HAND, *first(1, SCHEDULED)], ids=str)
 def test_plans_by_hand_agree(make: Hand) -> None:
     found = audited(make)
-    assert len(found) == len(make().stages)
+    assert len(found) == make().pipeline
     for stage in found:
         assert stage.unequal == ()
         assert abs(stage.peak / stage.predicted_peak - 1) < auditing.MEMORY_TOLERANCE, (

@@ -147,6 +147,24 @@ class Dropping(nn.Module):
         return F.cross_entropy(self.head(x).flatten(0, 1), labels_BS.flatten())
 
 
+class Skipping(nn.Module):
+    """Blocks that all read a mask and a memory made before them, both of which the end reads too."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, 32)
+        self.memory = nn.Embedding(VOCABULARY, 32)
+        self.blocks = nn.ModuleList(nn.Linear(32, 32) for _ in range(layers))
+        self.head = nn.Linear(32, VOCABULARY)
+
+    def forward(self, tokens_BS: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
+        mask, memory = (tokens_BS > 3).unsqueeze(-1), torch.tanh(self.memory(tokens_BS))
+        x = self.tokens(tokens_BS)
+        for block in self.blocks:
+            x = x + torch.tanh(block(x * mask) + memory)
+        return F.cross_entropy(self.head(x * mask + memory).flatten(0, 1), labels_BS.flatten())
+
+
 class Bags(nn.Module):
     """Bags of embeddings, losses of pairs, and norms and pools that the image models lack; in float64."""
 
@@ -217,6 +235,7 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "wide-deep": lambda: lively(WideDeep(WIDE_DEEP)),
     "gated": lambda: Gated(VOCABULARY),
     "unusual": lambda: Unusual(VOCABULARY),
+    "skipping": lambda: Skipping(4),
     "towers": lambda: Towers(VOCABULARY),
 }
 
@@ -266,10 +285,10 @@ INPUTS: Mapping[str, Callable[[int, torch.Generator], tuple[object, ...]]] = {
 """Arguments of models that are no language models."""
 
 
-def inputs(model: str, seed: int = 0) -> tuple[object, ...]:
+def inputs(model: str, seed: int = 0, samples: int = BATCH) -> tuple[object, ...]:
     """A batch for a model, as the arguments of a call."""
     make = INPUTS.get(model)
-    return batch(seed=seed) if make is None else make(BATCH, torch.Generator().manual_seed(seed))
+    return batch(samples, seed) if make is None else make(samples, torch.Generator().manual_seed(seed))
 
 
 @cache
@@ -297,18 +316,21 @@ def make_plan(
     kept: Sequence[str] = (),
     optimizer: str = "adamw",
     stages: tuple[int, ...] = (),
+    schedule: str = "1f1b",
+    virtual_stages: int = 1,
     graph: OperatorGraph | None = None,
     samples: int = BATCH,
+    global_batch: int = BATCH,
 ) -> Plan:
     """A plan with one group outside the blocks and one per block, so that every operator is chosen by itself.
 
     `graph` is that of `model` on an example of so many `samples`; without it, that of one of `MODELS`. `stages` has the
-    number of blocks of each pipeline stage, each of which has a mesh of its own. `recomputation` is that of all blocks
-    or one for each; blocks under "selective" keep the operators whose names end as one of `kept`.
+    number of blocks of each pipeline stage, of which every rank with its mesh holds `virtual_stages`. `recomputation`
+    is that of all blocks or one for each; blocks under "selective" keep the operators whose names end as one of `kept`.
     """
     original = graph or traced(model)
     prepared, blocks = prepare(original)
-    scaled = rescale_batch(prepared, samples, BATCH // micro_batches)
+    scaled = rescale_batch(prepared, samples, global_batch // micro_batches)
     found: dict[int | None, tuple[list[tuple[str, tuple[str | None, ...]]], list[tuple[str, StoredParameter]]]] = {}
     for index, op in enumerate(scaled.operators):
         rule = rule_of(scaled, op)
@@ -338,14 +360,15 @@ def make_plan(
     return Plan(
         model=model_reference(original, name=model, sequence_length=SEQUENCE, batch=samples),
         training=Training(
-            global_batch=BATCH, micro_batches=micro_batches, precision="fp32", optimizer=optimizer
+            global_batch=global_batch, micro_batches=micro_batches, precision="fp32", optimizer=optimizer
         ),
-        cluster=ClusterReference(profile="cpu", digest="", devices=mesh.size * max(1, len(stages))),
+        cluster=ClusterReference(profile="cpu", digest="", devices=mesh.size * max(1, len(stages) // virtual_stages)),
         mesh=mesh,
         stages=tuple(
             Stage(first_block=sum(stages[:index]), blocks=held) for index, held in enumerate(stages or (blocks.count,))
         ),
-        schedule="1f1b",
+        virtual_stages=virtual_stages,
+        schedule=schedule,
         inputs=tuple((name, load(name, scaled.types[name].shape, mesh)) for name in scaled.inputs),
         groups=groups,
         rules=written_rules(original),

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from costmodels import Turn
 from planner.errors import PlannerError
 from planner.graph.trace import trace
 from planner.plan.plan import Plan
@@ -38,12 +39,14 @@ SEED = 5
 
 
 @cache
-def unsharded(model: str, micro_batches: int) -> tuple[float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+def unsharded(
+    model: str, micro_batches: int, samples: int = plans.BATCH
+) -> tuple[float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Loss, gradients and then buffers of the plain model, on the same micro-batches."""
-    module = plans.build(model)
+    module, whole = plans.build(model), plans.inputs(model, samples=samples)
     loss = 0.0
     for number in range(micro_batches):
-        part = pytree.tree_map(lambda tensor, number=number: tensor.chunk(micro_batches)[number], plans.inputs(model))
+        part = pytree.tree_map(lambda tensor, number=number: tensor.chunk(micro_batches)[number], whole)
         with SameDropout(dropping(plans.traced(model)), Draw(seed=SEED, micro_batch=number)):
             value = module(*part) / micro_batches
         value.backward()
@@ -94,8 +97,9 @@ def parity(
 
 def worst_error(step: TrainingStep, model: str, micro_batches: int) -> float:
     """The worst error of loss, gradients and changed buffers after one batch."""
-    loss, gradients, buffers = unsharded(model, micro_batches)
-    found = float(step.accumulate(*plans.inputs(model)))
+    samples = step.plan.training.global_batch
+    loss, gradients, buffers = unsharded(model, micro_batches, samples)
+    found = float(step.accumulate(*plans.inputs(model, samples=samples)))
     whole, changed = step.full_gradients(), step.changed_buffers()
     assert whole.keys() == gradients.keys()
     assert changed.keys() >= {buffer for buffer, _ in step.rank.bound.graph.updates}
@@ -128,6 +132,18 @@ def pipelined(
         assert step.rank.pipeline is not None
         turns = [(turn.kind, turn.micro_batch) for turn in step.rank.pipeline.turns]
     return errors, turns
+
+
+def scheduled(
+    model: str, kind: int | str, sizes: tuple[int, ...], settings: dict[str, object]
+) -> tuple[float, list[Turn], int]:
+    """The worst error of loss and gradients under a plan with stages, the turns as they were taken, and most
+    micro-batches that were live at once."""
+    plan = plan_of(model, plans.mesh_of(*sizes), kind, **settings)
+    step = build_step(model, plan)
+    error = worst_error(step, model, plan.training.micro_batches)
+    assert step.rank.pipeline is not None
+    return error, list(step.rank.pipeline.turns), step.rank.pipeline.most_live
 
 
 def train_pipelined(model: str, sizes: tuple[int, ...], stages: tuple[int, ...], seed: int) -> float:
@@ -229,7 +245,7 @@ def communication(kind: str, sizes: tuple[int, ...], recomputation: str) -> dict
     inputs = step.inputs_of(*plans.batch())(0)
     rank = step.rank
     with Counted() as forward:
-        loss = rank.executor(rank.parameters, rank.buffers, inputs)[rank.bound.graph.loss]
+        loss = rank.executors[0](rank.parameters, rank.buffers, inputs)[rank.bound.graph.loss]
     with Counted() as backward:
         loss.backward()
     with Counted() as update:

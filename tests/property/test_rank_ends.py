@@ -60,7 +60,7 @@ def pipelines(draw: st.DrawFn, virtual: int | None = None) -> tuple[list[RankSec
 def test_the_simulation_says_the_same(pipeline: tuple[list[RankSeconds], int]) -> None:
     ranks, micro_batches = pipeline
     virtual = len(ranks[0].chunks)
-    schedule = "1f1b" if virtual == 1 else "interleaved"
+    schedule = "1f1b" if virtual == 1 else "interleaved_1f1b"
     found = simulate(ranks, schedule_orders(schedule, len(ranks), micro_batches, virtual=virtual))
     ends = rank_ends(ranks, micro_batches)
     assert max(end.step for end in ends) == pytest.approx(found.seconds, rel=1e-12, abs=1e-12)

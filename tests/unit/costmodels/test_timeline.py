@@ -53,7 +53,7 @@ def test_closed_forms_of_equal_stages(stages: int, micro_batches: int) -> None:
     if micro_batches % stages == 0:
         for virtual in (2, 3):
             chunks = equal(stages, 1.0, 2.0, virtual=virtual)
-            step = simulate(chunks, schedule_orders("interleaved", stages, micro_batches, virtual=virtual))
+            step = simulate(chunks, schedule_orders("interleaved_1f1b", stages, micro_batches, virtual=virtual))
             whole = [3.0 * virtual] * stages
             assert step.seconds == pytest.approx(step_time(whole, [0.0] * stages, micro_batches, virtual))
             assert step.seconds == pytest.approx((micro_batches * virtual + stages - 1) * 3)
@@ -194,7 +194,7 @@ def test_slices_go_back_in_reverse_order() -> None:
 def test_refusals() -> None:
     with pytest.raises(CostModelError, match="unknown schedule 'dualpipe'; known: 1f1b, gpipe"):
         schedule_orders("dualpipe", 2, 2)
-    with pytest.raises(CostModelError, match="'1f1b' has one chunk a stage, got 2; ask for 'interleaved'"):
+    with pytest.raises(CostModelError, match="'1f1b' has one chunk a stage, got 2; ask for 'interleaved_1f1b'"):
         schedule_orders("1f1b", 2, 2, virtual=2)
     with pytest.raises(CostModelError, match="'gpipe' takes whole sequences, got 2 slices"):
         schedule_orders("gpipe", 2, 2, slices=2)

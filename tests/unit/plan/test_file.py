@@ -102,7 +102,7 @@ UNREADABLE: dict[str, tuple[Edit, tuple[str, ...]]] = {
     "parts": (put("training", "micro_batches", value=3), ("training.micro_batches", "3", "global_batch 8")),
     "precision": (put("training", "precision", value="fp8"), ("training.precision", "fp8", "bf16, fp16, fp32")),
     "optimizer": (put("training", "optimizer", value="adam"), ("training.optimizer", "adamw, sgd")),
-    "schedule": (put("schedule", value="gpipe"), ("schedule", "1f1b")),
+    "schedule": (put("schedule", value="dualpipe"), ("schedule", "1f1b, gpipe")),
     "recomputation": (
         put(*BLOCKS, "recomputation", value="some"),
         ("groups.1.recomputation", "'some'", "none, selective, full"),

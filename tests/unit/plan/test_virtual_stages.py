@@ -7,12 +7,10 @@ import pytest
 
 from costmodels import in_flight, in_flight_of_chunks, schedule_orders, simulate, step_time
 from hardware_profiles import Cluster, load_profile
-from planner.errors import RequestError
 from planner.plan.bind import bind
 from planner.plan.plan import Plan
 from planner.plan.predict import StageCost, predict, stage_costs, tied_seconds, transfer_seconds
 from planner.plan.step import rank_seconds
-from runtime.training_step import parallelize
 from tests.distributed import plans
 
 PARTS = 2
@@ -131,14 +129,9 @@ def test_the_step_is_that_of_the_interleaved_schedule() -> None:
     assert len(per_part) == 2
     assert prediction.objective_seconds == pytest.approx(float(step_time(per_part, once, PARTS, 2)))
     ranks = [rank_seconds(cost.chunks, cost.once) for cost in costs_of(plan)]
-    found = simulate(ranks, schedule_orders("interleaved", 2, PARTS, virtual=2))
+    found = simulate(ranks, schedule_orders("interleaved_1f1b", 2, PARTS, virtual=2))
     assert prediction.step_seconds == pytest.approx(found.seconds)
     busy = [PARTS * (part - cost.ahead) + step for part, step, cost in zip(per_part, once, costs_of(plan), strict=True)]
     assert dict(prediction.time)["pipeline bubble"] == pytest.approx(found.seconds - max(busy))
     assert math.fsum(value for _, value in prediction.time) == pytest.approx(prediction.step_seconds)
     assert prediction.peak_bytes == max(stage.peak_bytes for stage in prediction.stages)
-
-
-def test_the_runtime_refuses_them() -> None:
-    with pytest.raises(RequestError, match=r"2 virtual stages on each pipeline rank, which cannot be executed yet"):
-        parallelize(plans.build("llama4"), dealt(plain("llama4")), traced=plans.traced("llama4"))

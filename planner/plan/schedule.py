@@ -1,0 +1,98 @@
+"""The schedule of a plan: which turns its pipeline ranks take, and how much they have in flight.
+
+A plan names one of `planner.plan.plan.SCHEDULES`, each of which is an order of `costmodels.orders`. Those who execute a
+plan, price it or follow its memory all take the turns from here.
+"""
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from costmodels import Orders, Turn, in_flight_of_chunks, schedule_orders
+from planner.errors import PlanFileError
+from planner.plan.plan import Plan
+
+
+def orders_of(plan: Plan) -> Orders:
+    """The turns of every pipeline rank in a step."""
+    return orders(plan.schedule, plan.pipeline, plan.training.micro_batches, plan.virtual_stages)
+
+
+@lru_cache(maxsize=256)
+def orders(schedule: str, ranks: int, micro_batches: int, virtual: int = 1) -> Orders:
+    """The turns of so many pipeline ranks with `virtual` stages each."""
+    return schedule_orders(schedule, ranks, micro_batches, virtual=virtual)
+
+
+def ends(turn: Turn) -> bool:
+    """Whether a turn is the last of its micro-batch (or slice of one) through its chunk: what was kept for it goes."""
+    return turn.kind in ("backward", "weight_gradient")
+
+
+def most_in_flight(turns: Iterable[Turn]) -> int:
+    """Most micro-batches, counted in every chunk, at once between their forward and the last of their backward turns:
+    what `runtime.pipeline` counts on the processes."""
+    live = most = 0
+    for turn in turns:
+        live += (turn.kind == "forward") - ends(turn)
+        most = max(most, live)
+    return most
+
+
+def in_flight_of(plan: Plan, rank: int) -> tuple[int, ...]:
+    """Micro-batches whose activations each chunk of a pipeline rank holds at most."""
+    if plan.schedule == "gpipe":
+        return (plan.training.micro_batches,)
+    return in_flight_of_chunks(rank, plan.pipeline, plan.virtual_stages, plan.training.micro_batches)
+
+
+def telling_micro_batches(plan: Plan) -> int:
+    """As many micro-batches of a step as tell what all of them hold and send: as many as are ever in flight, and one
+    more."""
+    ranks, parts = plan.pipeline, plan.training.micro_batches
+    if plan.schedule == "gpipe":
+        return parts
+    if plan.virtual_stages > 1:  # a cycle of the order after its warm-up, in whole rounds
+        return min(parts, 3 * ranks)
+    return min(parts, max(2, ranks + 1))
+
+
+def check_schedule(plan: Plan) -> None:
+    """Raise PlanFileError where the schedule of a plan cannot be had with its ranks, stages and micro-batches."""
+    virtual, parts, ranks = plan.virtual_stages, plan.training.micro_batches, plan.pipeline
+    if len(plan.stages) % virtual:
+        raise PlanFileError(
+            f"virtual_stages: {virtual} on each pipeline rank do not divide {len(plan.stages)} stages; make them even"
+        )
+    interleaved = plan.schedule == "interleaved_1f1b"
+    if interleaved and virtual == 1:
+        raise PlanFileError(
+            f"schedule: '{plan.schedule}' with virtual_stages 1; that takes '1f1b' or another schedule of whole stages"
+        )
+    if virtual > 1 and not interleaved:
+        raise PlanFileError(f"schedule: '{plan.schedule}' with virtual_stages {virtual}; that takes 'interleaved_1f1b'")
+    if virtual > 1 and ranks < 2:
+        raise PlanFileError(
+            f"virtual_stages: {virtual} of {len(plan.stages)} stages on one pipeline rank; interleaving takes at least"
+            " 2 ranks, so set virtual_stages to 1 or add stages"
+        )
+    if ranks < 2 and plan.schedule != "1f1b":
+        raise PlanFileError(
+            f"schedule: '{plan.schedule}' with 1 pipeline rank, which has nobody to wait for; that takes '1f1b'"
+        )
+    if virtual > 1 and parts % ranks:
+        raise PlanFileError(
+            f"training.micro_batches: {parts} is no multiple of {ranks} pipeline ranks, which virtual stages take in"
+            f" rounds; {nearest_rounds(parts, ranks, plan.training.global_batch)}, or set virtual_stages to 1"
+        )
+
+
+def nearest_rounds(micro_batches: int, ranks: int, global_batch: int) -> str:
+    """In words, the numbers of micro-batches next to that which a batch divides into and which come in whole rounds."""
+    legal = [number for number in range(ranks, global_batch + 1, ranks) if global_batch % number == 0]
+    if not legal:
+        return f"a global batch of {global_batch} divides into none, so make it a multiple of {ranks}"
+    below = [number for number in legal if number < micro_batches][-1:]
+    above = [number for number in legal if number > micro_batches][:1]
+    return f"the nearest of a global batch of {global_batch} {'are' if below and above else 'is'} " + " and ".join(
+        map(str, (*below, *above))
+    )

@@ -1,0 +1,116 @@
+"""Every schedule on real processes: loss and gradients equal the model's, the turns those that were simulated, and no
+more micro-batches alive than were predicted."""
+
+import pytest
+
+from costmodels import Turn, simulate
+from planner.plan.bind import bind
+from planner.plan.predict import stage_costs
+from planner.plan.schedule import orders_of
+from planner.plan.step import rank_seconds
+from tests.contract.test_priced_is_emitted import Hand, cluster_of
+from tests.distributed import plans
+from tests.long_lists import first
+
+TOLERANCE = 1e-5
+SELECTIVE = {"recomputation": "selective", "kept": ("linear", "scaled_dot_product_attention", "gelu", "norm")}
+FULL = {"recomputation": "full"}
+
+
+def schedule(name: str, ranks: int) -> dict[str, object]:
+    """What a plan for a model of four blocks says of a schedule on so many ranks."""
+    given = {"schedule": name, "micro_batches": 2 * ranks, "global_batch": 8}
+    if name == "interleaved_1f1b":
+        return {**given, "stages": (1, 1, 1, 1), "virtual_stages": 2}
+    return {**given, "stages": (2, 2) if ranks == 2 else (1, 1, 1, 1)}
+
+
+SCHEDULES = ("interleaved_1f1b", "gpipe", "1f1b")
+MODELS = {"llama4": "megatron", "gpt4": 3}
+"""Models of four blocks, and how tensor parallelism inside a stage is planned for them: by hand, or by a seed."""
+
+
+def inside(model: str, name: str, tensor: int | str) -> list[Hand]:
+    """Two ranks of two devices each: tensor parallelism, ZeRO and recomputation inside of a schedule."""
+    given = schedule(name, 2)
+    mesh = (1, 2) if tensor == "megatron" else (2,)
+    return [
+        Hand(model=model, kind=tensor, mesh=mesh, settings=given),
+        Hand(model=model, kind="zero3", mesh=(2,), settings={**given, **FULL}),
+        Hand(model=model, kind="zero2", mesh=(2,), settings={**given, **SELECTIVE}),
+        Hand(model=model, kind="zero2", mesh=(2,), settings=given),
+        Hand(model=model, kind="zero3", mesh=(2,), settings=given),
+        Hand(model=model, kind=tensor, mesh=mesh, settings={**given, **FULL}),
+        Hand(model=model, kind=tensor, mesh=mesh, settings={**given, **SELECTIVE}),
+    ]
+
+
+FOUR = [
+    case for name in SCHEDULES for model, tensor in MODELS.items() for case in first(1, inside(model, name, tensor))
+]
+LINES = [
+    Hand(model=model, kind="zero1", mesh=(), settings={**schedule(name, 4), **again})
+    for name in SCHEDULES
+    if name != "interleaved_1f1b"
+    for model in MODELS
+    for again in ({}, FULL, SELECTIVE)
+]
+DEEP = [
+    Hand(
+        model="llama8",
+        kind="zero1",
+        mesh=(),
+        settings={
+            "schedule": "interleaved_1f1b",
+            "stages": (1,) * 8,
+            "virtual_stages": 2,
+            "micro_batches": 8,
+            "global_batch": 8,
+            **again,
+        },
+    )
+    for again in ({}, FULL)
+]
+PAIRS = [
+    Hand(model=model, kind="zero1", mesh=(), settings={**schedule(name, 2), **again})
+    for name in SCHEDULES
+    for model in MODELS
+    for again in ({}, FULL, SELECTIVE)
+]
+
+
+RELAYS = [
+    Hand(model="skipping", kind="zero3", mesh=(2,), settings={**schedule("interleaved_1f1b", 2), **FULL}),
+    Hand(model="skipping", kind="zero1", mesh=(), settings=schedule("1f1b", 4)),
+    Hand(model="skipping", kind=5, mesh=(2,), settings=schedule("gpipe", 2)),
+    Hand(model="skipping", kind=6, mesh=(2,), settings={**schedule("interleaved_1f1b", 2), **SELECTIVE}),
+]
+"""A mask and a memory that all stages read."""
+
+
+def compare(case: Hand, answers: list[tuple[float, list[Turn], int]]) -> None:
+    """Each rank's error, turns and live micro-batches with what the plan predicts."""
+    plan = case()
+    bound = bind(plan, plans.traced(case.model), plans.BATCH)
+    ranks = [rank_seconds(cost.chunks, cost.all_once) for cost in stage_costs(bound, cluster_of(plan))]
+    timeline = simulate(ranks, orders_of(plan))
+    for rank, (error, turns, live) in enumerate(answers):
+        assert error < TOLERANCE, (rank, error)
+        stage = rank // plan.mesh.size
+        simulated = [
+            Turn(event.kind, event.micro_batch, event.chunk, event.slice)  # type: ignore[arg-type]
+            for event in sorted(timeline.events, key=lambda event: event.start)
+            if (event.rank, event.stream) == (stage, "computation") and event.kind != "optimizer"
+        ]
+        assert turns == simulated
+        assert live == timeline.ranks[stage].live
+
+
+@pytest.mark.parametrize("case", [*FOUR, *first(1, LINES), *first(0, DEEP), *first(1, RELAYS)], ids=str)
+def test_schedules_on_four_processes(pool, case: Hand) -> None:
+    compare(case, pool.run("tasks", "scheduled", case.model, case.kind, case.mesh, case.settings))
+
+
+@pytest.mark.parametrize("case", first(0, PAIRS), ids=str)
+def test_schedules_on_two_processes(pair, case: Hand) -> None:
+    compare(case, pair.run("tasks", "scheduled", case.model, case.kind, case.mesh, case.settings))
