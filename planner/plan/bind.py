@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from planner.errors import LayoutError, PlanFileError, StrategyError, unknown_name
 from planner.graph.blocks import BlockRun, block_parameters, find_blocks, share_values
 from planner.graph.operator_graph import Operator, OperatorGraph
+from planner.graph.uneven import EVEN, with_imbalance
 from planner.plan.outline import difference
 from planner.plan.plan import RECOMPUTATION, Group, Plan
 from planner.plan.schedule import check_schedule
@@ -68,9 +69,11 @@ class BoundPlan:
         return self.place_of(at) in (self.recompute_of(self.blocks.block_of(at)) or ())
 
 
-def prepare(traced: OperatorGraph) -> tuple[OperatorGraph, BlockRun]:
-    """The graph that plans speak about: shared values have an identity, repeated blocks are known."""
-    graph, blocks = share_values(traced, find_blocks(traced))
+def prepare(traced: OperatorGraph, imbalance: float = EVEN) -> tuple[OperatorGraph, BlockRun]:
+    """The graph that plans speak about: shared values have an identity, repeated blocks are known, and routers give the
+    fullest device `imbalance` times the average."""
+    uneven = with_imbalance(traced, imbalance)
+    graph, blocks = share_values(uneven, find_blocks(uneven))
     return graph, uniform_blocks(graph, blocks)
 
 
@@ -88,7 +91,7 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
             f"{plan.model.fingerprint[:19]}..., this model has"
             f" {found[:19]}...: {difference(plan, traced)}; the model changed since the plan was made, so plan it again"
         )
-    prepared, blocks = prepare(with_rules(traced, plan.rules))
+    prepared, blocks = prepare(with_rules(traced, plan.rules), plan.training.imbalance)
     graph = rescale_batch(prepared, batch, plan.training.part)
     _check_stages(plan, blocks)
     check_schedule(plan)

@@ -11,6 +11,7 @@ the group: "recompute 12 of 20 blocks" is two groups.
 from dataclasses import dataclass, field
 
 from planner.graph.operator_graph import WrittenRule
+from planner.graph.uneven import EVEN
 from planner.sharding.layout import Layout
 from planner.sharding.mesh import Mesh
 from planner.sharding.stored import StoredParameter
@@ -54,13 +55,15 @@ class ModelReference:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """`global_batch` samples per optimizer step, in `micro_batches` equal parts one after the other; `update` is what
-    becomes of their gradients."""
+    becomes of their gradients. `imbalance` is assumed of routers: rows of the device with the most of them over the
+    average (see `planner.graph.uneven`)."""
 
     global_batch: int
     micro_batches: int
     precision: str
     optimizer: str
     update: Update = PLAIN
+    imbalance: float = EVEN
 
     @property
     def part(self) -> int:

@@ -160,7 +160,13 @@ def check_experts(template: Template, pinned: Pinned) -> None:
         raise RequestError(f"expert = {pinned.expert}: no operator of this model routes to experts; leave it at 1")
     for count in counts:
         if count % pinned.expert:
-            raise RequestError(f"expert = {pinned.expert} does not divide the {count} experts of the model")
+            legal = [parts for parts in range(1, count + 1) if count % parts == 0]
+            below = [parts for parts in legal if parts < pinned.expert][-1:]
+            near = [*below, *[parts for parts in legal if parts > pinned.expert][:1]]
+            raise RequestError(
+                f"expert = {pinned.expert} does not divide the {count} experts of the model; cut them into"
+                f" {' or '.join(map(str, near))}"
+            )
 
 
 def configurations(template: Template, devices: int, global_batch: int, pinned: Pinned) -> Iterator[Configuration]:

@@ -223,6 +223,7 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "gpt4": lambda: GPT(replace(GPT_CONFIG, num_layers=4)),
     "gpt-untied": lambda: GPT(replace(GPT_CONFIG, tied_embeddings=False)),
     "mixture": lambda: Llama(MIXTURE),
+    "capped": lambda: Llama(replace(MIXTURE, capacity_factor=0.75)),
     "balanced": lambda: Llama(replace(MIXTURE, balance_loss=0.1, balance_speed=0.5)),
     "assorted": Assorted,
     "dropping": lambda: Dropping(2),
