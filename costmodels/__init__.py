@@ -10,6 +10,7 @@ from costmodels.attention import (
 from costmodels.bounds import collective_lower_bound
 from costmodels.collectives import COLLECTIVES, affine_pieces, collective_time
 from costmodels.compute import FREE_OP_CLASS, operator_time
+from costmodels.copies import backward_slots_of, interleaved_time, slots_of
 from costmodels.errors import CostModelError
 from costmodels.experts import BALANCED, ExpertsShape, experts_backward_time, experts_time
 from costmodels.fit import fit_attention, fit_matmul, percentage_error
@@ -77,6 +78,7 @@ __all__ = [
     "Turn",
     "UpdateVariant",
     "affine_pieces",
+    "backward_slots_of",
     "attention_backward_time",
     "attention_preparation",
     "attention_rate",
@@ -92,6 +94,7 @@ __all__ = [
     "fit_matmul",
     "in_flight",
     "in_flight_of_chunks",
+    "interleaved_time",
     "least_step_time",
     "matmul_rate",
     "matmul_time",
@@ -106,6 +109,7 @@ __all__ = [
     "rank_ends",
     "schedule_orders",
     "simulate",
+    "slots_of",
     "step_time",
     "usable_memory",
 ]

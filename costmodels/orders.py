@@ -5,7 +5,7 @@
     interleaved_1f1b  0 0 1 1 0 . 0 ...           `order_interleaved_1f1b`: v chunks a stage
     zb_h1          F F F B W F B W ... B W B W    backward in two parts: B, the gradient of the input, which the stage
                                                   before waits for, and W, that of the weights, which fills bubbles
-    slices         0.0 0.1 0.2 0.2' 0.1' ...      the sequence of a micro-batch cut into q slices: forwards in their
+    seqpipe        0.0 0.1 0.2 0.2' 0.1' ...      the sequence of a micro-batch cut into q slices: forwards in their
                                                   order, backwards in the reverse order, 1F1B over slices
 
 ZB-H1: stage s warms up with p-s-1 forwards, alternates F and B as 1F1B does, and puts each W off by s of them, so that
@@ -78,7 +78,7 @@ ORDERS: dict[str, Callable[[int, int, int, int, int], tuple[Turn, ...]]] = {
     "interleaved_1f1b": lambda stage, stages, micro_batches, virtual, slices: order_interleaved_1f1b(
         stage, stages, virtual, micro_batches
     ),
-    "slices": lambda stage, stages, micro_batches, virtual, slices: _sliced(stage, stages, micro_batches, slices),
+    "seqpipe": lambda stage, stages, micro_batches, virtual, slices: _sliced(stage, stages, micro_batches, slices),
     "zb_h1": lambda stage, stages, micro_batches, virtual, slices: _zb_h1(stage, stages, micro_batches),
 }
 """Every schedule: stage, stages, micro-batches, chunks a stage and slices a micro-batch to the turns of that stage."""
@@ -93,8 +93,8 @@ def schedule_orders(schedule: str, stages: int, micro_batches: int, *, virtual: 
     order = ORDERS.get(schedule)
     if order is None:
         raise CostModelError(f"unknown schedule {schedule!r}; known: {', '.join(sorted(ORDERS))}")
-    if slices < 1 or (slices > 1 and schedule != "slices"):
-        raise CostModelError(f"schedule {schedule!r} takes whole sequences, got {slices} slices; ask for 'slices'")
+    if slices < 1 or (slices > 1 and schedule != "seqpipe"):
+        raise CostModelError(f"schedule {schedule!r} takes whole sequences, got {slices} slices; ask for 'seqpipe'")
     if virtual > 1 and schedule != "interleaved_1f1b":
         raise CostModelError(f"schedule {schedule!r} has one chunk a stage, got {virtual}; ask for 'interleaved_1f1b'")
     return tuple(order(stage, stages, micro_batches, virtual, slices) for stage in range(stages))

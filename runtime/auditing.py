@@ -137,7 +137,7 @@ def _written(step: RankStep, inputs: Inputs) -> Ledger:
     """One step, after one that has made the states of the optimizer."""
     step.optimizer.step()
     ledger = Ledger()
-    parts = range(step.bound.plan.training.micro_batches)
+    parts = range(step.bound.plan.training.micro_batches * step.bound.plan.slices)
     ledger.live.leave_out([*step.buffers.values(), *(piece for part in parts for piece in inputs(part).values())])
     for parameter in step.parameters.values():
         ledger.live.add(parameter.piece, WEIGHTS)
@@ -163,7 +163,7 @@ Key = tuple[Phase, str, str, int | None, float]
 def _emitted(ledger: Ledger, step: RankStep, plan: Plan) -> Counter[Key]:
     """What a step of the whole plan sends: that of every micro-batch as often as there are."""
     axes = {_ranks(group): axis for axis, group in enumerate(step.place.groups) if group is not None}
-    stages = _ranks(step.pipeline.everyone) if step.pipeline is not None else None
+    stages = _ranks(step.pipeline.everyone) if step.pipeline.everyone is not None else None
     found: Counter[Key] = Counter()
     few = step.bound.plan.training.micro_batches
     for sent, times in ledger.sent.items():

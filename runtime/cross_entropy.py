@@ -30,7 +30,8 @@ from runtime.within import expect_within
 class SplitLoss:
     """How the logits are split, and the settings of `torch.nn.functional.cross_entropy`.
 
-    `offset` is the first class of this process's piece, `classes` the size of the whole vocabulary.
+    `offset` is the first class of this process's piece, `classes` the size of the whole vocabulary. `counted` is how
+    many of this process's targets a mean is over, where it is not those of the call that are not ignored.
     """
 
     vocabulary_groups: Sequence[dist.ProcessGroup]
@@ -40,6 +41,7 @@ class SplitLoss:
     mean: bool
     ignore_index: int
     label_smoothing: float
+    counted: torch.Tensor | None = None
 
 
 def split_cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor, split: SplitLoss) -> torch.Tensor:
@@ -72,7 +74,8 @@ class _SplitCrossEntropy(torch.autograd.Function):
         loss = losses_N.masked_fill(~counted_N, 0.0).sum()
         weight = torch.ones_like(loss)
         if split.mean:
-            weight = 1.0 / _over(counted_N.sum().to(loss.dtype), split.sample_groups, collectives.all_reduce)
+            count = counted_N.sum() if split.counted is None else split.counted
+            weight = 1.0 / _over(count.to(loss.dtype), split.sample_groups, collectives.all_reduce)
         ctx.split, ctx.dtype = split, logits_NV.dtype
         ctx.save_for_backward(probabilities_NV, targets_N, weight)
         return (loss * weight).to(logits_NV.dtype)

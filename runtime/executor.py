@@ -12,12 +12,16 @@ A value is dropped after its last use. A block that is recomputed runs under a c
 after the forward pass and computed again, communication included, when its gradient is needed. Under "selective" the
 results of some of its operators are kept instead (see `runtime.kept_results`).
 
+A stage may take several micro-batches at a time, its copies. They go through the same program operator by operator in
+turn, so that one computes while what another has sent is on its way (see `runtime.interleaving`).
+
 Buffers that the model changes get their new contents after the micro-batch. Their old tensors are left as they are:
 what is recomputed later reads what was there before.
 """
 
 import functools
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -30,6 +34,7 @@ from planner.sharding.layout import PARTIAL, local_shape, replicated
 from planner.sharding.rule import Duplex, strategy_names
 from runtime.device_mesh import RankMesh
 from runtime.gather_again import Gathered, gather_again, memory_of
+from runtime.interleaving import Departed, depart, take_turns
 from runtime.kept_results import KeptResults
 from runtime.local_ops import LocalCall, local_call
 from runtime.observer import Observer
@@ -76,14 +81,25 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """What is there before the first operator: weights and buffers, the leaves of weights that are none, what random
-    numbers depend on, and who looks on."""
+class _Copy:
+    """One micro-batch on its way through the program: what is there before the first operator (weights and buffers, the
+    leaves of weights that are none), what random numbers depend on, who looks on, and the values that are alive. `kept`
+    has what a recomputed block keeps, None where nothing is recomputed."""
 
     tensors: Mapping[str, torch.Tensor]
     stubs: Mapping[str, torch.Tensor]
     draw: Draw
-    observer: Observer | None = None
+    observer: Observer | None
+    values: Values
+    kept: KeptResults | None = None
+
+    def piece(self, name: str) -> torch.Tensor:
+        """A value, weight or buffer as this rank has it."""
+        return self.values[name] if name in self.values else self.tensors[name]
+
+    def looking(self, instruction: Instruction) -> AbstractContextManager[None]:
+        """What happens meanwhile is the operator's."""
+        return nullcontext() if self.observer is None else self.observer.operator(instruction)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,83 +126,112 @@ class Executor:
         `draw` says which step and micro-batch random numbers are drawn for; `observer` looks on. `buffers` gets the new
         contents of those that the model changes.
         """
+        return self.together(parameters, buffers, [inputs], [draw], [observer])[0]
+
+    def together(
+        self,
+        parameters: Mapping[str, LocalParameter],
+        buffers: MutableMapping[str, torch.Tensor],
+        inputs: Sequence[Mapping[str, torch.Tensor]],
+        draws: Sequence[Draw],
+        observers: Sequence[Observer | None],
+    ) -> list[dict[str, torch.Tensor]]:
+        """What the stage makes of several micro-batches that take turns, one after the other in each operator."""
         pieces = {name: parameter.piece for name, parameter in parameters.items()}
         stubs = {name: stub for name, parameter in parameters.items() if (stub := parameter.stub) is not None}
-        held = Held(tensors={**pieces, **buffers}, stubs=stubs, draw=draw, observer=observer)
-        values: Values = {**inputs}
+        tensors = {**pieces, **buffers}
+        copies = [
+            _Copy(tensors=tensors, stubs=stubs, draw=draw, observer=observer, values={**given})
+            for given, draw, observer in zip(inputs, draws, observers, strict=True)
+        ]
         for section in self.sections:
             if section.recomputed and torch.is_grad_enabled():
-                self._recomputed(section, held, values)
+                self._recomputed(section, copies)
             else:
-                self._run(section, held, values)
-        for buffer, content in self.updates:
-            buffers[buffer] = values[content].detach()
+                self._run(section, copies)
+        for copy in copies:
+            for buffer, content in self.updates:
+                buffers[buffer] = copy.values[content].detach()
+        return [self._made(copy.values) for copy in copies]
+
+    def _made(self, values: Values) -> dict[str, torch.Tensor]:
         made = {name: values[name] for name in self.results}
         if self.loss is not None and self.last is not None:
             made[self.loss] = self.last(made[self.loss], self.place)
         return made
 
-    def _recomputed(self, section: Section, held: Held, values: Values) -> None:
-        kept = KeptResults()
+    def _recomputed(self, section: Section, copies: Sequence["_Copy"]) -> None:
+        kept = [KeptResults() for _ in copies]
+        count = len(section.reads)
 
         def block(*reads: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            inside: Values = dict(zip(section.reads, reads, strict=True))
-            self._run(section, held, inside, kept)
-            return tuple(inside[name] for name in section.writes)
+            inside = [
+                replace(
+                    copy,
+                    values=dict(zip(section.reads, reads[at * count : (at + 1) * count], strict=True)),
+                    kept=kept[at],
+                )
+                for at, copy in enumerate(copies)
+            ]
+            self._run(section, inside)
+            return tuple(copy.values[name] for copy in inside for name in section.writes)
 
-        writes = checkpoint(
-            block, *(values[name] for name in section.reads), use_reentrant=False, preserve_rng_state=False
-        )
-        values.update(zip(section.writes, writes, strict=True))
+        reads = [copy.values[name] for copy in copies for name in section.reads]
+        writes = iter(checkpoint(block, *reads, use_reentrant=False, preserve_rng_state=False))
+        for copy in copies:
+            copy.values.update(zip(section.writes, writes, strict=False))
+            for instruction in section.instructions:
+                for name in instruction.last:
+                    copy.values.pop(name, None)
+
+    def _run(self, section: Section, copies: Sequence["_Copy"]) -> None:
+        take_turns([self._program(section, copy, departs=len(copies) > 1) for copy in copies])
+
+    def _program(self, section: Section, copy: "_Copy", *, departs: bool) -> Iterator[None]:
+        """The instructions on one copy. One that `departs` lets others go on whenever it has sent something."""
         for instruction in section.instructions:
+            with copy.looking(instruction):
+                operands = [self._departed(operand, copy, departs=departs) for operand in instruction.operands]
+            if any(isinstance(operand, Departed) for operand in operands):
+                yield
+            with copy.looking(instruction):
+                self._compute(instruction, copy, [o.arrive() if isinstance(o, Departed) else o for o in operands])
             for name in instruction.last:
-                values.pop(name, None)
+                copy.values.pop(name, None)
 
-    def _run(self, section: Section, held: Held, values: Values, kept: KeptResults | None = None) -> None:
-        for instruction in section.instructions:
-            self._step(instruction, held, values, kept)
-            for name in instruction.last:
-                values.pop(name, None)
+    def _departed(self, operand: Operand, copy: "_Copy", *, departs: bool) -> torch.Tensor | Departed:
+        """An operand where the operator wants it, or under way to there."""
+        piece, steps, stub = copy.piece(operand.name), operand.transfer, copy.stubs.get(operand.name)
+        assert steps is not None or stub is None, operand.name  # no gradient is lost
+        if steps is None:
+            return piece
+        return depart(piece, steps, self.place, stub) if departs and steps.sends else steps(piece, self.place, stub)
 
-    def _step(self, instruction: Instruction, held: Held, values: Values, kept: KeptResults | None) -> None:
-        """One operator; `kept` has what a recomputed block keeps, None where nothing is recomputed."""
-        if held.observer is None:
-            self._compute(instruction, held, values, kept)
-        else:
-            with held.observer.operator(instruction):
-                self._compute(instruction, held, values, kept)
-
-    def _compute(self, instruction: Instruction, held: Held, values: Values, kept: KeptResults | None) -> None:
-        operands = []
-        gathered: dict[int, Gathered] = {}
-        for operand in instruction.operands:
-            piece = values[operand.name] if operand.name in values else held.tensors[operand.name]
-            assert operand.transfer is not None or operand.name not in held.stubs, operand.name  # no gradient is lost
-            if operand.transfer is not None:
-                moved = operand.transfer(piece, self.place, held.stubs.get(operand.name))
-                if kept is None and operand.weight and operand.transfer.gathers:
-                    gathered[memory_of(moved)] = Gathered(piece=piece, steps=operand.transfer, place=self.place)
-                piece = moved
-            operands.append(piece)
-        if held.observer is not None:
-            held.observer.operands(instruction, operands)
+    def _compute(self, instruction: Instruction, copy: "_Copy", operands: Sequence[torch.Tensor]) -> None:
+        if copy.observer is not None:
+            copy.observer.operands(instruction, operands)
+        gathered = {
+            memory_of(moved): Gathered(piece=copy.piece(operand.name), steps=operand.transfer, place=self.place)
+            for operand, moved in zip(instruction.operands, operands, strict=True)
+            if copy.kept is None and operand.weight and operand.transfer is not None and operand.transfer.gathers
+        }
         if gathered:
             with gather_again(gathered):
-                results = instruction.call(operands, held.draw)
-        elif kept is not None and instruction.kept:
-            call = functools.partial(instruction.call, draw=held.draw)
-            results = kept.run(instruction.bound.operator.name, call, operands)
+                results = instruction.call(operands, copy.draw)
+        elif copy.kept is not None and instruction.kept:
+            call = functools.partial(instruction.call, draw=copy.draw)
+            results = copy.kept.run(instruction.bound.operator.name, call, operands)
         else:
-            results = instruction.call(operands, held.draw)
+            results = instruction.call(operands, copy.draw)
         for result, promise in zip(results, instruction.results, strict=True):
             if promise is not None:
                 name, shape = promise
                 if result.shape != shape:
                     raise _broken_promise(instruction, name, shape, result)
-                values[name] = result
-        if held.observer is not None:
+                copy.values[name] = result
+        if copy.observer is not None:
             made = zip(results, instruction.results, strict=True)
-            held.observer.results(instruction, [result for result, promise in made if promise is not None])
+            copy.observer.results(instruction, [result for result, promise in made if promise is not None])
 
 
 def _broken_promise(instruction: Instruction, name: str, shape: Sequence[int], result: torch.Tensor) -> StrategyError:
@@ -211,8 +256,8 @@ def build_executor(bound: BoundPlan, place: RankMesh, cut: StageCut) -> Executor
     for index in cut.operators:
         op = bound.operators[index]
         operands = tuple(
-            _operand(bound, name, promised[name], wanted)
-            for name, wanted in zip(op.operator.operands, op.layouts.operands, strict=True)
+            build_operand(bound, name, promised[name], index, position)
+            for position, name in enumerate(op.operator.operands)
         )
         made = [name for name in op.operator.results if name is not None]
         shapes = {name: local_shape(graph.types[name].shape, promised[name].forward, mesh.sizes) for name in made}
@@ -239,8 +284,9 @@ def build_executor(bound: BoundPlan, place: RankMesh, cut: StageCut) -> Executor
     )
 
 
-def _operand(bound: BoundPlan, name: str, promised: Duplex, wanted: Duplex) -> Operand:
-    graph, mesh = bound.graph, bound.plan.mesh
+def build_operand(bound: BoundPlan, name: str, promised: Duplex, index: int, position: int) -> Operand:
+    """The operand of operator `index` at this position among its operands, which comes as it is `promised`."""
+    graph, mesh, wanted = bound.graph, bound.plan.mesh, bound.operators[index].layouts.operands[position]
     weight, update = name in graph.parameter_names, bound.plan.training.update
     if weight and update.is_local(name):  # the gradient stays as each rank has it
         own = tuple(PARTIAL if placement.is_shard else placement for placement in wanted.gradient)

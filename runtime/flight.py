@@ -1,4 +1,4 @@
-"""A bucket on its way: what its members would have sent one by one, as one message for each collective.
+"""Tensors on their way together: what they would have sent one by one, as one message for each collective.
 
     all_reduce       [ a | b | c ]                     as they are, end to end
     reduce_scatter   [ a0 b0 c0 | a1 b1 c1 | .. ]      what goes to each process in one row
@@ -15,7 +15,6 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from planner.sharding.buckets import Bucket
 from planner.sharding.redistribute import COLLECTIVES, Step
 from runtime.device_mesh import RankMesh
 from runtime.redistribute import apply_steps
@@ -107,17 +106,22 @@ _START: Mapping[str, Callable[[Pieces, Sequence[Step], dist.ProcessGroup], Start
 
 
 class Flight:
-    """One bucket under way; the first of its collectives starts when it is made. The pieces are its own from then."""
+    """Pieces under way, each on its `steps`, which are the same collectives on the same axes for all; the first
+    collective starts when it is made. The pieces are its own from then."""
 
-    def __init__(self, bucket: Bucket, pieces: Sequence[torch.Tensor], place: RankMesh, groups: Groups) -> None:
+    def __init__(
+        self, steps: Sequence[Sequence[Step]], pieces: Sequence[torch.Tensor], place: RankMesh, groups: Groups
+    ) -> None:
         self._place, self._groups = place, groups
         self._pieces = [piece.detach() for piece in pieces]
-        self._steps = [list(member.steps) for member in bucket.members]
+        self._steps = [
+            [step for step in one if step.kind not in COLLECTIVES or place.mesh.sizes[step.axis] > 1] for one in steps
+        ]
         self._started: Started | None = None
         self._go()
 
     def land(self) -> Pieces:
-        """Wait, and take the collectives that are left; the members' pieces at the end of their way."""
+        """Wait, and take the collectives that are left; the pieces at the end of their way."""
         with torch.no_grad():
             while self._started is not None:
                 work, landed = self._started

@@ -43,10 +43,9 @@ def imitated_step(plan: Plan, traced: OperatorGraph, batch: int, rank: int) -> I
         with FakeTensorMode():
             place = rank_mesh(plan.mesh, torch.device("cpu"), plan.pipeline)
             bound = bind(plan, traced, batch)
-            module, settings = _Imitation(bound.graph), OptimizerSettings()
+            module, settings = _Imitation(bound.whole), OptimizerSettings()
             step = RankStep(module, bound, place, settings, traced.batched_inputs(batch), check_layouts=False)
-            if step.pipeline is not None:
-                step.pipeline.has_gone = lambda _: True  # the fake backend waits for nothing, and never says so
+            step.pipeline.has_gone = lambda _: True  # the fake backend waits for nothing, and never says so
             yield step
     finally:
         dist.destroy_process_group()
@@ -54,7 +53,7 @@ def imitated_step(plan: Plan, traced: OperatorGraph, batch: int, rank: int) -> I
 
 def imitated_inputs(step: RankStep, traced: OperatorGraph, batch: int) -> Inputs:
     """This rank's pieces of a global batch without data, for a step that is imitated; inside of its modes."""
-    graph, samples = step.bound.graph, step.bound.plan.training.global_batch
+    graph, samples = step.bound.whole, step.bound.plan.training.global_batch
     batched = traced.batched_inputs(batch)
     given = {
         name: _like(replace(tensor, shape=(samples, *tensor.shape[1:])) if name in batched else tensor)

@@ -19,12 +19,14 @@ from runtime.device_mesh import RankMesh
 from runtime.redistribute import local_piece
 
 Inputs = Callable[[int], dict[str, torch.Tensor]]
-"""The pieces of a micro-batch, by its number, on the device of the rank."""
+"""The pieces of a micro-batch, by its number, on the device of the rank; of a slice of one, where the plan cuts the
+sequence into q: number m q + s for slice s of micro-batch m."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalBatch:
-    """What one rank holds of a global batch: its pieces of every micro-batch, by name, not yet on its device."""
+    """What one rank holds of a global batch: its pieces of every micro-batch, or slice of one, by name, not yet on its
+    device."""
 
     parts: tuple[Mapping[str, torch.Tensor], ...]
 
@@ -45,12 +47,14 @@ class InputPieces:
             self._check(name, tensor)
         samples = self.bound.plan.training.part
 
-        def inputs(part: int) -> dict[str, torch.Tensor]:
+        def inputs(unit: int) -> dict[str, torch.Tensor]:
+            part, number = divmod(unit, self.bound.plan.slices)
             found = {}
             for name in self.reads:
                 tensor = given[name]
                 whole = tensor.narrow(0, part * samples, samples) if name in self.batched else tensor
-                found[name] = local_piece(whole, self.bound.inputs[name], self.place).to(self.place.device)
+                piece = local_piece(self._slice(name, whole, number), self.bound.inputs[name], self.place)
+                found[name] = piece.to(self.place.device)
             return found
 
         return inputs
@@ -65,9 +69,12 @@ class InputPieces:
         """Numbers of the samples of a micro-batch that this rank reads, in ascending order."""
         return tuple(sorted({sample for name in self.reads & self.batched for sample in self._samples(name)}))
 
-    def of_samples(self, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The pieces of one micro-batch from tensors with the samples `own` of it alone. Raises RequestError for
-        tensors of other shapes or dtypes."""
+    def of_samples(self, given: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+        """The pieces of the slices of one micro-batch from tensors with the samples `own` of it alone. Raises
+        RequestError for tensors of other shapes or dtypes."""
+        return [self._of_slice(given, number) for number in range(self.bound.plan.slices)]
+
+    def _of_slice(self, given: Mapping[str, torch.Tensor], number: int) -> dict[str, torch.Tensor]:
         found = {}
         for name in self.reads:
             tensor, layout = given[name], self.bound.inputs[name]
@@ -76,8 +83,16 @@ class InputPieces:
                 held = [self.own.index(sample) for sample in self._samples(name)]
                 tensor = tensor if len(held) == len(self.own) else tensor[held]
                 layout = _without_samples(layout)
-            found[name] = local_piece(tensor, layout, self.place).contiguous()
+            found[name] = local_piece(self._slice(name, tensor, number), layout, self.place).contiguous()
         return found
+
+    def _slice(self, name: str, tensor: torch.Tensor, number: int) -> torch.Tensor:
+        """The positions of a slice of the sequence; all of an input that is not cut."""
+        whole, part = self.bound.whole.types[name].shape, self.bound.graph.types[name].shape
+        for dim, (extent, length) in enumerate(zip(whole, part, strict=True)):
+            if extent != length:
+                tensor = tensor.narrow(dim, number * length, length)
+        return tensor
 
     def _samples(self, name: str) -> list[int]:
         """The samples of a micro-batch in this rank's piece of an input."""
@@ -90,7 +105,7 @@ class InputPieces:
 
     def _check(self, name: str, tensor: torch.Tensor) -> None:
         self._check_dtype(name, tensor)
-        training, shape = self.bound.plan.training, self.bound.graph.types[name].shape
+        training, shape = self.bound.plan.training, self.bound.whole.types[name].shape
         wanted = (training.global_batch, *shape[1:]) if name in self.batched else shape
         if tuple(tensor.shape) != wanted:
             raise RequestError(
@@ -107,7 +122,7 @@ class InputPieces:
 
     def _check_own(self, name: str, tensor: torch.Tensor) -> None:
         self._check_dtype(name, tensor)
-        wanted = (len(self.own), *self.bound.graph.types[name].shape[1:])
+        wanted = (len(self.own), *self.bound.whole.types[name].shape[1:])
         if tuple(tensor.shape) != wanted:
             raise RequestError(
                 f"input '{name}' has shape {tuple(tensor.shape)}; this rank reads {len(self.own)} samples of each"

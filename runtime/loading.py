@@ -152,7 +152,7 @@ class BatchLoader:
         """This rank's pieces of every micro-batch, read by itself."""
         parts, samples = self.plan.training.micro_batches, own.pieces.own
         if not samples:
-            yield from (LocalBatch(parts=({},) * parts) for _ in self._batches())
+            yield from (LocalBatch(parts=({},) * (parts * self.plan.slices)) for _ in self._batches())
             return
         size = self.plan.training.part
         order = [[b[part * size + at] for at in samples] for b in self._batches() for part in range(parts)]
@@ -161,7 +161,7 @@ class BatchLoader:
             pieces = []
             for _ in range(parts):
                 batch = next(read)
-                pieces.append(own.pieces.of_samples(own.step.matcher.inputs((batch,), {})))
+                pieces.extend(own.pieces.of_samples(own.step.matcher.inputs((batch,), {})))
             yield LocalBatch(parts=tuple(pieces))
 
     def _batches(self) -> Iterator[list[int]]:

@@ -31,6 +31,8 @@ from runtime.device_mesh import RankMesh
 from runtime.experts import Cut, SplitExperts, split_experts
 from runtime.randomness import FIRST, Draw, Region, drop, drop_probability, keep_mask, operator_code, region_of
 from runtime.rms_norm import fused_rms_norm
+from runtime.slice_pass import SlicePass
+from runtime.sliced_attention import sliced_attention
 from runtime.within import expect_within
 
 
@@ -103,16 +105,18 @@ def local_call(graph: OperatorGraph, bound: BoundOperator, place: RankMesh) -> L
     region = region_of(types[0].shape, layouts[0], place)
     shard = Shard(bound=bound, place=place, shapes=shapes, region=region)
     drops = drop_probability(op) > 0
+    sliced = SLICED.get(op.op)
     form, code = functools.partial(DROPPING[op.op], shard) if drops else _form(shard), operator_code(op.name)
-    arguments = _template(op.arguments, place.device)
-    keywords = {key: _template(value, place.device) for key, value in op.keywords}
+    arguments = template(op.arguments, place.device)
+    keywords = {key: template(value, place.device) for key, value in op.keywords}
     scale = 1.0 / math.prod(
         size for choice, size in zip(bound.strategy, sizes, strict=True) if choice in bound.rule.mean_over
     )
 
     def call(operands: Sequence[torch.Tensor], draw: Draw = FIRST) -> Sequence[Any]:
         rest, key = iter(operands), (draw.key(code),) if drops else ()
-        made = form(*key, *_filled(arguments, rest), **{name: _filled(value, rest) for name, value in keywords.items()})
+        chosen = form if draw.slice is None or sliced is None else functools.partial(sliced, shard, draw.slice)
+        made = chosen(*key, *filled(arguments, rest), **{name: filled(value, rest) for name, value in keywords.items()})
         results = made if isinstance(made, tuple | list) else (made,)
         return results if scale == 1.0 else [result * scale for result in results]
 
@@ -263,7 +267,31 @@ def _experts(
     return split_experts(x_BSH, weights_BSK, chosen_BSK, (gate, up, down), split)
 
 
+def _attention_of_slice(
+    shard: Shard,
+    part: SlicePass,
+    query_BHQD: torch.Tensor,
+    key_BGQD: torch.Tensor,
+    value_BGQE: torch.Tensor,
+    attn_mask: None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = True,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    return sliced_attention(query_BHQD, key_BGQD, value_BGQE, part, shard.bound.operator.name, scale)
+
+
 _NONE, _MEAN, _SUM = range(3)  # torch's numbers for the reductions of a loss
+
+
+def _cross_entropy_of_slice(
+    shard: Shard, part: SlicePass, logits_NV: torch.Tensor, targets_N: torch.Tensor, *settings: Any, **named: Any
+) -> torch.Tensor:
+    return _cross_entropy(
+        shard, logits_NV, targets_N, *settings, **named, counted=part.together.counted[shard.bound.operator.name]
+    )
 
 
 def _cross_entropy(
@@ -274,6 +302,8 @@ def _cross_entropy(
     reduction: int = _MEAN,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
+    *,
+    counted: torch.Tensor | None = None,
 ) -> torch.Tensor:
     vocabulary, samples = shard.axes("v"), shard.axes("n")
     assert reduction != _NONE, "the rule of cross entropy covers a scalar result only"
@@ -285,6 +315,7 @@ def _cross_entropy(
         mean=reduction == _MEAN,
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
+        counted=counted,
     )
     return split_cross_entropy(logits_NV, targets_N, split)
 
@@ -374,6 +405,12 @@ LOCAL_OPS: Mapping[str, Form] = {
 }
 """Local forms of single operators, by name."""
 
+SLICED: Mapping[str, Form] = {
+    "aten.cross_entropy_loss.default": _cross_entropy_of_slice,
+    "aten.scaled_dot_product_attention.default": _attention_of_slice,
+}
+"""Local forms of operators that, in a slice of the sequence, know of the other slices (see `planner.plan.slices`)."""
+
 DROPPING: Mapping[str, Form] = {
     "aten.dropout.default": _dropout,
     "aten.feature_dropout.default": _feature_dropout,
@@ -392,19 +429,19 @@ def _refuse_rings(bound: BoundOperator, place: RankMesh) -> None:
             )
 
 
-def _template(argument: Argument, device: torch.device) -> Any:
-    """The argument with torch's objects for their names; values stay references."""
+def template(argument: Argument, device: torch.device) -> Any:
+    """An argument of an operator with torch's objects for their names; values stay references."""
     if isinstance(argument, TorchConstant):
         return device if argument.kind == "device" else getattr(torch, argument.name)
     if isinstance(argument, tuple):
-        return [_template(item, device) for item in argument]
+        return [template(item, device) for item in argument]
     return argument
 
 
-def _filled(template: Any, operands: Any) -> Any:
-    """The argument with local tensors for its references, taken from the iterator `operands` in order."""
-    if isinstance(template, ValueRef):
+def filled(argument: Any, operands: Any) -> Any:
+    """The argument, from `template`, with tensors for its references, taken from the iterator `operands` in order."""
+    if isinstance(argument, ValueRef):
         return next(operands)
-    if isinstance(template, list):
-        return [_filled(item, operands) for item in template]
-    return template
+    if isinstance(argument, list):
+        return [filled(item, operands) for item in argument]
+    return argument

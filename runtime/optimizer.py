@@ -103,7 +103,8 @@ class ShardedOptimizer:
         for bucket in self._gathered:
             members = [masters.pop(name) for name in bucket.names]
             updated = [member.weight.to(member.parameter.piece.dtype) for member in members]
-            whole = Flight(bucket, updated, self._place, self._place.groups).land()
+            steps = [member.steps for member in bucket.members]
+            whole = Flight(steps, updated, self._place, self._place.groups).land()
             for member, weight in zip(members, whole, strict=True):
                 member.parameter.piece.detach().copy_(weight)
         for master in masters.values():

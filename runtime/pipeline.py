@@ -28,9 +28,9 @@ from runtime.collectives import all_reduce
 from runtime.stage_links import Chunk, Crossing
 
 Values = Mapping[str, torch.Tensor]
-Forward = Callable[[Turn, Values], Values]
-"""Computes the stage of a turn's chunk on its micro-batch: from the values received, the values to send, or the loss on
-the last stage."""
+Forward = Callable[[Turn, Sequence[Values]], Sequence[Values]]
+"""Computes the stage of a turn's chunk on its micro-batch, or on several that it takes at a time (copies): from the
+values received for each, the values to send, or the loss on the last stage."""
 Edges = Mapping[str, GradientEdge | None]
 """By name the places in the graph of autograd that made a value; None where no gradient is needed."""
 Key = tuple[int, int, int]  # chunk, micro-batch, slice
@@ -38,52 +38,55 @@ Key = tuple[int, int, int]  # chunk, micro-batch, slice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passed:
-    """What the backward pass of a micro-batch through a chunk needs: the values it came from, which collect their
-    gradients, and where it starts."""
+    """What the backward pass of the copies of a turn through a chunk needs: the values each came from, which collect
+    their gradients, and where it starts."""
 
-    received: Values
-    edges: Edges
+    received: Sequence[Values]
+    edges: Sequence[Edges]
 
 
 @dataclass(kw_only=True)
 class Pipeline:
-    """One rank's share of the pipelined part of a step. Make it with `build_pipeline`.
+    """One rank's share of the micro-batches of a step. Alone it talks to nobody.
 
-    `order` are the turns of this rank in a step. Of the last step, `turns` has those that were done, in their order,
-    and `most_live` how many micro-batches were at most between their forward and the end of their backward pass.
+    In each turn it takes `copies` micro-batches. `order` are the turns of this rank in a step. Of the last step,
+    `turns` has those that were done, in their order, and `most_live` how many micro-batches, or slices of them, were at
+    most between their forward and the end of their backward pass.
     """
 
     chunks: tuple[Chunk, ...]
     order: tuple[Turn, ...]
-    everyone: dist.ProcessGroup
+    everyone: dist.ProcessGroup | None
     loss: Crossing
     device: torch.device
+    copies: int = 1
     has_gone: Callable[[dist.Work], bool] = dist.Work.is_completed
     turns: list[Turn] = field(default_factory=list)
     most_live: int = 0
     _live: dict[Key, Passed] = field(default_factory=dict)
     _sent: list[tuple[dist.Work, torch.Tensor]] = field(default_factory=list)
 
-    def run(self, forward: Forward, micro_batches: int, seed: float) -> torch.Tensor:
+    def run(self, forward: Forward, seed: float) -> torch.Tensor:
         """All micro-batches of a step, forward and backward; returns the mean loss, the same on every rank. `seed` is
-        the gradient of the loss of each."""
+        the gradient of the loss of each, or of each of its slices."""
         total = self._zero()
         self._live, self.most_live = {}, 0
         self.turns.clear()
+        losses = self.copies * sum(turn.kind == "forward" and turn.chunk == 0 for turn in self.order)
         for turn in self.order:
             if turn.kind == "forward":
-                total += self._forward(forward, turn) / micro_batches
+                total += self._forward(forward, turn) / losses
             else:
                 self._backward(turn, seed)
             self.turns.append(turn)
         self._wait()
-        return all_reduce(total, self.everyone)  # the other stages hold zero
+        return total if self.everyone is None else all_reduce(total, self.everyone)  # the other stages hold zero
 
-    def forward(self, forward: Forward, micro_batch: int) -> None:
-        """One micro-batch forward only, through all stages; nothing comes of it but what `forward` does."""
-        for number, chunk in enumerate(self.chunks):
-            made = forward(Turn("forward", micro_batch, number), self._arrived(chunk))
-            self._hand_on(chunk, made)
+    def forward(self, forward: Forward, micro_batch: int, number: int = 0) -> None:
+        """A slice of one micro-batch forward only, through all stages; nothing comes of it but what `forward` does."""
+        for at, chunk in enumerate(self.chunks):
+            made = forward(Turn("forward", micro_batch, at, number), [self._arrived(chunk)])
+            self._hand_on(chunk, made[0])
         self._wait()
 
     def _wait(self) -> None:
@@ -92,15 +95,19 @@ class Pipeline:
         self._sent.clear()
 
     def _forward(self, forward: Forward, turn: Turn) -> torch.Tensor:
-        """A micro-batch through a chunk; its loss, zero on all stages but the last. What it has made is nobody's any
-        more when this returns, but for what is being sent."""
+        """The copies of a turn through a chunk; the sum of their losses, zero on all stages but the last. What they
+        have made is nobody's any more when this returns, but for what is being sent."""
         chunk = self.chunks[turn.chunk]
-        received = self._arrived(chunk)
+        received = [self._arrived(chunk) for _ in range(self.copies)]
         made = forward(turn, received)
-        self._hand_on(chunk, made)
-        self._live[_key(turn)] = Passed(received=received, edges=self._edges(chunk, made))
-        self.most_live = max(self.most_live, len(self._live))
-        return made[self.loss.name].detach().float().reshape(()) if chunk.cut.last else self._zero()
+        for values in made:
+            self._hand_on(chunk, values)
+        edges = [self._edges(chunk, values) for values in made]
+        self._live[_key(turn)] = Passed(received=received, edges=edges)
+        self.most_live = max(self.most_live, self.copies * len(self._live))
+        if not chunk.cut.last:
+            return self._zero()
+        return sum((values[self.loss.name].detach().float().reshape(()) for values in made), self._zero())
 
     def _arrived(self, chunk: Chunk) -> Values:
         found = {}
@@ -126,7 +133,8 @@ class Pipeline:
     def _backward(self, turn: Turn, seed: float) -> None:
         chunk, key = self.chunks[turn.chunk], _key(turn)
         assert ends(turn), turn
-        self._differentiate(chunk, self._live[key], self._returned(chunk, seed))
+        gradients = [given for _ in range(self.copies) for given in self._returned(chunk, seed)]
+        self._differentiate(chunk, self._live[key], gradients)
         del self._live[key]
 
     def _returned(self, chunk: Chunk, seed: float) -> Sequence[torch.Tensor]:
@@ -139,17 +147,17 @@ class Pipeline:
 
     def _differentiate(self, chunk: Chunk, passed: Passed, gradients: Sequence[torch.Tensor]) -> None:
         """The backward pass through a chunk, from the gradients of what it has made to those of what it received."""
-        pairs = [
-            (edge, given) for edge, given in zip(passed.edges.values(), gradients, strict=True) if edge is not None
-        ]
+        edges = [edge for copy in passed.edges for edge in copy.values()]
+        pairs = [(edge, given) for edge, given in zip(edges, gradients, strict=True) if edge is not None]
         if pairs:
             torch.autograd.backward([edge for edge, _ in pairs], [gradient for _, gradient in pairs])
-        for arrival in chunk.arrivals:
-            if arrival.differentiable:
-                assert chunk.before is not None, "the first stage receives nothing"
-                value = passed.received[arrival.name]
-                gradient = torch.zeros_like(value) if value.grad is None else value.grad
-                self._send(gradient, chunk.before.rank, chunk.before.gradients)
+        for values in passed.received:
+            for arrival in chunk.arrivals:
+                if arrival.differentiable:
+                    assert chunk.before is not None, "the first stage receives nothing"
+                    value = values[arrival.name]
+                    gradient = torch.zeros_like(value) if value.grad is None else value.grad
+                    self._send(gradient, chunk.before.rank, chunk.before.gradients)
 
     def _receive(self, crossing: Crossing, source: int, group: dist.ProcessGroup) -> torch.Tensor:
         value = torch.empty(crossing.shape, dtype=crossing.dtype, device=self.device)

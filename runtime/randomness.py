@@ -27,6 +27,7 @@ from planner.graph.chance import CHANCES
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.sharding.layout import Layout
 from runtime.device_mesh import RankMesh
+from runtime.slice_pass import SlicePass
 
 _STRIDE = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: SplitMix64's increment
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))  # shift, multiplier
@@ -41,11 +42,13 @@ _OTHERS_AT_ONCE = 1 << 22  # as many as stay in a cache, and as few launches as 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """What all random numbers of one micro-batch have in common. Steps and micro-batches count from 0."""
+    """What all random numbers of one micro-batch have in common. Steps and micro-batches count from 0. `slice` is the
+    part of its sequence that is computed, where it is not all."""
 
     seed: int = 0
     step: int = 0
     micro_batch: int = 0
+    slice: SlicePass | None = None
 
     def key(self, operator: int) -> int:
         """The key, of 64 bits, of an operator with this code."""

@@ -112,6 +112,11 @@ class Transfer:
         return any(step.kind in COLLECTIVES for step in self.forward)
 
     @property
+    def sends(self) -> bool:
+        """Whether anything is sent, forward or backward."""
+        return any(step.kind in COLLECTIVES for step in (*self.forward, *self.backward))
+
+    @property
     def sums(self) -> bool:
         """Whether terms of several ranks are added up on the way."""
         return any(step.kind in ("all_reduce", "reduce_scatter") for step in self.forward)

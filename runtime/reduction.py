@@ -36,8 +36,8 @@ class Reduction:
         arrivals: Mapping[str, int],
     ) -> None:
         self._parameters, self._place = parameters, place
-        times = bound.plan.training.micro_batches
-        self._expected = {name: times * arrivals.get(name, 0) for name in parameters}
+        turns = bound.plan.training.turns * bound.plan.slices
+        self._expected = {name: turns * arrivals.get(name, 0) for name in parameters}
         self.buckets = reduction_buckets(bound, parameters.keys())
         self._groups = axis_lines(place, "gradients") if bound.plan.training.update.bucketed else place.groups
         self._flights: list[Flight] = []
@@ -75,7 +75,7 @@ class Reduction:
         return gradient
 
     def _arrived(self, name: str) -> None:
-        """A micro-batch has left the gradient of a parameter."""
+        """The copies of a turn have left the gradient of a parameter."""
         if not self._waiting:
             return
         self._waiting[name] -= 1
@@ -90,4 +90,5 @@ class Reduction:
         pieces = [member.local_gradient() for member in members]
         for member in members:
             member.gradient = None
-        self._flights.append(Flight(bucket, pieces, self._place, self._groups))  # pieces end with this call
+        steps = [member.steps for member in bucket.members]
+        self._flights.append(Flight(steps, pieces, self._place, self._groups))  # pieces end with this call

@@ -53,16 +53,16 @@ class Chunk:
     departures: tuple[Crossing, ...]
 
 
-def everyone(place: RankMesh) -> dist.ProcessGroup:
-    """The processes at the same place of all pipeline ranks. Collective."""
-    return stage_line(place, tuple(range(place.stages)), "forward")
+def everyone(place: RankMesh) -> dist.ProcessGroup | None:
+    """The processes at the same place of all pipeline ranks; None where there is one rank only. Collective."""
+    return None if place.stages == 1 else stage_line(place, tuple(range(place.stages)), "forward")
 
 
 def build_chunks(bound: BoundPlan, place: RankMesh, cuts: Sequence[StageCut]) -> tuple[Chunk, ...]:
     """The stages of this rank, of all `cuts` of the plan. Collective: every rank calls it."""
     ranks = place.stages
     line = tuple(range(ranks))
-    inside = [_groups(place, line, chunk, "") for chunk in range(len(cuts) // ranks)]
+    inside = [_groups(place, line, chunk, "") for chunk in range(len(cuts) // ranks)] if ranks > 1 else []
     over = [_groups(place, (ranks - 1, 0), chunk, " over") for chunk in range(len(cuts) // ranks - 1)]
 
     def link(first: int, other: int) -> Link | None:

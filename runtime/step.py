@@ -9,7 +9,8 @@ the losses of the micro-batches.
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 import torch
@@ -30,8 +31,9 @@ from runtime.observer import Observer
 from runtime.optimizer import ShardedOptimizer
 from runtime.optimizers import OptimizerSettings
 from runtime.parameters import local_parameters, unused_parameters, whole_buffers
-from runtime.pipeline import Forward, Pipeline
+from runtime.pipeline import Pipeline, Values
 from runtime.randomness import Draw
+from runtime.slices import Slices
 from runtime.stage_links import build_chunks, everyone, share_parameters, whole_value
 
 
@@ -66,14 +68,16 @@ class RankStep:
         self.executors: tuple[Executor, ...] = tuple(build_executor(bound, place, cut) for cut in own)
         update = bound.plan.training.update
         self.pieces = sample_pieces((bound.inputs[name] for name in batched), bound.plan.mesh.sizes)
-        self.scale = update.seed(bound.plan.training.micro_batches, self.pieces)  # gradient of a micro-batch's loss
+        losses = bound.plan.training.micro_batches * bound.plan.slices
+        self.scale = update.seed(losses, self.pieces)  # gradient of the loss of each
         held = frozenset[str]().union(*(cut.parameters for cut in own))
         held |= unused_parameters(bound) if place.stage == 0 else frozenset()
         self.parameters = local_parameters(module, bound, place, held)
         self.buffers = whole_buffers(module, bound.graph, place.device, update.broadcast)
+        self.slices = Slices(bound, place, own, self.buffers) if bound.plan.slices > 1 else None
+        self.pipeline = self._pipeline()
         changed = self._changed()
         self.ends = tuple(end for end in step_ends(module) if changed.intersection(map(end.full, end.buffers)))
-        self.pipeline = self._pipeline() if place.stages > 1 else None
         self.reads = frozenset(
             name
             for cut in own
@@ -93,6 +97,7 @@ class RankStep:
             everyone=everyone(place),
             loss=whole_value(bound, bound.graph.loss),
             device=place.device,
+            copies=bound.plan.training.copies,
         )
 
     def __call__(self, inputs: Inputs, learning_rate: float) -> float:
@@ -120,15 +125,11 @@ class RankStep:
         """Forward and backward of all micro-batches: adds to the gradients, changes no weight. Returns the mean
         loss."""
         if not self.check_layouts:
-            return self._accumulate(
-                lambda turn, received: self._forward(turn, {**inputs(turn.micro_batch), **received})
-            )
+            return self.pipeline.run(lambda turn, received: self._forward(turn, received, inputs), self.scale)
         check = LayoutCheck(bound=self.bound, place=self.place)
         check.weights(self.parameters)
-        total = self._accumulate(
-            lambda turn, received: self._forward(
-                turn, {**inputs(turn.micro_batch), **received}, check.micro_batch(turn.micro_batch)
-            )
+        total = self.pipeline.run(
+            lambda turn, received: self._forward(turn, received, inputs, check.micro_batch), self.scale
         )
         check.gradients(self.parameters)
         check.verify()
@@ -136,24 +137,31 @@ class RankStep:
         return total
 
     def _forward(
-        self, turn: Turn, given: Mapping[str, torch.Tensor], observer: Observer | None = None
-    ) -> dict[str, torch.Tensor]:
-        """A stage of this rank of a micro-batch, from its inputs and what it has received."""
-        draw = Draw(seed=self.seed, step=self.steps, micro_batch=turn.micro_batch)
-        return self.executors[turn.chunk](self.parameters, self.buffers, given, draw, observer or self.observer)
+        self,
+        turn: Turn,
+        received: Sequence[Values],
+        inputs: Inputs,
+        looking: Callable[[int], Observer] | None = None,
+    ) -> list[dict[str, torch.Tensor]]:
+        """A stage of this rank of the micro-batches of a turn, from their inputs and what has been received."""
+        first, slices = turn.micro_batch * self.bound.plan.training.copies, self.bound.plan.slices
+        given, draws, observers = [], [], []
+        for part, values in enumerate(received, first):
+            number = part * slices + turn.slice
+            constants = self.slices.constants(turn.slice) if self.slices is not None else {}
+            given.append({**inputs(number), **constants, **values})
+            draws.append(self._draw(part, turn.slice, inputs))
+            observers.append(self.observer if looking is None else looking(number))
+        tables = self.slices.tables(turn.slice) if self.slices is not None else {}
+        buffers = {**self.buffers, **tables} if tables else self.buffers
+        return self.executors[turn.chunk].together(self.parameters, buffers, given, draws, observers)
 
-    def _accumulate(self, forward: Forward) -> torch.Tensor:
-        """All micro-batches forward and backward; the mean loss."""
-        parts = self.bound.plan.training.micro_batches
-        if self.pipeline is not None:
-            return self.pipeline.run(forward, parts, self.scale)
-        total = torch.zeros((), dtype=torch.float32, device=self.place.device)
-        for part in range(parts):
-            loss = forward(Turn("forward", part), {})[self.bound.graph.loss]
-            if loss.requires_grad:
-                torch.autograd.backward(loss, torch.full_like(loss, self.scale))
-            total += loss.detach().float().reshape(()) / parts
-        return total
+    def _draw(self, part: int, number: int, inputs: Inputs) -> Draw:
+        draw = Draw(seed=self.seed, step=self.steps, micro_batch=part)
+        if self.slices is None:
+            return draw
+        count = self.slices.count
+        return replace(draw, slice=self.slices.part(part, number, lambda at: inputs(part * count + at)))
 
     def _explain(self, loss: float, inputs: Inputs, buffers: Mapping[str, torch.Tensor]) -> NoReturn:
         """Find out why the loss is not finite. Collective; drops the gradients, and leaves the `buffers` from before
@@ -163,12 +171,15 @@ class RankStep:
             parameter.gradient = None
 
         def again(part: int, watch: FiniteWatch) -> None:
-            given = inputs(part)
-            watch.given(self.parameters, self.buffers, given, self.steps + 1)
-            if self.pipeline is None:
-                self._forward(Turn("forward", part), given, watch)
-            else:
-                self.pipeline.forward(lambda turn, received: self._forward(turn, {**given, **received}, watch), part)
+            first = self._draw(part, 0, inputs)  # what slices share lives until the last of them is through
+            for number in range(self.bound.plan.slices):
+                watch.given(
+                    self.parameters, self.buffers, inputs(part * self.bound.plan.slices + number), self.steps + 1
+                )
+                self.pipeline.forward(
+                    lambda turn, received: self._forward(turn, received, inputs, lambda _: watch), part, number
+                )
+            del first
 
         try:
             explain(loss, self.steps + 1, self.bound.graph, self.bound.plan.training.micro_batches, again)
@@ -201,7 +212,7 @@ class RankStep:
 
     def _everywhere(self, held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What each pipeline rank holds, on every one."""
-        if self.pipeline is None:
+        if self.pipeline.everyone is None:
             return held
         every: list[dict[str, torch.Tensor]] = [{}] * self.place.stages
         cpu = {name: tensor.cpu() for name, tensor in held.items()}

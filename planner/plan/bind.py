@@ -15,6 +15,7 @@ from planner.graph.uneven import EVEN, with_imbalance
 from planner.plan.outline import difference
 from planner.plan.plan import RECOMPUTATION, Group, Plan
 from planner.plan.schedule import check_schedule
+from planner.plan.slices import one_slice
 from planner.plan.uniform import uniform_blocks
 from planner.pricing.keeping import keeping_fault
 from planner.sharding.discover import with_rules
@@ -45,10 +46,12 @@ class BoundOperator:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundPlan:
-    """A legal plan on the graph of one micro-batch (shared values have their identity operators)."""
+    """A legal plan on the graph of one micro-batch (shared values have their identity operators), or of one slice of
+    its sequence where the plan cuts it; `whole` is that of the micro-batch."""
 
     plan: Plan
     graph: OperatorGraph
+    whole: OperatorGraph
     blocks: BlockRun
     operators: tuple[BoundOperator, ...]
     parameters: Mapping[str, StoredParameter]
@@ -92,8 +95,10 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
             f" {found[:19]}...: {difference(plan, traced)}; the model changed since the plan was made, so plan it again"
         )
     prepared, blocks = prepare(with_rules(traced, plan.rules), plan.training.imbalance)
-    graph = rescale_batch(prepared, batch, plan.training.part)
+    whole = rescale_batch(prepared, batch, plan.training.part)
+    graph = one_slice(whole, plan.model.sequence_length, plan.slices)
     _check_stages(plan, blocks)
+    _check_copies(plan, graph)
     check_schedule(plan)
     strategies, stored = _spread(plan, graph, blocks)
     known: dict[tuple[int, tuple[str | None, ...]], tuple[Strategy, OperatorLayouts]] = {}
@@ -118,6 +123,7 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
     return BoundPlan(
         plan=plan,
         graph=graph,
+        whole=whole,
         blocks=blocks,
         operators=operators,
         parameters=stored,
@@ -139,6 +145,22 @@ def _check_stages(plan: Plan, blocks: BlockRun) -> None:
         following += stage.blocks
     if following != blocks.count:
         raise PlanFileError(f"stages: they hold {following} blocks, the model has {blocks.count}")
+
+
+def _check_copies(plan: Plan, graph: OperatorGraph) -> None:
+    """Copies take their turns in whole rounds, and read what no other copy of the turn changes."""
+    copies, parts = plan.training.copies, plan.training.micro_batches
+    if parts % copies:
+        legal = [count for count in range(1, parts + 1) if parts % count == 0]
+        near = sorted(legal, key=lambda count: abs(count - copies))[:2]
+        raise PlanFileError(
+            f"training.copies: {copies} do not divide {parts} micro-batches; take {' or '.join(map(str, sorted(near)))}"
+        )
+    if copies > 1 and graph.updates:
+        raise PlanFileError(
+            f"training.copies: {copies} micro-batches at a time would all read buffer '{graph.updates[0][0]}' as it was"
+            " before them, which each of them changes; set copies to 1 for this model"
+        )
 
 
 def _recomputed(plan: Plan, graph: OperatorGraph, blocks: BlockRun) -> dict[int, frozenset[int]]:

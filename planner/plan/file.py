@@ -70,6 +70,7 @@ class _Training(_Strict):
     micro_batches: Count
     precision: str
     optimizer: str
+    copies: Count = 1
     gradients: str = "mean"
     gradient_dtype: str = "mixed"
     master_weights: bool = True
@@ -152,6 +153,7 @@ class _PlanFile(_Strict):
     mesh: list[_Axis]
     stages: Annotated[list[_Stage], Field(min_length=1)]
     virtual_stages: Count
+    slices: Count = 1
     schedule: str
     inputs: dict[str, str]
     groups: list[_Group]
@@ -170,6 +172,7 @@ def dump_plan(plan: Plan) -> str:
         "mesh": [_fields(axis) for axis in plan.mesh.axes],
         "stages": [_fields(stage) for stage in plan.stages],
         "virtual_stages": plan.virtual_stages,
+        **({"slices": plan.slices} if plan.slices > 1 else {}),
         "schedule": plan.schedule,
         "inputs": {name: format_layout(layout) for name, layout in plan.inputs},
         "groups": [_group_content(group) for group in plan.groups],
@@ -205,6 +208,8 @@ def _training_content(training: Training) -> dict[str, Any]:
     own = {name: value for name, value in _fields(training).items() if name != "update"}
     if training.imbalance == EVEN:
         del own["imbalance"]
+    if training.copies == 1:
+        del own["copies"]
     return {**own, **update_words(training.update)}
 
 
@@ -373,6 +378,7 @@ def _plan_of(file: _PlanFile) -> Plan:
         mesh=Mesh(axes=tuple(MeshAxis(**axis.model_dump()) for axis in file.mesh)),
         stages=tuple(Stage(**stage.model_dump()) for stage in file.stages),
         virtual_stages=file.virtual_stages,
+        slices=file.slices,
         schedule=file.schedule,
         inputs=tuple((name, _layout(text, f"inputs.{name}")) for name, text in file.inputs.items()),
         groups=tuple(_group(group, f"groups.{index}") for index, group in enumerate(file.groups)),
@@ -410,7 +416,10 @@ def _model_of(file: _Model) -> ModelReference:
 
 def _training(training: _Training) -> Training:
     content = training.model_dump()
-    own = {name: content.pop(name) for name in ("global_batch", "micro_batches", "precision", "optimizer", "imbalance")}
+    own = {
+        name: content.pop(name)
+        for name in ("global_batch", "micro_batches", "precision", "optimizer", "copies", "imbalance")
+    }
     uneven = imbalance_fault(training.imbalance)
     if uneven is not None:
         raise PlanFileError(f"training.imbalance: {uneven}")

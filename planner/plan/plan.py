@@ -22,7 +22,7 @@ PLANNER_VERSION = "0.1.0"  # written into plans; equals the version of the distr
 RECOMPUTATION = ("none", "selective", "full")
 PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 OPTIMIZERS = ("adamw", "sgd", "lamb")
-SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b")  # of costmodels.orders
+SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b", "seqpipe")  # of costmodels.orders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +55,22 @@ class ModelReference:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """`global_batch` samples per optimizer step, in `micro_batches` equal parts one after the other; `update` is what
-    becomes of their gradients. `imbalance` is assumed of routers: rows of the device with the most of them over the
-    average (see `planner.graph.uneven`)."""
+    becomes of their gradients. A stage takes `copies` micro-batches at a time, operator by operator in turn, so that
+    one computes while another communicates; they divide `micro_batches`. `imbalance` is assumed of routers: rows of the
+    device with the most of them over the average (see `planner.graph.uneven`)."""
 
     global_batch: int
     micro_batches: int
     precision: str
     optimizer: str
     update: Update = PLAIN
+    copies: int = 1
     imbalance: float = EVEN
+
+    @property
+    def turns(self) -> int:
+        """How often a stage takes its micro-batches, forward and backward, in a step."""
+        return self.micro_batches // self.copies
 
     @property
     def part(self) -> int:
@@ -194,6 +201,9 @@ class Plan:
     rounds over the ranks make the model (Narayanan et al. 2021, section 2.2). `schedule` says in which order the ranks
     take their turns (`planner.plan.schedule`).
 
+    With `slices` q > 1 a stage takes the sequence of a micro-batch in q equal parts, one after the other, and is done
+    with one while the next stage works on the one before (Li et al. 2021, TeraPipe): that is schedule "seqpipe".
+
     `rules` has the rules that were found by trial, by the text of the calls that they are for: whoever executes the
     plan uses just these, and searches for none.
     """
@@ -204,6 +214,7 @@ class Plan:
     mesh: Mesh
     stages: tuple[Stage, ...]
     virtual_stages: int = 1
+    slices: int = 1
     schedule: str
     inputs: tuple[tuple[str, Layout], ...]
     groups: tuple[Group, ...]

@@ -31,9 +31,10 @@ from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.charges import UNCHARGED, Charges, Phase, Times, charge
 from planner.plan.once import once_of
 from planner.plan.plan import Plan, Prediction, StagePrediction
-from planner.plan.schedule import in_flight_of
+from planner.plan.schedule import in_flight_of, whole_in_flight
+from planner.plan.slices import earlier_keys
 from planner.plan.stage_cut import crossing_values
-from planner.plan.step import AHEAD, PIPELINE_BUBBLE, UNCOVERED, ChunkCost, Launches, step_of
+from planner.plan.step import AHEAD, COVERED, PIPELINE_BUBBLE, UNCOVERED, ChunkCost, Launches, step_of
 from planner.pricing import (
     OperatorPrices,
     ParameterPrices,
@@ -111,15 +112,17 @@ def stage_costs(bound: BoundPlan, cluster: Cluster) -> tuple[StageCost, ...]:
 def _assemble(
     plan: Plan, flops_per_part: float, costs: list[StageCost], cluster: Cluster, *, experts: bool
 ) -> Prediction:
-    m, virtual = plan.training.micro_batches, plan.virtual_stages
+    m, virtual = plan.training.micro_batches * plan.slices, plan.virtual_stages
     per_part = [sum(cost.micro_batch.values()) for cost in costs]
     per_step = [sum(cost.once.values()) for cost in costs]
-    step = step_of([cost.chunks for cost in costs], [cost.all_once for cost in costs], m, plan.schedule)
+    step = step_of([cost.chunks for cost in costs], [cost.all_once for cost in costs], m // plan.slices, plan.schedule)
     busiest = costs[step.busiest]
     time = [(name, m * seconds) for name, seconds in busiest.micro_batch.items()]
     time += [(PIPELINE_BUBBLE, step.bubble), *busiest.all_once.items()]
     if _hides(cluster):
         time.append((UNCOVERED, step.uncovered))
+    if plan.training.copies > 1:
+        time.append((COVERED, -step.covered))
     if busiest.ahead:
         time.append((AHEAD, -m * busiest.ahead))
     fullest = max(costs, key=lambda cost: sum(cost.memory.values()))
@@ -184,14 +187,22 @@ class _Walk:
     def rank(self, rank: int) -> StageCost:
         """Walk the operators of all stages of one pipeline rank."""
         plan, operators = self.bound.plan, self.bound.operators
-        cost = StageCost(chunks=[ChunkCost(blocks=stage.blocks) for stage in plan.stages[rank :: plan.pipeline]])
+        copies = plan.training.copies
+        held = plan.stages[rank :: plan.pipeline]
+        cost = StageCost(chunks=[ChunkCost(blocks=stage.blocks, copies=copies, slices=plan.slices) for stage in held])
         live = in_flight_of(plan, rank)
         seen: set[str] = set()  # what flows into blocks
         at_once: dict[int, float] = {}
         own = [at for at in range(len(operators)) if self.rank_of[at] == rank]
         for at in own:
+            chunk = cost.chunks[self._chunk(at)]
+            passes = [chunk.forward, chunk.backward] if copies > 1 else []
+            before = [one.taken for one in passes]
             self._operator(cost, at, live[self._chunk(at)], seen, at_once)
-        cost.memory["activations"] += max(at_once.values(), default=0.0)
+            for one, taken in zip(passes, before, strict=True):
+                one.close(taken)
+        cost.memory["activations"] += copies * max(at_once.values(), default=0.0)
+        cost.memory["transient"] *= copies
         cost.memory["transient"] += self.cluster.software.buffers
         for (number, _, name), launches in cost.launches.items():
             into = cost.chunks[number].forward if name == "forward" else cost.chunks[number].backward
@@ -243,6 +254,8 @@ class _Walk:
         chunk.backward.add(work=float(prices.backward[0]), waits=back)
         if works:
             chunk.backward.add(work=forward - waits, waits=waits)
+        if self.bound.plan.slices > 1 and bound.rule.op_class == "attention":
+            self._earlier_slices(cost, chunk, bound, at, works=works and not self.bound.is_kept(at))
         if self._hosted:
             self._launch(cost, at, prices, again=works and forward > waits)
         for inner in inner_messages(bound.rule, bound.strategy, self.bound.plan.mesh):
@@ -289,7 +302,7 @@ class _Walk:
         if again or brief:
             where = block if block is not None else AFTER
             at_once[where] = at_once.get(where, 0.0) + kept
-            cost.memory["activations"] += 0.0 if again else kept * (live - 1)
+            cost.memory["activations"] += 0.0 if again else kept * (live - self.bound.plan.training.copies)
         else:
             cost.memory["activations"] += kept * live
         cost.memory["transient"] = max(cost.memory["transient"], transient)
@@ -324,6 +337,25 @@ class _Walk:
             backward.add(float(prices.backward[0]), float(prices.late[1][0]), prices.host[1])
         if again:
             backward.add(float(prices.forward[0]), float(prices.late[0][0]), prices.host[0])
+
+    def _earlier_slices(self, cost: StageCost, chunk: ChunkCost, bound: BoundOperator, at: int, *, works: bool) -> None:
+        """What attention takes that reads the keys of earlier slices too, as many whole ones on average as there are
+        before the middle one; and the keys, values and their gradients of a whole sequence, which it writes down."""
+        plan, whole = self.bound.plan, earlier_keys(bound.rule)
+        prices = self._price(replace(bound, rule=whole), counted=False)
+        forward, backward = float(prices.forward[0]), float(prices.backward[0])
+        before = (plan.slices - 1) / 2
+        cost.micro_batch["forward"] += before * forward
+        cost.micro_batch["backward"] += before * backward
+        chunk.forward.add(work=before * forward)
+        chunk.backward.add(work=before * (backward + (forward if works else 0.0)))
+        cost.micro_batch["recomputation"] += before * forward if works else 0.0
+        chunk.forward.grows += forward
+        chunk.backward.grows += backward + (forward if works else 0.0)
+        keys = sum(float(nbytes[0]) for nbytes in prices.operands[1:3])
+        element = self.bound.graph.types[bound.operator.operands[1]].element_bytes
+        begun = whole_in_flight(plan, self.rank_of[at])
+        cost.memory["activations"] += plan.slices * keys * (begun + plan.training.copies * max(4, element) / element)
 
     def _outlives(self, at: int, name: str) -> bool:
         """Whether a block that is not recomputed keeps, as it is made, a result of the recomputed block before it."""
@@ -367,7 +399,7 @@ class _Walk:
         cost.micro_batch[part] += sum(times.values()) * route.seconds
         for phase, number in times.items():
             into = chunk.forward if phase == "forward" else chunk.backward
-            into.add(waits=number * route.seconds, hidden=number * hidden)
+            into.add(waits=number * route.seconds, hidden=number * hidden, sent=number * route.seconds)
         for message in route.messages:
             charge(cost.messages, part, owner, message, times)
 
@@ -501,7 +533,7 @@ class _Walk:
         results = [result for result in bound.operator.results if result is not None]
         return bound.layouts.results[results.index(name)]
 
-    def _price(self, bound: BoundOperator) -> OperatorPrices:
+    def _price(self, bound: BoundOperator, *, counted: bool = True) -> OperatorPrices:
         graph, rule, op = self.bound.graph, bound.rule, bound.operator
         graded = tuple(name in graph.differentiable for name in op.operands)
         key = (id(rule), bound.strategy, graded)
@@ -513,7 +545,8 @@ class _Walk:
         alone = (id(rule), graded)
         if alone not in self._alone:
             self._alone[alone] = _whole_flops(rule, graded)
-        self.flops += self._alone[alone]
+        seen = self.bound.plan.slices if rule.op_class == "attention" else 1  # of them a slice reads half, in the mean
+        self.flops += self._alone[alone] * seen if counted else 0.0
         return self._prices[key]
 
 

@@ -14,13 +14,13 @@ from planner.plan.plan import Plan
 
 def orders_of(plan: Plan) -> Orders:
     """The turns of every pipeline rank in a step."""
-    return orders(plan.schedule, plan.pipeline, plan.training.micro_batches, plan.virtual_stages)
+    return orders(plan.schedule, plan.pipeline, plan.training.turns, plan.virtual_stages, plan.slices)
 
 
 @lru_cache(maxsize=256)
-def orders(schedule: str, ranks: int, micro_batches: int, virtual: int = 1) -> Orders:
-    """The turns of so many pipeline ranks with `virtual` stages each."""
-    return schedule_orders(schedule, ranks, micro_batches, virtual=virtual)
+def orders(schedule: str, ranks: int, turns: int, virtual: int = 1, slices: int = 1) -> Orders:
+    """What so many pipeline ranks with `virtual` stages each do in which order."""
+    return schedule_orders(schedule, ranks, turns, virtual=virtual, slices=slices)
 
 
 def ends(turn: Turn) -> bool:
@@ -39,26 +39,38 @@ def most_in_flight(turns: Iterable[Turn]) -> int:
 
 
 def in_flight_of(plan: Plan, rank: int) -> tuple[int, ...]:
-    """Micro-batches whose activations each chunk of a pipeline rank holds at most."""
+    """Micro-batches, or slices of them, whose activations each chunk of a pipeline rank holds at most."""
+    turns, copies = plan.training.turns, plan.training.copies
     if plan.schedule == "gpipe":
-        return (plan.training.micro_batches,)
-    return in_flight_of_chunks(rank, plan.pipeline, plan.virtual_stages, plan.training.micro_batches)
+        return (turns * copies,)
+    if plan.schedule == "seqpipe":
+        return (most_in_flight(orders_of(plan)[rank]) * copies,)
+    return tuple(copies * n for n in in_flight_of_chunks(rank, plan.pipeline, plan.virtual_stages, turns))
+
+
+def whole_in_flight(plan: Plan, rank: int) -> int:
+    """Micro-batches of which a pipeline rank holds any slice at most."""
+    begun = most = 0
+    for turn in orders_of(plan)[rank]:
+        begun += (turn.kind == "forward" and turn.slice == 0) - (ends(turn) and turn.slice == 0)
+        most = max(most, begun)
+    return most * plan.training.copies
 
 
 def telling_micro_batches(plan: Plan) -> int:
     """As many micro-batches of a step as tell what all of them hold and send: as many as are ever in flight, and one
     more."""
-    ranks, parts = plan.pipeline, plan.training.micro_batches
+    ranks, turns, copies = plan.pipeline, plan.training.turns, plan.training.copies
     if plan.schedule == "gpipe":
-        return parts
+        return turns * copies
     if plan.virtual_stages > 1:  # a cycle of the order after its warm-up, in whole rounds
-        return min(parts, 3 * ranks)
-    return min(parts, max(2, ranks + 1))
+        return min(turns, 3 * ranks) * copies
+    return min(turns, max(2, ranks + 1)) * copies
 
 
 def check_schedule(plan: Plan) -> None:
     """Raise PlanFileError where the schedule of a plan cannot be had with its ranks, stages and micro-batches."""
-    virtual, parts, ranks = plan.virtual_stages, plan.training.micro_batches, plan.pipeline
+    virtual, parts, ranks = plan.virtual_stages, plan.training.turns, plan.pipeline
     if len(plan.stages) % virtual:
         raise PlanFileError(
             f"virtual_stages: {virtual} on each pipeline rank do not divide {len(plan.stages)} stages; make them even"
@@ -78,6 +90,11 @@ def check_schedule(plan: Plan) -> None:
     if ranks < 2 and plan.schedule != "1f1b":
         raise PlanFileError(
             f"schedule: '{plan.schedule}' with 1 pipeline rank, which has nobody to wait for; that takes '1f1b'"
+        )
+    if (plan.slices > 1) != (plan.schedule == "seqpipe"):
+        raise PlanFileError(
+            f"schedule: '{plan.schedule}' with slices {plan.slices}; a sequence in slices takes 'seqpipe', and that 2"
+            " slices or more"
         )
     if virtual > 1 and parts % ranks:
         raise PlanFileError(

@@ -7,6 +7,7 @@ from itertools import groupby
 from planner.errors import PlannerError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan, stage_of_operators
+from planner.plan.slices import positional
 from planner.sharding.layout import replicated
 from planner.sharding.rule import Duplex
 
@@ -34,7 +35,7 @@ def cut_stage(bound: BoundPlan, stage: int) -> StageCut:
     graph, stages = bound.graph, stage_of_operators(bound)
     count = len(bound.plan.stages)
     own = [at for at in range(len(bound.operators)) if stages[at] == stage and _varies(graph, at)]
-    own += _constants(graph, own)
+    own += _constants(graph, own, positional(bound.whole, graph))
     crossing = crossing_values(graph, stages, count)
     used = {name for at in own for name in graph.operators[at].operands}
     return StageCut(
@@ -64,12 +65,14 @@ def _varies(graph: OperatorGraph, at: int) -> bool:
     return any(name in graph.data_dependent for name in graph.operators[at].results if name is not None)
 
 
-def _constants(graph: OperatorGraph, own: Sequence[int]) -> list[int]:
-    """Operators whose results never change (masks, positions) and that the stage needs: it computes them itself."""
+def _constants(graph: OperatorGraph, own: Sequence[int], given: frozenset[str]) -> list[int]:
+    """Operators whose results never change (masks, positions) and that the stage needs: it computes them itself, but
+    for those that every slice of the sequence is `given`."""
     found: set[int] = set()
     wanted = [name for at in own for name in graph.operators[at].operands]
     while wanted:
-        at = graph.producer.get(wanted.pop())
+        name = wanted.pop()
+        at = None if name in given else graph.producer.get(name)
         if at is not None and not _varies(graph, at) and at not in found:
             found.add(at)
             wanted += graph.operators[at].operands

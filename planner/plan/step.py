@@ -26,7 +26,16 @@ the shade of other stages.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from costmodels import ChunkSeconds, PassSeconds, RankSeconds, rank_ends, simulate
+from costmodels import (
+    ChunkSeconds,
+    PassSeconds,
+    RankSeconds,
+    backward_slots_of,
+    interleaved_time,
+    rank_ends,
+    simulate,
+    slots_of,
+)
 from planner.plan.schedule import orders
 
 _IN_ROWS = ("1f1b", "interleaved_1f1b")
@@ -35,6 +44,9 @@ PIPELINE_BUBBLE = "pipeline bubble"
 UNCOVERED = "uncovered communication"
 """What the software would hide, had it work enough."""
 
+
+COVERED = "covered by other copies"
+"""Communication of one copy while another computes; negative."""
 
 AHEAD = "launches ahead"
 """What a host saves that launches the operators of a block while longer kernels before them still run; negative."""
@@ -62,44 +74,72 @@ class Launches:
 
 @dataclass(slots=True, kw_only=True)
 class PassCost:
-    """Sums over one pass of a micro-batch through a chunk, in seconds."""
+    """Sums over one pass of a micro-batch, or of the middle one of its slices, through a chunk, in seconds. `sent` is
+    what of `waits` other copies may compute under; `operators` has for each what it sends and what else it takes, where
+    the plan has several copies. `grows` is what a slice takes more than the one before it."""
 
     work: float = 0.0
     waits: float = 0.0
     hidden: float = 0.0
+    sent: float = 0.0
+    grows: float = 0.0
+    operators: list[tuple[float, float]] = field(default_factory=list)
 
-    def add(self, *, work: float = 0.0, waits: float = 0.0, hidden: float = 0.0) -> None:
+    def add(self, *, work: float = 0.0, waits: float = 0.0, hidden: float = 0.0, sent: float = 0.0) -> None:
         self.work += work
         self.waits += waits
         self.hidden += hidden
+        self.sent += sent
 
     @property
     def seconds(self) -> float:
         return self.waits + max(self.work, self.hidden)
 
-    def timed(self) -> PassSeconds:
-        return PassSeconds(computation=self.work, blocking=self.waits, overlapped=self.hidden)
+    def close(self, before: tuple[float, float]) -> None:
+        """Everything since `before`, as `taken` was then, is one operator."""
+        sent = self.sent - before[0]
+        self.operators.append((sent, self.taken[1] - before[1]))
+
+    @property
+    def taken(self) -> tuple[float, float]:
+        """What has been sent so far, and everything else."""
+        return self.sent, self.work + self.waits - self.sent
+
+    def turns(self, copies: int, slices: int, *, backward: bool = False) -> tuple[PassSeconds, ...]:
+        """So many micro-batches at a time, slice by slice."""
+        waits = self.waits * copies
+        if copies > 1:
+            slots = backward_slots_of(self.operators) if backward else slots_of(self.operators)
+            covered = interleaved_time(slots, 1) * copies - interleaved_time(slots, copies)
+            waits -= min(covered, self.sent * copies)
+        works = [self.work + (number - (slices - 1) / 2) * self.grows for number in range(slices)]
+        hidden = self.hidden * copies
+        return tuple(PassSeconds(computation=work * copies, blocking=waits, overlapped=hidden) for work in works)
 
 
 @dataclass(slots=True, kw_only=True)
 class ChunkCost:
-    """Sums of one chunk of a rank; `reductions` and `weights` are the hidden seconds once a step."""
+    """Sums of one chunk of a rank, which takes so many `copies` a turn, in so many `slices`; `reductions` and `weights`
+    are the hidden seconds once a step."""
 
     blocks: int
     forward: PassCost = field(default_factory=PassCost)
     backward: PassCost = field(default_factory=PassCost)
+    copies: int = 1
+    slices: int = 1
     reductions: float = 0.0
     weights: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Seconds of a step. Of the busiest rank: itself, what of its communication nothing covered, and how long it waits
-    for other ranks."""
+    """Seconds of a step. Of the busiest rank: itself, what of its communication nothing covered that is hidden
+    otherwise, what other copies covered of what is charged, and how long it waits for other ranks."""
 
     seconds: float
     busiest: int
     uncovered: float
+    covered: float
     bubble: float
 
 
@@ -110,16 +150,21 @@ def step_of(
     schedule: str = "1f1b",
 ) -> StepTime:
     """The step of pipeline ranks with these chunks, which take `once` what is not hidden, under a schedule."""
-    step, own = _times([rank_seconds(*rank) for rank in zip(chunks, once, strict=True)], micro_batches, schedule)
+    turns = micro_batches // chunks[0][0].copies
+    step, own = _times([rank_seconds(*rank) for rank in zip(chunks, once, strict=True)], turns, schedule)
     charged = []
     for rank in range(len(own)):
         passes = [one for chunk in chunks[rank] for one in (chunk.forward, chunk.backward)]
-        charged.append(micro_batches * sum(one.work + one.waits for one in passes) + sum(once[rank].values()))
+        charged.append(
+            micro_batches * chunks[rank][0].slices * sum(one.work + one.waits for one in passes)
+            + sum(once[rank].values())
+        )
     busiest = own.index(max(own))
     return StepTime(
         seconds=step,
         busiest=busiest,
         uncovered=max(0.0, own[busiest] - charged[busiest]),
+        covered=max(0.0, charged[busiest] - own[busiest]),
         bubble=max(0.0, step - own[busiest]) if len(own) > 1 else 0.0,
     )
 
@@ -130,7 +175,9 @@ def _times(ranks: Sequence[RankSeconds], micro_batches: int, schedule: str) -> t
         ends = rank_ends(ranks, micro_batches)
         own = [micro_batches * _seconds(rank) + end.step - end.passes for rank, end in zip(ranks, ends, strict=True)]
         return max(end.step for end in ends), own
-    found = simulate(ranks, orders(schedule, len(ranks), micro_batches, len(ranks[0].chunks)), record=False)
+    chunks = ranks[0].chunks
+    order = orders(schedule, len(ranks), micro_batches, len(chunks), len(chunks[0].forward))
+    found = simulate(ranks, order, record=False)
     return found.seconds, [use.busy + use.exposed for use in found.ranks]
 
 
@@ -150,8 +197,8 @@ def rank_seconds(chunks: Sequence[ChunkCost], once: Mapping[str, float]) -> Rank
         count = max(1, chunk.blocks) if chunk.reductions else 0
         timed.append(
             ChunkSeconds(
-                forward=(chunk.forward.timed(),),
-                backward=(chunk.backward.timed(),),
+                forward=chunk.forward.turns(chunk.copies, chunk.slices),
+                backward=chunk.backward.turns(chunk.copies, chunk.slices, backward=True),
                 reductions=(*[chunk.reductions / count] * count, rest) if count else (rest,),
             )
         )

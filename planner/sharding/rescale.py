@@ -1,10 +1,12 @@
-"""The same graph at another batch size, without tracing again.
+"""The same graph at another batch size or sequence length, without tracing again.
 
 The batch dim of the inputs is followed through the rules: a factor that indexes a growing dim grows, and so does
 every result dim that it indexes. In a compound dim (s b) it is known how many steps of other loops, here s, are
 outside of the loop that grows. Where an operator would need two different growths for one factor, where the batch
 meets a blocked factor, or where it is 1 and cannot be told from a dim that is broadcast, the batch of this model
 cannot be changed and that is said.
+
+The sequence goes the same way, from the second dim of the inputs: one slice of it is a graph like that of the whole.
 
 Code that reads the batch size (`torch.arange(x.shape[0])`, `mask.expand(x.shape[0], ...)`) leaves a number in the
 graph. Where such a dim meets one that grows, the model could not run at any other batch unless it grew as well: so the
@@ -41,12 +43,34 @@ def rescale_batch(graph: OperatorGraph, batch: int, new_batch: int) -> OperatorG
     Inputs whose leading dim is not `batch` keep their shape. Raises RequestError, naming the operator, where the
     batch cannot be changed.
     """
-    if batch == new_batch:
+    return _rescaled(graph, _Growths(graph, 0, batch, Growth(scale=Fraction(new_batch, batch))), "batch")
+
+
+def rescale_sequence(graph: OperatorGraph, length: int, new_length: int) -> OperatorGraph:
+    """`graph` with the second dim `length` of its inputs changed to `new_length`; constants and buffers as they are at
+    the start of the sequence. Causal attention is among the new positions alone.
+
+    Inputs whose second dim is not `length` keep their shape. Raises RequestError, naming the operator, where the
+    sequence length cannot be changed.
+    """
+    if length == new_length:
         return graph
-    growths = _Growths(graph, batch, Growth(scale=Fraction(new_batch, batch))).settled()
-    types = {name: _grown(name, tensor, growths[name]) for name, tensor in graph.types.items()}
-    operators = tuple(_respelled(op, rule_of(graph, op), graph.types, types) for op in graph.operators)
+    growths = _Growths(graph, 1, length, Growth(scale=Fraction(new_length, length)), sequence=True)
+    return _rescaled(graph, growths, "sequence length")
+
+
+def _rescaled(graph: OperatorGraph, rescaling: "_Growths", what: str) -> OperatorGraph:
+    try:
+        growths = rescaling.settled()
+        types = {name: _grown(name, tensor, growths[name]) for name, tensor in graph.types.items()}
+        operators = tuple(_respelled(op, rule_of(graph, op), graph.types, types) for op in graph.operators)
+    except _RefusalError as refusal:
+        raise RequestError(f"the {what} cannot be changed: {refusal}") from refusal
     return replace(graph, types=types, operators=operators)
+
+
+class _RefusalError(Exception):
+    """Why it cannot be changed."""
 
 
 class _ClashError(Exception):
@@ -58,14 +82,17 @@ class _ClashError(Exception):
 
 
 class _Growths:
-    """Growth of every dim of every value. `spelled` has those of dims that an operator makes from nothing."""
+    """Growth of every dim of every value: `grown` for the dim `growing` of the inputs, where it has that `length`.
+    `spelled` has those of dims that an operator makes from nothing."""
 
-    def __init__(self, graph: OperatorGraph, batch: int, grown: Growth) -> None:
-        self._graph = graph
+    def __init__(
+        self, graph: OperatorGraph, growing: int, length: int, grown: Growth, *, sequence: bool = False
+    ) -> None:
+        self._graph, self._sequence = graph, sequence
         self._spelled: dict[tuple[str, int], Growth] = {}
         self._given = {
             name: tuple(
-                grown if dim == 0 and extent == batch and name in graph.inputs else _STILL
+                grown if dim == growing and extent == length and name in graph.inputs else _STILL
                 for dim, extent in enumerate(tensor.shape)
             )
             for name, tensor in graph.types.items()
@@ -80,9 +107,9 @@ class _Growths:
                 for op in self._graph.operators:
                     self._propagate(rule_of(self._graph, op), op, growths)
             except _ClashError as clash:
-                known = len(self._spelled)
-                if not all(self._demand(*wanted) for wanted in clash.wanted) or len(self._spelled) == known:
-                    raise _refusal(clash.why) from clash
+                known = dict(self._spelled), dict(self._given)
+                if not all(self._demand(*wanted) for wanted in clash.wanted) or known == (self._spelled, self._given):
+                    raise _RefusalError(clash.why) from clash
             else:
                 return growths
 
@@ -95,12 +122,14 @@ class _Growths:
                     if factors.setdefault(factor, wanted) == wanted:
                         continue
                     if _STILL not in (factors[factor], wanted):
-                        raise _refusal(f"{op.name} would need two scales for factor '{rule.factors[factor].name}'")
+                        raise _RefusalError(f"{op.name} would need two scales for factor '{rule.factors[factor].name}'")
                     factors[factor] = wanted if wanted != _STILL else factors[factor]
         self._check_agreement(rule, op, growths, factors)
         for factor, growth in factors.items():
-            if growth != _STILL and rule.factors[factor].kind is FactorKind.BLOCKED and not _looked_up(rule, factor):
-                raise _refusal(f"{op.name} depends on the extent of its dim '{rule.factors[factor].name}'")
+            attends = self._sequence and rule.op_class == "attention" and rule.causal
+            blocked = rule.factors[factor].kind is FactorKind.BLOCKED
+            if growth != _STILL and blocked and not attends and not _looked_up(rule, factor):
+                raise _RefusalError(f"{op.name} depends on the extent of its dim '{rule.factors[factor].name}'")
         for result, dims in zip((r for r in op.results if r is not None), rule.results, strict=True):
             growths[result] = tuple(
                 self._spelled.get((result, dim)) or _of_dim(rule, op, indexed, factors)
@@ -150,6 +179,10 @@ class _Growths:
     def _demand(self, name: str, dim: int, growth: Growth) -> bool:
         """Let a dim grow by letting grow what spells its extent; False where that is data or a weight."""
         graph = self._graph
+        if self._sequence and name in graph.buffers:
+            known = self._given[name]
+            self._given[name] = (*known[:dim], growth, *known[dim + 1 :])
+            return known[dim] != growth
         if name not in graph.producer:
             return False
         op = graph.operators[graph.producer[name]]
@@ -206,8 +239,8 @@ def _of_factors(rule: Rule, op: Operator, indexed: tuple[int, ...], growth: Grow
         found = found or here
         outside *= extent
     if not found:
-        raise _refusal(
-            f"{op.name} cannot tell it from a dim of extent 1; give example inputs with a batch of 2 or more"
+        raise _RefusalError(
+            f"{op.name} cannot tell it from a dim of extent 1; give example inputs with 2 or more of it"
         )
 
 
@@ -217,20 +250,16 @@ def _of_dim(rule: Rule, op: Operator, indexed: tuple[int, ...], factors: Mapping
         growth = factors.get(factor, _STILL)
         if growth != _STILL:
             if found != _STILL:
-                raise _refusal(f"{op.name} puts two dims that depend on it into one")
+                raise _RefusalError(f"{op.name} puts two dims that depend on it into one")
             found = Growth(growth.scale, outside * growth.outer)
         outside *= rule.factors[factor].extent
     return found
 
 
-def _refusal(why: str) -> RequestError:
-    return RequestError(f"the batch cannot be changed: {why}")
-
-
 def _grown(name: str, tensor: TensorType, growths: tuple[Growth, ...]) -> TensorType:
     shape = tuple(extent * growth.scale for extent, growth in zip(tensor.shape, growths, strict=True))
     if any(extent.denominator != 1 for extent in shape):
-        raise _refusal(f"{name} of shape {tensor.shape} would get the shape ({', '.join(map(str, shape))})")
+        raise _RefusalError(f"{name} of shape {tensor.shape} would get the shape ({', '.join(map(str, shape))})")
     return replace(tensor, shape=tuple(int(extent) for extent in shape))
 
 
@@ -275,7 +304,7 @@ def _counted(op: Operator, shape: tuple[int, ...], types: Mapping[str, TensorTyp
     """arange of an end, of a start and an end, or of these and a step."""
     start, step = (op.arguments[0] if len(op.arguments) > 1 else 0), (op.arguments[2] if len(op.arguments) > 2 else 1)
     if not isinstance(start, int) or not isinstance(step, int):
-        raise _refusal(f"{op.name} counts in fractions")
+        raise _RefusalError(f"{op.name} counts in fractions")
     end = start + step * shape[0]
     return (end,) if len(op.arguments) == 1 else (start, end, *op.arguments[2:])
 

@@ -102,8 +102,7 @@ def one_rank(
             step = parallelize(
                 module, plan, example=plans.inputs(model), traced=graph, device=torch.device("cpu"), check_layouts=False
             )
-            if step.rank.pipeline is not None:
-                step.rank.pipeline.has_gone = Gone.is_completed
+            step.rank.pipeline.has_gone = Gone.is_completed
             recorder.calls.clear()
             yield step, recorder
         finally:

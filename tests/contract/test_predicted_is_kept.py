@@ -64,7 +64,7 @@ def kept(step: TrainingStep) -> int:
     """Bytes alive after the forward pass of the first micro-batch, what the stage has received included."""
     batch = plans.batch()
     inputs = step.inputs_of(*batch)(0)
-    arrivals = step.rank.pipeline.chunks[0].arrivals if step.rank.pipeline is not None else ()
+    arrivals = step.rank.pipeline.chunks[0].arrivals
     received = {a.name: torch.zeros(a.shape, dtype=a.dtype, requires_grad=a.differentiable) for a in arrivals}
     pieces = [parameter.piece for parameter in step.rank.parameters.values()]
     with Made([*pieces, *step.rank.buffers.values(), *batch, *inputs.values(), *received.values()]) as made:

@@ -28,6 +28,7 @@ from planner.plan.plan import (
     Stage,
     Training,
 )
+from planner.plan.slices import one_slice
 from planner.sharding.discover import discover, written_rules
 from planner.sharding.layout import PARTIAL, REPLICATE, Layout, divides, shard
 from planner.sharding.mesh import Mesh, MeshAxis
@@ -319,6 +320,8 @@ def make_plan(
     stages: tuple[int, ...] = (),
     schedule: str = "1f1b",
     virtual_stages: int = 1,
+    slices: int = 1,
+    copies: int = 1,
     graph: OperatorGraph | None = None,
     samples: int = BATCH,
     global_batch: int = BATCH,
@@ -331,7 +334,7 @@ def make_plan(
     """
     original = graph or traced(model)
     prepared, blocks = prepare(original)
-    scaled = rescale_batch(prepared, samples, global_batch // micro_batches)
+    scaled = one_slice(rescale_batch(prepared, samples, global_batch // micro_batches), SEQUENCE, slices)
     found: dict[int | None, tuple[list[tuple[str, tuple[str | None, ...]]], list[tuple[str, StoredParameter]]]] = {}
     for index, op in enumerate(scaled.operators):
         rule = rule_of(scaled, op)
@@ -361,7 +364,7 @@ def make_plan(
     return Plan(
         model=model_reference(original, name=model, sequence_length=SEQUENCE, batch=samples),
         training=Training(
-            global_batch=global_batch, micro_batches=micro_batches, precision="fp32", optimizer=optimizer
+            global_batch=global_batch, micro_batches=micro_batches, precision="fp32", optimizer=optimizer, copies=copies
         ),
         cluster=ClusterReference(profile="cpu", digest="", devices=mesh.size * max(1, len(stages) // virtual_stages)),
         mesh=mesh,
@@ -369,6 +372,7 @@ def make_plan(
             Stage(first_block=sum(stages[:index]), blocks=held) for index, held in enumerate(stages or (blocks.count,))
         ),
         virtual_stages=virtual_stages,
+        slices=slices,
         schedule=schedule,
         inputs=tuple((name, load(name, scaled.types[name].shape, mesh)) for name in scaled.inputs),
         groups=groups,

@@ -129,7 +129,6 @@ def pipelined(
         )
         step = build_step(model, plan)
         errors.append(worst_error(step, model, micro_batches))
-        assert step.rank.pipeline is not None
         turns = [(turn.kind, turn.micro_batch) for turn in step.rank.pipeline.turns]
     return errors, turns
 
@@ -142,7 +141,6 @@ def scheduled(
     plan = plan_of(model, plans.mesh_of(*sizes), kind, **settings)
     step = build_step(model, plan)
     error = worst_error(step, model, plan.training.micro_batches)
-    assert step.rank.pipeline is not None
     return error, list(step.rank.pipeline.turns), step.rank.pipeline.most_live
 
 

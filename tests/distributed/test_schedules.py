@@ -88,6 +88,51 @@ RELAYS = [
 """A mask and a memory that all stages read."""
 
 
+def copied(model: str, kind: int | str, mesh: tuple[int, ...], **settings: object) -> Hand:
+    """Two micro-batches of a turn, operator by operator."""
+    given = {"micro_batches": 4, "global_batch": 8, "copies": 2, **settings}
+    return Hand(model=model, kind=kind, mesh=mesh, settings=given)
+
+
+COPIES = [
+    case
+    for model, tensor in MODELS.items()
+    for case in (
+        copied(model, 7, (2, 2)),
+        copied(model, tensor, (2,) if isinstance(tensor, int) else (1, 2), stages=(2, 2)),
+        copied(model, "zero3", (4,), **FULL),
+        copied(model, 8, (2, 2), **FULL),
+        copied(model, 9, (2, 2), **SELECTIVE),
+        copied(model, 10, (4,), copies=4),
+        copied(model, 11, (2,), stages=(2, 2), schedule="gpipe", **SELECTIVE),
+        copied(model, 12, (2,), stages=(1, 1, 1, 1), schedule="interleaved_1f1b", virtual_stages=2, **FULL),
+        copied(model, "zero2", (), stages=(1, 1, 1, 1), **FULL),
+    )
+]
+
+
+def sliced(model: str, kind: int | str, mesh: tuple[int, ...], slices: int, **settings: object) -> Hand:
+    """The sequence of a micro-batch in slices."""
+    given = {"micro_batches": 2, "global_batch": 8, "schedule": "seqpipe", "slices": slices, "stages": (2, 2)}
+    return Hand(model=model, kind=kind, mesh=mesh, settings={**given, **settings})
+
+
+SLICES = [
+    case
+    for model, tensor in MODELS.items()
+    for case in (
+        sliced(model, tensor, (2,) if isinstance(tensor, int) else (1, 2), 2),
+        sliced(model, 13, (2,), 4, **FULL),
+        sliced(model, 14, (2,), 2, **SELECTIVE),
+        sliced(model, "zero3", (2,), 4),
+        sliced(model, "zero2", (2,), 2, **FULL),
+        sliced(model, "zero1", (), 4, stages=(1, 1, 1, 1), micro_batches=4),
+        sliced(model, "zero1", (), 2, stages=(1, 1, 1, 1), micro_batches=4, copies=2),
+        sliced(model, 15, (2,), 2, micro_batches=1),
+    )
+]
+
+
 def compare(case: Hand, answers: list[tuple[float, list[Turn], int]]) -> None:
     """Each rank's error, turns and live micro-batches with what the plan predicts."""
     plan = case()
@@ -103,10 +148,12 @@ def compare(case: Hand, answers: list[tuple[float, list[Turn], int]]) -> None:
             if (event.rank, event.stream) == (stage, "computation") and event.kind != "optimizer"
         ]
         assert turns == simulated
-        assert live == timeline.ranks[stage].live
+        assert live == timeline.ranks[stage].live * plan.training.copies
 
 
-@pytest.mark.parametrize("case", [*FOUR, *first(1, LINES), *first(0, DEEP), *first(1, RELAYS)], ids=str)
+@pytest.mark.parametrize(
+    "case", [*FOUR, *first(1, LINES), *first(0, DEEP), *first(1, RELAYS), *first(2, COPIES), *first(2, SLICES)], ids=str
+)
 def test_schedules_on_four_processes(pool, case: Hand) -> None:
     compare(case, pool.run("tasks", "scheduled", case.model, case.kind, case.mesh, case.settings))
 

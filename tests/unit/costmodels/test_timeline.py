@@ -65,7 +65,7 @@ def test_closed_forms_of_equal_stages(stages: int, micro_batches: int) -> None:
 def test_slices_fill_the_pipeline_faster(stages: int, micro_batches: int, slices: int) -> None:
     """q slices of a q-th: a bubble of (p-1)(F+B)/q, and p-s+q-1 slices held."""
     step = simulate(
-        equal(stages, 1.0, 2.0, slices=slices), schedule_orders("slices", stages, micro_batches, slices=slices)
+        equal(stages, 1.0, 2.0, slices=slices), schedule_orders("seqpipe", stages, micro_batches, slices=slices)
     )
     assert step.seconds == pytest.approx((micro_batches * slices + stages - 1) * 3)
     most = [min(micro_batches * slices, stages - stage + slices - 1) for stage in range(stages)]

@@ -1,0 +1,63 @@
+"""Copies of a pass that take turns, so that one computes while what another has sent is on its way.
+
+    computation     0 1 0 1 0   1 ..       each copy computes until it sends, then the next goes on
+    communication     0 1 0 1 0   1        what is sent goes one after the other
+
+The order is fixed, copy by copy and slot by slot, and it is that in which the runtime executes. A copy goes on when
+what it has sent is there and the copies before it in the round have had their turn.
+
+The idea is that of interleaved parts of a batch: MindSpore's fine-grained multi-copy parallelism; Wang et al. 2024,
+"Domino" (arXiv 2409.15241). Not good for: communication that takes cores from computation.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from costmodels.errors import CostModelError
+from costmodels.units import Seconds
+
+Slot = tuple[Seconds, Seconds]
+"""What a copy computes before it sends, and how long that is on its way; 0 where nothing is sent."""
+
+
+def slots_of(operators: Iterable[tuple[Seconds, Seconds]]) -> list[Slot]:
+    """The slots of a pass from what each of its operators sends before it computes (first) and computes: every sending
+    closes a slot."""
+    slots: list[Slot] = []
+    computed = 0.0
+    for sent, computation in operators:
+        if sent > 0.0:
+            slots.append((computed, sent))
+            computed = 0.0
+        computed += computation
+    return [*slots, (computed, 0.0)]
+
+
+def backward_slots_of(operators: Sequence[tuple[Seconds, Seconds]]) -> list[Slot]:
+    """As `slots_of` for the backward pass, which goes through the operators in the reverse order, and in each computes
+    before it sends."""
+    slots: list[Slot] = []
+    computed = 0.0
+    for sent, computation in reversed(operators):
+        computed += computation
+        if sent > 0.0:
+            slots.append((computed, sent))
+            computed = 0.0
+    return [*slots, (computed, 0.0)]
+
+
+def interleaved_time(slots: Sequence[Slot], copies: int) -> Seconds:
+    """Seconds until all copies are through their slots; the plain sum for one copy.
+
+    Raises CostModelError for less than one copy.
+    """
+    if copies < 1:
+        raise CostModelError(f"a turn takes at least one copy, got {copies}")
+    computing = sending = 0.0  # when each of the two is free
+    there = [0.0] * copies  # when what each copy has sent is there
+    for computation, sent in slots:
+        for copy in range(copies):
+            computing = max(computing, there[copy]) + computation
+            there[copy] = computing
+            if sent > 0.0:
+                sending = there[copy] = max(sending, computing) + sent
+    return max(computing, *there)
