@@ -17,11 +17,13 @@ the gradient in place of the softmax (Megatron-LM); or a piece at a time, fused 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hidden:
     """Shares of communication, in [0, 1], that computation hides: 0 waits for all of it. Of activations (`tensor`), of
-    parameters that are gathered for use or after the update (`gathers`), and of gradients (`reductions`)."""
+    parameters that are gathered for use or after the update (`gathers`), of gradients (`reductions`), and of the pieces
+    that come round a ring (`ring`), which run while the piece that is there is computed with wherever rings are run."""
 
     tensor: float = 0.0
     gathers: float = 0.0
     reductions: float = 0.0
+    ring: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -184,7 +184,8 @@ def _collectives(bound: BoundPlan, charges: Charges, emitted: Counter[Key]) -> t
     predicted: Counter[Key] = Counter()
     for sent, times in charges.items():
         message = sent.message
-        phase: Phase = "forward" if message.kind == "send_recv" else sent.phase  # no operator runs meanwhile
+        between = message.kind == "send_recv" and message.axis is None
+        phase: Phase = "forward" if between else sent.phase  # no operator runs meanwhile
         steps = 1 if sent.phase == "update" else bound.plan.training.micro_batches
         predicted[phase, sent.owner, message.kind, message.axis, message.nbytes] += times * steps
     return tuple(

@@ -54,7 +54,7 @@ def _forward(
     logarithm of the sum of the exponentials of the scores, (B, H, Q)."""
     scores = _scores(query, key, bias, scale)
     logarithm = torch.logsumexp(scores, dim=-1)
-    result = ((scores - logarithm.unsqueeze(-1)).exp() @ _wide(value)).to(query.dtype)
+    result = ((scores - logarithm.unsqueeze(-1)).exp() @ wide(value)).to(query.dtype)
     return result.transpose(1, 2).contiguous().transpose(1, 2), logarithm
 
 
@@ -64,7 +64,7 @@ def _forward_types(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     batch, heads, queries, _ = query.shape
     result = query.new_empty((batch, queries, heads, value.shape[-1])).transpose(1, 2)
-    return result, query.new_empty(query.shape[:-1], dtype=_dtype(query))
+    return result, query.new_empty(query.shape[:-1], dtype=wide_dtype(query))
 
 
 @torch.library.custom_op("planner::biased_attention_backward", mutates_args=())
@@ -80,12 +80,12 @@ def _backward(
 ) -> list[torch.Tensor]:
     """Gradients of query, key, value and bias."""
     probabilities = (_scores(query, key, bias, scale) - logarithm.unsqueeze(-1)).exp()
-    wide = _wide(gradient)
-    of_value = probabilities.transpose(-2, -1) @ wide
-    inner = (wide * _wide(result)).sum(dim=-1, keepdim=True)
-    of_scores = probabilities * (wide @ _wide(value).transpose(-2, -1) - inner)
-    of_query = of_scores @ _wide(key) * scale
-    of_key = of_scores.transpose(-2, -1) @ _wide(query) * scale
+    wider = wide(gradient)
+    of_value = probabilities.transpose(-2, -1) @ wider
+    inner = (wider * wide(result)).sum(dim=-1, keepdim=True)
+    of_scores = probabilities * (wider @ wide(value).transpose(-2, -1) - inner)
+    of_query = of_scores @ wide(key) * scale
+    of_key = of_scores.transpose(-2, -1) @ wide(query) * scale
     return [
         of_query.to(query.dtype),
         of_key.to(key.dtype),
@@ -109,12 +109,14 @@ def _backward_types(
 
 
 def _scores(query: torch.Tensor, key: torch.Tensor, bias: torch.Tensor, scale: float) -> torch.Tensor:
-    return _wide(query) @ _wide(key).transpose(-2, -1) * scale + _wide(bias)
+    return wide(query) @ wide(key).transpose(-2, -1) * scale + wide(bias)
 
 
-def _dtype(tensor: torch.Tensor) -> torch.dtype:
+def wide_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """float32, or the dtype of the tensor where that is wider."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(_dtype(tensor))
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in its `wide_dtype`."""
+    return tensor.to(wide_dtype(tensor))

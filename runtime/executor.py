@@ -267,7 +267,7 @@ def build_executor(bound: BoundPlan, place: RankMesh, cut: StageCut) -> Executor
             index=index,
             bound=op,
             operands=operands,
-            call=local_call(graph, op, place),
+            call=local_call(graph, op, place, bound.sequences),
             results=tuple(None if name is None else (name, shapes[name]) for name in op.operator.results),
             last=tuple(sorted(ended - set(outlive))),
             kept=bound.is_kept(index),
@@ -291,7 +291,8 @@ def build_operand(bound: BoundPlan, name: str, promised: Duplex, index: int, pos
     if weight and update.is_local(name):  # the gradient stays as each rank has it
         own = tuple(PARTIAL if placement.is_shard else placement for placement in wanted.gradient)
         promised = replace(promised, gradient=own)
-    between = transfer(graph.types[name].shape, mesh, promised, wanted, name in graph.differentiable, weight)
+    shape, sequences = graph.types[name].shape, bound.sequences.get(name, ())
+    between = transfer(shape, mesh, promised, wanted, name in graph.differentiable, weight, sequences)
     if weight and between is not None:
         between = replace(between, reduced_in=getattr(torch, update.reduced_in(graph.types[name].dtype)))
     return Operand(name=name, transfer=between, weight=weight)

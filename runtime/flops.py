@@ -78,6 +78,10 @@ FLOPS: Mapping[str, Formula] = {
     "aten.convolution_backward.default": _convolution_backward,
     "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention_forward,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
+    "planner.attention_piece.default": lambda given, _: _attention(given[0], given[1], given[2], bool(given[3])),
+    "planner.attention_piece_backward.default": lambda given, _: (
+        _AGAIN * _attention(given[1], given[2], given[3], bool(given[6]))
+    ),
     "planner.biased_attention.default": _biased_forward,
     "planner.grouped_outer.default": _grouped,
     "planner.grouped_product.default": _grouped,

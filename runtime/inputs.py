@@ -53,7 +53,8 @@ class InputPieces:
             for name in self.reads:
                 tensor = given[name]
                 whole = tensor.narrow(0, part * samples, samples) if name in self.batched else tensor
-                piece = local_piece(self._slice(name, whole, number), self.bound.inputs[name], self.place)
+                part_of = self._slice(name, whole, number)
+                piece = local_piece(part_of, self.bound.inputs[name], self.place, self._sequences(name))
                 found[name] = piece.to(self.place.device)
             return found
 
@@ -83,8 +84,12 @@ class InputPieces:
                 held = [self.own.index(sample) for sample in self._samples(name)]
                 tensor = tensor if len(held) == len(self.own) else tensor[held]
                 layout = _without_samples(layout)
-            found[name] = local_piece(self._slice(name, tensor, number), layout, self.place).contiguous()
+            own = self._slice(name, tensor, number)
+            found[name] = local_piece(own, layout, self.place, self._sequences(name)).contiguous()
         return found
+
+    def _sequences(self, name: str) -> frozenset[int]:
+        return self.bound.sequences.get(name, frozenset())
 
     def _slice(self, name: str, tensor: torch.Tensor, number: int) -> torch.Tensor:
         """The positions of a slice of the sequence; all of an input that is not cut."""

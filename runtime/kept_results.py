@@ -5,7 +5,8 @@
 
 A call is watched below autograd, where it is one kernel or a few. Kept is what the kernel returns that made the
 results, all of it (attention returns its log-sum-exp too); views of operands and what is only made on the way are made
-again. That is less than torch's selective checkpointing would keep, which decides before a kernel has run and so would
+again. A call of many kernels that says so (`whole_call`) is kept and left out as a whole, with what it sends. That is
+less than torch's selective checkpointing would keep, which decides before a kernel has run and so would
 keep the views as well, and with them the operands. Where a kernel writes into the results of another, nothing is kept
 and all is done again: slower, never wrong.
 """
@@ -16,9 +17,19 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from runtime.gather_again import memory_of
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+def whole_call(compute: Callable[[], Tensors]) -> Tensors:
+    """What `compute` makes; where the call is watched it is kept as a whole, and `compute` is not run the second
+    time."""
+    mode = next((m for m in _get_current_dispatch_mode_stack() if isinstance(m, _Watch | _Again)), None)
+    return compute() if mode is None else mode.whole(compute)
+
 
 _Kernel = tuple[Any, int]  # an operator and which call of it within the watched one, 0 first
 
@@ -51,9 +62,21 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._counts: Counter[Any] = Counter()
         self._kernels: dict[_Kernel, Any] = {}
         self._written: set[int] = set()  # memory that a kernel wrote into
+        self._inside = False  # of what is kept as a whole
+
+    def whole(self, compute: Callable[[], Tensors]) -> Tensors:
+        self._inside = True
+        made = compute()
+        self._inside = False
+        kernel = (whole_call, self._counts[whole_call])
+        self._counts[whole_call] += 1
+        self._kernels[kernel] = tuple(tensor.detach() for tensor in made)
+        return made
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = function(*args, **(kwargs or {}))
+        if self._inside:
+            return results
         given = {memory_of(tensor) for tensor in _tensors((args, kwargs))}
         kernel = (function, self._counts[function])
         self._counts[function] += 1
@@ -80,6 +103,12 @@ class _Again(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._counts: Counter[Any] = Counter()
         self._made = made
+
+    def whole(self, compute: Callable[[], Tensors]) -> Tensors:
+        kernel = (whole_call, self._counts[whole_call])
+        self._counts[whole_call] += 1
+        found: Tensors | None = self._made.pop(kernel, None)
+        return compute() if found is None else found
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kernel = (function, self._counts[function])

@@ -22,7 +22,8 @@ from planner.graph.trace import resolve
 from planner.graph.updates import UPDATE
 from planner.plan.bind import BoundOperator
 from planner.sharding.layout import local_shape
-from planner.sharding.rule import FactorKind
+from planner.sharding.rule import FactorKind, ring_axis
+from planner.sharding.zigzag import Sequences
 from runtime import local_channels, local_lookups
 from runtime.attention import attention_with_dropout
 from runtime.biased_attention import biased_attention
@@ -30,6 +31,7 @@ from runtime.cross_entropy import SplitLoss, split_cross_entropy
 from runtime.device_mesh import RankMesh
 from runtime.experts import Cut, SplitExperts, split_experts
 from runtime.randomness import FIRST, Draw, Region, drop, drop_probability, keep_mask, operator_code, region_of
+from runtime.ring_attention import Ring, ring_attention
 from runtime.rms_norm import fused_rms_norm
 from runtime.slice_pass import SlicePass
 from runtime.sliced_attention import sliced_attention
@@ -73,6 +75,10 @@ class Shard:
         choice = self.bound.strategy[axis]
         return choice is not None and self.bound.rule.factors[choice].kind is FactorKind.EXCHANGE
 
+    def ring(self) -> int | None:
+        """The axis of size 2 or more along which operands come round; None where none do."""
+        return ring_axis(self.bound.rule, self.bound.strategy, self.place.mesh.sizes)
+
     def extent(self, factor: str) -> int:
         """Extent of a factor over all ranks."""
         return self.bound.rule.factors[self.bound.rule.index[factor]].extent
@@ -94,15 +100,18 @@ Form = Callable[..., Any]
 key of its random numbers between the two."""
 
 
-def local_call(graph: OperatorGraph, bound: BoundOperator, place: RankMesh) -> LocalCall:
-    """The call of one operator on this rank. Raises ModelError for what cannot be executed yet."""
+def local_call(
+    graph: OperatorGraph, bound: BoundOperator, place: RankMesh, sequences: Sequences | None = None
+) -> LocalCall:
+    """The call of one operator on this rank. `sequences` are the dims that axes with an order of their own cut in it.
+    Raises ModelError for what cannot be executed yet."""
     op = bound.operator
-    _refuse_rings(bound, place)
-    types = [graph.types[name] for name in op.results if name is not None]
+    made = [name for name in op.results if name is not None]
+    types = [graph.types[name] for name in made]
     layouts = [duplex.forward for duplex in bound.layouts.results]
     sizes = place.mesh.sizes
     shapes = tuple(local_shape(t.shape, layout, sizes) for t, layout in zip(types, layouts, strict=True))
-    region = region_of(types[0].shape, layouts[0], place)
+    region = region_of(types[0].shape, layouts[0], place, (sequences or {}).get(made[0], ()))
     shard = Shard(bound=bound, place=place, shapes=shapes, region=region)
     drops = drop_probability(op) > 0
     sliced = SLICED.get(op.op)
@@ -222,11 +231,20 @@ def _fused_attention(
     """Fused kernels want each head's vectors in one piece; of tensors that lie otherwise scores would be stored. So
     they would be of a bias that is trained, on CPUs (2.13)."""
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query_BHQD, key_BGKD, value_BGKE))
+    axis = shard.ring()
+    if axis is not None:
+        return ring_attention(query, key, value, _ring(shard, axis, is_causal), scale)
     if attn_mask is not None and attn_mask.requires_grad and attn_mask.device.type == "cpu" and not enable_gqa:
         return biased_attention(query, key, value, attn_mask, scale)
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
     )
+
+
+def _ring(shard: Shard, axis: int, causal: bool) -> Ring:
+    place = shard.place
+    zigzag = axis in place.mesh.zigzag
+    return Ring(group=place.group(axis), place=place.coordinate[axis], causal=causal, zigzag=zigzag)
 
 
 def _rms_norm(
@@ -338,7 +356,8 @@ def _feature_dropout(shard: Shard, key: int, tensor: torch.Tensor, p: float, tra
 def features_of(region: Region) -> Region:
     """The samples and channels of a region, all else being one element: what feature dropout drops as a whole."""
     ones = len(region.shape) - 2
-    return Region(start=(*region.start[:2], *(0,) * ones), shape=(*region.shape[:2], *(1,) * ones))
+    runs = tuple((dim, found) for dim, found in region.runs if dim < 2)
+    return Region(start=(*region.start[:2], *(0,) * ones), shape=(*region.shape[:2], *(1,) * ones), runs=runs)
 
 
 def _dropping_attention(
@@ -418,15 +437,6 @@ DROPPING: Mapping[str, Form] = {
     "aten.scaled_dot_product_attention.default": _dropping_attention,
 }
 """Local forms of operators that drop elements, by name, where their probability is not 0."""
-
-
-def _refuse_rings(bound: BoundOperator, place: RankMesh) -> None:
-    for axis, choice in zip(place.mesh.axes, bound.strategy, strict=True):
-        if choice is not None and axis.size > 1 and bound.rule.factors[choice].kind is FactorKind.RING:
-            raise ModelError(
-                f"operator '{bound.operator.name}' sends keys and values round the {axis.size} devices of {axis.name}:"
-                " ring attention can be priced, but not run yet; plan with --context-by heads"
-            )
 
 
 def template(argument: Argument, device: torch.device) -> Any:

@@ -18,7 +18,8 @@ at. Good enough to drop elements by; not for cryptography.
 
 import hashlib
 import math
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ import torch
 from planner.graph.chance import CHANCES
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.sharding.layout import Layout
+from planner.sharding.zigzag import zigzag_runs
 from runtime.device_mesh import RankMesh
 from runtime.slice_pass import SlicePass
 
@@ -61,22 +63,63 @@ class Draw:
 FIRST = Draw()
 
 
+Run = tuple[int, int]
+"""Index of the first element, and how many there are."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
-    """The piece of a tensor that a rank holds: per dim the global index of its first element, and its extent."""
+    """The piece of a tensor that a rank holds: per dim the global index of its first element, and its extent. `runs`
+    has, for dims of which it holds several runs, the (start, length) of each in its order; `start` is that of the
+    first."""
 
     start: tuple[int, ...]
     shape: tuple[int, ...]
+    runs: tuple[tuple[int, tuple[Run, ...]], ...] = ()
+
+    def parts(self) -> tuple[int, tuple["Region", ...]]:
+        """A dim of several runs, and the regions that make up this one along it."""
+        (dim, runs), *rest = self.runs
+        return dim, tuple(
+            replace(self, start=_with(self.start, dim, start), shape=_with(self.shape, dim, length), runs=tuple(rest))
+            for start, length in runs
+        )
 
 
-def region_of(shape: tuple[int, ...], layout: Layout, place: RankMesh) -> Region:
-    """What a rank holds of a tensor of global `shape`; where the layout is partial, a term of all of it."""
-    start, extent = [0] * len(shape), list(shape)
-    for placement, size, coordinate in zip(layout, place.mesh.sizes, place.coordinate, strict=True):
+def _with(extents: tuple[int, ...], dim: int, extent: int) -> tuple[int, ...]:
+    return (*extents[:dim], extent, *extents[dim + 1 :])
+
+
+def region_of(shape: tuple[int, ...], layout: Layout, place: RankMesh, sequences: Collection[int] = ()) -> Region:
+    """What a rank holds of a tensor of global `shape`; where the layout is partial, a term of all of it. `sequences`
+    are the dims that axes with an order of their own cut in it."""
+    held: list[tuple[Run, ...]] = [((0, extent),) for extent in shape]
+    for axis, (placement, size) in enumerate(zip(layout, place.mesh.sizes, strict=True)):
         if placement.is_shard:
-            extent[placement.dim] //= size
-            start[placement.dim] += coordinate * extent[placement.dim]
-    return Region(start=tuple(start), shape=tuple(extent))
+            extent = sum(length for _, length in held[placement.dim])
+            coordinate = place.coordinate[axis]
+            wanted: tuple[Run, ...] = ((coordinate * (extent // size), extent // size),)
+            if axis in place.mesh.zigzag and placement.dim in sequences:
+                wanted = zigzag_runs(extent, size, coordinate)
+            held[placement.dim] = tuple(
+                run for start, length in wanted for run in _cut(held[placement.dim], start, length)
+            )
+    return Region(
+        start=tuple(runs[0][0] for runs in held),
+        shape=tuple(sum(length for _, length in runs) for runs in held),
+        runs=tuple((dim, runs) for dim, runs in enumerate(held) if len(runs) > 1),
+    )
+
+
+def _cut(runs: Sequence[Run], start: int, length: int) -> list[Run]:
+    """The runs that `length` elements from `start` on of some runs, taken end to end, are."""
+    found = []
+    for first, count in runs:
+        low, high = max(start, 0), min(start + length, count)
+        if low < high:
+            found.append((first + low, high - low))
+        start -= count
+    return found
 
 
 def whole_region(shape: tuple[int, ...]) -> Region:
@@ -102,6 +145,9 @@ def dropping(graph: OperatorGraph) -> tuple[Operator, ...]:
 
 def keep_mask(key: int, region: Region, probability: float, device: torch.device) -> torch.Tensor:
     """Which elements of the region are kept: True with 1 - probability, of the shape of the region, bool."""
+    if region.runs:
+        dim, parts = region.parts()
+        return torch.cat([keep_mask(key, part, probability, device) for part in parts], dim=dim)
     keep = torch.empty(region.shape, dtype=torch.bool, device=device)
     if keep.numel() == 0 or probability >= 1.0:
         return keep.zero_()

@@ -9,7 +9,7 @@ Both directions are short lists of collectives and local cuts that `planner.shar
 only carries them out. Tensors are the local pieces; layouts are known beforehand and never travel with them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,17 +17,21 @@ import torch
 
 from planner.sharding.layout import Layout, replicated
 from planner.sharding.mesh import Mesh
-from planner.sharding.redistribute import COLLECTIVES, Step, redistribution
+from planner.sharding.redistribute import COLLECTIVES, Step, is_view, redistribution
 from planner.sharding.rule import Duplex
+from planner.sharding.zigzag import zigzag_runs
 from runtime import collectives
 from runtime.device_mesh import RankMesh
 
 
 def _all_gather(piece: torch.Tensor, step: Step, place: RankMesh) -> torch.Tensor:
-    return collectives.all_gather(piece, step.dim, place.group(step.axis))
+    whole = collectives.all_gather(piece, step.dim, place.group(step.axis))
+    return natural(whole, step.dim, place.mesh.sizes[step.axis]) if step.zigzag else whole
 
 
 def _reduce_scatter(piece: torch.Tensor, step: Step, place: RankMesh) -> torch.Tensor:
+    if step.zigzag:
+        piece = by_device(piece, step.dim, place.mesh.sizes[step.axis])
     return collectives.reduce_scatter(piece, step.dim, place.group(step.axis))
 
 
@@ -36,10 +40,15 @@ def _all_reduce(piece: torch.Tensor, step: Step, place: RankMesh) -> torch.Tenso
 
 
 def _all_to_all(piece: torch.Tensor, step: Step, place: RankMesh) -> torch.Tensor:
-    return collectives.all_to_all(piece, step.dim, step.to_dim, place.group(step.axis))
+    if step.to_dim in step.zigzag:
+        piece = by_device(piece, step.to_dim, place.mesh.sizes[step.axis])
+    moved = collectives.all_to_all(piece, step.dim, step.to_dim, place.group(step.axis))
+    return natural(moved, step.dim, place.mesh.sizes[step.axis]) if step.dim in step.zigzag else moved
 
 
 def _slice(piece: torch.Tensor, step: Step, place: RankMesh) -> torch.Tensor:
+    if step.zigzag:
+        return torch.cat(_chunks(piece, step, place), dim=step.dim)
     extent = piece.shape[step.dim] // place.mesh.sizes[step.axis]
     return piece.narrow(step.dim, place.coordinate[step.axis] * extent, extent)
 
@@ -53,8 +62,31 @@ def _pad(piece: torch.Tensor, step: Step, place: RankMesh) -> torch.Tensor:
     shape = list(piece.shape)
     shape[step.dim] = extent * place.mesh.sizes[step.axis]
     padded = piece.new_zeros(shape)
+    if step.zigzag:
+        for chunk, part in zip(_chunks(padded, step, place), piece.chunk(2, step.dim), strict=True):
+            chunk.copy_(part)
+        return padded
     padded.narrow(step.dim, place.coordinate[step.axis] * extent, extent).copy_(piece)
     return padded
+
+
+def _chunks(whole: torch.Tensor, step: Step, place: RankMesh) -> tuple[torch.Tensor, ...]:
+    """This rank's two chunks of a tensor that is whole on the axis of a step, views of it."""
+    extent, size = whole.shape[step.dim], place.mesh.sizes[step.axis]
+    runs = zigzag_runs(extent, size, place.coordinate[step.axis], f"dim {step.dim} of shape {tuple(whole.shape)}")
+    return tuple(whole.narrow(step.dim, start, length) for start, length in runs)
+
+
+def by_device(whole: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    """A tensor in natural order as the pieces of `size` devices end to end: chunks 0, 2n-1, 1, 2n-2, ..."""
+    runs = [run for place in range(size) for run in zigzag_runs(whole.shape[dim], size, place)]
+    return torch.cat([whole.narrow(dim, start, length) for start, length in runs], dim=dim)
+
+
+def natural(pieces: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    """The inverse of `by_device`."""
+    chunks = pieces.chunk(2 * size, dim)
+    return torch.cat([*chunks[0::2], *reversed(chunks[1::2])], dim=dim)
 
 
 STEPS: Mapping[str, Callable[[torch.Tensor, Step, RankMesh], torch.Tensor]] = {
@@ -76,15 +108,23 @@ def apply_steps(piece: torch.Tensor, steps: Sequence[Step], place: RankMesh) -> 
     return piece
 
 
-def convert(piece: torch.Tensor, shape: Sequence[int], source: Layout, target: Layout, place: RankMesh) -> torch.Tensor:
-    """The local piece in layout `target` of a tensor of global `shape`, from that in layout `source`; no gradient."""
+def convert(
+    piece: torch.Tensor,
+    shape: Sequence[int],
+    source: Layout,
+    target: Layout,
+    place: RankMesh,
+    sequences: Collection[int] = (),
+) -> torch.Tensor:
+    """The local piece in layout `target` of a tensor of global `shape`, from that in layout `source`; no gradient.
+    `sequences` are the dims that axes with an order of their own cut in it."""
     with torch.no_grad():
-        return apply_steps(piece.detach(), redistribution(shape, place.mesh, source, target), place)
+        return apply_steps(piece.detach(), redistribution(shape, place.mesh, source, target, sequences), place)
 
 
-def local_piece(whole: torch.Tensor, layout: Layout, place: RankMesh) -> torch.Tensor:
-    """What this rank holds of a tensor that every rank has: a view where nothing has to be zero."""
-    return convert(whole, whole.shape, replicated(len(layout)), layout, place)
+def local_piece(whole: torch.Tensor, layout: Layout, place: RankMesh, sequences: Collection[int] = ()) -> torch.Tensor:
+    """What this rank holds of a tensor that every rank has: a view where nothing has to be zero or reordered."""
+    return convert(whole, whole.shape, replicated(len(layout)), layout, place, sequences)
 
 
 def whole_tensor(piece: torch.Tensor, shape: Sequence[int], layout: Layout, place: RankMesh) -> torch.Tensor:
@@ -135,14 +175,22 @@ class Transfer:
 
 
 def transfer(
-    shape: Sequence[int], mesh: Mesh, producer: Duplex, consumer: Duplex, differentiable: bool, weight: bool = False
+    shape: Sequence[int],
+    mesh: Mesh,
+    producer: Duplex,
+    consumer: Duplex,
+    differentiable: bool,
+    weight: bool = False,
+    sequences: Collection[int] = (),
 ) -> Transfer | None:
-    """What lies between a producer's promise and a consumer's wish for a tensor of global `shape`; None for nothing."""
-    forward = redistribution(shape, mesh, producer.forward, consumer.forward)
-    backward = redistribution(shape, mesh, consumer.gradient, producer.gradient) if differentiable else ()
+    """What lies between a producer's promise and a consumer's wish for a tensor of global `shape`; None for nothing.
+    `sequences` are the dims that axes with an order of their own cut in it."""
+    forward = redistribution(shape, mesh, producer.forward, consumer.forward, sequences)
+    back = (consumer.gradient, producer.gradient)
+    backward = redistribution(shape, mesh, *back, sequences) if differentiable else ()
     if not forward and not backward:
         return None
-    copies = bool(forward) and forward[-1].kind == "slice" and not weight
+    copies = bool(forward) and is_view(forward[-1]) and not weight
     return Transfer(forward=forward, backward=backward, copies=copies)
 
 

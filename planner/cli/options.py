@@ -115,9 +115,21 @@ class Options:
         _word(
             HAND,
             "WORD",
-            "How attention is split along the sequence: heads (all-to-all, as Ulysses; what our runtime executes), or"
-            " ring (keys and values come round; priced only).",
+            "How attention is split among the devices of --context: heads (all-to-all, as Ulysses), ring (keys and"
+            " values come round), hybrid (by heads inside of a ring), or auto: the search compares them, and degrees"
+            " where --context is not given.",
             "heads",
+        ),
+    ] = None
+    ulysses: Annotated[
+        int | None, _number(HAND, "Of the devices of --context those by heads, for --context-by hybrid or auto.")
+    ] = None
+    zigzag: Annotated[
+        bool | None,
+        _switch(
+            HAND,
+            "--zigzag/--no-zigzag",
+            "Whether a ring of causal attention cuts the sequence in zigzag order, which balances its work; it does.",
         ),
     ] = None
     expert: Annotated[int | None, _number(HAND, "Into how many parts experts are cut, over data and context.")] = None

@@ -161,6 +161,8 @@ def pinned_of(options: Options) -> "Pinned":
         data=options.data,
         context=options.context,
         context_by=cast("ContextBy", options.context_by or "heads"),
+        ulysses=options.ulysses,
+        zigzag=options.zigzag,
         tensor=options.tensor,
         expert=options.expert,
         zero=options.zero,

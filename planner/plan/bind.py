@@ -29,9 +29,11 @@ from planner.sharding.rule import (
     check_strategy,
     derive_layouts,
     named_strategy,
+    ring_axis,
 )
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter, own_copies, stored_fault
+from planner.sharding.zigzag import Sequences, check_parameter, order_fault, sequences_on, tensors_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,8 @@ class BoundOperator:
 @dataclass(frozen=True, kw_only=True)
 class BoundPlan:
     """A legal plan on the graph of one micro-batch (shared values have their identity operators), or of one slice of
-    its sequence where the plan cuts it; `whole` is that of the micro-batch."""
+    its sequence where the plan cuts it; `whole` is that of the micro-batch. `sequences` are the dims that axes with an
+    order of their own cut in it."""
 
     plan: Plan
     graph: OperatorGraph
@@ -57,6 +60,7 @@ class BoundPlan:
     parameters: Mapping[str, StoredParameter]
     inputs: Mapping[str, Layout]
     recomputed: Mapping[int, frozenset[int]]
+    sequences: Sequences
 
     def recompute_of(self, block: int | None) -> frozenset[int] | None:
         """How a block is recomputed: the places in it of the operators whose results are kept all the same (none under
@@ -103,8 +107,14 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
     strategies, stored = _spread(plan, graph, blocks)
     known: dict[tuple[int, tuple[str | None, ...]], tuple[Strategy, OperatorLayouts]] = {}
     operators = tuple(_bound(plan.mesh, graph, op, strategies, known) for op in graph.operators)
+    sequences = sequences_on(plan.mesh, graph)
+    for bound in operators:
+        _check_ring(plan, bound)
+        if plan.mesh.zigzag:
+            _check_order(plan.mesh, bound, sequences)
     for name, parameter in stored.items():
         _check_stored(plan.mesh, graph, name, parameter)
+        check_parameter(name, parameter, plan.mesh, sequences)
     _check_local(plan, stored)
     inputs = dict(plan.inputs)
     for name in graph.inputs:
@@ -129,7 +139,27 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
         parameters=stored,
         inputs=inputs,
         recomputed=_recomputed(plan, graph, blocks),
+        sequences=sequences,
     )
+
+
+def _check_ring(plan: Plan, bound: BoundOperator) -> None:
+    """Raise StrategyError where a ring would have to remember the keys of earlier slices of the sequence."""
+    axis = ring_axis(bound.rule, bound.strategy, plan.mesh.sizes)
+    if axis is not None and plan.slices > 1:
+        raise StrategyError(
+            f"operator '{bound.operator.name}': keys come round {plan.mesh.axes[axis].name}, and the plan cuts the"
+            f" sequence into {plan.slices} slices, one after the other; set slices to 1, or split heads instead"
+        )
+
+
+def _check_order(mesh: Mesh, bound: BoundOperator, sequences: Sequences) -> None:
+    """Raise StrategyError where an operator cannot be split as it is on an axis that cuts sequences in zigzag order."""
+    op = bound.operator
+    tensors = tensors_of(bound.rule, op.operands, op.results, sequences)
+    fault = order_fault(bound.rule, bound.strategy, mesh, tensors)
+    if fault:
+        raise StrategyError(f"operator '{op.name}' ({bound.rule.format()}): {fault}")
 
 
 def _check_stages(plan: Plan, blocks: BlockRun) -> None:

@@ -36,7 +36,7 @@ from planner.plan.plan import (
 )
 from planner.sharding.discover.content import RuleContent, rule_content
 from planner.sharding.layout import Layout, format_layout, parse_layout
-from planner.sharding.mesh import Mesh, MeshAxis
+from planner.sharding.mesh import ORDERS, Mesh, MeshAxis
 from planner.sharding.stored import StoredParameter
 from planner.sharding.update import AUTO_BUCKETS, Buckets, Update, update_fault, update_words
 
@@ -94,6 +94,7 @@ class _Axis(_Strict):
     size: Count
     stride: Count
     bandwidth: Positive
+    order: str = "contiguous"
 
 
 class _Stage(_Strict):
@@ -169,7 +170,7 @@ def dump_plan(plan: Plan) -> str:
         "model": _model_content(plan.model),
         "training": _training_content(plan.training),
         "cluster": _cluster_content(plan.cluster),
-        "mesh": [_fields(axis) for axis in plan.mesh.axes],
+        "mesh": [_axis_content(axis) for axis in plan.mesh.axes],
         "stages": [_fields(stage) for stage in plan.stages],
         "virtual_stages": plan.virtual_stages,
         **({"slices": plan.slices} if plan.slices > 1 else {}),
@@ -201,6 +202,11 @@ def _model_content(model: ModelReference) -> dict[str, Any]:
             "inputs": dict(outline.inputs), "parameters": dict(outline.parameters), "operators": outline.operators
         }  # fmt: skip
     return content
+
+
+def _axis_content(axis: MeshAxis) -> dict[str, Any]:
+    """Nothing is said of the order of an axis that cuts everything into contiguous pieces, as in older files."""
+    return {name: value for name, value in _fields(axis).items() if (name, value) != ("order", "contiguous")}
 
 
 def _training_content(training: Training) -> dict[str, Any]:
@@ -375,7 +381,7 @@ def _plan_of(file: _PlanFile) -> Plan:
         model=_model_of(file.model),
         training=_training(file.training),
         cluster=ClusterReference(**file.cluster.model_dump()),
-        mesh=Mesh(axes=tuple(MeshAxis(**axis.model_dump()) for axis in file.mesh)),
+        mesh=Mesh(axes=tuple(_mesh_axis(axis) for axis in file.mesh)),
         stages=tuple(Stage(**stage.model_dump()) for stage in file.stages),
         virtual_stages=file.virtual_stages,
         slices=file.slices,
@@ -394,6 +400,11 @@ def _plan_of(file: _PlanFile) -> Plan:
         ),
         provenance=Provenance(**file.provenance.model_dump()),
     )
+
+
+def _mesh_axis(axis: _Axis) -> MeshAxis:
+    order = next(order for order in ORDERS if order == axis.order)
+    return MeshAxis(**{**axis.model_dump(), "order": order})
 
 
 def _model_of(file: _Model) -> ModelReference:
@@ -445,6 +456,7 @@ def _check_words(file: _PlanFile) -> None:
         ("training.precision", file.training.precision, tuple(PRECISIONS)),
         ("training.optimizer", file.training.optimizer, OPTIMIZERS),
         ("schedule", file.schedule, SCHEDULES),
+        *((f"mesh.{at}.order", axis.order, ORDERS) for at, axis in enumerate(file.mesh)),
         *((f"groups.{at}.recomputation", group.recomputation, RECOMPUTATION) for at, group in enumerate(file.groups)),
     ):
         if word not in known:

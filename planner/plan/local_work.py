@@ -12,7 +12,8 @@ from hardware_profiles import Flops
 from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.charges import Phase
 from planner.pricing.liveness import replay
-from planner.sharding.rule import loop_extents
+from planner.pricing.operator_price import uneven
+from planner.sharding.rule import loop_extents, ring_axis
 
 PRODUCTS = frozenset({"matmul", "attention", "convolution", "experts"})
 """Classes of operators that multiply."""
@@ -22,7 +23,8 @@ Work = Mapping[tuple[Phase, str], Flops]
 
 
 def local_work(bound: BoundPlan, rank: int) -> Work:
-    """What a device of a pipeline rank computes for one micro-batch, each product of its share of the loops."""
+    """What a device in the middle of a pipeline rank computes for one micro-batch, each product of its share of the
+    loops."""
     graph, blocks = bound.graph, bound.blocks
     found: dict[tuple[Phase, str], Flops] = {}
     stages = stage_of_operators(bound)
@@ -41,6 +43,9 @@ def local_work(bound: BoundPlan, rank: int) -> Work:
 
 
 def _forward(op: BoundOperator, bound: BoundPlan) -> Flops:
-    extents = loop_extents(op.rule, op.strategy, bound.plan.mesh)
+    mesh = bound.plan.mesh
+    extents = loop_extents(op.rule, op.strategy, mesh)
+    axis = ring_axis(op.rule, op.strategy, mesh.sizes)
+    share = 1.0 if axis is None else uneven(op.rule, op.strategy, mesh, mesh.coordinate(mesh.size // 2)[axis])
     work = sum(term.coefficient * math.prod(extents[factor] for factor in term.factors) for term in op.rule.work)
-    return float(round(work))
+    return float(round(share * work)) if op.rule.exchanged else share * work

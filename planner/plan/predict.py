@@ -46,7 +46,7 @@ from planner.pricing import (
 )
 from planner.pricing.liveness import liveness, replay
 from planner.pricing.message import Message, message_seconds
-from planner.pricing.operator_price import inner_messages, transient_bytes
+from planner.pricing.operator_price import ROUND, inner_messages, transient_bytes
 from planner.pricing.parameter_price import reduced, summed
 from planner.pricing.redistribution_price import PricedRoute
 from planner.sharding.layout import Layout, local_fraction, replicated
@@ -252,7 +252,7 @@ class _Walk:
         waits, back = float(prices.inner_forward[0]), float(prices.inner_backward[0])
         chunk.forward.add(work=float(prices.forward[0]), waits=waits)
         chunk.backward.add(work=float(prices.backward[0]), waits=back)
-        if works:
+        if works and forward > 0:
             chunk.backward.add(work=forward - waits, waits=waits)
         if self.bound.plan.slices > 1 and bound.rule.op_class == "attention":
             self._earlier_slices(cost, chunk, bound, at, works=works and not self.bound.is_kept(at))
@@ -261,12 +261,13 @@ class _Walk:
         for inner in inner_messages(bound.rule, bound.strategy, self.bound.plan.mesh):
             passes: Times = {"forward": inner.forward, "backward": inner.backward}
             charge(cost.messages, "communication", op.name, inner.message, passes)
-            if works:
+            repeats = works and not (again and self.bound.is_kept(at))
+            if repeats:
                 charge(cost.messages, "recomputation", op.name, inner.message, {"recomputation": inner.forward})
-            if share := self.cluster.software.hidden.tensor:
+            if (share := self.cluster.software.hidden.tensor) and inner.message.kind != ROUND:
                 hidden = share * message_seconds(inner.message, self.bound.plan.mesh, self.cluster)
                 chunk.forward.add(hidden=inner.forward * hidden)
-                chunk.backward.add(hidden=(inner.backward + (inner.forward if works else 0)) * hidden)
+                chunk.backward.add(hidden=(inner.backward + (inner.forward if repeats else 0)) * hidden)
         saved = self.alive.saved[at]
         transient = float(transient_bytes(self.alive, graph, at, bound.rule, prices)[0])
         for i, name in enumerate(op.operands):

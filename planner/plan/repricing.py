@@ -26,7 +26,7 @@ def repriced(plan: Plan, traced: OperatorGraph, batch: int, cluster: Cluster) ->
     """
     sizes = _sizes(plan, traced, batch, cluster.devices)
     known = cluster_reference(cluster)
-    moved = replace(plan, cluster=known, mesh=build_mesh(cluster, sizes))
+    moved = replace(plan, cluster=known, mesh=build_mesh(cluster, sizes, zigzag=plan.mesh.zigzag))
     if moved.cluster != plan.cluster:  # nothing is proved about it there
         moved = replace(moved, provenance=replace(plan.provenance, status="feasible", gap=1.0))
     bound = bind(moved, traced, batch)

@@ -10,7 +10,7 @@ from planner.plan.bind import BoundOperator, BoundPlan
 from planner.plan.stage_cut import StageCut, promised_layouts, recomputed_runs
 from planner.pricing.operator_price import inner_messages
 from planner.sharding.layout import Layout, local_shape
-from planner.sharding.redistribute import COLLECTIVES, Step, redistribution
+from planner.sharding.redistribute import COLLECTIVES, Step, is_view, redistribution
 from planner.sharding.rule import Duplex, local_extents, loop_extents
 
 
@@ -51,9 +51,10 @@ class StageTensors:
             op, graph, mesh = self.bound.operators[at], self.bound.graph, self.bound.plan.mesh
             name, wanted = op.operator.operands[place], op.layouts.operands[place]
             made, shape = self.promised[name], graph.types[name].shape
-            there = redistribution(shape, mesh, made.forward, wanted.forward)
-            back = redistribution(shape, mesh, wanted.gradient, made.gradient) if name in graph.differentiable else ()
-            copies = bool(there) and there[-1].kind == "slice" and name not in self.bound.parameters
+            marked, ways = self.bound.sequences.get(name, frozenset()), (wanted.gradient, made.gradient)
+            there = redistribution(shape, mesh, made.forward, wanted.forward, marked)
+            back = redistribution(shape, mesh, *ways, marked) if name in graph.differentiable else ()
+            copies = bool(there) and is_view(there[-1]) and name not in self.bound.parameters
             self._moves[at, place] = Move(there, back, copies)
         return self._moves[at, place]
 

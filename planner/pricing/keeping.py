@@ -51,7 +51,7 @@ def keeping(prices: OperatorPrices, works: bool, own: Sequence[int]) -> Keeping:
     positions, among the results that are tensors, of those in `Liveness.kept`: they are counted in the block already.
     """
     return Keeping(
-        seconds=prices.forward if works else np.zeros_like(prices.forward),
+        seconds=prices.forward + prices.inner_forward if works else np.zeros_like(prices.forward),
         kept=sum(prices.results, prices.saved_extra),
         interior=sum((prices.results[place] for place in own), prices.saved_extra),
     )

@@ -81,7 +81,8 @@ _SHORT = frozenset({"bf16", "fp16"})
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KernelCall:
     """An operator under K strategies: local extents of its factors (K, factors), FLOP and bytes of the forward pass,
-    bytes of the backward pass (K,), and the operands that need a gradient."""
+    bytes of the backward pass (K,), and the operands that need a gradient. `hops` of a ring, 1 without, and how much
+    more than the mean the busiest device of it works, `uneven`, (K,) each."""
 
     rule: Rule
     extents: Array
@@ -92,6 +93,8 @@ class KernelCall:
     flops: Array
     moved: Array
     moved_backward: Array
+    hops: Array
+    uneven: Array
 
     @property
     def worked(self) -> int:
@@ -190,13 +193,27 @@ def _attention(call: KernelCall) -> tuple[Array, Array]:
     if _is_unfused(call):
         forward, backward = _unfused(shape, call)
         return forward + read, backward + read_backward
-    slower = call.device.attention_slowdown(call.software.attention)
-    forward = np.asarray(attention_time(shape, call.dtype, call.device)) * slower + read
+    slower = call.uneven * call.device.attention_slowdown(call.software.attention)
+    joined, added = _joined(shape, call)
+    forward = np.asarray(attention_time(shape, call.dtype, call.device)) * slower + joined + read
     if not call.graded:
         return forward, np.zeros(len(call.extents))
     work = call.rule.backward_work(call.worked)
     backward = np.asarray(attention_backward_time(shape, call.dtype, call.device, work)) * slower
-    return forward, backward + read_backward
+    return forward, backward + added + read_backward
+
+
+def _joined(shape: AttentionShape, call: KernelCall) -> tuple[Array, Array]:
+    """Seconds beside the kernels of a ring, for every hop but the first: their launches, and the passes that join its
+    result to that of the others, forward, and that add up gradients, backward."""
+    width, wide = element_bytes(call.dtype), max(4, element_bytes(call.dtype))
+    queries = shape.batch * shape.heads * shape.queries
+    keys = shape.batch * shape.key_heads * shape.keys / call.hops * (shape.head_dim + shape.value_dim)
+    further = call.hops - 1
+    launched = call.device.launch_latency * further
+    joined = further * _passed(call, np.asarray((2 * wide + width) * queries * shape.value_dim)) + launched
+    gradients = np.asarray((2 * wide + width) * (queries * shape.head_dim + keys))
+    return joined, further * _passed(call, gradients) + 3 * launched
 
 
 def _mask(shape: AttentionShape, call: KernelCall) -> tuple[Array, Array]:

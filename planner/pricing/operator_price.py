@@ -19,9 +19,21 @@ from planner.pricing.kernels import KernelCall, host_seconds, kernel_seconds, sc
 from planner.pricing.liveness import Liveness
 from planner.pricing.message import Message, message_seconds
 from planner.sharding.mesh import Mesh
-from planner.sharding.rule import Dims, Rule, Strategy, Work, loop_extents
+from planner.sharding.rule import (
+    Dims,
+    InnerCollective,
+    Rule,
+    Strategy,
+    Work,
+    local_extents,
+    loop_extents,
+    ring_axis,
+)
 
 Array = NDArray[np.float64]
+
+ROUND = "send_recv"
+"""Kind of the messages that come round a ring."""
 
 PROFILE_DTYPES = {
     "bfloat16": "bf16",
@@ -94,6 +106,8 @@ def price_operator(
         flops=flops,
         moved=read + written + looked_up,
         moved_backward=read + written + gradients,
+        hops=np.array([_hops(rule, strategy, mesh) for strategy in strategies]),
+        uneven=np.array([uneven(rule, strategy, mesh) for strategy in strategies]),
     )
     forward, backward = kernel_seconds(call)
     host = host_seconds(call)
@@ -101,7 +115,7 @@ def price_operator(
     extra = score_bytes(call)
     if extra is None:
         extra = _sum_work(rule.saved_extra, extents) if graded else np.zeros(len(extents))
-    inner_forward, inner_backward = _inner(rule, strategies, mesh, cluster)
+    inner_forward, inner_backward = _inner(rule, strategies, mesh, cluster, (forward, backward))
     again, launches = np.zeros(len(extents)), (host, host)
     if graded and rule.op_class in cluster.software.repeats:
         backward, inner_backward = backward + forward, inner_backward + inner_forward
@@ -111,7 +125,7 @@ def price_operator(
     passing = sum(
         (b for i, b in enumerate(operand_bytes) if i not in saved and i not in rule.looked_up), np.zeros(len(extents))
     )
-    scratch = _sum_work(rule.scratch, extents) + _inner_scratch(rule, strategies, extents, mesh)
+    scratch = _sum_work(rule.scratch, extents) + _inner_scratch(rule, strategies, held, mesh)
     return OperatorPrices(
         forward=forward + late[0],
         backward=backward + late[1],
@@ -125,6 +139,22 @@ def price_operator(
         transient=np.zeros(len(extents)) if free else written + np.maximum(passing, gradients) + scratch + again,
         flops=flops * (1 + rule.backward_work(worked)),
     )
+
+
+def _hops(rule: Rule, strategy: Strategy, mesh: Mesh) -> float:
+    """Kernels that an operator is run as: one for every hop of a ring."""
+    axis = ring_axis(rule, strategy, mesh.sizes)
+    return 1.0 if axis is None else float(mesh.sizes[axis])
+
+
+def uneven(rule: Rule, strategy: Strategy, mesh: Mesh, place: int = -1) -> float:
+    """The work of device number `place` of a ring, the last unless said otherwise, over the mean of all: a causal mask
+    leaves it 2 i + 1 of the pairs of half pieces that i + 1 devices have, where their pieces are contiguous."""
+    axis = ring_axis(rule, strategy, mesh.sizes)
+    if axis is None or not rule.causal or axis in mesh.zigzag:
+        return 1.0
+    size = mesh.sizes[axis]
+    return (2 * (place % size) + 1) / size
 
 
 def transient_bytes(alive: Liveness, graph: OperatorGraph, at: int, rule: Rule, prices: OperatorPrices) -> Array:
@@ -187,11 +217,13 @@ def _compute_dtype(rule: Rule, tensors: Sequence[TensorType]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InnerMessage:
-    """A message of the operator's own implementation, and how often it is sent forward and backward."""
+    """A message of the operator's own implementation, and how often it is sent forward and backward; `home` says that
+    the last one backward is of what has come home."""
 
     message: Message
     forward: int
     backward: int
+    home: bool = False
 
 
 def _inner_scratch(rule: Rule, strategies: Sequence[Strategy], extents: Array, mesh: Mesh) -> Array:
@@ -201,30 +233,54 @@ def _inner_scratch(rule: Rule, strategies: Sequence[Strategy], extents: Array, m
 
 def inner_messages(rule: Rule, strategy: Strategy, mesh: Mesh) -> tuple[InnerMessage, ...]:
     """What the operator's own implementation sends, on every axis that splits the factor of an inner collective."""
-    extents = loop_extents(rule, strategy, mesh)
     return tuple(
-        InnerMessage(
-            message=Message(
-                kind=inner.kind,
-                axis=axis,
-                nbytes=float(round(math.prod(extents[factor] for factor in inner.factors) * inner.element_bytes)),
-            ),
-            forward=inner.forward,
-            backward=inner.backward,
-        )
+        _message(rule, strategy, mesh, inner, axis)
         for inner in rule.inner
         for axis, choice in enumerate(strategy)
         if choice == inner.factor and mesh.sizes[axis] > 1
     )
 
 
-def _inner(rule: Rule, strategies: Sequence[Strategy], mesh: Mesh, cluster: Cluster) -> tuple[Array, Array]:
-    """Seconds of the inner messages."""
+def _message(rule: Rule, strategy: Strategy, mesh: Mesh, inner: InnerCollective, axis: int) -> InnerMessage:
+    comes_round = inner.kind == ROUND
+    extents = (local_extents if comes_round else loop_extents)(rule, strategy, mesh)
+    nbytes = float(round(math.prod(extents[factor] for factor in inner.factors) * inner.element_bytes))
+    hops = mesh.sizes[axis] - 1 if comes_round else 1
+    return InnerMessage(
+        message=Message(kind=inner.kind, axis=axis, nbytes=nbytes),
+        forward=inner.forward * hops,
+        backward=inner.backward * hops + inner.home,
+        home=inner.home,
+    )
+
+
+def _inner(
+    rule: Rule, strategies: Sequence[Strategy], mesh: Mesh, cluster: Cluster, work: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    """Seconds of the inner messages that nothing hides, beside those of the kernels, (K,) forward and backward."""
     forward, backward = np.zeros(len(strategies)), np.zeros(len(strategies))
     exposed = 1 - cluster.software.hidden.tensor
     for row, strategy in enumerate(strategies if rule.inner else ()):
+        hop, last = [0.0, 0.0], 0.0
         for inner in inner_messages(rule, strategy, mesh):
-            seconds = message_seconds(inner.message, mesh, cluster) * exposed
-            forward[row] += seconds * inner.forward
-            backward[row] += seconds * inner.backward
+            seconds = message_seconds(inner.message, mesh, cluster)
+            if inner.message.kind == ROUND:
+                hop[0] += seconds * (inner.forward > 0)
+                hop[1] += seconds
+                last += seconds * inner.home
+            else:
+                forward[row] += seconds * exposed * inner.forward
+                backward[row] += seconds * exposed * inner.backward
+        axis = ring_axis(rule, strategy, mesh.sizes)
+        if axis is not None:
+            times = (float(work[0][row]), float(work[1][row]))
+            waits = [_round(mesh.sizes[axis], t, w, cluster) for t, w in zip(hop, times, strict=True)]
+            forward[row] += waits[0]
+            backward[row] += waits[1] + last if times[1] else 0.0
     return forward, backward
+
+
+def _round(size: int, hop: float, work: float, cluster: Cluster) -> float:
+    """Seconds that a ring waits for the pieces of all hops but the first: each comes while the one before it is
+    computed with, which takes a share of the `work` of the operator, so that a hop takes the longer of the two."""
+    return (size - 1) * (hop - cluster.software.hidden.ring * min(hop, work / size))

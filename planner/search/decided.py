@@ -6,12 +6,13 @@ parallelism (`Pinned`, manual mode), which give every mesh axis one purpose:
     axis        operators with a weight to multiply     norms and the like          everything else
     data        batch                                   batch                       batch
     expert      batch                                   batch                       batch; experts, exchanged by batch
+    ring        sequence                                sequence                    sequence, a ring in attention
     context     sequence                                sequence                    sequence, heads in attention
     tensor      a dim of the weight                     nothing, or sequence        heads, hidden, sequence or nothing;
                                                                                     nothing where a norm reads it and
                                                                                     the sequence is not cut
 
-    parameters on a data or context axis: ZeRO 0 full copies; 1 states cut; 2 gradients too; 3 weights too
+    parameters on a data, ring or context axis: ZeRO 0 full copies; 1 states cut; 2 gradients too; 3 weights too
     parameters on a tensor axis: cut where they are multiplied with, else full copies
     weights of experts on an axis on which experts are cut: cut along the experts, whatever ZeRO says
 
@@ -38,6 +39,7 @@ from planner.sharding.mesh import Mesh
 from planner.sharding.rule import FactorKind, Rule, Strategy, legal_strategies, pieces_of, splittable
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter, legal_stored
+from planner.sharding.zigzag import Sequences, order_fault, sequences_of, tensors_of
 
 T = TypeVar("T")
 
@@ -82,17 +84,23 @@ class Decided:
 
         Raises NothingAgreesError where none does on this mesh with this batch, RequestError where none is meant.
         """
-        rings = self.pinned.context_by == "ring"
+        rings = "ring" in self.roles
         return self.agreeing(index, rule, legal_strategies(rule, mesh, rings=rings), mesh)
 
     def agreeing(self, index: int, rule: Rule, legal: tuple[Strategy, ...], mesh: Mesh) -> tuple[Strategy, ...]:
         """Those of some strategies that agree; the mesh may have only the first axes of the whole one."""
-        found = legal
+        found = self._in_order(index, rule, legal, mesh) if mesh.zigzag else legal
         for axis, role in enumerate(self.roles[: len(mesh.axes)]):
             found = self._in_role(index, rule, found, axis, role)
         for shard in self._matching(index):
             found = self._agreeing(index, rule, found, shard, mesh.sizes)
         return found
+
+    def _in_order(self, index: int, rule: Rule, legal: tuple[Strategy, ...], mesh: Mesh) -> tuple[Strategy, ...]:
+        """Those that agree with the order in which axes cut sequences."""
+        op = self.template.graph.operators[index]
+        tensors = tensors_of(rule, op.operands, op.results, self._sequences)
+        return tuple(strategy for strategy in legal if order_fault(rule, strategy, mesh, tensors) is None)
 
     def stored(self, name: str, tensor: TensorType, trainable: bool, mesh: Mesh) -> tuple[StoredParameter, ...]:
         """Stored layouts of a parameter that agree with what is decided."""
@@ -135,17 +143,19 @@ class Decided:
             legal = tuple(strategy for strategy in legal if not alone(strategy))
         if rule.op_class == EXPERTS and self.experts[axis] is not False:
             swapped = uses(lambda f: rule.factors[f].kind is FactorKind.EXCHANGE)
-            plain = uses(lambda f: f in weights) if role == "tensor" else sequence if role == "context" else batch
+            plain = (
+                uses(lambda f: f in weights) if role == "tensor" else sequence if role in ("ring", "context") else batch
+            )
             if self.experts[axis] is None:
                 return _first_possible(legal, (lambda s: swapped(s) or plain(s), unused))
             return _first_possible(legal, (swapped, plain, unused))
         ring = uses(lambda f: rule.factors[f].kind is FactorKind.RING)
-        if role == "context" and rule.op_class == "attention" and self.pinned.context_by == "ring":
+        if role == "ring" and rule.op_class == "attention":
             return _first_possible(legal, (ring, unused))
-        legal = tuple(strategy for strategy in legal if not ring(strategy))
+        legal = tuple(strategy for strategy in legal if not ring(strategy))  # on other axes there are none
         if role in ("data", "expert"):
             return _first_possible(legal, (batch, unused))
-        if role == "context":
+        if role in ("ring", "context"):
             inside = uses(lambda f: labels[f] != "batch")
             return _first_possible(legal, (sequence, unused) if weights else (inside, unused))
         if multiplied:
@@ -244,6 +254,10 @@ class Decided:
                 f"{where}: no legal strategy on mesh {'x'.join(map(str, sizes))} is {shard.text()}"
             )
         return found
+
+    @cached_property
+    def _sequences(self) -> Sequences:
+        return sequences_of(self.template.graph)
 
     @cached_property
     def _labels(self) -> tuple[tuple[str, ...], ...]:

@@ -82,7 +82,7 @@ class Engine:
     limits: Bounds
 
     def __post_init__(self) -> None:
-        self._builders: dict[tuple[int, ...], TableBuilder] = {}
+        self._builders: dict[tuple[tuple[int, ...], frozenset[int]], TableBuilder] = {}
         self._tables: tuple[object, CostTables] | None = None
         self._chain: tuple[object, Chain] | None = None
         self._scaled: dict[int, Template] = {}
@@ -138,7 +138,7 @@ class Engine:
         """The configuration on the mesh of a recursive plan, whose strategies are from now on its only candidates."""
         adopted = replace(configuration, mesh=found.mesh.sizes)
         template = self._template(configuration.micro_batches)
-        tables = self._builder(adopted.mesh).build(template, found.chosen)
+        tables = self._builder(adopted).build(template, found.chosen)
         self._tables = ((adopted.family, adopted.micro_batches), tables)
         self._chain = None
         return adopted
@@ -193,7 +193,7 @@ class Engine:
         if self._tables is None or self._tables[0] != key:
             template = self._template(configuration.micro_batches)
             restriction = decided_of(request.shards, request.pinned, configuration, template)
-            self._tables = (key, self._builder(configuration.mesh).build(template, restriction))
+            self._tables = (key, self._builder(configuration).build(template, restriction))
         return self._tables[1]
 
     def _spread(self, configuration: Configuration) -> CostTables:
@@ -203,20 +203,21 @@ class Engine:
         fixed = propagated(tables, setting, request.cluster, request.pinned.recomputation)
         if fixed is None:
             return tables
-        return self._builder(configuration.mesh).build(tables.template, fixed)
+        return self._builder(configuration).build(tables.template, fixed)
 
-    def _builder(self, mesh: tuple[int, ...]) -> TableBuilder:
-        """The builder of a mesh; what it has priced is kept."""
-        if mesh not in self._builders:
+    def _builder(self, configuration: Configuration) -> TableBuilder:
+        """The builder of the mesh of a configuration; what it has priced is kept."""
+        key = (configuration.mesh, configuration.zigzag_axes)
+        if key not in self._builders:
             request = self.request
-            self._builders[mesh] = TableBuilder(
-                mesh=build_mesh(request.cluster, mesh),
+            self._builders[key] = TableBuilder(
+                mesh=build_mesh(request.cluster, configuration.mesh, zigzag=configuration.zigzag_axes),
                 cluster=request.cluster,
                 precision=request.precision,
                 optimizer=request.optimizer,
                 update=request.update,
             )
-        return self._builders[mesh]
+        return self._builders[key]
 
     def _template(self, micro_batches: int) -> Template:
         """The template with the batch of one micro-batch."""

@@ -103,7 +103,7 @@ class _Builders:
         task = self._task
         if (sizes, rest) not in self._known:
             self._known[sizes, rest] = TableBuilder(
-                mesh=build_mesh(task.cluster, sizes, rest),
+                mesh=build_mesh(task.cluster, sizes, rest, task.configuration.zigzag_axes),
                 cluster=task.cluster,
                 precision=task.precision,
                 optimizer=task.optimizer,

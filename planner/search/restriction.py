@@ -54,7 +54,7 @@ class OneAxisFree:
     decided: Decided | None = None
 
     def strategies(self, index: int, rule: Rule, mesh: Mesh) -> tuple[Strategy, ...]:
-        rings = self.decided is not None and self.decided.pinned.context_by == "ring"
+        rings = self.decided is not None and "ring" in self.decided.roles
         unused = (FactorKind.BLOCKED,) if rings else (FactorKind.BLOCKED, FactorKind.RING)
         every = (None, *(i for i, factor in enumerate(rule.factors) if factor.kind not in unused))
         chosen = self.fixed.operators[index]

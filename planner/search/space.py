@@ -8,7 +8,7 @@ early without missing the best one.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -18,13 +18,16 @@ from planner.errors import RequestError, unknown_name
 from planner.graph.operator_graph import OperatorGraph
 from planner.pricing.operator_price import PROFILE_DTYPES
 from planner.search.template import Template
-from planner.sharding.rule import Rule
+from planner.sharding.rule import FactorKind, Rule
 from planner.sharding.rules import rule_of
 from planner.sharding.update import PLAIN, Update
+from planner.sharding.zigzag import nearest
 
-Role = Literal["data", "expert", "context", "tensor"]  # "expert": a part of data, on which experts are cut
+Role = Literal["data", "expert", "ring", "context", "tensor"]
+"""What an axis is for. "expert": a part of data, on which experts are cut. "ring" and "context" split the sequence;
+attention by a ring on the former, by heads on the latter."""
 EXPERTS = "experts"  # class of the operators that route to experts
-ContextBy = Literal["heads", "ring"]
+ContextBy = Literal["heads", "ring", "hybrid", "auto"]
 Running = Literal["none", "selective", "full"]  # ways to run a block: what is kept for its backward pass
 
 
@@ -39,6 +42,7 @@ class Configuration:
         roles: what each axis is for; empty where every operator may use every axis as it likes.
         micro_batches: parts of the global batch, one after the other.
         even: whether the ranks hold equally many blocks, where they divide.
+        zigzag: whether rings cut the sequence in zigzag order.
     """
 
     pipeline: int
@@ -47,6 +51,18 @@ class Configuration:
     roles: tuple[Role, ...] = ()
     micro_batches: int
     even: bool = False
+    zigzag: bool = False
+
+    @property
+    def zigzag_axes(self) -> frozenset[int]:
+        """Axes that cut sequences in zigzag order."""
+        return frozenset(at for at, role in enumerate(self.roles) if self.zigzag and role == "ring")
+
+    @property
+    def context(self) -> tuple[int, int]:
+        """Devices of a ring, and devices over which its attention is split by heads."""
+        degrees = dict(zip(self.roles, self.mesh, strict=False))
+        return degrees.get("ring", 1), degrees.get("context", 1)
 
     @property
     def family(self) -> tuple[int, tuple[int, ...], tuple[Role, ...]]:
@@ -73,8 +89,11 @@ class Pinned:
         micro_batches: micro-batches per step. At most one of the two.
         mesh: axes inside a stage, slowest links first.
         recompute: how blocks are run; "selective" means per operator.
-        context_by: how attention is split on a context axis: by "heads", after an all-to-all of activations (Ulysses),
-            or by "ring", where keys and values come round to the queries; the runtime executes the first.
+        context_by: how attention is split among the devices of a context: by "heads", after an all-to-all of
+            activations (Ulysses); by a "ring", where keys and values come round to the queries; "hybrid", by heads
+            inside of a ring; "auto" leaves it, and the degree where that is not given, to the search.
+        ulysses: of the degree of a context the part by heads, for "hybrid" and "auto"; None leaves it to the search.
+        zigzag: whether a ring of causal attention cuts the sequence in zigzag order; None means yes.
         repeated: classes of operators (`hardware_profiles.OP_CLASSES`) whose results a recomputed block never keeps;
             ("attention",) is selective recomputation as in Korthikanti et al. 2022.
         even: whether all ranks of a pipeline hold equally many blocks, where they divide.
@@ -95,6 +114,8 @@ class Pinned:
     recompute: Running | None = None
     repeated: tuple[str, ...] = ()
     context_by: ContextBy = "heads"
+    ulysses: int | None = None
+    zigzag: bool | None = None
     even: bool = False
 
     @property
@@ -102,7 +123,7 @@ class Pinned:
         """Whether axes have one purpose each."""
         degrees = (self.data, self.context, self.tensor, self.expert)
         decided = (*degrees, self.zero, self.sequence_parallel, self.micro_batch)
-        return any(value is not None for value in decided)
+        return any(value is not None for value in decided) or self.context_by == "auto"
 
     @property
     def recomputation(self) -> tuple[Running, ...]:
@@ -120,7 +141,7 @@ FREE = Pinned()
 
 def check_pinned(pinned: Pinned) -> None:
     """Raise RequestError where choices contradict each other or mean nothing."""
-    for name in ("pipeline", "data", "context", "tensor", "expert", "micro_batch", "micro_batches"):
+    for name in ("pipeline", "data", "context", "ulysses", "tensor", "expert", "micro_batch", "micro_batches"):
         value = getattr(pinned, name)
         if value is not None and value < 1:
             raise RequestError(f"{name} = {value}: a degree is 1 or more")
@@ -132,8 +153,11 @@ def check_pinned(pinned: Pinned) -> None:
         raise RequestError(unknown_name("value of recompute", pinned.recompute, get_args(Running)))
     if pinned.context_by not in get_args(ContextBy):
         raise RequestError(unknown_name("value of context_by", pinned.context_by, get_args(ContextBy)))
-    if pinned.context_by == "ring" and not pinned.manual:
-        raise RequestError("context_by = ring is about a context axis; decide a degree too, as in context = 2")
+    if pinned.context_by != "heads" and not pinned.manual:
+        raise RequestError(
+            f"context_by = {pinned.context_by} is about a context axis; decide a degree too, as in context = 2"
+        )
+    _check_ulysses(pinned)
     for name in pinned.repeated:
         if name not in OP_CLASSES:
             raise RequestError(unknown_name("op class of repeated", name, OP_CLASSES))
@@ -145,6 +169,91 @@ def check_pinned(pinned: Pinned) -> None:
         raise RequestError("a mesh and degrees of parallelism decide the same; give either of them")
     if pinned.whole_experts is not None and pinned.expert is None:
         raise RequestError("whole_experts says over which devices experts are cut; give expert, how many parts, too")
+
+
+def _check_ulysses(pinned: Pinned) -> None:
+    """Of a context of N devices, M = `ulysses` split heads: M divides N, and leaves a ring to a hybrid."""
+    if pinned.ulysses is not None and pinned.context_by not in ("hybrid", "auto"):
+        raise RequestError(
+            f"ulysses = {pinned.ulysses} is about a context by heads inside of a ring; set context_by to hybrid or auto"
+        )
+    if pinned.context is None:
+        return
+    if pinned.ulysses is not None and pinned.context % pinned.ulysses:
+        raise RequestError(
+            f"ulysses = {pinned.ulysses} does not divide context = {pinned.context}; it may be"
+            f" {', '.join(map(str, divisors(pinned.context)))}"
+        )
+    if pinned.context_by == "hybrid" and not list(context_splits(pinned, pinned.context)):
+        raise RequestError(
+            f"context_by = hybrid with context = {pinned.context}"
+            + (f" and ulysses = {pinned.ulysses}" if pinned.ulysses else "")
+            + ": a hybrid has 2 devices or more in its ring and 2 or more by heads; give another degree, or set"
+            " context_by to ring or heads"
+        )
+
+
+def context_splits(pinned: Pinned, context: int) -> Iterator[tuple[int, int]]:
+    """Devices in a ring and devices by heads that make up a context of so many."""
+    if context == 1:
+        yield 1, 1
+    elif pinned.context_by in ("heads", "ring"):
+        yield (1, context) if pinned.context_by == "heads" else (context, 1)
+    else:
+        least = 2 if pinned.context_by == "hybrid" else 1
+        for heads in divisors(context):
+            if pinned.ulysses in (None, heads) and heads >= least and context // heads >= least:
+                yield context // heads, heads
+
+
+def check_context(template: Template, pinned: Pinned) -> None:
+    """Raise RequestError where the attention of a model cannot be split along the sequence as decided, with the
+    degrees and lengths that can."""
+    if pinned.context in (None, 1):
+        return
+    splits = list(context_splits(pinned, pinned.context))
+    faults: list[str] = []
+    for op in template.graph.operators:
+        rule = rule_of(template.graph, op)
+        if rule.op_class == "attention":
+            found = [_attention_fault(rule, op.name, ring, heads, pinned.zigzag is not False) for ring, heads in splits]
+            if None not in found:
+                faults += [fault for fault in found if fault is not None]
+    if faults:
+        raise RequestError(faults[0])
+
+
+def _attention_fault(rule: Rule, name: str, ring: int, heads: int, zigzag: bool) -> str | None:
+    """Why attention cannot be split by a ring of so many devices, and by heads inside of it; None where it can."""
+    extents = {role: math.prod(rule.factors[f].extent for f in factors) for role, factors in rule.roles}
+    length, count = extents["queries"], extents["heads"]
+    turns = zigzag and rule.causal and ring > 1
+    step = math.lcm(2 * ring if turns else ring, ring * heads)
+    if ring > 1 and not any(factor.kind is FactorKind.RING for factor in rule.factors):
+        return (
+            f"operator '{name}' cannot be split by a ring: in none that is known do masks come round, or is anything"
+            " dropped; set context_by to heads"
+        )
+    if length % step:
+        parts = [f"2 x {ring} chunks of a ring in zigzag order"] if turns else [f"a ring of {ring}"] if ring > 1 else []
+        parts += [f"{heads} devices by heads"] if heads > 1 else []
+        return (
+            f"operator '{name}': {' and '.join(parts)} do not divide a sequence of {length}; the nearest lengths that"
+            f" can be cut so are {nearest(length, step)}, and degrees that divide this one"
+            f" {_few(divisors(length // 2 if turns and length % 2 == 0 else length), ring * heads)}"
+        )
+    if count % heads:
+        return (
+            f"operator '{name}': {heads} devices by heads do not divide its {count} heads; the degrees that do are"
+            f" {', '.join(map(str, divisors(count)))}"
+        )
+    return None
+
+
+def _few(degrees: Sequence[int], wanted: int) -> str:
+    """The degrees on both sides of the one that was wanted."""
+    low = [degree for degree in degrees if degree < wanted][-2:]
+    return ", ".join(map(str, low + [degree for degree in degrees if degree > wanted][:2]))
 
 
 def check_experts(template: Template, pinned: Pinned) -> None:
@@ -176,6 +285,8 @@ def configurations(template: Template, devices: int, global_batch: int, pinned: 
     """
     check_pinned(pinned)
     check_experts(template, pinned)
+    check_context(template, pinned)
+    zigzag = template.causal_ring and pinned.zigzag is not False
     for pipeline in divisors(devices):
         if pinned.pipeline not in (None, pipeline) or not _cuts(template, pipeline):
             continue
@@ -195,6 +306,7 @@ def configurations(template: Template, devices: int, global_batch: int, pinned: 
                         roles=roles,
                         micro_batches=micro_batches,
                         even=pinned.even,
+                        zigzag=zigzag and "ring" in roles,
                     )
 
 
@@ -224,8 +336,10 @@ def _meshes(devices: int, pinned: Pinned) -> Iterator[tuple[tuple[int, ...], tup
                 degrees: dict[Role, int] = {"data": data, "context": context, "tensor": devices // data // context}
                 if all(getattr(pinned, name) in (None, degree) for name, degree in degrees.items()):
                     parts = _rest(pinned, degrees["tensor"], context)
-                    if parts is not None and data % parts == 0:
-                        degrees = {**degrees, "data": data // parts, "expert": parts}
+                    for ring, heads in context_splits(pinned, context) if parts is not None else ():
+                        if parts is None or data % parts:
+                            continue
+                        degrees = {**degrees, "data": data // parts, "expert": parts, "ring": ring, "context": heads}
                         real = tuple((name, degrees[name]) for name in get_args(Role) if degrees[name] > 1)
                         yield tuple(degree for _, degree in real), tuple(name for name, _ in real), data
 
@@ -246,10 +360,12 @@ def experts_cut(pinned: Pinned, roles: tuple[Role, ...], sizes: tuple[int, ...])
         return (None,) * len(roles)
     degrees = dict(zip(roles, sizes, strict=True))
     within = pinned.expert // (degrees.get("tensor", 1) if pinned.whole_experts else 1)
+    along = within % (degrees.get("ring", 1) * degrees.get("context", 1)) == 0
     cut: dict[Role, bool] = {
         "data": False,
         "expert": True,
-        "context": within % degrees.get("context", 1) == 0,
+        "ring": along,
+        "context": along,
         "tensor": bool(pinned.whole_experts),
     }
     return tuple(cut[role] for role in roles)

@@ -17,6 +17,8 @@ from hardware_profiles import PYTORCH, Software
 from planner.graph.blocks import IDENTITY, NO_BLOCKS, BlockRun, block_parameters, operand_sources
 from planner.graph.operator_graph import OperatorGraph, substitute
 from planner.pricing.liveness import Liveness, Replay, liveness, replay
+from planner.sharding.rule import FactorKind
+from planner.sharding.rules import rule_of
 
 EdgeKind = Literal["outside", "inside", "enter", "every", "loop", "leave"]
 
@@ -86,6 +88,12 @@ class Template:
         """How much of the block is recomputed where blocks are."""
         start = self.blocks.start
         return replay(self.graph, start, start + self.blocks.period, self.whole_blocks)
+
+    @cached_property
+    def causal_ring(self) -> bool:
+        """Whether there is causal attention that a ring could split."""
+        rules = (rule_of(self.graph, op) for op in self.graph.operators)
+        return any(rule.causal and any(f.kind is FactorKind.RING for f in rule.factors) for rule in rules)
 
     @cached_property
     def carried(self) -> tuple[str, ...]:

@@ -3,12 +3,16 @@
 Ranks inside a stage are numbered row by row: the last axis varies fastest, so its groups are neighbours and get the
 fastest links. `bandwidth` of an axis is what a large all-gather reaches along it; it only weighs one route of a
 redistribution against another, so that planner and runtime take the same route. Prices use the cluster itself.
+
+An axis may cut sequences in *zigzag* order (`planner.sharding.zigzag`); everything else, and every sequence on other
+axes, is cut into contiguous pieces.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from costmodels.collectives import collective_time
 from hardware_profiles import Cluster, Group
@@ -16,15 +20,21 @@ from planner.errors import RequestError
 
 _PROBE_BYTES = float(2**30)
 
+Order = Literal["contiguous", "zigzag"]
+ORDERS: tuple[Order, ...] = ("contiguous", "zigzag")
+"""How an axis cuts a sequence."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshAxis:
-    """`size` devices apart by `stride` ranks; `bandwidth` in bytes per second of a large all-gather along the axis."""
+    """`size` devices apart by `stride` ranks; `bandwidth` in bytes per second of a large all-gather along the axis;
+    `order` in which it cuts sequences."""
 
     name: str
     size: int
     stride: int
     bandwidth: float
+    order: Order = "contiguous"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +55,20 @@ class Mesh:
     def names(self) -> tuple[str, ...]:
         return tuple(axis.name for axis in self.axes)
 
+    @cached_property
+    def zigzag(self) -> frozenset[int]:
+        """Axes of two devices or more that cut sequences in zigzag order."""
+        return frozenset(at for at, axis in enumerate(self.axes) if axis.order == "zigzag" and axis.size > 1)
+
     def coordinate(self, rank: int) -> tuple[int, ...]:
         """Position of a rank (0 <= rank < size) on each axis."""
         return tuple(rank // axis.stride % axis.size for axis in self.axes)
 
 
-def build_mesh(cluster: Cluster, sizes: Sequence[int], innermost: int = 1) -> Mesh:
+def build_mesh(cluster: Cluster, sizes: Sequence[int], innermost: int = 1, zigzag: Collection[int] = ()) -> Mesh:
     """The mesh with axes of these sizes over the first prod(sizes) devices of a cluster, or over every `innermost`-th
-    where each point of it stands for that many devices. Axes are named axis0, axis1, ..."""
+    where each point of it stands for that many devices. Axes are named axis0, axis1, ...; those of `zigzag` cut
+    sequences in that order."""
     if any(size < 1 for size in sizes):
         raise RequestError(f"mesh {'x'.join(map(str, sizes))}: every axis needs a size of 1 or more")
     stride = math.prod(sizes) * innermost
@@ -62,7 +78,8 @@ def build_mesh(cluster: Cluster, sizes: Sequence[int], innermost: int = 1) -> Me
     for index, size in enumerate(sizes):
         stride //= size
         bandwidth = _all_gather_bandwidth(cluster.group(size, stride))
-        axes.append(MeshAxis(name=f"axis{index}", size=size, stride=stride, bandwidth=bandwidth))
+        order: Order = "zigzag" if index in zigzag else "contiguous"
+        axes.append(MeshAxis(name=f"axis{index}", size=size, stride=stride, bandwidth=bandwidth, order=order))
     return Mesh(axes=tuple(axes))
 
 

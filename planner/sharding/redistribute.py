@@ -30,8 +30,8 @@ steps. Not good for: meshes of seven axes and more.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -70,7 +70,8 @@ class Step:
 
     `dim` is the dim gathered, scattered or cut (-1 for all_reduce and zero); for all_to_all the dim that was cut,
     `to_dim` the dim that is cut afterwards. `fraction` is the size of the collective's message as a share of the
-    whole tensor: the gathered result for all_gather, the tensor held before the step for all others.
+    whole tensor: the gathered result for all_gather, the tensor held before the step for all others. `zigzag` has those
+    of the two dims whose pieces on the axis lie in zigzag order (`planner.sharding.zigzag`).
     """
 
     kind: str
@@ -78,10 +79,19 @@ class Step:
     dim: int = -1
     to_dim: int = -1
     fraction: float = 1.0
+    zigzag: tuple[int, ...] = ()
 
 
-def redistribution(shape: Sequence[int], mesh: Mesh, source: Layout, target: Layout) -> tuple[Step, ...]:
-    """Steps that turn a tensor of `shape` in layout `source` into layout `target`.
+def is_view(step: Step) -> bool:
+    """Whether what a step makes is a view of what was there: a contiguous cut."""
+    return step.kind == "slice" and not step.zigzag
+
+
+def redistribution(
+    shape: Sequence[int], mesh: Mesh, source: Layout, target: Layout, sequences: Collection[int] = ()
+) -> tuple[Step, ...]:
+    """Steps that turn a tensor of `shape` in layout `source` into layout `target`. `sequences` are the dims that axes
+    with an order of their own cut in it.
 
     Raises LayoutError where a layout does not fit the shape. Any layout of the right rank can be reached from any
     other.
@@ -94,7 +104,14 @@ def redistribution(shape: Sequence[int], mesh: Mesh, source: Layout, target: Lay
             )
     if source == target:
         return ()
-    return routes(mesh, cut_limits(shape, mesh.sizes)).path(source, target)
+    steps = routes(mesh, cut_limits(shape, mesh.sizes)).path(source, target)
+    if not (sequences and mesh.zigzag):
+        return steps
+    return tuple(replace(step, zigzag=_in_order(step, mesh, sequences)) for step in steps)
+
+
+def _in_order(step: Step, mesh: Mesh, sequences: Collection[int]) -> tuple[int, ...]:
+    return tuple(dim for dim in (step.dim, step.to_dim) if step.axis in mesh.zigzag and dim in sequences)
 
 
 def cut_limits(shape: Sequence[int], sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -96,6 +96,8 @@ class InnerCollective:
     """A collective that an implementation issues inside the operator when `factor` is split.
 
     The message has `element_bytes` for each point of `factors` (of the loops of one device).
+    A "send_recv" is a piece that comes round a ring: each device sends one that it holds to the next, once less than
+    there are devices for each `forward` and `backward`, and once more where it comes `home` to the device it is for.
     """
 
     kind: str
@@ -104,6 +106,7 @@ class InnerCollective:
     element_bytes: float
     forward: int = 0
     backward: int = 0
+    home: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -276,6 +279,12 @@ def loop_extents(rule: Rule, strategy: Strategy, mesh: Mesh) -> tuple[float, ...
     )
 
 
+def ring_axis(rule: Rule, strategy: Strategy, sizes: Sequence[int]) -> int | None:
+    """The axis of two devices or more along which operands come round; None where none do."""
+    chosen = (axis for axis, choice in enumerate(strategy) if choice is not None and sizes[axis] > 1)
+    return next((axis for axis in chosen if rule.factors[strategy[axis] or 0].kind is FactorKind.RING), None)
+
+
 def pieces_of(rule: Rule, strategy: Strategy, sizes: Sequence[int]) -> tuple[int, ...]:
     """Into how many pieces a strategy cuts each factor."""
     return _pieces(rule.splits, strategy, sizes)
@@ -296,6 +305,8 @@ def strategy_fault(rule: Rule, strategy: Strategy, mesh: Mesh) -> str | None:
     for choice, axis in zip(strategy, mesh.axes, strict=True):
         if choice is not None and rule.factors[choice].kind is FactorKind.BLOCKED:
             return f"{axis.name} splits factor '{rule.factors[choice].name}', which cannot be split"
+        if choice is not None and rule.factors[choice].kind is FactorKind.RING and strategy.count(choice) > 1:
+            return f"{axis.name} and another axis both split '{rule.factors[choice].name}': a ring goes round one axis"
     for index, factor in enumerate(rule.factors):
         axes = [a for c, a in zip(strategy, mesh.axes, strict=True) if c is not None and index in rule.splits[c]]
         count = math.prod(axis.size for axis in axes)
@@ -378,7 +389,8 @@ def _cut_on(
     """Pieces of each factor once one more axis takes `choice` after a legal strategy, or None where it may not."""
     if choice is None:
         return pieces
-    if rule.factors[choice].kind is FactorKind.BLOCKED:
+    kind = rule.factors[choice].kind
+    if kind is FactorKind.BLOCKED or (kind is FactorKind.RING and choice in strategy):
         return None
     for factor in rule.splits[choice]:
         count = pieces[factor] * size

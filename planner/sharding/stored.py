@@ -15,6 +15,7 @@ Rajbhandari et al. 2020 (ZeRO); Xu et al. 2020 (weight update sharding).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from planner.sharding.layout import PARTIAL, REPLICATE, Layout, Placement, divides, shard
 
@@ -42,11 +43,23 @@ def legal_stored(
 
     A frozen parameter has no gradient to place.
     """
-    every = stored_options(len(shape), trainable)
+    if allowed is None:
+        return _all_stored(tuple(shape), tuple(sizes), trainable)
+    return _grown(shape, sizes, allowed)
+
+
+@lru_cache(maxsize=512)
+def _all_stored(shape: tuple[int, ...], sizes: tuple[int, ...], trainable: bool) -> tuple[StoredParameter, ...]:
+    """Asked for again for every micro-batch and for every mesh with these axes."""
+    return _grown(shape, sizes, (stored_options(len(shape), trainable),) * len(sizes))
+
+
+def _grown(
+    shape: Sequence[int], sizes: Sequence[int], allowed: Sequence[Sequence[Option]]
+) -> tuple[StoredParameter, ...]:
     grown: list[tuple[Option, ...]] = [()]
     for axis in range(len(sizes)):
-        options = every if allowed is None else allowed[axis]
-        longer = ((*chosen, option) for chosen in grown for option in options)
+        longer = ((*chosen, option) for chosen in grown for option in allowed[axis])
         grown = [
             chosen for chosen in longer if divides(shape, tuple(state for _, _, state in chosen), sizes[: axis + 1])
         ]

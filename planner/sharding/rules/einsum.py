@@ -13,12 +13,15 @@ from planner.sharding.rule import Dims, FactorKind, InnerCollective, Rule, Work
 from planner.sharding.rules.masked import masked, without_mask
 from planner.sharding.rules.spec import FactorTable, RuleSpec, Saves, broadcast_dims, leading_names, present
 
+WIDE = 4
+"""Bytes of an element of float32, in which sums are taken at least."""
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class InnerPattern:
-    """An `InnerCollective` with factor names; elements are those of the first operand where `element_bytes` is None;
-    `only_mean` issues it only where the loss is averaged."""
+    """An `InnerCollective` with factor names; elements are those of the first operand where `element_bytes` is None,
+    and `wide` ones at least float32; `only_mean` issues it only where the loss is averaged."""
 
     kind: str
     factor: str
@@ -26,16 +29,20 @@ class InnerPattern:
     element_bytes: int | None = None
     forward: int = 0
     backward: int = 0
+    home: bool = False
+    wide: bool = False
     only_mean: bool = False
 
     def bind(self, names: Sequence[str], call: Call) -> InnerCollective:
+        element = call.operands[0].element_bytes if self.element_bytes is None else self.element_bytes
         return InnerCollective(
             kind=self.kind,
             factor=names.index(self.factor),
             factors=tuple(names.index(name) for name in self.factors.split() if name in names),
-            element_bytes=call.operands[0].element_bytes if self.element_bytes is None else self.element_bytes,
+            element_bytes=max(element, WIDE) if self.wide else element,
             forward=self.forward,
             backward=self.backward,
+            home=self.home,
         )
 
 
@@ -50,7 +57,8 @@ class Einsum(RuleSpec):
     may be alone too, and so are `rings`. `work`, `saved_extra`: (coefficient, factors as text); an empty text means all
     factors.
     `saved_elements` is like `saved_extra`, and `scratch_elements` what lives while it runs, in elements of the first
-    operand. `roles`: (name, factors as text).
+    operand; `inner_elements` and `inner_wide` are what lives while it sends, the latter in float32 at least.
+    `roles`: (name, factors as text).
     """
 
     pattern: str
@@ -71,6 +79,8 @@ class Einsum(RuleSpec):
     saved_elements: tuple[tuple[float, str], ...] = ()
     scratch_elements: tuple[tuple[float, str], ...] = ()
     inner: tuple[InnerPattern, ...] = field(default=())
+    inner_elements: tuple[tuple[float, str], ...] = ()
+    inner_wide: tuple[tuple[float, str], ...] = ()
     chance: Chance | None = None
     unfused_extra: tuple[tuple[float, str], ...] = ()
     unfused_elements: tuple[tuple[float, str], ...] = ()
@@ -82,7 +92,7 @@ class Einsum(RuleSpec):
     def build(self, call: Call) -> Rule:
         if self.mask_argument is not None and isinstance(call.argument(*self.mask_argument), TensorType):
             # In no known implementation do keys and masks come round.
-            bare = replace(self, mask_argument=None, rings=(), inner=())
+            bare = replace(self, mask_argument=None, rings=(), inner=(), inner_elements=(), inner_wide=())
             return masked(bare.build(without_mask(call, *self.mask_argument)), call, *self.mask_argument)
         table = FactorTable(call.op)
         left, right = self.pattern.split("->")
@@ -148,6 +158,11 @@ class Einsum(RuleSpec):
                 pattern.bind(every, call)
                 for pattern in self.inner
                 if pattern.factor in every and (mean or not pattern.only_mean)
+            ),
+            inner_scratch=tuple(
+                _work(width * count, text, names)
+                for width, terms in ((element, self.inner_elements), (max(element, WIDE), self.inner_wide))
+                for count, text in terms
             ),
             roles=tuple((role, _work(1.0, text, names).factors) for role, text in self.roles),
             causal=causal,

@@ -63,11 +63,18 @@ RULES: Mapping[str, RuleSpec] = {
         chance=CHANCES["aten.scaled_dot_product_attention.default"],
         unfused_extra=((1.0, "b g r q k"),),  # the mask
         unfused_elements=((2.0, "b g r q k"),),  # probabilities, and those that are left
-        rings=(("k", "q"),),  # keys and values come round; backward once more, with their gradients
+        rings=(("k", "q"),),  # keys and values come round; backward once more, and their gradients behind them
         inner=tuple(
-            InnerPattern(kind="all_gather", factor="k@q", factors=piece, forward=1, backward=2)
+            pattern
             for piece in ("b g k d", "b g k e")
+            for pattern in (
+                InnerPattern(kind="send_recv", factor="k@q", factors=piece, forward=1, backward=1),
+                InnerPattern(kind="send_recv", factor="k@q", factors=piece, backward=1, home=True, wide=True),
+            )
         ),
+        # the piece that is here and the next one, and gradients of a hop; sums that are sent, those that come
+        inner_elements=((3.0, "b g k d"), (3.0, "b g k e"), (1.0, "b g r q d")),
+        inner_wide=((2.0, "b g k d"), (2.0, "b g k e"), (1.0, "b g r q d")),
     ),
     # lookups, normalisation, loss
     "aten.embedding.default": Einsum(

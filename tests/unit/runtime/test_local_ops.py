@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from planner.errors import ModelError
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.models.experts import experts
@@ -150,16 +149,6 @@ def test_factories_run_on_the_device_of_the_runtime_not_on_that_of_the_trace() -
     op = next(op for op in graph.operators if op.op.startswith("aten.arange"))
     (made,) = local_call(graph, _bound(graph, op, rule_of(graph, op), (None, None)), RANKS[0])([])
     assert made.device.type == "cpu"
-
-
-def test_attention_in_a_ring_is_refused() -> None:
-    query = torch.randn(4, 2, 8, 4)
-    graph = traced(lambda q, k: torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True), query, query)
-    op = next(op for op in graph.operators if "attention" in op.op)
-    rule = rule_of(graph, op)
-    ring = named_strategy(rule, ("k@q", None), op.name)
-    with pytest.raises(ModelError, match=r"keys and values round the 2 devices of .*--context-by heads"):
-        local_call(graph, _bound(graph, op, rule, ring), RANKS[0])
 
 
 def test_experts_compute_the_rows_of_their_device() -> None:

@@ -10,17 +10,25 @@ from planner.graph.call import Call
 from planner.graph.operator_graph import TensorType
 from planner.plan.roles import roles
 from planner.pricing import price_operator
+from planner.pricing.message import message_seconds
 from planner.pricing.operator_price import inner_messages
 from planner.search.search import search
 from planner.search.space import ContextBy, Pinned
 from planner.sharding.mesh import build_mesh
-from planner.sharding.rule import Rule, derive_layouts, legal_strategies, named_strategy, strategy_names
+from planner.sharding.rule import (
+    Rule,
+    derive_layouts,
+    legal_strategies,
+    named_strategy,
+    strategy_fault,
+    strategy_names,
+)
 from planner.sharding.rules import RULES
 from tests.unit.search.cases import cluster_of, request_of
 
 OP = "aten.scaled_dot_product_attention.default"
 CLUSTER = cluster_of("h100-80gb", 8)
-MESH = build_mesh(CLUSTER, (8,))
+MESH = build_mesh(CLUSTER, (8,), zigzag=(0,))
 QUERIES, KEYS = (
     TensorType(shape=(1, 32, 65536, 128), dtype="bfloat16"),
     TensorType(shape=(1, 8, 65536, 128), dtype="bfloat16"),
@@ -44,17 +52,47 @@ def test_a_ring_cuts_everything_along_the_sequence_and_divides_the_work() -> Non
     shape = AttentionShape(
         batch=1, heads=32, key_heads=8, queries=65536 / 8, keys=65536, head_dim=128, value_dim=128, causal=True
     )
-    assert prices.forward[0] == pytest.approx(attention_time(shape, "bf16", CLUSTER.device))
+    alone = attention_time(shape, "bf16", CLUSTER.device)
+    assert alone < prices.forward[0] < 1.2 * alone  # seven more hops are launched, and joined to the result
     assert prices.operands[1][0] == KEYS.nbytes / 8
     whole = price_operator(rule, [(None,)], [QUERIES, KEYS, KEYS], [QUERIES], [True] * 3, MESH, CLUSTER)
     assert prices.flops[0] == pytest.approx(whole.flops[0] / 8)
 
 
-def test_what_comes_round_is_all_keys_and_values() -> None:
+def test_pieces_of_keys_and_values_come_round_and_their_gradients_come_home_in_float32() -> None:
     rule = attention()
     messages = inner_messages(rule, named_strategy(rule, ("k@q",), OP), MESH)
-    assert [(one.message.nbytes, one.forward, one.backward) for one in messages] == [(KEYS.nbytes, 1, 2)] * 2
-    assert {one.message.kind for one in messages} == {"all_gather"}
+    piece = KEYS.nbytes / 8
+    expected = [(piece, 7, 7), (2 * piece, 0, 8)] * 2
+    assert [(one.message.nbytes, one.forward, one.backward) for one in messages] == expected
+    assert {(one.message.kind, one.message.axis) for one in messages} == {("send_recv", 0)}
+
+
+def test_the_last_device_of_a_contiguous_causal_ring_does_almost_twice_the_work() -> None:
+    rule, contiguous = attention(), build_mesh(CLUSTER, (8,))
+    ring, tensors = named_strategy(rule, ("k@q",), OP), ([QUERIES, KEYS, KEYS], [QUERIES], [True] * 3)
+    balanced, uneven = (price_operator(rule, [ring], *tensors, mesh, CLUSTER) for mesh in (MESH, contiguous))
+    assert 1.6 < uneven.forward[0] / balanced.forward[0] < 15 / 8
+    assert 1.6 < uneven.backward[0] / balanced.backward[0] < 15 / 8
+
+
+def test_a_hop_takes_the_longer_of_its_work_and_its_transfer() -> None:
+    rule, slow = attention(), replace(CLUSTER, levels=tuple(replace(v, bandwidth=1e9) for v in CLUSTER.levels))
+    ring, tensors = named_strategy(rule, ("k@q",), OP), ([QUERIES, KEYS, KEYS], [QUERIES], [True] * 3)
+    quick = price_operator(rule, [ring], *tensors, MESH, CLUSTER)
+    assert quick.inner_forward[0] == 0.0  # at 64k tokens links of a node are quick enough
+    late = price_operator(rule, [ring], *tensors, MESH, slow)
+    hop = 2 * message_seconds(inner_messages(rule, ring, MESH)[0].message, MESH, slow)  # keys and values
+    assert late.forward[0] == quick.forward[0]
+    assert late.inner_forward[0] == pytest.approx(7 * (hop - late.forward[0] / 8))
+    assert late.inner_forward[0] > 0.0
+
+
+def test_a_ring_goes_round_one_axis() -> None:
+    rule, mesh = attention(), build_mesh(CLUSTER, (2, 4))
+    ring = named_strategy(rule, ("k@q", "k@q"), OP)
+    assert "a ring goes round one axis" in (strategy_fault(rule, ring, mesh) or "")
+    assert ring not in legal_strategies(rule, mesh, rings=True)
 
 
 def test_nobody_splits_by_a_ring_unless_it_is_asked_for() -> None:
