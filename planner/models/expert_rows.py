@@ -148,8 +148,7 @@ def capped_rows(experts_BC: torch.Tensor, count: int, capacity: int) -> Rows:
     fits_C = (turn_C < capacity) & (sorted_C < count * samples)
     place_C = torch.where(fits_C, sorted_C * capacity + turn_C, total)
     choices_R = order_C.new_zeros(total + 1).scatter_(0, place_C, order_C)[:total]
-    blank_R = torch.ones_like(choices_R, dtype=torch.bool)
-    blank_R = torch.cat((blank_R, blank_R[:1])).scatter_(0, place_C, False)[:total] if total else blank_R
+    blank_R = order_C.new_ones(total + 1, dtype=torch.bool).scatter_(0, place_C, False)[:total]
     places_C = torch.empty_like(order_C).scatter_(0, order_C, place_C)
     dropped_C = places_C == total
     return Rows(choices_R, places_C.masked_fill_(dropped_C, 0), dropped_C, blank_R)
