@@ -8,6 +8,9 @@
     seqpipe        0.0 0.1 0.2 0.2' 0.1' ...      the sequence of a micro-batch cut into q slices: forwards in their
                                                   order, backwards in the reverse order, 1F1B over slices
 
+    pipedream      F F F B F B F B ....           1F1B through all batches without a flush between them; so is
+                                                  pipedream_2bw, they differ in when weights change
+
 ZB-H1: stage s warms up with p-s-1 forwards, alternates F and B as 1F1B does, and puts each W off by s of them, so that
 the late stages pass gradients on earlier and the early ones have W to fill the end with. It holds p micro-batches at
 most on any stage (until their W), which is what 1F1B holds on its first one. The bubble is (p-1)(F + B - W) in place of
@@ -17,7 +20,8 @@ Slices: a slice attends to the slices before it, so its forward needs theirs, an
 values from those behind it. p-s-1 + q-1 forwards of slices warm up, and no more than p-s + q-1 slices are held, where
 1F1B holds (p-s) q. The pipeline fills and drains q times as fast.
 
-Sources: Huang et al., "GPipe", NeurIPS 2019; Narayanan et al., SC 2021 (1F1B, interleaved); Qi et al., "Zero bubble
+Sources: Narayanan et al., "PipeDream", SOSP 2019, and "Memory-efficient pipeline-parallel DNN training", ICML 2021
+(2BW); Huang et al., "GPipe", NeurIPS 2019; Narayanan et al., SC 2021 (1F1B, interleaved); Qi et al., "Zero bubble
 pipeline parallelism", ICLR 2024, section 2.3 and figure 3 (ZB-H1); Li et al., "TeraPipe", ICML 2021, and Sun et al.,
 "Seq1F1B", arXiv 2406.03488, 2024 (slices).
 """
@@ -78,6 +82,8 @@ ORDERS: dict[str, Callable[[int, int, int, int, int], tuple[Turn, ...]]] = {
     "interleaved_1f1b": lambda stage, stages, micro_batches, virtual, slices: order_interleaved_1f1b(
         stage, stages, virtual, micro_batches
     ),
+    "pipedream": lambda stage, stages, micro_batches, virtual, slices: order_1f1b(stage, stages, micro_batches),
+    "pipedream_2bw": lambda stage, stages, micro_batches, virtual, slices: order_1f1b(stage, stages, micro_batches),
     "seqpipe": lambda stage, stages, micro_batches, virtual, slices: _sliced(stage, stages, micro_batches, slices),
     "zb_h1": lambda stage, stages, micro_batches, virtual, slices: _zb_h1(stage, stages, micro_batches),
 }

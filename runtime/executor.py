@@ -38,7 +38,7 @@ from runtime.interleaving import Departed, depart, take_turns
 from runtime.kept_results import KeptResults
 from runtime.local_ops import LocalCall, local_call
 from runtime.observer import Observer
-from runtime.parameters import LocalParameter
+from runtime.parameters import LocalParameter, Version
 from runtime.randomness import FIRST, Draw
 from runtime.redistribute import Transfer, transfer
 
@@ -130,7 +130,7 @@ class Executor:
 
     def together(
         self,
-        parameters: Mapping[str, LocalParameter],
+        parameters: Mapping[str, LocalParameter | Version],
         buffers: MutableMapping[str, torch.Tensor],
         inputs: Sequence[Mapping[str, torch.Tensor]],
         draws: Sequence[Draw],

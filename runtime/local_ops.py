@@ -23,6 +23,7 @@ from planner.graph.updates import UPDATE
 from planner.plan.bind import BoundOperator
 from planner.sharding.layout import local_shape
 from planner.sharding.rule import FactorKind, ring_axis
+from planner.sharding.rules.einsum import FEW
 from planner.sharding.zigzag import Sequences
 from runtime import local_channels, local_lookups
 from runtime.attention import attention_with_dropout
@@ -78,6 +79,24 @@ class Shard:
     def ring(self) -> int | None:
         """The axis of size 2 or more along which operands come round; None where none do."""
         return ring_axis(self.bound.rule, self.bound.strategy, self.place.mesh.sizes)
+
+    def shared_heads(self) -> slice:
+        """Of the local heads of keys those that the local heads of queries share: all, but where an axis splits heads
+        of queries alone."""
+        if not self.axes("r") or FEW not in self.bound.rule.index:
+            return slice(None)
+        group = self.extent("r") // self.extent(FEW)
+        first = self._first("r") // group - self._first(FEW)
+        return slice(first, first + 1)
+
+    def _first(self, factor: str) -> int:
+        """First index of a factor that this rank has, by whatever splits it."""
+        rule, start, extent = self.bound.rule, 0, self.extent(factor)
+        for axis, choice in enumerate(self.bound.strategy):
+            if choice is not None and rule.index[factor] in rule.splits[choice]:
+                extent //= self.place.mesh.sizes[axis]
+                start += self.place.coordinate[axis] * extent
+        return start
 
     def extent(self, factor: str) -> int:
         """Extent of a factor over all ranks."""
@@ -231,9 +250,10 @@ def _fused_attention(
     """Fused kernels want each head's vectors in one piece; of tensors that lie otherwise scores would be stored. So
     they would be of a bias that is trained, on CPUs (2.13)."""
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query_BHQD, key_BGKD, value_BGKE))
-    axis = shard.ring()
+    axis, heads = shard.ring(), shard.shared_heads()
     if axis is not None:
-        return ring_attention(query, key, value, _ring(shard, axis, is_causal), scale)
+        return ring_attention(query, key, value, _ring(shard, axis, is_causal, heads), scale)
+    key, value = key[:, heads], value[:, heads]
     if attn_mask is not None and attn_mask.requires_grad and attn_mask.device.type == "cpu" and not enable_gqa:
         return biased_attention(query, key, value, attn_mask, scale)
     return F.scaled_dot_product_attention(
@@ -241,10 +261,10 @@ def _fused_attention(
     )
 
 
-def _ring(shard: Shard, axis: int, causal: bool) -> Ring:
+def _ring(shard: Shard, axis: int, causal: bool, heads: slice) -> Ring:
     place = shard.place
     zigzag = axis in place.mesh.zigzag
-    return Ring(group=place.group(axis), place=place.coordinate[axis], causal=causal, zigzag=zigzag)
+    return Ring(group=place.group(axis), place=place.coordinate[axis], causal=causal, zigzag=zigzag, heads=heads)
 
 
 def _rms_norm(
@@ -298,6 +318,8 @@ def _attention_of_slice(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
+    heads = shard.shared_heads()
+    key_BGQD, value_BGQE = key_BGQD[:, heads], value_BGQE[:, heads]
     return sliced_attention(query_BHQD, key_BGQD, value_BGQE, part, shard.bound.operator.name, scale)
 
 
@@ -375,6 +397,8 @@ def _dropping_attention(
 ) -> torch.Tensor:
     """Keys are whole on every rank, so the piece of the scores is that of the result, with all keys for its last
     dim."""
+    heads = shard.shared_heads()
+    key_BGKD, value_BGKE = key_BGKD[:, heads], value_BGKE[:, heads]
     start, shape = shard.region.start, shard.region.shape
     scores = Region(start=(*start[:-1], 0), shape=(*shape[:-1], key_BGKD.shape[-2]))
     return attention_with_dropout(

@@ -20,6 +20,7 @@ import torch
 
 from planner.plan.bind import BoundPlan
 from planner.plan.once import gathering_buckets
+from planner.plan.plan import ASYNCHRONOUS
 from planner.sharding.redistribute import COLLECTIVES, redistribution
 from runtime.device_mesh import RankMesh
 from runtime.flight import Flight
@@ -55,7 +56,10 @@ class ShardedOptimizer:
         self._trainable = {name: parameter for name, parameter in parameters.items() if parameter.trainable}
         self.reduction = Reduction(bound, self._trainable, place, arrivals)
         self._norm: torch.Tensor | None = None
-        self._masters = [_master(p, place, training.update.master_weights) for p in self._trainable.values()]
+        self._renews = bound.plan.schedule in ASYNCHRONOUS  # somebody still computes with the weight from before
+        self._masters = [
+            _master(p, place, training.update.master_weights, apart=self._renews) for p in self._trainable.values()
+        ]
         self._gathered = gathering_buckets(bound, self._trainable.keys())
         weights = [master.weight for master in self._masters]
         total = whole_squares(list(self._trainable.values()), place)
@@ -99,6 +103,9 @@ class ShardedOptimizer:
 
     def _publish(self) -> None:
         """Write the updated masters into the kept weights of every rank."""
+        if self._renews:
+            for parameter in self._trainable.values():
+                parameter.renew()
         masters = {master.parameter.name: master for master in self._masters}
         for bucket in self._gathered:
             members = [masters.pop(name) for name in bucket.names]
@@ -111,12 +118,12 @@ class ShardedOptimizer:
             _publish(master, self._place)
 
 
-def _master(parameter: LocalParameter, place: RankMesh, widened: bool) -> _Master:
+def _master(parameter: LocalParameter, place: RankMesh, widened: bool, *, apart: bool) -> _Master:
     stored, piece = parameter.stored, parameter.piece.detach()
     steps = redistribution(parameter.shape, place.mesh, stored.weight, stored.state)
     weight = apply_steps(piece, steps, place)
     wide = wide_dtype(weight.dtype) if widened else weight.dtype
-    view = wide == weight.dtype and not any(step.kind in COLLECTIVES for step in steps)
+    view = not apart and wide == weight.dtype and not any(step.kind in COLLECTIVES for step in steps)
     weight = weight.detach() if view else weight.to(wide, copy=True).contiguous()
     weight.grad_dtype = wide_dtype(weight.dtype)
     return _Master(parameter=parameter, weight=weight, view=view)

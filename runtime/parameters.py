@@ -31,6 +31,19 @@ from runtime.initial_values import from_first
 from runtime.redistribute import local_piece, whole_tensor
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """A weight as it was between two updates: this rank's piece, and the leaf that collects its gradient."""
+
+    piece: torch.Tensor
+    leaf: torch.Tensor
+
+    @property
+    def stub(self) -> torch.Tensor | None:
+        """The leaf, where it is not the piece."""
+        return None if self.leaf is self.piece else self.leaf
+
+
 @dataclass(kw_only=True)
 class LocalParameter:
     """A parameter on one rank: its piece of the weight, and of the gradient of this step so far.
@@ -60,6 +73,22 @@ class LocalParameter:
     def stub(self) -> torch.Tensor | None:
         """The leaf, where it is not the piece."""
         return None if self.leaf is self.piece else self.leaf
+
+    @property
+    def version(self) -> Version:
+        """The weight as it is now; another object after `renew`."""
+        return Version(piece=self.piece, leaf=self.leaf)
+
+    def renew(self) -> None:
+        """Have memory of its own for the next weight, which is written next. What has been computed with the weight so
+        far keeps it: autograd, and blocks that will be computed again."""
+        before = self.leaf
+        alone = self.stub is None
+        self.piece = torch.empty_like(self.piece, requires_grad=False)
+        self.leaf = self.piece if alone else before.detach().clone().expand(before.shape)
+        self.leaf.requires_grad_(True)
+        self.leaf.grad_dtype = before.grad_dtype
+        self.leaf.register_post_accumulate_grad_hook(self.accumulate)  # type: ignore[no-untyped-call]
 
     def accumulate(self, leaf: torch.Tensor) -> None:
         """Move what autograd has just left in `leaf.grad` into `gradient`. Autograd calls it."""

@@ -66,21 +66,37 @@ class Pipeline:
     _live: dict[Key, Passed] = field(default_factory=dict)
     _sent: list[tuple[dist.Work, torch.Tensor]] = field(default_factory=list)
 
-    def run(self, forward: Forward, seed: float) -> torch.Tensor:
+    def run(
+        self,
+        forward: Forward,
+        seed: float,
+        *,
+        order: Sequence[Turn] | None = None,
+        batches: int = 1,
+        then: Callable[[Turn], None] = lambda turn: None,
+    ) -> torch.Tensor:
         """All micro-batches of a step, forward and backward; returns the mean loss, the same on every rank. `seed` is
-        the gradient of the loss of each, or of each of its slices."""
-        total = self._zero()
+        the gradient of the loss of each, or of each of its slices.
+
+        Of several `batches` that follow each other without a flush, `order` has the turns, and the mean loss of each
+        is returned. `then` is called after every turn.
+        """
+        order = self.order if order is None else order
+        totals = torch.zeros(batches, dtype=torch.float32, device=self.device)
         self._live, self.most_live = {}, 0
         self.turns.clear()
-        losses = self.copies * sum(turn.kind == "forward" and turn.chunk == 0 for turn in self.order)
-        for turn in self.order:
+        losses = self.copies * sum(turn.kind == "forward" and turn.chunk == 0 for turn in order) // batches
+        turns = (max(turn.micro_batch for turn in order) + 1) // batches
+        for turn in order:
             if turn.kind == "forward":
-                total += self._forward(forward, turn) / losses
+                totals[turn.micro_batch // turns] += self._forward(forward, turn) / losses
             else:
                 self._backward(turn, seed)
             self.turns.append(turn)
+            then(turn)
         self._wait()
-        return total if self.everyone is None else all_reduce(total, self.everyone)  # the other stages hold zero
+        found = totals if batches > 1 else totals[0]
+        return found if self.everyone is None else all_reduce(found, self.everyone)  # the other stages hold zero
 
     def forward(self, forward: Forward, micro_batch: int, number: int = 0) -> None:
         """A slice of one micro-batch forward only, through all stages; nothing comes of it but what `forward` does."""

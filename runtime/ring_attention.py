@@ -21,7 +21,7 @@ the last device does about twice the work of the mean.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,12 +44,14 @@ class Hop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
-    """The devices of a ring, in the order of their group, and how the sequence lies on them."""
+    """The devices of a ring, in the order of their group, and how the sequence lies on them. Of the heads of keys that
+    come round the queries of this device share `heads`."""
 
     group: dist.ProcessGroup
     place: int
     causal: bool
     zigzag: bool
+    heads: slice = field(default_factory=lambda: slice(None))
 
     def hops(self, queries: int, keys: int) -> tuple[Hop | None, ...]:
         """For every hop what is computed, of so many queries and keys on a device; None where nothing is."""
@@ -109,7 +111,7 @@ def _forward(
     for number, hop in enumerate(hops):
         coming = around(pieces, ring.group, ring.place) if number < len(hops) - 1 else None
         if hop is not None:
-            here = [piece[:, :, hop.keys] for piece in pieces]
+            here = [piece[:, ring.heads, hop.keys] for piece in pieces]
             made, of_hop = attend(query[:, :, hop.queries], here[0], here[1], hop.causal, scale)
             if number == 0:
                 total, logarithm = made.to(wide_dtype(query)), of_hop
@@ -142,14 +144,14 @@ def _backward(
         made: Sequence[torch.Tensor] = ()
         if hop is not None:
             rows = [tensor[:, :, hop.queries] for tensor in (gradient, query, result, logarithm)]
-            here = [piece[:, :, hop.keys] for piece in pieces]
+            here = [piece[:, ring.heads, hop.keys] for piece in pieces]
             made = attend_backward(rows[0], rows[1], here[0], here[1], rows[2], rows[3], hop.causal, scale)
             if number == 0:
                 of_query = made[0].to(wide_dtype(query))
             else:
                 of_query[:, :, hop.queries].add_(made[0])
             made = made[1:]
-        travelling = _sent_on(travelling, hop, made, ring, query)
+        travelling = _sent_on(travelling, hop, made, ring, pieces)
         if coming is not None:
             pieces = coming.wait()
     assert travelling is not None
@@ -158,15 +160,23 @@ def _backward(
 
 
 def _sent_on(
-    travelling: Round | None, hop: Hop | None, made: Sequence[torch.Tensor], ring: Ring, query: torch.Tensor
+    travelling: Round | None,
+    hop: Hop | None,
+    made: Sequence[torch.Tensor],
+    ring: Ring,
+    pieces: Sequence[torch.Tensor],
 ) -> Round:
     """The gradients of the keys and values that are here, with what this device adds to them, on their way behind
     them. Those of the own ones start here."""
-    if travelling is None:
-        sums = [gradient.to(wide_dtype(query)).contiguous() for gradient in made]
-    else:
-        sums = travelling.wait()
-        for total, gradient in zip(sums, made, strict=False):  # a hop may compute nothing
-            assert hop is not None
-            total[:, :, hop.keys].add_(gradient)
+    if travelling is None and all(one.shape == piece.shape for one, piece in zip(made, pieces, strict=True)):
+        sums = [gradient.to(wide_dtype(gradient)).contiguous() for gradient in made]
+        return around(sums, ring.group, ring.place)
+    sums = (
+        [torch.zeros_like(piece, dtype=wide_dtype(piece)) for piece in pieces]
+        if travelling is None
+        else travelling.wait()
+    )
+    for total, gradient in zip(sums, made, strict=False):  # a hop may compute nothing
+        assert hop is not None
+        total[:, ring.heads, hop.keys].add_(gradient)
     return around(sums, ring.group, ring.place)

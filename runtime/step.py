@@ -18,10 +18,12 @@ from torch import nn
 
 from costmodels import Turn
 from planner.plan.bind import BoundPlan
-from planner.plan.schedule import orders_of
+from planner.plan.plan import ASYNCHRONOUS
+from planner.plan.schedule import check_stale, orders_of
 from planner.plan.stage_cut import check_updates, cut_stage
 from planner.sharding.update import sample_pieces
 from runtime.after_step import step_ends
+from runtime.asynchronous import Asynchronous
 from runtime.checking import LayoutCheck
 from runtime.device_mesh import RankMesh
 from runtime.executor import Executor, build_executor
@@ -30,7 +32,7 @@ from runtime.inputs import Inputs
 from runtime.observer import Observer
 from runtime.optimizer import ShardedOptimizer
 from runtime.optimizers import OptimizerSettings
-from runtime.parameters import local_parameters, unused_parameters, whole_buffers
+from runtime.parameters import LocalParameter, Version, local_parameters, unused_parameters, whole_buffers
 from runtime.pipeline import Pipeline, Values
 from runtime.randomness import Draw
 from runtime.slices import Slices
@@ -64,6 +66,8 @@ class RankStep:
         self.observer: Observer | None = None
         self.cuts = tuple(cut_stage(bound, stage) for stage in range(len(bound.plan.stages)))
         check_updates(bound, self.cuts)
+        uses = Counter(name for cut in self.cuts for name in cut.parameters)
+        check_stale(bound.plan, bound.graph, [name for name, count in sorted(uses.items()) if count > 1])
         own = self.cuts[place.stage :: place.stages]
         self.executors: tuple[Executor, ...] = tuple(build_executor(bound, place, cut) for cut in own)
         update = bound.plan.training.update
@@ -88,6 +92,7 @@ class RankStep:
         share_parameters(self.parameters, place, self.cuts)
         arrivals = Counter(name for cut in own for name in cut.parameters)
         self.optimizer = ShardedOptimizer(bound, self.parameters, settings, place, arrivals)
+        self.asynchronous = Asynchronous(self) if bound.plan.schedule in ASYNCHRONOUS else None
 
     def _pipeline(self) -> Pipeline:
         bound, place = self.bound, self.place
@@ -106,6 +111,8 @@ class RankStep:
         Raises NonFiniteError on every rank, before the update, where it is not finite (or a gradient is not, if
         `check_gradients` is set), and StrategyError where a tensor does not lie as the plan promises.
         """
+        if self.asynchronous is not None:
+            return self.asynchronous.window([inputs], [learning_rate])[0]
         if not (self.check_layouts or self.check_gradients):  # both look at gradients where they were added up
             self.optimizer.reduction.begin()
         buffers = dict(self.buffers)
@@ -121,43 +128,53 @@ class RankStep:
         self.steps += 1
         return loss
 
+    def window(self, batches: Sequence[Inputs], rates: Sequence[float]) -> list[float]:
+        """Train on global batches, each with its learning rate; returns the mean loss of each."""
+        if self.asynchronous is not None:
+            return self.asynchronous.window(batches, rates)
+        return [self(inputs, rate) for inputs, rate in zip(batches, rates, strict=True)]
+
     def accumulate(self, inputs: Inputs) -> torch.Tensor:
         """Forward and backward of all micro-batches: adds to the gradients, changes no weight. Returns the mean
         loss."""
         if not self.check_layouts:
-            return self.pipeline.run(lambda turn, received: self._forward(turn, received, inputs), self.scale)
+            return self.pipeline.run(lambda turn, received: self.compute(turn, received, inputs), self.scale)
         check = LayoutCheck(bound=self.bound, place=self.place)
         check.weights(self.parameters)
         total = self.pipeline.run(
-            lambda turn, received: self._forward(turn, received, inputs, check.micro_batch), self.scale
+            lambda turn, received: self.compute(turn, received, inputs, check.micro_batch), self.scale
         )
         check.gradients(self.parameters)
         check.verify()
         self.check_layouts = False
         return total
 
-    def _forward(
+    def compute(
         self,
         turn: Turn,
         received: Sequence[Values],
         inputs: Inputs,
         looking: Callable[[int], Observer] | None = None,
+        held: Mapping[str, LocalParameter | Version] | None = None,
+        ahead: int = 0,
     ) -> list[dict[str, torch.Tensor]]:
-        """A stage of this rank of the micro-batches of a turn, from their inputs and what has been received."""
+        """A stage of this rank of the micro-batches of a turn, from their inputs and what has been received. `looking`
+        gives who looks on at each; `held` are the weights, where they are not the newest, `ahead` how many steps after
+        this one the batch is for."""
         first, slices = turn.micro_batch * self.bound.plan.training.copies, self.bound.plan.slices
         given, draws, observers = [], [], []
         for part, values in enumerate(received, first):
             number = part * slices + turn.slice
             constants = self.slices.constants(turn.slice) if self.slices is not None else {}
             given.append({**inputs(number), **constants, **values})
-            draws.append(self._draw(part, turn.slice, inputs))
+            draws.append(self._draw(part, turn.slice, inputs, ahead))
             observers.append(self.observer if looking is None else looking(number))
         tables = self.slices.tables(turn.slice) if self.slices is not None else {}
         buffers = {**self.buffers, **tables} if tables else self.buffers
-        return self.executors[turn.chunk].together(self.parameters, buffers, given, draws, observers)
+        return self.executors[turn.chunk].together(held or self.parameters, buffers, given, draws, observers)
 
-    def _draw(self, part: int, number: int, inputs: Inputs) -> Draw:
-        draw = Draw(seed=self.seed, step=self.steps, micro_batch=part)
+    def _draw(self, part: int, number: int, inputs: Inputs, ahead: int = 0) -> Draw:
+        draw = Draw(seed=self.seed, step=self.steps + ahead, micro_batch=part)
         if self.slices is None:
             return draw
         count = self.slices.count
@@ -177,7 +194,7 @@ class RankStep:
                     self.parameters, self.buffers, inputs(part * self.bound.plan.slices + number), self.steps + 1
                 )
                 self.pipeline.forward(
-                    lambda turn, received: self._forward(turn, received, inputs, lambda _: watch), part, number
+                    lambda turn, received: self.compute(turn, received, inputs, lambda _: watch), part, number
                 )
             del first
 

@@ -12,6 +12,7 @@ import gc
 import os
 import sys
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,18 @@ class TrainingStep:
         inputs = self.inputs_of(*args, **kwargs)
         self.loss = self.rank(inputs, self.optimizer.rate(self.steps))
         return self.loss
+
+    def window(self, batches: Sequence[Any]) -> list[float]:
+        """Train on several global batches, in any of the forms that a step takes, and return the mean loss of each.
+
+        Under a schedule without a flush ("pipedream", "pipedream_2bw") they follow each other without a break, and the
+        pipeline drains behind the last; under others this is one step after the other.
+        """
+        inputs = [self.inputs_of(batch) for batch in batches]
+        rates = [self.optimizer.rate(self.steps + number) for number in range(len(inputs))]
+        losses = self.rank.window(inputs, rates) if inputs else []
+        self.loss = losses[-1] if losses else self.loss
+        return losses
 
     @property
     def steps(self) -> int:

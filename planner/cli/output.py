@@ -1,6 +1,7 @@
 """The machine-readable results of `--json`, documented in docs/json.md. Seconds and bytes are plain numbers."""
 
 import json
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -32,12 +33,18 @@ def answer_content(answer: Answer) -> dict[str, Any]:
     content["search"] = _search(answer)
     content["plans"] = _plans(answer)
     content["explanation"] = _explanation(answer.explanation)
+    if ways := answer.found.best.contexts:
+        content["contexts"] = [{k: _finite(v) for k, v in asdict(way).items()} for way in ways]
     if by_trial := discovered(answer.shown[0].bound):
         content["discovered"] = [asdict(each) for each in by_trial]
     if answer.choices:
         content["choices"] = [{"name": name, "value": value, "why": why} for name, value, why in answer.choices]
     content["plan_file"] = str(answer.files[0]) if answer.files else None
     return content
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def plan_content(plan: "Plan", found: "Roles", prediction: "Prediction") -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from planner.cli.answer import Answer
@@ -18,7 +19,7 @@ def print_answer(answer: Answer) -> None:
     from rich.console import Console
 
     from planner.report.explanation import explanation_lines, explanation_table
-    from planner.report.search import plans_table
+    from planner.report.search import Way, contexts_table, plans_table
     from planner.report.terminal import print_plan
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
@@ -28,6 +29,8 @@ def print_answer(answer: Answer) -> None:
         title = "Time against memory" if answer.options.pareto else "The best plans"
         rows = [(ranked.plan.prediction, words) for ranked, words in zip(answer.shown, answer.words, strict=True)]
         console.print(plans_table(title, rows))
+    if ways := answer.found.best.contexts:
+        console.print(contexts_table([Way(**asdict(way)) for way in ways]))
     if answer.explanation is not None:
         console.print(explanation_table(answer.explanation))
         for line in explanation_lines(answer.explanation):

@@ -9,8 +9,12 @@ id at i equals the id at i + period; the period that covers the most operators w
 the dataflow is compared block by block: an operand must come from the same place of the same block, from the same
 place of the block before, from the block's own parameter, or from one and the same value outside. The first block
 that differs ends the run. Cost: O(n^2) comparisons of ids, done by numpy row by row.
+
+A run says what the blocks hand on. Its neighbours in the list of modules that it stands in may be blocks of other kinds
+(`planner.graph.kinds`).
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -41,34 +45,89 @@ class BlockRun:
         """Number of operators in the blocks."""
         return self.period * self.count
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """Consecutive blocks: block b has the operators `borders[b]` to `borders[b + 1] - 1`, and blocks of one kind in
+    `kinds` are equal. Kinds are counted in the order in which they first come."""
+
+    borders: tuple[int, ...]
+    kinds: tuple[int, ...]
+
+    @staticmethod
+    def alike(start: int, period: int, count: int) -> "Blocks":
+        """So many equal blocks of `period` operators."""
+        borders = tuple(start + period * block for block in range(count + 1))
+        return Blocks(borders=borders, kinds=(0,) * count) if count else NO_BLOCKS
+
+    @property
+    def count(self) -> int:
+        """Blocks of all kinds."""
+        return len(self.kinds)
+
+    @property
+    def start(self) -> int:
+        """Index of the first operator of the first block."""
+        return self.borders[0]
+
+    @property
+    def stop(self) -> int:
+        """Index of the first operator after the blocks."""
+        return self.borders[-1]
+
+    @property
+    def firsts(self) -> tuple[int, ...]:
+        """The first block of each kind."""
+        return tuple(self.kinds.index(kind) for kind in range(max(self.kinds, default=-1) + 1))
+
+    def operators(self, block: int) -> range:
+        """Operators of a block."""
+        return range(self.borders[block], self.borders[block + 1])
+
     def block_of(self, index: int) -> int | None:
         """Number of the block an operator belongs to; None outside."""
-        return (index - self.start) // self.period if self.start <= index < self.stop else None
+        block = bisect_right(self.borders, index) - 1
+        return block if 0 <= block < len(self.kinds) else None
 
     def template(self, index: int) -> int:
-        """The operator at the same place of the first block; an operator outside is its own template."""
-        return self.start + (index - self.start) % self.period if self.start <= index < self.stop else index
+        """The operator at the same place of the first block of its kind; an operator outside is its own template."""
+        block = self.block_of(index)
+        if block is None:
+            return index
+        return self.borders[self.kinds.index(self.kinds[block])] + index - self.borders[block]
+
+    def part(self, first: int, count: int) -> "Blocks":
+        """`count` of the blocks, from the first one on."""
+        kinds = self.kinds[first : first + count]
+        order = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
+        return Blocks(borders=self.borders[first : first + count + 1], kinds=tuple(order[kind] for kind in kinds))
 
 
-NO_BLOCKS = BlockRun(start=0, period=1, count=0)
+NO_BLOCKS = Blocks(borders=(0,), kinds=())
+_NO_RUN = BlockRun(start=0, period=1, count=0)
 
 
-def find_blocks(graph: OperatorGraph) -> BlockRun:
-    """The run of equal blocks that covers the most operators; `NO_BLOCKS` where nothing repeats."""
-    ids: dict[object, int] = {}
-    calls = np.array([ids.setdefault(typed_call(graph, op), len(ids)) for op in graph.operators])
+def find_run(graph: OperatorGraph) -> BlockRun:
+    """The run of equal blocks that covers the most operators; a count of 0 where nothing repeats."""
+    calls = np.array(call_ids(graph))
     runs = []
     for period in range(2, len(calls) // 2 + 1):
         start, length = _longest_run(calls[:-period] == calls[period:])
         if length >= period:
             runs.append(BlockRun(start=start, period=period, count=length // period + 1))
-    best = NO_BLOCKS
+    best = _NO_RUN
     for run in sorted(runs, key=lambda run: (-run.covered, run.period)):
         if run.covered <= best.covered:
             break
         agreeing = _agreeing(graph, run)
         best = agreeing if agreeing.covered > best.covered else best
     return _least_carried(graph, best)
+
+
+def call_ids(graph: OperatorGraph) -> list[int]:
+    """A number for the call of every operator, equal for equal calls."""
+    ids: dict[object, int] = {}
+    return [ids.setdefault(typed_call(graph, op), len(ids)) for op in graph.operators]
 
 
 def _least_carried(graph: OperatorGraph, best: BlockRun) -> BlockRun:
@@ -89,7 +148,7 @@ def _least_carried(graph: OperatorGraph, best: BlockRun) -> BlockRun:
 
 def _carried(graph: OperatorGraph, run: BlockRun) -> int:
     """How many values a block hands to the next."""
-    return len({place for kind, place in operand_sources(graph, run, 1) if kind == "before"}) if run.count else 0
+    return len({place for kind, place in _sources_in(graph, run, 1) if kind == "before"}) if run.count else 0
 
 
 def _longest_run(equal: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> tuple[int, int]:
@@ -107,31 +166,37 @@ def _agreeing(graph: OperatorGraph, run: BlockRun) -> BlockRun:
 
     Blocks stand one after the other: each reads something of the one before. What is side by side is no run of blocks.
     """
-    expected = operand_sources(graph, run, 1)
+    expected = _sources_in(graph, run, 1)
     count = 1
-    while count < run.count and operand_sources(graph, run, count) == expected:
+    while count < run.count and _sources_in(graph, run, count) == expected:
         count += 1
-    first = operand_sources(graph, run, 0)
+    first = _sources_in(graph, run, 0)
     entering = all(a == b or (b[0] == "before" and a[0] == "outside") for a, b in zip(first, expected, strict=True))
     if not entering or count < 2 or not any(place == "before" for place, _ in expected):
-        return NO_BLOCKS
+        return _NO_RUN
     return replace(run, count=count)
 
 
-def operand_sources(graph: OperatorGraph, run: BlockRun, block: int) -> list[tuple[str, object]]:
-    """Where each operand of a block comes from, in terms that are equal for equal blocks."""
+def _sources_in(graph: OperatorGraph, run: BlockRun, block: int) -> list[tuple[str, object]]:
     low = run.start + block * run.period
+    return operand_sources(graph, low, low + run.period, low - run.period if block else low)
+
+
+def operand_sources(graph: OperatorGraph, low: int, high: int, before: int) -> list[tuple[str, object]]:
+    """Where each operand of a block, the operators `low` to `high` - 1, comes from, in terms that are equal for equal
+    blocks: "inside" the block, from the one "before" that starts at operator `before` (with the place in it, and the
+    number of the result), a parameter or buffer of its "own", or "outside"."""
     sources: list[tuple[str, object]] = []
     own: dict[str, int] = {}
     held = {**dict.fromkeys(graph.buffers, "buffer"), **{p.name: p.trainable for p in graph.parameters}}
-    for op in graph.operators[low : low + run.period]:
+    for op in graph.operators[low:high]:
         for name in op.operands:
             at = graph.producer.get(name)
-            if at is not None and low <= at < low + run.period:
+            if at is not None and low <= at < high:
                 sources.append(("inside", (at - low, graph.operators[at].results.index(name))))
-            elif at is not None and low - run.period <= at < low and block > 0:
-                sources.append(("before", (at - low, graph.operators[at].results.index(name))))
-            elif name in held and _only_inside(graph, name, low, low + run.period):
+            elif at is not None and before <= at < low:
+                sources.append(("before", (at - before, graph.operators[at].results.index(name))))
+            elif name in held and _only_inside(graph, name, low, high):
                 sources.append(("own", (own.setdefault(name, len(own)), held[name])))
             else:
                 sources.append(("outside", name))
@@ -142,7 +207,7 @@ def _only_inside(graph: OperatorGraph, name: str, low: int, high: int) -> bool:
     return all(low <= use < high for use in graph.consumers[name])
 
 
-def share_values(graph: OperatorGraph, blocks: BlockRun) -> tuple[OperatorGraph, BlockRun]:
+def share_values(graph: OperatorGraph, blocks: Blocks) -> tuple[OperatorGraph, Blocks]:
     """Put an identity after every differentiable result with several uses, so that it is redistributed once and its
     gradients are summed once.
 
@@ -169,11 +234,7 @@ def share_values(graph: OperatorGraph, blocks: BlockRun) -> tuple[OperatorGraph,
     updates = tuple((buffer, names.get(value, value)) for buffer, value in graph.updates)
     loss = names.get(graph.loss, graph.loss)
     shared = replace(graph, operators=tuple(operators), types=types, loss=loss, updates=updates)
-    if not blocks.count:
-        return shared, blocks
-    start = starts[blocks.start]
-    period = (starts[blocks.stop] - start) // blocks.count
-    return shared, BlockRun(start=start, period=period, count=blocks.count)
+    return shared, replace(blocks, borders=tuple(starts[border] for border in blocks.borders))
 
 
 def _renamed(op: Operator, names: dict[str, str]) -> Operator:
@@ -192,13 +253,13 @@ def _identity(op: Operator, name: str, types: dict[str, TensorType]) -> Operator
     return Operator(name=result, op=IDENTITY, arguments=(ValueRef(name),), results=(result,), module=op.module)
 
 
-def block_parameters(graph: OperatorGraph, blocks: BlockRun, block: int) -> Sequence[str]:
+def block_parameters(graph: OperatorGraph, blocks: Blocks, block: int) -> Sequence[str]:
     """Parameters that only this block uses, in the order of their first use: equal blocks list theirs in the same
     order."""
-    low = blocks.start + block * blocks.period
+    inside = blocks.operators(block)
     found: dict[str, None] = {}
-    for op in graph.operators[low : low + blocks.period]:
-        for name in op.operands:
-            if name in graph.parameter_names and _only_inside(graph, name, low, low + blocks.period):
+    for at in inside:
+        for name in graph.operators[at].operands:
+            if name in graph.parameter_names and _only_inside(graph, name, inside.start, inside.stop):
                 found.setdefault(name)
     return tuple(found)

@@ -80,8 +80,8 @@ class Attention(nn.Module):
             )
         )
         mixed_BNSD = F.scaled_dot_product_attention(
-            _rotate(query_BNSD, cos_SD, sin_SD),
-            _rotate(key_BKSD, cos_SD, sin_SD),
+            rotated(query_BNSD, cos_SD, sin_SD),
+            rotated(key_BKSD, cos_SD, sin_SD),
             value_BKSD,
             is_causal=True,
             enable_gqa=True,
@@ -90,7 +90,7 @@ class Attention(nn.Module):
         return result
 
 
-def _rotate(x_BNSD: torch.Tensor, cos_SD: torch.Tensor, sin_SD: torch.Tensor) -> torch.Tensor:
+def rotated(x_BNSD: torch.Tensor, cos_SD: torch.Tensor, sin_SD: torch.Tensor) -> torch.Tensor:
     """Rotary position embedding on halves (Su et al. 2021)."""
     low, high = x_BNSD.chunk(2, dim=-1)
     return x_BNSD * cos_SD + torch.cat((-high, low), dim=-1) * sin_SD
@@ -160,7 +160,7 @@ class Decoder(nn.Module):
         dense = config.dense_layers if config.num_experts else config.num_layers
         self.layers = nn.ModuleList(DecoderLayer(config, at >= dense) for at in range(config.num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_epsilon)
-        cos_SD, sin_SD = _rotary_tables(config)
+        cos_SD, sin_SD = rotary_tables(config.head_dim, config.sequence_length, config.rope_theta)
         self.register_buffer("cos", cos_SD, persistent=False)
         self.register_buffer("sin", sin_SD, persistent=False)
 
@@ -193,9 +193,9 @@ class Llama(nn.Module):
         return loss if balance is None else loss + balance
 
 
-def _rotary_tables(config: LlamaConfig) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary_tables(head_dim: int, length: int, theta: float) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin of the rotation angles, S D each."""
-    half = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    angles = torch.outer(torch.arange(config.sequence_length, dtype=torch.float32), config.rope_theta**-half)
+    half = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), theta**-half)
     angles_SD = torch.cat((angles, angles), dim=-1)
     return angles_SD.cos(), angles_SD.sin()

@@ -4,7 +4,8 @@ Dimensions are those of the published configurations: Llama 2 (Touvron et al. 20
 files), Llama 3.1 (Grattafiori et al. 2024, table 3), GPT-2 (Radford et al. 2019 and the released checkpoints), GPT-3
 (Brown et al. 2020, table 2.1), BERT (Devlin et al. 2019, section 3), T5 (Raffel et al. 2020, section 3.7, and the
 released config files), Mixtral (Jiang et al. 2024 and the released config files), Qwen3 (Yang et al. 2025 and the
-released config files). Models of images are in `images.py`, those of clicks in `clicks.py`.
+released config files). DeepSeek models are in `deepseek_models.py`, those of images in `images.py`, those of clicks in
+`clicks.py`.
 """
 
 import importlib
@@ -17,6 +18,7 @@ from typing import Any
 
 from planner.errors import ModelError, unknown_name
 from planner.models.clicks import CLICK_FAMILIES, CLICK_MODELS
+from planner.models.deepseek_models import DEEPSEEK_FAMILIES, DEEPSEEK_MODELS
 from planner.models.entry import TRACE_BATCH, Dimension, Example, ZooEntry
 from planner.models.huggingface import from_config, is_config
 from planner.models.images import IMAGE_FAMILIES, IMAGE_MODELS
@@ -126,6 +128,7 @@ ZOO: Mapping[str, ZooEntry] = {
     "t5-base": _t5(_T5, 12, 768, 3072, 12, 64, 32128, 512),
     "t5-large": _t5(_T5, 24, 1024, 4096, 16, 64, 32128, 512),
     "t5-11b": _t5(_T5, 24, 1024, 65536, 128, 128, 32128, 512),
+    **DEEPSEEK_MODELS,
     **IMAGE_MODELS,
     **CLICK_MODELS,
 }
@@ -265,6 +268,7 @@ _FAMILIES: Mapping[str, Callable[[dict[str, Any]], Example]] = {
     "bert": _build_bert,
     "gpt": _build_gpt,
     "t5": _build_t5,
+    **DEEPSEEK_FAMILIES,
     **IMAGE_FAMILIES,
     **CLICK_FAMILIES,
 }

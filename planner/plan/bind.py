@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from planner.errors import LayoutError, PlanFileError, StrategyError, unknown_name
-from planner.graph.blocks import BlockRun, block_parameters, find_blocks, share_values
+from planner.graph.blocks import Blocks, block_parameters, share_values
+from planner.graph.kinds import find_blocks
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.graph.uneven import EVEN, with_imbalance
 from planner.plan.outline import difference
@@ -55,7 +56,7 @@ class BoundPlan:
     plan: Plan
     graph: OperatorGraph
     whole: OperatorGraph
-    blocks: BlockRun
+    blocks: Blocks
     operators: tuple[BoundOperator, ...]
     parameters: Mapping[str, StoredParameter]
     inputs: Mapping[str, Layout]
@@ -68,15 +69,17 @@ class BoundPlan:
         return None if block is None else self.recomputed.get(block)
 
     def place_of(self, at: int) -> int:
-        """Place of an operator in its block."""
-        return (at - self.blocks.start) % self.blocks.period
+        """Place of an operator in its block; of one outside, its index."""
+        block = self.blocks.block_of(at)
+        return at if block is None else at - self.blocks.borders[block]
 
     def is_kept(self, at: int) -> bool:
         """Whether the operator stands in a recomputed block and its results are kept all the same."""
-        return self.place_of(at) in (self.recompute_of(self.blocks.block_of(at)) or ())
+        kept = self.recompute_of(self.blocks.block_of(at))
+        return bool(kept) and self.place_of(at) in (kept or ())
 
 
-def prepare(traced: OperatorGraph, imbalance: float = EVEN) -> tuple[OperatorGraph, BlockRun]:
+def prepare(traced: OperatorGraph, imbalance: float = EVEN) -> tuple[OperatorGraph, Blocks]:
     """The graph that plans speak about: shared values have an identity, repeated blocks are known, and routers give the
     fullest device `imbalance` times the average."""
     uneven = with_imbalance(traced, imbalance)
@@ -162,7 +165,7 @@ def _check_order(mesh: Mesh, bound: BoundOperator, sequences: Sequences) -> None
         raise StrategyError(f"operator '{op.name}' ({bound.rule.format()}): {fault}")
 
 
-def _check_stages(plan: Plan, blocks: BlockRun) -> None:
+def _check_stages(plan: Plan, blocks: Blocks) -> None:
     """Stages must hold all blocks, one after the other, and each of several at least one."""
     following = 0
     for index, stage in enumerate(plan.stages):
@@ -193,7 +196,7 @@ def _check_copies(plan: Plan, graph: OperatorGraph) -> None:
         )
 
 
-def _recomputed(plan: Plan, graph: OperatorGraph, blocks: BlockRun) -> dict[int, frozenset[int]]:
+def _recomputed(plan: Plan, graph: OperatorGraph, blocks: Blocks) -> dict[int, frozenset[int]]:
     """For each recomputed block the places of the operators whose results are kept."""
     known = {op.name: at for at, op in enumerate(graph.operators)}
     found: dict[int, frozenset[int]] = {}
@@ -218,11 +221,11 @@ def _recomputed(plan: Plan, graph: OperatorGraph, blocks: BlockRun) -> dict[int,
 
 
 def _kept_place(
-    graph: OperatorGraph, blocks: BlockRun, group: Group, name: str, known: Mapping[str, int], place: str
+    graph: OperatorGraph, blocks: Blocks, group: Group, name: str, known: Mapping[str, int], place: str
 ) -> int:
     """Place in its block of an operator that a group keeps."""
-    first = blocks.start + group.first_block * blocks.period
-    inside = [op.name for op in graph.operators[first : first + blocks.period]]
+    block = blocks.operators(group.first_block) if group.first_block < blocks.count else range(0)
+    inside = [graph.operators[at].name for at in block]
     if name in known and name not in inside:
         raise PlanFileError(
             f"{place}: kept operator '{name}' is not in block {group.first_block}; a group lists the names of its"
@@ -233,7 +236,7 @@ def _kept_place(
     fault = keeping_fault(rule_of(graph, graph.operators[known[name]]))
     if fault:
         raise PlanFileError(f"{place}: operator '{name}' cannot be kept: {fault}; take it out of kept")
-    return known[name] - first
+    return known[name] - block.start
 
 
 def stage_of_operators(bound: BoundPlan) -> Mapping[int, int]:
@@ -280,7 +283,7 @@ def _bound(
 
 
 def _spread(
-    plan: Plan, graph: OperatorGraph, blocks: BlockRun
+    plan: Plan, graph: OperatorGraph, blocks: Blocks
 ) -> tuple[dict[str, tuple[str | None, ...]], dict[str, StoredParameter]]:
     """Strategies and stored layouts by name for every block, from those of the first block of each group."""
     strategies: dict[str, tuple[str | None, ...]] = {}
@@ -323,7 +326,7 @@ def _ranges(plan: Plan) -> str:
     return ", ".join(f"{g.first_block} to {g.first_block + g.blocks - 1}" for g in plan.groups if g.blocks) or "none"
 
 
-def _twins(graph: OperatorGraph, blocks: BlockRun, group: Group, index: int, place: str) -> list[str]:
+def _twins(graph: OperatorGraph, blocks: Blocks, group: Group, index: int, place: str) -> list[str]:
     """Names of an operator of a group in all blocks of the group."""
     if not group.blocks:
         return [graph.operators[index].name]
@@ -332,10 +335,22 @@ def _twins(graph: OperatorGraph, blocks: BlockRun, group: Group, index: int, pla
             f"{place}: operator '{graph.operators[index].name}' is not in block {group.first_block}; a group lists "
             "the names of its first block"
         )
-    return [graph.operators[index + k * blocks.period].name for k in range(group.blocks)]
+    _check_kinds(blocks, group, place)
+    shift = index - blocks.borders[group.first_block]
+    return [graph.operators[blocks.borders[group.first_block + k] + shift].name for k in range(group.blocks)]
 
 
-def _parameter_twins(graph: OperatorGraph, blocks: BlockRun, group: Group, place: str) -> dict[str, tuple[str, ...]]:
+def _check_kinds(blocks: Blocks, group: Group, place: str) -> None:
+    """The blocks of a group are of one kind."""
+    for block in range(group.first_block, group.first_block + group.blocks):
+        if blocks.kinds[block] != blocks.kinds[group.first_block]:
+            raise PlanFileError(
+                f"{place}: block {block} is of another kind than block {group.first_block}, so that one strategy cannot"
+                f" stand for both; end the group at block {block - 1}, and begin another one"
+            )
+
+
+def _parameter_twins(graph: OperatorGraph, blocks: Blocks, group: Group, place: str) -> dict[str, tuple[str, ...]]:
     if not group.blocks:
         return {}
     if group.first_block + group.blocks > blocks.count:
@@ -343,6 +358,7 @@ def _parameter_twins(graph: OperatorGraph, blocks: BlockRun, group: Group, place
             f"{place}: the model has {blocks.count} blocks, the group ends at block "
             f"{group.first_block + group.blocks - 1}"
         )
+    _check_kinds(blocks, group, place)
     rows = [block_parameters(graph, blocks, group.first_block + k) for k in range(group.blocks)]
     return {names[0]: names for names in zip(*rows, strict=True)}
 

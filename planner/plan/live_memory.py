@@ -27,7 +27,7 @@ from planner.plan.memory_account import MemoryAccount, Piece, Storage, moved
 from planner.plan.schedule import orders, telling_micro_batches
 from planner.plan.stage_cut import StageCut, cut_stage
 from planner.plan.stage_tensors import StageTensors
-from planner.pricing.liveness import Replay, replay
+from planner.pricing.liveness import replays
 from planner.pricing.parameter_price import reduced, summed
 from planner.sharding.layout import Layout
 from planner.sharding.redistribute import Step, redistribution
@@ -114,7 +114,7 @@ class _Chunk:
         self.results = {*self.cut.sends, *((graph.loss,) if self.cut.last else ())}
         self.last_use = {name: at for at in self.cut.operators for name in graph.operators[at].operands}
         self.uses = Counter(name for at in self.cut.operators for name in graph.operators[at].operands)
-        self.replay: Replay = replay(graph, blocks.start, blocks.start + blocks.period)
+        self.replays = replays(graph, blocks)
         self.pending: Counter[str] = Counter()
         self.flying: dict[int, tuple[list[_Section], Values]] = {}
 
@@ -235,8 +235,12 @@ class _Chunk:
     def _again(self, section: _Section) -> None:
         """Compute a block once more, until all that its backward pass needs is there."""
         inside = {name: self._held(piece) for name, piece in section.reads.items()}
-        for place, at in enumerate(section.operators[: self.replay.moves]):
-            section.kept[at] = self._compute(at, inside, section, results=place < self.replay.works)
+        blocks = self.bound.blocks
+        block = blocks.block_of(section.operators[0])
+        assert block is not None
+        again = self.replays[blocks.kinds[block]]
+        for place, at in enumerate(section.operators[: again.moves]):
+            section.kept[at] = self._compute(at, inside, section, results=place < again.works)
             if at in section.results:
                 self._release(section.results.pop(at))
             self._drop(at, inside)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from hardware_profiles import Flops
 from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.charges import Phase
-from planner.pricing.liveness import replay
+from planner.pricing.liveness import replays
 from planner.pricing.operator_price import uneven
 from planner.sharding.rule import loop_extents, ring_axis
 
@@ -28,7 +28,7 @@ def local_work(bound: BoundPlan, rank: int) -> Work:
     graph, blocks = bound.graph, bound.blocks
     found: dict[tuple[Phase, str], Flops] = {}
     stages = stage_of_operators(bound)
-    again = replay(graph, blocks.start, blocks.start + blocks.period)
+    again = replays(graph, blocks)
     for at, op in enumerate(bound.operators):
         if stages[at] % bound.plan.pipeline != rank or op.rule.op_class not in PRODUCTS:
             continue
@@ -36,8 +36,10 @@ def local_work(bound: BoundPlan, rank: int) -> Work:
         graded = sum(o in graph.differentiable for i, o in enumerate(op.operator.operands) if i not in op.rule.addends)
         found["forward", name] = forward
         found["backward", name] = forward * op.rule.backward_work(graded)
-        recomputed = bound.recompute_of(blocks.block_of(at)) is not None and bound.place_of(at) < again.works
-        if recomputed and not bound.is_kept(at):
+        block = blocks.block_of(at)
+        if block is None or bound.recompute_of(block) is None or bound.is_kept(at):
+            continue
+        if bound.place_of(at) < again[blocks.kinds[block]].works:
             found["recomputation", name] = forward
     return {key: flops for key, flops in found.items() if flops}
 

@@ -22,7 +22,9 @@ PLANNER_VERSION = "0.1.0"  # written into plans; equals the version of the distr
 RECOMPUTATION = ("none", "selective", "full")
 PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 OPTIMIZERS = ("adamw", "sgd", "lamb")
-SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b", "seqpipe")  # of costmodels.orders
+ASYNCHRONOUS = ("pipedream", "pipedream_2bw")
+"""Schedules without a flush: weights are updated while micro-batches that were begun with older ones are in flight."""
+SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b", "seqpipe", *ASYNCHRONOUS)  # of costmodels.orders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 
 from costmodels import collective_time, peak_memory, step_time
 from hardware_profiles import Cluster, Hidden, spread_of
-from planner.graph.blocks import IDENTITY, BlockRun
+from planner.graph.blocks import IDENTITY, Blocks
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.charges import UNCHARGED, Charges, Phase, Times, charge
@@ -44,7 +44,7 @@ from planner.pricing import (
     price_operator,
     price_parameter,
 )
-from planner.pricing.liveness import liveness, replay
+from planner.pricing.liveness import liveness, replays
 from planner.pricing.message import Message, message_seconds
 from planner.pricing.operator_price import ROUND, inner_messages, transient_bytes
 from planner.pricing.parameter_price import reduced, summed
@@ -173,7 +173,7 @@ class _Walk:
             self.whole = Pricers.of(plan.mesh, self.cluster.with_software(bare), self.update.bucket_size)
         self.alive = liveness(graph, software.fused, software.loss)
         blocks = self.bound.blocks
-        self.replay = replay(graph, blocks.start, blocks.start + blocks.period, software.whole_blocks)
+        self.replays = replays(graph, blocks, software.whole_blocks)
         self.ending = blocks.stop if _handed_alone(graph, blocks) else len(graph.operators)
         self.stage_of = stage_of_operators(self.bound)
         self.arriving = crossing_values(graph, self.stage_of, len(plan.stages))
@@ -228,8 +228,7 @@ class _Walk:
         prices, chunk = self._price(bound), cost.chunks[self._chunk(at)]
         block = self.bound.blocks.block_of(at)
         again = self.bound.recompute_of(block) is not None  # kept for one block at a time
-        place = self.bound.place_of(at)
-        works, moves = again and place < self.replay.works, again and place < self.replay.moves
+        works, moves = again and self._works(at), again and self._moves(at)
         results = [name for name in op.results if name is not None]
         pieces = self._kept_in_pieces(at)
         own = [] if pieces else [i for i, name in enumerate(results) if name in self.alive.kept]
@@ -511,6 +510,16 @@ class _Walk:
         if plan.pipeline > 1:
             charge(cost.messages, UNCHARGED, "", Message(kind="all_reduce", axis=None, nbytes=4.0), {"update": 1})
 
+    def _works(self, at: int) -> bool:
+        """Whether an operator of a recomputed block is computed once more."""
+        block = self.bound.blocks.block_of(at)
+        return block is not None and self.bound.place_of(at) < self.replays[self.bound.blocks.kinds[block]].works
+
+    def _moves(self, at: int) -> bool:
+        """Whether it gets its operands once more."""
+        block = self.bound.blocks.block_of(at)
+        return block is not None and self.bound.place_of(at) < self.replays[self.bound.blocks.kinds[block]].moves
+
     def _chunk(self, at: int) -> int:
         """Which of the chunks of its rank an operator is in."""
         return self.stage_of[at] // self.bound.plan.pipeline
@@ -551,19 +560,18 @@ class _Walk:
         return self._prices[key]
 
 
-def _handed_alone(graph: OperatorGraph, blocks: BlockRun) -> bool:
-    """Whether what follows the blocks reads of the last one only what every block hands to the next."""
+def _handed_alone(graph: OperatorGraph, blocks: Blocks) -> bool:
+    """Whether what follows the blocks reads of the last one only what every block of its kind hands to the next."""
     if blocks.count < 2:
         return False
     handed, left = set(), set()
-    for at in range(blocks.start, blocks.stop):
-        for name in graph.operators[at].operands:
-            made = graph.producer.get(name)
-            if made is not None and blocks.start <= made < at - (at - blocks.start) % blocks.period:
-                handed.add((made - blocks.start) % blocks.period)
+    for block in range(1, blocks.count):
+        for at in blocks.operators(block):
+            made = {graph.producer.get(name, -1) for name in graph.operators[at].operands}
+            handed |= {blocks.template(one) for one in made if blocks.start <= one < blocks.borders[block]}
     for op in graph.operators[blocks.stop :]:
         left |= {graph.producer[n] for n in op.operands if n in graph.producer and n in graph.data_dependent}
-    return {(at - blocks.start) % blocks.period for at in left if blocks.start <= at < blocks.stop} <= handed
+    return {blocks.template(at) for at in left if blocks.start <= at < blocks.stop} <= handed
 
 
 def _whole_flops(rule: Rule, graded: tuple[bool, ...]) -> float:

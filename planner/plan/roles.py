@@ -169,15 +169,18 @@ def _zero(bound: BoundPlan) -> str:
 def _recomputation(bound: BoundPlan) -> str:
     """`none`, `full`, or how many blocks are recomputed, and what those keep that do not recompute everything."""
     count = bound.blocks.count
-    ways = Counter(kept for block in range(count) if (kept := bound.recompute_of(block)) is not None)
+    ways: Counter[tuple[str, ...]] = Counter()
+    for block in range(count):
+        if (kept := bound.recompute_of(block)) is not None:
+            inside = bound.blocks.operators(block)
+            ways[tuple(dict.fromkeys(_call_name(bound.operators[inside[place]]) for place in sorted(kept)))] += 1
     if not ways:
         return "none"
-    if ways == {frozenset(): count}:
+    if ways == {(): count}:
         return "full"
-    full = ways.pop(frozenset(), 0)
+    full = ways.pop((), 0)
     words = [f"{full} of {count} blocks fully"] if full else []
-    for kept, blocks in ways.items():
-        names = dict.fromkeys(_call_name(bound.operators[bound.blocks.start + place]) for place in sorted(kept))
+    for names, blocks in ways.items():
         number = f"{blocks}" if words else f"{blocks} of {count} blocks"
         words.append(f"{number} {'keeps' if blocks == 1 and words else 'keep'} {' and '.join(names)}")
     return ", ".join(words)

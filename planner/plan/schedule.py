@@ -9,7 +9,8 @@ from functools import lru_cache
 
 from costmodels import Orders, Turn, in_flight_of_chunks, schedule_orders
 from planner.errors import PlanFileError
-from planner.plan.plan import Plan
+from planner.graph.operator_graph import OperatorGraph
+from planner.plan.plan import ASYNCHRONOUS, Plan
 
 
 def orders_of(plan: Plan) -> Orders:
@@ -91,6 +92,8 @@ def check_schedule(plan: Plan) -> None:
         raise PlanFileError(
             f"schedule: '{plan.schedule}' with 1 pipeline rank, which has nobody to wait for; that takes '1f1b'"
         )
+    if plan.schedule in ASYNCHRONOUS:
+        _check_asynchronous(plan)
     if (plan.slices > 1) != (plan.schedule == "seqpipe"):
         raise PlanFileError(
             f"schedule: '{plan.schedule}' with slices {plan.slices}; a sequence in slices takes 'seqpipe', and that 2"
@@ -100,6 +103,40 @@ def check_schedule(plan: Plan) -> None:
         raise PlanFileError(
             f"training.micro_batches: {parts} is no multiple of {ranks} pipeline ranks, which virtual stages take in"
             f" rounds; {nearest_rounds(parts, ranks, plan.training.global_batch)}, or set virtual_stages to 1"
+        )
+
+
+def _check_asynchronous(plan: Plan) -> None:
+    """What waits for all stages has no place in a schedule without a flush."""
+    parts, ranks, training = plan.training.micro_batches, plan.pipeline, plan.training
+    if training.copies > 1:
+        raise PlanFileError(f"training.copies: {training.copies} with schedule '{plan.schedule}'; set copies to 1")
+    if training.update.clip_norm is not None:
+        raise PlanFileError(
+            f"training.clip_norm: the norm of all gradients is known when all stages are done, and '{plan.schedule}'"
+            " lets none wait; leave clip_norm out, or take '1f1b'"
+        )
+    if plan.schedule == "pipedream_2bw" and parts < ranks:
+        raise PlanFileError(
+            f"training.micro_batches: {parts} with {ranks} pipeline ranks; two versions of the weights are enough from"
+            f" {ranks} micro-batches a step on"
+        )
+
+
+def check_stale(plan: Plan, graph: OperatorGraph, tied: Iterable[str]) -> None:
+    """Raise PlanFileError for a model that cannot be trained with older weights on some stages: `tied` are the
+    parameters that several stages use."""
+    if plan.schedule not in ASYNCHRONOUS:
+        return
+    for name in tied:
+        raise PlanFileError(
+            f"schedule: '{plan.schedule}', but several stages use parameter '{name}' and would update it at different"
+            " times; take '1f1b', or untie it"
+        )
+    for buffer, _ in graph.updates:
+        raise PlanFileError(
+            f"schedule: '{plan.schedule}', but buffer '{buffer}' changes with the forward passes and belongs to no"
+            " version of the weights; take '1f1b'"
         )
 
 

@@ -20,7 +20,7 @@ where it keeps nothing but operands. Other software runs the whole block again (
 from dataclasses import dataclass
 
 from hardware_profiles import LossMemory
-from planner.graph.blocks import IDENTITY
+from planner.graph.blocks import IDENTITY, Blocks
 from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
@@ -101,6 +101,12 @@ def replay(graph: OperatorGraph, start: int, stop: int, whole: bool = False) -> 
         if makes or _needed_operands(graph, op, rule):
             return Replay(moves=at - start + 1, works=at - start + int(makes))
     return Replay(moves=0, works=0)
+
+
+def replays(graph: OperatorGraph, blocks: Blocks, whole: bool = False) -> tuple[Replay, ...]:
+    """What the recomputation of a block of each kind does again; all of it if `whole`."""
+    firsts = [blocks.operators(block) for block in blocks.firsts]
+    return tuple(replay(graph, first.start, first.stop, whole) for first in firsts)
 
 
 def _loss_operators(graph: OperatorGraph) -> frozenset[int]:

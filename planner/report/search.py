@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from rich.console import RenderableType
 
@@ -64,6 +65,40 @@ def plans_table(title: str, plans: Sequence[tuple[Prediction, Mapping[str, str]]
         figures = (seconds_text(prediction.step_seconds), slower, bytes_text(prediction.peak_bytes))
         table.add_row(str(number), *figures, *(words[name] for name in names))
     return table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A way to split the sequence: devices of a ring and by heads, seconds of the best plan found, of any at least, and
+    bytes that the leanest needs, infinite where nothing is known."""
+
+    ring: int
+    heads: int
+    seconds: float
+    bound: float
+    least: float
+
+
+def contexts_table(ways: Sequence[Way]) -> RenderableType:
+    """Ways to split the sequence beside each other, best first."""
+    table = table_of("\nWays to split the sequence", "degree", "ring", "by heads", "step", "")
+    for column in table.columns[:4]:
+        column.justify = "right"
+    best = ways[0].seconds
+    for way in ways:
+        table.add_row(str(way.ring * way.heads), str(way.ring), str(way.heads), *_fate(way, best))
+    return table
+
+
+def _fate(way: Way, best: float) -> tuple[str, str]:
+    """What the best plan of a way takes, and how that compares; or why it has none."""
+    if way.seconds < math.inf:
+        more = percent_text(way.seconds / best - 1)
+        return seconds_text(way.seconds), "the least" if way.seconds == best else f"{more} more"
+    if way.bound < math.inf:
+        return f"> {seconds_text(way.bound)}", f"at least {percent_text(max(0.0, way.bound / best - 1))} more: left out"
+    needed = f": the leanest looked at needs {bytes_text(way.least)}" if way.least < math.inf else ""
+    return "", f"does not fit{needed}"
 
 
 def certificate_text(solver: str, status: str, gap: float, seconds: float) -> str:

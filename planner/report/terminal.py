@@ -6,6 +6,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from planner.graph.blocks import Blocks
 from planner.graph.operator_graph import Operator
 from planner.plan.bind import BoundPlan
 from planner.plan.discovered import discovered
@@ -23,6 +24,7 @@ _WORDS = {
     "o": "out",
     "i": "in",
     "g": "heads",
+    "r": "query heads",
     "v": "vocabulary",
     "h": "hidden",
     "n": "tokens",
@@ -89,14 +91,15 @@ def _degrees(plan: Plan, roles: Roles) -> RenderableType:
 
 
 def _layers(bound: BoundPlan) -> RenderableType:
-    """Who is sharded how: operators that do the work, before the blocks, in the first block and after the blocks."""
+    """Who is sharded how: operators that do the work, before the blocks, in the first block of each kind and after
+    them."""
     if not bound.plan.mesh.axes:
         return Text("")
     labels = factor_labels(bound.graph)
-    title = "\nWho is sharded how" + (" (first block for all)" if bound.blocks.count else "")
+    title = "\nWho is sharded how" + (_stand_in(bound.blocks))
     table = table_of(title, "operator", *bound.plan.mesh.names, "result", "weight", "state")
     for at, operator in enumerate(bound.operators):
-        if operator.rule.op_class not in _SHOWN or (bound.blocks.block_of(at) or 0) > 0:
+        if operator.rule.op_class not in _SHOWN or bound.blocks.template(at) != at:
             continue
         words = [_WORDS.get(labels[at][c], labels[at][c]) if c is not None else "-" for c in operator.strategy]
         stored = [bound.parameters[name] for name in operator.operator.operands if name in bound.parameters]
@@ -105,6 +108,12 @@ def _layers(bound: BoundPlan) -> RenderableType:
         result = format_layout(operator.layouts.results[0].forward)
         table.add_row(_short(operator.operator), *words, result, weight, state)
     return table
+
+
+def _stand_in(blocks: Blocks) -> str:
+    if not blocks.count:
+        return ""
+    return " (first block for all)" if len(blocks.firsts) == 1 else " (first block of each kind)"
 
 
 def _short(operator: Operator) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from planner.graph.blocks import BlockRun, block_parameters
+from planner.graph.blocks import Blocks, block_parameters
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.plan import Group, Stage
 from planner.search.cost_table import CostTables
@@ -64,15 +64,16 @@ def stages_of(found: Assembly) -> tuple[Stage, ...]:
     return tuple(stages)
 
 
-def groups_of(graph: OperatorGraph, blocks: BlockRun, found: Assembly) -> tuple[Group, ...]:
+def groups_of(graph: OperatorGraph, blocks: Blocks, found: Assembly) -> tuple[Group, ...]:
     """The groups of a plan: equal neighbours among the blocks are one."""
     groups = [_outside(graph, blocks, found, "before the blocks" if blocks.count else "all", before=True)]
     if blocks.count:
         first = 0
-        for _, equal in groupby(found.blocks, key=lambda column: _signature(found, column)):
-            run = list(equal)
-            groups.append(_inside(graph, blocks, found, run[0], first, len(run)))
-            first += len(run)
+        signatures = [_signature(found, column, kind) for column, kind in zip(found.blocks, blocks.kinds, strict=True)]
+        for _, equal in groupby(signatures):
+            count = len(list(equal))
+            groups.append(_inside(graph, blocks, found, first, count))
+            first += count
         groups.append(_outside(graph, blocks, found, "after the blocks", before=False))
     return tuple(group for group in groups if group.operators or group.parameters)
 
@@ -95,9 +96,10 @@ def input_layouts(found: Assembly) -> tuple[tuple[str, Layout], ...]:
 def column_of(found: Assembly, index: int) -> Column:
     """The first column that holds an operator of the template."""
     template = found.tables.template
-    if template.in_block(index):
-        return found.blocks[0]
-    return found.before if not template.blocks.count or index < template.blocks.start else found.after
+    kind = template.kind_of(index)
+    if kind is not None:
+        return found.blocks[template.blocks.firsts[kind]]
+    return found.before if not template.blocks.count or index < template.start else found.after
 
 
 def candidate(found: Assembly, column: Column, index: int) -> int:
@@ -105,13 +107,12 @@ def candidate(found: Assembly, column: Column, index: int) -> int:
     return column.candidates.get(found.alias.get(index, index), 0)
 
 
-def _signature(found: Assembly, column: Column) -> tuple[object, ...]:
-    """All that a block takes from its column."""
+def _signature(found: Assembly, column: Column, kind: int) -> tuple[object, ...]:
+    """All that a block of a kind takes from its column."""
     template = found.tables.template
-    low, high = template.blocks.start, template.blocks.start + template.blocks.period
-    choice = tuple(candidate(found, column, at) for at in range(low, high))
-    own = tuple(column.candidates.get(name, 0) for name in sorted(template.own_parameters))
-    return column.recompute, column.kept, choice, own
+    choice = tuple(candidate(found, column, at) for at in template.held[kind])
+    own = tuple(column.candidates.get(name, 0) for name in sorted(template.own_parameters[kind]))
+    return kind, column.recompute, column.kept, choice, own
 
 
 def _strategy(found: Assembly, column: Column, index: int) -> tuple[str | None, ...]:
@@ -131,10 +132,10 @@ def stored(found: Assembly, columns: Sequence[Column], name: str) -> StoredParam
     return StoredParameter(weight=copy, gradient=copy, state=copy)
 
 
-def _outside(graph: OperatorGraph, blocks: BlockRun, found: Assembly, name: str, *, before: bool) -> Group:
+def _outside(graph: OperatorGraph, blocks: Blocks, found: Assembly, name: str, *, before: bool) -> Group:
     stop = blocks.start if blocks.count else len(graph.operators)
     low, high = (0, stop) if before else (blocks.stop, len(graph.operators))
-    shift = 0 if before else (blocks.count - 1) * blocks.period
+    shift = 0 if before else blocks.stop - found.tables.template.stop
     column = found.before if before else found.after
     operators = tuple((graph.operators[at].name, _strategy(found, column, at - shift)) for at in range(low, high))
     own = {p for block in range(blocks.count) for p in block_parameters(graph, blocks, block)}
@@ -143,18 +144,20 @@ def _outside(graph: OperatorGraph, blocks: BlockRun, found: Assembly, name: str,
         uses = graph.consumers.get(parameter.name, ())
         early = not uses or min(uses) < blocks.stop or not blocks.count
         if parameter.name not in own and early == before:
-            columns = (column, *found.blocks[:1])
+            columns = (column, *(found.blocks[first] for first in blocks.firsts))
             parameters.append((parameter.name, stored(found, columns, parameter.name)))
     return Group(name=name, operators=operators, parameters=tuple(parameters))
 
 
-def _inside(graph: OperatorGraph, blocks: BlockRun, found: Assembly, column: Column, first: int, count: int) -> Group:
-    low = blocks.start + first * blocks.period
-    operators = tuple(
-        (graph.operators[low + at].name, _strategy(found, column, blocks.start + at)) for at in range(blocks.period)
-    )
-    names = zip(block_parameters(graph, blocks, first), block_parameters(graph, blocks, 0), strict=True)
-    kept = tuple(graph.operators[at - blocks.start + low].name for at in sorted(column.kept))
+def _inside(graph: OperatorGraph, blocks: Blocks, found: Assembly, first: int, count: int) -> Group:
+    """Equal blocks, from the first one on."""
+    column, kind = found.blocks[first], blocks.kinds[first]
+    held = found.tables.template.held[kind]
+    shift = blocks.borders[first] - held.start
+    operators = tuple((graph.operators[at + shift].name, _strategy(found, column, at)) for at in held)
+    twins = block_parameters(graph, blocks, blocks.firsts[kind])
+    names = zip(block_parameters(graph, blocks, first), twins, strict=True)
+    kept = tuple(graph.operators[at + shift].name for at in sorted(column.kept) if at in held)
     return Group(
         name=f"block {first}" if count == 1 else f"blocks {first} to {first + count - 1}",
         first_block=first,

@@ -101,7 +101,15 @@ class CandidateLists:
 
 def _layouts_of(rule: Rule) -> tuple[object, ...]:
     """All of a rule that the layouts under a strategy depend on."""
-    return rule.operands, rule.results, tuple(factor.kind for factor in rule.factors), rule.splits, rule.addends
+    aligned = tuple(rule.factors[f].extent for _, *parts in rule.aligned for f in parts)
+    return (
+        rule.operands,
+        rule.results,
+        tuple(factor.kind for factor in rule.factors),
+        rule.splits,
+        rule.addends,
+        aligned,
+    )
 
 
 def _complete_sets(extent: int, sizes: tuple[int, ...]) -> tuple[int, ...]:

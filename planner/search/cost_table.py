@@ -26,6 +26,7 @@ from planner.pricing.bucket_size import sized
 from planner.pricing.operator_price import transient_bytes
 from planner.pricing.parameter_price import reduced
 from planner.search.candidates import CandidateLists, Candidates, DuplexColumn, LayoutColumn
+from planner.search.decided import NothingAgreesError
 from planner.search.restriction import Restriction
 from planner.search.template import Template, ValueEdge
 from planner.sharding.mesh import Mesh
@@ -118,7 +119,8 @@ class TableBuilder:
         restriction leaves."""
         graph = template.graph
         self._prices.clear()
-        operators = tuple(self._operator(template, index, restriction) for index in range(len(graph.operators)))
+        lists = self._candidates(template, restriction)
+        operators = tuple(self._operator(template, index, lists[index]) for index in range(len(graph.operators)))
         edges = tuple(self._edge(template, edge, operators) for edge in template.edges)
         parameters = tuple(self._parameter(template, p.name, operators, restriction) for p in graph.parameters)
         result_bytes = {
@@ -136,8 +138,28 @@ class TableBuilder:
             update=self.update,
         )
 
-    def _operator(self, template: Template, index: int, restriction: Restriction | None) -> OperatorTable:
-        graph, alive = template.graph, template.alive
+    def _candidates(self, template: Template, restriction: Restriction | None) -> list[Candidates]:
+        """The candidates of every operator. Where a kind of block makes a lane, those that all other kinds have too."""
+        found = [self._own(template, index, restriction) for index in range(len(template.graph.operators))]
+        for first in dict.fromkeys(template.twins.values()):
+            twins = [first, *(index for index, other in template.twins.items() if other == first)]
+            others = [frozenset(found[twin].strategies) for twin in twins[1:]]
+            common = tuple(s for s in found[first].strategies if all(s in other for other in others))
+            if not common:
+                names = " and ".join(f"'{template.graph.operators[twin].name}'" for twin in twins)
+                raise NothingAgreesError(
+                    f"{names} hand on the same values, and what is decided leaves them no strategy in common; decide"
+                    " the same for them"
+                )
+            for twin in twins:
+                if common != found[twin].strategies:
+                    rule = rule_of(template.graph, template.graph.operators[twin])
+                    found[twin] = self._lists.among(rule, common)
+        return found
+
+    def _own(self, template: Template, index: int, restriction: Restriction | None) -> Candidates:
+        """The candidates of an operator by itself."""
+        graph = template.graph
         op = graph.operators[index]
         rule = rule_of(graph, op)
         results = [name for name in op.results if name is not None]
@@ -150,6 +172,13 @@ class TableBuilder:
         uses = sum(len(graph.consumers.get(name, ())) for name in results)
         if (uses > 1 or index in template.shared) and not any(name in graph.differentiable for name in results):
             candidates = self._lists.among(rule, _by_samples(rule, candidates.strategies))
+        return candidates
+
+    def _operator(self, template: Template, index: int, candidates: Candidates) -> OperatorTable:
+        graph, alive = template.graph, template.alive
+        op = graph.operators[index]
+        rule = rule_of(graph, op)
+        results = [name for name in op.results if name is not None]
         graded = tuple(name in graph.differentiable for name in op.operands)
         key = (id(rule), graded, id(candidates))
         if key not in self._prices:

@@ -1,7 +1,7 @@
 """The template cut into pieces: every price of the cost tables in its place.
 
     head     what stands before the blocks (and the first block, where what enters it does not come from the boundary)
-    inner    one block that stands for all
+    inner    one block that stands for all of its kind
     tail     what stands after them (and the last block, where what leaves it does not come from the boundary)
 
 Which operators and edges a piece has, how often they count, and whether their bytes live for every micro-batch in
@@ -10,7 +10,7 @@ another way, operator by operator.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,22 +61,28 @@ class _Cutter:
         blocks = template.blocks
         if not blocks.count:
             return self._whole()
-        low, high = blocks.start, blocks.start + blocks.period
-        before, block, after = range(low), range(low, high), range(high, len(self.tables.operators))
-        makers = sorted({edge.producer for edge in template.edges if edge.kind == "loop"})
-        self.alias = self._aliases(makers)
-        into_head = self.alias is None
-        into_tail = any(edge.kind == "leave" and edge.producer not in makers for edge in template.edges)
+        before, after = range(template.start), range(template.stop, len(self.tables.operators))
+        makers = template.makers
+        entering = self._aliases(makers)
+        into_head = entering is None
+        self.alias = {**template.twins, **(entering or {})}
+        into_tail = any(
+            e.kind == "leave" and self.alias.get(e.producer, e.producer) not in makers for e in template.edges
+        )
         self.boundary = self._boundary(makers)
-        first = (*before, *block) if into_head else tuple(before)
-        final = (*block, *after) if into_tail else tuple(after)
+        first = (*before, *template.held[blocks.kinds[0]]) if into_head else tuple(before)
+        final = (*template.held[blocks.kinds[-1]], *after) if into_tail else tuple(after)
         ways = self._ways()
         head = [self._piece(first, Share(blocks=int(into_head), first=True, last=False), way) for way in ways]
-        inner = [self._piece(tuple(block), Share(blocks=1, first=False, last=False), way) for way in ways]
         tail = [self._piece(final, Share(blocks=int(into_tail), first=False, last=True), way) for way in ways]
+        inner = [
+            replace(self._piece(tuple(template.held[kind]), Share(blocks=1, first=False, last=False), way), kind=kind)
+            for kind in dict.fromkeys(blocks.kinds[int(into_head) : blocks.count - int(into_tail)])
+            for way in ways
+        ]
         return Chain(
             tables=self.tables,
-            alias=self.alias or {},
+            alias=self.alias,
             boundary=self.boundary,
             shape=tuple(self._size(key) for key in self.boundary),
             head=tuple(head if into_head else head[:1]),
@@ -90,7 +96,7 @@ class _Cutter:
         )
 
     def _whole(self) -> Chain:
-        self.alias, self.boundary = None, ()
+        self.alias, self.boundary = {}, ()
         everything = self._piece(
             tuple(range(len(self.tables.operators))), Share(blocks=0, first=True, last=True), "none", whole=True
         )
@@ -127,7 +133,12 @@ class _Cutter:
         They may where every block, the first too, pays the same for what it reads.
         """
         entering = {(t.edge.consumer, t.edge.operand): t for t in self.tables.edges if t.edge.kind == "enter"}
-        looping = {(t.edge.consumer, t.edge.operand): t for t in self.tables.edges if t.edge.kind == "loop"}
+        first = self.tables.template.held[0]
+        looping = {
+            (t.edge.consumer, t.edge.operand): t
+            for t in self.tables.edges
+            if t.edge.kind == "loop" and t.edge.consumer in first
+        }
         every = {t.edge.producer for t in self.tables.edges if t.edge.kind == "every"}
         alias: dict[int, int] = {}
         if entering.keys() != looping.keys():
@@ -144,7 +155,7 @@ class _Cutter:
     def _boundary(self, makers: Sequence[int]) -> tuple[Key, ...]:
         """Operators and parameters that more than one piece reads."""
         template = self.tables.template
-        low, high = template.blocks.start, template.blocks.start + template.blocks.period
+        low, high = template.start, template.stop
         outside = {
             e.producer
             for e in template.edges
@@ -153,7 +164,7 @@ class _Cutter:
         shared = []
         for parameter in self.tables.parameters:
             places = {0 if use.consumer < low else 2 if use.consumer >= high else 1 for use in parameter.uses}
-            common = 1 in places and parameter.name not in template.own_parameters
+            common = 1 in places and parameter.name not in template.every_own_parameter
             if len(places) > 1 or common:
                 shared.append(parameter.name)
         return (*makers, *sorted(outside - set(makers)), *shared)
@@ -177,7 +188,7 @@ class _Cutter:
         template = self.tables.template
         if self.stages == 1:
             return share.first
-        low, high = template.blocks.start, template.blocks.start + template.blocks.period
+        low, high = template.start, template.stop
         uses = [use.consumer for use in self._parameter(name).uses]
         return (share.first and any(at < low for at in uses)) or (share.last and any(at >= high for at in uses))
 
@@ -255,7 +266,7 @@ class _PieceMaker:
     def make(self) -> Piece:
         self.tables = self.cutter.tables
         self.template = self.tables.template
-        self.alias = self.cutter.alias or {}
+        self.alias = self.cutter.alias
         inside = set(self.operators)
         edges = [table for table in self.tables.edges if self._counts(table, inside)]
         uses = [(p, [use for use in p.uses if use.consumer in inside]) for p in self.tables.parameters]
@@ -320,12 +331,11 @@ class _PieceMaker:
     def _held(self, index: int) -> str:
         """For whom an operator keeps its bytes: every micro-batch in flight, or its own backward pass, which for what
         follows the blocks comes at once."""
-        blocks = self.template.blocks
-        brief = self.share.last and not self.share.blocks and not self.whole and index >= blocks.start + blocks.period
+        brief = self.share.last and not self.share.blocks and not self.whole and index >= self.template.stop
         return "replay" if brief or self._again(index) else "live"
 
     def _moves(self, index: int) -> bool:
-        return self._again(index) and index - self.template.blocks.start < self.template.replay.moves
+        return self._again(index) and self.template.moves(index)
 
     def _add(self, key: Key, **amounts: Array) -> None:
         at = self.place[key]
@@ -336,7 +346,7 @@ class _PieceMaker:
         table, key = self.tables.operators[index], self._key(index)
         prices = table.prices
         again = self._again(index)
-        works = again and index - self.template.blocks.start < self.template.replay.works
+        works = again and self.template.works(index)
         forward = prices.forward + prices.inner_forward
         self._add(key, part=forward * (2 if works else 1) + prices.backward + prices.inner_backward)
         self._add(key, **{self._held(index): table.kept})

@@ -5,12 +5,16 @@ every state of the boundary. No stage of n blocks that fits is then busy for les
 
     head + n inner + tail - y capacity                                                  (Lagrange)
 
-and that for every y. The pieces of a larger micro-batch prove the same for its k-th parts: k parts take no less time
-together than the whole, and hold no less than a k-th of its activations each.
+and that for every y. Where blocks are of several kinds, n inner is a sum over them. How many of each kind a stage holds
+is not known, so stages are measured in units: a block of kind k is u_k of them, for any u, and a stage with n units is
+busy for n min_k (inner_k / u_k) at least. Every price suggests units, in which that is exact for it.
+
+The pieces of a larger micro-batch prove the same for its k-th parts: k parts take no less time together than the whole,
+and hold no less than a k-th of its activations each.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -26,6 +30,12 @@ State = tuple[int, ...]
 _HALVINGS = 24
 """Of the interval in which a pace is sought: the bound is low by a ten-millionth at most; half as many for bounds that
 only say in which order to go on."""
+
+_SUGGESTING = 4
+"""Prices, the last ones, that suggest units, beside the first."""
+
+_ROUNDING = 1e-12
+"""Of sums of the same numbers in another order, relatively."""
 
 _LEAN = 1e-6
 """Bytes that a second is worth where the least memory is asked for: only breaks ties."""
@@ -70,14 +80,13 @@ class Priced:
     flights: float
     proves: bool  # whether the values bound the busy time of a rank
     head: tuple[Solved, ...]
-    inner: tuple[Solved, ...]
+    inner: tuple[tuple[Solved, ...], ...]  # of every kind of block
     tail: tuple[Solved, ...]
-    values: tuple[Array, Array, Array]
+    values: tuple[Array, Array, Array]  # of head, inner (kinds, *states) and tail
     known: dict[tuple[int, State], Column] = field(default_factory=dict)
 
-    def columns(self, side: int, state: State, chain: Chain) -> list[Column]:
-        """The choices of head, inner or tail at a state, one for each way to run blocks."""
-        pieces = (self.head, self.inner, self.tail)[side]
+    def columns(self, pieces: Sequence[Solved], state: State, chain: Chain) -> list[Column]:
+        """The choices of some pieces at a state, one for each way to run blocks."""
         found = []
         for solved in pieces:
             key = (id(solved), state)
@@ -87,27 +96,27 @@ class Priced:
             found.append(self.known[key])
         return found
 
-    def best_column(self, side: int, state: State, chain: Chain) -> Column | None:
-        """The cheaper way to run the blocks in the head or the tail at this price."""
-        pieces = (self.head, self.inner, self.tail)[side]
-        columns = self.columns(side, state, chain)
+    def best_column(self, pieces: Sequence[Solved], state: State, chain: Chain) -> Column | None:
+        """The cheapest way to run the blocks of some pieces at this price."""
+        columns = self.columns(pieces, state, chain)
         costs = [float(over(chain, solved)[state]) for solved in pieces]
         return columns[costs.index(min(costs))] if columns else None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Lines:
-    """What is proved for some equal ranks: busy for a + n b with n inner blocks, for every (a, b) of `ends` and
-    `slopes`, (prices, states) each; and no `room` for more blocks, (states)."""
+    """What is proved for some equal ranks: busy for a + n b with n units of inner blocks, for every (a, b) of `ends`
+    and `slopes`, (prices, states) each; and no `room` for more units, (states). `wholes` is what all blocks take."""
 
     ends: Array
     slopes: Array
+    wholes: Array
     room: Array
     ranks: int
 
-    def busy(self, blocks: float) -> Array:
-        """Least busy seconds with so many blocks."""
-        best: Array = (self.ends + blocks * self.slopes).max(axis=0)
+    def busy(self, share: float) -> Array:
+        """Least busy seconds with such a share of all blocks, the same of every kind."""
+        best: Array = (self.ends + share * self.wholes).max(axis=0)
         return best
 
 
@@ -131,8 +140,8 @@ class Duals:
         self.chain, self.weight, self.parts, self.columns = chain, weight, parts, columns
         pieces = (*chain.head, *chain.inner, *chain.tail)
         self.banned = {id(piece): piece.banned(allowed) for piece in pieces} if allowed else {}
-        blocks = chain.tables.template.blocks.count
-        self.blocks = max(0, blocks - chain.blocks_in_head - chain.blocks_in_tail) if chain.inner else 0
+        self.blocks = chain.stretches.blocks
+        self.counts = chain.stretches.totals
         self.priced: list[Priced] = []
         self._parts: Array | None = None
         self._averaged: Array | None = None
@@ -167,13 +176,16 @@ class Duals:
             ending = replace(weights, live=weights.live / flights * single)
         else:
             ending = weights
-        head, inner, tail = (
-            tuple(piece.solve(own, banned(piece)) for piece in _worth(pieces, price))
-            for pieces, own in ((self.chain.head, weights), (self.chain.inner, weights), (self.chain.tail, ending))
-        )
-        values = (self._least_value(head), self._least_value(inner), self._least_value(tail))
+
+        def solved(pieces: Sequence[Piece], own: Weights) -> tuple[Solved, ...]:
+            return tuple(piece.solve(own, banned(piece)) for piece in _worth(pieces, price))
+
+        head, tail = solved(self.chain.head, weights), solved(self.chain.tail, ending)
+        inner = tuple(solved(pieces, weights) for pieces in self.chain.kinds)
+        values = (self._least_value(head), self._least_values(inner), self._least_value(tail))
         if not self.columns:
-            head = inner = tail = ()
+            head = tail = ()
+            inner = ()
         self.priced.append(
             Priced(price=price, flights=flights, proves=proves, head=head, inner=inner, tail=tail, values=values)
         )
@@ -196,15 +208,19 @@ class Duals:
         is busy for at least the time in which all ranks together have room for all blocks, whole ones.
         """
         possible = np.isfinite(self._sum_of_parts(setting))
-        share = self.blocks / setting.ranks
-        lines = self._lines(setting, possible)
-        slowest: Array = np.max([line.busy(share) for line in lines], axis=0)  # if all ranks hold as many blocks
-        if setting.ranks == 1 or setting.chunks > 1:
-            possible &= np.min([line.room for line in lines], axis=0) >= share
-        else:
-            possible &= np.min([line.room for line in lines], axis=0) >= 0
-            possible &= sum(np.maximum(line.room, 0.0) * line.ranks for line in lines) >= self.blocks
-            slowest = self._pace(lines, slowest)
+        slowest = np.zeros(self.chain.shape)
+        for units in self._units(possible):
+            total = self._whole(units)
+            lines = self._lines(setting, possible, units)
+            busy: Array = np.max([line.busy(1 / setting.ranks) for line in lines], axis=0)  # if all ranks hold as many
+            if setting.ranks == 1 or setting.chunks > 1:
+                possible &= np.min([line.room for line in lines], axis=0) >= total / setting.ranks * (1 - _ROUNDING)
+            else:
+                possible &= np.min([line.room for line in lines], axis=0) >= 0
+                room = sum(np.maximum(line.room, 0.0) * line.ranks for line in lines)
+                possible &= room >= total * (1 - _ROUNDING)
+                busy = self._pace(lines, busy, total)
+            slowest = np.maximum(slowest, busy)
         if setting.ranks == 1:
             return np.where(possible, slowest, math.inf)
         lone = self._sum_of_parts(setting) / setting.chunks
@@ -216,11 +232,35 @@ class Duals:
         least = 0.0
         for known in self.priced:
             if math.isinf(known.price) and known.flights <= setting.flights(setting.ranks - 1) * (1 + 1e-12):
-                head, inner, tail = known.values
-                least = max(least, float((head + self.blocks * inner + tail).min()) / setting.ranks)
+                least = max(least, float(self.value(known).min()) / setting.ranks)
         return least
 
-    def _lines(self, setting: Setting, possible: NDArray[np.bool_]) -> list["_Lines"]:
+    def value(self, priced: Priced) -> Array:
+        """What all pieces come to at a price, for every state."""
+        head, inner, tail = priced.values
+        whole: Array = head + self._whole(inner) + tail
+        return whole
+
+    def _whole(self, inner: Array) -> Array:
+        """Values of all inner blocks, from those of one of each kind."""
+        return sum(
+            (count * values for count, values in zip(self.counts, inner, strict=True)), np.zeros(inner.shape[1:])
+        )
+
+    def _units(self, possible: NDArray[np.bool_]) -> list[Array]:
+        """Units to measure blocks in, of every kind and state: one where there is one kind, else what they take at the
+        prices."""
+        shape = (len(self.counts), *self.chain.shape)
+        if len(self.counts) < 2:
+            return [np.ones(shape)]
+        known = self.priced[:1] + self.priced[1:][-_SUGGESTING:]
+        found = []
+        for priced in known:
+            values = np.where(possible, np.maximum(priced.values[1], 1e-30), 1.0)
+            found.append(values * (self.blocks / self._whole(values)))
+        return found
+
+    def _lines(self, setting: Setting, possible: NDArray[np.bool_], units: Array) -> list["_Lines"]:
         """What the prices prove for the ranks; those for which the same is known are taken together."""
         alike: dict[tuple[tuple[int, ...], bool, bool], int] = {}
         for rank in range(setting.ranks):
@@ -233,7 +273,8 @@ class Duals:
             key = (usable, rank == 0, rank == setting.ranks - 1)
             alike[key] = alike.get(key, 0) + 1
         return [
-            self._line(setting, possible, usable, first, last, count) for (usable, first, last), count in alike.items()
+            self._line(setting, possible, usable, first, last, count, units)
+            for (usable, first, last), count in alike.items()
         ]
 
     def _line(
@@ -244,27 +285,34 @@ class Duals:
         first: bool,
         last: bool,
         ranks: int,
+        units: Array,
     ) -> "_Lines":
         crossing = self._crossing_seconds(setting, first, last) * (self.weight / self.parts)
         capacity = setting.capacity - self._least_transient(first, last)
         own = last and self.blocks and not self.chain.blocks_in_tail  # the last block is an inner one and may hold less
         less = np.minimum(self.chain.ending, 0.0) * setting.in_flight[-1][-1] if own else np.zeros(self.chain.shape)
-        ends, slopes, room = [], [], np.full(self.chain.shape, math.inf)
+        ends, slopes, wholes, room = [], [], [], np.full(self.chain.shape, math.inf)
         for at in usable:
             priced = self.priced[at]
-            head, slope, tail = priced.values
+            head, inner, tail = priced.values
             value = (head if first else 0.0) + (tail if last else 0.0)
             value = value + less * (1.0 if math.isinf(priced.price) else priced.price)
-            slope = np.where(possible, np.maximum(slope, 1e-30), 1.0)
+            inner = np.where(possible, np.maximum(inner, 1e-30), 1.0)
+            slope = (inner / units).min(axis=0) if len(inner) else np.full(self.chain.shape, 1.0)
             if math.isinf(priced.price):
                 left = np.where(possible, capacity + 1e-9 * setting.capacity - value, 0.0)
-                room = np.minimum(room, np.where(left < 0, -math.inf, np.floor(left / slope + 1e-6)))
+                room = np.minimum(room, np.where(left < 0, -math.inf, self._count(left / slope + 1e-6)))
             else:
+                wholes.append(self._whole(inner))
                 ends.append(
                     np.where(possible, crossing + value - (priced.price * capacity if priced.price else 0.0), 0.0)
                 )
                 slopes.append(slope)
-        return _Lines(ends=np.array(ends), slopes=np.array(slopes), room=room, ranks=ranks)
+        return _Lines(ends=np.array(ends), slopes=np.array(slopes), wholes=np.array(wholes), room=room, ranks=ranks)
+
+    def _count(self, units: Array) -> Array:
+        """Whole blocks, where every block is a unit."""
+        return np.floor(units) if len(self.counts) < 2 else units
 
     def _least_transient(self, first: bool, last: bool) -> float:
         """Bytes that live for a moment on a rank, whatever is chosen."""
@@ -272,8 +320,8 @@ class Duals:
         held = [pieces for pieces, here in sides if here and pieces]
         return max((min(piece.least_transient for piece in pieces) for pieces in held), default=0.0) / self.parts
 
-    def _pace(self, lines: list["_Lines"], high: Array) -> Array:
-        """The least time, for every state, in which the ranks have room for all blocks; found by bisection from below.
+    def _pace(self, lines: list["_Lines"], high: Array, total: Array) -> Array:
+        """The least time, for every state, in which the ranks have room for all units; found by bisection from below.
 
         `high` is the time that the slowest takes if all hold as many.
         """
@@ -284,8 +332,8 @@ class Duals:
             room = np.zeros(high.shape)
             for line in lines:
                 most = ((middle - line.ends) / line.slopes).min(axis=0)
-                room += np.where(most < 0, -math.inf, np.minimum(np.floor(most + 1e-9), line.room) * line.ranks)
-            enough = room >= self.blocks
+                room += np.where(most < 0, -math.inf, np.minimum(self._count(most + 1e-9), line.room) * line.ranks)
+            enough = room >= total
             low, high = np.where(enough, low, middle), np.where(enough, middle, high)
         return low
 
@@ -305,13 +353,13 @@ class Duals:
         """Least seconds of one micro-batch on all ranks."""
         if self._parts is None:
             weights = Weights(part=1 / self.parts, steady=1 - 1 / self.parts)
-            head, inner, tail = (
-                self._least_value(
-                    tuple(piece.solve(weights, self.banned.get(id(piece))) for piece in _worth(pieces, 0.0))
-                )
-                for pieces in (self.chain.head, self.chain.inner, self.chain.tail)
-            )
-            self._parts = head + self.blocks * inner + tail
+
+            def solved(pieces: Sequence[Piece]) -> tuple[Solved, ...]:
+                return tuple(piece.solve(weights, self.banned.get(id(piece))) for piece in _worth(pieces, 0.0))
+
+            head, tail = self._least_value(solved(self.chain.head)), self._least_value(solved(self.chain.tail))
+            inner = self._least_values([solved(pieces) for pieces in self.chain.kinds])
+            self._parts = head + self._whole(inner) + tail
         return self._parts + self._crossings(setting)
 
     def solve_average(self, setting: Setting) -> None:
@@ -319,8 +367,7 @@ class Duals:
         weight = 1 / setting.chunks + self.weight / setting.ranks
         weights = Weights(part=weight / self.parts, steady=weight * (1 - 1 / self.parts), step=1 / setting.ranks)
         self._add(weights, 0.0, 0.0, proves=False)
-        head, inner, tail = self.priced[-1].values
-        self._averaged = head + self.blocks * inner + tail + weight * self._crossings(setting)
+        self._averaged = self.value(self.priced[-1]) + weight * self._crossings(setting)
 
     def _crossings(self, setting: Setting) -> Array:
         """Seconds of a micro-batch in transfers between all ranks."""
@@ -330,6 +377,9 @@ class Duals:
         between = (setting.ranks - 2) * self._crossing_seconds(setting, False, False)
         return (ends + between) / self.parts
 
+    def _least_values(self, kinds: Sequence[tuple[Solved, ...]]) -> Array:
+        return np.array([self._least_value(solved) for solved in kinds]).reshape(len(kinds), *self.chain.shape)
+
     def _least_value(self, solved: tuple[Solved, ...]) -> Array:
         total = np.full(self.chain.shape, 0.0 if not solved else math.inf)
         for one in solved:
@@ -337,7 +387,7 @@ class Duals:
         return total
 
 
-def _worth(pieces: tuple[Piece, ...], price: float) -> tuple[Piece, ...]:
+def _worth(pieces: Sequence[Piece], price: float) -> Sequence[Piece]:
     """Recomputation never pays where memory is free."""
     if price == 0.0 and pieces and not pieces[0].recompute:
         return pieces[:1]

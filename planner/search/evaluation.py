@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.search.division import Division, Filled, Filling, Rank, divide, fill_best
-from planner.search.duals import Duals, Setting, State
+from planner.search.division import Division, Filled, Filling, Rank, Way, divide, fill_best
+from planner.search.duals import Duals, Priced, Setting, State
 from planner.search.pieces import Chain, Column, Piece
 from planner.search.solvers import dynamic_programming
 from planner.search.stage_problem import Part, parts_problem
@@ -104,7 +104,9 @@ class Evaluation:
         self.rounds = rounds
         self.chain, self.setting, self.cutoff, self.enough, self.hint = chain, setting, cutoff, enough, hint
         self.duals = Duals(chain, setting.weight)
-        self.blocks = self.duals.blocks
+        self.stretches = chain.stretches
+        self.blocks = self.stretches.blocks
+        self.pool: list[Way] = []
         self.tried: set[tuple[float, float]] = set()
         self.least = math.inf
         self.price = 0.0
@@ -162,20 +164,21 @@ class Evaluation:
         if self._new(math.inf, flights):
             self.duals.solve(math.inf, flights)
         for known in [known for known in self.duals.priced if math.isinf(known.price)]:
-            head, inner, tail = known.values
-            total = head + self.blocks * inner + tail
+            total = self.duals.value(known)
             self._compose(tuple(int(i) for i in np.unravel_index(int(total.argmin()), total.shape)))
 
     def _roomy(self, bounds: Array) -> bool:
         """Whether the fastest way to run the first rank fits without a price, so that no hint is needed."""
         state = tuple(int(i) for i in np.unravel_index(int(bounds.argmin()), bounds.shape))
         flights, ends = self._flights(0), self.setting.in_flight
-        sides = [self.duals.priced[0].best_column(side, state, self.chain) for side in range(3)]
-        counts = (1.0, self.blocks / self.setting.ranks, 1.0 if self.setting.ranks == 1 else 0.0)
-        lives = (ends[0][0], flights, ends[0][-1])
+        free, chain = self.duals.priced[0], self.chain
+        sides = [(free.best_column(free.head, state, chain), 1.0, ends[0][0])]
+        for solved, count in zip(free.inner, self.stretches.totals, strict=True):
+            sides.append((free.best_column(solved, state, chain), count / self.setting.ranks, flights))
+        sides.append((free.best_column(free.tail, state, chain), float(self.setting.ranks == 1), ends[0][-1]))
         needed = sum(
             count * (column.amounts.fixed + live * column.amounts.live)
-            for column, count, live in zip(sides, counts, lives, strict=True)
+            for column, count, live in sides
             if column is not None
         )
         return needed <= self.setting.capacity
@@ -190,9 +193,9 @@ class Evaluation:
         chain = self.chain
         best: tuple[float, State, tuple[RankFilling, ...]] | None = None
         fits = False
-        sides = [pieces or (None,) for pieces in (chain.head, chain.inner if self.blocks else (), chain.tail)]
+        sides = [pieces or (None,) for pieces in (chain.head, *chain.kinds, chain.tail)]
         for ways in itertools.product(*sides):
-            counts = (chain.blocks_in_head, self.blocks, chain.blocks_in_tail)
+            counts = (chain.blocks_in_head, *self.stretches.totals, chain.blocks_in_tail)
             interiors: list[Piece | None] = [
                 piece
                 for piece, n in zip(ways, counts, strict=True)
@@ -200,20 +203,23 @@ class Evaluation:
             ]
             interiors = interiors or [None]
             for counted in interiors:
-                found, possible = self._settle([piece for piece in ways if piece], counted, ways[1])
+                found, possible = self._settle(ways, counted)
                 fits |= possible
                 if found is not None and (best is None or found[0] < best[0]):
                     best = found
         return best, bound if fits else math.inf
 
     def _settle(
-        self, pieces: Sequence[Piece], counted: Piece | None, inner: Piece | None
+        self, ways: Sequence[Piece | None], counted: Piece | None
     ) -> tuple[tuple[float, State, tuple[RankFilling, ...]] | None, bool]:
-        """The best choice for some pieces where the interior of one counts, if it fits; whether any may."""
+        """The best choice for head, one block of each kind and tail where the interior of one counts, if it fits;
+        whether any may."""
         chain, setting, flights = self.chain, self.setting, self._flights(0)
+        times = (1, *self.stretches.totals, 1)
         parts = [
-            Part(piece=p, times=self.blocks if p is inner else 1, flights=flights, interior=p is counted)
-            for p in pieces
+            Part(piece=p, times=number, flights=flights, interior=p is counted)
+            for p, number in zip(ways, times, strict=True)
+            if p is not None
         ]
         ending = 0.0 if chain.blocks_in_tail or not self.blocks else max(0.0, -float(chain.ending.min()))
         found = parts_problem(parts, chain.boundary, weight=setting.weight, capacity=setting.capacity + ending)
@@ -223,15 +229,15 @@ class Evaluation:
         if solution.choice is None:
             return None, solution.status != "infeasible"
         taken = found.candidates(solution.choice)
-        columns = [piece.chosen(*choice) for piece, choice in zip(pieces, taken, strict=True)]
+        columns = [part.piece.chosen(*choice) for part, choice in zip(parts, taken, strict=True)]
         state = tuple(columns[0].candidates[key] for key in chain.boundary)
         head, tail = columns[0], columns[-1] if chain.tail else None
-        self.pool = columns[1:2] if self.blocks else []
-        rank = self._rank(0, state, head, tail)
-        filled = fill_best([rank], self.pool, self.blocks, setting.micro_batches, setting.capacity)
-        if math.isinf(filled.busy[self.blocks]):
+        self.pool = [tuple(columns[1 : 1 + len(chain.kinds)])] if self.blocks else []
+        rank, whole = self._rank(0, state, head, tail), self.stretches.whole
+        filled = fill_best([rank], self.pool, self.stretches, setting.micro_batches, setting.capacity)
+        if math.isinf(filled.busy[whole]):
             return None, True
-        return (float(filled.busy[self.blocks]), state, (self._filling(filled, [(head, tail)], self.blocks),)), True
+        return (float(filled.busy[whole]), state, (self._filling(filled, [(head, tail)], whole),)), True
 
     def _outcome(self, seconds: float, bound: float, state: State, ranks: tuple[RankFilling, ...]) -> Outcome:
         return Outcome(
@@ -251,13 +257,14 @@ class Evaluation:
     ) -> tuple[tuple[float, State, tuple[RankFilling, ...]] | None, list[Filled], Division | None]:
         """The best division with the columns known at a state."""
         setting = self.setting
-        self.pool = _distinct([c for priced in self.duals.priced for c in priced.columns(1, state, self.chain)])
-        ends = [(p.best_column(0, state, self.chain), p.best_column(2, state, self.chain)) for p in self.duals.priced]
+        chain = self.chain
+        self.pool = _distinct([way for priced in self.duals.priced for way in self._ways(priced, state)])
+        ends = [(p.best_column(p.head, state, chain), p.best_column(p.tail, state, chain)) for p in self.duals.priced]
         known: dict[object, Filled] = {}
         ranks, variants = [], []
-        whole = not self.chain.blocks_in_head and not self.chain.blocks_in_tail
-        equal = setting.chunks > 1 or (setting.even and whole and self.blocks % setting.ranks == 0)
-        per_chunk = self.blocks // (setting.ranks * setting.chunks) if equal else self.blocks
+        whole = not chain.blocks_in_head and not chain.blocks_in_tail
+        even = setting.chunks > 1 or (setting.even and whole and self.blocks % setting.ranks == 0)
+        equal = self.blocks // (setting.ranks * setting.chunks) if even else None
         for rank in range(setting.ranks):
             chosen = _distinct_ends(
                 [(head if rank == 0 else None, tail if rank == setting.ranks - 1 else None) for head, tail in ends]
@@ -265,25 +272,27 @@ class Evaluation:
             described = [self._rank(rank, state, head, tail) for head, tail in chosen]
             key = tuple(described)
             if key not in known:
-                known[key] = fill_best(described, self.pool, per_chunk, setting.micro_batches, setting.capacity)
+                known[key] = fill_best(described, self.pool, self.stretches, setting.micro_batches, setting.capacity)
             ranks.append(known[key])
             variants.append(chosen)
         division = divide(
             ranks,
             self._fewest(),
-            per_chunk,
+            self.stretches,
             micro_batches=setting.micro_batches,
             chunks=setting.chunks,
             equal=equal,
             cutoff=self.cutoff,
         )
         if division is None:
-            share = per_chunk if equal else math.ceil(self.blocks / setting.ranks)
-            self.least = min(self.least, max(float(filled.least[share]) for filled in ranks))
+            share = math.ceil(self.blocks / setting.ranks) if equal is None else equal
+            self.least = min(
+                self.least, max(float(filled.least[n]) for filled, n in zip(ranks, self._shared(share), strict=True))
+            )
             return None, ranks, None
         fillings = tuple(
-            self._filling(filled, chosen, count)
-            for filled, chosen, count in zip(ranks, variants, division.blocks, strict=True)
+            self._filling(filled, chosen, stretch)
+            for filled, chosen, stretch in zip(ranks, variants, division.stretches, strict=True)
         )
         return (division.seconds, state, fillings), ranks, division
 
@@ -291,15 +300,34 @@ class Evaluation:
         self,
         filled: Filled,
         ends: Sequence[tuple[Column | None, Column | None]],
-        count: int,
+        stretch: int,
     ) -> RankFilling:
-        taken: Filling = filled.filling(count)
+        taken: Filling = filled.filling(stretch)
         head, tail = ends[taken.variant]
-        inner: tuple[Column, ...] = ()
-        if self.pool:
-            inner = (self.pool[taken.second],) * taken.lean + (self.pool[taken.first],) * (count - taken.lean)
-        peak, beside = float(filled.peak[count]), float(filled.beside[count])
+        start, count = int(self.stretches.starts[stretch]), int(self.stretches.lengths[stretch])
+        inner = tuple(
+            self.pool[taken.second if at < taken.lean else taken.first][kind]
+            for at, kind in enumerate(self.stretches.kinds[start : start + count])
+        )
+        peak, beside = float(filled.peak[stretch]), float(filled.beside[stretch])
         return RankFilling(head=head, inner=inner, tail=tail, peak=peak, beside=beside)
+
+    def _ways(self, priced: Priced, state: State) -> list[Way]:
+        """Ways to run a block of each kind that a price knows: all kinds in the same way, and each in its cheapest."""
+        if not priced.inner:
+            return []
+        columns = [priced.columns(solved, state, self.chain) for solved in priced.inner]
+        found = list(zip(*columns, strict=True))
+        if len(columns) > 1:
+            best = [priced.best_column(solved, state, self.chain) for solved in priced.inner]
+            found.append(tuple(column for column in best if column is not None))
+        return found
+
+    def _shared(self, share: int) -> list[int]:
+        """For every rank the stretch of so many blocks about where it stands."""
+        setting, last = self.setting, self.blocks - share
+        starts = [min(last, rank * self.blocks // setting.ranks) for rank in range(setting.ranks)]
+        return [self.stretches.of(start, share) for start in starts]
 
     def _rank(self, rank: int, state: State, head: Column | None, tail: Column | None) -> Rank:
         setting, chain = self.setting, self.chain
@@ -337,8 +365,8 @@ class Evaluation:
         """A price of memory and the micro-batches in flight for which it matters; None where nothing is left to try."""
         setting = self.setting
         if division is None:
-            share = min(len(ranks[0].least) - 1, self.blocks // (setting.ranks * setting.chunks))
-            order = sorted(range(setting.ranks), key=lambda r: -float(ranks[r].least[share]))
+            shares = self._shared(self.blocks // (setting.ranks * setting.chunks))
+            order = sorted(range(setting.ranks), key=lambda r: -float(ranks[r].least[shares[r]]))
             for rank in order[:2]:
                 if self._new(math.inf, flights := self._flights(rank)):
                     return math.inf, flights
@@ -346,17 +374,19 @@ class Evaluation:
                 return None
             self.cap = self.caps.pop(0)
             return math.inf, self._flights(order[0])
-        busy = [float(filled.busy[count]) for filled, count in zip(ranks, division.blocks, strict=True)]
+        held = division.stretches
+        busy = [float(filled.busy[stretch]) for filled, stretch in zip(ranks, held, strict=True)]
         slowest = max(range(setting.ranks), key=lambda rank: busy[rank])
-        self.price = self._crossing_price(ranks[slowest], division.blocks[slowest], self._flights(slowest)) or 0.0
+        self.price = self._crossing_price(ranks[slowest], held[slowest], self._flights(slowest)) or 0.0
         probes = dict.fromkeys((slowest, *(setting.ranks * part // _PROBES for part in range(_PROBES)), -1))
         for rank in sorted((probe % setting.ranks for probe in probes), key=lambda probe: -busy[probe]):
-            flights, count = self._flights(rank), division.blocks[rank]
-            idle = busy[rank] < _IDLE * busy[slowest] and count + 1 < len(ranks[rank].busy)
-            if idle and math.isinf(ranks[rank].busy[count + 1]):
+            flights, start = self._flights(rank), sum(division.blocks[:rank])
+            wider = self.stretches.wider(start, division.blocks[rank]) if setting.chunks == 1 else None
+            idle = busy[rank] < _IDLE * busy[slowest] and wider is not None
+            if idle and math.isinf(ranks[rank].busy[wider]):
                 price: float | None = math.inf
             else:  # with one block more it would take work off the others
-                price = self._crossing_price(ranks[rank], count + int(idle), flights)
+                price = self._crossing_price(ranks[rank], wider if idle and wider is not None else held[rank], flights)
             if price is not None and self._new(price, flights):
                 return price, flights
         return None
@@ -371,28 +401,31 @@ class Evaluation:
     def _flights(self, rank: int) -> float:
         return self.setting.flights(rank)
 
-    def _crossing_price(self, filled: Filled, count: int, flights: float) -> float | None:
+    def _crossing_price(self, filled: Filled, stretch: int, flights: float) -> float | None:
         """The price of memory at which the two ways to run blocks in a rank cost the same."""
-        m = self.setting.micro_batches
+        m, counts = self.setting.micro_batches, self.stretches.counts[:, stretch].tolist()
+        counts = counts if sum(counts) > 1 and len(counts) > 1 else [1] * len(counts)
 
-        def cost(column: Column) -> tuple[float, float]:
-            a = column.amounts
-            return a.fixed + flights * a.live, m * a.part + a.step
+        def cost(way: Way) -> tuple[float, float]:
+            pairs = [(number, column.amounts) for number, column in zip(counts, way, strict=True)]
+            memory = math.fsum(number * (a.fixed + flights * a.live) for number, a in pairs)
+            return memory, math.fsum(number * (m * a.part + a.step) for number, a in pairs)
 
         if not self.pool:
             return self._ends_price(flights)
-        taken = filled.filling(count)
+        taken = filled.filling(stretch)
         memory, busy = cost(self.pool[taken.second])
         if taken.lean:
             rich, fast = cost(self.pool[taken.first])
-            return (busy - fast) / (rich - memory)
+            if fast < busy and rich > memory:  # of several kinds of blocks not all need be slower
+                return (busy - fast) / (rich - memory)
         faster = [(rich, fast) for rich, fast in map(cost, self.pool) if fast < busy and rich > memory]
         return min(((busy - fast) / (rich - memory) for rich, fast in faster), default=None)
 
     def _ends_price(self, flights: float) -> float | None:
         """The same for a model without repeated blocks, between the leanest and the fastest way known."""
         m = self.setting.micro_batches
-        columns = [p.columns(0, (), self.chain)[0].amounts for p in self.duals.priced]
+        columns = [p.columns(p.head, (), self.chain)[0].amounts for p in self.duals.priced]
         points = sorted({(a.fixed + flights * a.live, m * a.part + a.step) for a in columns})
         if len(points) < 2:
             return None
@@ -403,9 +436,9 @@ class Evaluation:
         return (fits[-1][1] - over[0][1]) / (over[0][0] - fits[-1][0])
 
 
-def _distinct(columns: Sequence[Column]) -> list[Column]:
-    """Columns that cost the same are one."""
-    return list({(c.recompute, c.amounts): c for c in columns}.values())
+def _distinct(ways: Sequence[Way]) -> list[Way]:
+    """Ways that cost the same are one."""
+    return list({tuple((c.recompute, c.amounts) for c in way): way for way in ways}.values())
 
 
 def _distinct_ends(

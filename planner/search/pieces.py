@@ -8,9 +8,9 @@ that one piece serves every pipeline stage, every number of micro-batches and ev
     seconds of a step = m part + step                 m micro-batches
     bytes             = fixed + in_flight live        and `replay` bytes of one recomputed block at a time
 
-All blocks agree on the candidates at the boundary and are free in everything else. An inner block can be run in three
-ways: what autograd needs is kept ("none"), or the block is recomputed, with some operators' results kept all the same
-("selective"), or with none kept ("full"). Which results to keep is decided operator by operator.
+All blocks, of whatever kind, agree on the candidates at the boundary and are free in everything else. An inner block
+can be run in three ways: what autograd needs is kept ("none"), or the block is recomputed, with some operators' results
+kept all the same ("selective"), or with none kept ("full"). Which results to keep is decided operator by operator.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from planner.search.cost_table import CostTables
 from planner.search.solvers.elimination.messages import backtrack, eliminate, remainder
 from planner.search.solvers.elimination.order import Schedule
+from planner.search.stretches import Stretches, stretches_of
 
 Array = NDArray[np.float64]
 Key = int | str  # position of an operator in the template, or name of a parameter
@@ -57,12 +58,14 @@ class Amounts:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Column:
-    """One choice for a piece: a candidate for every variable, the operators whose results are kept, what it costs."""
+    """One choice for a piece: a candidate for every variable, the operators whose results are kept, what it costs, and
+    the kind of block where the piece is one."""
 
     recompute: bool
     candidates: Mapping[Key, int]
     kept: frozenset[int]
     amounts: Amounts
+    kind: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,6 +92,7 @@ class Piece:
     keeping_live: Array
     keeping_replay: Array
     transient: tuple[Array, ...]
+    kind: int = 0  # of an inner block
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -165,7 +169,7 @@ class Piece:
         """A choice, made elsewhere, as a column."""
         own = {key: candidates[key] for key in self.keys}
         amounts = self.amounts_of(own, kept)
-        return Column(recompute=self.recompute, candidates=own, kept=frozenset(kept), amounts=amounts)
+        return Column(recompute=self.recompute, candidates=own, kept=frozenset(kept), amounts=amounts, kind=self.kind)
 
     def amounts_of(self, candidates: Mapping[Key, int], kept: Collection[int]) -> Amounts:
         """What a choice costs in which these operators keep their results."""
@@ -219,6 +223,7 @@ class Solved:
             candidates=dict(zip(piece.keys, choice, strict=True)),
             kept=kept,
             amounts=amounts,
+            kind=piece.kind,
         )
 
 
@@ -228,7 +233,8 @@ class Chain:
 
     `head` and `tail` may hold the first and the last block (`blocks_in_head`, `blocks_in_tail`): where what enters the
     first block, or leaves the last, does not come from the boundary. `head`, `inner` and `tail` have a piece for every
-    way to run the blocks in them. Without repeated blocks all is in `head`, and `inner` and `tail` are empty.
+    way to run the blocks in them, `inner` for every kind of block that is left. Without repeated blocks all is in
+    `head`, and `inner` and `tail` are empty.
     """
 
     tables: CostTables
@@ -243,6 +249,20 @@ class Chain:
     crossing: "Crossing"
     handed: Array  # bytes of what a block hands on that the next one keeps as it is, of each state
     ending: Array  # bytes that the last block keeps more, or less, than the others, of each state
+
+    @cached_property
+    def stretches(self) -> Stretches:
+        """The inner blocks, and what of them a stage may hold."""
+        blocks = self.tables.template.blocks
+        kinds = blocks.kinds[self.blocks_in_head : blocks.count - self.blocks_in_tail] if self.inner else ()
+        order = {kind: number for number, kind in enumerate(dict.fromkeys(piece.kind for piece in self.inner))}
+        return stretches_of(tuple(order[kind] for kind in kinds))
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[Piece, ...], ...]:
+        """The inner pieces by kind, in the order of `stretches`."""
+        order = dict.fromkeys(piece.kind for piece in self.inner)
+        return tuple(tuple(piece for piece in self.inner if piece.kind == kind) for kind in order)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

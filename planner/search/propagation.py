@@ -18,6 +18,7 @@ from planner.search.cost_table import CostTables, OperatorTable, ParameterTable
 from planner.search.cutting import cut
 from planner.search.duals import Setting
 from planner.search.evaluation import Evaluation
+from planner.search.pieces import Column
 from planner.search.restriction import Fixed
 from planner.search.space import Running
 
@@ -28,7 +29,8 @@ COMPUTATION = 1e-3
 def propagated(
     tables: CostTables, setting: Setting, cluster: Cluster, recomputation: tuple[Running, ...]
 ) -> Fixed | None:
-    """The strategies that move the least and fit; None where none fit. Blocks all take those of the commonest kind."""
+    """The strategies that move the least and fit; None where none fit. Blocks of a kind all take those of most of
+    them."""
     quiet = replace(
         tables,
         operators=tuple(_quiet(table) for table in tables.operators),
@@ -42,12 +44,15 @@ def propagated(
 
 
 def fixed_of(found: Assembly) -> Fixed:
-    """One strategy for every operator of the template: that of most blocks."""
-    if found.blocks:
-        count = Counter(id(column) for column in found.blocks)
-        common = max(found.blocks, key=lambda column: count[id(column)])
-        found = replace(found, blocks=(common,) * len(found.blocks))
-    tables, columns = found.tables, (found.before, *found.blocks[:1], found.after)
+    """One strategy for every operator of the template: that of most blocks of its kind."""
+    tables, blocks = found.tables, found.tables.template.blocks
+    common: list[Column] = []
+    for kind in range(len(blocks.firsts)):
+        alike = [column for column, other in zip(found.blocks, blocks.kinds, strict=True) if other == kind]
+        count = Counter(id(column) for column in alike)
+        common.append(max(alike, key=lambda column: count[id(column)]))
+    found = replace(found, blocks=tuple(common[kind] for kind in blocks.kinds))
+    columns = (found.before, *common, found.after)
     return Fixed(
         operators=tuple(
             table.candidates.strategies[candidate(found, column_of(found, index), index)]

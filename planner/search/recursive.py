@@ -26,8 +26,8 @@ the least memory that each axis can reach.
 Where the user has decided about operators, the mesh is given, and its axes are decided in turn.
 
 It is a heuristic. An axis is decided without knowing what the next ones do, so the result may be slower than the best
-on the same mesh, and that nothing was found does not prove that nothing fits. All blocks take part as one kind while
-axes are decided: that of most of them.
+on the same mesh, and that nothing was found does not prove that nothing fits. All blocks of a kind are run alike
+while axes are decided: as most of them are.
 """
 
 import math

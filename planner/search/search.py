@@ -36,6 +36,7 @@ from planner.plan.predict import predict
 from planner.plan.step import AHEAD
 from planner.search.assemble import assembly, groups_of, input_layouts, stages_of
 from planner.search.contenders import Contender, Contenders
+from planner.search.contexts import ContextNotes, ContextOutcome
 from planner.search.decided import NothingAgreesError
 from planner.search.duals import setting_of
 from planner.search.engine import Engine, Family
@@ -124,13 +125,15 @@ class SearchResult:
     No plan in the space of the request has an objective below `bound_seconds`; a step may take less than its objective
     (see `planner.search.contenders`). Where axes are free, that is the space of
     meshes of one and two axes whose virtual stages on a rank run alike; `covered` is False where the best plan has more
-    axes, so that nothing is proved about its like.
+    axes, so that nothing is proved about its like. `contexts` compares ways to split the sequence, where there was a
+    choice.
     """
 
     plans: tuple[Ranked, ...]
     bound_seconds: float
     statistics: Statistics
     covered: bool = True
+    contexts: tuple[ContextOutcome, ...] = ()
 
     @property
     def bound(self) -> BoundPlan:
@@ -238,6 +241,7 @@ class _Search:
         self.total = self.evaluated = self.solved = 0
         self.queue: list[tuple[float, tuple[object, ...], Family | None, tuple[Configuration, ...], float]] = []
         self.hint = 0.0
+        self.contexts = ContextNotes()
         self.covered = True
         self.disagreement: NothingAgreesError | None = None
 
@@ -386,6 +390,9 @@ class _Search:
         self.evaluated += 1
         self.solved += outcome.solved
         self.least = min(self.least, outcome.least)
+        found = outcome.seconds if outcome.ranks else math.inf
+        known = max(bound, outcome.bound)
+        self.contexts.note(configuration, bound=known, seconds=found, least=outcome.least)
         self.proved = min(self.proved, bound)
         if outcome.ranks and outcome.seconds < self.cutoff:
             chain = self.engine.chain(configuration)
@@ -412,10 +419,13 @@ class _Search:
                 self._look_at_the_leanest()
             raise _nothing_fits(self.request, self.least, stopped)
         bound = self._bound()
+        for ahead, _, _, members, _ in self.queue:
+            self.contexts.note(members[0], bound=ahead)
         return SearchResult(
             plans=self._plans(bound),
             bound_seconds=bound,
             covered=self.covered,
+            contexts=self.contexts.outcomes(),
             statistics=Statistics(
                 configurations=self.total,
                 evaluated=self.evaluated,

@@ -13,9 +13,9 @@ Two groups of recomputed blocks share one interior: the larger one counts.
 
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any
 
 from planner.errors import RequestError
@@ -124,9 +124,8 @@ def _refilled(filling: RankFilling, columns: Sequence[Column]) -> RankFilling:
     left = list(columns)
     head = left.pop(0) if filling.head is not None else None
     tail = left.pop() if filling.tail is not None else None
-    inner: list[Column] = []
-    for column, (_, equal) in zip(left, groupby(filling.inner, key=id), strict=True):
-        inner += [column] * len(list(equal))
+    twins = dict(zip(dict.fromkeys(map(id, filling.inner)), left, strict=True))
+    inner = [twins[id(column)] for column in filling.inner]
     return replace(filling, head=head, inner=tuple(inner), tail=tail)
 
 
@@ -170,13 +169,15 @@ def _ran(chain: Chain, setting: Setting, rank: int, filling: RankFilling) -> lis
     flights = setting.in_flight[rank]
 
     def one(pieces: Sequence[Piece], column: Column, times: int, number: float) -> tuple[Part, Column]:
-        piece = next(piece for piece in pieces if piece.recompute == column.recompute)
+        piece = next(p for p in pieces if p.recompute == column.recompute and p.kind == column.kind)
         return Part(piece=piece, times=times, flights=number), column
 
     ran = [] if filling.head is None else [one(chain.head, filling.head, 1, flights[0])]
-    for _, equal in groupby(filling.inner, key=id):
-        run = list(equal)
-        ran.append(one(chain.inner, run[0], len(run) * setting.chunks, math.fsum(flights) / setting.chunks))
+    alike = Counter(map(id, filling.inner))
+    ran += [
+        one(chain.inner, column, alike[id(column)] * setting.chunks, math.fsum(flights) / setting.chunks)
+        for column in {id(column): column for column in filling.inner}.values()
+    ]
     if filling.tail is not None:
         ran.append(one(chain.tail, filling.tail, 1, flights[-1]))
     return ran

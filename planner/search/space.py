@@ -281,7 +281,7 @@ def check_experts(template: Template, pinned: Pinned) -> None:
 def configurations(template: Template, devices: int, global_batch: int, pinned: Pinned) -> Iterator[Configuration]:
     """All configurations that divide evenly: the devices into ranks and axes, the batch into micro-batches.
 
-    Virtual stages hold equally many blocks each, and need as many micro-batches as ranks, or a multiple.
+    Virtual stages hold equal blocks each, and need as many micro-batches as ranks, or a multiple.
     """
     check_pinned(pinned)
     check_experts(template, pinned)
@@ -318,9 +318,16 @@ def _virtual_stages(template: Template, pipeline: int, micro_batches: int, pinne
     wanted = 1 if pinned.virtual_stages is None else pinned.virtual_stages
     if wanted == 1 or pipeline == 1:
         return (1,) if wanted in (0, 1) else ()
-    blocks = template.blocks.count
-    possible = divisors(blocks // pipeline) if blocks % pipeline == 0 and micro_batches % pipeline == 0 else (1,)
-    return possible if wanted == 0 else tuple(v for v in possible if v == wanted)
+    blocks, possible = template.blocks.count, [1]
+    if blocks % pipeline == 0 and micro_batches % pipeline == 0:
+        possible += [v for v in divisors(blocks // pipeline)[1:] if _equal(template.blocks.kinds, pipeline * v)]
+    return tuple(v for v in possible if wanted in (0, v))
+
+
+def _equal(kinds: tuple[int, ...], stages: int) -> bool:
+    """Whether so many stages hold the same kinds of blocks, in the same order."""
+    size = len(kinds) // stages
+    return kinds == kinds[:size] * stages
 
 
 def _meshes(devices: int, pinned: Pinned) -> Iterator[tuple[tuple[int, ...], tuple[Role, ...], int]]:
@@ -419,16 +426,15 @@ def bounds(
         rule = rule_of(graph, op)
         seconds = _work_seconds(graph, index, rule, cluster)
         graded = sum(name in graph.differentiable for i, name in enumerate(op.operands) if i not in rule.addends)
-        count = template.blocks.count if template.in_block(index) else 1
+        count = template.times(index)
         forward += seconds * count
-        works = template.in_block(index) and index - template.blocks.start < template.replay.works
-        recomputed += seconds * count if works else 0.0
+        recomputed += seconds * count if template.works(index) else 0.0
         backward += seconds * count * rule.backward_work(graded)
     per = parameter_bytes(precision, optimizer, cluster.software, update.variant)
     sizes = (
         graph.types[p.name].numel
         * (per.total if p.name in graph.differentiable else per.weight)
-        * (template.blocks.count if p.name in template.own_parameters else 1)
+        * template.parameter_times(p.name)
         for p in graph.parameters
     )
     return Bounds(work=(forward + backward) / batch, recomputed=recomputed / batch, parameters=math.fsum(sizes))

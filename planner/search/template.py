@@ -1,21 +1,29 @@
-"""The folded graph: what comes before the blocks, one block that stands for all, what comes after.
+"""The folded graph: what comes before the blocks, one block that stands for all of its kind, what comes after.
 
     before ──enter──> [ block ] ──leave──> after          depth enters only as how often a node or an edge counts
                        │  ^  ^
                        └──┘  └── every: a value from before that all blocks read
                        loop: from one block to the next
 
-An edge joins the operator that makes a value to one that reads it. How often it counts in a pipeline stage follows from
-its kind and from what the stage holds (`Share`). A graph without repeated blocks is its own template.
+Where there are blocks of several kinds, the first of each stands in the template, one after the other:
+
+    before ──enter──> [ kind 0 ] ──loop──> [ kind 1 ] ──leave──> after
+                          └─────<──loop──────┘                      both hand on the same values (`lanes`)
+
+An edge joins the operator that makes a value to one that reads it. All edges of a lane begin at the kind that comes
+first: operators that make a lane in another kind are its `twins` and choose as it does. A graph without repeated blocks
+is its own template.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 from hardware_profiles import PYTORCH, Software
-from planner.graph.blocks import IDENTITY, NO_BLOCKS, BlockRun, block_parameters, operand_sources
-from planner.graph.operator_graph import OperatorGraph, substitute
+from planner.graph.blocks import IDENTITY, NO_BLOCKS, Blocks, block_parameters, operand_sources
+from planner.graph.kinds import lanes
+from planner.graph.operator_graph import Operator, OperatorGraph, substitute
 from planner.pricing.liveness import Liveness, Replay, liveness, replay
 from planner.sharding.rule import FactorKind
 from planner.sharding.rules import rule_of
@@ -38,56 +46,92 @@ class ValueEdge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one pipeline stage holds: `blocks` blocks, and whether also what comes before and what comes after them."""
+    """What a piece of a pipeline stage holds: `blocks` blocks, and whether what comes before and what comes after
+    them."""
 
     blocks: int
     first: bool
     last: bool
 
-    def times(self, kind: EdgeKind) -> int:
-        """How often an edge of a kind counts in the stage; a value from the stage before counts where it is read."""
-        return {
-            "outside": 1,
-            "inside": self.blocks,
-            "every": self.blocks,
-            "enter": int(self.first),
-            "loop": self.blocks - int(self.first),
-            "leave": int(self.last),
-        }[kind]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Template:
-    """Operators before, of one block and after, in a graph of their own; `blocks.count` says how many blocks there
-    really are.
+    """Operators before, of one block of each kind and after, in a graph of their own.
+
+    Attributes:
+        blocks: all blocks that there really are, by their operators in the whole graph.
+        held: operators of the template's block of each kind.
+        edges: between the operators.
+        own_parameters: in place of these every block of a kind has parameters of its own.
+        alive: what is kept for backward passes.
+        twins: operators that make a lane in another kind, and the one that makes it in the first.
+        kept_for_next: shared values that only the next block keeps: not those of the last.
+        whole_blocks: recomputation runs a block to its end.
+        repeated: classes of operators whose results no recomputed block keeps.
+        kept_for_rest: shared values that only what follows keeps: those of the last block.
     """
 
     graph: OperatorGraph
-    blocks: BlockRun
+    blocks: Blocks
+    held: tuple[range, ...]
     edges: tuple[ValueEdge, ...]
-    own_parameters: frozenset[str]  # every block has parameters of its own in place of these
+    own_parameters: tuple[frozenset[str], ...]
     alive: Liveness
-    kept_for_next: frozenset[str] = frozenset()  # shared values that only the next block keeps: not those of the last
-    whole_blocks: bool = False  # recomputation runs a block to its end
-    repeated: frozenset[str] = frozenset()  # classes of operators whose results no recomputed block keeps
-    kept_for_rest: frozenset[str] = frozenset()  # shared values that only what follows keeps: those of the last block
+    twins: Mapping[int, int]
+    kept_for_next: frozenset[str] = frozenset()
+    whole_blocks: bool = False
+    repeated: frozenset[str] = frozenset()
+    kept_for_rest: frozenset[str] = frozenset()
+
+    @property
+    def start(self) -> int:
+        """The first operator of the blocks."""
+        return self.held[0].start if self.held else 0
+
+    @property
+    def stop(self) -> int:
+        """The first operator after the blocks."""
+        return self.held[-1].stop if self.held else 0
 
     def in_block(self, index: int) -> bool:
-        return self.blocks.count > 0 and self.blocks.start <= index < self.blocks.start + self.blocks.period
+        return self.start <= index < self.stop
 
-    def held(self, index: int, share: Share) -> int:
-        """How often an operator of the template stands in a stage."""
-        if not self.blocks.count:
-            return 1
-        if self.in_block(index):
-            return share.blocks
-        return int(share.first if index < self.blocks.start else share.last)
+    def kind_of(self, index: int) -> int | None:
+        """The kind of block that an operator stands in; None outside."""
+        return next((kind for kind, held in enumerate(self.held) if index in held), None)
+
+    def times(self, index: int) -> int:
+        """How often an operator stands in the model."""
+        kind = self.kind_of(index)
+        return 1 if kind is None else self.blocks.kinds.count(kind)
+
+    def works(self, index: int) -> bool:
+        """Whether an operator is computed once more where its block is recomputed."""
+        return index in self._again[0]
+
+    def moves(self, index: int) -> bool:
+        """Whether an operator gets its operands once more where its block is recomputed."""
+        return index in self._again[1]
 
     @cached_property
-    def replay(self) -> Replay:
-        """How much of the block is recomputed where blocks are."""
-        start = self.blocks.start
-        return replay(self.graph, start, start + self.blocks.period, self.whole_blocks)
+    def _again(self) -> tuple[frozenset[int], frozenset[int]]:
+        works: set[int] = set()
+        moves: set[int] = set()
+        for held in self.held:
+            again: Replay = replay(self.graph, held.start, held.stop, self.whole_blocks)
+            works.update(held[: again.works])
+            moves.update(held[: again.moves])
+        return frozenset(works), frozenset(moves)
+
+    @cached_property
+    def every_own_parameter(self) -> frozenset[str]:
+        """Parameters that stand for those of all blocks, of any kind."""
+        return frozenset().union(*self.own_parameters)
+
+    def parameter_times(self, name: str) -> int:
+        """How many parameters of the model one of the template stands for."""
+        kind = next((kind for kind, own in enumerate(self.own_parameters) if name in own), None)
+        return 1 if kind is None else self.blocks.kinds.count(kind)
 
     @cached_property
     def causal_ring(self) -> bool:
@@ -97,8 +141,13 @@ class Template:
 
     @cached_property
     def carried(self) -> tuple[str, ...]:
-        """Values that one block hands to the next, under their names in the template's block."""
+        """Values that one block hands to the next, under their names in the first block of the template."""
         return tuple(sorted({edge.name for edge in self.edges if edge.kind == "loop"}))
+
+    @cached_property
+    def makers(self) -> tuple[int, ...]:
+        """Operators that make what a block hands to the next, in the first kind of block."""
+        return tuple(sorted({edge.producer for edge in self.edges if edge.kind == "loop"}))
 
     @cached_property
     def shared(self) -> frozenset[int]:
@@ -109,11 +158,11 @@ class Template:
     def pipelines(self) -> bool:
         """Whether the graph can be cut between blocks: nothing but what the blocks hand on flows past them."""
         past = any(
-            edge.kind == "every" or (edge.kind == "outside" and edge.producer < self.blocks.start <= edge.consumer)
+            edge.kind == "every" or (edge.kind == "outside" and edge.producer < self.start <= edge.consumer)
             for edge in self.edges
         )
         shared = any(
-            self.in_block(at) and name in self.graph.parameter_names and name not in self.own_parameters
+            self.in_block(at) and name in self.graph.parameter_names and name not in self.every_own_parameter
             for at, op in enumerate(self.graph.operators)
             for name in op.operands
         )
@@ -121,7 +170,7 @@ class Template:
 
 
 def fold(
-    graph: OperatorGraph, blocks: BlockRun, software: Software = PYTORCH, repeated: frozenset[str] = frozenset()
+    graph: OperatorGraph, blocks: Blocks, software: Software = PYTORCH, repeated: frozenset[str] = frozenset()
 ) -> Template:
     """The template of a prepared graph, run by some software; `repeated` says how recomputation goes.
 
@@ -129,117 +178,187 @@ def fold(
     """
     if not blocks.count:
         return _unfolded(graph, software)
-    stop = blocks.start + blocks.period
-    last = {
-        name: twin
-        for at in range(blocks.start, stop)
-        for name, twin in zip(
-            graph.operators[at + (blocks.count - 1) * blocks.period].results, graph.operators[at].results, strict=True
-        )
-        if name is not None and twin is not None
-    }
-    inner = {
-        name
-        for op in graph.operators[blocks.start : blocks.stop - blocks.period]
-        for name in op.results
-        if name is not None
-    }
+    inner = {name for op in graph.operators[blocks.start : blocks.borders[-2]] for name in op.results}
     after = graph.operators[blocks.stop :]
     if any(name in inner for op in after for name in op.operands):
         return _unfolded(graph, software)
-    renamed = tuple(
-        replace(
-            op,
-            arguments=tuple(substitute(a, last) for a in op.arguments),
-            keywords=tuple((key, substitute(value, last)) for key, value in op.keywords),
-        )
-        for op in after
+    folding = _Folding(graph, blocks)
+    folded = folding.folded()
+    template = Template(
+        graph=folded,
+        blocks=blocks,
+        held=folding.held,
+        edges=folding.edges(folded),
+        own_parameters=tuple(frozenset(block_parameters(graph, blocks, first)) for first in blocks.firsts),
+        alive=liveness(folded, software.fused, software.loss),
+        twins=folding.twins,
+        whole_blocks=software.whole_blocks,
+        repeated=repeated,
     )
-    operators = (*graph.operators[:stop], *renamed)
-    used = {name for op in operators for name in (*op.operands, *(r for r in op.results if r is not None))}
-    folded = replace(
-        graph,
-        operators=operators,
-        types={name: tensor for name, tensor in graph.types.items() if name in used or name in graph.inputs},
-        parameters=tuple(p for p in graph.parameters if p.name in used),
-        buffers=tuple(name for name in graph.buffers if name in used),
-        loss=last.get(graph.loss, graph.loss),
-    )
-    loops = _loops(graph, blocks)
-    own = frozenset(block_parameters(graph, blocks, 0))
-    edges = (*_straight(folded, blocks, loops), *loops)
-    return _with_liveness(
-        Template(
-            graph=folded,
-            blocks=blocks,
-            edges=edges,
-            own_parameters=own,
-            alive=liveness(folded, software.fused, software.loss),
-            whole_blocks=software.whole_blocks,
-            repeated=repeated,
+    return _with_liveness(template, folding.names)
+
+
+class _Folding:
+    """Where the blocks of a graph stand in its template, and what their lanes are called there."""
+
+    def __init__(self, graph: OperatorGraph, blocks: Blocks) -> None:
+        self.graph, self.blocks = graph, blocks
+        held, start = [], blocks.start
+        for first in blocks.firsts:
+            held.append(range(start, start + len(blocks.operators(first))))
+            start = held[-1].stop
+        self.held = tuple(held)
+        found = lanes(graph, blocks)
+        assert found is not None
+        self.lanes = found
+        self.names: dict[str, str] = {}  # of what another kind makes in a lane, and of what the first one makes there
+        self.twins: dict[int, int] = {}
+        for kind, places in enumerate(found):
+            for (place, result), (first, first_result) in zip(places, found[0], strict=False):
+                if kind:
+                    self.names[self._made(kind, place, result)] = self._made(0, first, first_result)
+                    self.twins[self.held[kind].start + place] = self.held[0].start + first
+
+    def _made(self, kind: int, place: int, result: int) -> str:
+        name = self.graph.operators[self.blocks.operators(self.blocks.firsts[kind])[place]].results[result]
+        assert name is not None
+        return name
+
+    def folded(self) -> OperatorGraph:
+        """The graph of the template."""
+        graph, blocks = self.graph, self.blocks
+        operators = list(graph.operators[: blocks.start])
+        for kind, first in enumerate(blocks.firsts):
+            inside = graph.operators[blocks.borders[first] : blocks.borders[first + 1]]
+            operators += [_renamed(op, self._entering(first) if kind else {}) for op in inside]
+        last = self._twins_of(blocks.count - 1)
+        operators += [_renamed(op, last) for op in graph.operators[blocks.stop :]]
+        used = {name for op in operators for name in (*op.operands, *(r for r in op.results if r is not None))}
+        return replace(
+            graph,
+            operators=tuple(operators),
+            types={name: tensor for name, tensor in graph.types.items() if name in used or name in graph.inputs},
+            parameters=tuple(p for p in graph.parameters if p.name in used),
+            buffers=tuple(name for name in graph.buffers if name in used),
+            loss=last.get(graph.loss, graph.loss),
         )
+
+    def _twins_of(self, block: int) -> dict[str, str]:
+        """What a block makes, by the names in the template's block of its kind."""
+        first = self.blocks.firsts[self.blocks.kinds[block]]
+        return {
+            name: twin
+            for at, other in zip(self.blocks.operators(block), self.blocks.operators(first), strict=True)
+            for name, twin in zip(self.graph.operators[at].results, self.graph.operators[other].results, strict=True)
+            if name is not None and twin is not None
+        }
+
+    def _entering(self, block: int) -> dict[str, str]:
+        """What the block before makes, by the names of the lanes."""
+        return {name: self.names.get(twin, twin) for name, twin in self._twins_of(block - 1).items()}
+
+    def edges(self, folded: OperatorGraph) -> tuple[ValueEdge, ...]:
+        """All edges of the folded graph, and those from one block to the next that it does not have itself."""
+        loops = self._loops()
+        entering = {(edge.consumer, edge.operand) for edge in loops}
+        first, start, stop = self.held[0], self.held[0].start, self.held[-1].stop
+        found = []
+        for consumer, op in enumerate(folded.operators):
+            for operand, name in enumerate(op.operands):
+                producer = folded.producer.get(name)
+                if producer is None or name not in folded.data_dependent:
+                    continue
+                kind: EdgeKind = "outside"
+                if start <= consumer < stop:
+                    if producer < start:
+                        alone = not loops and consumer in first  # the only one of its kind, in front of all others
+                        kind = "enter" if alone or (consumer, operand) in entering else "every"
+                    else:
+                        inside = any(producer in held and consumer in held for held in self.held)
+                        kind = "inside" if inside else "loop"
+                elif start <= producer < stop:
+                    kind = "leave"
+                assert kind != "loop" or producer in first
+                found.append(ValueEdge(producer=producer, consumer=consumer, operand=operand, name=name, kind=kind))
+        return (*found, *loops)
+
+    def _loops(self) -> tuple[ValueEdge, ...]:
+        """Edges into blocks of the first kind from the block before, drawn from the lanes."""
+        blocks = self.blocks
+        block = next((at for at in range(1, blocks.count) if blocks.kinds[at] == 0), None)
+        if block is None:
+            return ()
+        inside, before = blocks.operators(block), blocks.operators(block - 1)
+        sources = iter(operand_sources(self.graph, inside.start, inside.stop, before.start))
+        lane_of = {place: lane for lane, place in enumerate(self.lanes[blocks.kinds[block - 1]])}
+        edges = []
+        for at in self.held[0]:
+            for operand, _ in enumerate(self.graph.operators[at].operands):
+                where, what = next(sources)
+                if where == "before":
+                    assert isinstance(what, tuple)
+                    place, result = self.lanes[0][lane_of[what]]
+                    edges.append(
+                        ValueEdge(
+                            producer=self.held[0].start + place,
+                            consumer=at,
+                            operand=operand,
+                            name=self._made(0, place, result),
+                            kind="loop",
+                        )
+                    )
+        return tuple(edges)
+
+
+def _renamed(op: Operator, names: Mapping[str, str]) -> Operator:
+    return replace(
+        op,
+        arguments=tuple(substitute(a, names) for a in op.arguments),
+        keywords=tuple((key, substitute(value, names)) for key, value in op.keywords),
     )
 
 
-def _with_liveness(template: Template) -> Template:
-    """Tell apart for whom the shared values that leave a block are kept: the folded graph has no next block."""
+def _with_liveness(template: Template, names: Mapping[str, str]) -> Template:
+    """Tell apart for whom the shared values that leave a block are kept: the folded graph does not have every block's
+    next one. `names`: what another kind of block makes in a lane, and what it is called in the first."""
     alive, operators = template.alive, template.graph.operators
     kept: dict[str, set[EdgeKind]] = {}
     for edge in template.edges:
         if operators[edge.producer].op == IDENTITY and edge.operand in alive.saved[edge.consumer]:
-            kept.setdefault(edge.name, set()).add(edge.kind)
-    next_only = {name for name in template.carried if kept.get(name) == {"loop"}}
-    rest_only = {name for name in template.carried if kept.get(name) == {"leave"}}
+            handed = edge.kind in ("loop", "leave")
+            kept.setdefault(names.get(edge.name, edge.name) if handed else edge.name, set()).add(edge.kind)
+    lanes_of = {name: (name, *(other for other, lane in names.items() if lane == name)) for name in template.carried}
+    kinds = {
+        one: kept.get(one, set()) | (kept.get(name, set()) & {"loop", "leave"})
+        for name, made in lanes_of.items()
+        for one in made
+    }
+    next_only = {name for name, found in kinds.items() if found == {"loop"}}
+    rest_only = {name for name, found in kinds.items() if found == {"leave"}}
+    both = {name for name, found in kinds.items() if found} - next_only - rest_only
     return replace(
         template,
-        alive=replace(alive, kept=alive.kept - rest_only),
+        alive=replace(alive, kept=(alive.kept - rest_only - next_only) | both),
         kept_for_next=frozenset(next_only),
         kept_for_rest=frozenset(rest_only),
     )
 
 
 def _unfolded(graph: OperatorGraph, software: Software) -> Template:
-    return Template(
-        graph=graph,
-        blocks=NO_BLOCKS,
-        edges=_straight(graph, NO_BLOCKS, ()),
-        own_parameters=frozenset(),
-        alive=liveness(graph, software.fused, software.loss),
-    )
-
-
-def _straight(graph: OperatorGraph, blocks: BlockRun, loops: tuple[ValueEdge, ...]) -> tuple[ValueEdge, ...]:
-    """Edges of the template as it stands; those into the block are told apart by what later blocks read there."""
-    stop = blocks.start + blocks.period * min(1, blocks.count)
-    entering = {(edge.consumer, edge.operand) for edge in loops}
     edges = []
     for consumer, op in enumerate(graph.operators):
         for operand, name in enumerate(op.operands):
             producer = graph.producer.get(name)
-            if producer is None or name not in graph.data_dependent:
-                continue
-            kind: EdgeKind = "outside"
-            if blocks.start <= consumer < stop:
-                outside = producer < blocks.start
-                kind = "inside" if not outside else "enter" if (consumer, operand) in entering else "every"
-            elif blocks.start <= producer < stop:
-                kind = "leave"
-            edges.append(ValueEdge(producer=producer, consumer=consumer, operand=operand, name=name, kind=kind))
-    return tuple(edges)
-
-
-def _loops(graph: OperatorGraph, blocks: BlockRun) -> tuple[ValueEdge, ...]:
-    """Edges from one block to the next, seen at the second block, drawn inside the template's block."""
-    sources = iter(operand_sources(graph, blocks, 1))
-    edges = []
-    for at in range(blocks.start, blocks.start + blocks.period):
-        for operand, _ in enumerate(graph.operators[at].operands):
-            where, what = next(sources)
-            if where == "before":
-                assert isinstance(what, tuple)
-                place, result = what
-                producer = blocks.start + blocks.period + place  # counted back from the start of the second block
-                name = graph.operators[producer].results[result]
-                assert name is not None
-                edges.append(ValueEdge(producer=producer, consumer=at, operand=operand, name=name, kind="loop"))
-    return tuple(edges)
+            if producer is not None and name in graph.data_dependent:
+                edges.append(
+                    ValueEdge(producer=producer, consumer=consumer, operand=operand, name=name, kind="outside")
+                )
+    return Template(
+        graph=graph,
+        blocks=NO_BLOCKS,
+        held=(),
+        edges=tuple(edges),
+        own_parameters=(),
+        alive=liveness(graph, software.fused, software.loss),
+        twins={},
+    )

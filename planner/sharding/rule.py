@@ -30,6 +30,12 @@ gradient is partial on the axis, as every row of the axis reaches the device who
 
     experts  b s h, e f h -> b s h      axis given e@b: tokens S(0), weights S(0), result S(0); all-to-all inside
 
+Two loops are *aligned* where each index of the few belongs to a run of the many, as key heads do to the query heads
+that share them. One axis splits both, piece by piece; or the many alone, where every piece then has one of the few at
+most: the few are whole on the axis, and their gradient is partial, as for every operand without the factor:
+
+    attention  b r q d, b kv k d -> b r q d    g = kv, r aligned: 8 key heads on an axis of 8; r: on an axis of 16
+
 A *ring* is an exchange in which every device meets all pieces of the first factor, so that the work is divided by the
 second alone: keys k that come round to queries q, written k@q (Liu et al. 2023, arXiv 2310.01889). Nobody splits by it
 unless it is asked for.
@@ -54,6 +60,7 @@ class FactorKind(Enum):
     COMBINED = "combined"  # not in every result: the named implementation combines the pieces itself
     BROADCAST = "broadcast"  # indexes nothing here: only the gradient is in pieces
     EXCHANGE = "exchange"  # splits two other factors at once: the implementation moves rows between the devices
+    ALIGNED = "aligned"  # splits two other factors at once: the pieces of one use those of the other
     RING = "ring"  # splits two other factors at once; pieces of the first come round to every device
     BLOCKED = "blocked"  # cannot be split by itself
 
@@ -161,7 +168,7 @@ class Rule:
         """For each factor those that are in pieces where an axis is given to it: itself; the parts of an exchange;
         nothing where only the gradient is in pieces."""
         return tuple(
-            factor.parts if factor.kind in (FactorKind.EXCHANGE, FactorKind.RING)
+            factor.parts if factor.kind in (FactorKind.EXCHANGE, FactorKind.ALIGNED, FactorKind.RING)
             else () if factor.kind is FactorKind.BROADCAST
             else (index,)
             for index, factor in enumerate(self.factors)
@@ -182,6 +189,11 @@ class Rule:
     def exchanged(self) -> frozenset[int]:
         """Factors that an exchange splits together with one that counts tokens: experts."""
         return frozenset(factor.parts[0] for factor in self.factors if factor.kind is FactorKind.EXCHANGE)
+
+    @cached_property
+    def aligned(self) -> tuple[tuple[int, int, int], ...]:
+        """Of the aligned factors themselves, the few, and the many."""
+        return tuple((i, *f.parts[:2]) for i, f in enumerate(self.factors) if f.kind is FactorKind.ALIGNED)  # type: ignore[misc]
 
     @cached_property
     def nesting(self) -> tuple[tuple[frozenset[int], frozenset[int]], ...]:
@@ -313,11 +325,33 @@ def strategy_fault(rule: Rule, strategy: Strategy, mesh: Mesh) -> str | None:
         if factor.extent % count:
             names = " and ".join(f"{axis.name} of size {axis.size}" for axis in axes)
             return f"{names} does not divide factor '{factor.name}' of extent {factor.extent}"
+    fault = _aligned_fault(rule, strategy, mesh.sizes)
+    if fault:
+        return fault
     for dims in (*rule.operands, *rule.results):
         for factors in dims:
             fault = _compound_fault(rule, factors, strategy, mesh)
             if fault:
                 return fault
+    return None
+
+
+def _aligned_fault(rule: Rule, strategy: Strategy, sizes: Sequence[int]) -> str | None:
+    """Why the many of aligned factors cannot be split alone as they are; None where they can."""
+    for both, few, many in rule.aligned:
+        left, alone, names = rule.factors[few].extent, False, [rule.factors[f].name for f in (both, few, many)]
+        for choice, size in zip(strategy, sizes, strict=False):
+            if choice == both and alone:
+                return f"the axes split factor '{names[2]}' alone before '{names[0]}'; split '{names[0]}' first"
+            if choice == both:
+                left //= size
+            elif choice == many and not alone:
+                alone = True
+                if left > 1 and (size % left or size == left):
+                    return (
+                        f"factor '{names[2]}' is split into {size} alone, and there are {left} of '{names[1]}' to"
+                        f" share: split '{names[0]}', or '{names[2]}' into a larger multiple of {left}"
+                    )
     return None
 
 
@@ -379,6 +413,7 @@ def legal_strategies(
             for strategy, pieces in grown
             for choice in (every if allowed is None else allowed[axis])
             if (after := _cut_on(rule, strategy, pieces, choice, size)) is not None
+            and not (rule.aligned and _aligned_fault(rule, (*strategy, choice), mesh.sizes))
         ]
     return tuple(strategy for strategy, _ in grown)
 

@@ -22,6 +22,7 @@ KINDS = {
     FactorKind.COMBINED: "combined inside",
     FactorKind.BROADCAST: "copies",
     FactorKind.EXCHANGE: "exchange",
+    FactorKind.ALIGNED: "aligned",
     FactorKind.RING: "ring",
     FactorKind.BLOCKED: "whole",
 }
@@ -34,8 +35,8 @@ compares this file with what that command writes.
 A rule names the loops of an operator and says which dims of operands and results they index; `1` is a dim without a
 loop. The rule is that of one typical call; other ranks and broadcasts follow the same pattern. Loops are
 *independent* (in the results: pieces are computed apart), a *sum* or a *mean* (pieces are terms), *combined inside*
-(the implementation combines the pieces), *copies* (only the gradient comes in parts), an *exchange* or a *ring* (two
-loops split on one axis), or *whole*.
+(the implementation combines the pieces), *copies* (only the gradient comes in parts), an *exchange*, *aligned* or a
+*ring* (two loops split on one axis), or *whole*.
 
 **Execution**: the operator is run on the pieces of simulated ranks, in so many ways of calling and of splitting it,
 and results and gradients recombine to those of the unsplit call. **DTensor**: the layouts are those that PyTorch's

@@ -267,6 +267,23 @@ def nll_loss_local(
     return (loss / (example.args[1] != -100).sum() if mean else loss,)
 
 
+def attention_local(
+    example: Example, rule: Rule, strategy: Strategy, mesh: Mesh, rank: int, operands: list[Pieces]
+) -> tuple[torch.Tensor, ...]:
+    """Where query heads are split and key heads are not, those that the query heads of this rank share."""
+    pieces = [operand[rank] for operand in operands]
+    if "kv" in rule.index and rule.index["r"] in strategy:
+        place = 0
+        for choice, at, size in zip(strategy, mesh.coordinate(rank), mesh.sizes, strict=True):
+            if choice is not None and rule.index["r"] in rule.splits[choice]:
+                place = place * size + at
+        heads, groups = example.args[0].shape[1], example.args[1].shape[1]
+        shared = place * pieces[0].shape[1] // (heads // groups) % pieces[1].shape[1]
+        pieces[1:3] = [piece[:, shared : shared + 1] for piece in pieces[1:3]]
+    args, kwargs = localised(example, pieces)
+    return run(example.op, args, kwargs)
+
+
 def position(rule: Rule, strategy: Strategy, mesh: Mesh, rank: int, name: str) -> int:
     """Which piece of a factor a rank has."""
     found = 0
@@ -282,6 +299,7 @@ SPECIAL: dict[str, Local] = {
     "planner.experts.default": experts_local,
     **{f"aten.conv{spatial}d.{form}": grouped_local for spatial in (1, 2, 3) for form in ("default", "padding")},
     "aten.group_norm.default": grouped_local,
+    "aten.scaled_dot_product_attention.default": attention_local,
     "aten._native_batch_norm_legit_functional.default": batch_norm_local,
     "aten._native_batch_norm_legit.no_stats": batch_norm_local,
     "aten.batch_norm.default": batch_norm_local,

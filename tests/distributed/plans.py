@@ -11,6 +11,7 @@ from torch import nn
 
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
+from planner.models.deepseek import Deepseek, DeepseekConfig
 from planner.models.dlrm import DLRM, DLRMConfig
 from planner.models.gpt import GPT, GPTConfig
 from planner.models.llama import Llama, LlamaConfig
@@ -58,6 +59,12 @@ LLAMA = LlamaConfig(
     sequence_length=SEQUENCE,
 )
 MIXTURE = replace(LLAMA, num_experts=4, experts_per_token=2, expert_size=24, shared_size=16)
+DEEPSEEK = DeepseekConfig(
+    num_layers=4, hidden_size=32, ffn_size=48, num_heads=4, q_rank=16, kv_rank=8, plain_size=8, rotary_size=4,
+    value_size=12, vocab_size=VOCABULARY, sequence_length=SEQUENCE, num_experts=4, experts_per_token=2, expert_size=24,
+    shared_size=16, dense_layers=2, sigmoid_scores=True, weight_scale=2.5, expert_groups=2, balance_loss=0.1,
+    balance_speed=0.5,
+)  # fmt: skip
 GPT_CONFIG = GPTConfig(num_layers=2, hidden_size=32, num_heads=4, vocab_size=VOCABULARY, sequence_length=SEQUENCE)
 CLASSES, IMAGE, CHANNELS = 8, 16, 4
 VIT = ViTConfig(
@@ -218,6 +225,7 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "gpt": lambda: GPT(GPT_CONFIG),
     "llama4": lambda: Llama(replace(LLAMA, num_layers=4)),
     "llama-one": lambda: Llama(replace(LLAMA, num_kv_heads=1, tied_embeddings=True)),
+    "llama-two": lambda: Llama(replace(LLAMA, num_kv_heads=2)),
     "llama-heads": lambda: Llama(replace(LLAMA, num_kv_heads=8, head_size=8, qk_norm=True)),
     "llama6": lambda: Llama(replace(LLAMA, num_layers=6)),
     "llama8": lambda: Llama(replace(LLAMA, num_layers=8)),
@@ -226,6 +234,8 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "mixture": lambda: Llama(MIXTURE),
     "capped": lambda: Llama(replace(MIXTURE, capacity_factor=0.75)),
     "balanced": lambda: Llama(replace(MIXTURE, balance_loss=0.1, balance_speed=0.5)),
+    "deepseek": lambda: Deepseek(DEEPSEEK),
+    "deepseek-direct": lambda: Deepseek(replace(DEEPSEEK, num_layers=3, dense_layers=1, q_rank=0, balance_speed=0.0)),
     "assorted": Assorted,
     "dropping": lambda: Dropping(2),
     "dropping4": lambda: Dropping(4),

@@ -7,6 +7,7 @@ from functools import cache
 import plans
 import torch
 import torch.distributed as dist
+from stale import StaleTraining
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -370,3 +371,38 @@ def train_dropping() -> tuple[float, list[float]]:
             worst = max(worst, abs(step(tokens, labels) - expected) / expected)
             losses.append(expected)
     return worst, losses
+
+
+def asynchronous(
+    model: str, kind: int | str, sizes: tuple[int, ...], windows: list[int], settings: dict[str, object]
+) -> tuple[float, float, list[Turn]]:
+    """Windows of so many batches each, with stale weights: the worst error of losses and weights, how far apart losses
+    and weights are from those of the same steps without staleness, and the turns of the last window."""
+    plan = plan_of(model, plans.mesh_of(*sizes), kind, optimizer="sgd", **settings)
+    rate = 1e-1
+    step = build_step(model, plan, OptimizerSettings(learning_rate=rate))
+    module, parts = plans.build(model), plan.training.micro_batches
+    step.prepare(*plans.batch(seed=0))
+    stage_of = {name: cut.stage for cut in step.rank.cuts for name in cut.parameters}
+    stale, plain = (StaleTraining(module, of, rate) for of in (stage_of, dict.fromkeys(stage_of, 0)))
+    worst, apart, number = 0.0, 0.0, 0
+    for count in windows:
+        batches = [plans.batch(seed=number + at) for at in range(count)]
+        number += count
+        cut = [list(zip(*(tensor.chunk(parts) for tensor in batch), strict=True)) for batch in batches]
+        found = step.window(batches)
+        if plan.schedule == "pipedream":
+            each = stale.pipedream([part for batch in cut for part in batch])
+            wanted = [sum(each[at * parts : (at + 1) * parts]) / parts for at in range(count)]
+            for part in (part for batch in cut for part in batch):
+                plain.pipedream([part])
+        else:
+            wanted = stale.two_versions(cut)
+            for batch in cut:
+                plain._train(batch, [len(plain.versions[0]) - 1])
+        worst = max(worst, *(abs(one - other) / other for one, other in zip(found, wanted, strict=True)))
+    weights, updated = step.full_parameters(), plain.weights()
+    for name, weight in stale.weights().items():
+        worst = max(worst, relative(weights[name], weight))
+        apart = max(apart, relative(updated[name], weight))
+    return worst, apart, list(step.rank.pipeline.turns)

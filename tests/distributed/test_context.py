@@ -11,7 +11,7 @@ from tests.distributed.hops import work_of_hops
 from tests.long_lists import first
 
 TOLERANCE = 1e-5
-KEY_HEADS = ("llama", "llama-heads", "llama-one")  # grouped, as many as heads, one
+KEY_HEADS = ("llama", "llama-heads", "llama-one", "llama-two")  # grouped, as many as heads, one, fewer than devices
 SPLITS: dict[str, dict[str, Any]] = {
     "ring": {"context": 4, "context_by": "ring"},
     "contiguous ring": {"context": 4, "context_by": "ring", "zigzag": False},
@@ -30,7 +30,12 @@ WITH: dict[str, dict[str, Any]] = {
 }
 INSIDE = {"ring": "k@q", "hybrid": "k@q", "contiguous ring": "k@q", "ring of 2": "k@q"}
 ALONE = dict.fromkeys(
-    (("llama", "ring"), ("llama-one", "hybrid"), *((m, s) for m in KEY_HEADS for s in list(SPLITS)[:4]))
+    (
+        ("llama", "ring"),
+        ("llama-two", "heads"),
+        ("llama-one", "hybrid"),
+        *((m, s) for m in KEY_HEADS for s in list(SPLITS)[:4]),
+    )
 )
 TOGETHER = dict.fromkeys(
     (
@@ -47,7 +52,7 @@ def check(found: list[tuple[float, set[str], list[str]]], split: str) -> None:
         assert ("zigzag" in orders) == (split in INSIDE and split != "contiguous ring")
 
 
-@pytest.mark.parametrize(("model", "split"), first(2, ALONE))
+@pytest.mark.parametrize(("model", "split"), first(3, ALONE))
 def test_a_sequence_that_is_split_changes_nothing(pool, model: str, split: str) -> None:
     check(pool.run("tasks_context", "parity", model, 4, Pinned(**SPLITS[split], micro_batches=4)), split)
 
@@ -55,6 +60,13 @@ def test_a_sequence_that_is_split_changes_nothing(pool, model: str, split: str) 
 @pytest.mark.parametrize(("model", "split", "other"), first(1, TOGETHER))
 def test_nor_does_it_together_with_other_parallelism(pool, model: str, split: str, other: str) -> None:
     check(pool.run("tasks_context", "parity", model, 4, Pinned(**{**SPLITS[split], **WITH[other]})), split)
+
+
+def test_tensor_parallelism_over_more_devices_than_key_heads(pool) -> None:
+    """Every device has the query heads of one key head, and reads that one of keys that are whole."""
+    for error, factors, _ in pool.run("tasks_context", "parity", "llama-two", 4, Pinned(tensor=4)):
+        assert error < TOLERANCE
+        assert factors == {"r"}
 
 
 @pytest.mark.thorough

@@ -54,8 +54,9 @@ class Einsum(RuleSpec):
     `...` stands for any number of leading dims, (g r) for a compound dim whose factors occur alone elsewhere.
     Patterns belong to the arguments at `positions`; an argument that is None drops its pattern. Factors in no result
     are reductions unless listed in `blocked` or `combined`; pairs in `exchanges` are split together, each of the two
-    may be alone too, and so are `rings`. `work`, `saved_extra`: (coefficient, factors as text); an empty text means all
-    factors.
+    may be alone too, and so are `rings`. With `heads`, g stands for
+    heads of keys and r for those of queries that share one (see `_grouped`). `work`, `saved_extra`:
+    (coefficient, factors as text); an empty text means all factors.
     `saved_elements` is like `saved_extra`, and `scratch_elements` what lives while it runs, in elements of the first
     operand; `inner_elements` and `inner_wide` are what lives while it sends, the latter in float32 at least.
     `roles`: (name, factors as text).
@@ -68,6 +69,7 @@ class Einsum(RuleSpec):
     combined: str = ""
     exchanges: tuple[tuple[str, str], ...] = ()
     rings: tuple[tuple[str, str], ...] = ()
+    heads: bool = False
     work: tuple[tuple[float, str], ...] = ((1.0, ""),)
     gradient_work: float = 1.0
     repeated_work: float = 0.0
@@ -95,7 +97,7 @@ class Einsum(RuleSpec):
             bare = replace(self, mask_argument=None, rings=(), inner=(), inner_elements=(), inner_wide=())
             return masked(bare.build(without_mask(call, *self.mask_argument)), call, *self.mask_argument)
         table = FactorTable(call.op)
-        left, right = self.pattern.split("->")
+        left, right = (_grouped(self.pattern, call) if self.heads else self.pattern).split("->")
         given = [
             (p, call.arguments[at])
             for p, at in zip(left.split(","), self.positions, strict=False)
@@ -130,6 +132,9 @@ class Einsum(RuleSpec):
         halve = 0.5 if causal and not unfused else 1.0
         for first, second in self.exchanges:
             table.add_exchange(first, second)
+        if self.heads and FEW in names:
+            table.set_kind(FEW, FactorKind.BLOCKED)
+            table.add_exchange(FEW, "r", FactorKind.ALIGNED, "g")
         for first, second in () if unfused else self.rings:
             table.add_exchange(first, second, FactorKind.RING)
         factors = table.freeze()
@@ -168,6 +173,20 @@ class Einsum(RuleSpec):
             causal=causal,
             unfused=unfused,
         )
+
+
+FEW = "kv"
+"""Heads of keys where several heads of queries share one, and there is more than one."""
+
+
+def _grouped(pattern: str, call: Call) -> str:
+    """A pattern with g for heads of keys and (g r) for those of queries, by how many there are of each: one loop g
+    where all have their own, r where all share one; else r are all heads of queries, kv those of keys, and g splits
+    both."""
+    many, few = call.operands[0].shape[1], call.operands[1].shape[1]
+    if many == few:
+        return pattern.replace("(g r)", "g")
+    return pattern.replace("(g r)", "r") if few == 1 else pattern.replace("(g r)", "r").replace("g", FEW)
 
 
 def _work(coefficient: float, text: str, names: Sequence[str]) -> Work:

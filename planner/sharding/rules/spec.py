@@ -43,11 +43,14 @@ class FactorTable:
             )
         return list(self._factors).index(name)
 
-    def add_exchange(self, first: str, second: str, kind: FactorKind = FactorKind.EXCHANGE) -> None:
-        """An exchange of two factors, named `first@second`; nothing where one of them has extent 1 and is no factor."""
+    def add_exchange(
+        self, first: str, second: str, kind: FactorKind = FactorKind.EXCHANGE, name: str | None = None
+    ) -> None:
+        """An exchange of two factors, named `first@second` unless said otherwise; nothing where one of them has extent
+        1 and is no factor."""
         if first in self._factors and second in self._factors:
             parts = (list(self._factors).index(first), list(self._factors).index(second))
-            name = f"{first}@{second}"
+            name = name or f"{first}@{second}"
             self._factors[name] = Factor(name=name, extent=1, kind=kind, parts=parts)
 
     def set_kind(self, name: str, kind: FactorKind) -> None:

@@ -43,6 +43,7 @@ RULES: Mapping[str, RuleSpec] = {
         pattern="b (g r) q d, b g k d, b g k e -> b (g r) q e",
         op_class="attention",
         blocked="q k d e",
+        heads=True,
         work=((2.0, "b g r q k d"), (2.0, "b g r q k e")),
         gradient_work=2 / 3,
         repeated_work=0.5,
@@ -51,7 +52,7 @@ RULES: Mapping[str, RuleSpec] = {
         roles=(
             ("batch", "b"),
             ("heads", "g r"),
-            ("key_heads", "g"),
+            ("key_heads", "g kv"),
             ("queries", "q"),
             ("keys", "k"),
             ("head_dim", "d"),
@@ -66,15 +67,15 @@ RULES: Mapping[str, RuleSpec] = {
         rings=(("k", "q"),),  # keys and values come round; backward once more, and their gradients behind them
         inner=tuple(
             pattern
-            for piece in ("b g k d", "b g k e")
+            for piece in ("b g kv k d", "b g kv k e")
             for pattern in (
                 InnerPattern(kind="send_recv", factor="k@q", factors=piece, forward=1, backward=1),
                 InnerPattern(kind="send_recv", factor="k@q", factors=piece, backward=1, home=True, wide=True),
             )
         ),
         # the piece that is here and the next one, and gradients of a hop; sums that are sent, those that come
-        inner_elements=((3.0, "b g k d"), (3.0, "b g k e"), (1.0, "b g r q d")),
-        inner_wide=((2.0, "b g k d"), (2.0, "b g k e"), (1.0, "b g r q d")),
+        inner_elements=((3.0, "b g kv k d"), (3.0, "b g kv k e"), (1.0, "b g r q d")),
+        inner_wide=((2.0, "b g kv k d"), (2.0, "b g kv k e"), (1.0, "b g r q d")),
     ),
     # lookups, normalisation, loss
     "aten.embedding.default": Einsum(

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from planner.graph.blocks import IDENTITY, NO_BLOCKS, BlockRun, block_parameters, find_blocks, share_values
+from planner.graph.blocks import IDENTITY, NO_BLOCKS, Blocks, block_parameters, share_values
+from planner.graph.kinds import find_blocks
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.models.gpt import GPT, GPTConfig
@@ -56,9 +57,8 @@ def zoo(family: str, layers: int) -> OperatorGraph:
         return trace(module, (tokens, tokens))
 
 
-def modules_of(graph: OperatorGraph, blocks: BlockRun, block: int) -> set[str]:
-    low = blocks.start + block * blocks.period
-    return {".".join(op.module.split(".")[:3]) for op in graph.operators[low : low + blocks.period]}
+def modules_of(graph: OperatorGraph, blocks: Blocks, block: int) -> set[str]:
+    return {".".join(graph.operators[at].module.split(".")[:3]) for at in blocks.operators(block)}
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt"])
@@ -74,7 +74,7 @@ def test_zoo(family: str, layers: int) -> None:
         names = block_parameters(graph, blocks, block)
         assert [name.replace(f"{stem}.{block}.", "") for name in names] == [n.replace(f"{stem}.0.", "") for n in own]
     counted = sum(1 for op in graph.operators if f"{op.module}.".startswith(f"{stem}.1."))
-    assert blocks.period == counted
+    assert len(blocks.operators(0)) == counted
 
 
 def test_one_layer_is_no_block() -> None:
@@ -100,18 +100,18 @@ def test_plain_loops(kinds: str, period: int | None, count: int) -> None:
     if period is None:
         assert blocks == NO_BLOCKS
     else:
-        assert blocks.period == period
+        assert len(blocks.operators(0)) == period
 
 
 def test_half_a_pattern_at_the_end_is_outside() -> None:
     graph = graph_of("ababa")
     blocks = find_blocks(graph)
-    assert (blocks.period, blocks.count) == (6, 2)
+    assert (len(blocks.operators(0)), blocks.count) == (6, 2)
     assert [op.module for op in graph.operators[blocks.stop :] if op.module] == ["part4", "head"]
 
 
 def test_template_and_block_of() -> None:
-    blocks = BlockRun(start=2, period=3, count=2)
+    blocks = Blocks.alike(2, 3, 2)
     assert blocks.stop == 8
     assert [blocks.block_of(i) for i in range(9)] == [None, None, 0, 0, 0, 1, 1, 1, None]
     assert [blocks.template(i) for i in range(9)] == [0, 1, 2, 3, 4, 2, 3, 4, 8]
@@ -130,7 +130,7 @@ def test_dataflow_decides_and_not_the_operators_alone() -> None:
 
     graph = trace(Forked("cccccc"), (torch.ones(2, WIDTH),))
     blocks = find_blocks(graph)
-    assert (blocks.period, blocks.count) == (2, 4)
+    assert (len(blocks.operators(0)), blocks.count) == (2, 4)
 
 
 def test_branches_side_by_side_are_no_blocks() -> None:
@@ -151,7 +151,7 @@ def test_chains_of_blocks_win_over_longer_rows_of_branches() -> None:
             return self.head(torch.cat(parts, dim=0)).mean()
 
     blocks = find_blocks(trace(Both("a" * 10), (torch.ones(2, WIDTH),)))
-    assert (blocks.start, blocks.period, blocks.count) == (0, 3, 2)
+    assert (blocks.start, len(blocks.operators(0)), blocks.count) == (0, 3, 2)
 
 
 def test_frozen_blocks_are_not_those_that_train() -> None:
@@ -159,7 +159,7 @@ def test_frozen_blocks_are_not_those_that_train() -> None:
     module.part0.requires_grad_(False)
     module.part1.requires_grad_(False)
     blocks = find_blocks(trace(module, (torch.ones(2, WIDTH),)))
-    assert (blocks.start, blocks.period, blocks.count) == (0, 3, 2)
+    assert (blocks.start, len(blocks.operators(0)), blocks.count) == (0, 3, 2)
 
 
 def test_buffers_of_their_own() -> None:
@@ -175,7 +175,7 @@ def test_buffers_of_their_own() -> None:
             return self.head(x).mean()
 
     blocks = find_blocks(trace(Buffered(), (torch.ones(2, WIDTH),)))
-    assert (blocks.start, blocks.period, blocks.count) == (0, 3, 4)
+    assert (blocks.start, len(blocks.operators(0)), blocks.count) == (0, 3, 4)
 
 
 def test_tied_weights_end_the_run() -> None:
@@ -206,19 +206,18 @@ def test_all_blocks_sharing_one_weight() -> None:
 
     graph = trace(Universal("a"), (torch.ones(2, WIDTH),))
     blocks = find_blocks(graph)
-    assert (blocks.period, blocks.count) == (3, 5)
+    assert (len(blocks.operators(0)), blocks.count) == (3, 5)
     assert block_parameters(graph, blocks, 2) == ()
 
 
-def called(graph: OperatorGraph, blocks: BlockRun, block: int) -> list[str]:
-    low = blocks.start + block * blocks.period
-    return [op.op for op in graph.operators[low : low + blocks.period]]
+def called(graph: OperatorGraph, blocks: Blocks, block: int) -> list[str]:
+    return [graph.operators[at].op for at in blocks.operators(block)]
 
 
 # shared values
 
 
-def shared(graph: OperatorGraph) -> tuple[OperatorGraph, BlockRun]:
+def shared(graph: OperatorGraph) -> tuple[OperatorGraph, Blocks]:
     return share_values(graph, find_blocks(graph))
 
 
@@ -241,7 +240,7 @@ def test_every_differentiable_result_has_one_use_or_an_identity(make: Callable[[
 
 def test_identities_of_a_llama_block() -> None:
     graph, blocks = shared(zoo("llama", 3))
-    first = graph.operators[blocks.start : blocks.start + blocks.period]
+    first = [graph.operators[at] for at in blocks.operators(0)]
     identities = [op.name.removeprefix("model.layers.0.") for op in first if op.op == IDENTITY]
     assert len(identities) == len(set(identities))
     assert "input_layernorm/rms_norm/shared" in identities  # read by query, key and value
@@ -265,7 +264,7 @@ def test_the_result_of_the_last_block_is_shared_like_that_of_the_others() -> Non
     graph, blocks = shared(graph_of("aaaa"))
     assert blocks.count == 4
     ops = [op.op for op in graph.operators[blocks.start : blocks.stop]]
-    assert ops == ops[: blocks.period] * 4
+    assert ops == ops[: len(blocks.operators(0))] * 4
 
 
 def test_a_loss_with_two_uses() -> None:

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from planner.errors import ModelError
-from planner.graph.blocks import find_blocks, share_values
+from planner.graph.blocks import share_values
+from planner.graph.kinds import find_blocks
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.graph.updates import UPDATE

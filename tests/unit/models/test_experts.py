@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from planner.graph.blocks import find_blocks
+from planner.graph.kinds import find_blocks
 from planner.graph.trace import trace
 from planner.models.expert_rows import capacity_of
 from planner.models.experts import SparseMLP, experts
@@ -142,7 +142,7 @@ def test_a_decoder_is_traced_into_equal_blocks_after_its_dense_layers() -> None:
     assert sum(op.op == "planner.experts.default" for op in graph.operators) == 3
     blocks = find_blocks(graph)
     assert blocks.count == 3
-    inside = graph.operators[blocks.start : blocks.start + blocks.period]
+    inside = [graph.operators[at] for at in blocks.operators(0)]
     assert [op.name for op in inside if "experts" in op.op] == ["model.layers.2.mlp.experts/experts"]
     full = trace(decoder(dense_layers=2, shared_size=24), (tokens, tokens.clone()), full=True)
     assert graph.fingerprint() == full.fingerprint()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner.errors import ModelError
-from planner.graph.blocks import find_blocks
+from planner.graph.kinds import find_blocks
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.models.zoo import BuiltModel, build_model

@@ -2,7 +2,8 @@
 
 import pytest
 
-from planner.graph.blocks import NO_BLOCKS, BlockRun, find_blocks, share_values
+from planner.graph.blocks import NO_BLOCKS, share_values
+from planner.graph.kinds import find_blocks
 from planner.plan.bind import prepare
 from planner.plan.uniform import uniform_blocks
 from tests.unit.search.cases import traced
@@ -33,8 +34,7 @@ def test_what_differs_is_left_out(model: str, all_blocks: int, alike: int) -> No
     assert blocks.count == alike
     if alike:
         shared = share_values(traced(model), found)[1]
-        assert (blocks.period, blocks.stop) == (shared.period, shared.stop)
-        assert blocks.start == shared.start + shared.period
+        assert blocks.borders == shared.borders[1:]
 
 
 def test_frozen_and_trained_halves_are_told_apart() -> None:
@@ -50,5 +50,5 @@ def test_frozen_and_trained_halves_are_told_apart() -> None:
 def test_two_blocks_of_which_one_differs_are_none() -> None:
     graph = traced("chain-from-input")
     run = find_blocks(graph)
-    pair = BlockRun(start=run.start, period=run.period, count=2)
+    pair = run.part(0, 2)
     assert uniform_blocks(graph, pair) == NO_BLOCKS

@@ -12,7 +12,7 @@ from planner.plan.bind import prepare
 from planner.plan.step import Launches
 from planner.pricing import OperatorPrices, Pricers, price_operator, price_parameter
 from planner.pricing.kernels import UNFUSED_KERNELS
-from planner.pricing.liveness import replay
+from planner.pricing.liveness import replays
 from planner.sharding.layout import parse_layout, replicated
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rules import RULES
@@ -181,6 +181,6 @@ def test_buckets_share_the_latency_of_one_message() -> None:
 
 def test_recomputation_to_the_end_of_a_block() -> None:
     prepared, blocks = prepare(traced("llama-2"))
-    early = replay(prepared, blocks.start, blocks.start + blocks.period)
-    whole = replay(prepared, blocks.start, blocks.start + blocks.period, whole=True)
-    assert early.works < early.moves < whole.works == whole.moves == blocks.period
+    early = replays(prepared, blocks)[0]
+    whole = replays(prepared, blocks, whole=True)[0]
+    assert early.works < early.moves < whole.works == whole.moves == len(blocks.operators(0))

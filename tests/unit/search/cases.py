@@ -133,6 +133,37 @@ class Residual(nn.Module):
         return x.mean()
 
 
+class Kind(nn.Module):
+    """A block with a residual, of the kind of its letter."""
+
+    def __init__(self, letter: str) -> None:
+        super().__init__()
+        self.letter = letter
+        self.norm = nn.LayerNorm(WIDTH) if letter in "ac" else None
+        self.up = nn.Linear(WIDTH, 64 if letter == "a" else 128)
+        self.down = nn.Linear(64 if letter == "a" else 128, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x if self.norm is None else self.norm(x)
+        y = torch.relu(self.up(y)) if self.letter == "b" else F.gelu(self.up(y))
+        return x + self.down(y)
+
+
+class Kinds(nn.Module):
+    """Blocks of several kinds that hand on the same."""
+
+    def __init__(self, letters: str) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(64, WIDTH)
+        self.blocks = nn.ModuleList(map(Kind, letters))
+
+    def forward(self, tokens_BS: torch.Tensor) -> torch.Tensor:
+        x = self.rows(tokens_BS)
+        for block in self.blocks:
+            x = block(x)
+        return x.pow(2).mean()
+
+
 class Aside(nn.Module):
     """Blocks of which the end reads a result inside the last one, beside what it hands on."""
 
@@ -258,6 +289,12 @@ MODELS: Mapping[str, Model] = {
     "residual-constant": (lambda: Residual(4, every="constant"), TOKENS),
     "residual-frozen-rows": (lambda: Residual(5, frozen=0), TOKENS),
     "residual-frozen-half": (lambda: Residual(6, frozen=3), TOKENS),
+    "mixture-after-two-dense": (lambda: mixture(5, dense_layers=2), PAIR),
+    "kinds-first": (lambda: Kinds("aabbbb"), TOKENS),
+    "kinds-in-turn": (lambda: Kinds("abababab"), TOKENS),
+    "kinds-one-before": (lambda: Kinds("abbb"), TOKENS),
+    "kinds-one-after": (lambda: Kinds("aaab"), TOKENS),
+    "kinds-three": (lambda: Kinds("aabbbccb"), TOKENS),
     "skips": (lambda: Skips(3), TOKENS),
     "two-masks": (TwoMasks, lambda: (torch.zeros(BATCH, WIDTH), torch.zeros(WIDTH, dtype=torch.int64))),
     "wide": (lambda: Wide(4), lambda: (torch.zeros(BATCH, WORK, WORK),)),
@@ -394,6 +431,7 @@ def column_of(piece: Piece, candidates: Mapping[Key, int], kept: Collection[int]
         candidates=dict(candidates),
         kept=frozenset(kept),
         amounts=piece.amounts_of(candidates, kept),
+        kind=piece.kind,
     )
 
 
@@ -414,14 +452,19 @@ def random_counts(case: Case, draw: random.Random) -> list[int]:
 def random_ranks(case: Case, draw: random.Random, state: State) -> tuple[RankFilling, ...]:
     """Any way to run every block: some lean ones first, then others, on every rank. Their peaks are left at zero."""
     chain = case.chain
-    ranks = []
+    ranks: list[RankFilling] = []
+    done = 0
     for rank, count in enumerate(random_counts(case, draw)):
-        lean, fast = (random_column(case, chain.inner, state, draw) if count else None for _ in range(2))
+        kinds = chain.stretches.kinds[done : done + count]
+        done = done + count if case.setting.chunks == 1 else 0
+        lean, fast = (
+            {kind: random_column(case, chain.kinds[kind], state, draw) for kind in sorted(set(kinds))} for _ in range(2)
+        )
         first = draw.randint(0, count)
         ranks.append(
             RankFilling(
                 head=random_column(case, chain.head, state, draw) if rank == 0 else None,
-                inner=tuple(column for column in (*[lean] * first, *[fast] * (count - first)) if column is not None),
+                inner=tuple((lean if at < first else fast)[kind] for at, kind in enumerate(kinds)),
                 tail=random_column(case, chain.tail, state, draw)
                 if rank == case.setting.ranks - 1 and chain.tail
                 else None,

@@ -120,7 +120,7 @@ def changed(case: Case, ranks: tuple[RankFilling, ...], draw: random.Random) -> 
     def other(column: Column | None, pieces: tuple[Piece, ...]) -> Column | None:
         if column is None:
             return None
-        piece = next(piece for piece in pieces if piece.recompute == column.recompute)
+        piece = next(p for p in pieces if p.recompute == column.recompute and p.kind == column.kind)
         candidates, kept, free = dict(column.candidates), set(column.kept), keepable(piece)
         for key in draw.sample(piece.keys, min(draw.randint(0, 2), len(piece.keys))):
             if key not in case.chain.boundary:

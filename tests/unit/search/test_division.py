@@ -10,8 +10,10 @@ import pytest
 
 from planner.search.division import Filled, Rank, divide, fill, fill_best, step_seconds
 from planner.search.pieces import Amounts, Column
+from planner.search.stretches import stretches_of
 
 BLOCKS = 6
+ALIKE = stretches_of((0,) * BLOCKS)
 WEIGHT = 3.5
 
 
@@ -75,7 +77,7 @@ def test_a_stage_is_filled_as_well_as_by_trying_all_mixtures(seed: int) -> None:
     rank = random_rank(draw)
     fast, lean = column(random_amounts(draw, 0.0), False), column(random_amounts(draw, 0.9), draw.random() < 0.7)
     capacity = draw.uniform(5.0, 160.0)
-    filled = fill(rank, [fast, lean], BLOCKS, WEIGHT, capacity)
+    filled = fill(rank, [(fast,), (lean,)], ALIKE, WEIGHT, capacity)
     for count in range(BLOCKS + 1):
         tried = [busy_and_peak(rank, columns) for columns in fillings(fast, lean, count)]
         fitting = [busy for busy, peak in tried if peak <= capacity * (1 + 1e-9)]
@@ -97,9 +99,9 @@ def test_a_stage_is_filled_as_well_as_by_trying_all_mixtures(seed: int) -> None:
 def test_the_best_of_several_ends_is_taken_for_every_number_of_blocks() -> None:
     draw = random.Random(5)
     ranks = [random_rank(draw) for _ in range(3)]
-    pool = [column(random_amounts(draw, 0.0), False), column(random_amounts(draw, 0.9), True)]
-    alone = [fill(rank, pool, BLOCKS, WEIGHT, 60.0) for rank in ranks]
-    together = fill_best(ranks, pool, BLOCKS, WEIGHT, 60.0)
+    pool = [(column(random_amounts(draw, 0.0), False),), (column(random_amounts(draw, 0.9), True),)]
+    alone = [fill(rank, pool, ALIKE, WEIGHT, 60.0) for rank in ranks]
+    together = fill_best(ranks, pool, ALIKE, WEIGHT, 60.0)
     for count in range(BLOCKS + 1):
         assert float(together.busy[count]) == min(float(filled.busy[count]) for filled in alone)
         if math.isfinite(float(together.busy[count])):
@@ -146,7 +148,7 @@ def test_blocks_are_divided_as_well_as_by_trying_all_divisions(seed: int, steps:
     number, blocks, micro_batches = draw.randint(1, 4), draw.randint(4, 8), draw.choice((1, 2, 8))
     ranks = [random_filled(draw, blocks, micro_batches - (1 if number > 1 else 0), steps=steps) for _ in range(number)]
     least = [draw.choice((0, 1)) if number > 1 else 0 for _ in range(number)]
-    found = divide(ranks, least, blocks, micro_batches=micro_batches, chunks=1, equal=False)
+    found = divide(ranks, least, stretches_of((0,) * blocks), micro_batches=micro_batches, chunks=1)
     expected = best_division(ranks, least, blocks, micro_batches)
     if found is None:
         assert expected == math.inf
@@ -164,7 +166,7 @@ def test_equal_chunks_have_one_price(chunks: int) -> None:
     draw = random.Random(chunks)
     ranks = [random_filled(draw, 3, 8 - 1 / chunks, steps=True) for _ in range(2)]
     ranks = [rank for rank in ranks if math.isfinite(float(rank.busy[1]))]
-    found = divide(ranks, [0, 0], 1, micro_batches=8, chunks=chunks, equal=True)
+    found = divide(ranks, [0, 0], stretches_of((0,) * 3), micro_batches=8, chunks=chunks, equal=1)
     assert found is not None
     assert found.blocks == (1,) * len(ranks)
     parts, steps = [float(r.part[1]) for r in ranks], [float(r.step[1]) for r in ranks]

@@ -1,5 +1,6 @@
 """Attention along a split sequence: keys and values come round to the queries."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -123,3 +124,36 @@ def test_a_ring_without_an_axis_for_it_is_refused() -> None:
     """Nobody splits by a ring where axes have no purpose: the wish would be lost in silence."""
     with pytest.raises(RequestError, match="context_by = ring"):
         search(request_of("llama-2", CLUSTER, 8, pinned=Pinned(context_by="ring")))
+
+
+@pytest.mark.thorough
+def test_ways_to_split_the_sequence_are_compared_where_they_are_left_to_the_search() -> None:
+    """What is left out has a bound that is no better than the best plan, and all ways are there."""
+    pinned = Pinned(context=8, context_by="auto", tensor=1, pipeline=1)
+    found = search(request_of("llama-2", CLUSTER, 8, pinned=pinned))
+    ways = {(way.ring, way.heads): way for way in found.contexts}
+    assert set(ways) == {(1, 8), (2, 4), (4, 2), (8, 1)}
+    best = min(way.seconds for way in ways.values())
+    assert best == pytest.approx(found.plans[0].objective)
+    for (ring, heads), way in ways.items():
+        assert way.seconds >= best
+        assert way.bound >= found.bound_seconds * (1 - 1e-9)
+        alone = replace(pinned, context_by="hybrid" if min(ring, heads) > 1 else "ring" if ring > 1 else "heads")
+        alone = replace(alone, ulysses=heads if alone.context_by == "hybrid" else None)
+        least = search(request_of("llama-2", CLUSTER, 8, pinned=alone)).plans[0].objective
+        assert least >= way.bound * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("pinned", "message"),
+    [
+        (Pinned(context=8, context_by="hybrid", ulysses=3), "ulysses = 3 does not divide context = 8; it may be 1, 2"),
+        (Pinned(context=2, context_by="hybrid"), "2 devices or more in its ring and 2 or more by heads"),
+        (Pinned(context=2, ulysses=2), "ulysses = 2 is about a context by heads inside of a ring"),
+        (Pinned(context=3, context_by="ring"), "2 x 3 chunks of a ring in zigzag order do not divide a sequence of"),
+        (Pinned(context=3, context_by="ring", zigzag=False), "a ring of 3 do not divide a sequence of"),
+    ],
+)
+def test_what_cannot_be_split_so_is_refused_with_the_numbers(pinned: Pinned, message: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(message)):
+        search(request_of("llama-2", cluster_of("h100-80gb", pinned.context or 1), 6, pinned=pinned))

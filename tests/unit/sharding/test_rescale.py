@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from planner.errors import RequestError
-from planner.graph.blocks import find_blocks, share_values
+from planner.graph.blocks import share_values
+from planner.graph.kinds import find_blocks
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.graph.trace import trace
 from planner.models.zoo import build_model

@@ -237,10 +237,37 @@ def test_query_heads_are_split_once_key_heads_are() -> None:
     """Eight query heads share two key heads: the first cuts go between groups, later ones inside of them."""
     tensors = [tensor(2, 8, 6, 4), tensor(2, 2, 6, 4), tensor(2, 2, 6, 4)]
     found = rule("scaled_dot_product_attention.default", tensors, tensor(2, 8, 6, 4))
-    assert found.format() == "b (g r) q d, b g k d, b g k e -> b (g r) q e"
-    for names, legal in ((["g"], True), (["r"], False), (["g", "r"], True), (["r", "g"], False)):
-        sizes = (2, 4)[: len(names)]
-        assert (strategy_fault(found, named_strategy(found, names, "here"), mesh_of(*sizes)) is None) == legal
+    assert found.format() == "b r q d, b kv k d, b kv k e -> b r q e"
+    cases = ((["g"], (2,)), (["g", "r"], (2, 4)), (["r"], (4,)), (["r"], (8,)), (["r", "r"], (4, 2)))
+    for names, sizes in cases:
+        strategy = named_strategy(found, names, "here")
+        assert strategy_fault(found, strategy, mesh_of(*sizes)) is None
+        assert strategy in legal_strategies(found, mesh_of(*sizes))
+
+
+@pytest.mark.parametrize(
+    ("names", "sizes", "fault"),
+    [
+        (["r"], (2,), "split 'g', or 'r' into a larger multiple of 2"),  # key heads can be split as well
+        (["r", "g"], (4, 2), "split 'g' first"),
+        (["g"], (4,), "4 does not divide factor 'kv' of extent 2"),
+        (["kv"], (2,), "splits factor 'kv', which cannot be split"),
+    ],
+)
+def test_query_heads_are_not_split_apart_from_key_heads(names: list[str], sizes: tuple[int, ...], fault: str) -> None:
+    tensors = [tensor(2, 8, 6, 4), tensor(2, 2, 6, 4), tensor(2, 2, 6, 4)]
+    found = rule("scaled_dot_product_attention.default", tensors, tensor(2, 8, 6, 4))
+    strategy = named_strategy(found, names, "here")
+    assert fault in (strategy_fault(found, strategy, mesh_of(*sizes)) or "")
+    assert strategy not in legal_strategies(found, mesh_of(*sizes))
+
+
+def test_keys_are_whole_where_query_heads_are_split_alone() -> None:
+    tensors = [tensor(2, 8, 6, 4), tensor(2, 2, 6, 4), tensor(2, 2, 6, 4)]
+    found = rule("scaled_dot_product_attention.default", tensors, tensor(2, 8, 6, 4))
+    layouts = derive_layouts(found, named_strategy(found, ["r"], "here"))
+    said = [(str(duplex.forward[0]), str(duplex.gradient[0])) for duplex in layouts.operands]
+    assert said == [("S1", "S1"), ("R", "P"), ("R", "P")]
 
 
 @pytest.mark.parametrize(

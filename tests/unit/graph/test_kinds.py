@@ -1,0 +1,116 @@
+"""Blocks of several kinds are found where they hand on the same values, and only there."""
+
+import pytest
+import torch
+from torch import nn
+
+from planner.graph.blocks import share_values
+from planner.graph.kinds import find_blocks, lanes
+from planner.graph.operator_graph import OperatorGraph
+from planner.graph.trace import trace
+from planner.models.zoo import build_model
+from planner.plan.bind import prepare
+from planner.search.template import fold
+
+WIDTH = 8
+
+
+class Block(nn.Module):
+    """A layer with a residual: "a" with a norm, "b" without; "w" hands on twice the width."""
+
+    def __init__(self, letter: str) -> None:
+        super().__init__()
+        self.letter = letter
+        self.norm = nn.LayerNorm(WIDTH)
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.linear(self.norm(x) if self.letter == "a" else x).relu()
+
+
+class Net(nn.Module):
+    """Blocks in a list; the end may read what a block in the middle made."""
+
+    def __init__(self, letters: str, reads: int | None = None, before: nn.Module | None = None) -> None:
+        super().__init__()
+        self.before = before
+        self.blocks = nn.ModuleList(Block(letter) for letter in letters)
+        self.reads = reads
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * 2.0 if self.before is None else self.before(x)
+        made = []
+        for block in self.blocks:
+            x = block(x)
+            made.append(x)
+        return (x if self.reads is None else x + made[self.reads]).pow(2).mean()
+
+
+def graph_of(letters: str, reads: int | None = None, before: nn.Module | None = None) -> OperatorGraph:
+    return trace(Net(letters, reads, before), (torch.ones(2, WIDTH),))
+
+
+@pytest.mark.parametrize(
+    ("letters", "kinds"),
+    [
+        ("aaaa", (0, 0, 0, 0)),
+        ("bbaaa", (0, 0, 1, 1, 1)),
+        ("baaa", (0, 1, 1, 1)),
+        ("aaab", (0, 0, 0, 1)),
+        ("ababab", (0, 1, 0, 1, 0, 1)),
+        ("aabbba", (0, 0, 1, 1, 1, 0)),
+    ],
+)
+def test_neighbours_in_the_list_are_blocks_too(letters: str, kinds: tuple[int, ...]) -> None:
+    graph = graph_of(letters)
+    blocks = find_blocks(graph)
+    assert blocks.kinds == kinds
+    assert [graph.operators[at].module.split(".")[:2] for at in blocks.borders[:-1]] == [
+        ["blocks", str(number)] for number in range(len(letters))
+    ]
+    assert lanes(graph, blocks) is not None
+
+
+def test_what_the_end_reads_in_the_midst_is_no_border() -> None:
+    """The first two blocks are left out: the end reads what the second one makes."""
+    assert find_blocks(graph_of("bbaaa")).count == 5
+    assert find_blocks(graph_of("bbaaa", reads=1)).count == 3
+
+
+def test_another_width_at_the_entrance_is_no_block() -> None:
+    """What enters the first block of a list must be what blocks hand on."""
+
+    class Widening(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([nn.Linear(2 * WIDTH, WIDTH), *(Block("a") for _ in range(3))])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = torch.cat((x, x), -1)
+            for block in self.blocks:
+                x = block(x)
+            return x.pow(2).mean()
+
+    assert find_blocks(trace(Widening(), (torch.ones(2, WIDTH),))).kinds == (0, 0, 0)
+
+
+def test_a_template_has_one_block_of_each_kind_and_twins_at_its_end() -> None:
+    graph, blocks = prepare(graph_of("bbaaa"))
+    template = fold(graph, blocks)
+    assert [len(held) for held in template.held] == [len(blocks.operators(first)) for first in blocks.firsts]
+    (twin,) = template.twins
+    assert (twin in template.held[1], template.twins[twin] in template.held[0]) == (True, True)
+    assert template.makers == (template.twins[twin],)
+    assert template.pipelines
+    assert sum(template.times(at) for at in range(len(template.graph.operators))) == len(graph.operators)
+
+
+def test_the_loss_of_routers_is_a_lane_of_its_own() -> None:
+    """Dense blocks of DeepSeek hand it on too, so that stages can end behind each of them."""
+    built = build_model("deepseek-tiny", dtype="float32")
+    graph = trace(built.module, built.args)
+    shared, blocks = share_values(graph, find_blocks(graph))
+    assert blocks.kinds == (0, 0, 1, 1, 1)
+    found = lanes(shared, blocks)
+    assert found is not None
+    assert [len(places) for places in found] == [2, 2]
