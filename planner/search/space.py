@@ -250,6 +250,26 @@ def _attention_fault(rule: Rule, name: str, ring: int, heads: int, zigzag: bool)
     return None
 
 
+def _divides_attention(
+    attention: Sequence[Rule], roles: tuple[Role, ...], mesh: tuple[int, ...], pinned: Pinned
+) -> bool:
+    """Whether a context that was left to the search divides the attention of the model, so that no device does the
+    work of others."""
+    degrees = dict(zip(roles, mesh, strict=False))
+    ring, heads = degrees.get("ring", 1), degrees.get("context", 1)
+    if pinned.context_by not in ("hybrid", "auto") or ring * heads == 1:
+        return True
+    within = heads * degrees.get("tensor", 1) if heads > 1 else 1
+    turns = pinned.zigzag is not False
+    return all(
+        _attention_fault(rule, "", ring, heads, turns) is None and (_heads(rule) % within == 0) for rule in attention
+    )
+
+
+def _heads(rule: Rule) -> int:
+    return math.prod(rule.factors[f].extent for role, factors in rule.roles if role == "heads" for f in factors)
+
+
 def _few(degrees: Sequence[int], wanted: int) -> str:
     """The degrees on both sides of the one that was wanted."""
     low = [degree for degree in degrees if degree < wanted][-2:]
@@ -287,10 +307,14 @@ def configurations(template: Template, devices: int, global_batch: int, pinned: 
     check_experts(template, pinned)
     check_context(template, pinned)
     zigzag = template.causal_ring and pinned.zigzag is not False
+    rules = (rule_of(template.graph, op) for op in template.graph.operators)
+    attention = [rule for rule in rules if rule.op_class == "attention"]
     for pipeline in divisors(devices):
         if pinned.pipeline not in (None, pipeline) or not _cuts(template, pipeline):
             continue
         for mesh, roles, degree in _meshes(devices // pipeline, pinned):
+            if not _divides_attention(attention, roles, mesh, pinned):
+                continue
             for micro_batches in divisors(global_batch):
                 if pinned.micro_batches not in (None, micro_batches):
                     continue
