@@ -31,6 +31,7 @@ from runtime.observer import Observer
 from runtime.optimizer import ShardedOptimizer
 from runtime.parameters import LocalParameter, Version
 from runtime.pipeline import Pipeline, Values
+from runtime.put_off import PutOff
 
 Held = Mapping[str, LocalParameter | Version]
 
@@ -79,7 +80,7 @@ class Asynchronous:
         if check is not None:
             check.weights(rank.parameters)
 
-        def forward(turn: Turn, received: Sequence[Values]) -> Sequence[Values]:
+        def forward(turn: Turn, received: Sequence[Values], _: Sequence[PutOff | None]) -> Sequence[Values]:
             batch, part = divmod(turn.micro_batch, self._parts)
             looking = None if check is None or batch else check.micro_batch
             own = replace(turn, micro_batch=part)

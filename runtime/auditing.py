@@ -210,7 +210,7 @@ def _products(bound: BoundPlan, stage: int, ledger: Ledger, few: Plan) -> tuple[
         Products(
             phase=phase,
             operator=owner,
-            predicted=predicted[phase, owner] * times,
+            predicted=predicted.get((phase, owner), 0.0) * times,
             emitted=ledger.flops[phase, owner] * scale,
         )
         for phase, owner in dict.fromkeys((*predicted, *ledger.flops))

@@ -29,7 +29,9 @@ from torch.utils.checkpoint import checkpoint
 
 from planner.errors import StrategyError
 from planner.plan.bind import BoundOperator, BoundPlan
+from planner.plan.put_off import put_off
 from planner.plan.stage_cut import StageCut, promised_layouts, recomputed_runs
+from planner.pricing.liveness import replays
 from planner.sharding.layout import PARTIAL, local_shape, replicated
 from planner.sharding.rule import Duplex, strategy_names
 from runtime.device_mesh import RankMesh
@@ -39,6 +41,7 @@ from runtime.kept_results import KeptResults
 from runtime.local_ops import LocalCall, local_call
 from runtime.observer import Observer
 from runtime.parameters import LocalParameter, Version
+from runtime.put_off import Call, PutOff
 from runtime.randomness import FIRST, Draw
 from runtime.redistribute import Transfer, transfer
 
@@ -58,7 +61,8 @@ class Operand:
 class Instruction:
     """Operator number `index` of the graph, ready to run. `results` has names and promised local shapes, None for what
     is not a tensor; `last` the values that nothing after it reads; `kept` says whether its results outlive a recomputed
-    block."""
+    block, `repeated` whether a recomputed block computes them again, `put_off` whether the gradients of its weights
+    wait for a turn of their own."""
 
     index: int
     bound: BoundOperator
@@ -67,6 +71,8 @@ class Instruction:
     results: tuple[tuple[str, tuple[int, ...]] | None, ...]
     last: tuple[str, ...]
     kept: bool = False
+    repeated: bool = False
+    put_off: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +90,15 @@ class Section:
 class _Copy:
     """One micro-batch on its way through the program: what is there before the first operator (weights and buffers, the
     leaves of weights that are none), what random numbers depend on, who looks on, and the values that are alive. `kept`
-    has what a recomputed block keeps, None where nothing is recomputed."""
+    has what a recomputed block keeps, None where nothing is recomputed, `put_off` weight gradients that wait, if any
+    do."""
 
     tensors: Mapping[str, torch.Tensor]
     stubs: Mapping[str, torch.Tensor]
     draw: Draw
     observer: Observer | None
     values: Values
+    put_off: PutOff | None = None
     kept: KeptResults | None = None
 
     def piece(self, name: str) -> torch.Tensor:
@@ -135,14 +143,18 @@ class Executor:
         inputs: Sequence[Mapping[str, torch.Tensor]],
         draws: Sequence[Draw],
         observers: Sequence[Observer | None],
+        put_off: Sequence[PutOff | None] = (),
     ) -> list[dict[str, torch.Tensor]]:
-        """What the stage makes of several micro-batches that take turns, one after the other in each operator."""
+        """What the stage makes of several micro-batches that take turns, one after the other in each operator. Weight
+        gradients that the plan puts off gather in `put_off`; without it they come with the others."""
         pieces = {name: parameter.piece for name, parameter in parameters.items()}
         stubs = {name: stub for name, parameter in parameters.items() if (stub := parameter.stub) is not None}
         tensors = {**pieces, **buffers}
         copies = [
-            _Copy(tensors=tensors, stubs=stubs, draw=draw, observer=observer, values={**given})
-            for given, draw, observer in zip(inputs, draws, observers, strict=True)
+            _Copy(tensors=tensors, stubs=stubs, draw=draw, observer=observer, values={**given}, put_off=later)
+            for given, draw, observer, later in zip(
+                inputs, draws, observers, put_off or [None] * len(inputs), strict=True
+            )
         ]
         for section in self.sections:
             if section.recomputed and torch.is_grad_enabled():
@@ -215,14 +227,16 @@ class Executor:
             for operand, moved in zip(instruction.operands, operands, strict=True)
             if copy.kept is None and operand.weight and operand.transfer is not None and operand.transfer.gathers
         }
+        call: Call = functools.partial(instruction.call, draw=copy.draw)
+        if copy.put_off is not None and instruction.put_off:
+            call = functools.partial(copy.put_off.run, instruction, call, copy.observer)
         if gathered:
             with gather_again(gathered):
-                results = instruction.call(operands, copy.draw)
+                results = call(operands)
         elif copy.kept is not None and instruction.kept:
-            call = functools.partial(instruction.call, draw=copy.draw)
             results = copy.kept.run(instruction.bound.operator.name, call, operands)
         else:
-            results = instruction.call(operands, copy.draw)
+            results = call(operands)
         for result, promise in zip(results, instruction.results, strict=True):
             if promise is not None:
                 name, shape = promise
@@ -252,9 +266,11 @@ def build_executor(bound: BoundPlan, place: RankMesh, cut: StageCut) -> Executor
     updates = tuple((buffer, content) for buffer, content in graph.updates if graph.producer[content] in cut.operators)
     outlive = (*results, *(content for _, content in updates))
     last_use = {name: at for at in cut.operators for name in graph.operators[at].operands}
+    blocks = bound.blocks
+    again = replays(graph, blocks)
     instructions = {}
     for index in cut.operators:
-        op = bound.operators[index]
+        op, block = bound.operators[index], blocks.block_of(index)
         operands = tuple(
             build_operand(bound, name, promised[name], index, position)
             for position, name in enumerate(op.operator.operands)
@@ -271,6 +287,8 @@ def build_executor(bound: BoundPlan, place: RankMesh, cut: StageCut) -> Executor
             results=tuple(None if name is None else (name, shapes[name]) for name in op.operator.results),
             last=tuple(sorted(ended - set(outlive))),
             kept=bound.is_kept(index),
+            repeated=block is None or bound.place_of(index) < again[blocks.kinds[block]].works,
+            put_off=bool(put_off(bound, index)),
         )
     everywhere = Duplex(forward=replicated(len(mesh.axes)), gradient=replicated(len(mesh.axes)))
     end = transfer(graph.types[graph.loss].shape, mesh, promised[graph.loss], everywhere, differentiable=True)

@@ -75,6 +75,12 @@ class Ledger(TorchDispatchMode, Observer):
 
     def results(self, instruction: "Instruction", results: Sequence[torch.Tensor]) -> None:
         """Mark the nodes of autograd that the running operator has made."""
+        self._mark(results)
+
+    def put_off(self, instruction: "Instruction", start: torch.Tensor) -> None:
+        self._mark([start])
+
+    def _mark(self, results: Sequence[torch.Tensor]) -> None:
         waiting = [result.grad_fn for result in results if result.grad_fn is not None]
         while waiting:
             node: Any = waiting.pop()

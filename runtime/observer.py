@@ -24,3 +24,6 @@ class Observer:
 
     def results(self, instruction: "Instruction", results: Sequence[torch.Tensor]) -> None:
         """It has made these; what is no tensor is left out."""
+
+    def put_off(self, instruction: "Instruction", start: torch.Tensor) -> None:
+        """The gradients of its weights wait for a turn of their own, which begins with the gradient of `start`."""

@@ -8,7 +8,8 @@ A rank takes its turns in the order of the plan's schedule (`planner.plan.schedu
 that it holds (chunks), and with its micro-batches in flight. Stages have equal meshes, so a tensor crosses piece by
 piece: the layout in which its producer made it is the layout in which it arrives, and the reading operator
 redistributes it there like any other value. A value that a later stage reads is handed on by those between: for them it
-is a value that they receive and send, and its gradient the sum of what comes back and their own.
+is a value that they receive and send, and its gradient the sum of what comes back and their own. A backward pass that
+a schedule takes apart leaves what its second turn needs in `runtime.put_off`.
 
 Sends do not wait; receives do. What one rank sends to another on a process group arrives in the order in which it was
 sent, so every line of messages has a group of its own (`runtime.stage_links`): no turn waits behind another's messages.
@@ -25,12 +26,14 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from costmodels import Turn
 from planner.plan.schedule import ends
 from runtime.collectives import all_reduce
+from runtime.put_off import PutOff
 from runtime.stage_links import Chunk, Crossing
 
 Values = Mapping[str, torch.Tensor]
-Forward = Callable[[Turn, Sequence[Values]], Sequence[Values]]
+Forward = Callable[[Turn, Sequence[Values], Sequence[PutOff | None]], Sequence[Values]]
 """Computes the stage of a turn's chunk on its micro-batch, or on several that it takes at a time (copies): from the
-values received for each, the values to send, or the loss on the last stage."""
+values received for each, the values to send, or the loss on the last stage. Weight gradients that are put off gather in
+the third argument."""
 Edges = Mapping[str, GradientEdge | None]
 """By name the places in the graph of autograd that made a value; None where no gradient is needed."""
 Key = tuple[int, int, int]  # chunk, micro-batch, slice
@@ -39,10 +42,11 @@ Key = tuple[int, int, int]  # chunk, micro-batch, slice
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passed:
     """What the backward pass of the copies of a turn through a chunk needs: the values each came from, which collect
-    their gradients, and where it starts."""
+    their gradients, and where it starts; and what of it is put off."""
 
     received: Sequence[Values]
     edges: Sequence[Edges]
+    put_off: Sequence[PutOff | None]
 
 
 @dataclass(kw_only=True)
@@ -85,11 +89,13 @@ class Pipeline:
         totals = torch.zeros(batches, dtype=torch.float32, device=self.device)
         self._live, self.most_live = {}, 0
         self.turns.clear()
+        apart = any(turn.kind == "weight_gradient" for turn in order)
         losses = self.copies * sum(turn.kind == "forward" and turn.chunk == 0 for turn in order) // batches
         turns = (max(turn.micro_batch for turn in order) + 1) // batches
         for turn in order:
             if turn.kind == "forward":
-                totals[turn.micro_batch // turns] += self._forward(forward, turn) / losses
+                put_off = [PutOff() if apart else None for _ in range(self.copies)]
+                totals[turn.micro_batch // turns] += self._forward(forward, turn, put_off) / losses
             else:
                 self._backward(turn, seed)
             self.turns.append(turn)
@@ -101,7 +107,7 @@ class Pipeline:
     def forward(self, forward: Forward, micro_batch: int, number: int = 0) -> None:
         """A slice of one micro-batch forward only, through all stages; nothing comes of it but what `forward` does."""
         for at, chunk in enumerate(self.chunks):
-            made = forward(Turn("forward", micro_batch, at, number), [self._arrived(chunk)])
+            made = forward(Turn("forward", micro_batch, at, number), [self._arrived(chunk)], [None])
             self._hand_on(chunk, made[0])
         self._wait()
 
@@ -110,16 +116,16 @@ class Pipeline:
             work.wait()
         self._sent.clear()
 
-    def _forward(self, forward: Forward, turn: Turn) -> torch.Tensor:
+    def _forward(self, forward: Forward, turn: Turn, put_off: Sequence[PutOff | None]) -> torch.Tensor:
         """The copies of a turn through a chunk; the sum of their losses, zero on all stages but the last. What they
         have made is nobody's any more when this returns, but for what is being sent."""
         chunk = self.chunks[turn.chunk]
         received = [self._arrived(chunk) for _ in range(self.copies)]
-        made = forward(turn, received)
+        made = forward(turn, received, put_off)
         for values in made:
             self._hand_on(chunk, values)
         edges = [self._edges(chunk, values) for values in made]
-        self._live[_key(turn)] = Passed(received=received, edges=edges)
+        self._live[_key(turn)] = Passed(received=received, edges=edges, put_off=put_off)
         self.most_live = max(self.most_live, self.copies * len(self._live))
         if not chunk.cut.last:
             return self._zero()
@@ -148,10 +154,17 @@ class Pipeline:
 
     def _backward(self, turn: Turn, seed: float) -> None:
         chunk, key = self.chunks[turn.chunk], _key(turn)
-        assert ends(turn), turn
-        gradients = [given for _ in range(self.copies) for given in self._returned(chunk, seed)]
-        self._differentiate(chunk, self._live[key], gradients)
-        del self._live[key]
+        passed = self._live[key]
+        if turn.kind == "weight_gradient":
+            for products in passed.put_off:
+                assert products is not None, turn
+                products.finish()
+        else:
+            self._live[key] = Passed(received=(), edges=(), put_off=passed.put_off)
+            gradients = [given for _ in range(self.copies) for given in self._returned(chunk, seed)]
+            self._differentiate(chunk, passed, gradients)
+        if ends(turn):
+            del self._live[key]
 
     def _returned(self, chunk: Chunk, seed: float) -> Sequence[torch.Tensor]:
         """The gradients of what a chunk has sent, or of the loss."""

@@ -19,6 +19,7 @@ from torch import nn
 from costmodels import Turn
 from planner.plan.bind import BoundPlan
 from planner.plan.plan import ASYNCHRONOUS
+from planner.plan.put_off import arrivals
 from planner.plan.schedule import check_stale, orders_of
 from planner.plan.stage_cut import check_updates, cut_stage
 from planner.sharding.update import sample_pieces
@@ -34,6 +35,7 @@ from runtime.optimizer import ShardedOptimizer
 from runtime.optimizers import OptimizerSettings
 from runtime.parameters import LocalParameter, Version, local_parameters, unused_parameters, whole_buffers
 from runtime.pipeline import Pipeline, Values
+from runtime.put_off import PutOff
 from runtime.randomness import Draw
 from runtime.slices import Slices
 from runtime.stage_links import build_chunks, everyone, share_parameters, whole_value
@@ -90,8 +92,8 @@ class RankStep:
             if name in bound.inputs
         )  # inputs that an operator of this rank reads
         share_parameters(self.parameters, place, self.cuts)
-        arrivals = Counter(name for cut in own for name in cut.parameters)
-        self.optimizer = ShardedOptimizer(bound, self.parameters, settings, place, arrivals)
+        arriving = sum((arrivals(bound, cut) for cut in own), Counter[str]())
+        self.optimizer = ShardedOptimizer(bound, self.parameters, settings, place, arriving)
         self.asynchronous = Asynchronous(self) if bound.plan.schedule in ASYNCHRONOUS else None
 
     def _pipeline(self) -> Pipeline:
@@ -138,11 +140,14 @@ class RankStep:
         """Forward and backward of all micro-batches: adds to the gradients, changes no weight. Returns the mean
         loss."""
         if not self.check_layouts:
-            return self.pipeline.run(lambda turn, received: self.compute(turn, received, inputs), self.scale)
+            return self.pipeline.run(
+                lambda turn, received, put_off: self.compute(turn, received, inputs, put_off=put_off), self.scale
+            )
         check = LayoutCheck(bound=self.bound, place=self.place)
         check.weights(self.parameters)
         total = self.pipeline.run(
-            lambda turn, received: self.compute(turn, received, inputs, check.micro_batch), self.scale
+            lambda turn, received, put_off: self.compute(turn, received, inputs, check.micro_batch, put_off=put_off),
+            self.scale,
         )
         check.gradients(self.parameters)
         check.verify()
@@ -157,6 +162,7 @@ class RankStep:
         looking: Callable[[int], Observer] | None = None,
         held: Mapping[str, LocalParameter | Version] | None = None,
         ahead: int = 0,
+        put_off: Sequence[PutOff | None] = (),
     ) -> list[dict[str, torch.Tensor]]:
         """A stage of this rank of the micro-batches of a turn, from their inputs and what has been received. `looking`
         gives who looks on at each; `held` are the weights, where they are not the newest, `ahead` how many steps after
@@ -171,7 +177,7 @@ class RankStep:
             observers.append(self.observer if looking is None else looking(number))
         tables = self.slices.tables(turn.slice) if self.slices is not None else {}
         buffers = {**self.buffers, **tables} if tables else self.buffers
-        return self.executors[turn.chunk].together(held or self.parameters, buffers, given, draws, observers)
+        return self.executors[turn.chunk].together(held or self.parameters, buffers, given, draws, observers, put_off)
 
     def _draw(self, part: int, number: int, inputs: Inputs, ahead: int = 0) -> Draw:
         draw = Draw(seed=self.seed, step=self.steps + ahead, micro_batch=part)
@@ -194,7 +200,7 @@ class RankStep:
                     self.parameters, self.buffers, inputs(part * self.bound.plan.slices + number), self.steps + 1
                 )
                 self.pipeline.forward(
-                    lambda turn, received: self.compute(turn, received, inputs, lambda _: watch), part, number
+                    lambda turn, received, _: self.compute(turn, received, inputs, lambda _: watch), part, number
                 )
             del first
 

@@ -76,7 +76,8 @@ def completed(options: Options) -> tuple[Options, tuple[Choice, ...]]:
             f"{given} compares configurations, estimate prices one; leave it out, or use plan without it"
         )
     wanted = _by_mesh(options) if options.mesh is not None else _by_degrees(options)
-    wanted.setdefault("virtual_stages", ("1", "default"))
+    interleaved = options.schedule == "interleaved_1f1b"
+    wanted.setdefault("virtual_stages", ("auto", "searched") if interleaved else ("1", "default"))
     missing = {name: found for name, found in wanted.items() if getattr(options, name) is None}
     values = {name: value for name, (value, _) in missing.items()}
     choices = tuple(

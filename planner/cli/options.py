@@ -148,6 +148,10 @@ class Options:
         str | None,
         _word(HAND, "N|auto", "Stages on each pipeline rank (interleaved).", "1"),
     ] = None
+    schedule: Annotated[
+        str | None,
+        _word(HAND, "NAME", "Order of a pipeline's turns: 1f1b, gpipe, interleaved_1f1b or zb_h1.", "the fastest"),
+    ] = None
     mesh: Annotated[
         str | None,
         _word(HAND, "AxB", "Axes inside a stage, slowest links first, as in 8x4; in place of degrees."),

@@ -93,6 +93,7 @@ def _choices(plan: "Plan", found: "Roles") -> dict[str, Any]:
             "replicated": found.replicated,
         },
         "virtual_stages": plan.virtual_stages,
+        "schedule": plan.schedule,
         "sequence_parallel": found.sequence_parallel,
         "optimizer_sharding": found.zero,
         "micro_batches": plan.training.micro_batches,

@@ -158,6 +158,7 @@ def pinned_of(options: Options) -> "Pinned":
     return Pinned(
         pipeline=options.pipeline,
         virtual_stages=None if options.virtual_stages is None else parse_virtual_stages(options.virtual_stages),
+        schedule=options.schedule,
         data=options.data,
         context=options.context,
         context_by=cast("ContextBy", options.context_by or "heads"),

@@ -24,6 +24,7 @@ from hardware_profiles import Bytes
 from planner.graph.operator_graph import DTYPE_BYTES
 from planner.plan.bind import BoundOperator, BoundPlan
 from planner.plan.memory_account import MemoryAccount, Piece, Storage, moved
+from planner.plan.put_off import put_off
 from planner.plan.schedule import orders, telling_micro_batches
 from planner.plan.stage_cut import StageCut, cut_stage
 from planner.plan.stage_tensors import StageTensors
@@ -78,6 +79,14 @@ class _Section:
     again: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """An operator whose weight gradients are put off, and what is kept for them."""
+
+    at: int
+    kept: Sequence[Storage]
+
+
 @dataclass(kw_only=True)
 class _Held:
     """What the chunks of a rank have together: the account, the gradients of the step, what is being sent."""
@@ -117,12 +126,17 @@ class _Chunk:
         self.replays = replays(graph, blocks)
         self.pending: Counter[str] = Counter()
         self.flying: dict[int, tuple[list[_Section], Values]] = {}
+        self.waiting: dict[int, list[_Product]] = {}
+        self.products: list[_Product] = []
 
     def turn(self, turn: Turn) -> None:
         """A pass of a micro-batch."""
         if turn.kind == "forward":
             self.flying[turn.micro_batch] = self._forward()
+        elif turn.kind == "weight_gradient":
+            self._weight_gradients(self.waiting.pop(turn.micro_batch))
         else:
+            self.products = self.waiting[turn.micro_batch] = []
             self._backward(*self.flying.pop(turn.micro_batch))
 
     # forward
@@ -252,8 +266,11 @@ class _Chunk:
         """The backward pass of one operator: gradients of its operands, in the layouts that their makers want."""
         op, kept = self.bound.operators[at], section.kept.pop(at, _Kept())
         given = [gradients.pop(name) for name in self.tensors.results(at) if name in gradients]
-        graded = self.tensors.graded(op)
+        later = put_off(self.bound, at)
+        graded = [place for place in self.tensors.graded(op) if place not in later]
         made: dict[int, Piece] = {}
+        if given and later:
+            self._put_off(at, section.again, later, kept, given)
         if given and graded:
             gathered = [] if section.again else self._gathered_again(at)
             self.account.brief(self.tensors.inner_scratch(op), OTHER)
@@ -270,6 +287,26 @@ class _Chunk:
             self.pending[name] -= 1
             if name in gradients and not self.pending[name]:
                 self._arrive(name, gradients)
+
+    def _put_off(self, at: int, again: bool, later: Sequence[int], kept: _Kept, given: Sequence[Storage]) -> None:
+        """Hold what the weight gradients of an operator are made of until their turn."""
+        op = self.bound.operators[at]
+        places = [place for place in self.tensors.saved(op) if again or not self.tensors.gathered(at, place)]
+        used = {place for place, needed_by in op.rule.saves if set(needed_by) & set(later)}
+        held = [storage for place, storage in zip(places, kept.pieces, strict=False) if place in used]
+        self.products.append(_Product(at, [self.account.hold(storage) for storage in (*held, *given)]))
+
+    def _weight_gradients(self, products: Sequence[_Product]) -> None:
+        """The turn of the weight gradients of a micro-batch, from the last product to the first."""
+        for product in products:
+            op = self.bound.operators[product.at]
+            made = {place: self._gradient(op, place, (), _Kept()) for place in put_off(self.bound, product.at)}
+            self._release(product.kept)
+            for place, piece in made.items():
+                name = op.operator.operands[place]
+                arrived = self._back(piece, self.tensors.move(product.at, place).back, name)
+                self.account.release(piece.storage)
+                self._accumulate(name, arrived.storage)
 
     def _arrive(self, name: str, gradients: dict[str, Storage]) -> None:
         """All of the gradient of a weight, or of what was received, is there: autograd leaves it with the leaf, in

@@ -24,7 +24,9 @@ PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 OPTIMIZERS = ("adamw", "sgd", "lamb")
 ASYNCHRONOUS = ("pipedream", "pipedream_2bw")
 """Schedules without a flush: weights are updated while micro-batches that were begun with older ones are in flight."""
-SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b", "seqpipe", *ASYNCHRONOUS)  # of costmodels.orders
+INTERLEAVED = "interleaved_1f1b"
+"""Several stages on a rank; all other schedules have one."""
+SCHEDULES = ("1f1b", "gpipe", INTERLEAVED, "seqpipe", "zb_h1", *ASYNCHRONOUS)  # of costmodels.orders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

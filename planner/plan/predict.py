@@ -31,10 +31,11 @@ from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.charges import UNCHARGED, Charges, Phase, Times, charge
 from planner.plan.once import once_of
 from planner.plan.plan import Plan, Prediction, StagePrediction
-from planner.plan.schedule import in_flight_of, whole_in_flight
+from planner.plan.put_off import put_off
+from planner.plan.schedule import in_flight_of, put_off_at_most, splits, whole_in_flight
 from planner.plan.slices import earlier_keys
 from planner.plan.stage_cut import crossing_values
-from planner.plan.step import AHEAD, COVERED, PIPELINE_BUBBLE, UNCOVERED, ChunkCost, Launches, step_of
+from planner.plan.step import AHEAD, COVERED, PIPELINE_BUBBLE, UNCOVERED, ChunkCost, Launches, PassCost, step_of
 from planner.pricing import (
     OperatorPrices,
     ParameterPrices,
@@ -178,6 +179,12 @@ class _Walk:
         self.stage_of = stage_of_operators(self.bound)
         self.arriving = crossing_values(graph, self.stage_of, len(plan.stages))
         self.rank_of = {at: stage % plan.pipeline for at, stage in self.stage_of.items()}
+        self.put_off = {
+            op.operator.operands[place]
+            for at, op in enumerate(self.bound.operators)
+            for place in put_off(self.bound, at)
+        }
+        self.waiting = 0
         self.flops = 0.0
         self._prices: dict[tuple[int, object, tuple[bool, ...]], OperatorPrices] = {}
         self._hosted = bool(self.cluster.device.host_latency * self.cluster.software.host)
@@ -189,7 +196,18 @@ class _Walk:
         plan, operators = self.bound.plan, self.bound.operators
         copies = plan.training.copies
         held = plan.stages[rank :: plan.pipeline]
-        cost = StageCost(chunks=[ChunkCost(blocks=stage.blocks, copies=copies, slices=plan.slices) for stage in held])
+        cost = StageCost(
+            chunks=[
+                ChunkCost(
+                    blocks=stage.blocks,
+                    later=PassCost() if splits(plan.schedule) else None,
+                    copies=copies,
+                    slices=plan.slices,
+                )
+                for stage in held
+            ]
+        )
+        self.waiting = put_off_at_most(plan, rank) if splits(plan.schedule) else 0
         live = in_flight_of(plan, rank)
         seen: set[str] = set()  # what flows into blocks
         at_once: dict[int, float] = {}
@@ -205,8 +223,7 @@ class _Walk:
         cost.memory["transient"] *= copies
         cost.memory["transient"] += self.cluster.software.buffers
         for (number, _, name), launches in cost.launches.items():
-            into = cost.chunks[number].forward if name == "forward" else cost.chunks[number].backward
-            into.add(work=-launches.ahead)
+            _save(cost.chunks[number], name, launches.ahead)
             cost.ahead += launches.ahead
         used = {name: self._chunk(at) for at in reversed(own) for name in operators[at].operator.operands}
         for parameter in self.bound.graph.parameters:  # in a fixed order: sums must not depend on hashes
@@ -253,6 +270,9 @@ class _Walk:
         chunk.backward.add(work=float(prices.backward[0]), waits=back)
         if works and forward > 0:
             chunk.backward.add(work=forward - waits, waits=waits)
+        later = put_off(self.bound, at)
+        if later:
+            self._put_off(cost, chunk, at, prices, later, seen)
         if self.bound.plan.slices > 1 and bound.rule.op_class == "attention":
             self._earlier_slices(cost, chunk, bound, at, works=works and not self.bound.is_kept(at))
         if self._hosted:
@@ -274,7 +294,7 @@ class _Walk:
             if name in self.bound.parameters:
                 needed = i in self.alive.weights[at]
                 times: Times = {"recomputation": int(moves)} if again else {"backward": int(needed)}
-                gathered = self._use_parameter(cost, chunk, op.name, name, wanted, times)
+                gathered = self._use_parameter(cost, chunk, op.name, name, wanted, times, i in later)
                 ahead = self.cluster.software.ahead
                 if gathered and ahead:
                     where = block if block is not None else AFTER if at >= self.bound.blocks.stop else BEFORE
@@ -306,6 +326,30 @@ class _Walk:
         else:
             cost.memory["activations"] += kept * live
         cost.memory["transient"] = max(cost.memory["transient"], transient)
+
+    def _put_off(
+        self,
+        cost: StageCost,
+        chunk: ChunkCost,
+        at: int,
+        prices: OperatorPrices,
+        later: Sequence[int],
+        seen: set[str],
+    ) -> None:
+        """Move the gradients of these operands into the turn that they wait for, until which what they are made of is
+        kept: the gradient of the result and what the operator was given, which several may share."""
+        bound = self.bound.operators[at]
+        rest = self._price(bound, without=later, counted=False)
+        seconds = float(prices.backward[0]) - float(rest.backward[0])
+        chunk.backward.add(work=-seconds)
+        chunk.pass_of(later=True).add(work=seconds)
+        kept = float(prices.results[0][0])
+        for place, needed_by in bound.rule.saves:
+            key = f"{bound.operator.operands[place]} later as {bound.layouts.operands[place].forward}"
+            if place not in later and set(needed_by) & set(later) and key not in seen:
+                seen.add(key)
+                kept += float(prices.operands[place][0])
+        cost.memory["activations"] += self.waiting * kept
 
     def _kept_copy(self, name: str, made: Duplex, wanted: Duplex, nbytes: float) -> float:
         """Bytes that a reader keeps of a value of which it needs `nbytes`, beside what others keep."""
@@ -392,13 +436,14 @@ class _Walk:
         source: Layout,
         target: Layout,
         times: Times,
+        later: bool = False,
     ) -> None:
         """Charge a redistribution of what is `moved`, a field of `Pricers`, in a part of the micro-batch's time, as
-        often as each pass does it for its `owner`."""
+        often as each pass does it for its `owner`; `later` in a backward pass says that it is put off."""
         route, hidden = self._route(moved, tensor, source, target)
         cost.micro_batch[part] += sum(times.values()) * route.seconds
         for phase, number in times.items():
-            into = chunk.forward if phase == "forward" else chunk.backward
+            into = chunk.forward if phase == "forward" else chunk.pass_of(later=later)
             into.add(waits=number * route.seconds, hidden=number * hidden, sent=number * route.seconds)
         for message in route.messages:
             charge(cost.messages, part, owner, message, times)
@@ -424,16 +469,16 @@ class _Walk:
             self._move(cost, chunk, owner, "communication", moved, tensor, *back, {"backward": 1})
 
     def _use_parameter(
-        self, cost: StageCost, chunk: ChunkCost, owner: str, name: str, wanted: Duplex, again: Times
+        self, cost: StageCost, chunk: ChunkCost, owner: str, name: str, wanted: Duplex, again: Times, later: bool
     ) -> bool:
         """One use: the weight is gathered for the forward pass and, `again`, for the backward pass; its gradient goes
-        back. Returns whether anything is gathered."""
+        back, `later` where it is put off. Returns whether anything is gathered."""
         tensor, stored = self.bound.graph.types[name], self.bound.parameters[name]
         part, there = "parameter gathering", (stored.weight, wanted.forward)
         self._move(cost, chunk, owner, part, "parameters", tensor, *there, {"forward": 1, **again})
         if name in self.bound.graph.differentiable and not self.update.is_local(name):
             moved, back = reduced(tensor, self.update), (wanted.gradient, stored.gradient)
-            self._move(cost, chunk, owner, part, "gradients", moved, *back, {"backward": 1})
+            self._move(cost, chunk, owner, part, "gradients", moved, *back, {"backward": 1}, later)
         return bool(self.pricers.parameters.route(tensor, *there).messages)
 
     def _parameter(self, cost: StageCost, name: str, chunk: ChunkCost) -> None:
@@ -458,7 +503,7 @@ class _Walk:
             chunk.weights += below
             self._tied(cost, name)
         cost.micro_batch["gradient accumulation"] += float(prices.accumulation[0])
-        chunk.backward.add(work=float(prices.accumulation[0]))
+        chunk.pass_of(later=name in self.put_off).add(work=float(prices.accumulation[0]))
         cost.once["optimizer"] += float(prices.update[0])
         cost.memory["weights"] += float(prices.weight[0])
         cost.memory["gradients"] += float(prices.gradient[0])
@@ -543,9 +588,10 @@ class _Walk:
         results = [result for result in bound.operator.results if result is not None]
         return bound.layouts.results[results.index(name)]
 
-    def _price(self, bound: BoundOperator, *, counted: bool = True) -> OperatorPrices:
+    def _price(self, bound: BoundOperator, without: Sequence[int] = (), *, counted: bool = True) -> OperatorPrices:
+        """Prices of an operator, `without` the gradients of some operands; its work is the model's where `counted`."""
         graph, rule, op = self.bound.graph, bound.rule, bound.operator
-        graded = tuple(name in graph.differentiable for name in op.operands)
+        graded = tuple(name in graph.differentiable and i not in without for i, name in enumerate(op.operands))
         key = (id(rule), bound.strategy, graded)
         if key not in self._prices:
             types = ([graph.types[n] for n in op.operands], [graph.types[n] for n in op.results if n is not None])
@@ -558,6 +604,19 @@ class _Walk:
         seen = self.bound.plan.slices if rule.op_class == "attention" else 1  # of them a slice reads half, in the mean
         self.flops += self._alone[alone] * seen if counted else 0.0
         return self._prices[key]
+
+
+def _save(chunk: ChunkCost, name: str, seconds: float) -> None:
+    """Take from a pass what a host saves by launching ahead; of a backward pass that is taken apart from both turns, in
+    proportion to their work."""
+    if name == "forward":
+        chunk.forward.add(work=-seconds)
+        return
+    later = 0.0 if chunk.later is None else chunk.later.work
+    share = later / (chunk.backward.work + later) if later else 0.0
+    chunk.backward.add(work=-seconds * (1 - share))
+    if chunk.later is not None:
+        chunk.later.add(work=-seconds * share)
 
 
 def _handed_alone(graph: OperatorGraph, blocks: Blocks) -> bool:

@@ -5,12 +5,12 @@ plan, price it or follow its memory all take the turns from here.
 """
 
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from costmodels import Orders, Turn, in_flight_of_chunks, schedule_orders
 from planner.errors import PlanFileError
 from planner.graph.operator_graph import OperatorGraph
-from planner.plan.plan import ASYNCHRONOUS, Plan
+from planner.plan.plan import ASYNCHRONOUS, INTERLEAVED, Plan
 
 
 def orders_of(plan: Plan) -> Orders:
@@ -29,6 +29,21 @@ def ends(turn: Turn) -> bool:
     return turn.kind in ("backward", "weight_gradient")
 
 
+@cache
+def splits(schedule: str) -> bool:
+    """Whether a schedule takes the backward pass apart."""
+    return any(turn.kind == "weight_gradient" for turn in orders(schedule, 2, 2)[0])
+
+
+def put_off_at_most(plan: Plan, rank: int) -> int:
+    """Micro-batches between the two turns of their backward pass at most."""
+    waiting = most = 0
+    for turn in orders_of(plan)[rank]:
+        waiting += (turn.kind == "input_gradient") - (turn.kind == "weight_gradient")
+        most = max(most, waiting)
+    return most
+
+
 def most_in_flight(turns: Iterable[Turn]) -> int:
     """Most micro-batches, counted in every chunk, at once between their forward and the last of their backward turns:
     what `runtime.pipeline` counts on the processes."""
@@ -40,7 +55,8 @@ def most_in_flight(turns: Iterable[Turn]) -> int:
 
 
 def in_flight_of(plan: Plan, rank: int) -> tuple[int, ...]:
-    """Micro-batches, or slices of them, whose activations each chunk of a pipeline rank holds at most."""
+    """Micro-batches, or slices of them, of which each chunk of a pipeline rank holds at most all that its backward pass
+    needs: of one that is taken apart, until its first turn."""
     turns, copies = plan.training.turns, plan.training.copies
     if plan.schedule == "gpipe":
         return (turns * copies,)
@@ -66,7 +82,7 @@ def telling_micro_batches(plan: Plan) -> int:
         return turns * copies
     if plan.virtual_stages > 1:  # a cycle of the order after its warm-up, in whole rounds
         return min(turns, 3 * ranks) * copies
-    return min(turns, max(2, ranks + 1)) * copies
+    return min(turns, max(2, (2 * ranks if splits(plan.schedule) else ranks) + 1)) * copies
 
 
 def check_schedule(plan: Plan) -> None:
@@ -76,13 +92,13 @@ def check_schedule(plan: Plan) -> None:
         raise PlanFileError(
             f"virtual_stages: {virtual} on each pipeline rank do not divide {len(plan.stages)} stages; make them even"
         )
-    interleaved = plan.schedule == "interleaved_1f1b"
+    interleaved = plan.schedule == INTERLEAVED
     if interleaved and virtual == 1:
         raise PlanFileError(
             f"schedule: '{plan.schedule}' with virtual_stages 1; that takes '1f1b' or another schedule of whole stages"
         )
     if virtual > 1 and not interleaved:
-        raise PlanFileError(f"schedule: '{plan.schedule}' with virtual_stages {virtual}; that takes 'interleaved_1f1b'")
+        raise PlanFileError(f"schedule: '{plan.schedule}' with virtual_stages {virtual}; that takes '{INTERLEAVED}'")
     if virtual > 1 and ranks < 2:
         raise PlanFileError(
             f"virtual_stages: {virtual} of {len(plan.stages)} stages on one pipeline rank; interleaving takes at least"
@@ -98,6 +114,11 @@ def check_schedule(plan: Plan) -> None:
         raise PlanFileError(
             f"schedule: '{plan.schedule}' with slices {plan.slices}; a sequence in slices takes 'seqpipe', and that 2"
             " slices or more"
+        )
+    if splits(plan.schedule) and plan.training.copies > 1:
+        raise PlanFileError(
+            f"schedule: '{plan.schedule}' with copies {plan.training.copies}; a backward pass that is taken apart takes"
+            " one micro-batch at a time, so set copies to 1 or take '1f1b'"
         )
     if virtual > 1 and parts % ranks:
         raise PlanFileError(

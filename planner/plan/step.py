@@ -3,6 +3,8 @@
     rank 0   F0 F1 F2 .. B0 F3 B1 .. B2 B3 R U W      F, B  passes of a micro-batch through a chunk (a virtual stage)
     rank 1      F0 F1 B0 F2 B1 .. B2 . B3 R U W       R  what is reduced behind the last one, U  the optimizer,
                                                       W  the gathering of new weights
+    (in the order of any schedule; one that takes backward passes apart has the products of weight gradients, what
+    brings these back and adds them up in turns of their own)
 
 A share h of a communication is hidden where the software says so (`Software.hidden`). What is left of it, 1-h, is in
 the pass and slows it; what is hidden runs under the work of the pass, and delays what waits for it only where it is
@@ -119,16 +121,27 @@ class PassCost:
 
 @dataclass(slots=True, kw_only=True)
 class ChunkCost:
-    """Sums of one chunk of a rank, which takes so many `copies` a turn, in so many `slices`; `reductions` and `weights`
-    are the hidden seconds once a step."""
+    """Sums of one chunk of a rank, which takes so many `copies` a turn, in so many `slices`; `later` is the part of the
+    backward pass that has a turn of its own, where the schedule takes it apart; `reductions` and `weights` are the
+    hidden seconds once a step."""
 
     blocks: int
     forward: PassCost = field(default_factory=PassCost)
     backward: PassCost = field(default_factory=PassCost)
+    later: PassCost | None = None
     copies: int = 1
     slices: int = 1
     reductions: float = 0.0
     weights: float = 0.0
+
+    @property
+    def passes(self) -> tuple[PassCost, ...]:
+        """All that a micro-batch takes."""
+        return self.forward, self.backward, *(() if self.later is None else (self.later,))
+
+    def pass_of(self, *, later: bool) -> PassCost:
+        """The backward pass, or its second turn for what is put off."""
+        return self.later if later and self.later is not None else self.backward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +167,7 @@ def step_of(
     step, own = _times([rank_seconds(*rank) for rank in zip(chunks, once, strict=True)], turns, schedule)
     charged = []
     for rank in range(len(own)):
-        passes = [one for chunk in chunks[rank] for one in (chunk.forward, chunk.backward)]
+        passes = [one for chunk in chunks[rank] for one in chunk.passes]
         charged.append(
             micro_batches * chunks[rank][0].slices * sum(one.work + one.waits for one in passes)
             + sum(once[rank].values())
@@ -199,6 +212,7 @@ def rank_seconds(chunks: Sequence[ChunkCost], once: Mapping[str, float]) -> Rank
             ChunkSeconds(
                 forward=chunk.forward.turns(chunk.copies, chunk.slices),
                 backward=chunk.backward.turns(chunk.copies, chunk.slices, backward=True),
+                weight_gradient=() if chunk.later is None else chunk.later.turns(1, 1),
                 reductions=(*[chunk.reductions / count] * count, rest) if count else (rest,),
             )
         )

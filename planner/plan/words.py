@@ -25,6 +25,7 @@ def plan_words(bound: BoundPlan, roles: Roles) -> dict[str, str]:
         "expert": str(roles.expert),
         "mesh": "x".join(map(str, plan.mesh.sizes)) or "1",
         "virtual stages": str(plan.virtual_stages),
+        "schedule": plan.schedule if plan.pipeline > 1 else "none",
         "micro-batches": f"{plan.training.micro_batches} of {plan.training.part}",
         "sequence parallel": "yes" if roles.sequence_parallel else "no",
         "ZeRO": roles.zero.partition(" ")[0],

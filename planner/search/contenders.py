@@ -17,6 +17,7 @@ import math
 from dataclasses import dataclass
 
 from costmodels import least_step_time
+from planner.plan.plan import INTERLEAVED
 from planner.search.duals import Duals, setting_of
 from planner.search.evaluation import Outcome
 from planner.search.pieces import Chain
@@ -58,6 +59,8 @@ class Contender:
             sums = [sum(a.part for a in ends), sum(a.step for a in ends)]
             parts.append(sums[0] + setting.chunks * sum(a.part for a in inner) + crossing)
             steps.append(sums[1] + setting.chunks * sum(a.step for a in inner))
+        if self.configuration.schedule not in ("1f1b", INTERLEAVED):  # which another order may beat
+            return max(setting.micro_batches * part + step for part, step in zip(parts, steps, strict=True))
         return least_step_time(parts, steps, setting.micro_batches, setting.chunks)
 
 

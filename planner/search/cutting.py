@@ -207,7 +207,8 @@ class _Cutter:
     def _crossing(self) -> Crossing:
         graph = self.tables.template.graph
         nbytes, *seconds = (np.zeros([self._size(key) for key in self.boundary]) for _ in range(5))
-        for name in self.tables.template.carried if self.stages > 1 else ():
+        template = self.tables.template
+        for name in (*template.carried, *template.passing) if self.stages > 1 else ():
             sizes = self._spread(graph.producer[name], self.tables.result_bytes[name])
             nbytes = nbytes + sizes
             for place, distance in enumerate((1, self.stages - 1)):

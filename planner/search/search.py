@@ -42,12 +42,15 @@ from planner.search.duals import setting_of
 from planner.search.engine import Engine, Family
 from planner.search.evaluation import Outcome, RankFilling
 from planner.search.request import SearchRequest
+from planner.search.scheduling import fastest_schedule
 from planner.search.settle import Certificate, settle_and_certify
-from planner.search.space import Configuration, bounds, configurations
+from planner.search.space import Configuration, bounds, configurations, divisors
 from planner.search.template import fold
 from planner.sharding.discover import written_rules
 
 _SWEPT = 3  # configurations that recursive programming decides once more, with sweeps
+
+_ROUNDS = 4  # with less memory each, where a schedule holds more than the search thought
 
 OPTIMAL = 1e-9
 """Within this of the bound, relatively, a result counts as optimal."""
@@ -168,7 +171,31 @@ def search(
     Raises RequestError where the request divides into nothing, InfeasibleError, with the bytes that are missing, where
     nothing fits.
     """
-    return _Search(request, on_progress, cancelled, cutoff).run()
+    attempt, stated = _Search(request, on_progress, cancelled, cutoff), None
+    for _ in range(_ROUNDS):
+        try:
+            return attempt.run()
+        except _OverfullError as error:
+            stated = stated or attempt.limit_bytes
+            memory = max(attempt.memory - error.excess, attempt.memory / 2)
+            leaner = replace(attempt.request, memory_limit=memory)
+            attempt = _Search(leaner, on_progress, cancelled, cutoff)
+            attempt.limit_bytes = stated
+            known = error
+        except InfeasibleError:
+            if stated is None:
+                raise
+            break
+    raise InfeasibleError(known.message) from None
+
+
+class _OverfullError(Exception):
+    """What was found holds more than there is, by so many bytes: the sums of the search count what a schedule that
+    holds more than 1F1B keeps for too little."""
+
+    def __init__(self, excess: float, message: str) -> None:
+        super().__init__(message)
+        self.excess, self.message = excess, message
 
 
 def find_fitting(request: SearchRequest, cancelled: Callable[[], bool] = lambda: False) -> bool:
@@ -236,6 +263,9 @@ class _Search:
         self.engine, self.prepared = _engine(request)
         hidden = request.cluster.software.hidden
         self.contenders = Contenders(request.top, decided=request.pinned.pipeline == 1 and hidden == Hidden())
+        device, buffers = request.cluster.device, self.engine.buffers
+        self.memory = min(device.memory, device.memory if request.memory_limit is None else request.memory_limit)
+        self.limit_bytes = float(peak_memory(self.engine.capacity, 0.0, buffers, device)) * (1 + OPTIMAL)
         self.least = math.inf
         self.proved = math.inf
         self.total = self.evaluated = self.solved = 0
@@ -455,7 +485,18 @@ class _Search:
             if len(plans) >= top and least >= plans[top - 1].launched_in_turn * (1 - OPTIMAL):
                 break
             plans = sorted([*plans, self._ranked(found, bound)], key=lambda ranked: ranked.seconds)
-        return tuple(plans[:top])
+        if self.request.pinned.schedule is None:
+            plans = sorted(map(self._scheduled, plans), key=lambda ranked: ranked.seconds)
+        fitting = [ranked for ranked in plans if ranked.plan.prediction.peak_bytes <= self.limit_bytes]
+        if not fitting:
+            raise _overfull(plans, self.limit_bytes)
+        return tuple(fitting[:top])
+
+    def _scheduled(self, ranked: Ranked) -> Ranked:
+        """A result in the order of turns that takes it least."""
+        bound = fastest_schedule(ranked.bound, self.request.cluster, self.limit_bytes)
+        configuration = replace(ranked.configuration, schedule=bound.plan.schedule)
+        return replace(ranked, bound=bound, configuration=configuration)
 
     def _ranked(self, found: Contender, bound: float) -> Ranked:
         """A result as a plan, bound to its graph and priced by the judge."""
@@ -465,11 +506,9 @@ class _Search:
         priced: BoundPlan | None = None
         if ranks != found.outcome.ranks:
             settled = self._priced(found, ranks, bound)
-            buffers = self.engine.buffers
-            limit = peak_memory(self.engine.capacity, 0.0, buffers, request.cluster.device) * (1 + OPTIMAL)
             prediction = settled.plan.prediction
             # settled, another block's interior may be the largest; less per step may not make up for more per part
-            if prediction.peak_bytes <= limit and prediction.objective_seconds < found.objective:
+            if prediction.peak_bytes <= self.limit_bytes and prediction.objective_seconds < found.objective:
                 priced = settled
                 certificate = None if certificate is None else replace(certificate, busy_seconds=busy)
         if priced is None:
@@ -500,7 +539,7 @@ class _Search:
             mesh=found.chain.tables.mesh,
             stages=stages_of(whole),
             virtual_stages=configuration.virtual_stages,
-            schedule="1f1b" if configuration.virtual_stages == 1 else "interleaved_1f1b",
+            schedule=configuration.schedule,
             inputs=input_layouts(whole),
             groups=groups_of(self.prepared, blocks, whole),
             rules=written_rules(request.graph),
@@ -535,7 +574,17 @@ def _no_configuration(request: SearchRequest, engine: Engine) -> str:
     wanted = [
         f"{name} = {value}"
         for name in (
-            *("pipeline", "virtual_stages", "data", "context", "tensor", "expert", "micro_batch", "micro_batches"),
+            *(
+                "pipeline",
+                "virtual_stages",
+                "schedule",
+                "data",
+                "context",
+                "tensor",
+                "expert",
+                "micro_batch",
+                "micro_batches",
+            ),
             "mesh",
         )
         if (value := getattr(pinned, name)) is not None
@@ -546,13 +595,27 @@ def _no_configuration(request: SearchRequest, engine: Engine) -> str:
             " one after the other, that share nothing but what each hands to the next; leave the stages at 1"
         )
     if (pinned.pipeline or 1) > max(1, template.blocks.count):
-        return f"{request.model.reference} has {template.blocks.count} blocks, too few for {pinned.pipeline} stages"
+        legal = [n for n in divisors(request.cluster.devices) if n <= max(1, template.blocks.count)]
+        return (
+            f"{request.model.reference} has {template.blocks.count} blocks, too few for {pinned.pipeline} stages; the"
+            f" nearest degree that divides {request.cluster.devices} devices is {legal[-1]}"
+        )
     return (
         f"nothing divides evenly: {request.cluster.devices} devices, global batch {request.global_batch}, "
         f"{template.blocks.count} blocks, with {', '.join(wanted) or 'no option pinned'}; the degrees must multiply to"
         " the devices, micro-batches divide the global batch, data parallel groups each micro-batch; experts are cut"
         " over context and data parallel devices; virtual stages ask for blocks that divide by all stages and for"
         " micro-batches that divide by the ranks"
+    )
+
+
+def _overfull(plans: list[Ranked], limit: float) -> _OverfullError:
+    least = min(plans, key=lambda ranked: ranked.plan.prediction.peak_bytes).plan
+    needed = least.prediction.peak_bytes
+    return _OverfullError(
+        needed - limit,
+        f"schedule = {least.schedule}: the leanest plan that was found needs {needed / 2**30:.1f} GiB per device, and"
+        f" there are {limit / 2**30:.1f} GiB; take 1f1b, which holds less, or leave the schedule to the search",
     )
 
 

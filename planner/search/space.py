@@ -16,6 +16,7 @@ from costmodels import best_rate, parameter_bytes
 from hardware_profiles import OP_CLASSES, Cluster
 from planner.errors import RequestError, unknown_name
 from planner.graph.operator_graph import OperatorGraph
+from planner.plan.plan import ASYNCHRONOUS, INTERLEAVED, SCHEDULES
 from planner.pricing.operator_price import PROFILE_DTYPES
 from planner.search.template import Template
 from planner.sharding.rule import FactorKind, Rule
@@ -41,6 +42,7 @@ class Configuration:
         mesh: sizes of the axes inside a stage, slowest links first.
         roles: what each axis is for; empty where every operator may use every axis as it likes.
         micro_batches: parts of the global batch, one after the other.
+        schedule: in which order the ranks take them (`planner.plan.plan.SCHEDULES`).
         even: whether the ranks hold equally many blocks, where they divide.
         zigzag: whether rings cut the sequence in zigzag order.
     """
@@ -50,6 +52,7 @@ class Configuration:
     mesh: tuple[int, ...]
     roles: tuple[Role, ...] = ()
     micro_batches: int
+    schedule: str = "1f1b"
     even: bool = False
     zigzag: bool = False
 
@@ -77,6 +80,8 @@ class Pinned:
     Attributes:
         pipeline, virtual_stages: pipeline ranks, and stages on each. None for the latter means 1; 0 lets the
             search choose.
+        schedule: the order in which pipeline ranks take their turns. None compares those of whole stages, or takes
+            interleaved 1F1B where `virtual_stages` asks for it.
         data, context, tensor: degrees of parallelism. With any of these, or of the next five, every axis of the mesh
             has one purpose for all operators ("manual mode"); the product of all degrees is the device count.
         expert: into how many parts the experts are cut, over devices that split tokens: a part of the context and
@@ -101,6 +106,7 @@ class Pinned:
 
     pipeline: int | None = None
     virtual_stages: int | None = None
+    schedule: str | None = None
     data: int | None = None
     context: int | None = None
     tensor: int | None = None
@@ -147,6 +153,7 @@ def check_pinned(pinned: Pinned) -> None:
             raise RequestError(f"{name} = {value}: a degree is 1 or more")
     if pinned.virtual_stages is not None and pinned.virtual_stages < 0:
         raise RequestError(f"virtual_stages = {pinned.virtual_stages}: 1 or more, or 0 to have them searched")
+    _check_schedule(pinned)
     if any(size < 1 for size in pinned.mesh or ()):
         raise RequestError(f"mesh = {pinned.mesh}: an axis has 1 device or more")
     if pinned.recompute is not None and pinned.recompute not in get_args(Running):
@@ -169,6 +176,21 @@ def check_pinned(pinned: Pinned) -> None:
         raise RequestError("a mesh and degrees of parallelism decide the same; give either of them")
     if pinned.whole_experts is not None and pinned.expert is None:
         raise RequestError("whole_experts says over which devices experts are cut; give expert, how many parts, too")
+
+
+def _check_schedule(pinned: Pinned) -> None:
+    schedule, virtual = pinned.schedule, pinned.virtual_stages
+    known = [name for name in SCHEDULES if name not in ("seqpipe", *ASYNCHRONOUS)]  # which a plan by hand may name
+    if schedule is not None and schedule not in known:
+        raise RequestError(unknown_name("schedule", schedule, known))
+    if schedule == INTERLEAVED and virtual == 1:
+        raise RequestError(f"schedule = {schedule} takes 2 or more virtual_stages on each rank, not 1")
+    if schedule not in (None, INTERLEAVED) and (virtual or 1) > 1:
+        raise RequestError(
+            f"schedule = {schedule} has one stage on each rank, not virtual_stages = {virtual}; ask for {INTERLEAVED}"
+        )
+    if schedule not in (None, "1f1b") and pinned.pipeline == 1:
+        raise RequestError(f"schedule = {schedule} is about a pipeline of 2 ranks or more, not pipeline = 1")
 
 
 def _check_ulysses(pinned: Pinned) -> None:
@@ -329,6 +351,7 @@ def configurations(template: Template, devices: int, global_batch: int, pinned: 
                         mesh=mesh,
                         roles=roles,
                         micro_batches=micro_batches,
+                        schedule=INTERLEAVED if virtual > 1 else pinned.schedule or "1f1b",
                         even=pinned.even,
                         zigzag=zigzag and "ring" in roles,
                     )
@@ -339,13 +362,16 @@ def _cuts(template: Template, pipeline: int) -> bool:
 
 
 def _virtual_stages(template: Template, pipeline: int, micro_batches: int, pinned: Pinned) -> tuple[int, ...]:
-    wanted = 1 if pinned.virtual_stages is None else pinned.virtual_stages
-    if wanted == 1 or pipeline == 1:
+    if pipeline == 1 and pinned.schedule not in (None, "1f1b"):
+        return ()
+    interleaved = pinned.schedule == INTERLEAVED
+    wanted = (0 if interleaved else 1) if pinned.virtual_stages is None else pinned.virtual_stages
+    if wanted == 1 or pipeline == 1 or (wanted == 0 and pinned.schedule not in (None, INTERLEAVED)):
         return (1,) if wanted in (0, 1) else ()
     blocks, possible = template.blocks.count, [1]
     if blocks % pipeline == 0 and micro_batches % pipeline == 0:
         possible += [v for v in divisors(blocks // pipeline)[1:] if _equal(template.blocks.kinds, pipeline * v)]
-    return tuple(v for v in possible if wanted in (0, v))
+    return tuple(v for v in possible if wanted in (0, v) and not (interleaved and v == 1))
 
 
 def _equal(kinds: tuple[int, ...], stages: int) -> bool:

@@ -155,10 +155,21 @@ class Template:
         return frozenset(edge.producer for edge in self.edges if edge.kind == "every")
 
     @cached_property
+    def passing(self) -> tuple[str, ...]:
+        """Values from before the blocks that every block reads: stages hand them on to each other. Of blocks of several
+        kinds it is not known whether all do."""
+        if len(set(self.blocks.kinds)) > 1:
+            return ()
+        return tuple(sorted({edge.name for edge in self.edges if edge.kind == "every"}))
+
+    @cached_property
     def pipelines(self) -> bool:
-        """Whether the graph can be cut between blocks: nothing but what the blocks hand on flows past them."""
+        """Whether the graph can be cut between blocks: nothing flows past them but what they read or hand on."""
         past = any(
-            edge.kind == "every" or (edge.kind == "outside" and edge.producer < self.start <= edge.consumer)
+            (edge.kind == "every" and edge.name not in self.passing)
+            or (
+                edge.kind == "outside" and edge.producer < self.start <= edge.consumer and edge.name not in self.passing
+            )
             for edge in self.edges
         )
         shared = any(

@@ -124,7 +124,8 @@ class Rule:
 
     `op_class` names the cost class; `work` the forward floating point operations; `gradient_work` how many times that
     the gradient of each operand takes, `repeated_work` how many times that the backward pass does over again. `addends`
-    are operands that join a reduction's sum once; `looked_up` are operands of which only some rows are read. Autograd
+    are operands that join a reduction's sum once; `looked_up` are operands of which only some rows are read. `put_off`
+    are the weights of a linear layer: their gradients are products of their own, which can be had later. Autograd
     keeps operand i for the gradients of operands J where `saves` has (i, J), the results in `saved_results`, and
     `saved_extra` bytes beside them; `scratch` bytes live only while it runs, and `inner_scratch` where it sends any of
     `inner`. `local_form` ("reshape", "expand", ...) is what an operator that spells out its shape becomes on shards:
@@ -146,6 +147,7 @@ class Rule:
     addends: tuple[int, ...] = ()
     saves: tuple[tuple[int, tuple[int, ...]], ...] = ()
     looked_up: tuple[int, ...] = ()
+    put_off: tuple[int, ...] = ()
     saved_results: tuple[int, ...] = ()
     saved_extra: tuple[Work, ...] = ()
     scratch: tuple[Work, ...] = ()

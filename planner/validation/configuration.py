@@ -229,6 +229,7 @@ def _pinned(row: Row, devices: int, model: Dimensions, notes: list[str]) -> Pinn
     return Pinned(
         pipeline=pipeline,
         virtual_stages=virtual,
+        schedule="1f1b" if virtual == 1 else None,
         data=data,
         context=context,
         context_by=around,

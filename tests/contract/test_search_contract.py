@@ -193,7 +193,7 @@ def test_virtual_stages_hold_equal_blocks() -> None:
 @pytest.mark.parametrize(
     ("pinned", "words"),
     [
-        (Pinned(pipeline=8), ("4 blocks", "too few for 8 stages")),
+        (Pinned(pipeline=8), ("4 blocks", "too few for 8 stages", "nearest degree that divides 8 devices is 4")),
         (Pinned(pipeline=3), ("8 devices", "pipeline = 3")),
         (Pinned(mesh=(3,)), ("8 devices", "mesh = (3,)")),
         (Pinned(micro_batches=5), ("global batch 8", "micro_batches = 5")),
@@ -312,10 +312,10 @@ def test_the_best_plans_come_in_order_and_differ() -> None:
 )
 def test_the_fastest_by_its_schedule_of_what_is_close_is_found(model: str, devices: int, batch: int) -> None:
     """Every configuration planned alone, and ranked by hand."""
-    request = request_of(model, cluster_of("h100-80gb", devices), batch)
+    request = request_of(model, cluster_of("h100-80gb", devices), batch, pinned=Pinned(schedule="1f1b"))
     alone = []
     for point in configurations(template_of(model), devices, batch, Pinned()):
-        pinned = Pinned(pipeline=point.pipeline, mesh=point.mesh, micro_batches=point.micro_batches)
+        pinned = Pinned(pipeline=point.pipeline, mesh=point.mesh, micro_batches=point.micro_batches, schedule="1f1b")
         with suppress(InfeasibleError):
             alone.append(search(replace(request, pinned=pinned)).plans[0])
     alone.sort(key=lambda ranked: ranked.objective)

@@ -25,7 +25,7 @@ def schedule(name: str, ranks: int) -> dict[str, object]:
     return {**given, "stages": (2, 2) if ranks == 2 else (1, 1, 1, 1)}
 
 
-SCHEDULES = ("interleaved_1f1b", "gpipe", "1f1b")
+SCHEDULES = ("interleaved_1f1b", "zb_h1", "gpipe", "1f1b")
 MODELS = {"llama4": "megatron", "gpt4": 3}
 """Models of four blocks, and how tensor parallelism inside a stage is planned for them: by hand, or by a seed."""
 
@@ -83,6 +83,7 @@ RELAYS = [
     Hand(model="skipping", kind="zero3", mesh=(2,), settings={**schedule("interleaved_1f1b", 2), **FULL}),
     Hand(model="skipping", kind="zero1", mesh=(), settings=schedule("1f1b", 4)),
     Hand(model="skipping", kind=5, mesh=(2,), settings=schedule("gpipe", 2)),
+    Hand(model="skipping", kind="zero2", mesh=(2,), settings={**schedule("zb_h1", 2), **FULL}),
     Hand(model="skipping", kind=6, mesh=(2,), settings={**schedule("interleaved_1f1b", 2), **SELECTIVE}),
 ]
 """A mask and a memory that all stages read."""

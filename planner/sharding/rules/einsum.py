@@ -75,6 +75,7 @@ class Einsum(RuleSpec):
     repeated_work: float = 0.0
     addends: tuple[int, ...] = ()
     looked_up: tuple[int, ...] = ()
+    put_off: tuple[int, ...] = ()
     saves: Saves = ()
     saved_results: tuple[int, ...] = ()
     saved_extra: tuple[tuple[float, str], ...] = ()
@@ -156,6 +157,7 @@ class Einsum(RuleSpec):
             addends=tuple(index for index in self.addends if index < len(operands)),
             saves=present(self.saves, len(operands)),
             looked_up=self.looked_up,
+            put_off=tuple(index for index in self.put_off if index < len(operands)),
             saved_results=() if unfused else self.saved_results,
             saved_extra=tuple(_work(coefficient, text, names) for coefficient, text in saved),
             scratch=tuple(_work(element * count, text, names) for count, text in scratch),

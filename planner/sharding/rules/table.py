@@ -27,7 +27,14 @@ _KEEPS_INPUT = Elementwise(work=4.0, saves=_INPUT)
 _KEEPS_RESULT = Elementwise(work=4.0, saved_results=(0,))
 _COMPARED = Elementwise(saves=((0, (0, 1)), (1, (0, 1))))
 _VIEW = Reshape()
-_LINEAR = Einsum(pattern="... i, o i, o -> ... o", op_class="matmul", work=((2.0, ""),), addends=(2,), saves=_BOTH)
+_LINEAR = Einsum(
+    pattern="... i, o i, o -> ... o",
+    op_class="matmul",
+    work=((2.0, ""),),
+    addends=(2,),
+    put_off=(1, 2),
+    saves=_BOTH,
+)
 _ADDMM = Einsum(
     pattern="o, b i, i o -> b o", op_class="matmul", work=((2.0, ""),), addends=(0,), saves=((1, (2,)), (2, (1,)))
 )

@@ -38,8 +38,8 @@ def test_virtual_stages(plan: Any, here: Path) -> None:
     options = ("--pipeline", "2", "--mesh", "2", "--micro-batches", "4")
     assert plan.json(*TINY, *options, "--virtual-stages", "2")["virtual_stages"] == 2
     chosen = plan.json(*TINY, *options, "--virtual-stages", "auto")
-    alone = plan.json(*TINY, *options)
-    assert alone["virtual_stages"] == 1
+    alone = plan.json(*TINY, *options, "--schedule", "1f1b")
+    assert (alone["virtual_stages"], alone["schedule"]) == (1, "1f1b")
     assert chosen["step_seconds"] <= alone["step_seconds"]
 
 

@@ -557,7 +557,7 @@ def plan_of(case: Case, ranks: Sequence[RankFilling]) -> Plan:
         mesh=case.chain.tables.mesh,
         stages=stages_of(whole),
         virtual_stages=configuration.virtual_stages,
-        schedule="1f1b" if configuration.virtual_stages == 1 else "interleaved_1f1b",
+        schedule=configuration.schedule if configuration.virtual_stages == 1 else "interleaved_1f1b",
         inputs=input_layouts(whole),
         groups=groups_of(prepared, case.chain.tables.template.blocks, whole),
         prediction=Prediction.unknown(),

@@ -1,6 +1,7 @@
 """What the user has decided holds for every operator and parameter of the plan; what cannot be is refused by name."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -99,7 +100,9 @@ def test_degrees_may_be_left_open() -> None:
 
 @pytest.mark.parametrize("pinned", [Pinned(data=2), Pinned(tensor=2), Pinned(zero=3), Pinned(data=2, zero=1)])
 def test_what_is_decided_is_never_faster_than_what_is_found(pinned: Pinned) -> None:
-    assert result_of("llama-4", 4, pinned).plans[0].seconds >= result_of("llama-4", 4).plans[0].seconds * (1 - 1e-9)
+    """In the order of turns that the search minimises under."""
+    decided = result_of("llama-4", 4, replace(pinned, schedule="1f1b"))
+    assert decided.plans[0].seconds >= result_of("llama-4", 4, Pinned(schedule="1f1b")).plans[0].seconds * (1 - 1e-9)
 
 
 @pytest.mark.parametrize(

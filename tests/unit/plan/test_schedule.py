@@ -1,0 +1,98 @@
+"""Which schedules a plan may name, and what follows from them."""
+
+from dataclasses import replace
+
+import pytest
+
+from costmodels import schedule_orders, simulate
+from planner.errors import PlanFileError
+from planner.plan.bind import bind
+from planner.plan.plan import SCHEDULES, Plan
+from planner.plan.predict import predict, stage_costs
+from planner.plan.put_off import arrivals, put_off
+from planner.plan.schedule import check_schedule, nearest_rounds, orders_of, put_off_at_most, splits
+from planner.plan.stage_cut import cut_stage
+from planner.plan.step import rank_seconds
+from tests.contract.test_priced_is_emitted import cluster_of
+from tests.distributed import plans
+
+
+def plan_of(schedule: str = "1f1b", **settings: object) -> Plan:
+    given = {"stages": (1, 1, 1, 1), "micro_batches": 4, "schedule": schedule, **settings}
+    return plans.hand_plan("zero1", "llama4", plans.mesh_of(), **given)
+
+
+def test_only_zero_bubble_takes_the_backward_pass_apart() -> None:
+    assert [schedule for schedule in SCHEDULES if splits(schedule)] == ["zb_h1"]
+    assert [put_off_at_most(plan_of("zb_h1"), rank) for rank in range(4)] == [1, 2, 3, 4]
+    assert put_off_at_most(plan_of(), 3) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"schedule": "gpipe", "virtual_stages": 2}, ("'gpipe' with virtual_stages 2", "takes 'interleaved_1f1b'")),
+        ({"schedule": "interleaved_1f1b"}, ("'interleaved_1f1b' with virtual_stages 1", "takes '1f1b'")),
+        ({"schedule": "zb_h1", "stages": (4,)}, ("'zb_h1' with 1 pipeline rank", "takes '1f1b'")),
+        (
+            {"schedule": "interleaved_1f1b", "virtual_stages": 2, "micro_batches": 3, "global_batch": 12},
+            ("3 is no multiple of 2 pipeline ranks", "nearest of a global batch of 12 are 2 and 4"),
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_had_is_named(settings: dict[str, object], words: tuple[str, ...]) -> None:
+    with pytest.raises(PlanFileError) as caught:
+        check_schedule(plan_of(**settings))
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_the_nearest_rounds() -> None:
+    assert nearest_rounds(1, 4, 8) == "the nearest of a global batch of 8 is 4"
+    assert nearest_rounds(9, 4, 10) == "a global batch of 10 divides into none, so make it a multiple of 4"
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb_h1"])
+def test_the_step_is_that_of_the_schedule(schedule: str) -> None:
+    plan = plan_of(schedule)
+    bound = bind(plan, plans.traced("llama4"), plans.BATCH)
+    cluster = cluster_of(plan)
+    ranks = [rank_seconds(cost.chunks, cost.all_once) for cost in stage_costs(bound, cluster)]
+    assert orders_of(plan) == schedule_orders(schedule, 4, 4)
+    assert predict(bound, cluster).step_seconds == pytest.approx(simulate(ranks, orders_of(plan)).seconds)
+
+
+def test_taking_apart_moves_seconds_and_adds_none() -> None:
+    costs, flops = {}, set()
+    for schedule in ("1f1b", "zb_h1"):
+        bound = bind(plan_of(schedule), plans.traced("llama4"), plans.BATCH)
+        costs[schedule] = stage_costs(bound, cluster_of(bound.plan))
+        flops.add(predict(bound, cluster_of(bound.plan)).model_flops)
+    assert len(flops) == 1
+    for plain, apart in zip(costs["1f1b"], costs["zb_h1"], strict=True):
+        assert apart.micro_batch == plain.micro_batch
+        (whole,), (first,) = plain.chunks, apart.chunks
+        assert first.later is not None
+        assert first.later.work > 0
+        assert first.backward.work + first.later.work == pytest.approx(whole.backward.work)
+        assert sum(apart.memory.values()) > sum(plain.memory.values())
+
+
+def test_linear_layers_are_put_off_and_nothing_else() -> None:
+    bound = bind(plan_of("zb_h1"), plans.traced("llama4"), plans.BATCH)
+    later = {at: places for at in range(len(bound.operators)) if (places := put_off(bound, at))}
+    kinds = {bound.operators[at].operator.op for at in later}
+    assert (kinds, set(later.values())) == ({"aten.linear.default"}, {(1,)})
+    linear = [op for op in bound.operators if op.operator.op == "aten.linear.default"]
+    assert len(later) == len(linear)
+    plain = replace(bound, plan=replace(bound.plan, schedule="1f1b"))
+    assert not any(put_off(plain, at) for at in later)
+
+
+def test_a_tied_weight_arrives_once_for_each_turn() -> None:
+    plan = plans.hand_plan("zero1", "gpt4", plans.mesh_of(), stages=(2, 2), micro_batches=4, schedule="zb_h1")
+    bound = bind(plan, plans.traced("gpt4"), plans.BATCH)
+    counts = [arrivals(bound, cut_stage(bound, stage)) for stage in range(2)]
+    (tied,) = counts[0].keys() & counts[1].keys()
+    assert (counts[0][tied], counts[1][tied]) == (1, 1)
+    assert set(counts[0].values()) == {1}

@@ -1,0 +1,66 @@
+"""The search and the schedules: pinned, compared, and within the memory there is."""
+
+import pytest
+
+from planner.errors import InfeasibleError, RequestError
+from planner.search.scheduling import WORTH
+from planner.search.search import SearchResult, search
+from planner.search.space import Pinned
+from tests.unit.search.cases import cluster_of, request_of
+
+DEEP = {"pipeline": 4, "micro_batches": 4}
+
+
+def result_of(model: str, memory_limit: float | None = None, **pinned: object) -> SearchResult:
+    request = request_of(model, cluster_of("h100-80gb", 4), 8, pinned=Pinned(**pinned), memory_limit=memory_limit)  # type: ignore[arg-type]
+    return search(request)
+
+
+def test_zero_bubble_is_taken_where_it_is_faster() -> None:
+    free, plain = result_of("llama-4", **DEEP), result_of("llama-4", schedule="1f1b", **DEEP)
+    assert (plain.plan.schedule, free.plan.schedule) == ("1f1b", "zb_h1")
+    assert free.plans[0].configuration.schedule == "zb_h1"
+    assert free.plans[0].seconds < plain.plans[0].seconds * (1 - WORTH)
+    assert free.plans[0].objective == plain.plans[0].objective
+
+
+def test_one_rank_has_no_schedule_to_choose() -> None:
+    assert result_of("llama-4", pipeline=1).plan.schedule == "1f1b"
+    with pytest.raises(
+        RequestError, match=r"schedule = zb_h1 is about a pipeline of 2 ranks or more, not pipeline = 1"
+    ):
+        result_of("llama-4", pipeline=1, schedule="zb_h1")
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "zb_h1", "interleaved_1f1b"])
+def test_a_schedule_is_pinned(schedule: str) -> None:
+    plan = result_of("llama-4", pipeline=2, schedule=schedule, micro_batches=4).plan
+    assert (plan.schedule, plan.pipeline) == (schedule, 2)
+    assert (plan.virtual_stages > 1) == (schedule == "interleaved_1f1b")
+
+
+@pytest.mark.parametrize(
+    ("pinned", "words"),
+    [
+        ({"schedule": "zb-h1"}, ("unknown schedule 'zb-h1'", "zb_h1")),
+        ({"schedule": "interleaved_1f1b", "virtual_stages": 1}, ("takes 2 or more virtual_stages",)),
+        ({"schedule": "gpipe", "virtual_stages": 2}, ("one stage on each rank", "ask for interleaved_1f1b")),
+    ],
+    ids=str,
+)
+def test_what_contradicts_is_named(pinned: dict[str, object], words: tuple[str, ...]) -> None:
+    with pytest.raises(RequestError) as caught:
+        result_of("llama-4", **pinned)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_what_a_schedule_holds_must_fit() -> None:
+    """GPipe holds all micro-batches, which is more than the sums of the search say."""
+    roomy = result_of("llama-4", schedule="gpipe", **DEEP).plan.prediction.peak_bytes
+    with pytest.raises(InfeasibleError, match=r"schedule = gpipe: the leanest plan that was found needs .* take 1f1b"):
+        result_of("llama-4", roomy * 0.999999, schedule="gpipe", **DEEP)
+
+
+def test_values_that_all_blocks_read_are_handed_on() -> None:
+    plan = result_of("residual-mask", pipeline=4, micro_batches=4).plan
+    assert plan.pipeline == 4
