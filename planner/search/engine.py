@@ -11,9 +11,9 @@ from planner.pricing.bucket_size import flat_bytes
 from planner.search.assemble import Assembly
 from planner.search.cost_table import CostTables, TableBuilder
 from planner.search.cutting import cut
-from planner.search.decided import NothingAgreesError, decided_of
+from planner.search.decided import decided_of
 from planner.search.duals import Duals, Setting, setting_of
-from planner.search.evaluation import Evaluation, Outcome
+from planner.search.evaluation import Evaluation, Outcome, check_virtual_stages
 from planner.search.pieces import Chain
 from planner.search.propagation import fixed_of, propagated
 from planner.search.recursive import RecursivePlan, Task, plan_recursively, refine
@@ -165,12 +165,7 @@ class Engine:
         Raises NothingAgreesError where what is decided, or virtual stages, cannot be had on this mesh.
         """
         chain, setting = self.chain(configuration), setting_of(configuration, self.capacity)
-        if setting.chunks > 1 and (chain.blocks_in_head or chain.blocks_in_tail):
-            place = "first block reads" if chain.blocks_in_head else "last block hands on"
-            raise NothingAgreesError(
-                f"virtual_stages = {setting.chunks}: all virtual stages hold equal blocks, but the {place} something"
-                " else than the others; leave the virtual stages at 1"
-            )
+        check_virtual_stages(chain, setting)
         return Evaluation(chain, setting, cutoff=cutoff, enough=enough, hint=hint).run()
 
     def chain(self, configuration: Configuration) -> Chain:

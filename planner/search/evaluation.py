@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.search.decided import NothingAgreesError
 from planner.search.division import Division, Filled, Filling, Rank, Way, divide, fill_best
 from planner.search.duals import Duals, Priced, Setting, State
 from planner.search.pieces import Chain, Column, Piece
@@ -313,12 +314,15 @@ class Evaluation:
         return RankFilling(head=head, inner=inner, tail=tail, peak=peak, beside=beside)
 
     def _ways(self, priced: Priced, state: State) -> list[Way]:
-        """Ways to run a block of each kind that a price knows: all kinds in the same way, and each in its cheapest."""
+        """Ways to run a block of each kind that a price knows: each in its cheapest; with one kind all of them, and so
+        with several where memory is free, or all that counts."""
         if not priced.inner:
             return []
-        columns = [priced.columns(solved, state, self.chain) for solved in priced.inner]
-        found = list(zip(*columns, strict=True))
-        if len(columns) > 1:
+        every = len(priced.inner) == 1 or priced.price in (0.0, math.inf)
+        found: list[Way] = []
+        if every:
+            found += zip(*(priced.columns(solved, state, self.chain) for solved in priced.inner), strict=True)
+        if len(priced.inner) > 1:
             best = [priced.best_column(solved, state, self.chain) for solved in priced.inner]
             found.append(tuple(column for column in best if column is not None))
         return found
@@ -434,6 +438,16 @@ class Evaluation:
         if not over or over[0][1] >= fits[-1][1]:
             return None
         return (fits[-1][1] - over[0][1]) / (over[0][0] - fits[-1][0])
+
+
+def check_virtual_stages(chain: Chain, setting: Setting) -> None:
+    """Raise NothingAgreesError where virtual stages cannot hold equal blocks."""
+    if setting.chunks > 1 and (chain.blocks_in_head or chain.blocks_in_tail):
+        place = "first block reads" if chain.blocks_in_head else "last block hands on"
+        raise NothingAgreesError(
+            f"virtual_stages = {setting.chunks}: all virtual stages hold equal blocks, but the {place} something"
+            " else than the others; leave the virtual stages at 1"
+        )
 
 
 def _distinct(ways: Sequence[Way]) -> list[Way]:

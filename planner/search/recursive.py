@@ -41,7 +41,7 @@ from planner.search.cost_table import TableBuilder
 from planner.search.cutting import cut
 from planner.search.decided import Decided
 from planner.search.duals import setting_of
-from planner.search.evaluation import Evaluation
+from planner.search.evaluation import Evaluation, check_virtual_stages
 from planner.search.propagation import fixed_of
 from planner.search.restriction import Fixed, OneAxisFree, Restriction
 from planner.search.space import Configuration, Running
@@ -311,6 +311,7 @@ class _Descent:
         tables = builder.build(task.template, among)
         chain = cut(tables, task.cluster, recomputation=task.recomputation, stages=task.configuration.pipeline)
         setting = setting_of(task.configuration, limit)
+        check_virtual_stages(chain, setting)
         outcome = Evaluation(chain, setting, cutoff=bar, rounds=_ROUNDS).run()
         if not outcome.ranks or outcome.seconds >= bar:
             return math.inf if outcome.ranks or bar < math.inf else outcome.least * (1 + _ROUNDING)

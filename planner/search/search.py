@@ -41,10 +41,11 @@ from planner.search.decided import NothingAgreesError
 from planner.search.duals import setting_of
 from planner.search.engine import Engine, Family
 from planner.search.evaluation import Outcome, RankFilling
+from planner.search.refusals import no_configuration
 from planner.search.request import SearchRequest
 from planner.search.scheduling import fastest_schedule
 from planner.search.settle import Certificate, settle_and_certify
-from planner.search.space import Configuration, bounds, configurations, divisors
+from planner.search.space import Configuration, bounds, configurations
 from planner.search.template import fold
 from planner.sharding.discover import written_rules
 
@@ -371,7 +372,7 @@ class _Search:
         """All configurations of the request."""
         space = _space(self.engine)
         if not space:
-            raise RequestError(_no_configuration(self.request, self.engine))
+            raise RequestError(no_configuration(self.request, self.engine.template))
         return space
 
     def _open_families(self) -> None:
@@ -567,46 +568,6 @@ def _order(configuration: Configuration) -> tuple[object, ...]:
     """Configurations of equal bound come in a fixed order."""
     c = configuration
     return c.pipeline, c.virtual_stages, c.micro_batches, c.mesh, c.roles
-
-
-def _no_configuration(request: SearchRequest, engine: Engine) -> str:
-    pinned, template = request.pinned, engine.template
-    wanted = [
-        f"{name} = {value}"
-        for name in (
-            *(
-                "pipeline",
-                "virtual_stages",
-                "schedule",
-                "data",
-                "context",
-                "tensor",
-                "expert",
-                "micro_batch",
-                "micro_batches",
-            ),
-            "mesh",
-        )
-        if (value := getattr(pinned, name)) is not None
-    ]
-    if (pinned.pipeline or 1) > 1 and not template.pipelines:
-        return (
-            f"{request.model.reference} cannot be cut into {pinned.pipeline} pipeline stages: that takes equal blocks,"
-            " one after the other, that share nothing but what each hands to the next; leave the stages at 1"
-        )
-    if (pinned.pipeline or 1) > max(1, template.blocks.count):
-        legal = [n for n in divisors(request.cluster.devices) if n <= max(1, template.blocks.count)]
-        return (
-            f"{request.model.reference} has {template.blocks.count} blocks, too few for {pinned.pipeline} stages; the"
-            f" nearest degree that divides {request.cluster.devices} devices is {legal[-1]}"
-        )
-    return (
-        f"nothing divides evenly: {request.cluster.devices} devices, global batch {request.global_batch}, "
-        f"{template.blocks.count} blocks, with {', '.join(wanted) or 'no option pinned'}; the degrees must multiply to"
-        " the devices, micro-batches divide the global batch, data parallel groups each micro-batch; experts are cut"
-        " over context and data parallel devices; virtual stages ask for blocks that divide by all stages and for"
-        " micro-batches that divide by the ranks"
-    )
 
 
 def _overfull(plans: list[Ranked], limit: float) -> _OverfullError:

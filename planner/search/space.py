@@ -311,12 +311,9 @@ def check_experts(template: Template, pinned: Pinned) -> None:
         raise RequestError(f"expert = {pinned.expert}: no operator of this model routes to experts; leave it at 1")
     for count in counts:
         if count % pinned.expert:
-            legal = [parts for parts in range(1, count + 1) if count % parts == 0]
-            below = [parts for parts in legal if parts < pinned.expert][-1:]
-            near = [*below, *[parts for parts in legal if parts > pinned.expert][:1]]
             raise RequestError(
-                f"expert = {pinned.expert} does not divide the {count} experts of the model; cut them into"
-                f" {' or '.join(map(str, near))}"
+                f"expert = {pinned.expert} does not divide the {count} experts of the model;"
+                f" {nearest_words(pinned.expert, divisors(count))}"
             )
 
 
@@ -440,6 +437,14 @@ def divisors(number: int) -> tuple[int, ...]:
     """All divisors, smallest first."""
     low = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return tuple(low + [number // d for d in reversed(low) if d * d != number])
+
+
+def nearest_words(wanted: int, legal: Sequence[int]) -> str:
+    """In words, the legal numbers next to one that is not: "the nearest that do are 8 and 16"."""
+    known = sorted(set(legal))
+    found = [max((n for n in known if n < wanted), default=None), min((n for n in known if n > wanted), default=None)]
+    near = [str(number) for number in found if number is not None]
+    return f"the nearest that {'does is' if len(near) == 1 else 'do are'} {' and '.join(near)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

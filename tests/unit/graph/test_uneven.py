@@ -64,7 +64,5 @@ def test_what_cannot_be_is_refused(graph: OperatorGraph) -> None:
         planned(graph, 0.5)
     with pytest.raises(RequestError, match=r"imbalance = 2: no operator of this model routes to experts"):
         planner.search("llama-tiny", CLUSTER, imbalance=2.0)
-    with pytest.raises(
-        RequestError, match=r"expert = 3 does not divide the 8 experts of the model; cut them into 2 or 4"
-    ):
+    with pytest.raises(RequestError, match=r"expert = 3 does not divide the 8 experts of the model; .*2.*4"):
         planner.search(graph, CLUSTER, batch=2, pinned=Pinned(expert=3))

@@ -4,13 +4,14 @@ import itertools
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from planner.search.division import Filled, Rank, divide, fill, fill_best, step_seconds
+from planner.search.division import Filled, Rank, Way, divide, fill, fill_best, step_seconds
 from planner.search.pieces import Amounts, Column
-from planner.search.stretches import stretches_of
+from planner.search.stretches import Stretches, stretches_of
 
 BLOCKS = 6
 ALIKE = stretches_of((0,) * BLOCKS)
@@ -172,3 +173,92 @@ def test_equal_chunks_have_one_price(chunks: int) -> None:
     parts, steps = [float(r.part[1]) for r in ranks], [float(r.step[1]) for r in ranks]
     expected = (8 - 1 / chunks) * max(parts) + sum(parts) / chunks + max(steps)
     assert math.isclose(found.seconds, expected, rel_tol=1e-12)
+
+
+ROWS = ((0, 0, 1, 1, 1, 1), (0, 1, 0, 1, 0, 1), (0, 1, 1, 1), (0, 0, 1, 1, 2), (1, 0, 0, 0))
+
+
+def mixtures(ways: list[Way], kinds: tuple[int, ...]) -> Iterator[list[Column]]:
+    """All fillings of one stretch: so many blocks at its beginning in one way, the others in another."""
+    for first, second in itertools.product(ways, repeat=2):
+        for lean in range(len(kinds) + 1):
+            yield [(second if at < lean else first)[kind] for at, kind in enumerate(kinds)]
+
+
+@pytest.mark.parametrize("kinds", ROWS, ids=str)
+@pytest.mark.parametrize("seed", range(6))
+def test_stages_of_several_kinds_are_filled_as_well_as_by_trying_all_mixtures(
+    kinds: tuple[int, ...], seed: int
+) -> None:
+    """Bytes for what blocks hand over are an upper bound here, so they are left out."""
+    draw = random.Random(f"{kinds} {seed}")
+    rank = replace(random_rank(draw), received=0.0, ending=0.0, outliving=0.0)
+    scales = [draw.uniform(0.5, 4.0) for _ in set(kinds)]
+    ways = [
+        tuple(column(random_amounts(draw, lean, scale), lean > 0.0) for scale in scales) for lean in (0.0, 0.5, 0.9)
+    ]
+    stretches = stretches_of(kinds)
+    capacity = draw.uniform(10.0, 250.0)
+    filled = fill(rank, ways, stretches, WEIGHT, capacity)
+    for start, stop in itertools.combinations(range(len(kinds) + 1), 2):
+        number, held = stretches.of(start, stop - start), kinds[start:stop]
+        fitting = [
+            (busy, peak)
+            for columns in mixtures(ways, held)
+            for busy, peak in [busy_and_peak(rank, columns)]
+            if peak <= capacity * (1 + 1e-9)
+        ]
+        if math.isinf(float(filled.busy[number])):
+            continue
+        taken = filled.filling(number)
+        columns = [ways[taken.second if at < taken.lean else taken.first][kind] for at, kind in enumerate(held)]
+        busy, peak = busy_and_peak(rank, columns)
+        assert math.isclose(busy, float(filled.busy[number]), rel_tol=1e-12)
+        assert peak <= float(filled.peak[number]) * (1 + 1e-12)
+        assert peak <= capacity * (1 + 1e-9)
+        assert busy >= min(fitting)[0] * (1 - 1e-12)
+
+
+def priced_by_kinds(draw: random.Random, stretches: Stretches, weight: float) -> Filled:
+    """Prices that are sums over blocks, each kind with its own; perhaps not everything fits."""
+    part = 0.1 + np.array([draw.uniform(0.3, 2.0) for _ in stretches.counts]) @ stretches.counts
+    room = draw.choice((10**6, 10**6, stretches.blocks // 2 + 1))
+    fits = stretches.lengths <= room
+    nothing, places = np.zeros(len(fits)), np.zeros(len(fits), dtype=np.intp)
+    priced = np.where(fits, part, math.inf)
+    return Filled(
+        part=priced, step=np.where(fits, 0.0, math.inf), busy=weight * priced, peak=nothing, beside=nothing,
+        least=nothing, variant=places, pair=places, lean=places, pairs=((0, 0),),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kinds", ROWS, ids=str)
+@pytest.mark.parametrize("seed", range(12))
+def test_blocks_of_several_kinds_are_divided_at_the_best_borders(kinds: tuple[int, ...], seed: int) -> None:
+    draw = random.Random(f"{kinds} {seed}")
+    stretches, number, micro_batches = stretches_of(kinds), draw.randint(2, 4), draw.choice((2, 8))
+    ranks = [priced_by_kinds(draw, stretches, micro_batches - 1) for _ in range(number)]
+    found = divide(ranks, [1] * number, stretches, micro_batches=micro_batches, chunks=1)
+    tried = []
+    for borders in itertools.combinations(range(1, len(kinds)), number - 1):
+        edges = (0, *borders, len(kinds))
+        held = [stretches.of(a, b - a) for a, b in itertools.pairwise(edges)]
+        tried.append(step_seconds(ranks, held, micro_batches, 1))
+    best = min(tried, default=math.inf)
+    if found is None:
+        assert math.isinf(best)
+        return
+    assert sum(found.blocks) == len(kinds)
+    assert math.isclose(found.seconds, best, rel_tol=1e-12)
+
+
+@pytest.mark.parametrize(("blocks", "stages"), [(126, 16), (61, 16), (61, 32), (126, 100)])
+def test_any_number_of_blocks_is_divided_over_any_number_of_stages(blocks: int, stages: int) -> None:
+    """Equal ranks hold as many as they can, but for one."""
+    draw = random.Random(0)
+    stretches = stretches_of((0,) * blocks)
+    rank = priced_by_kinds(draw, stretches, 31.0)
+    rank = replace(rank, part=0.1 + stretches.lengths, step=np.zeros(blocks + 1), busy=31.0 * (0.1 + stretches.lengths))
+    found = divide([rank] * stages, [1] * stages, stretches, micro_batches=32, chunks=1)
+    assert found is not None
+    assert (sum(found.blocks), max(found.blocks)) == (blocks, -(-blocks // stages))
