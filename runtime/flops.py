@@ -1,6 +1,7 @@
 """Floating point operations of the kernels that multiply: what PyTorch runs, counted by the shapes it runs on.
 
     m k by k n           2 m k n, for every matrix of a batch
+    products in groups   2 rows * columns * depth, over all groups
     convolution          2 elements of the result * weights that each of them meets; backward once for every gradient
     attention            2 b h q k (d + e); half of it where it is causal; backward 2.5 times as much, as the scores are
                          computed again (Dao 2023, arXiv 2307.08691, section 3.1)
@@ -62,6 +63,12 @@ def _biased_backward(given: Arguments, _: Any) -> Flops:
     return _AGAIN * _attention(given[1], given[2], given[3], causal=False)
 
 
+def _grouped(given: Arguments, _: Any) -> Flops:
+    """Every row with one matrix."""
+    rows: torch.Tensor = given[0]
+    return 2.0 * math.prod(rows.shape) * float(given[1].shape[-1])
+
+
 FLOPS: Mapping[str, Formula] = {
     "aten.mm.default": lambda given, _: _product(given[0], given[1]),
     "aten.bmm.default": lambda given, _: _product(given[0], given[1]),
@@ -76,6 +83,8 @@ FLOPS: Mapping[str, Formula] = {
         _AGAIN * _attention(given[1], given[2], given[3], bool(given[6]))
     ),
     "planner.biased_attention.default": _biased_forward,
+    "planner.grouped_outer.default": _grouped,
+    "planner.grouped_product.default": _grouped,
     "planner.biased_attention_backward.default": _biased_backward,
 }
 """Formulas by the name of the kernel."""

@@ -30,6 +30,7 @@ from runtime.attention import attention_with_dropout
 from runtime.biased_attention import biased_attention
 from runtime.cross_entropy import SplitLoss, split_cross_entropy
 from runtime.device_mesh import RankMesh
+from runtime.experts import Cut, SplitExperts, split_experts
 from runtime.randomness import FIRST, Draw, Region, drop, drop_probability, keep_mask, operator_code, region_of
 from runtime.ring_attention import Ring, ring_attention
 from runtime.rms_norm import fused_rms_norm
@@ -61,6 +62,19 @@ class Shard:
             return ()
         index, sizes = self.bound.rule.index[factor], self.place.mesh.sizes
         return tuple(a for a, choice in enumerate(self.bound.strategy) if choice == index and sizes[a] > 1)
+
+    def cutting(self, factor: str) -> tuple[int, ...]:
+        """Axes of size 2 or more on which a factor is in pieces, alone or in an exchange, outer cut first."""
+        if factor not in self.bound.rule.index:
+            return ()
+        rule, sizes = self.bound.rule, self.place.mesh.sizes
+        cut = {index for index, parts in enumerate(rule.splits) if rule.index[factor] in parts}
+        return tuple(a for a, choice in enumerate(self.bound.strategy) if choice in cut and sizes[a] > 1)
+
+    def exchanges(self, axis: int) -> bool:
+        """Whether rows are exchanged on an axis."""
+        choice = self.bound.strategy[axis]
+        return choice is not None and self.bound.rule.factors[choice].kind is FactorKind.EXCHANGE
 
     def ring(self) -> int | None:
         """The axis of size 2 or more along which operands come round; None where none do."""
@@ -111,7 +125,6 @@ def local_call(
     """The call of one operator on this rank. `sequences` are the dims that axes with an order of their own cut in it.
     Raises ModelError for what cannot be executed yet."""
     op = bound.operator
-    _refuse_exchanges(bound, place)
     made = [name for name in op.results if name is not None]
     types = [graph.types[name] for name in made]
     layouts = [duplex.forward for duplex in bound.layouts.results]
@@ -267,6 +280,31 @@ def _rms_norm(
     return fused_rms_norm(x, normalized_shape, weight, epsilon)
 
 
+def _experts(
+    shard: Shard,
+    x_BSH: torch.Tensor,
+    weights_BSK: torch.Tensor,
+    chosen_BSK: torch.Tensor,
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    capacity: int = 0,
+    imbalance: float = 1.0,
+) -> torch.Tensor:
+    cuts = [
+        Cut(
+            size=shard.place.mesh.sizes[axis],
+            own=shard.place.coordinate[axis],
+            group=shard.place.group(axis) if shard.exchanges(axis) else None,
+        )
+        for axis in shard.cutting("e")
+    ]
+    split = SplitExperts(
+        experts=shard.extent("e") if cuts else gate.shape[0], cuts=cuts, capacity=capacity, imbalance=imbalance
+    )
+    return split_experts(x_BSH, weights_BSK, chosen_BSK, (gate, up, down), split)
+
+
 def _attention_of_slice(
     shard: Shard,
     part: SlicePass,
@@ -409,6 +447,7 @@ LOCAL_OPS: Mapping[str, Form] = {
     "aten.rms_norm.default": _rms_norm,
     "aten.scaled_dot_product_attention.default": _fused_attention,
     "aten.split_with_sizes.default": _split_with_sizes,
+    "planner.experts.default": _experts,
 }
 """Local forms of single operators, by name."""
 
@@ -425,17 +464,6 @@ DROPPING: Mapping[str, Form] = {
     "aten.scaled_dot_product_attention.default": _dropping_attention,
 }
 """Local forms of operators that drop elements, by name, where their probability is not 0."""
-
-
-def _refuse_exchanges(bound: BoundOperator, place: RankMesh) -> None:
-    for axis, choice in zip(place.mesh.axes, bound.strategy, strict=True):
-        kind = None if choice is None or axis.size == 1 else bound.rule.factors[choice].kind
-        if kind is FactorKind.EXCHANGE and choice is not None:
-            raise ModelError(
-                f"operator '{bound.operator.name}' exchanges rows between the {axis.size} devices of {axis.name}"
-                f" ({bound.rule.factors[choice].name}): expert parallelism can be planned and priced, but not run yet;"
-                " plan with --expert 1"
-            )
 
 
 def template(argument: Argument, device: torch.device) -> Any:

@@ -78,6 +78,16 @@ class Options:
     global_batch: Annotated[int | None, _number(JOB, "Samples per step; 4 per device where not given.", most=2**31)] = (
         None
     )
+    imbalance: Annotated[
+        float | None,
+        typer.Option(
+            metavar="TIMES",
+            help="Rows of the device with the most of them over the average, where experts are divided among devices:"
+            " its products, its messages and what it keeps are that much more. 1, a router that gives all the same,"
+            " where not given.",
+            rich_help_panel=JOB,
+        ),
+    ] = None
     precision: Annotated[
         str | None,
         _word(JOB, "WORD", "bf16, fp16 or fp32 compute, fp32 master weights; bf16 where not given, fp32 on CPUs."),

@@ -12,6 +12,7 @@ from planner.cli.machines import machine
 from planner.cli.options import Options, flag
 from planner.cli.values import parse_buckets, parse_memory, parse_mesh, parse_shards, parse_virtual_stages
 from planner.errors import RequestError, unknown_name
+from planner.graph.uneven import EVEN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,6 +115,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         precision=precision,
         optimizer=options.optimizer or "adamw",
         update=update,
+        imbalance=EVEN if options.imbalance is None else options.imbalance,
         algorithm=options.search or "dynamic_programming",
         pinned=pinned,
         shards=(*shards, *_taken_over(sources, shards, graph)),

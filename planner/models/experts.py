@@ -1,32 +1,42 @@
 """Mixture of experts: every token is sent to the k of E gated MLPs that a router chooses (Shazeer et al. 2017; Jiang et
-al. 2024, Mixtral). No token is dropped.
+al. 2024, Mixtral). No token is dropped, unless experts have a capacity.
 
 The experts are one operator, `planner::experts`: how many rows an expert gets depends on the tokens, the shapes of its
-operands and its result do not. What is here runs everywhere and is slow; it is what a fused implementation, and one on
-several devices, must agree with. The operator is known to torch once this module is imported.
+operands and its result do not. The operator is known to torch once this module is imported. On several devices
+`runtime.experts` takes its place, which computes rows by the same functions.
 
-Shape legend: B batch, S sequence, H hidden, K chosen experts, E experts, F width of an expert, R rows of one expert.
+A capacity is one of every sample: of its choices of one expert only the first so many, in the order of the tokens, are
+computed. So what is dropped depends neither on the other samples nor on how tokens are divided among devices.
+
+Shape legend: B batch, S sequence, H hidden, K chosen experts, E experts, F width of an expert.
 """
 
+from typing import Any
+
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from planner.models.expert_rows import Rows, capacity_of, capped_rows, differentiate_experts, run_experts, sorted_rows
 from planner.models.router import Router, Routing
 
 
 class Experts(nn.Module):
-    """The weights of E gated MLPs, stacked."""
+    """The weights of E gated MLPs, stacked. With a `capacity_factor` an expert takes no more of a sample than that
+    times its even share."""
 
-    def __init__(self, hidden_size: int, num_experts: int, ffn_size: int) -> None:
+    def __init__(self, hidden_size: int, num_experts: int, ffn_size: int, capacity_factor: float = 0.0) -> None:
         super().__init__()
+        self.num_experts, self.capacity_factor = num_experts, capacity_factor
         self.gate_proj = nn.Parameter(torch.empty(num_experts, ffn_size, hidden_size))
         self.up_proj = nn.Parameter(torch.empty(num_experts, ffn_size, hidden_size))
         self.down_proj = nn.Parameter(torch.empty(num_experts, hidden_size, ffn_size))
 
     def forward(self, x_BSH: torch.Tensor, weights_BSK: torch.Tensor, chosen_BSK: torch.Tensor) -> torch.Tensor:
         weights = self.gate_proj, self.up_proj, self.down_proj
-        result: torch.Tensor = experts(x_BSH, weights_BSK, chosen_BSK, *weights)
+        capacity = 0
+        if self.capacity_factor:
+            capacity = capacity_of(self.capacity_factor, x_BSH.shape[1], chosen_BSK.shape[2], self.num_experts)
+        result: torch.Tensor = experts(x_BSH, weights_BSK, chosen_BSK, *weights, capacity)
         return result
 
 
@@ -45,11 +55,12 @@ class SparseMLP(nn.Module):
         routing: Routing,
         *,
         shared: nn.Module | None = None,
+        capacity_factor: float = 0.0,
     ) -> None:
         super().__init__()
         self.gate = nn.Linear(hidden_size, num_experts, bias=False)
         self.router = Router(num_experts, routing)
-        self.experts = Experts(hidden_size, num_experts, ffn_size)
+        self.experts = Experts(hidden_size, num_experts, ffn_size, capacity_factor)
         self.shared_expert = shared
 
     def forward(self, x_BSH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -66,6 +77,8 @@ def experts(
     gate: torch.Tensor,
     up: torch.Tensor,
     down: torch.Tensor,
+    capacity: int = 0,
+    imbalance: float = 1.0,
 ) -> torch.Tensor:
     """Sum over the chosen experts of weight * down(silu(gate(x)) * up(x)), for every token.
 
@@ -75,52 +88,52 @@ def experts(
         chosen: which experts, B S K, integers.
         gate, up: first matrices of all experts, E F H.
         down: their last matrices, E H F.
+        capacity: of every expert for a sample, in rows; 0 drops none.
+        imbalance: rows of the device with the most of them over the average, where experts are divided among devices.
+            It changes no result: it is what planning and auditing go by.
 
     Returns:
         The result of every token, B S H.
     """
-    return _one_by_one(x, weights, chosen, gate, up, down)
+    rows, counts_E = _rows(chosen, gate.shape[0], capacity)
+    row_weights_R = rows.of_weights(weights)
+    rows_RH = rows.of_tokens(x.flatten(0, 1), chosen.shape[2])
+    result_RH, _ = run_experts(rows_RH, row_weights_R, counts_E, (gate, up, down))
+    return rows.to_tokens(result_RH, chosen.shape[2]).view(x.shape)
 
 
-def _one_by_one(
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    chosen: torch.Tensor,
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    down: torch.Tensor,
-) -> torch.Tensor:
-    tokens_NH, flat_weights_NK, flat_chosen_NK = x.flatten(0, 1), weights.flatten(0, 1), chosen.flatten(0, 1)
-    result_NH = torch.zeros_like(tokens_NH)
-    for expert in range(gate.shape[0]):
-        token_R, choice_R = torch.nonzero(flat_chosen_NK == expert, as_tuple=True)
-        rows_RH = tokens_NH[token_R]
-        wide_RF = F.silu(rows_RH @ gate[expert].T) * (rows_RH @ up[expert].T)
-        weighted_RF = wide_RF * flat_weights_NK[token_R, choice_R].unsqueeze(-1)
-        result_NH = result_NH.index_add(0, token_R, weighted_RF @ down[expert].T)
-    return result_NH.view(x.shape)
+def _rows(chosen: torch.Tensor, count: int, capacity: int) -> tuple[Rows, torch.Tensor]:
+    """Rows of all choices, and how many each expert has."""
+    if not capacity:
+        return sorted_rows(chosen.flatten(), count)
+    rows = capped_rows(chosen.flatten(1), count, capacity)
+    return rows, torch.full((count,), chosen.shape[0] * capacity, device=chosen.device)
 
 
 @experts.register_fake
-def _(x: torch.Tensor, *_others: torch.Tensor) -> torch.Tensor:
+def _(x: torch.Tensor, *_others: Any) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-def _keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs[:6])
+    ctx.capacity = inputs[6]
 
 
-def _backward(ctx: torch.autograd.function.FunctionCtx, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     """Computes the experts once more, and differentiates that."""
-    leaves = [saved.detach().requires_grad_(saved.is_floating_point()) for saved in ctx.saved_tensors]  # type: ignore[attr-defined]
-    needed = [place for place, wanted in enumerate(ctx.needs_input_grad) if wanted]  # type: ignore[attr-defined]
-    with torch.enable_grad():
-        result = _one_by_one(*leaves)
-    found = torch.autograd.grad(result, [leaves[place] for place in needed], gradient)
-    gradients: list[torch.Tensor | None] = [None] * len(leaves)
-    for place, each in zip(needed, found, strict=True):
-        gradients[place] = each
-    return tuple(gradients)
+    x, weights, chosen, *matrices = ctx.saved_tensors
+    chosen_each = chosen.shape[2]
+    rows, counts_E = _rows(chosen, matrices[0].shape[0], ctx.capacity)
+    rows_RH = rows.of_tokens(x.flatten(0, 1), chosen_each)
+    _, kept = run_experts(rows_RH, rows.of_weights(weights), counts_E, matrices)
+    wanted = ctx.needs_input_grad
+    needed = [wanted[0], wanted[1], *wanted[3:6]]
+    gradient_RH = rows.of_tokens(gradient.flatten(0, 1), chosen_each)
+    found = differentiate_experts(gradient_RH, kept, counts_E, matrices, needed)
+    of_x = None if found.rows is None else rows.to_tokens(found.rows, chosen_each).view(x.shape)
+    of_weights = None if found.weights is None else rows.to_choices(found.weights).view(weights.shape)
+    return of_x, of_weights, None, *found.matrices, None, None
 
 
 experts.register_autograd(_backward, setup_context=_keep)

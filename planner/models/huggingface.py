@@ -7,6 +7,8 @@ The architecture that the config names picks the class with a loss, and the clas
     ...ForConditionalGeneration         input_ids, attention_mask, decoder_input_ids, labels
     ...ForImageClassification           pixel_values, labels
 
+Mixtures of experts are built as our own decoders (see `huggingface_experts`).
+
 Attention is PyTorch's own, and keys and values are not kept for generation. While a model is exported transformers
 spells out every mask, in training it leaves one out that is plainly causal or hides nothing. So where nothing is padded
 and no layer looks back through a window, attention is registered once more, under a name without a function that makes
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import ModelError
+from planner.models.huggingface_experts import is_mixture, mixture_of
 
 _WITHOUT_MASKS = "sdpa_without_masks"
 _WITH_MASKS = "sdpa"
@@ -41,13 +44,14 @@ _LENGTHS = ("max_position_embeddings", "n_positions")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromConfig:
-    """A module, what it is called with, the bound of each input's integers, and the tokens of a sequence (None: there
-    is none)."""
+    """A module, what it is called with, by name or in this order (`positional`), the bound of each input's integers,
+    and the tokens of a sequence (None: there is none)."""
 
     module: Any
     inputs: Mapping[str, Any]
     bounds: tuple[int | None, ...]
     sequence_length: int | None
+    positional: bool = False
 
 
 def is_config(reference: str) -> bool:
@@ -71,12 +75,27 @@ def from_config(reference: str, *, batch: int, device: str, sequence_length: int
     length = None if ending == "ForImageClassification" else _length(config, path, sequence_length)
     if length is None and sequence_length is not None:
         raise ModelError(f"--seq-len does not apply to {reference}: {name} reads images, whose size is in its config")
+    if is_mixture(name) and length is not None:
+        return _mixture(mixture_of(config, name, length, path), batch, device)
     masked = "attention_mask" in names or _has_window(config, length)
     inputs = dict.fromkeys((*names[:1], "attention_mask", *names[1:])) if masked else dict.fromkeys(names)
     module = _built(transformers, config, name, path, masked=masked, device=device)
     examples = {key: _example(key, config, batch, length, device) for key in inputs}
     bounds = tuple(_bound(key, config) for key in inputs)
     return FromConfig(module=module, inputs=examples, bounds=bounds, sequence_length=length)
+
+
+def _mixture(dimensions: dict[str, Any], batch: int, device: str) -> FromConfig:
+    """One of our own decoders with experts, called on tokens and labels."""
+    import torch
+
+    from planner.models.llama import Llama, LlamaConfig
+
+    length, vocabulary = dimensions["sequence_length"], dimensions["vocab_size"]
+    with torch.device(device):
+        module = Llama(LlamaConfig(**dimensions))
+        inputs = {name: torch.zeros(batch, length, dtype=torch.int64) for name in ("tokens", "labels")}
+    return FromConfig(module=module, inputs=inputs, bounds=(vocabulary,) * 2, sequence_length=length, positional=True)
 
 
 def _read(reference: str) -> tuple[Path, str]:

@@ -24,7 +24,8 @@ class LlamaConfig:
     `head_size` None divides the hidden size among the heads. With `num_experts` every block but the first
     `dense_layers` has experts of `expert_size`, of which a token takes `experts_per_token`, and where `shared_size` is
     given an MLP for all tokens. `balance_loss` is the coefficient of the loss that evens out their loads,
-    `balance_speed` the speed of the biases that do (see `planner.models.router`); 0 is none.
+    `balance_speed` the speed of the biases that do (see `planner.models.router`), `capacity_factor` how many times its
+    even share of a sample an expert computes at most (see `planner.models.experts`); 0 is none.
     """
 
     num_layers: int
@@ -47,6 +48,7 @@ class LlamaConfig:
     normalised_weights: bool = True
     balance_loss: float = 0.0
     balance_speed: float = 0.0
+    capacity_factor: float = 0.0
 
     @property
     def head_dim(self) -> int:
@@ -145,6 +147,7 @@ def _experts(config: LlamaConfig) -> nn.Module:
             bias_speed=config.balance_speed,
         ),
         shared=MLP(config.hidden_size, config.shared_size) if config.shared_size else None,
+        capacity_factor=config.capacity_factor,
     )
 
 

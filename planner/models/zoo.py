@@ -186,11 +186,12 @@ def _from_config(reference: str, *, dtype: str, device: str, sequence_length: in
 
     made = from_config(reference, batch=TRACE_BATCH, device=device, sequence_length=sequence_length)
     floating = getattr(torch, dtype)
+    inputs = _converted(made.inputs, floating)
     return BuiltModel(
         reference=reference,
         module=made.module.to(floating),
-        args=(),
-        kwargs=_converted(made.inputs, floating),
+        args=tuple(inputs.values()) if made.positional else (),
+        kwargs={} if made.positional else inputs,
         batch=TRACE_BATCH,
         sequence_length=made.sequence_length,
         bounds=made.bounds,

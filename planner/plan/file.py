@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planner.errors import LayoutError, PlanFileError
 from planner.graph.operator_graph import WrittenRule
+from planner.graph.uneven import EVEN, imbalance_fault
 from planner.plan.plan import (
     OPTIMIZERS,
     PRECISIONS,
@@ -77,6 +78,7 @@ class _Training(_Strict):
     broadcast: bool = False
     buckets: str | Count | list[Count] | dict[str, Index] = "none"
     local_parameters: list[str] = []
+    imbalance: float = EVEN
 
 
 class _Cluster(_Strict):
@@ -210,6 +212,8 @@ def _axis_content(axis: MeshAxis) -> dict[str, Any]:
 def _training_content(training: Training) -> dict[str, Any]:
     """Nothing is said of gradients that are treated as in files older than that."""
     own = {name: value for name, value in _fields(training).items() if name != "update"}
+    if training.imbalance == EVEN:
+        del own["imbalance"]
     if training.copies == 1:
         del own["copies"]
     return {**own, **update_words(training.update)}
@@ -423,7 +427,13 @@ def _model_of(file: _Model) -> ModelReference:
 
 def _training(training: _Training) -> Training:
     content = training.model_dump()
-    own = {name: content.pop(name) for name in ("global_batch", "micro_batches", "precision", "optimizer", "copies")}
+    own = {
+        name: content.pop(name)
+        for name in ("global_batch", "micro_batches", "precision", "optimizer", "copies", "imbalance")
+    }
+    uneven = imbalance_fault(training.imbalance)
+    if uneven is not None:
+        raise PlanFileError(f"training.imbalance: {uneven}")
     buckets, local = content.pop("buckets"), tuple(content.pop("local_parameters"))
     update = Update(**content, buckets=_buckets(buckets), local_parameters=local)
     fault = update_fault(update)

@@ -32,7 +32,7 @@ from planner.pricing.liveness import replays
 from planner.pricing.parameter_price import reduced, summed
 from planner.sharding.layout import Layout
 from planner.sharding.redistribute import Step, redistribution
-from planner.sharding.rule import local_extents
+from planner.sharding.rule import loop_extents
 
 WEIGHTS, GRADIENTS, STATES, OTHER = "weights", "gradients", "optimizer state", "activations and transient"
 _UPDATED = 2  # temporaries of an update, in pieces of the parameter that is updated
@@ -215,7 +215,7 @@ class _Chunk:
             else:
                 values[name] = Piece(self.account.new(self.tensors.bytes(name, shape), OTHER), shape)
         if graded:
-            extents = local_extents(op.rule, op.strategy, self.bound.plan.mesh)
+            extents = loop_extents(op.rule, op.strategy, self.bound.plan.mesh)
             extra = sum(w.coefficient * math.prod(extents[f] for f in w.factors) for w in op.rule.saved_extra)
             if extra:
                 kept.extra = self.account.hold(there[-1]) if there is not None else self.account.new(extra, OTHER)
@@ -304,6 +304,7 @@ class _Chunk:
             if self.tensors.remembers(op):
                 self._add_to_past(at, op)
             made = {place: self._gradient(op, place, given, kept) for place in graded}
+            self.account.brief(self.tensors.scratch(op), OTHER)
             self._release([piece.storage for piece in gathered])
         self._release(kept.everything)
         self._release(given)

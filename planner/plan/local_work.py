@@ -55,4 +55,4 @@ def _forward(op: BoundOperator, bound: BoundPlan) -> Flops:
     if bound.plan.slices > 1 and op.rule.op_class == "attention":
         share *= bound.plan.slices  # in the mean it reads the keys of half the sequence, all of them, and half its own
     work = sum(term.coefficient * math.prod(extents[factor] for factor in term.factors) for term in op.rule.work)
-    return share * work
+    return float(round(share * work)) if op.rule.exchanged else share * work

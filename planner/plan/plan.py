@@ -11,6 +11,7 @@ the group: "recompute 12 of 20 blocks" is two groups.
 from dataclasses import dataclass, field
 
 from planner.graph.operator_graph import WrittenRule
+from planner.graph.uneven import EVEN
 from planner.sharding.layout import Layout
 from planner.sharding.mesh import Mesh
 from planner.sharding.stored import StoredParameter
@@ -59,7 +60,8 @@ class ModelReference:
 class Training:
     """`global_batch` samples per optimizer step, in `micro_batches` equal parts one after the other; `update` is what
     becomes of their gradients. A stage takes `copies` micro-batches at a time, operator by operator in turn, so that
-    one computes while another communicates; they divide `micro_batches`."""
+    one computes while another communicates; they divide `micro_batches`. `imbalance` is assumed of routers: rows of the
+    device with the most of them over the average (see `planner.graph.uneven`)."""
 
     global_batch: int
     micro_batches: int
@@ -67,6 +69,7 @@ class Training:
     optimizer: str
     update: Update = PLAIN
     copies: int = 1
+    imbalance: float = EVEN
 
     @property
     def turns(self) -> int:

@@ -97,7 +97,7 @@ def _axis_role(bound: BoundPlan, labels: tuple[tuple[str, ...], ...], position: 
     elif inside not in (role, "replicated") and not (role == "tensor" and inside == "heads"):
         detail += f", {inside} in attention" + (" (Ulysses)" if (role, inside) == ("sequence", "heads") else "")
     axis = bound.plan.mesh.axes[position]
-    experts = any(_exchanges(operator, position) for operator in bound.operators)
+    experts = any(_cuts_experts(operator, position) for operator in bound.operators)
     return AxisRole(
         axis=axis.name,
         size=axis.size,
@@ -107,9 +107,9 @@ def _axis_role(bound: BoundPlan, labels: tuple[tuple[str, ...], ...], position: 
     )
 
 
-def _exchanges(operator: BoundOperator, position: int) -> bool:
+def _cuts_experts(operator: BoundOperator, position: int) -> bool:
     choice = operator.strategy[position]
-    return choice is not None and operator.rule.factors[choice].kind is FactorKind.EXCHANGE
+    return choice is not None and not operator.rule.exchanged.isdisjoint(operator.rule.splits[choice])
 
 
 def _factor_role(bound: BoundPlan, operator: BoundOperator, names: tuple[str, ...], position: int) -> str:

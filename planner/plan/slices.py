@@ -19,6 +19,9 @@ from planner.sharding.rules import rule_of
 LOSS = "aten.cross_entropy_loss.default"
 """The operator that may sum over the sequence."""
 
+_MIXING = (FactorKind.REDUCTION, FactorKind.COMBINED, FactorKind.BLOCKED)
+"""Kinds of factors whose pieces are not computed apart."""
+
 _LINEAR = ("aten.mul.Tensor", "aten.div.Tensor", "aten.neg.default", "aten.to.dtype", "planner.identity")
 """Operators on the loss under which the loss of the whole is the mean over the slices."""
 
@@ -79,8 +82,11 @@ def _fault(graph: OperatorGraph, op: Operator, whole: Rule, rule: Rule) -> str |
         return None
     extents = {factor.name: factor.extent for factor in rule.factors}
     cut = [factor for factor in whole.factors if extents.get(factor.name, 1) != factor.extent]
-    mixed = next((factor for factor in cut if factor.kind in (FactorKind.REDUCTION, FactorKind.COMBINED)), None)
-    return None if mixed is None else f"sums over the sequence (factor '{mixed.name}')"
+    mixed = next((factor for factor in cut if factor.kind in _MIXING), None)
+    if mixed is None:
+        return None
+    does = "wants the whole of" if mixed.kind is FactorKind.BLOCKED else "sums over"
+    return f"{does} the sequence (factor '{mixed.name}')"
 
 
 def _check_loss(graph: OperatorGraph) -> None:

@@ -11,7 +11,7 @@ from planner.plan.stage_cut import StageCut, promised_layouts, recomputed_runs
 from planner.pricing.operator_price import inner_messages
 from planner.sharding.layout import Layout, local_shape
 from planner.sharding.redistribute import COLLECTIVES, Step, is_view, redistribution
-from planner.sharding.rule import Duplex, local_extents
+from planner.sharding.rule import Duplex, local_extents, loop_extents
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +128,11 @@ class StageTensors:
         names = (*op.operator.operands, *op.operator.results)
         shapes = {self.bound.graph.types[name].shape for name in names if name is not None}
         return op.rule.op_class == "view" and len(op.operator.operands) == len(shapes) == 1
+
+    def scratch(self, op: BoundOperator) -> Bytes:
+        """Bytes that live only while an operator runs, beside the gradients that it makes."""
+        extents = loop_extents(op.rule, op.strategy, self.bound.plan.mesh)
+        return float(sum(work.coefficient * math.prod(extents[f] for f in work.factors) for work in op.rule.scratch))
 
     def inner_scratch(self, op: BoundOperator) -> Bytes:
         """Bytes that an operator takes for itself while it runs and sends: as much as it makes of them, in the end."""

@@ -68,6 +68,9 @@ WORD = 16
 UNFUSED_KERNELS = 6
 """Operators that a framework launches for unfused attention: two products, scaling, mask, softmax, dropout."""
 
+_EXPERT_PRODUCTS = 6
+"""Floating point operations of a row for each element of a matrix: three matrices, two operations each."""
+
 _MASK = 3
 """Where the mask stands among the operands of attention."""
 
@@ -262,13 +265,15 @@ def _scores(shape: AttentionShape) -> Array:
 
 
 def _experts(call: KernelCall) -> tuple[Array, Array]:
-    """Operands are tokens, their weights, the experts chosen, and the matrices of all experts."""
+    """Operands are tokens, their weights, the experts chosen, and the matrices of all experts. A device has rows of as
+    many tokens as its share of all experts is of the tokens that it can get."""
     dtype = call.software.products or call.dtype
     roles = {role: call.extent(factors) for role, factors in call.rule.roles}
+    computed = call.flops / (_EXPERT_PRODUCTS * roles["width"] * roles["hidden"])
     shape = ExpertsShape(
-        tokens=roles["tokens"],
+        tokens=computed / roles["choices"],
         choices=roles["choices"],
-        experts=roles["experts"],
+        experts=_held_experts(call, roles["experts"]),
         width=roles["width"],
         hidden=roles["hidden"],
     )
@@ -278,6 +283,14 @@ def _experts(call: KernelCall) -> tuple[Array, Array]:
     rows, weights = not {0, 1}.isdisjoint(call.graded), not {3, 4, 5}.isdisjoint(call.graded)
     backward = experts_backward_time(shape, dtype, call.device, rows=rows, weights=weights)
     return forward, np.asarray(backward)
+
+
+def _held_experts(call: KernelCall, most: Array) -> Array:
+    """Experts whose weights a device has, where the extents are those of the device with `most` work."""
+    if "e" not in call.rule.index:
+        return most
+    factor = call.rule.factors[call.rule.index["e"]]
+    return np.where(most < factor.extent, most / factor.imbalance, most)
 
 
 _BY_SHAPE: Mapping[str, Callable[[KernelCall], tuple[Array, Array]]] = {

@@ -85,6 +85,7 @@ def price_operator(
     """
     held = _extents(rule, rule.splits, strategies, mesh)
     extents = held if rule.loops == rule.splits else _extents(rule, rule.loops, strategies, mesh)
+    extents = _fullest(rule, extents)
     operand_bytes = tuple(_bytes(held, dims, tensor) for dims, tensor in zip(rule.operands, operands, strict=True))
     result_bytes = tuple(_bytes(held, dims, tensor) for dims, tensor in zip(rule.results, results, strict=True))
     read = sum((b for i, b in enumerate(operand_bytes) if i not in rule.looked_up), np.zeros(len(extents)))
@@ -178,6 +179,16 @@ def _extents(rule: Rule, cut: tuple[tuple[int, ...], ...], strategies: Sequence[
     return extents
 
 
+def _fullest(rule: Rule, extents: Array) -> Array:
+    """The extents of the device with the most work."""
+    uneven = [at for at, factor in enumerate(rule.factors) if factor.imbalance != 1.0]
+    if not uneven:
+        return extents
+    whole = np.array([float(factor.extent) for factor in rule.factors])
+    times = np.array([factor.imbalance for factor in rule.factors])
+    return np.where(extents < whole, np.minimum(extents * times, whole), extents)
+
+
 def _bytes(extents: Array, dims: Dims, tensor: TensorType) -> Array:
     factors = [factor for indexed in dims for factor in indexed]
     return _product(extents, factors) * tensor.element_bytes
@@ -233,7 +244,7 @@ def inner_messages(rule: Rule, strategy: Strategy, mesh: Mesh) -> tuple[InnerMes
 def _message(rule: Rule, strategy: Strategy, mesh: Mesh, inner: InnerCollective, axis: int) -> InnerMessage:
     comes_round = inner.kind == ROUND
     extents = (local_extents if comes_round else loop_extents)(rule, strategy, mesh)
-    nbytes = float(math.prod(extents[factor] for factor in inner.factors) * inner.element_bytes)
+    nbytes = float(round(math.prod(extents[factor] for factor in inner.factors) * inner.element_bytes))
     hops = mesh.sizes[axis] - 1 if comes_round else 1
     return InnerMessage(
         message=Message(kind=inner.kind, axis=axis, nbytes=nbytes),

@@ -71,6 +71,7 @@ def _degrees(plan: Plan, roles: Roles) -> RenderableType:
     table.add_row("degrees", degrees + (f" x replicated {roles.replicated}" if roles.replicated > 1 else ""))
     if roles.expert > 1:
         table.add_row("", f"expert {roles.expert}, over devices that split tokens")
+        table.add_row("routers", f"fullest device {plan.training.imbalance:g} times the average")
     if roles.replicated > 1:
         table.add_row("", f"{roles.replicated} devices each do the same work: as many fewer would be as fast")
     table.add_row("mesh of a stage", " x ".join(f"{axis.axis} {axis.size}" for axis in roles.axes) or "one device")

@@ -17,6 +17,7 @@ from typing import Any
 from hardware_profiles import Cluster, load_profile
 from planner.errors import RequestError
 from planner.graph.operator_graph import OperatorGraph
+from planner.graph.uneven import EVEN
 from planner.plan.outline import model_reference
 from planner.plan.plan import PRECISIONS, ModelReference
 from planner.search.objectives import plan_for
@@ -43,6 +44,7 @@ def search(
     precision: str = "bf16",
     optimizer: str = "adamw",
     update: Update = PLAIN,
+    imbalance: float = EVEN,
     algorithm: str = "dynamic_programming",
     pinned: Pinned = FREE,
     shards: Sequence[Shard] = (),
@@ -66,6 +68,8 @@ def search(
         sequence_length: tokens per sample of a zoo model.
         global_batch: samples of an optimizer step; 4 per device where not given.
         update: what becomes of gradients: how they are added up, reduced and clipped; see `planner.Update`.
+        imbalance: rows of the device with the most of them over the average, where experts are divided among devices;
+            1, the default, is a router that gives all the same (see `planner.graph.uneven` for what is measured).
         pinned: degrees and other choices made by hand.
         shards: strategies of operators made by hand, see `shard`.
         objective: "time" (seconds of a step), "memory" (bytes per device) or "cost" (device-seconds of a step).
@@ -98,6 +102,7 @@ def search(
         precision=precision,
         optimizer=optimizer,
         update=update,
+        imbalance=imbalance,
         algorithm=algorithm,
         pinned=pinned,
         shards=tuple(shards),

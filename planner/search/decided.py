@@ -138,6 +138,9 @@ class Decided:
         )
         split_sequence = self.pinned.sequence_parallel
         other = uses(lambda f: labels[f] not in ("batch", "sequence"))
+        if rule.op_class == EXPERTS and self.experts[axis] is not None:  # parts of experts are counted by exchanges
+            alone = uses(lambda f: f in rule.exchanged)
+            legal = tuple(strategy for strategy in legal if not alone(strategy))
         if rule.op_class == EXPERTS and self.experts[axis] is not False:
             swapped = uses(lambda f: rule.factors[f].kind is FactorKind.EXCHANGE)
             plain = (

@@ -7,6 +7,7 @@ from typing import Literal
 from hardware_profiles import Cluster
 from planner.errors import RequestError, unknown_name
 from planner.graph.operator_graph import OperatorGraph
+from planner.graph.uneven import EVEN, EXPERTS_OPERATOR, imbalance_fault
 from planner.plan.plan import PRECISIONS, ModelReference
 from planner.search.space import FREE, Pinned
 from planner.sharding.update import PLAIN, Update, update_fault
@@ -47,7 +48,8 @@ class SearchRequest:
 
     `top` best plans are kept, of different configurations. `time_limit` is in seconds; the best plan by then is
     returned with its gap. `memory_limit` lowers what a device may fill, in bytes. `prune` is for tests: without it
-    every configuration is evaluated in full. `certify` asks an integer program what it makes of the best plans.
+    every configuration is evaluated in full. `imbalance` is that of routers (see `planner.graph.uneven`). `certify`
+    asks an integer program what it makes of the best plans.
     """
 
     graph: OperatorGraph
@@ -58,6 +60,7 @@ class SearchRequest:
     precision: str = "bf16"
     optimizer: str = "adamw"
     update: Update = PLAIN
+    imbalance: float = EVEN
     algorithm: str = "dynamic_programming"
     pinned: Pinned = FREE
     shards: tuple[Shard, ...] = ()
@@ -76,6 +79,11 @@ class SearchRequest:
         fault = update_fault(self.update)
         if fault is not None:
             raise RequestError(f"{fault[0]}: {fault[1]}")
+        uneven = imbalance_fault(self.imbalance)
+        if uneven is not None:
+            raise RequestError(f"imbalance: {uneven}")
+        if self.imbalance != EVEN and not any(op.op == EXPERTS_OPERATOR for op in self.graph.operators):
+            raise RequestError(f"imbalance = {self.imbalance:g}: no operator of this model routes to experts")
         for pattern in self.update.local_parameters:
             if not any(fnmatchcase(name, pattern) for name in self.graph.parameter_names):
                 raise RequestError(f"local_parameters: no parameter of the model matches '{pattern}'")

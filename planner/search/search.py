@@ -242,7 +242,7 @@ def _family(engine: Engine, members: tuple[Configuration, ...]) -> Family | None
 
 
 def _engine(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
-    prepared, blocks = prepare(request.graph)
+    prepared, blocks = prepare(request.graph, request.imbalance)
     repeated = frozenset(request.pinned.repeated)
     template = fold(prepared, blocks, request.cluster.software, repeated)
     limits = bounds(template, request.batch, request.cluster, request.precision, request.optimizer, request.update)
@@ -534,6 +534,7 @@ class _Search:
                 precision=request.precision,
                 optimizer=request.optimizer,
                 update=found.chain.tables.update,
+                imbalance=request.imbalance,
             ),
             cluster=cluster_reference(request.cluster),
             mesh=found.chain.tables.mesh,

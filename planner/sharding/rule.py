@@ -68,12 +68,14 @@ class FactorKind(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:
     """One loop index: its name in the rule, its extent, and how it may be split. An exchange, or a ring, is no loop of
-    its own: it has the extent 1, and `parts` are the two factors that it splits at once."""
+    its own: it has the extent 1, and `parts` are the two factors that it splits at once. Where the loop is cut the
+    device with the most work has `imbalance` times the average, but no more than all."""
 
     name: str
     extent: int
     kind: FactorKind
     parts: tuple[int, ...] = ()
+    imbalance: float = 1.0
 
 
 Pair = tuple[Placement, Placement]  # of a value and of its gradient, on one axis
@@ -100,7 +102,7 @@ class Work:
 class InnerCollective:
     """A collective that an implementation issues inside the operator when `factor` is split.
 
-    The message has `element_bytes` for each point of `factors` (per device, after the split of the other factors).
+    The message has `element_bytes` for each point of `factors` (of the loops of one device).
     A "send_recv" is a piece that comes round a ring: each device sends one that it holds to the next, once less than
     there are devices for each `forward` and `backward`, and once more where it comes `home` to the device it is for.
     """
@@ -108,7 +110,7 @@ class InnerCollective:
     kind: str
     factor: int
     factors: tuple[int, ...]
-    element_bytes: int
+    element_bytes: float
     forward: int = 0
     backward: int = 0
     home: bool = False
@@ -176,12 +178,19 @@ class Rule:
 
     @cached_property
     def loops(self) -> tuple[tuple[int, ...], ...]:
-        """For each factor the loops that are cut where an axis is given to it: as `splits`, but for the first part of a
-        ring, of which every device runs all."""
+        """For each factor the loops that are cut where an axis is given to it: as `splits`, but for one part of an
+        exchange or a ring, of which every device runs all: the second of an exchange, whose rows may come from
+        everywhere, and the first of a ring."""
+        run = {FactorKind.EXCHANGE: slice(0, 1), FactorKind.RING: slice(1, None)}
         return tuple(
-            factor.parts[1:] if factor.kind is FactorKind.RING else cut
+            factor.parts[run[factor.kind]] if factor.kind in run else cut
             for factor, cut in zip(self.factors, self.splits, strict=True)
         )
+
+    @cached_property
+    def exchanged(self) -> frozenset[int]:
+        """Factors that an exchange splits together with one that counts tokens: experts."""
+        return frozenset(factor.parts[0] for factor in self.factors if factor.kind is FactorKind.EXCHANGE)
 
     @cached_property
     def aligned(self) -> tuple[tuple[int, int, int], ...]:
@@ -275,10 +284,13 @@ def local_extents(rule: Rule, strategy: Strategy, mesh: Mesh) -> tuple[int, ...]
     return tuple(factor.extent // count for factor, count in zip(rule.factors, pieces, strict=True))
 
 
-def loop_extents(rule: Rule, strategy: Strategy, mesh: Mesh) -> tuple[int, ...]:
-    """Extent of each factor that one device runs over."""
+def loop_extents(rule: Rule, strategy: Strategy, mesh: Mesh) -> tuple[float, ...]:
+    """Extent of each factor that one device runs over, the one with the most work."""
     pieces = _pieces(rule.loops, strategy, mesh.sizes)
-    return tuple(factor.extent // count for factor, count in zip(rule.factors, pieces, strict=True))
+    return tuple(
+        factor.extent // count * (min(factor.imbalance, count) if count > 1 else 1)
+        for factor, count in zip(rule.factors, pieces, strict=True)
+    )
 
 
 def ring_axis(rule: Rule, strategy: Strategy, sizes: Sequence[int]) -> int | None:

@@ -168,6 +168,7 @@ def _experts() -> Iterator[tuple[Any, ...]]:
     tokens = _random(4, 4, 8), _positive(4, 4, 2)
     yield "planner.experts.default", *tokens, _integers(4, 4, 4, 2), *weights
     yield "planner.experts.default", "one gets all", *tokens, torch.full((4, 4, 2), 3), *weights
+    yield "planner.experts.default", "capacity", *tokens, _integers(4, 4, 4, 2), *weights, 2
     few = _random(2, 4, 8), _positive(2, 4, 1), _integers(4, 2, 4, 1)
     yield "planner.experts.default", *few, *weights
     yield "planner.expert_loads.default", _integers(4, 4, 6, 2), 4

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
-from planner.sharding.layout import Layout, format_layout, local_shape
+from planner.sharding.layout import REPLICATE, Layout, format_layout, local_shape, shard
 from planner.sharding.mesh import Mesh, MeshAxis
 from planner.sharding.rule import (
     FactorKind,
@@ -174,7 +174,8 @@ def cross_entropy_local(
 def experts_local(
     example: Example, rule: Rule, strategy: Strategy, mesh: Mesh, rank: int, operands: list[Pieces]
 ) -> tuple[torch.Tensor, ...]:
-    """The tokens of a rank through the experts of all ranks that it exchanges rows with.
+    """The tokens of a rank through the experts of all ranks that it exchanges rows with; rows of experts that none of
+    them has are zeros.
 
     Autograd brings what the experts of another rank get from these tokens to the pieces of that rank, as the backward
     all-to-all does.
@@ -186,8 +187,17 @@ def experts_local(
         for peer in range(mesh.size)
         if all(a == b for a, b, swaps in zip(mesh.coordinate(peer), own, exchanged, strict=True) if not swaps)
     ]
-    stacked = (torch.cat([weights[peer] for peer in peers]) for weights in operands[3:])
-    return run(example.op, (*(operand[rank] for operand in operands[:3]), *stacked), {})
+    stacked = [
+        torch.cat([*(weights[peer] for peer in peers), torch.zeros_like(weights[rank][:1])]) for weights in operands[3:]
+    ]
+    every = torch.arange(example.args[3].shape[0])
+    dims = derive_layouts(rule, strategy).operands[3].forward
+    pieces = cut(every, tuple(layout if layout == shard(0) else REPLICATE for layout in dims), mesh)
+    held = torch.cat([pieces[peer] for peer in peers])
+    x, weights, chosen = (operand[rank] for operand in operands[:3])
+    here = chosen.unsqueeze(-1) == held
+    place = here.long().argmax(-1).where(here.any(-1), len(held))  # the last expert makes zeros
+    return run(example.op, (x, weights, place, *stacked, *example.args[6:]), {})
 
 
 def grouped_local(

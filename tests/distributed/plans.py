@@ -232,6 +232,7 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "gpt4": lambda: GPT(replace(GPT_CONFIG, num_layers=4)),
     "gpt-untied": lambda: GPT(replace(GPT_CONFIG, tied_embeddings=False)),
     "mixture": lambda: Llama(MIXTURE),
+    "capped": lambda: Llama(replace(MIXTURE, capacity_factor=0.75)),
     "balanced": lambda: Llama(replace(MIXTURE, balance_loss=0.1, balance_speed=0.5)),
     "deepseek": lambda: Deepseek(DEEPSEEK),
     "deepseek-direct": lambda: Deepseek(replace(DEEPSEEK, num_layers=3, dense_layers=1, q_rank=0, balance_speed=0.0)),
@@ -403,7 +404,7 @@ def random_layout(random_: random.Random, shape: tuple[int, ...], mesh: Mesh, pa
             return layout
 
 
-UNRUN = (FactorKind.EXCHANGE, FactorKind.RING)
+UNRUN = (FactorKind.RING,)
 """Kinds of factors that the runtime refuses to split."""
 
 

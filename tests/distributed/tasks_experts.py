@@ -1,4 +1,4 @@
-"""Training with experts, on all ranks at the same time."""
+"""Models with experts, on all ranks at the same time."""
 
 import plans
 import tasks
@@ -7,6 +7,18 @@ import torch
 from planner.plan.plan import Plan
 from runtime.optimizers import OptimizerSettings
 from runtime.unsharded import UnshardedStep
+from tests.distributed.dividing import by_hand
+
+
+def divided(
+    model: str, ways: list[str], sizes: tuple[int, ...], stages: tuple[int, ...], parts: int, recomputation: str
+) -> list[float]:
+    """The worst error of loss, gradients and buffers of every way."""
+    settings = {"stages": stages, "micro_batches": parts, "recomputation": recomputation, "kept": tasks.KEPT}
+    return [
+        tasks.worst_error(tasks.build_step(model, by_hand(way, model, plans.mesh_of(*sizes), **settings)), model, parts)
+        for way in ways
+    ]
 
 
 def trained(model: str, plan: Plan, steps: int = 3) -> float:

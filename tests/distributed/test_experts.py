@@ -5,6 +5,50 @@ import pytest
 from tests.long_lists import first
 
 TOLERANCE = 1e-5
+WAYS = ["samples", "zero3", "tensor inside", "folded", "folded samples", "alone", "alone and exchanged"]
+UNCUT = [way for way in WAYS if way != "folded"]  # an expert with a capacity wants whole samples
+
+
+@pytest.mark.parametrize(
+    ("model", "ways", "parts", "recomputation"),
+    first(
+        1,
+        [
+            ("mixture", ["tensor inside", "folded", "alone"], 1, "none"),
+            ("mixture", WAYS, 1, "none"),
+            ("mixture", ["tensor inside", "folded", "alone"], 2, "full"),
+            ("mixture", ["tensor inside", "folded"], 1, "full"),
+            ("mixture", ["samples", "zero3", "folded"], 1, "selective"),
+            ("balanced", WAYS, 1, "none"),
+            ("balanced", ["tensor inside", "folded"], 2, "selective"),
+            ("capped", UNCUT, 1, "none"),
+            ("capped", ["tensor inside", "alone"], 2, "full"),
+        ],
+    ),
+    ids=str,
+)
+def test_ways_to_divide_experts(pool, model: str, ways: list[str], parts: int, recomputation: str) -> None:
+    """Over devices that split samples; with tensor parallelism inside of each; over those that attention splits its
+    heads on, by samples or by tokens; with all tokens everywhere."""
+    for errors in pool.run("tasks_experts", "divided", model, ways, (2, 2), (), parts, recomputation):
+        assert max(errors) < TOLERANCE, dict(zip(ways, errors, strict=True))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("recomputation", ["none", "full"])
+@pytest.mark.parametrize("model", ["mixture", "balanced", "capped"])
+def test_experts_in_a_pipeline(pool, model: str, recomputation: str) -> None:
+    ways = ["tensor inside", "folded samples", "alone"]
+    for errors in pool.run("tasks_experts", "divided", model, ways, (1, 2), (1, 1), 2, recomputation):
+        assert max(errors) < TOLERANCE, dict(zip(ways, errors, strict=True))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("sizes", [(2, 2), (4,)], ids=str)
+@pytest.mark.parametrize("model", ["balanced", "capped"])
+def test_random_plans_of_other_experts(pool, model: str, sizes: tuple[int, ...]) -> None:
+    for errors in pool.run("tasks", "parity", model, sizes, [*range(6)], 1, "none"):
+        assert max(errors) < TOLERANCE, errors
 
 
 @pytest.mark.parametrize(
@@ -14,5 +58,5 @@ def test_loads_are_counted_over_the_whole_batch(
     pool, sizes: tuple[int, ...], stages: tuple[int, ...], recomputation: str
 ) -> None:
     """Biases that choose move after each step, and a loss evens out loads, on however many devices tokens are."""
-    for errors in pool.run("tasks_experts", "balanced", sizes, stages, [0, 1], recomputation):
+    for errors in pool.run("tasks_experts", "balanced", sizes, stages, [0], recomputation):
         assert max(errors) < TOLERANCE, errors

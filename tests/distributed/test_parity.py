@@ -47,7 +47,7 @@ def test_other_meshes_micro_batches_and_recomputation(
 @pytest.mark.parametrize(
     ("sizes", "recomputation"), first(1, [((2, 2), "none"), ((4,), "full"), ((2, 2), "selective")]), ids=str
 )
-def test_experts_that_are_not_exchanged(pool, sizes: tuple[int, ...], recomputation: str) -> None:
+def test_experts(pool, sizes: tuple[int, ...], recomputation: str) -> None:
     seeds = list(range(6))
     for errors in pool.run("tasks", "parity", "mixture", sizes, seeds, 1, recomputation):
         assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))

@@ -3,11 +3,6 @@
 Saved tensors follow the formulas of autograd (tools/autograd/derivatives.yaml of PyTorch 2.13); attention follows
 FlashAttention-2 (Dao 2023), whose backward takes 2.5 times the forward work because it recomputes the scores. Attention
 that drops probabilities is run unfused: scores in memory, nothing done twice, no half of them skipped.
-
-Experts follow MegaBlocks (Gale et al. 2022, arXiv 2211.15841): rows are sorted by expert and multiplied in groups, none
-is dropped. Rows are multiplied with the weight of their expert before the last product, as Megatron does, so that its
-result need not be kept. With e@b each device has some of the experts and sends rows to where theirs are and back
-(GShard, Lepikhin et al. 2020): two all-to-alls forward, two backward; over several axes one after the other.
 """
 
 from collections.abc import Mapping
@@ -16,6 +11,7 @@ from planner.graph.chance import CHANCES
 from planner.sharding.rules.channels import BatchNorm, GroupNorm
 from planner.sharding.rules.convolution import Convolution, Pool
 from planner.sharding.rules.einsum import Einsum, InnerPattern, Matmul
+from planner.sharding.rules.experts import Experts
 from planner.sharding.rules.lookups import EmbeddingBag
 from planner.sharding.rules.losses import PairLoss
 from planner.sharding.rules.picks import Gather, Index, IndexSelect
@@ -97,23 +93,7 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.gather.default": Gather(),
     "aten.layer_norm.default": Normalise(work=8.0, saves=((0, (0, 1)), (1, (0,)), (2, (0, 1, 2))), statistics=2),
     "aten.rms_norm.default": Normalise(work=6.0, saves=((0, (0, 1)), (1, (0,))), statistics=1),
-    "planner.experts.default": Einsum(  # tokens, weights and numbers of their k experts; gate, up, down of all experts
-        pattern="b s h, b s k, b s k, e f h, e f h, e h f -> b s h",
-        op_class="experts",
-        positions=(0, 1, 2, 3, 4, 5),
-        blocked="h k e",
-        exchanges=(("e", "b"), ("e", "s")),
-        work=((6.0, "b s k f h"),),
-        gradient_work=0.4,  # twice the forward work for the gradients of all five operands
-        saves=((1, (0, 3, 4)), (2, (0, 1, 3, 4, 5)), (3, (0,)), (4, (0,)), (5, (0, 1, 3, 4))),
-        saved_elements=((1.0, "b s k h"), (3.0, "b s k f")),  # rows; gate, up, and their weighted product
-        scratch_elements=((2.0, "b s k h"), (3.0, "b s k f")),  # the gradients of those
-        inner=tuple(
-            InnerPattern(kind="all_to_all", factor=exchange, factors="b s k h", forward=2, backward=2)
-            for exchange in ("e@b", "e@s")
-        ),
-        roles=(("tokens", "b s"), ("choices", "k"), ("experts", "e"), ("width", "f"), ("hidden", "h")),
-    ),
+    "planner.experts.default": Experts(),
     "planner.expert_loads.default": Einsum(
         pattern="b s k -> b e", op_class="copy", blocked="k e", work=((1.0, "b s k"),)
     ),

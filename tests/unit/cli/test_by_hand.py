@@ -85,7 +85,12 @@ def test_experts(plan: Any) -> None:
     assert "does not divide the 8 experts" in plan.refused(*mixture[:-1], "6", "--expert", "3")
     assert "nothing divides evenly" in plan.refused(*mixture, "--tensor", "2", "--expert", "4")
     whole = ("--data", "4", "--tensor", "1", "--pipeline", "1", "--context", "1", "--expert", "4")
-    assert plan.json(*mixture, *whole)["degrees"]["expert"] == 4
+    even = plan.json(*mixture, *whole)
+    assert even["degrees"]["expert"] == 4
+    uneven = plan.json(*mixture, *whole, "--imbalance", "1.5", "-o", "uneven.json")
+    assert uneven["step_seconds"] > even["step_seconds"]
+    assert "fullest device 1.5 times the average" in plan("show", "uneven.json").out
+    assert "0.9 is no imbalance" in plan.refused(*mixture, "--imbalance", "0.9")
 
 
 def test_modes(plan: Any) -> None:

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from planner.graph.kinds import find_blocks
 from planner.graph.trace import trace
+from planner.models.expert_rows import capacity_of
 from planner.models.experts import SparseMLP, experts
 from planner.models.llama import Llama, LlamaConfig
 from planner.models.router import Routing
@@ -54,6 +55,56 @@ def test_nothing_is_dropped_where_all_tokens_choose_one_expert() -> None:
     torch.testing.assert_close(experts(x, weights, chosen, *rest), every_expert(x, weights, chosen, *rest))
 
 
+def in_a_loop(
+    x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, *rest: torch.Tensor, capacity: int
+) -> torch.Tensor:
+    """Choice by choice, in the order of the tokens; each sample has room for so many rows of an expert."""
+    gate, up, down = rest
+    every = []
+    for sample in range(x.shape[0]):
+        room = [capacity] * len(gate)
+        for token in range(x.shape[1]):
+            made = torch.zeros_like(x[sample, token])
+            for place in range(chosen.shape[2]):
+                expert = int(chosen[sample, token, place])
+                room[expert] -= 1
+                if room[expert] >= 0:
+                    wide = F.silu(gate[expert] @ x[sample, token]) * (up[expert] @ x[sample, token])
+                    made = made + weights[sample, token, place] * (down[expert] @ wide)
+            every.append(made)
+    return torch.stack(every).view(x.shape)
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 3, S])
+def test_results_and_gradients_are_those_of_a_plain_loop(capacity: int) -> None:
+    given = [tensor.requires_grad_(tensor.is_floating_point()) for tensor in operands()]
+    leaves = [tensor for tensor in given if tensor.requires_grad]
+    capped, looped = experts(*given, capacity), in_a_loop(*given, capacity=capacity)
+    torch.testing.assert_close(capped, looped)
+    torch.manual_seed(1)
+    gradient = torch.randn_like(capped)
+    found = torch.autograd.grad(capped, leaves, gradient)
+    torch.testing.assert_close(found, torch.autograd.grad(looped, leaves, gradient), rtol=1e-10, atol=1e-12)
+    assert torch.equal(capped, experts(*given)) == (capacity == S)
+
+
+def test_what_a_sample_drops_does_not_depend_on_the_others() -> None:
+    x, weights, chosen, *rest = operands()
+    whole = experts(x, weights, chosen, *rest, 1)
+    each = [experts(x[at : at + 1], weights[at : at + 1], chosen[at : at + 1], *rest, 1) for at in range(B)]
+    torch.testing.assert_close(whole, torch.cat(each))
+
+
+@pytest.mark.parametrize(
+    ("factor", "tokens", "chosen", "count", "rows"),
+    [(1.0, 8, 2, 4, 4), (1.25, 8, 2, 8, 3), (9.0, 8, 2, 4, 8), (0.1, 8, 1, 8, 1)],
+)
+def test_a_capacity_is_a_multiple_of_the_even_share(
+    factor: float, tokens: int, chosen: int, count: int, rows: int
+) -> None:
+    assert capacity_of(factor, tokens, chosen, count) == rows
+
+
 def test_frozen_experts_get_no_gradient() -> None:
     x, weights, chosen, *rest = operands()
     experts(x.requires_grad_(), weights, chosen, *rest).sum().backward()
@@ -90,8 +141,8 @@ def test_a_decoder_is_traced_into_equal_blocks_after_its_dense_layers() -> None:
     graph = trace(decoder(dense_layers=2, shared_size=24), (tokens, tokens.clone()))
     assert sum(op.op == "planner.experts.default" for op in graph.operators) == 3
     blocks = find_blocks(graph)
-    assert blocks.count == 3
-    inside = [graph.operators[at] for at in blocks.operators(0)]
+    assert blocks.kinds == (0, 0, 1, 1, 1)
+    inside = [graph.operators[at] for at in blocks.operators(2)]
     assert [op.name for op in inside if "experts" in op.op] == ["model.layers.2.mlp.experts/experts"]
     full = trace(decoder(dense_layers=2, shared_size=24), (tokens, tokens.clone()), full=True)
     assert graph.fingerprint() == full.fingerprint()

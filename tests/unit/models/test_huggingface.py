@@ -16,7 +16,7 @@ from planner.sharding.rescale import rescale_batch
 from planner.sharding.rules import rule_of
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-FAMILIES = ("bert-hf", "gpt2", "llama", "mistral", "qwen2", "qwen3", "t5-hf", "vit")
+FAMILIES = ("bert-hf", "gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-moe", "t5-hf", "vit")
 ATTENTION = "aten.scaled_dot_product_attention.default"
 
 
@@ -38,7 +38,7 @@ def test_every_family_is_traced_and_can_be_planned(family: str) -> None:
     for op in graph.operators:
         rule_of(graph, op)
     assert find_blocks(graph).count >= 2
-    assert set(graph.inputs) == set(model.kwargs)
+    assert set(graph.inputs) == {*model.kwargs, *(f"args_{at}" for at in range(len(model.args)))}
     larger = rescale_batch(graph, model.batch, 6)
     assert all(larger.types[name].shape[0] == 6 for name in larger.inputs)
 
@@ -107,3 +107,54 @@ def test_configs_of_the_tests_drop_nothing() -> None:
     for family in FAMILIES:
         content = json.loads((CONFIGS / family / "config.json").read_text())
         assert not any(value for key, value in content.items() if "dropout" in key and "summary" not in key)
+
+
+def changed(folder: Path, family: str, **content: Any) -> str:
+    """A config with other content, in a folder."""
+    config = json.loads((CONFIGS / family / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **content}))
+    return str(folder)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3-moe"])
+def test_mixtures_compute_what_those_of_hugging_face_compute(family: str) -> None:
+    """With the weights of one in the other, and labels that are shifted where ours are not."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.from_pretrained(str(CONFIGS / family))
+    theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
+    ours = build_model(str(CONFIGS / family), dtype="float32", device="cpu", sequence_length=8).module
+    weights = theirs.state_dict()
+    for name in list(weights):
+        if name.endswith("experts.gate_up_proj"):
+            gate_up = weights.pop(name).chunk(2, dim=1)
+            stem = name.removesuffix("gate_up_proj")
+            weights |= dict(zip((f"{stem}gate_proj", f"{stem}up_proj"), gate_up, strict=True))
+    missing, unexpected = ours.load_state_dict(weights, strict=False)
+    assert ([name for name in missing if name not in ("model.cos", "model.sin")], unexpected) == ([], [])
+    tokens = torch.randint(96, (2, 8))
+    theirs.config.output_router_logits = False
+    logits = theirs(input_ids=tokens, output_router_logits=False).logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.roll(-1, 1).flatten())
+    torch.testing.assert_close(ours.eval()(tokens, tokens.roll(-1, 1)), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "content", "said"),
+    [
+        ("mixtral", {"sliding_window": 4}, "sliding_window 4 is shorter than the sequence of 8 tokens"),
+        ("mixtral", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; MixtralForCausalLM is built here with 'silu'"),
+        ("qwen3-moe", {"mlp_only_layers": [1]}, r"mlp_only_layers \[1\]: only the first layers"),
+        ("qwen3-moe", {"decoder_sparse_step": 2}, "decoder_sparse_step is 2"),
+    ],
+)
+def test_mixtures_that_are_not_built_here(tmp_path: Path, family: str, content: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        build_model(changed(tmp_path, family, **content), dtype="bfloat16", sequence_length=8)
+
+
+def test_the_loss_that_evens_out_loads_is_added_where_the_config_asks_for_it() -> None:
+    losses = [bool(built(family).module.model.balanced) for family in ("mixtral", "qwen3-moe")]
+    assert losses == [True, False]

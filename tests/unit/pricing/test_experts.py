@@ -1,5 +1,7 @@
 """What expert parallelism saves and what it costs."""
 
+from dataclasses import replace
+
 import pytest
 
 from costmodels import collective_time
@@ -9,7 +11,7 @@ from planner.graph.operator_graph import TensorType
 from planner.pricing import OperatorPrices, keeping_fault, price_operator
 from planner.pricing.operator_price import inner_messages
 from planner.sharding.mesh import build_mesh
-from planner.sharding.rule import Rule, Strategy, named_strategy
+from planner.sharding.rule import Rule, Strategy, named_strategy, splittable
 from planner.sharding.rules import RULES
 
 CLUSTER = load_profile("h100-80gb").with_devices(64)
@@ -37,15 +39,17 @@ def strategy(*names: str | None) -> Strategy:
     return named_strategy(RULE, names, "experts")
 
 
-def priced(*names: str | None) -> OperatorPrices:
+def priced(*names: str | None, capacity: int = 0, imbalance: float = 1.0) -> OperatorPrices:
+    rule = RULES[CALL.op].build(replace(CALL, arguments=(*OPERANDS, capacity, imbalance)))
     graded = [tensor.floating for tensor in OPERANDS]
-    return price_operator(RULE, [strategy(*names)], OPERANDS, OPERANDS[:1], graded, MESH, CLUSTER)
+    chosen = named_strategy(rule, names, "experts")
+    return price_operator(rule, [chosen], OPERANDS, OPERANDS[:1], graded, MESH, CLUSTER)
 
 
 def test_only_experts_that_are_chosen_count_as_work() -> None:
     whole = priced(None, None)
     assert whole.flops[0] == 3 * 6 * BATCH * TOKENS * CHOSEN * WIDTH * HIDDEN
-    for names in (("b", "b"), ("b", "e@b"), ("s", "e@s"), ("f", "b")):
+    for names in (("b", "b"), ("b", "e@b"), ("s", "e@s"), ("f", "b"), ("e", "b"), ("e@b", "f")):
         assert priced(*names).flops[0] == whole.flops[0] / 64
 
 
@@ -56,9 +60,11 @@ def test_cutting_experts_saves_weights_and_costs_an_exchange() -> None:
     assert (cut.operands[0][0], cut.results[0][0]) == (copied.operands[0][0], copied.results[0][0])
     assert copied.inner_forward[0] == 0
     rows = BATCH / 64 * TOKENS * CHOSEN * HIDDEN * 2  # bytes of the rows of a device
-    seconds = collective_time("all_to_all", rows, CLUSTER.group(8, 1))
-    assert cut.inner_forward[0] == pytest.approx(2 * seconds, rel=1e-12)
-    assert cut.inner_backward[0] == pytest.approx(2 * seconds, rel=1e-12)
+    seconds, weights, counts = (
+        collective_time("all_to_all", nbytes, CLUSTER.group(8, 1)) for nbytes in (rows, rows / HIDDEN, 8 * COUNT)
+    )
+    assert cut.inner_forward[0] == pytest.approx(2 * seconds + weights + counts, rel=1e-12)
+    assert cut.inner_backward[0] == pytest.approx(2 * seconds + weights, rel=1e-12)
     assert cut.forward[0] < 1.02 * copied.forward[0]  # more rows for each of fewer experts
 
 
@@ -68,20 +74,52 @@ def test_a_farther_exchange_takes_longer() -> None:
 
 def test_the_rows_of_a_token_are_kept_with_their_activations() -> None:
     rows = BATCH / 64 * TOKENS * CHOSEN
-    assert priced("b", "e@b").saved_extra[0] == 2 * rows * (HIDDEN + 3 * WIDTH)
-    assert priced("b", "f").saved_extra[0] == 2 * 8 * rows * (HIDDEN + 3 * WIDTH / 8)
+    indices = 2 + 4 * 8  # the weight of a row, and four indices
+    assert priced("b", "e@b").saved_extra[0] == rows * (2 * (HIDDEN + 3 * WIDTH) + indices)
+    assert priced("b", "f").saved_extra[0] == 8 * rows * (2 * (HIDDEN + 3 * WIDTH / 8) + indices)
+    assert priced("b", "e").saved_extra[0] == rows * (2 * (HIDDEN + 3 * WIDTH) + indices)
 
 
 def test_their_gradients_live_while_they_are_computed() -> None:
     rows, tokens = BATCH / 64 * TOKENS * CHOSEN, BATCH / 64 * TOKENS
     prices = priced("b", "e@b")
     gradients = sum(prices.operands[place][0] for place in (0, 1, 3, 4, 5))
-    assert prices.transient[0] == 2 * tokens * HIDDEN + gradients + 2 * rows * (2 * HIDDEN + 3 * WIDTH)
+    assert prices.transient[0] == 2 * tokens * HIDDEN + gradients + 2 * rows * (HIDDEN + 2 * WIDTH)
 
 
 def test_what_is_sent() -> None:
-    (message,) = inner_messages(RULE, strategy("b", "e@b"), MESH)
-    assert (message.message.kind, message.message.axis) == ("all_to_all", 1)
-    assert (message.forward, message.backward) == (2, 2)
+    sent = inner_messages(RULE, strategy("b", "e@b"), MESH)
+    rows = BATCH / 64 * TOKENS * CHOSEN * 2
+    assert {(each.message.kind, each.message.axis) for each in sent} == {("all_to_all", 1)}
+    assert [(each.message.nbytes, each.forward, each.backward) for each in sent] == [
+        (8 * COUNT, 1, 0),  # how many rows come
+        (rows * HIDDEN, 2, 2),
+        (rows, 1, 1),  # their weights
+    ]
     assert inner_messages(RULE, strategy("b", "f"), MESH) == ()
     assert "communicates inside" in (keeping_fault(RULE) or "")
+
+
+def test_the_fullest_device_computes_sends_and_keeps_so_many_times_the_average() -> None:
+    """Where all experts are on every device nobody has more than others."""
+    even, uneven = priced("b", "e@b"), priced("b", "e@b", imbalance=1.5)
+    assert uneven.flops[0] == 1.5 * even.flops[0]
+    assert uneven.saved_extra[0] == 1.5 * even.saved_extra[0]
+    assert uneven.forward[0] > 1.4 * even.forward[0]
+    assert 1.3 * even.inner_backward[0] < uneven.inner_backward[0] < 1.5 * even.inner_backward[0]
+    assert uneven.operands[3][0] == even.operands[3][0]
+    for field in ("flops", "forward", "saved_extra"):
+        assert getattr(priced("b", "f", imbalance=1.5), field) == getattr(priced("b", "f"), field)
+    assert priced("b", "e@b", imbalance=100.0).flops[0] == 8 * even.flops[0]  # one has all
+
+
+def test_a_capacity_counts_its_rows_whoever_chooses_them() -> None:
+    capacity = TOKENS * CHOSEN // COUNT // 2
+    half, whole = priced("b", "e@b", capacity=capacity), priced("b", "e@b")
+    assert half.flops[0] == whole.flops[0] / 2
+    assert half.saved_extra[0] == whole.saved_extra[0] / 2
+    rule = RULES[CALL.op].build(replace(CALL, arguments=(*OPERANDS, capacity)))
+    assert "e@s" not in rule.index
+    assert "s" not in splittable(rule)
+    counts = [each for each in inner_messages(rule, named_strategy(rule, ("b", "e@b"), ""), MESH) if not each.backward]
+    assert counts == []  # nobody needs to be told

@@ -4,6 +4,7 @@ tests/contract."""
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -18,6 +19,7 @@ from planner.sharding.rule import (
     derive_layouts,
     legal_strategies,
     local_extents,
+    loop_extents,
     named_strategy,
     splittable,
     strategy_fault,
@@ -111,7 +113,24 @@ def test_an_exchange_splits_both_of_its_factors() -> None:
         **{"b": 1, "s": 6, "h": 16, "k": 2, "e": 1, "f": 4},
         **{"e@b": 1, "e@s": 1},
     }
-    assert "e" not in splittable(EXPERTS)
+    assert {EXPERTS.factors[i].name for i in EXPERTS.exchanged} == {"e"}
+
+
+def test_an_exchange_brings_rows_of_all_its_tokens() -> None:
+    """A device runs over the tokens of the whole axis, of which each expert gets its share; and over all of its own
+    where experts are cut alone."""
+    mesh = mesh_of(2, 4)
+    for names in (["b", "e@b"], ["e@b", "b"], ["b", "e"], ["e", "b"], ["b", "b"]):
+        extents = loop_extents(EXPERTS, named_strategy(EXPERTS, names, "here"), mesh)
+        assert math.prod(extents[EXPERTS.index[name]] for name in "bske") == 8 * 6 * 2 * 4 / 8
+
+
+def test_the_fullest_piece_of_an_uneven_loop() -> None:
+    rule = replace(EXPERTS, factors=tuple(replace(f, imbalance=1.5 if f.name == "e" else 1.0) for f in EXPERTS.factors))
+    cut = loop_extents(rule, named_strategy(rule, ["b", "e@b"], "here"), mesh_of(2, 4))
+    whole = loop_extents(rule, named_strategy(rule, ["b", "b"], "here"), mesh_of(2, 4))
+    assert (cut[rule.index["e"]], whole[rule.index["e"]]) == (1.5, 4)
+    assert local_extents(rule, named_strategy(rule, ["b", "e@b"], "here"), mesh_of(2, 4))[rule.index["e"]] == 1
 
 
 @pytest.mark.parametrize(
@@ -121,7 +140,7 @@ def test_an_exchange_splits_both_of_its_factors() -> None:
         (["e@s"], (4,), "axis0 of size 4 does not divide factor 's' of extent 6"),
         (["b", "e@b"], (4, 4), "axis0 of size 4 and axis1 of size 4 does not divide factor 'b' of extent 8"),
         (["e@b", "e@s"], (4, 2), "axis0 of size 4 and axis1 of size 2 does not divide factor 'e' of extent 4"),
-        (["e"], (2,), "axis0 splits factor 'e', which cannot be split"),
+        (["e", "e@s"], (4, 2), "axis0 of size 4 and axis1 of size 2 does not divide factor 'e' of extent 4"),
     ],
 )
 def test_faults_of_exchanges(names: list[str | None], sizes: tuple[int, ...], fault: str) -> None:

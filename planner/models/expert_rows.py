@@ -1,0 +1,160 @@
+"""Experts on rows that lie sorted by expert: gate, up, activation, weight, down, and the way back.
+
+    rows ─ gate ─> g ─ silu ─┐
+         ─ up ───> u ────────┴ * weight ─> p ─ down ─> result         kept for the backward pass: rows, g, u, p
+
+    with t = silu(g) u and the gradient d of the result:
+        of down     d^T p               of p        d down            of the weight   sum over f of that times t
+        of u        that w silu(g)      of g        that w u silu'(g) of the rows     those of g, u with gate, up
+
+A row is multiplied with its weight before the last product, so that the result of that need not be kept (as Megatron
+does). Tokens become rows by an index, and rows tokens by its inverse (MegaBlocks, Gale et al. 2022, arXiv 2211.15841).
+
+Shape legend: N tokens, H hidden, K choices of a token, R rows, E experts, F width of an expert.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from planner.models.grouped import grouped_outer, grouped_product
+
+
+class Rows(NamedTuple):
+    """Which choices are rows, and where they are found again.
+
+    `choices` has for every row its choice, token * K + place, R; `places` for every choice its row, N K. A choice
+    without a row (`dropped`, N K; None where there is none) has any place, and a row without a choice (`blank`, R) any
+    choice.
+    """
+
+    choices: torch.Tensor
+    places: torch.Tensor
+    dropped: torch.Tensor | None = None
+    blank: torch.Tensor | None = None
+
+    def without_dropped(self, kept: int, dropped_C: torch.Tensor) -> "Rows":
+        """The first `kept` rows, where all others are of choices that are dropped."""
+        return Rows(self.choices[:kept], self.places.masked_fill(dropped_C, 0), dropped_C, self.blank)
+
+    def of_tokens(self, x_NH: torch.Tensor, chosen: int) -> torch.Tensor:
+        """The token of every row, R H."""
+        return x_NH.index_select(0, self.choices // chosen)
+
+    def of_weights(self, weights: torch.Tensor) -> torch.Tensor:
+        """The weight of every row, R, from those of all choices, N K; 0 for a blank one, whose result is 0 then."""
+        found_R = weights.flatten().index_select(0, self.choices)
+        return found_R if self.blank is None else found_R.masked_fill_(self.blank, 0)
+
+    def to_choices(self, rows: torch.Tensor) -> torch.Tensor:
+        """The row of every choice, N K ..., 0 for those that were dropped."""
+        if not len(rows):  # all were dropped: there is no row to point to
+            return rows.new_zeros((len(self.places), *rows.shape[1:]))
+        found = rows.index_select(0, self.places)
+        if self.dropped is None:
+            return found
+        return found.masked_fill_(self.dropped.view(-1, *(1,) * (rows.dim() - 1)), 0)
+
+    def to_tokens(self, rows_RH: torch.Tensor, chosen: int) -> torch.Tensor:
+        """The sum of the rows of every token, N H."""
+        return self.to_choices(rows_RH).view(-1, chosen, rows_RH.shape[1]).sum(1)
+
+
+class Kept(NamedTuple):
+    """What the backward pass needs of the forward pass: rows, R H, g, u and p, R F, and the weight of every row, R."""
+
+    rows: torch.Tensor
+    gate: torch.Tensor
+    up: torch.Tensor
+    product: torch.Tensor
+    weights: torch.Tensor
+
+
+class Gradients(NamedTuple):
+    """Of rows, R H, of their weights, R, and of the three matrices; None for those that nobody needs."""
+
+    rows: torch.Tensor | None
+    weights: torch.Tensor | None
+    matrices: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+
+
+Matrices = Sequence[torch.Tensor]
+"""gate and up, E F H, and down, E H F."""
+
+
+def run_experts(
+    rows_RH: torch.Tensor, weights_R: torch.Tensor, counts_E: torch.Tensor, matrices: Matrices
+) -> tuple[torch.Tensor, Kept]:
+    """What the experts make of their rows, each times its weight, R H, and what is kept."""
+    gate, up, down = matrices
+    gate_RF = grouped_product(rows_RH, gate.transpose(1, 2), counts_E)
+    up_RF = grouped_product(rows_RH, up.transpose(1, 2), counts_E)
+    product_RF = F.silu(gate_RF).mul_(up_RF).mul_(weights_R.unsqueeze(-1))
+    result_RH = grouped_product(product_RF, down.transpose(1, 2), counts_E)
+    return result_RH, Kept(rows_RH, gate_RF, up_RF, product_RF, weights_R)
+
+
+def differentiate_experts(
+    gradient_RH: torch.Tensor, kept: Kept, counts_E: torch.Tensor, matrices: Matrices, needed: Sequence[bool]
+) -> Gradients:
+    """The gradients that are `needed`, of rows, weights, gate, up and down in this order, from that of the result."""
+    gate, up, down = matrices
+    of_down = grouped_outer(gradient_RH, kept.product, counts_E) if needed[4] else None
+    if not any(needed[:4]):
+        return Gradients(None, None, (None, None, of_down))
+    of_product_RF = grouped_product(gradient_RH, down, counts_E)
+    del gradient_RH  # nothing that is as large as all rows lives longer than it must
+    active_RF = F.silu(kept.gate)
+    of_weights = (active_RF * kept.up).mul_(of_product_RF).sum(-1) if needed[1] else None
+    of_wide_RF = of_product_RF.mul_(kept.weights.unsqueeze(-1))
+    of_up_RF = active_RF.mul_(of_wide_RF)
+    of_gate_RF = torch.ops.aten.silu_backward(of_wide_RF.mul_(kept.up), kept.gate)
+    del of_wide_RF, of_product_RF, active_RF
+    of_gate = grouped_outer(of_gate_RF, kept.rows, counts_E) if needed[2] else None
+    of_up = grouped_outer(of_up_RF, kept.rows, counts_E) if needed[3] else None
+    of_rows = None
+    if needed[0]:
+        of_rows = grouped_product(of_gate_RF, gate, counts_E)
+        del of_gate_RF
+        of_rows += grouped_product(of_up_RF, up, counts_E)
+    return Gradients(of_rows, of_weights, (of_gate, of_up, of_down))
+
+
+def sorted_rows(experts_C: torch.Tensor, count: int) -> tuple[Rows, torch.Tensor]:
+    """Choices sorted by their expert, those of one in the order of the tokens; and how many rows each of `count`
+    experts has. `experts_C` are the experts of all choices; those of number `count`, the last rows, have none."""
+    order_C = torch.argsort(experts_C, stable=True)
+    numbers_C = torch.arange(len(experts_C), device=experts_C.device)
+    places_C = torch.empty_like(order_C).scatter_(0, order_C, numbers_C)
+    counts = experts_C.new_zeros(count + 1).scatter_add_(0, experts_C, torch.ones_like(experts_C))
+    return Rows(order_C, places_C), counts[:count]
+
+
+def capped_rows(experts_BC: torch.Tensor, count: int, capacity: int) -> Rows:
+    """For every sample and expert so many rows as its `capacity`, blank ones included: E B capacity in all, sorted by
+    expert, then sample. Of choices that are more than that the first have a row, in the order of the tokens (Fedus et
+    al. 2021, arXiv 2101.03961, section 2.2). Choices of number `count` have none."""
+    samples, each = experts_BC.shape
+    at_B = torch.arange(samples, device=experts_BC.device)
+    keys_C = (experts_BC * samples + at_B.unsqueeze(-1)).flatten()
+    order_C = torch.argsort(keys_C, stable=True)
+    sorted_C = keys_C[order_C]
+    groups = keys_C.new_zeros((count + 1) * samples).scatter_add_(0, keys_C, torch.ones_like(keys_C))
+    numbers_C = torch.arange(samples * each, device=experts_BC.device)
+    turn_C = numbers_C - (groups.cumsum(0) - groups)[sorted_C]  # of a choice among those of its sample and expert
+    total = count * samples * capacity
+    fits_C = (turn_C < capacity) & (sorted_C < count * samples)
+    place_C = torch.where(fits_C, sorted_C * capacity + turn_C, total)
+    choices_R = order_C.new_zeros(total + 1).scatter_(0, place_C, order_C)[:total]
+    blank_R = order_C.new_ones(total + 1, dtype=torch.bool).scatter_(0, place_C, False)[:total]
+    places_C = torch.empty_like(order_C).scatter_(0, order_C, place_C)
+    dropped_C = places_C == total
+    return Rows(choices_R, places_C.masked_fill_(dropped_C, 0), dropped_C, blank_R)
+
+
+def capacity_of(factor: float, tokens: int, chosen: int, experts: int) -> int:
+    """Rows that an expert takes of a sample of so many tokens: `factor` times its even share, rounded up, and no more
+    than there are tokens."""
+    return min(tokens, max(1, -int(-(factor * tokens * chosen) // experts)))

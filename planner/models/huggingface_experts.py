@@ -1,0 +1,77 @@
+"""Mixtures of experts of Hugging Face, built as the decoders of `planner.models.llama` with the dimensions of a config.
+
+Their own modules route tokens in ways of which an exporter sees either a loop that depends on the data, or products of
+all experts with all tokens; ours is one operator, whose experts may be divided. What is computed is the same, but that
+labels are not shifted here, so they are those of the next token; and weights of experts have names of their own.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from planner.errors import ModelError
+
+_NEEDED: Mapping[str, Mapping[str, Any]] = {
+    "MixtralForCausalLM": {"hidden_act": ("silu",), "router_jitter_noise": (0.0, None), "attention_dropout": (0.0,)},
+    "Qwen3MoeForCausalLM": {
+        "hidden_act": ("silu",),
+        "decoder_sparse_step": (1,),
+        "attention_bias": (False,),
+        "attention_dropout": (0.0,),
+    },
+}
+"""The architectures, and what their configs must say for the decoders here to be the same."""
+
+
+def is_mixture(architecture: str) -> bool:
+    """Whether an architecture is one of these."""
+    return architecture in _NEEDED
+
+
+def mixture_of(config: Any, architecture: str, length: int, path: Path) -> dict[str, Any]:
+    """The dimensions of a `planner.models.llama.LlamaConfig` for a config and sequences of so many tokens.
+
+    Raises ModelError, naming the file, where the config says what such a decoder has not.
+    """
+    for name, known in _NEEDED[architecture].items():
+        if getattr(config, name, known[0]) not in known:
+            raise ModelError(
+                f"{path}: {name} is {getattr(config, name)!r}; {architecture} is built here with {known[0]!r} only"
+            )
+    rope = config.rope_parameters
+    if rope.get("rope_type", "default") != "default":
+        raise ModelError(f"{path}: positions of the type '{rope['rope_type']}' are not built here; leave it 'default'")
+    window = getattr(config, "sliding_window", None)
+    if window is not None and window < length:
+        raise ModelError(
+            f"{path}: sliding_window {window} is shorter than the sequence of {length} tokens, and attention here"
+            " sees all of it; make sequences shorter, or write a factory: --model package.module:factory"
+        )
+    qwen = architecture == "Qwen3MoeForCausalLM"
+    return {
+        "num_layers": config.num_hidden_layers,
+        "hidden_size": config.hidden_size,
+        "ffn_size": config.intermediate_size,
+        "num_heads": config.num_attention_heads,
+        "num_kv_heads": config.num_key_value_heads,
+        "vocab_size": config.vocab_size,
+        "sequence_length": length,
+        "rope_theta": rope["rope_theta"],
+        "norm_epsilon": config.rms_norm_eps,
+        "tied_embeddings": config.tie_word_embeddings,
+        "head_size": getattr(config, "head_dim", None),
+        "qk_norm": qwen,
+        "num_experts": config.num_experts if qwen else config.num_local_experts,
+        "experts_per_token": config.num_experts_per_tok,
+        "expert_size": config.moe_intermediate_size if qwen else config.intermediate_size,
+        "dense_layers": _dense_layers(config.mlp_only_layers if qwen else [], path),
+        "normalised_weights": config.norm_topk_prob if qwen else True,
+        "balance_loss": config.router_aux_loss_coef if config.output_router_logits else 0.0,
+    }
+
+
+def _dense_layers(dense: Sequence[int], path: Path) -> int:
+    """How many layers have no experts: the first ones."""
+    if sorted(dense) != list(range(len(dense))):
+        raise ModelError(f"{path}: mlp_only_layers {list(dense)}: only the first layers can be without experts here")
+    return len(dense)

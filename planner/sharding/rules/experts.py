@@ -1,0 +1,116 @@
+"""The rule of a mixture of experts, whose work is counted in rows.
+
+    tokens  b s h    choices  b s k    matrices  e f h          rows on a device = b s k e / E  tokens that it can get,
+                                                                times the share of the experts that it has
+
+E is the number of all experts. On an axis that is given e@b a device can get the tokens of all devices of the axis and
+has its part of the experts; on one that is given e it has all tokens and a part of the experts. So the loops of rows
+are b s k e, of which an exchange cuts e alone, and every row counts 1 / E. Where experts are cut the fullest device has
+`imbalance` times the average. With a capacity there are as many rows for every sample and expert, whoever chooses it.
+
+Experts follow MegaBlocks (Gale et al. 2022, arXiv 2211.15841): rows are sorted by expert and multiplied in groups. Rows
+are multiplied with the weight of their expert before the last product, as Megatron does, so that its result need not be
+kept. With an exchange rows are sent to where their experts are and back (GShard, Lepikhin et al. 2020): two all-to-alls
+forward, two backward; over several axes one after the other. Ahead of them go the counts of rows, and with them their
+weights.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+from planner.graph.call import Call
+from planner.sharding.rule import FactorKind, InnerCollective, Rule, Work
+from planner.sharding.rules.einsum import Einsum
+from planner.sharding.rules.spec import RuleSpec
+
+_CAPACITY, _IMBALANCE = (6, "capacity"), (7, "imbalance")
+_INDEX = 8
+"""Bytes of an index of a row, or of a count of rows."""
+
+_INDICES = 4
+"""Indices that are kept of every row: its choice, the row of its choice, and the same after an exchange."""
+
+_PLAIN = Einsum(
+    pattern="b s h, b s k, b s k, e f h, e f h, e h f -> b s h",
+    op_class="experts",
+    positions=(0, 1, 2, 3, 4, 5),
+    blocked="h k",
+    gradient_work=0.4,  # twice the forward work for the gradients of all five operands
+    saves=((3, (0, 1)), (4, (0, 1)), (5, (0, 1, 3, 4))),
+    roles=(("tokens", "b s"), ("choices", "k"), ("experts", "e"), ("width", "f"), ("hidden", "h")),
+)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Experts(RuleSpec):
+    """Tokens, weights and numbers of their experts, and gate, up and down of all experts."""
+
+    def build(self, call: Call) -> Rule:
+        capacity, imbalance = call.argument(*_CAPACITY, 0), call.argument(*_IMBALANCE, 1.0)
+        assert isinstance(capacity, int), call  # as the operator's schema has it
+        assert isinstance(imbalance, float), call
+        # A capacity is one of every sample, whose tokens are counted in their order.
+        blocked = f"{_PLAIN.blocked} s" if capacity else _PLAIN.blocked
+        exchanges = (("e", "b"),) if capacity else (("e", "b"), ("e", "s"))
+        rule = replace(_PLAIN, blocked=blocked, exchanges=exchanges).build(call)
+        factors = tuple(
+            replace(factor, imbalance=imbalance) if factor.name == "e" and not capacity else factor
+            for factor in rule.factors
+        )
+        rows = _Rows(rule, call, capacity)
+        element = call.operands[0].element_bytes
+        return replace(
+            rule,
+            factors=factors,
+            work=(rows.work(6.0, "f h"),),
+            saved_extra=(  # rows; gate, up, and their weighted product; weights and indices
+                rows.work(element, "h"),
+                rows.work(3.0 * element, "f"),
+                rows.work(element + _INDICES * _INDEX, ""),
+            ),
+            scratch=(rows.work(1.0 * element, "h"), rows.work(2.0 * element, "f")),  # gradients of those
+            inner=tuple(rows.messages(element, counted=not capacity)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of a call: how many there are for each point of the loops that count them."""
+
+    rule: Rule
+    call: Call
+    capacity: int
+
+    def work(self, coefficient: float, others: str) -> Work:
+        """So much for every row, times further factors."""
+        each = float(self.capacity) if self.capacity else 1.0 / self._experts
+        return Work(coefficient=coefficient * each, factors=self._factors(others))
+
+    def messages(self, element: int, *, counted: bool) -> Iterator[InnerCollective]:
+        """What is sent on each axis that is given an exchange."""
+        exchanges = [at for at, factor in enumerate(self.rule.factors) if factor.kind is FactorKind.EXCHANGE]
+        for exchange in exchanges:
+            if counted:
+                yield InnerCollective(
+                    kind="all_to_all", factor=exchange, factors=(), element_bytes=_INDEX * self._experts, forward=1
+                )
+            for others, times in (("h", 2), ("", 1)):
+                sent = self.work(element, others)
+                yield InnerCollective(
+                    kind="all_to_all",
+                    factor=exchange,
+                    factors=sent.factors,
+                    element_bytes=sent.coefficient,
+                    forward=times,
+                    backward=times,
+                )
+
+    @property
+    def _experts(self) -> int:
+        return self.call.operands[3].shape[0]
+
+    def _factors(self, others: str) -> tuple[int, ...]:
+        names: Sequence[str] = ("b", "e") if self.capacity else ("b", "s", "k", "e")
+        return tuple(self.rule.index[name] for name in (*names, *others.split()) if name in self.rule.index)

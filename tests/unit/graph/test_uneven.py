@@ -1,0 +1,68 @@
+"""The imbalance of routers: where it is said, and what it changes."""
+
+from dataclasses import replace
+
+import pytest
+
+import planner
+from hardware_profiles import load_profile
+from planner.errors import PlanFileError, RequestError
+from planner.graph.operator_graph import OperatorGraph
+from planner.graph.trace import trace
+from planner.graph.uneven import EXPERTS_OPERATOR, with_imbalance
+from planner.models.zoo import build_model
+from planner.plan.file import dump_plan, parse_plan
+from planner.plan.plan import Plan
+from planner.plan.verify import verify
+from planner.search.space import Pinned
+
+CLUSTER = load_profile("h100-80gb").with_devices(8)
+
+
+@pytest.fixture(scope="module")
+def graph() -> OperatorGraph:
+    built = build_model("mixtral-tiny", dtype="bfloat16", sequence_length=16)
+    return trace(built.module, built.args, built.kwargs)
+
+
+def planned(graph: OperatorGraph, imbalance: float, expert: int = 4) -> Plan:
+    pinned = Pinned(data=8, expert=expert, micro_batches=1)
+    return planner.search(graph, CLUSTER, batch=2, pinned=pinned, imbalance=imbalance).plan
+
+
+def test_even_routers_leave_the_graph_as_it_is(graph: OperatorGraph) -> None:
+    assert with_imbalance(graph, 1.0) is graph
+    uneven = with_imbalance(graph, 1.5)
+    changed = [op for op, known in zip(uneven.operators, graph.operators, strict=True) if op != known]
+    assert {op.op for op in changed} == {EXPERTS_OPERATOR}
+    assert all(op.arguments[-2:] == (0, 1.5) for op in changed)
+
+
+def test_it_makes_a_plan_slower_and_larger_where_experts_are_divided(graph: OperatorGraph) -> None:
+    even, uneven = planned(graph, 1.0).prediction, planned(graph, 2.0).prediction
+    assert uneven.step_seconds > even.step_seconds
+    assert uneven.peak_bytes > even.peak_bytes
+    whole = [planned(graph, imbalance, expert=1).prediction for imbalance in (1.0, 2.0)]
+    assert whole[0] == whole[1]
+
+
+def test_a_plan_states_it_and_is_verified_with_it(graph: OperatorGraph) -> None:
+    plan = planned(graph, 1.5)
+    text = dump_plan(plan)
+    assert '"imbalance": 1.5' in text
+    assert "imbalance" not in dump_plan(planned(graph, 1.0))
+    assert parse_plan(text) == plan
+    assert verify(plan, graph, 2, CLUSTER).as_stated
+    other = replace(plan, training=replace(plan.training, imbalance=1.0))
+    assert any(remark.startswith("step_seconds is") for remark in verify(other, graph, 2, CLUSTER).remarks)
+    with pytest.raises(PlanFileError, match=r"training\.imbalance: 0\.5 is no imbalance: the fullest device has"):
+        parse_plan(text.replace('"imbalance": 1.5', '"imbalance": 0.5'))
+
+
+def test_what_cannot_be_is_refused(graph: OperatorGraph) -> None:
+    with pytest.raises(RequestError, match=r"imbalance: 0\.5 is no imbalance"):
+        planned(graph, 0.5)
+    with pytest.raises(RequestError, match=r"imbalance = 2: no operator of this model routes to experts"):
+        planner.search("llama-tiny", CLUSTER, imbalance=2.0)
+    with pytest.raises(RequestError, match=r"expert = 3 does not divide the 8 experts of the model; .*2.*4"):
+        planner.search(graph, CLUSTER, batch=2, pinned=Pinned(expert=3))
