@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from planner.models.zoo import BuiltModel, build_model
-from planner.plan.plan import PRECISIONS, Plan
+from planner.plan.plan import ASYNCHRONOUS, PRECISIONS, Plan
 from runtime.arguments import Arguments
 from runtime.data import dataset_batches, synthetic_batches
 from runtime.device_mesh import RankMesh, current_device, local_rank
@@ -90,8 +90,10 @@ def _plain(built: BuiltModel, step: TrainingStep, settings: RunSettings, device:
 
 
 def _compares(plan: Plan, settings: RunSettings) -> bool:
-    """Whether losses can be compared: a model with parameters of each device's own is none that is unsharded."""
-    return settings.check and not plan.training.update.local_parameters
+    """Whether losses can be compared: a model with parameters of each device's own is none that is unsharded, and one
+    that is trained with stale weights has other losses."""
+    stale = plan.schedule in ASYNCHRONOUS
+    return settings.check and not plan.training.update.local_parameters and not stale
 
 
 def _is_first(place: RankMesh) -> bool:

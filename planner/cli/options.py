@@ -150,7 +150,21 @@ class Options:
     ] = None
     schedule: Annotated[
         str | None,
-        _word(HAND, "NAME", "Order of a pipeline's turns: 1f1b, gpipe, interleaved_1f1b or zb_h1.", "the fastest"),
+        _word(
+            HAND,
+            "NAME",
+            "Order of a pipeline's turns: 1f1b, gpipe, interleaved_1f1b, zb_h1, seqpipe; without a flush: pipedream,"
+            " pipedream_2bw.",
+            "the fastest of the first four",
+        ),
+    ] = None
+    copies: Annotated[
+        str | None,
+        _word(HAND, "N|auto", "Micro-batches at a time, of which one computes while another communicates.", "1"),
+    ] = None
+    slices: Annotated[
+        str | None,
+        _word(HAND, "N|auto", "Parts of the sequence that a stage takes one after the other (seqpipe).", "1"),
     ] = None
     mesh: Annotated[
         str | None,

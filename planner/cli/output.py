@@ -94,6 +94,8 @@ def _choices(plan: "Plan", found: "Roles") -> dict[str, Any]:
         },
         "virtual_stages": plan.virtual_stages,
         "schedule": plan.schedule,
+        "slices": plan.slices,
+        "copies": plan.training.copies,
         "sequence_parallel": found.sequence_parallel,
         "optimizer_sharding": found.zero,
         "micro_batches": plan.training.micro_batches,

@@ -10,7 +10,7 @@ import typer
 
 from planner.cli.machines import machine
 from planner.cli.options import Options, flag
-from planner.cli.values import parse_buckets, parse_memory, parse_mesh, parse_shards, parse_virtual_stages
+from planner.cli.values import parse_buckets, parse_count, parse_memory, parse_mesh, parse_shards
 from planner.errors import RequestError, unknown_name
 from planner.graph.uneven import EVEN
 
@@ -157,7 +157,11 @@ def pinned_of(options: Options) -> "Pinned":
 
     return Pinned(
         pipeline=options.pipeline,
-        virtual_stages=None if options.virtual_stages is None else parse_virtual_stages(options.virtual_stages),
+        virtual_stages=None
+        if options.virtual_stages is None
+        else parse_count("virtual-stages", options.virtual_stages),
+        copies=None if options.copies is None else parse_count("copies", options.copies),
+        slices=None if options.slices is None else parse_count("slices", options.slices),
         schedule=options.schedule,
         data=options.data,
         context=options.context,

@@ -39,12 +39,12 @@ def parse_memory(text: str) -> float:
     return size
 
 
-def parse_virtual_stages(text: str) -> int:
-    """Stages on each pipeline rank; 0 for `auto`, which leaves them to the search."""
+def parse_count(option: str, text: str) -> int:
+    """A number of 1 or more; 0 for `auto`, which leaves it to the search."""
     if text.lower() == "auto":
         return 0
     if not re.fullmatch("0*[1-9][0-9]{0,5}", text):
-        raise RequestError(f"--virtual-stages '{text}' is neither a number of 1 or more nor auto")
+        raise RequestError(f"--{option} '{text}' is neither a number of 1 or more nor auto")
     return int(text)
 
 

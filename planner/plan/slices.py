@@ -45,6 +45,10 @@ def one_slice(whole: OperatorGraph, length: int | None, slices: int) -> Operator
         graph = rescale_sequence(whole, length, length // slices)
     except RequestError as error:
         raise PlanFileError(f"slices: {slices} slices of the sequence, but {error}; set slices to 1") from error
+    if all(graph.types[name] == whole.types[name] for name in graph.inputs):
+        raise PlanFileError(
+            f"slices: {slices} slices of the sequence, but no input has a second dim of {length}; set slices to 1"
+        )
     for before, after in zip(whole.operators, graph.operators, strict=True):
         fault = _fault(graph, before, rule_of(whole, before), rule_of(graph, after))
         if fault is not None:

@@ -80,11 +80,13 @@ def _degrees(plan: Plan, roles: Roles) -> RenderableType:
     if roles.tensor > 1:
         table.add_row("sequence parallel", "yes" if roles.sequence_parallel else "no")
     table.add_row("optimizer sharding", f"ZeRO {roles.zero}" if roles.zero != "off" else "off")
-    table.add_row("micro-batches", f"{plan.training.micro_batches} of {plan.training.part} samples")
+    together = f", {plan.training.copies} at a time" if plan.training.copies > 1 else ""
+    table.add_row("micro-batches", f"{plan.training.micro_batches} of {plan.training.part} samples{together}")
     if roles.pipeline > 1:
         blocks = ", ".join(sorted({str(stage.blocks) for stage in plan.stages}))
         virtual = f", {plan.virtual_stages} stages a device" if plan.virtual_stages > 1 else ""
-        table.add_row("pipeline", f"{plan.schedule}, {blocks} blocks a stage{virtual}")
+        slices = f", the sequence in {plan.slices} slices" if plan.slices > 1 else ""
+        table.add_row("pipeline", f"{plan.schedule}, {blocks} blocks a stage{virtual}{slices}")
     long = len(roles.recomputation) > _LONG
     table.add_row("recomputation", recomputation_words(plan) if long else roles.recomputation)
     return table

@@ -5,14 +5,21 @@ batches, may be run in other orders of whole stages too (`COMPARED`): the judge 
 the memory that it holds, and the fastest that fits is taken. 1F1B stays where others win nothing to speak of (`WORTH`):
 they hold more. Interleaved stages are other stages, and are searched where they are asked for.
 
+Micro-batches that take turns (copies), slices of the sequence, and schedules without a flush are for those who ask for
+them: the plan that was found is taken so, and priced.
+
 Not good for: plans that another order would have divided otherwise, with fewer blocks where it holds more.
 """
 
 from dataclasses import replace
 
 from hardware_profiles import PYTORCH, Bytes, Cluster
-from planner.plan.bind import BoundPlan
+from planner.errors import PlannerError, RequestError
+from planner.plan.bind import BoundPlan, bind
+from planner.plan.plan import ASYNCHRONOUS
 from planner.plan.predict import predict
+from planner.search.request import SearchRequest
+from planner.search.space import Pinned
 
 COMPARED = ("gpipe", "zb_h1")
 """Orders of whole stages and whole sequences, beside 1F1B."""
@@ -36,3 +43,42 @@ def fastest_schedule(bound: BoundPlan, cluster: Cluster, limit: Bytes) -> BoundP
         if prediction.peak_bytes <= limit and prediction.step_seconds < enough:
             best = replace(other, plan=replace(other.plan, prediction=prediction))
     return best
+
+
+def asks(pinned: Pinned) -> bool:
+    """Whether anything is asked for that is decided behind the search."""
+    behind = pinned.schedule in ("seqpipe", *ASYNCHRONOUS)
+    return behind or pinned.copies not in (None, 1) or pinned.slices not in (None, 1)
+
+
+def as_asked(bound: BoundPlan, request: SearchRequest, limit: Bytes) -> BoundPlan:
+    """The same plan with the copies and slices that are asked for, or the fastest number of them that fits, and without
+    a flush where that is asked for; on devices that may use so many bytes. Where nothing fits the leanest is returned.
+
+    Raises RequestError, with the numbers, where the plan cannot be taken so.
+    """
+    plan, pinned = bound.plan, request.pinned
+    found, refusal = list[BoundPlan](), None
+    for copies in _asked(pinned.copies, plan.training.micro_batches):
+        for slices in _asked(pinned.slices, plan.model.sequence_length or 1):
+            schedule = "seqpipe" if slices > 1 else pinned.schedule or plan.schedule
+            training = replace(plan.training, copies=copies)
+            other = replace(plan, training=training, slices=slices, schedule=schedule)
+            try:
+                again = bind(other, request.graph, request.batch)
+            except PlannerError as error:
+                refusal = error
+                continue
+            prediction = predict(again, request.cluster)
+            found.append(replace(again, plan=replace(other, prediction=prediction)))
+    if not found:
+        raise RequestError(f"the plan that was found cannot be taken so: {refusal}")
+    fitting = [one for one in found if one.plan.prediction.peak_bytes <= limit]
+    if not fitting:
+        return min(found, key=lambda one: one.plan.prediction.peak_bytes)
+    return min(fitting, key=lambda one: one.plan.prediction.step_seconds)
+
+
+def _asked(count: int | None, of: int) -> tuple[int, ...]:
+    """The number, or where it is left to the search those that are tried."""
+    return (count or 1,) if count != 0 else tuple(number for number in (1, 2, 4, 8, 16) if of % number == 0)

@@ -43,7 +43,7 @@ from planner.search.engine import Engine, Family
 from planner.search.evaluation import Outcome, RankFilling
 from planner.search.refusals import no_configuration
 from planner.search.request import SearchRequest
-from planner.search.scheduling import fastest_schedule
+from planner.search.scheduling import as_asked, asks, fastest_schedule
 from planner.search.settle import Certificate, settle_and_certify
 from planner.search.space import Configuration, bounds, configurations
 from planner.search.template import fold
@@ -486,7 +486,7 @@ class _Search:
             if len(plans) >= top and least >= plans[top - 1].launched_in_turn * (1 - OPTIMAL):
                 break
             plans = sorted([*plans, self._ranked(found, bound)], key=lambda ranked: ranked.seconds)
-        if self.request.pinned.schedule is None:
+        if self.request.pinned.schedule is None or asks(self.request.pinned):
             plans = sorted(map(self._scheduled, plans), key=lambda ranked: ranked.seconds)
         fitting = [ranked for ranked in plans if ranked.plan.prediction.peak_bytes <= self.limit_bytes]
         if not fitting:
@@ -495,7 +495,10 @@ class _Search:
 
     def _scheduled(self, ranked: Ranked) -> Ranked:
         """A result in the order of turns that takes it least."""
-        bound = fastest_schedule(ranked.bound, self.request.cluster, self.limit_bytes)
+        if asks(self.request.pinned):
+            bound = as_asked(ranked.bound, self.request, self.limit_bytes)
+        else:
+            bound = fastest_schedule(ranked.bound, self.request.cluster, self.limit_bytes)
         configuration = replace(ranked.configuration, schedule=bound.plan.schedule)
         return replace(ranked, bound=bound, configuration=configuration)
 

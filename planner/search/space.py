@@ -82,6 +82,10 @@ class Pinned:
             search choose.
         schedule: the order in which pipeline ranks take their turns. None compares those of whole stages, or takes
             interleaved 1F1B where `virtual_stages` asks for it.
+        copies: micro-batches that a rank takes at a time, operator by operator in turn. None means 1; 0 lets the search
+            choose.
+        slices: parts of the sequence that a stage takes one after the other ("seqpipe"). None means 1; 0 lets the
+            search choose.
         data, context, tensor: degrees of parallelism. With any of these, or of the next five, every axis of the mesh
             has one purpose for all operators ("manual mode"); the product of all degrees is the device count.
         expert: into how many parts the experts are cut, over devices that split tokens: a part of the context and
@@ -107,6 +111,8 @@ class Pinned:
     pipeline: int | None = None
     virtual_stages: int | None = None
     schedule: str | None = None
+    copies: int | None = None
+    slices: int | None = None
     data: int | None = None
     context: int | None = None
     tensor: int | None = None
@@ -130,6 +136,12 @@ class Pinned:
         degrees = (self.data, self.context, self.tensor, self.expert)
         decided = (*degrees, self.zero, self.sequence_parallel, self.micro_batch)
         return any(value is not None for value in decided) or self.context_by == "auto"
+
+    @property
+    def searched_schedule(self) -> str:
+        """Whose sums the search minimises: what has no place in them is decided behind it."""
+        whole = self.slices is None and self.schedule not in ("seqpipe", *ASYNCHRONOUS)
+        return (self.schedule or "1f1b") if whole else "1f1b"
 
     @property
     def recomputation(self) -> tuple[Running, ...]:
@@ -180,9 +192,21 @@ def check_pinned(pinned: Pinned) -> None:
 
 def _check_schedule(pinned: Pinned) -> None:
     schedule, virtual = pinned.schedule, pinned.virtual_stages
-    known = [name for name in SCHEDULES if name not in ("seqpipe", *ASYNCHRONOUS)]  # which a plan by hand may name
-    if schedule is not None and schedule not in known:
-        raise RequestError(unknown_name("schedule", schedule, known))
+    if schedule is not None and schedule not in SCHEDULES:
+        raise RequestError(unknown_name("schedule", schedule, SCHEDULES))
+    for name in ("copies", "slices"):
+        value = getattr(pinned, name)
+        if value is not None and value < 0:
+            raise RequestError(f"{name} = {value}: 1 or more, or 0 to have them searched")
+    slices, copies = pinned.slices, pinned.copies
+    if schedule == "seqpipe" and slices in (None, 1):
+        raise RequestError("schedule = seqpipe takes a sequence in slices; give slices = 2 or more")
+    if slices not in (None, 1) and schedule not in (None, "seqpipe"):
+        raise RequestError(f"slices = {slices} is for schedule = seqpipe, not {schedule}")
+    if slices not in (None, 1) and (virtual or 1) > 1:
+        raise RequestError(f"slices = {slices} takes one stage on each rank, not virtual_stages = {virtual}")
+    if copies not in (None, 1) and schedule in ("zb_h1", *ASYNCHRONOUS):
+        raise RequestError(f"copies = {copies} is not for schedule = {schedule}; take 1f1b, gpipe or seqpipe")
     if schedule == INTERLEAVED and virtual == 1:
         raise RequestError(f"schedule = {schedule} takes 2 or more virtual_stages on each rank, not 1")
     if schedule not in (None, INTERLEAVED) and (virtual or 1) > 1:
@@ -341,6 +365,8 @@ def configurations(template: Template, devices: int, global_batch: int, pinned: 
                     continue
                 if roles and global_batch // micro_batches % degree:
                     continue
+                if micro_batches % (pinned.copies or 1):
+                    continue
                 for virtual in _virtual_stages(template, pipeline, micro_batches, pinned):
                     yield Configuration(
                         pipeline=pipeline,
@@ -348,7 +374,7 @@ def configurations(template: Template, devices: int, global_batch: int, pinned: 
                         mesh=mesh,
                         roles=roles,
                         micro_batches=micro_batches,
-                        schedule=INTERLEAVED if virtual > 1 else pinned.schedule or "1f1b",
+                        schedule=INTERLEAVED if virtual > 1 else pinned.searched_schedule,
                         even=pinned.even,
                         zigzag=zigzag and "ring" in roles,
                     )
@@ -359,7 +385,7 @@ def _cuts(template: Template, pipeline: int) -> bool:
 
 
 def _virtual_stages(template: Template, pipeline: int, micro_batches: int, pinned: Pinned) -> tuple[int, ...]:
-    if pipeline == 1 and pinned.schedule not in (None, "1f1b"):
+    if pipeline == 1 and (pinned.schedule not in (None, "1f1b") or pinned.slices not in (None, 0, 1)):
         return ()
     interleaved = pinned.schedule == INTERLEAVED
     wanted = (0 if interleaved else 1) if pinned.virtual_stages is None else pinned.virtual_stages

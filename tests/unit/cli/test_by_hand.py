@@ -34,6 +34,38 @@ def test_zero(plan: Any, zero: str, words: str) -> None:
     assert content["degrees"]["data"] == 4
 
 
+@pytest.mark.parametrize(
+    ("options", "chosen"),
+    [
+        (("--copies", "2"), ("1f1b", 1, 2)),
+        (("--slices", "4"), ("seqpipe", 4, 1)),
+        (("--schedule", "seqpipe", "--slices", "2", "--copies", "2"), ("seqpipe", 2, 2)),
+        (("--schedule", "pipedream_2bw"), ("pipedream_2bw", 1, 1)),
+        (("--schedule", "pipedream"), ("pipedream", 1, 1)),
+    ],
+)
+def test_what_is_decided_behind_the_search(plan: Any, here: Path, options: tuple[str, ...], chosen: Any) -> None:
+    content = plan.json(*TINY, "--pipeline", "2", "--mesh", "2", "--micro-batches", "4", *options, "-o", "plan.json")
+    assert (content["schedule"], content["slices"], content["copies"]) == chosen
+    kept = load_plan(here / "plan.json")
+    assert (kept.schedule, kept.slices, kept.training.copies) == chosen
+    assert kept.prediction.step_seconds == content["step_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--schedule", "seqpipe"), "give slices = 2 or more"),
+        (("--slices", "2", "--schedule", "gpipe"), "slices = 2 is for schedule = seqpipe"),
+        (("--slices", "3", "--pipeline", "2"), "3 do not divide a sequence of 128; take 2 or 4"),
+        (("--copies", "2", "--schedule", "zb_h1"), "copies = 2 is not for schedule = zb_h1"),
+        (("--copies", "some"), "--copies 'some' is neither a number"),
+    ],
+)
+def test_what_cannot_be_taken_so_is_refused(plan: Any, options: tuple[str, ...], message: str) -> None:
+    assert message in " ".join(plan.refused(*TINY, *options).split())
+
+
 def test_virtual_stages(plan: Any, here: Path) -> None:
     options = ("--pipeline", "2", "--mesh", "2", "--micro-batches", "4")
     assert plan.json(*TINY, *options, "--virtual-stages", "2")["virtual_stages"] == 2

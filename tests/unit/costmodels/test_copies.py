@@ -1,0 +1,40 @@
+"""Copies that take turns: what is sent is hidden where others compute, and never more than that."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costmodels import CostModelError, backward_slots_of, interleaved_time, slots_of
+
+SLOTS = st.lists(st.tuples(st.floats(0.0, 10.0), st.floats(0.0, 10.0)), min_size=1, max_size=8)
+
+
+def test_two_copies_hide_what_is_as_long_as_their_work() -> None:
+    """One computes 1 second while what the other has sent is on its way for 1 second."""
+    assert interleaved_time([(1.0, 1.0), (1.0, 1.0), (1.0, 0.0)], 1) == 5.0
+    assert interleaved_time([(1.0, 1.0), (1.0, 1.0), (1.0, 0.0)], 2) == 6.0
+
+
+def test_a_link_that_is_slower_than_the_work_sets_the_pace() -> None:
+    """The first second and the last are work that nothing hides; four messages of 3 seconds go one after the other."""
+    assert interleaved_time([(1.0, 3.0), (1.0, 3.0), (1.0, 0.0)], 2) == 14.0
+
+
+@given(SLOTS, st.integers(1, 4))
+def test_no_resource_is_used_twice_at_once(slots: list[tuple[float, float]], copies: int) -> None:
+    alone = interleaved_time(slots, 1)
+    found = interleaved_time(slots, copies)
+    work, sent = (copies * sum(part) for part in zip(*slots, strict=True))
+    assert max(work, sent, alone) - 1e-9 <= found <= copies * alone + 1e-9
+
+
+def test_slots_end_where_something_is_sent() -> None:
+    """Forward an operator gets its operands first; backward it computes first, and the last one comes first."""
+    operators = [(0.0, 1.0), (2.0, 3.0), (0.0, 4.0), (5.0, 6.0)]
+    assert slots_of(operators) == [(1.0, 2.0), (7.0, 5.0), (6.0, 0.0)]
+    assert backward_slots_of(operators) == [(6.0, 5.0), (7.0, 2.0), (1.0, 0.0)]
+
+
+def test_no_copy_is_an_error() -> None:
+    with pytest.raises(CostModelError, match="at least one copy, got 0"):
+        interleaved_time([(1.0, 1.0)], 0)

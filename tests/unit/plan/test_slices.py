@@ -1,0 +1,58 @@
+"""One slice of the sequence as a graph: what treats positions by themselves, and what is refused by name."""
+
+import pytest
+
+from planner.errors import PlanFileError
+from planner.graph.operator_graph import OperatorGraph
+from planner.plan.bind import prepare
+from planner.plan.slices import one_slice, positional
+from planner.sharding.rules import rule_of
+from tests.distributed import plans
+
+
+def sliced(model: str, slices: int) -> OperatorGraph:
+    whole, _ = prepare(plans.traced(model))
+    return one_slice(whole, plans.SEQUENCE, slices)
+
+
+@pytest.mark.parametrize("model", ["llama", "gpt"])
+@pytest.mark.parametrize("slices", [2, 4])
+def test_a_slice_is_the_graph_of_a_shorter_sequence(model: str, slices: int) -> None:
+    whole, _ = prepare(plans.traced(model))
+    graph = one_slice(whole, plans.SEQUENCE, slices)
+    assert [op.name for op in graph.operators] == [op.name for op in whole.operators]
+    assert {graph.types[name].shape[1] for name in graph.inputs} == {plans.SEQUENCE // slices}
+    attention = next(op for op in graph.operators if rule_of(graph, op).op_class == "attention")
+    assert {graph.types[name].shape[2] for name in attention.operands} == {plans.SEQUENCE // slices}
+    assert positional(whole, graph), "positions or their tables"
+
+
+def test_a_sequence_that_does_not_divide_names_the_nearest_that_do() -> None:
+    with pytest.raises(PlanFileError, match="3 do not divide a sequence of 8; take 2 or 4"):
+        sliced("llama", 3)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("dropping", "drops elements at random"),
+        ("capped", "depends on the extent of its dim 's'"),
+        ("balanced", "set slices to 1"),
+        ("vit", "no input has a second dim of 8"),
+        ("towers", "slices"),
+    ],
+)
+def test_what_looks_at_other_positions_is_refused(model: str, message: str) -> None:
+    with pytest.raises(PlanFileError, match=message):
+        sliced(model, 2)
+
+
+def test_a_model_without_a_sequence_is_refused() -> None:
+    whole, _ = prepare(plans.traced("llama"))
+    with pytest.raises(PlanFileError, match="this model has none"):
+        one_slice(whole, None, 2)
+
+
+def test_one_slice_is_all() -> None:
+    graph = plans.traced("llama")
+    assert one_slice(graph, plans.SEQUENCE, 1) is graph
