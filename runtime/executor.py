@@ -177,6 +177,7 @@ class Executor:
         kept = [KeptResults() for _ in copies]
         count = len(section.reads)
         program = section
+        bare = [replace(copy, values={}) for copy in copies]  # what is kept to compute it again holds no other value
 
         def block(*reads: torch.Tensor) -> tuple[torch.Tensor, ...]:
             nonlocal program
@@ -186,12 +187,10 @@ class Executor:
                     values=dict(zip(section.reads, reads[at * count : (at + 1) * count], strict=True)),
                     kept=kept[at],
                 )
-                for at, copy in enumerate(copies)
+                for at, copy in enumerate(bare)
             ]
             self._run(program, inside)
-            if (
-                len(copies) > 1
-            ):  # the second time a copy that is done would go on until all are, and send what is in vain
+            if len(bare) > 1:  # else a copy that is done goes on until all are, and sends what nobody reads
                 program = replace(section, instructions=section.instructions[: section.again])
             return tuple(copy.values[name] for copy in inside for name in section.writes)
 
