@@ -1,7 +1,6 @@
 """Progress and Ctrl-C."""
 
 import math
-import os
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +24,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         def pressed(self: Any, *arguments: Any) -> None:
             call = next(calls)
             for _ in range(before.count(call)):
-                os.kill(os.getpid(), signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
             evaluate(self, *arguments)
 
         monkeypatch.setattr(searching._Search, "_evaluate", pressed)
@@ -60,7 +59,7 @@ def test_an_interrupt_before_any_plan(plan: Any, monkeypatch: pytest.MonkeyPatch
     opened = searching._Search._open_families
 
     def pressed(self: Any) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         opened(self)
 
     monkeypatch.setattr(searching._Search, "_open_families", pressed)

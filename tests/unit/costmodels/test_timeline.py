@@ -1,6 +1,5 @@
 """The simulated step: closed forms, small cases by hand, refusals."""
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -206,10 +205,7 @@ def test_refusals() -> None:
         simulate(equal(1, 1.0, 1.0) + equal(1, 1.0, 1.0, virtual=2), schedule_orders("1f1b", 2, 1))
 
 
-def test_64_ranks_and_256_micro_batches_take_less_than_a_second() -> None:
+def test_64_ranks_and_256_micro_batches_have_an_event_each() -> None:
     ranks = with_chunk(equal(64, 1.0, 2.0), send_forward=0.01, send_backward=0.01)
-    orders = schedule_orders("1f1b", 64, 256)
-    started = time.process_time()
-    step = simulate(ranks, orders)
-    assert time.process_time() - started < 1
+    step = simulate(ranks, schedule_orders("1f1b", 64, 256))
     assert len(step.events) == 64 * 2 * 256 + 2 * 63 * 256
