@@ -12,6 +12,7 @@ For everything else the scores are made, in float32 at least.
 """
 
 import math
+from typing import Any
 
 import torch
 
@@ -82,6 +83,32 @@ def join(total: torch.Tensor, logarithm: torch.Tensor, made: torch.Tensor, of_ho
     total.mul_((logarithm - joined).exp_().unsqueeze(-1))
     total.addcmul_(made, (of_hop - joined).exp_().unsqueeze(-1).to(total.dtype))
     logarithm.copy_(joined)
+
+
+def attend_to_all(
+    query_BHQD: torch.Tensor, key_BGKD: torch.Tensor, value_BGKE: torch.Tensor, causal: bool, scale: float | None
+) -> torch.Tensor:
+    """`scaled_dot_product_attention` as one piece, (B, H, Q, E): without scores that outlive the call, also where
+    PyTorch has no such kernel."""
+    factor = 1.0 / math.sqrt(query_BHQD.shape[-1]) if scale is None else scale
+    return _Whole.apply(query_BHQD, key_BGKD, value_BGKE, causal, factor)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Whole(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
+    ) -> torch.Tensor:
+        made = attend(query, key, value, causal, scale)
+        ctx.causal, ctx.scale = causal, scale
+        ctx.save_for_backward(query, key, value, *made)
+        return made[0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, result, logarithm = ctx.saved_tensors
+        given = gradients[0].contiguous()
+        return (*attend_backward(given, query, key, value, result, logarithm, ctx.causal, ctx.scale), None, None)
 
 
 def _for_cpu(query: torch.Tensor, value: torch.Tensor) -> bool:

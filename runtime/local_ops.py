@@ -27,6 +27,7 @@ from planner.sharding.rules.einsum import FEW
 from planner.sharding.zigzag import Sequences
 from runtime import local_channels, local_lookups
 from runtime.attention import attention_with_dropout
+from runtime.attention_pieces import attend_to_all
 from runtime.biased_attention import biased_attention
 from runtime.cross_entropy import SplitLoss, split_cross_entropy
 from runtime.device_mesh import RankMesh
@@ -248,7 +249,7 @@ def _fused_attention(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """Fused kernels want each head's vectors in one piece; of tensors that lie otherwise scores would be stored. So
-    they would be of a bias that is trained, on CPUs (2.13)."""
+    they would be of a bias that is trained, and where values are not as wide as keys, on CPUs (2.13)."""
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query_BHQD, key_BGKD, value_BGKE))
     axis, heads = shard.ring(), shard.shared_heads()
     if axis is not None:
@@ -256,6 +257,8 @@ def _fused_attention(
     key, value = key[:, heads], value[:, heads]
     if attn_mask is not None and attn_mask.requires_grad and attn_mask.device.type == "cpu" and not enable_gqa:
         return biased_attention(query, key, value, attn_mask, scale)
+    if attn_mask is None and query.device.type == "cpu" and query.shape[-1] != value.shape[-1]:
+        return attend_to_all(query, key, value, is_causal, scale)
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
     )

@@ -8,7 +8,8 @@ The graph of a slice (`planner.plan.slices`) has the constants of the first slic
 computed once from the graph of the whole, and each slice is given its part.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -56,6 +57,7 @@ class Slices:
             if bound.graph.operators[at].op == LOSS
         ]
         self._together: WeakValueDictionary[int, Together] = WeakValueDictionary()
+        self._kept: list[Together] | None = None
 
     def constants(self, number: int) -> Given:
         """Values that depend on the position, in the layouts of the plan."""
@@ -65,6 +67,15 @@ class Slices:
         """Buffers that do."""
         return self._tables[number]
 
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """What slices share lives on meanwhile, also where autograd records nothing that holds it."""
+        self._kept = []
+        try:
+            yield
+        finally:
+            self._kept = None
+
     def part(self, micro_batch: int, number: int, inputs: Callable[[int], Given]) -> SlicePass:
         """What slice `number` of a micro-batch may know of the others; `inputs` gives this rank's pieces by the slice.
         Whoever holds it, or what autograd has recorded under it, keeps what they share."""
@@ -72,6 +83,8 @@ class Slices:
         if together is None:
             counted = {target.operator: target.counted(self, inputs) for target in self._targets}
             together = self._together[micro_batch] = Together(count=self.count, counted=counted)
+            if self._kept is not None:
+                self._kept.append(together)
         return SlicePass(number=number, together=together)
 
 

@@ -10,6 +10,7 @@ the losses of the micro-batches.
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import NoReturn
 
@@ -20,7 +21,7 @@ from costmodels import Turn
 from planner.plan.bind import BoundPlan
 from planner.plan.plan import ASYNCHRONOUS
 from planner.plan.put_off import arrivals
-from planner.plan.schedule import check_stale, orders_of
+from planner.plan.schedule import orders_of
 from planner.plan.stage_cut import check_updates, cut_stage
 from planner.sharding.update import sample_pieces
 from runtime.after_step import step_ends
@@ -68,14 +69,12 @@ class RankStep:
         self.observer: Observer | None = None
         self.cuts = tuple(cut_stage(bound, stage) for stage in range(len(bound.plan.stages)))
         check_updates(bound, self.cuts)
-        uses = Counter(name for cut in self.cuts for name in cut.parameters)
-        check_stale(bound.plan, bound.graph, [name for name, count in sorted(uses.items()) if count > 1])
         own = self.cuts[place.stage :: place.stages]
         self.executors: tuple[Executor, ...] = tuple(build_executor(bound, place, cut) for cut in own)
         update = bound.plan.training.update
         self.pieces = sample_pieces((bound.inputs[name] for name in batched), bound.plan.mesh.sizes)
-        losses = bound.plan.training.micro_batches * bound.plan.slices
-        self.scale = update.seed(losses, self.pieces)  # gradient of the loss of each
+        # gradient of the loss of a micro-batch, which is the mean over its slices
+        self.scale = update.seed(bound.plan.training.micro_batches, self.pieces) / bound.plan.slices
         held = frozenset[str]().union(*(cut.parameters for cut in own))
         held |= unused_parameters(bound) if place.stage == 0 else frozenset()
         self.parameters = local_parameters(module, bound, place, held)
@@ -162,12 +161,14 @@ class RankStep:
         looking: Callable[[int], Observer] | None = None,
         held: Mapping[str, LocalParameter | Version] | None = None,
         ahead: int = 0,
+        first: int | None = None,
         put_off: Sequence[PutOff | None] = (),
     ) -> list[dict[str, torch.Tensor]]:
         """A stage of this rank of the micro-batches of a turn, from their inputs and what has been received. `looking`
         gives who looks on at each; `held` are the weights, where they are not the newest, `ahead` how many steps after
-        this one the batch is for."""
-        first, slices = turn.micro_batch * self.bound.plan.training.copies, self.bound.plan.slices
+        this one the batch is for; `first` is the first of the micro-batches, where the turn does not say it."""
+        first = turn.micro_batch * self.bound.plan.training.copies if first is None else first
+        slices = self.bound.plan.slices
         given, draws, observers = [], [], []
         for part, values in enumerate(received, first):
             number = part * slices + turn.slice
@@ -194,15 +195,15 @@ class RankStep:
             parameter.gradient = None
 
         def again(part: int, watch: FiniteWatch) -> None:
-            first = self._draw(part, 0, inputs)  # what slices share lives until the last of them is through
-            for number in range(self.bound.plan.slices):
-                watch.given(
-                    self.parameters, self.buffers, inputs(part * self.bound.plan.slices + number), self.steps + 1
-                )
-                self.pipeline.forward(
-                    lambda turn, received, _: self.compute(turn, received, inputs, lambda _: watch), part, number
-                )
-            del first
+            slices = self.bound.plan.slices
+            with nullcontext() if self.slices is None else self.slices.keeping():
+                for number in range(slices):
+                    watch.given(self.parameters, self.buffers, inputs(part * slices + number), self.steps + 1)
+                    self.pipeline.forward(
+                        lambda turn, received, _: self.compute(turn, received, inputs, lambda _: watch, first=part),
+                        part,
+                        number,
+                    )
 
         try:
             explain(loss, self.steps + 1, self.bound.graph, self.bound.plan.training.micro_batches, again)

@@ -26,7 +26,7 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.plan.bind import bind
 from planner.plan.file import load_plan
-from planner.plan.plan import Plan
+from planner.plan.plan import ASYNCHRONOUS, Plan
 from planner.sharding.discover import prove, with_rules
 from runtime.arguments import InputMatcher, arguments_of, forward_of, matcher
 from runtime.device_mesh import Communicators, RankMesh, current_device, join_processes, local_rank, rank_mesh
@@ -235,6 +235,11 @@ def parallelize(
     example all that `TrainingStep.prepare` raises.
     """
     loaded = plan if isinstance(plan, Plan) else load_plan(Path(plan))
+    if check_gradients and loaded.schedule in ASYNCHRONOUS:
+        raise RequestError(
+            f"check_gradients looks at all gradients before they are used, and '{loaded.schedule}' lets"
+            " none wait; leave it out, or take the schedule '1f1b'"
+        )
     own = device or current_device(local_rank())
     join_processes(own)
     place = rank_mesh(loaded.mesh, own, loaded.pipeline, known)

@@ -15,7 +15,7 @@ from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.graph.uneven import EVEN, with_imbalance
 from planner.plan.outline import difference
 from planner.plan.plan import RECOMPUTATION, Group, Plan
-from planner.plan.schedule import check_schedule
+from planner.plan.schedule import check_schedule, check_stale
 from planner.plan.slices import one_slice
 from planner.plan.uniform import uniform_blocks
 from planner.pricing.keeping import keeping_fault
@@ -136,7 +136,7 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
     for name in inputs:
         if name not in graph.inputs:
             raise PlanFileError(f"inputs: {unknown_name('input', name, graph.inputs)}")
-    return BoundPlan(
+    whole_plan = BoundPlan(
         plan=plan,
         graph=graph,
         whole=whole,
@@ -147,6 +147,10 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
         recomputed=_recomputed(plan, graph, blocks),
         sequences=sequences,
     )
+    stages = stage_of_operators(whole_plan)
+    uses = {name: {stages[at] for at in graph.consumers.get(name, ())} for name in sorted(graph.parameter_names)}
+    check_stale(plan, graph, [name for name, readers in uses.items() if len(readers) > 1])
+    return whole_plan
 
 
 def _check_ring(plan: Plan, bound: BoundOperator) -> None:

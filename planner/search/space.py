@@ -203,8 +203,22 @@ def _check_schedule(pinned: Pinned) -> None:
         raise RequestError("schedule = seqpipe takes a sequence in slices; give slices = 2 or more")
     if slices not in (None, 1) and schedule not in (None, "seqpipe"):
         raise RequestError(f"slices = {slices} is for schedule = seqpipe, not {schedule}")
-    if slices not in (None, 1) and (virtual or 1) > 1:
-        raise RequestError(f"slices = {slices} takes one stage on each rank, not virtual_stages = {virtual}")
+    cut = slices not in (None, 0, 1)
+    if cut and virtual not in (None, 1):
+        wanted = "searched" if virtual == 0 else virtual
+        raise RequestError(f"slices = {slices} takes one stage on each rank, not virtual_stages = {wanted}")
+    if cut and pinned.pipeline == 1:
+        raise RequestError(f"slices = {slices} is about a pipeline of 2 ranks or more, not pipeline = 1")
+    if cut and pinned.context_by in ("ring", "hybrid"):
+        raise RequestError(
+            f"slices = {slices} and context_by = {pinned.context_by}: a slice remembers the keys of those before it, a"
+            " ring sends them round; take one of them"
+        )
+    if copies and pinned.micro_batches is not None and pinned.micro_batches % copies:
+        raise RequestError(
+            f"copies = {copies} do not divide micro_batches = {pinned.micro_batches};"
+            f" {nearest_words(copies, divisors(pinned.micro_batches))}"
+        )
     if copies not in (None, 1) and schedule in ("zb_h1", *ASYNCHRONOUS):
         raise RequestError(f"copies = {copies} is not for schedule = {schedule}; take 1f1b, gpipe or seqpipe")
     if schedule == INTERLEAVED and virtual == 1:
