@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 
 import plans
@@ -406,3 +407,16 @@ def asynchronous(
         worst = max(worst, relative(weights[name], weight))
         apart = max(apart, relative(updated[name], weight))
     return worst, apart, list(step.rank.pipeline.turns)
+
+
+def summed(model: str, kind: str, sizes: tuple[int, ...], settings: dict[str, object]) -> list[float]:
+    """How many times the gradients of a mean those of a sum are, by parameter, where they are not almost zero."""
+    plan = plan_of(model, plans.mesh_of(*sizes), kind, **settings)
+    found = []
+    for gradients in ("mean", "sum"):
+        training = replace(plan.training, update=replace(plan.training.update, gradients=gradients))
+        step = build_step(model, replace(plan, training=training))
+        step.accumulate(*plans.inputs(model, samples=plan.training.global_batch))
+        found.append(step.full_gradients())
+    mean, total = found
+    return [float(total[name].abs().max() / mean[name].abs().max()) for name in mean if mean[name].abs().max() > 1e-6]

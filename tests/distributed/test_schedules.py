@@ -162,3 +162,11 @@ def test_schedules_on_four_processes(pool, case: Hand) -> None:
 @pytest.mark.parametrize("case", first(0, PAIRS), ids=str)
 def test_schedules_on_two_processes(pair, case: Hand) -> None:
     compare(case, pair.run("tasks", "scheduled", case.model, case.kind, case.mesh, case.settings))
+
+
+@pytest.mark.parametrize("more", [{"schedule": "seqpipe", "slices": 2}, {"copies": 2}], ids=str)
+def test_summed_gradients_are_those_of_all_micro_batches_and_pieces(pool, more: dict[str, object]) -> None:
+    """Two pieces of each of two micro-batches, however a stage takes them."""
+    settings = {"micro_batches": 2, "global_batch": 8, "stages": (2, 2), **more}
+    for ratios in pool.run("tasks", "summed", "llama4", "zero1", (2,), settings):
+        assert ratios == pytest.approx([4.0] * len(ratios), rel=1e-4)
