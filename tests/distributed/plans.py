@@ -232,6 +232,7 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "gpt4": lambda: GPT(replace(GPT_CONFIG, num_layers=4)),
     "gpt-untied": lambda: GPT(replace(GPT_CONFIG, tied_embeddings=False)),
     "mixture": lambda: Llama(MIXTURE),
+    "mixture4": lambda: Llama(replace(MIXTURE, num_layers=4)),
     "capped": lambda: Llama(replace(MIXTURE, capacity_factor=0.75)),
     "balanced": lambda: Llama(replace(MIXTURE, balance_loss=0.1, balance_speed=0.5)),
     "deepseek": lambda: Deepseek(DEEPSEEK),
