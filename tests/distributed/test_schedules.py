@@ -27,7 +27,8 @@ def schedule(name: str, ranks: int) -> dict[str, object]:
 
 SCHEDULES = ("interleaved_1f1b", "zb_h1", "gpipe", "1f1b")
 MODELS = {"llama4": "megatron", "gpt4": 3, "mixture4": 4}
-"""Models of four blocks, one of them with experts, and how tensor parallelism inside a stage is planned for them: by hand, or by a seed."""
+"""Models of four blocks, one of them with experts, and how tensor parallelism inside a stage is planned for them: by
+hand, or by a seed."""
 
 
 def inside(model: str, name: str, tensor: int | str) -> list[Hand]:

@@ -2,7 +2,7 @@
 
 import math
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,14 @@ from planner.search import search as searching
 from planner.search.search import Progress
 
 TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4")
+
+
+@pytest.fixture(autouse=True)
+def listening() -> Iterator[None]:
+    """Ctrl-C means what it does in a terminal, also where a shell started the tests in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
