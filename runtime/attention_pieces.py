@@ -24,6 +24,11 @@ _FLASH_DIMS = 8  # a head dim is a multiple of it
 _WIDEST = 256
 
 
+def scale_of(query_BHQD: torch.Tensor, scale: float | None) -> float:
+    """What the scores are multiplied with: 1 / sqrt(D) where nothing else is asked for."""
+    return 1.0 / math.sqrt(query_BHQD.shape[-1]) if scale is None else scale
+
+
 def attend(
     query_BHQD: torch.Tensor, key_BGKD: torch.Tensor, value_BGKE: torch.Tensor, causal: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,7 +95,7 @@ def attend_to_all(
 ) -> torch.Tensor:
     """`scaled_dot_product_attention` as one piece, (B, H, Q, E): without scores that outlive the call, also where
     PyTorch has no such kernel."""
-    factor = 1.0 / math.sqrt(query_BHQD.shape[-1]) if scale is None else scale
+    factor = scale_of(query_BHQD, scale)
     return _Whole.apply(query_BHQD, key_BGKD, value_BGKE, causal, factor)  # type: ignore[no-any-return, no-untyped-call]
 
 

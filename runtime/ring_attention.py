@@ -19,7 +19,6 @@ the last device does about twice the work of the mean.
     B batch, H heads, G heads of keys (H / G queries share one), Q queries, K keys, D and E head dims
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runtime.attention_pieces import attend, attend_backward, join
+from runtime.attention_pieces import attend, attend_backward, join, scale_of
 from runtime.biased_attention import wide_dtype
 from runtime.kept_results import whole_call
 from runtime.ring import Round, around
@@ -79,7 +78,7 @@ def ring_attention(
 ) -> torch.Tensor:
     """What `scaled_dot_product_attention` computes for the queries of this device with the keys of all, (B, H, Q, E).
     Collective along the ring, forward and backward."""
-    factor = 1.0 / math.sqrt(query_BHQD.shape[-1]) if scale is None else scale
+    factor = scale_of(query_BHQD, scale)
     return _RingAttention.apply(query_BHQD, key_BGKD, value_BGKE, ring, factor)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from runtime.biased_attention import wide_dtype
+
 
 class Past:
     """Keys and values of one operator for the slices of one micro-batch so far, and later their gradients. Their memory
@@ -38,7 +40,7 @@ class Past:
         """Add to the gradients of all slices before `number`."""
         if self._gradients is None:
             assert self._kept is not None, "the forward pass came first"
-            first, second = (torch.zeros_like(kept, dtype=_wide(kept.dtype)) for kept in self._kept)
+            first, second = (torch.zeros_like(kept, dtype=wide_dtype(kept)) for kept in self._kept)
             self._gradients = first, second
         for whole, term in zip(self._gradients, (key, value), strict=True):
             whole[:, :, : term.shape[2]] += term
@@ -81,8 +83,3 @@ class SlicePass:
 
     number: int
     together: Together
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Terms of many slices are added up in float32 at least."""
-    return torch.promote_types(dtype, torch.float32)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from runtime.attention_pieces import attend, attend_backward, join
+from runtime.attention_pieces import attend, attend_backward, join, scale_of
 from runtime.biased_attention import wide
 from runtime.kept_results import whole_call
 from runtime.slice_pass import SlicePass
@@ -45,7 +45,7 @@ class _SlicedAttention(torch.autograd.Function):
         scale: float | None,
     ) -> torch.Tensor:
         past, number = part.together.past_of(operator), part.number
-        factor = query.shape[-1] ** -0.5 if scale is None else scale
+        factor = scale_of(query, scale)
         past.keep(number, key, value)
 
         def compute() -> tuple[torch.Tensor, torch.Tensor]:

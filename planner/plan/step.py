@@ -94,10 +94,6 @@ class PassCost:
         self.hidden += hidden
         self.sent += sent
 
-    @property
-    def seconds(self) -> float:
-        return self.waits + max(self.work, self.hidden)
-
     def close(self, before: tuple[float, float]) -> None:
         """Everything since `before`, as `taken` was then, is one operator."""
         sent = self.sent - before[0]
