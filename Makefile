@@ -5,8 +5,12 @@ VENV      := .venv
 BIN       := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
+# Tests run in so many processes, each with one thread; 0 is this one. tests/conftest.py says which stay together.
+WORKERS ?= 2
+PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough exhaustive check format bench clean
+.PHONY: help demo test thorough exhaustive check format bench pictures notebooks clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -18,13 +22,13 @@ demo: $(INSTALLED)  ## plan Llama 70B for 64 devices; plan a tiny Llama for 4 lo
 	$(BIN)/plan run build/tiny.json --steps 5
 
 test: check  ## the checks, then all tests but the long lists
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 thorough: $(INSTALLED)  ## the long lists of cases, CI's second step
-	$(BIN)/python -m pytest -m "thorough and not exhaustive"
+	$(PYTEST) -m "thorough and not exhaustive"
 
 exhaustive: $(INSTALLED)  ## lists that are longer still, before a release
-	$(BIN)/python -m pytest -m exhaustive
+	$(PYTEST) -m exhaustive
 
 check: $(INSTALLED)  ## formatting, lint and types, without the tests
 	$(BIN)/ruff format --check .
@@ -37,6 +41,12 @@ format: $(INSTALLED)  ## rewrite the sources in the project's format
 
 bench: $(INSTALLED)  ## run every benchmark; one of them: make bench ONLY=main_job; less: EXTENT=quick; all: EXTENT=full
 	$(BIN)/python tests/benchmarks/run.py $(if $(ONLY),--only $(ONLY)) $(if $(EXTENT),--extent $(EXTENT))
+
+pictures: $(INSTALLED)  ## make the pictures in docs/ anew; needs Chromium
+	$(BIN)/python docs/pictures.py
+
+notebooks: $(INSTALLED)  ## run the notebooks and write their outputs anew; some of them: make notebooks ONLY=compare
+	$(BIN)/python notebooks/execute.py $(ONLY)
 
 clean:  ## remove what was built, caches too; the environment stays
 	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

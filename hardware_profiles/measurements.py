@@ -123,5 +123,7 @@ def load_measurements(path: str | Path) -> Measurements:
     try:
         content = Path(path).read_bytes()
     except OSError as error:
-        raise MeasurementsError(f"{path}: cannot be read: {error.strerror}") from error
+        raise MeasurementsError(
+            f"{path}: cannot be read: {error.strerror}; plan calibrate measures and writes such files"
+        ) from error
     return parse_measurements(content, str(path))

@@ -15,6 +15,8 @@ What it is for, from Python:
     planner.discover(graph) -> OperatorGraph                 rules by trial where there are none; `search` does it
     planner.Pinned(tensor=8, pipeline=4, ...)                degrees decided by hand, for `search(pinned=...)`
     planner.Update(clip_norm=1.0, buckets="auto", ...)       what becomes of gradients, for `search(update=...)`
+    planner.save_plan(plan, path), planner.load_plan(path)   plan files, as the command line and the runtime read them
+    planner.PlannerError                                     what is raised on purpose; one that says what to do instead
 """
 
 from importlib import import_module
@@ -22,13 +24,26 @@ from typing import Any
 
 _LAZY = {
     "Pinned": "planner.search.space",
+    "PlannerError": "planner.errors",
     "SearchResult": "planner.search.search",
     "Update": "planner.sharding.update",
     "discover": "planner.sharding.discover",
+    "load_plan": "planner.plan.file",
+    "save_plan": "planner.plan.file",
     "shard": "planner.search.api",
 }
 
-__all__ = ["Pinned", "SearchResult", "Update", "discover", "search", "shard"]
+__all__ = [
+    "Pinned",
+    "PlannerError",
+    "SearchResult",
+    "Update",
+    "discover",
+    "load_plan",
+    "save_plan",
+    "search",
+    "shard",
+]
 
 
 def __getattr__(name: str) -> Any:

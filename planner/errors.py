@@ -18,7 +18,7 @@ finite.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class PlannerError(Exception):
@@ -55,6 +55,10 @@ class AuditError(PlannerError):
     """The runtime does something that an audit cannot judge."""
 
 
+class StoppedError(SystemExit):
+    """A signal stopped a run; its code is 128 plus the number of the signal, as in a shell."""
+
+
 class RunError(PlannerError):
     """A run that broke down; `exit_code` is that of the rank which failed first."""
 
@@ -64,9 +68,22 @@ class RunError(PlannerError):
 
 
 class InfeasibleError(PlannerError):
-    """Nothing that was tried fits into the memory of the devices."""
+    """Nothing that was tried fits into the memory of the devices. `needed` are the bytes per device of the leanest plan
+    looked at, `missing` those of them that there are not; None where that is not known. `advice` says what would help,
+    in the form in which programs read it."""
 
     exit_code = 3
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        needed: float | None = None,
+        missing: float | None = None,
+        advice: tuple[Mapping[str, object], ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.needed, self.missing, self.advice = needed, missing, advice
 
 
 class NonFiniteError(PlannerError):
@@ -75,10 +92,25 @@ class NonFiniteError(PlannerError):
     exit_code = 4
 
 
+def nearest_names(name: str, known: Iterable[str]) -> list[str]:
+    """The known names that are most like one that is not known, three at most; of paths, and for patterns, those with a
+    part that is like it."""
+    names = sorted(set(known))
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    if near:
+        return near
+    parts: dict[str, str] = {}
+    for one in names:
+        for part in one.replace("/", ".").split("."):
+            parts.setdefault(part, one)
+    wanted = name.replace("/", ".").strip("*?.").rpartition(".")[2]
+    return [parts[part] for part in difflib.get_close_matches(wanted, parts, n=3, cutoff=0.7)]
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """Say that `name` is not a known `kind`, name the nearest ones, and list all where the list is short."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    near = nearest_names(name, names)
     hint = f"; did you mean {' or '.join(near)}?" if near else "."
     listing = f" Known: {', '.join(names)}." if len(names) <= 40 else ""
     return f"unknown {kind} '{name}'{hint}{listing}"

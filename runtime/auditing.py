@@ -11,7 +11,7 @@ end is counted once.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch.distributed as dist
@@ -103,8 +103,11 @@ class StageAudit:
         return not self.unequal and self.memory_agrees
 
 
-def audit(plan: Plan, traced: OperatorGraph, batch: int, cluster: Cluster) -> Iterator[StageAudit]:
-    """The pipeline ranks of a plan one by one. `traced` is the graph of its model on `batch` samples.
+def audit(
+    plan: Plan, traced: OperatorGraph, batch: int, cluster: Cluster, ranks: Sequence[int] | None = None
+) -> Iterator[StageAudit]:
+    """The pipeline ranks of a plan one by one, or those alone that are named. `traced` is the graph of its model on
+    `batch` samples.
 
     Raises what `runtime.parallelize` raises for a plan that cannot be executed, and AuditError where the runtime does
     what cannot be judged.
@@ -114,10 +117,13 @@ def audit(plan: Plan, traced: OperatorGraph, batch: int, cluster: Cluster) -> It
             f"schedule '{plan.schedule}' updates weights between micro-batches, which an audit of one step does not"
             " follow; audit the plan with schedule '1f1b', which sends and computes the same but for the updates"
         )
+    strange = [rank for rank in ranks or () if not 0 <= rank < plan.pipeline]
+    if strange:
+        raise AuditError(f"pipeline rank {strange[0]} of a plan with {plan.pipeline}; the first one is 0")
     few = _few(plan)
     whole = bind(plan, traced, batch)
     costs = stage_costs(whole, cluster)
-    for stage in range(plan.pipeline):
+    for stage in range(plan.pipeline) if ranks is None else ranks:
         rank = stage * plan.mesh.size + plan.mesh.size // 2
         with imitated_step(few, traced, batch, rank) as step:
             ledger = _written(step, imitated_inputs(step, traced, batch))

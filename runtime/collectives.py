@@ -42,8 +42,16 @@ def _reduced(term: torch.Tensor, operation: dist.ReduceOp.RedOpType, group: dist
 
 
 def all_to_all(piece: torch.Tensor, dim: int, to_dim: int, group: dist.ProcessGroup) -> torch.Tensor:
-    """From pieces cut along `dim` to pieces cut along `to_dim`: extents d, e become n d, e / n."""
-    outgoing = torch.stack(piece.chunk(group.size(), to_dim)).contiguous()  # stacks of strided views may be strided
+    """From pieces cut along `dim` to pieces cut along `to_dim`: extents d, e become n d, e / n.
+
+    Dims lie in memory in the order in which they did: attention hands on the order of its queries, and what flattens
+    its heads afterwards is a view only where these lie beside each other.
+    """
+    strides = piece.stride()
+    order = sorted(range(piece.dim()), key=lambda axis: -strides[axis])
+    dim, to_dim, inner = order.index(dim), order.index(to_dim), piece.permute(order)
+    outgoing = torch.stack(inner.chunk(group.size(), to_dim)).contiguous()  # stacks of strided views may be strided
     incoming = torch.empty_like(outgoing)
     dist.all_to_all_single(incoming, outgoing, group=group)
-    return incoming.movedim(0, dim).flatten(dim, dim + 1)
+    moved = incoming.movedim(0, dim).flatten(dim, dim + 1)
+    return moved.permute([order.index(axis) for axis in range(piece.dim())])

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, NoReturn
 
-from planner.errors import RunError
+from planner.errors import RunError, StoppedError
 from runtime.breakdown import failure_of
 from runtime.watch import Watch
 
@@ -107,7 +107,7 @@ def _run(
 
 
 def _stop(number: int, _: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
+    raise StoppedError(128 + number)
 
 
 def _environment(processes: int) -> dict[str, str]:

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from planner.cli.searching import Found
     from planner.plan.explanation import Explanation
     from planner.plan.roles import Roles
+    from planner.search.finalists import Ranked
     from planner.search.request import SearchRequest
-    from planner.search.search import Ranked, SearchResult
+    from planner.search.search import SearchResult
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,11 +4,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from planner.cli.errors import reporting
+from planner.cli.output import write_json
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 Output = Annotated[
     Path, typer.Option("--output", "-o", help="Where to write the profile; [bold]--hardware[/bold] takes it.")
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 PROFILE = Path("calibrated.toml")
+SCHEMA_VERSION = 1  # of the objects that `plan calibrate --json` and `plan fit --json` print
 
 
 def calibrate(
@@ -30,6 +33,7 @@ def calibrate(
         Path | None, typer.Option(help="Where to write the measured times; beside the profile where not given.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes, one to two minutes.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure this machine and fit a hardware profile to it.
 
@@ -38,39 +42,46 @@ def calibrate(
 
     [bold]plan calibrate --nproc 4 -o laptop.toml && plan --model llama-tiny --devices 4 --hardware laptop.toml[/bold]
     """
-    with reporting():
+    with reporting(as_json):
         from hardware_profiles import load_measurements
         from runtime.measuring import default_processes, measure
 
+        _check_name(output)
         times = output.with_suffix(".measurements.json") if measurements is None else measurements
         _check(output, times)
         with _progress() as on_line:
             code = measure(times, nproc or default_processes(), effort="quick" if quick else "usual", on_line=on_line)
         if code:
             raise typer.Exit(code)
-        typer.echo(f"measured: {times}")
-        _fit(load_measurements(times), output)
+        if not as_json:
+            typer.echo(f"measured: {times}")
+        _fit(load_measurements(times), times, output, as_json)
 
 
 def fit(
     measurements: Annotated[Path, typer.Argument(help="Measured times, as plan calibrate writes them.")],
     output: Output = PROFILE,
+    as_json: AsJson = False,
 ) -> None:
     """Fit a hardware profile to measured times, without measuring again.
 
     [bold]plan fit laptop.measurements.json -o laptop.toml[/bold]
     """
-    with reporting():
+    with reporting(as_json):
         from hardware_profiles import load_measurements
 
+        _check_name(output)
         _check(output, measurements)
-        _fit(load_measurements(measurements), output)
+        _fit(load_measurements(measurements), measurements, output, as_json)
+
+
+def _check_name(output: Path) -> None:
+    if output.suffix != ".toml":
+        raise RequestError(f"--output {output}: the name of a profile must end in .toml, or --hardware cannot find it")
 
 
 def _check(output: Path, times: Path) -> None:
     """What would fail only after a minute of measuring."""
-    if output.suffix != ".toml":
-        raise RequestError(f"--output {output}: the name of a profile must end in .toml, or --hardware cannot find it")
     if output.resolve() == times.resolve():
         raise RequestError(f"--output {output}: the profile would overwrite the measured times")
     for path in (output, times):
@@ -78,7 +89,7 @@ def _check(output: Path, times: Path) -> None:
             raise RequestError(f"{path}: is a folder, or lies in something that is none; name a file")
 
 
-def _fit(measurements: "Measurements", output: Path) -> None:
+def _fit(measurements: "Measurements", times: Path, output: Path, as_json: bool) -> None:
     from costmodels.fit_machine import fit_machine
     from hardware_profiles import dump_profile
     from planner.plan.file import write_atomically
@@ -89,10 +100,23 @@ def _fit(measurements: "Measurements", output: Path) -> None:
         f"It describes one of {measurements.machine.processes} processes that work at the same time."
     )
     write_atomically(output, dump_profile(fitted.cluster, fitted.origins, comment))
+    if as_json:
+        write_json(_content(fitted, times, output))
+        return
     _print_residuals(fitted)
     if not measurements.collectives:
         typer.echo("one process was measured, so no collective: the profile holds for 1 device only")
     typer.echo(f"profile: {output} ({fitted.cluster.name})")
+
+
+def _content(fitted: "FittedMachine", times: Path, output: Path) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "profile": fitted.cluster.name,
+        "profile_file": str(output),
+        "measurements_file": str(times),
+        "residuals": [{"part": one.what, "rows": one.rows, "mean_absolute": one.error} for one in fitted.residuals],
+    }
 
 
 def _print_residuals(fitted: "FittedMachine") -> None:

@@ -3,7 +3,10 @@
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+import tempfile
+import traceback
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import typer
 
@@ -12,7 +15,8 @@ from hardware_profiles import HardwareProfileError
 from planner.errors import InfeasibleError, PlannerError, RunError
 
 OUTPUT_SCHEMA_VERSION = 2  # of everything that --json prints, results and errors
-
+FAULT = 70
+"""Exit code of a fault of the planner itself (EX_SOFTWARE of sysexits.h)."""
 
 _KINDS = {"infeasible": InfeasibleError, "run broke down": RunError}
 
@@ -25,18 +29,38 @@ def reporting(as_json: bool = False) -> Iterator[None]:
     except (PlannerError, HardwareProfileError, CostModelError) as error:
         code = error.exit_code if isinstance(error, PlannerError) else PlannerError.exit_code
         kind = next((kind for kind, errors in _KINDS.items() if isinstance(error, errors)), "bad input")
-        _say(kind, _one_line(str(error)), as_json)
+        details = _details(error) if isinstance(error, InfeasibleError) else {}
+        _say(kind, _one_line(str(error)), as_json, details)
         raise typer.Exit(code) from error
     except KeyboardInterrupt as error:
         _say("interrupted", str(error) or "interrupted", as_json)
         raise typer.Exit(130) from error
 
 
-def _say(kind: str, message: str, as_json: bool) -> None:
+def _details(error: InfeasibleError) -> dict[str, Any]:
+    """What programs want to know of a request that does not fit."""
+    return {
+        "missing_bytes": error.missing,
+        "needed_bytes": error.needed,
+        "changes": [dict(one) for one in error.advice],
+    }
+
+
+def _say(kind: str, message: str, as_json: bool, details: Mapping[str, Any] | None = None) -> None:
     if as_json:
-        content = {"schema_version": OUTPUT_SCHEMA_VERSION, "error": {"kind": kind, "message": message}}
+        error = {"kind": kind, "message": message, **(details or {})}
+        content = {"schema_version": OUTPUT_SCHEMA_VERSION, "error": error}
         sys.stdout.write(json.dumps(content, indent=1) + "\n")
     typer.echo(f"plan: {message}", err=True)
+
+
+def fault_text(error: Exception) -> str:
+    """What is said of an error that is none of the expected ones; where it came from is written into a file."""
+    with tempfile.NamedTemporaryFile("w", prefix="plan-fault-", suffix=".txt", delete=False, encoding="utf-8") as file:
+        file.write(f"{' '.join(sys.argv)}\n")
+        traceback.print_exception(error, file=file)
+    said = _one_line(f"{type(error).__name__}: {error}")
+    return f"a fault of the planner itself, not of yours: {said}; please report it together with {file.name}"
 
 
 def _one_line(text: str) -> str:

@@ -13,14 +13,14 @@ from planner.cli.answer import Answer
 from planner.cli.errors import reporting
 from planner.cli.modes import applied
 from planner.cli.options import Options, flag, taking_options
-from planner.cli.requesting import DEGREES, check, request_of
-from planner.cli.searching import find
+from planner.cli.requesting import DEGREES, check, request_of, retracing
+from planner.cli.searching import find, telling
 from planner.cli.values import parse_mesh
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
     from planner.plan.roles import Roles
-    from planner.search.search import Ranked
+    from planner.search.finalists import Ranked
 
 Choice = tuple[str, str, str]
 
@@ -60,7 +60,8 @@ def estimate_model(options: Options) -> None:
         check(options)
         exact, choices = completed(options)
         request = request_of(exact, console)
-        found = find(request, console)
+        with telling(options.verbose):
+            found = find(request, console, retrace=retracing(exact, request))
         seconds = time.perf_counter() - started
         files = planning.write_plans(exact, found) if options.output else ()
     answer = Answer(options=exact, request=request, found=found, files=files, seconds=seconds)

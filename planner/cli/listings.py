@@ -13,24 +13,93 @@ from planner.errors import RequestError
 if TYPE_CHECKING:
     from hardware_profiles import Cluster, Fact, Software
 
-SCHEMA_VERSION = 1  # of the objects that `plan profiles --json` and `plan stacks --json` print
+SCHEMA_VERSION = 1  # of the objects that `plan models --json`, `plan profiles --json` and `plan stacks --json` print
 
 
-def models() -> None:
-    """List the models of the zoo."""
+def models(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Show one model with its dimensions and their source; changed: NAME+KEY=VALUE."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """List the models of the zoo, or show one with its dimensions and where they are from.
+
+    [bold]plan models llama8b[/bold]
+    """
+    with reporting(as_json):
+        from planner.models.zoo import ZOO
+
+        names = tuple(ZOO) if name is None else (name,)
+        if as_json:
+            found = [_model_content(one) for one in names]
+            write_json({"schema_version": SCHEMA_VERSION, **({"models": found} if name is None else found[0])})
+        elif name is None:
+            _print_models(names)
+        else:
+            _print_model(name)
+
+
+def _model_content(name: str) -> dict[str, Any]:
+    from planner.models.zoo import parameter_count, zoo_entry
+
+    entry = zoo_entry(name)
+    return {
+        "model": name,
+        "family": entry.family,
+        "parameters": parameter_count(name),
+        "dimensions": dict(entry.dimensions),
+        "source": entry.source,
+    }
+
+
+def _print_models(names: tuple[str, ...]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from planner.models.zoo import ZOO
+    from planner.models.zoo import parameter_count, zoo_entry
+    from planner.report.units import count_text
 
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("model", "family", "layers", "hidden", "heads", "sequence", "source"):
-        table.add_column(column, overflow="fold")
-    for name, entry in ZOO.items():
+    table = Table("model", "family", box=None, pad_edge=False, header_style="dim")
+    for column in ("parameters", "layers", "hidden", "heads", "sequence"):
+        table.add_column(column, justify="right")
+    for name in names:
+        entry = zoo_entry(name)
         shown = dict(entry.dimensions)
         sizes = [str(shown.get(key, "")) for key in ("num_layers", "hidden_size", "num_heads", "sequence_length")]
-        table.add_row(name, entry.family, *sizes, entry.source)
+        table.add_row(name, entry.family, count_text(parameter_count(name)), *sizes)
+    table.caption, table.caption_justify = "plan models NAME has the dimensions of a model and their source.", "left"
     Console(highlight=False).print(table)
+
+
+def _print_model(name: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    content = _model_content(name)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    table.add_row("model", content["model"])
+    table.add_row("family", content["family"])
+    table.add_row("parameters", f"{content['parameters']:,}")
+    for key, value in content["dimensions"].items():
+        table.add_row(key, _dimension_text(value))
+    table.add_row("source", content["source"])
+    Console(highlight=False, markup=False).print(table)
+
+
+def _dimension_text(value: object) -> str:
+    """As `--set` reads it."""
+    if isinstance(value, tuple):
+        return "x".join(map(str, value))
+    return (
+        ("yes" if value else "no")
+        if isinstance(value, bool)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def profiles(
@@ -88,10 +157,11 @@ def stacks(
 
 def _print_stacks(known: "list[Software]", facts: "tuple[Fact, ...] | None") -> None:
     from rich.console import Console
-    from rich.table import Table
+
+    from planner.report.table import table_of
 
     columns = ("stack", "attention", "whole", "adds", "passes", "host", "tensor", "gathers", "reductions")
-    table = Table(*columns, box=None, pad_edge=False, header_style="dim")
+    table = table_of("", *columns)
     for one in known:
         yes = ["yes" if answer else "no" for answer in (one.whole_blocks, one.accumulates)]
         shares = [f"{share:.0%}" for share in (one.hidden.tensor, one.hidden.gathers, one.hidden.reductions)]
@@ -105,7 +175,7 @@ def _print_stacks(known: "list[Software]", facts: "tuple[Fact, ...] | None") -> 
             " messages, gathers and reductions. plan stacks NAME has the sources."
         )
         return
-    sources = Table("number", "value", "kind", "source", box=None, pad_edge=False, header_style="dim")
+    sources = table_of("", "number", "value", "kind", "source")
     for fact in facts:
         sources.add_row(fact.key, f"{fact.value:g}", fact.kind, fact.source)
     console.print()
@@ -142,17 +212,17 @@ def _measured(profile: str) -> str:
 
 def _print(clusters: "list[Cluster]", *, facts: bool) -> None:
     from rich.console import Console
-    from rich.table import Table
 
+    from planner.report.table import table_of
     from planner.report.units import bytes_text
 
     if facts:
-        table = Table("number", "value", "kind", "source", box=None, pad_edge=False, header_style="dim")
+        table = table_of("", "number", "value", "kind", "source")
         for fact in clusters[0].facts:
             table.add_row(fact.key, f"{fact.value:g}", fact.kind, fact.source)
         table.caption, table.caption_justify = _measured(clusters[0].name), "left"
     else:
-        table = Table("profile", "device", "memory", "per node", box=None, pad_edge=False, header_style="dim")
+        table = table_of("", "profile", "device", "memory", "per node")
         for cluster in clusters:
             node = cluster.devices_per_node
             table.add_row(cluster.name, cluster.device.name, bytes_text(cluster.device.memory), str(node or "any"))

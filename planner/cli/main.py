@@ -1,18 +1,38 @@
 """`plan`: the command line. One command is the main job, the others work with what it wrote.
 
-Exit codes: 0 good, 1 a check failed, 2 bad input, 3 nothing fits, 130 interrupted.
+Exit codes: 0 good, 1 a check or a run failed, 2 bad input, 3 nothing fits, 4 a loss is not finite, 70 a fault of ours,
+130 interrupted.
 """
 
+import sys
 from typing import Annotated
 
 import typer
 
-from planner.cli import auditing, calibrating, estimating, listings, planning, running, showing, validating
-from planner.cli.errors import reporting
+from planner.cli import (
+    auditing,
+    calibrating,
+    comparing,
+    estimating,
+    explaining,
+    exporting,
+    importing,
+    listings,
+    planning,
+    reporting,
+    running,
+    showing,
+    validating,
+)
+from planner.cli.errors import FAULT, fault_text
+from planner.cli.errors import reporting as errors_reported
 from planner.cli.options import Options, flag, taking_options
+from planner.cli.usage import Commands
 from planner.errors import RequestError
 
 app = typer.Typer(
+    name="plan",
+    cls=Commands,
     add_completion=True,
     no_args_is_help=False,
     pretty_exceptions_enable=False,
@@ -21,8 +41,13 @@ app = typer.Typer(
 )
 app.command("audit")(auditing.audit)
 app.command("calibrate")(calibrating.calibrate)
+app.command("diff")(comparing.diff)
 app.command("estimate")(estimating.estimate)
+app.command("explain")(explaining.explain)
+app.command("export")(exporting.export)
 app.command("fit")(calibrating.fit)
+app.command("import")(importing.import_)
+app.command("report")(reporting.report)
 app.command("run")(running.run)
 app.command("show")(showing.show)
 app.command("verify")(showing.verify)
@@ -51,7 +76,7 @@ def plan(
     """
     command = invocation.invoked_subcommand
     if command is not None:
-        with reporting(options.as_json):
+        with errors_reported(options.as_json):
             _nothing_before(command, options)
         return
     if version:
@@ -60,7 +85,7 @@ def plan(
     if options.model is None:
         typer.echo(invocation.get_help())
         raise typer.Exit(2)
-    with reporting(options.as_json):
+    with errors_reported(options.as_json):
         planning.make_plan(options)
 
 
@@ -71,8 +96,16 @@ def _nothing_before(command: str, options: Options) -> None:
 
 
 def main() -> None:
-    """Entry point of the `plan` script."""
-    app(prog_name="plan")
+    """Entry point of the `plan` script. What nobody expected is a fault of ours: one line, and a file to report it
+    with."""
+    try:
+        app(prog_name="plan")
+    except KeyboardInterrupt:
+        typer.echo("plan: interrupted", err=True)
+        sys.exit(130)
+    except Exception as error:
+        typer.echo(f"plan: {fault_text(error)}", err=True)
+        sys.exit(FAULT)
 
 
 if __name__ == "__main__":

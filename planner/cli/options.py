@@ -6,11 +6,14 @@ field: `Options` is read as a signature.
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, get_type_hints
 
 import typer
+
+from planner.cli import completion
+from planner.cli.completion import completing
 
 JOB = "What to plan"
 HAND = "Degrees, decided by hand"
@@ -30,8 +33,23 @@ def _number(panel: str, text: str, default: str = "", least: int = 1, most: int 
     )
 
 
-def _word(panel: str, metavar: str, text: str, default: str = "", *names: str) -> Any:
-    return typer.Option(*names, metavar=metavar, help=text, show_default=default or False, rich_help_panel=panel)
+def _word(
+    panel: str,
+    metavar: str,
+    text: str,
+    default: str = "",
+    *names: str,
+    known: Callable[[], Iterable[str]] | None = None,
+) -> Any:
+    """`known` are the words that shells complete."""
+    return typer.Option(
+        *names,
+        metavar=metavar,
+        help=text,
+        show_default=default or False,
+        rich_help_panel=panel,
+        autocompletion=None if known is None else completing(known),
+    )
 
 
 def _switch(panel: str, names: str, text: str) -> Any:
@@ -43,14 +61,31 @@ class Options:
     """What was asked for on the command line; None stands for what was not."""
 
     model: Annotated[
-        str | None, _word(JOB, "NAME", "A model of the zoo (see `plan models`) or package.module:factory.")
+        str | None,
+        _word(
+            JOB, "NAME", "A model of the zoo (see `plan models`) or package.module:factory.", known=completion.models
+        ),
+    ] = None
+    set: Annotated[
+        list[str] | None,
+        _word(
+            JOB,
+            "KEY=VALUE",
+            "Another value of a dimension of a zoo model or of a config.json, as in num_layers=40. Repeat it for more.",
+        ),
     ] = None
     devices: Annotated[int | None, _number(JOB, "How many devices to plan for.", str(DEFAULT_DEVICES), most=2**20)] = (
         None
     )
     hardware: Annotated[
         str | None,
-        _word(JOB, "PROFILE", "A hardware profile (see `plan profiles`) or a TOML file.", DEFAULT_HARDWARE),
+        _word(
+            JOB,
+            "PROFILE",
+            "A hardware profile (see `plan profiles`) or a TOML file.",
+            DEFAULT_HARDWARE,
+            known=completion.profiles,
+        ),
     ] = None
     cluster: Annotated[
         str | None,
@@ -70,6 +105,7 @@ class Options:
             "The training stack that will run the plan: what it fuses, hides, keeps and launches changes its time and"
             " its memory. pytorch is our runtime; `plan stacks` lists the others.",
             "pytorch",
+            known=completion.stacks,
         ),
     ] = None
     seq_len: Annotated[int | None, _number(JOB, "Tokens per sample; the model's own where not given.", most=2**31)] = (
@@ -90,9 +126,16 @@ class Options:
     ] = None
     precision: Annotated[
         str | None,
-        _word(JOB, "WORD", "bf16, fp16 or fp32 compute, fp32 master weights; bf16 where not given, fp32 on CPUs."),
+        _word(
+            JOB,
+            "WORD",
+            "bf16, fp16 or fp32 compute, fp32 master weights; bf16 where not given, fp32 on CPUs.",
+            known=completion.precisions,
+        ),
     ] = None
-    optimizer: Annotated[str | None, _word(JOB, "WORD", "adamw, sgd (with momentum) or lamb.", "adamw")] = None
+    optimizer: Annotated[
+        str | None, _word(JOB, "WORD", "adamw, sgd (with momentum) or lamb.", "adamw", known=completion.optimizers)
+    ] = None
     full_trace: Annotated[
         bool, _switch(JOB, "--full-trace", "Trace every repeated block by itself; slower, the same graph.")
     ] = False
@@ -104,6 +147,7 @@ class Options:
             "MODE",
             "A shortcut: stand_alone, data_parallel, semi_auto_parallel, hybrid_parallel or auto_parallel.",
             "auto_parallel",
+            known=completion.modes,
         ),
     ] = None
     tensor: Annotated[int | None, _number(HAND, "Tensor parallel degree: splits weights.")] = None
@@ -119,6 +163,7 @@ class Options:
             " values come round), hybrid (by heads inside of a ring), or auto: the search compares them, and degrees"
             " where --context is not given.",
             "heads",
+            known=completion.contexts,
         ),
     ] = None
     ulysses: Annotated[
@@ -156,6 +201,7 @@ class Options:
             "Order of a pipeline's turns: 1f1b, gpipe, interleaved_1f1b, zb_h1, seqpipe; without a flush: pipedream,"
             " pipedream_2bw.",
             "the fastest of the first four",
+            known=completion.schedules,
         ),
     ] = None
     copies: Annotated[
@@ -179,7 +225,9 @@ class Options:
             "Whether norms split the sequence over the tensor parallel devices.",
         ),
     ] = None
-    recompute: Annotated[str | None, _word(BLOCKS, "WORD", "Recomputation: none, selective or full.")] = None
+    recompute: Annotated[
+        str | None, _word(BLOCKS, "WORD", "Recomputation: none, selective or full.", known=completion.recomputation)
+    ] = None
     shard: Annotated[
         list[str] | None,
         _word(
@@ -206,6 +254,7 @@ class Options:
             "WORD",
             "mean: of the mean loss over the global batch; sum: that times micro-batches and pieces of the samples.",
             "mean",
+            known=completion.gradients,
         ),
     ] = None
     gradient_dtype: Annotated[
@@ -216,6 +265,7 @@ class Options:
             "Of sums over micro-batches and devices: fp32, parameter (that of the weights), or mixed: fp32, but what"
             " ZeRO 2 and 3 reduce in each micro-batch in that of the weights.",
             "mixed",
+            known=completion.gradient_dtypes,
         ),
     ] = None
     master_weights: Annotated[
@@ -260,6 +310,7 @@ class Options:
             "ALGORITHM",
             "dynamic_programming, recursive_programming, sharding_propagation, ilp or exhaustive.",
             "dynamic_programming",
+            known=completion.algorithms,
         ),
     ] = None
     objective: Annotated[
@@ -270,6 +321,7 @@ class Options:
             "What to make least: time of a step, memory of a device, or cost (devices times time; may use fewer"
             " devices).",
             "time",
+            known=completion.objectives,
         ),
     ] = None
     top: Annotated[int | None, _number(SEARCH, "Show the N best plans.", "1", most=1000)] = None
@@ -309,6 +361,17 @@ class Options:
     ] = False
     as_json: Annotated[bool, _switch(OUTPUT, "--json", "Print the result as JSON on stdout and nothing else.")] = False
     quiet: Annotated[bool, _switch(OUTPUT, "--quiet -q", "Print neither progress nor report.")] = False
+    verbose: Annotated[
+        bool, _switch(OUTPUT, "--verbose -v", "Say on stderr what was evaluated, what was cut off, and why.")
+    ] = False
+
+    @property
+    def reference(self) -> str:
+        """The model to plan, with what is changed of it."""
+        from planner.models.overrides import changed_reference
+
+        assert self.model is not None
+        return changed_reference(self.model, self.set or ())
 
     @property
     def device_count(self) -> int:

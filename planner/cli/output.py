@@ -32,7 +32,7 @@ def answer_content(answer: Answer) -> dict[str, Any]:
     content["objective"] = answer.request.objective
     content["search"] = _search(answer)
     content["plans"] = _plans(answer)
-    content["explanation"] = _explanation(answer.explanation)
+    content["explanation"] = None if answer.explanation is None else explanation_content(answer.explanation)
     if ways := answer.found.best.contexts:
         content["contexts"] = [{k: _finite(v) for k, v in asdict(way).items()} for way in ways]
     if by_trial := discovered(answer.shown[0].bound):
@@ -145,9 +145,8 @@ def _plans(answer: Answer) -> list[dict[str, Any]]:
     ]
 
 
-def _explanation(found: "Explanation | None") -> dict[str, Any] | None:
-    if found is None:
-        return None
+def explanation_content(found: "Explanation") -> dict[str, Any]:
+    """Why a plan costs what it costs."""
     other = found.next_best
     return {
         "seconds": dict(found.shares),

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -13,8 +14,8 @@ from planner.cli.modes import applied
 from planner.cli.options import Options
 from planner.cli.output import answer_content, write_json
 from planner.cli.printing import print_answer
-from planner.cli.requesting import check, request_of
-from planner.cli.searching import Found, find
+from planner.cli.requesting import check, request_of, retracing
+from planner.cli.searching import Found, find, telling
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +36,8 @@ def make_plan(options: Options) -> None:
         options = applied(options)
         check(options)
         request = request_of(options, console)
-        found = find(request, console, pareto=options.pareto)
+        with telling(options.verbose):
+            found = find(request, console, pareto=options.pareto, retrace=retracing(options, request))
         seconds = time.perf_counter() - started
         files = write_plans(options, found)
     show(Answer(options=options, request=request, found=found, files=files, seconds=seconds))
@@ -83,5 +85,5 @@ def write_plans(options: Options, found: Found) -> tuple[Path, ...]:
 
 
 def _default_name(model: str, devices: int) -> str:
-    stem = model.replace(":", "-").replace(".", "-").replace("/", "-")
+    stem = re.sub(r"[^\w]+", "-", model).strip("-")
     return f"{stem}-{devices}.json"

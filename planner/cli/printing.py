@@ -1,5 +1,6 @@
 """An answer for people: the best plan, the other plans, why, and what was proved."""
 
+import os
 import shlex
 import sys
 from dataclasses import asdict
@@ -14,15 +15,21 @@ WIDTH = 120
 """Of a report that goes into a file or through a pipe."""
 
 
-def print_answer(answer: Answer) -> None:
-    """Print everything that was asked for, on stdout."""
+def console_of() -> "Console":
+    """Where reports go: as wide as the terminal or as COLUMNS says, `WIDTH` where nothing does."""
     from rich.console import Console
 
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(highlight=False, width=None if known else WIDTH)
+
+
+def print_answer(answer: Answer) -> None:
+    """Print everything that was asked for, on stdout."""
     from planner.report.explanation import explanation_lines, explanation_table
     from planner.report.search import Way, contexts_table, plans_table
     from planner.report.terminal import print_plan
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    console = console_of()
     best = answer.shown[0]
     print_plan(console, best.bound, answer.roles[0], best.plan.prediction)
     if len(answer.shown) > 1 or answer.options.pareto or (answer.options.top or 1) > 1:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from planner.plan.bind import BoundPlan
     from planner.plan.plan import Plan
 
-_APPLY = frozenset({"cluster", "software", "devices", "hardware", "output", "as_json", "quiet"})
+_APPLY = frozenset({"cluster", "software", "devices", "hardware", "output", "as_json", "quiet", "verbose"})
 
 
 def price_file(path: Path, options: Options) -> None:

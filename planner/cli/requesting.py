@@ -1,6 +1,5 @@
 """From options to a request: words checked, model traced, decisions collected."""
 
-import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from planner.errors import RequestError, unknown_name
 from planner.graph.uneven import EVEN
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.console import Console
 
@@ -70,18 +69,12 @@ def _check_contradictions(options: Options) -> None:
 
 
 def _check_degrees(options: Options) -> None:
-    """The degrees must multiply to the devices, or leave a whole number for those that are not given."""
-    devices = options.device_count
-    given = [(name, getattr(options, name)) for name in DEGREES if getattr(options, name) is not None]
-    product = math.prod(degree for _, degree in given)
-    open_ones = [flag(name) for name in DEGREES if getattr(options, name) is None]
-    if devices % product or (not open_ones and product != devices):
-        words = " x ".join(f"{flag(name)} {degree}" for name, degree in given)
-        needed = "must divide the" if open_ones else "must make the"
-        raise RequestError(
-            f"{words} {'= ' + str(product) + ' ' if len(given) > 1 else ''}{needed} {devices} devices; change a degree,"
-            f" or --devices"
-        )
+    """What needs no model: the degrees multiply to the devices, or leave a whole number for those that are open."""
+    from planner.search.refusals import degrees_fault
+
+    fault = degrees_fault(pinned_of(options), options.device_count)
+    if fault is not None:
+        raise RequestError(fault)
 
 
 def request_of(options: Options, console: "Console") -> "SearchRequest":
@@ -94,22 +87,22 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
     from planner.search.request import SearchRequest
     from planner.sharding.discover import discover
 
-    assert options.model is not None
+    reference = options.reference
     cluster = machine(options.profile, options.cluster, options.software, options.device_count)
     precision = options.precision or ("fp32" if cluster.device.device_type == "cpu" else "bf16")
     limit = None if options.memory_limit is None else parse_memory(options.memory_limit)
     sources = _sources(options.shard_from or ())
     update = update_of(options)
     pinned, shards = _with_mesh(pinned_of(options), sources), parse_shards(options.shard or ())
-    with console.status(f"tracing {options.model}"):
-        model = build_model(options.model, dtype=PRECISIONS[precision], sequence_length=options.seq_len)
+    with console.status(f"tracing {reference}"):
+        model = build_model(reference, dtype=PRECISIONS[precision], sequence_length=options.seq_len)
         graph = traced(model, full=options.full_trace)
     cache = None if options.rule_cache is None else Path(options.rule_cache)
     graph = discover(graph, cache, _noted if options.speaks else lambda _: None)
     return SearchRequest(
         graph=graph,
         batch=model.batch,
-        model=model_reference(graph, name=options.model, sequence_length=model.sequence_length, batch=model.batch),
+        model=model_reference(graph, name=reference, sequence_length=model.sequence_length, batch=model.batch),
         cluster=cluster,
         global_batch=options.global_batch or SAMPLES_PER_DEVICE * options.device_count,
         precision=precision,
@@ -125,6 +118,27 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         memory_limit=limit,
         certify=options.certify,
     )
+
+
+def retracing(options: Options, request: "SearchRequest") -> "Callable[[int], SearchRequest] | None":
+    """Makes the same request for sequences of another length; None where a model has none, or only its own."""
+    from planner.cli.tracing import traced
+    from planner.models.zoo import build_model
+    from planner.plan.outline import model_reference
+    from planner.plan.plan import PRECISIONS
+    from planner.sharding.discover import discover
+
+    name = request.model.reference
+    if ":" in name or request.model.sequence_length is None:
+        return None
+
+    def retrace(length: int) -> "SearchRequest":
+        model = build_model(name, dtype=PRECISIONS[request.precision], sequence_length=length)
+        graph = discover(traced(model, full=options.full_trace), None, lambda _: None)
+        reference = model_reference(graph, name=name, sequence_length=length, batch=model.batch)
+        return replace(request, graph=graph, batch=model.batch, model=reference)
+
+    return retrace
 
 
 def update_of(options: Options) -> "Update":

@@ -1,6 +1,7 @@
 """Searching while somebody waits: progress on a terminal, Ctrl-C for the best plan so far, advice if nothing fits."""
 
 import contextlib
+import logging
 import math
 import signal
 import threading
@@ -14,6 +15,7 @@ from planner.errors import InfeasibleError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from planner.search.advice import Retrace
     from planner.search.request import SearchRequest
     from planner.search.search import Progress as SearchProgress
     from planner.search.search import SearchResult
@@ -38,8 +40,16 @@ class Found:
         return self.interrupted or any(result.statistics.stopped for result in self.results)
 
 
-def find(request: "SearchRequest", console: "Console", *, pareto: bool = False, advise: bool = True) -> Found:
-    """Search, showing progress on the console.
+def find(
+    request: "SearchRequest",
+    console: "Console",
+    *,
+    pareto: bool = False,
+    advise: bool = True,
+    retrace: "Retrace | None" = None,
+) -> Found:
+    """Search, showing progress on the console. `retrace` makes the request for sequences of another length, to say
+    whether those would fit.
 
     The first Ctrl-C stops the search; the second, or the first before there is any plan, raises KeyboardInterrupt.
     Raises InfeasibleError with advice where nothing fits.
@@ -57,10 +67,28 @@ def find(request: "SearchRequest", console: "Console", *, pareto: bool = False, 
             if not advise or time.perf_counter() - started > limit:
                 raise
             note("looking for what would fit")
-            raise InfeasibleError(f"{error}. {_advice(request)}") from error
+            raise _advised(error, request, retrace) from error
     if not results:
         raise KeyboardInterrupt(_NOTHING_YET)
     return Found(results=results, interrupted=stopped())
+
+
+@contextlib.contextmanager
+def telling(verbose: bool) -> Iterator[None]:
+    """With `verbose`, what the search notes of each configuration goes to stderr."""
+    if not verbose:
+        yield
+        return
+    log, handler = logging.getLogger("planner.search"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
 
 
 @contextlib.contextmanager
@@ -117,8 +145,24 @@ def _stoppable(notice: Callable[[], None]) -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _advice(request: "SearchRequest") -> str:
-    from planner.search.advice import changes
+def _advised(error: InfeasibleError, request: "SearchRequest", retrace: "Retrace | None") -> InfeasibleError:
+    """The same error with what would help and what that costs, in words and for programs."""
+    from planner.report.advice import advice_text
+    from planner.search.advice import PATIENCE, changes
 
-    found = [change.text for change in changes(request)]
-    return f"It would fit with: {', or '.join(found)}" if found else "No change was found with which it would fit"
+    patience = PATIENCE if request.time_limit is None else request.time_limit
+    found = changes(request, error.needed, retrace, patience)
+    texts = [advice_text(one.text, one.seconds, one.samples, one.tokens, one.devices) for one in found]
+    said = f"It would fit with: {', or '.join(texts)}" if texts else "No change was found with which it would fit"
+    advice = tuple(
+        {
+            "change": one.text,
+            "devices": one.devices,
+            "step_seconds": one.seconds,
+            "peak_bytes": one.peak,
+            "samples_per_second": one.samples,
+            "tokens_per_second_per_device": None if one.tokens is None else one.tokens / one.devices,
+        }
+        for one in found
+    )
+    return InfeasibleError(f"{error}. {said}", needed=error.needed, missing=error.missing, advice=advice)

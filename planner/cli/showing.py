@@ -3,13 +3,14 @@
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from costmodels import CostModelError
 from hardware_profiles import HardwareProfileError
-from planner.cli.errors import reporting
+from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
+from planner.cli.output import plan_content, write_json
 from planner.errors import PlanFileError, PlannerError
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 Hardware = Annotated[
     str | None, typer.Option(help="The profile or TOML file that the plan was made for, where it is not a known name.")
 ]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def judge(plan_file: Path, hardware: str | None) -> "Verdict":
@@ -71,18 +74,23 @@ def traced_again(plan: "Plan") -> "tuple[BuiltModel, OperatorGraph]":
 def show(
     plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
     hardware: Hardware = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show a plan: degrees, who is sharded how, time and memory.
 
     [bold]plan show llama70b-64.json[/bold]
     """
-    with reporting():
+    with reporting(as_json):
         from rich.console import Console
 
         from planner.plan.roles import roles
         from planner.report.terminal import print_plan
 
         verdict = judge(plan_file, hardware)
+        if as_json:
+            content = plan_content(verdict.bound.plan, roles(verdict.bound), verdict.prediction)
+            write_json({**content, "fits": verdict.fits, "remarks": list(verdict.remarks)})
+            return
         console = Console(highlight=False)
         print_plan(console, verdict.bound, roles(verdict.bound), verdict.prediction)
         for remark in verdict.remarks:
@@ -92,23 +100,45 @@ def show(
 def verify(
     plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
     hardware: Hardware = None,
+    as_json: AsJson = False,
 ) -> None:
     """Check a plan independently: legal for its model, fits, costs what it says. Exit code 1 where it does not.
 
     [bold]plan verify llama70b-64.json[/bold]
     """
-    with reporting():
-        from planner.plan.words import gradient_words
-        from planner.report.units import bytes_text, seconds_text
+    with reporting(as_json):
         from planner.sharding.discover import prove
 
         verdict = judge(plan_file, hardware)
         prove(verdict.bound.graph)
-        prediction, words = verdict.prediction, gradient_words(verdict.bound.plan.training.update)
-        peak, capacity = bytes_text(prediction.peak_bytes), bytes_text(prediction.capacity_bytes)
-        typer.echo(f"legal; {seconds_text(prediction.step_seconds)} a step, {peak} of {capacity} per device{words}")
-        if not verdict.fits:
-            typer.echo(f"does not fit: {bytes_text(prediction.peak_bytes - prediction.capacity_bytes)} too much")
-        for remark in verdict.remarks:
-            typer.echo(f"differs from the file: {remark}")
+        if as_json:
+            write_json(_verdict_content(verdict))
+        else:
+            _print_verdict(verdict)
         raise typer.Exit(0 if verdict.fits and verdict.as_stated else 1)
+
+
+def _print_verdict(verdict: "Verdict") -> None:
+    from planner.plan.words import gradient_words
+    from planner.report.units import bytes_text, seconds_text
+
+    prediction, words = verdict.prediction, gradient_words(verdict.bound.plan.training.update)
+    peak, capacity = bytes_text(prediction.peak_bytes), bytes_text(prediction.capacity_bytes)
+    typer.echo(f"legal; {seconds_text(prediction.step_seconds)} a step, {peak} of {capacity} per device{words}")
+    if not verdict.fits:
+        typer.echo(f"does not fit: {bytes_text(prediction.peak_bytes - prediction.capacity_bytes)} too much")
+    for remark in verdict.remarks:
+        typer.echo(f"differs from the file: {remark}")
+
+
+def _verdict_content(verdict: "Verdict") -> dict[str, Any]:
+    prediction = verdict.prediction
+    return {
+        "schema_version": OUTPUT_SCHEMA_VERSION,
+        "fits": verdict.fits,
+        "as_stated": verdict.as_stated,
+        "step_seconds": prediction.step_seconds,
+        "peak_bytes": prediction.peak_bytes,
+        "capacity_bytes": prediction.capacity_bytes,
+        "remarks": list(verdict.remarks),
+    }

@@ -41,6 +41,11 @@ class DeepseekConfig:
     `shared_size` for all tokens; how they are chosen, from `normalised_weights` to `balance_speed`, is said in
     `planner.models.router.Routing`. The loss that evens out loads is over each sample. `predicted_tokens` modules
     foretell that many tokens beyond the next; their losses count `predicted_weight` each on average.
+
+    Positions have the frequencies of `rope_theta`, unless `rope_frequencies` has one for each pair of `rotary_size`.
+    What is rotated is multiplied with `rope_magnitude`, and scores with `score_scale`, beside one over the root of the
+    size of a key. These stretch a model to sequences that are longer than those of its training (Peng et al. 2023,
+    arXiv 2309.00071).
     """
 
     num_layers: int
@@ -68,6 +73,9 @@ class DeepseekConfig:
     balance_loss: float = 0.0
     balance_speed: float = 0.0
     rope_theta: float = 10_000.0
+    rope_frequencies: tuple[float, ...] = ()
+    rope_magnitude: float = 1.0
+    score_scale: float = 1.0
     norm_epsilon: float = 1e-6
     predicted_tokens: int = 0
     predicted_weight: float = 0.3
@@ -83,6 +91,7 @@ class LatentAttention(nn.Module):
         self.latent_sizes = [config.kv_rank, config.rotary_size]
         self.made_sizes = [config.plain_size, config.value_size]
         queries = heads * sum(self.query_sizes)
+        self.scale = None if config.score_scale == 1.0 else config.score_scale * sum(self.query_sizes) ** -0.5
         self.q_proj = None if config.q_rank else nn.Linear(hidden, queries, bias=False)
         self.q_a_proj = nn.Linear(hidden, config.q_rank, bias=False) if config.q_rank else None
         self.q_a_layernorm = nn.RMSNorm(config.q_rank, eps=epsilon) if config.q_rank else None
@@ -104,6 +113,7 @@ class LatentAttention(nn.Module):
             torch.cat((key_BNSC, turned_BNSR), dim=-1),
             value_BNSE,
             is_causal=True,
+            scale=self.scale,
         )
         result: torch.Tensor = self.o_proj(mixed_BNSE.transpose(1, 2).flatten(2))
         return result
@@ -179,7 +189,7 @@ class Decoder(nn.Module):
         self.embed_tokens = blank_embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, at >= config.dense_layers) for at in range(config.num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_epsilon)
-        cos_SR, sin_SR = rotary_tables(config.rotary_size, config.sequence_length, config.rope_theta)
+        cos_SR, sin_SR = _tables(config)
         self.register_buffer("cos", cos_SR, persistent=False)
         self.register_buffer("sin", sin_SR, persistent=False)
         self.balanced = bool(config.balance_loss)
@@ -192,6 +202,16 @@ class Decoder(nn.Module):
         for layer in self.layers:
             x_BSH, balance = layer(x_BSH, balance, self.cos, self.sin)
         return x_BSH, balance
+
+
+def _tables(config: DeepseekConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of the rotation angles, S R each."""
+    if not config.rope_frequencies:
+        return rotary_tables(config.rotary_size, config.sequence_length, config.rope_theta)
+    positions_S = torch.arange(config.sequence_length, dtype=torch.float32)
+    angles = torch.outer(positions_S, torch.tensor(config.rope_frequencies))
+    angles_SR = torch.cat((angles, angles), dim=-1)
+    return angles_SR.cos() * config.rope_magnitude, angles_SR.sin() * config.rope_magnitude
 
 
 class Foretelling(nn.Module):

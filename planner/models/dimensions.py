@@ -1,9 +1,12 @@
 """Decoders given by their dimensions alone, as publications and run logs describe them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Family = Literal["gpt", "llama"]
+from planner.models.deepseek_models import DEEPSEEK_MODELS
+
+Family = Literal["gpt", "llama", "deepseek"]
 
 TRACED_BATCH = 2
 """Samples of the example inputs."""
@@ -15,7 +18,8 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 class Dimensions:
     """A decoder of one of the families; in GPT the MLP is four times the hidden size and every head has its keys.
 
-    `head_size` None divides the hidden size among the heads. `experts` None is a dense model.
+    `head_size` None divides the hidden size among the heads. `experts` None is a dense model. A DeepSeek has the latent
+    attention and the routers of `like`, a model of the zoo.
     """
 
     family: Family
@@ -30,6 +34,7 @@ class Dimensions:
     precision: str
     head_size: int | None = None
     experts: "ExpertDimensions | None" = None
+    like: str = ""
 
     @property
     def parameters(self) -> int:
@@ -38,11 +43,28 @@ class Dimensions:
         embeddings = self.vocabulary * h * (1 if self.tied else 2)
         if self.family == "gpt":
             return embeddings + self.sequence * h + layers * (12 * h * h + 13 * h) + 2 * h
-        head = h // self.heads if self.head_size is None else self.head_size
-        attention = 2 * h * head * (self.heads + self.kv_heads)
+        attention = self._attention()
         dense = layers if self.experts is None else self.experts.dense_layers
         routed = 0 if self.experts is None else self.experts.parameters(h)
         return embeddings + layers * (attention + 2 * h) + dense * 3 * h * self.ffn + (layers - dense) * routed + h
+
+    def _attention(self) -> int:
+        """Weights and norms of the attention of a layer."""
+        h = self.hidden
+        if self.family == "deepseek":
+            return _latent_attention(h, self.heads, dict(DEEPSEEK_MODELS[self.like].dimensions))
+        head = h // self.heads if self.head_size is None else self.head_size
+        return 2 * h * head * (self.heads + self.kv_heads)
+
+
+def _latent_attention(h: int, heads: int, sizes: Mapping[str, Any]) -> int:
+    """Weights and norms: of queries, of the latent vector with the part of keys beside it, of keys and values, and of
+    what heads hand on."""
+    rank, latent, rotary = sizes["q_rank"], sizes["kv_rank"], sizes["rotary_size"]
+    key = sizes["plain_size"] + rotary
+    queries = rank * (h + 1 + heads * key) if rank else h * heads * key
+    made = latent * (1 + heads * (sizes["plain_size"] + sizes["value_size"]))
+    return int(queries + h * (latent + rotary) + made + heads * sizes["value_size"] * h)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,15 +106,30 @@ def _module(dimensions: Dimensions) -> Any:
         from planner.models.gpt import GPT, GPTConfig
 
         return GPT(GPTConfig(**shared))
+    if dimensions.family == "deepseek":
+        from planner.models.deepseek import Deepseek, DeepseekConfig
+
+        del shared["tied_embeddings"]
+        sizes: dict[str, Any] = {
+            **dict(DEEPSEEK_MODELS[dimensions.like].dimensions),
+            **shared,
+            "ffn_size": dimensions.ffn,
+        }
+        return Deepseek(DeepseekConfig(**{**sizes, **_expert_sizes(dimensions)}))
     from planner.models.llama import Llama, LlamaConfig
 
     shared.update(ffn_size=dimensions.ffn, num_kv_heads=dimensions.kv_heads, head_size=dimensions.head_size)
-    if (experts := dimensions.experts) is not None:
-        shared.update(
-            num_experts=experts.count,
-            experts_per_token=experts.chosen,
-            expert_size=experts.width,
-            shared_size=experts.shared_width,
-            dense_layers=experts.dense_layers,
-        )
-    return Llama(LlamaConfig(**shared))
+    return Llama(LlamaConfig(**shared, **_expert_sizes(dimensions)))
+
+
+def _expert_sizes(dimensions: Dimensions) -> dict[str, Any]:
+    """What the configs of decoders with experts call their dimensions; nothing of a dense one."""
+    if (experts := dimensions.experts) is None:
+        return {}
+    return {
+        "num_experts": experts.count,
+        "experts_per_token": experts.chosen,
+        "expert_size": experts.width,
+        "shared_size": experts.shared_width,
+        "dense_layers": experts.dense_layers,
+    }

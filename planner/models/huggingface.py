@@ -7,7 +7,7 @@ The architecture that the config names picks the class with a loss, and the clas
     ...ForConditionalGeneration         input_ids, attention_mask, decoder_input_ids, labels
     ...ForImageClassification           pixel_values, labels
 
-Mixtures of experts are built as our own decoders (see `huggingface_experts`).
+Mixtures of experts are built as our own decoders (see `huggingface_experts` and `huggingface_deepseek`).
 
 Attention is PyTorch's own, and keys and values are not kept for generation. While a model is exported transformers
 spells out every mask, in training it leaves one out that is plainly causal or hides nothing. So where nothing is padded
@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import ModelError
+from planner.models.huggingface_deepseek import deepseek_of, is_deepseek
 from planner.models.huggingface_experts import is_mixture, mixture_of
+from planner.models.overrides import changed_content, split_reference
 
 _WITHOUT_MASKS = "sdpa_without_masks"
 _WITH_MASKS = "sdpa"
@@ -37,6 +39,9 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
     "ForImageClassification": ("pixel_values", "labels"),
 }
 """What a class is called with, by the end of its name."""
+
+_DERIVED = ("layer_types",)
+"""Keys that a config derives from others where they are left out."""
 
 _LENGTHS = ("max_position_embeddings", "n_positions")
 """Where a config says how long a sequence may be."""
@@ -61,7 +66,8 @@ def is_config(reference: str) -> bool:
 
 def from_config(reference: str, *, batch: int, device: str, sequence_length: int | None) -> FromConfig:
     """The model of a config with weights drawn at random, on "meta" without any. Raises ModelError, naming the file."""
-    path, name = _read(reference)
+    file, changes = split_reference(reference)
+    path, name = _read(file)
     transformers = _transformers()
     ending = next((ending for ending in _KINDS if name.endswith(ending)), None)
     if ending is None or not hasattr(transformers, name):
@@ -70,13 +76,13 @@ def from_config(reference: str, *, batch: int, device: str, sequence_length: int
             f"{path}: the architecture {name} is not one that is built here ({known}); "
             "write a factory instead: --model package.module:factory"
         )
-    config = _loaded(transformers, path)
+    config = _changed(_loaded(transformers, path), changes, path)
     names = _KINDS[ending]
     length = None if ending == "ForImageClassification" else _length(config, path, sequence_length)
     if length is None and sequence_length is not None:
         raise ModelError(f"--seq-len does not apply to {reference}: {name} reads images, whose size is in its config")
-    if is_mixture(name) and length is not None:
-        return _mixture(mixture_of(config, name, length, path), batch, device)
+    if (is_mixture(name) or is_deepseek(name)) and length is not None:
+        return _decoder(config, name, length, path, batch, device)
     masked = "attention_mask" in names or _has_window(config, length)
     inputs = dict.fromkeys((*names[:1], "attention_mask", *names[1:])) if masked else dict.fromkeys(names)
     module = _built(transformers, config, name, path, masked=masked, device=device)
@@ -85,17 +91,31 @@ def from_config(reference: str, *, batch: int, device: str, sequence_length: int
     return FromConfig(module=module, inputs=examples, bounds=bounds, sequence_length=length)
 
 
-def _mixture(dimensions: dict[str, Any], batch: int, device: str) -> FromConfig:
+def _decoder(config: Any, name: str, length: int, path: Path, batch: int, device: str) -> FromConfig:
     """One of our own decoders with experts, called on tokens and labels."""
     import torch
 
+    from planner.models.deepseek import Deepseek, DeepseekConfig
     from planner.models.llama import Llama, LlamaConfig
 
-    length, vocabulary = dimensions["sequence_length"], dimensions["vocab_size"]
+    sizes = (
+        deepseek_of(config, name, length, path, stretched)
+        if is_deepseek(name)
+        else mixture_of(config, name, length, path)
+    )
     with torch.device(device):
-        module = Llama(LlamaConfig(**dimensions))
-        inputs = {name: torch.zeros(batch, length, dtype=torch.int64) for name in ("tokens", "labels")}
-    return FromConfig(module=module, inputs=inputs, bounds=(vocabulary,) * 2, sequence_length=length, positional=True)
+        module = Deepseek(DeepseekConfig(**sizes)) if is_deepseek(name) else Llama(LlamaConfig(**sizes))
+        inputs = {key: torch.zeros(batch, length, dtype=torch.int64) for key in ("tokens", "labels")}
+    bounds = (config.vocab_size, config.vocab_size)
+    return FromConfig(module=module, inputs=inputs, bounds=bounds, sequence_length=length, positional=True)
+
+
+def stretched(config: Any, kind: str) -> tuple[tuple[float, ...], float]:
+    """Frequencies of positions of a type that is not the default, and what is rotated is multiplied with."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    frequencies, magnitude = ROPE_INIT_FUNCTIONS[kind](config, "cpu")
+    return tuple(frequencies.tolist()), float(magnitude)
 
 
 def _read(reference: str) -> tuple[Path, str]:
@@ -136,6 +156,18 @@ def _loaded(transformers: Any, path: Path) -> Any:
         raise ModelError(f"{path}: transformers cannot read it: {_first_line(error)}") from error
     finally:
         transformers.logging.set_verbosity(verbosity)
+
+
+def _changed(config: Any, changes: Mapping[str, str], path: Path) -> Any:
+    """The config with other values of some keys, and what it derives from them derived anew."""
+    if not changes:
+        return config
+    content = config.to_dict()
+    derived = {key: None for key in _DERIVED if key in content}
+    try:
+        return type(config)(**{**content, **derived, **changed_content(changes, content, str(path))})
+    except (ValueError, TypeError, KeyError) as error:
+        raise ModelError(f"{path}: transformers cannot change it so: {_first_line(error)}") from error
 
 
 def _built(transformers: Any, config: Any, name: str, path: Path, *, masked: bool, device: str) -> Any:

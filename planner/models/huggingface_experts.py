@@ -11,7 +11,7 @@ from typing import Any
 
 from planner.errors import ModelError
 
-_NEEDED: Mapping[str, Mapping[str, Any]] = {
+_NEEDED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "MixtralForCausalLM": {"hidden_act": ("silu",), "router_jitter_noise": (0.0, None), "attention_dropout": (0.0,)},
     "Qwen3MoeForCausalLM": {
         "hidden_act": ("silu",),
@@ -33,11 +33,7 @@ def mixture_of(config: Any, architecture: str, length: int, path: Path) -> dict[
 
     Raises ModelError, naming the file, where the config says what such a decoder has not.
     """
-    for name, known in _NEEDED[architecture].items():
-        if getattr(config, name, known[0]) not in known:
-            raise ModelError(
-                f"{path}: {name} is {getattr(config, name)!r}; {architecture} is built here with {known[0]!r} only"
-            )
+    check_needed(config, architecture, _NEEDED[architecture], path)
     rope = config.rope_parameters
     if rope.get("rope_type", "default") != "default":
         raise ModelError(f"{path}: positions of the type '{rope['rope_type']}' are not built here; leave it 'default'")
@@ -68,6 +64,15 @@ def mixture_of(config: Any, architecture: str, length: int, path: Path) -> dict[
         "normalised_weights": config.norm_topk_prob if qwen else True,
         "balance_loss": config.router_aux_loss_coef if config.output_router_logits else 0.0,
     }
+
+
+def check_needed(config: Any, architecture: str, needed: Mapping[str, tuple[Any, ...]], path: Path) -> None:
+    """Raise ModelError where a config does not say what is `needed` of it, one of so many values for each name."""
+    for name, known in needed.items():
+        if getattr(config, name, known[0]) not in known:
+            raise ModelError(
+                f"{path}: {name} is {getattr(config, name)!r}; {architecture} is built here with {known[0]!r} only"
+            )
 
 
 def _dense_layers(dense: Sequence[int], path: Path) -> int:

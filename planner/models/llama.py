@@ -1,8 +1,10 @@
 """Llama: decoder blocks with RMS norm, rotary positions, grouped-query attention and a gated MLP (Touvron et al.
 2023; Grattafiori et al. 2024). Plain PyTorch; module names follow the checkpoints people know.
 
-The decoders of Mixtral (Jiang et al. 2024) and Qwen3 (Yang et al. 2025) are the same but for experts in the place of
-the MLP, norms of queries and keys, and heads that need not make up the hidden size.
+The decoders of Mistral (Jiang et al. 2023), Mixtral (Jiang et al. 2024), Qwen2.5 and Qwen3 (Yang et al. 2024, 2025) and
+Gemma (Gemma Team 2024) are the same but for experts in the place of the MLP, biases of the projections to heads, norms
+of queries and keys, heads that need not make up the hidden size, a GELU in the MLP, and embeddings that are scaled by
+the root of the hidden size.
 
 Shape legend: B batch, S sequence, H hidden, N heads, K key/value heads, D head dim, V vocabulary.
 """
@@ -40,6 +42,9 @@ class LlamaConfig:
     tied_embeddings: bool = False
     head_size: int | None = None
     qk_norm: bool = False
+    qkv_bias: bool = False
+    gelu: bool = False
+    scaled_embeddings: bool = False
     num_experts: int = 0
     experts_per_token: int = 0
     expert_size: int = 0
@@ -63,9 +68,9 @@ class Attention(nn.Module):
         hidden, kv_size = config.hidden_size, config.num_kv_heads * config.head_dim
         query_size = config.num_heads * config.head_dim
         self.head_dim = config.head_dim
-        self.q_proj = nn.Linear(hidden, query_size, bias=False)
-        self.k_proj = nn.Linear(hidden, kv_size, bias=False)
-        self.v_proj = nn.Linear(hidden, kv_size, bias=False)
+        self.q_proj = nn.Linear(hidden, query_size, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(hidden, kv_size, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(hidden, kv_size, bias=config.qkv_bias)
         self.o_proj = nn.Linear(query_size, hidden, bias=False)
         self.q_norm, self.k_norm = (
             nn.RMSNorm(config.head_dim, eps=config.norm_epsilon) if config.qk_norm else None for _ in range(2)
@@ -97,16 +102,19 @@ def rotated(x_BNSD: torch.Tensor, cos_SD: torch.Tensor, sin_SD: torch.Tensor) ->
 
 
 class MLP(nn.Module):
-    """down(silu(gate(x)) * up(x)) (Shazeer 2020)."""
+    """down(silu(gate(x)) * up(x)) (Shazeer 2020), or with GELU, as its tanh approximates it, in the place of SiLU."""
 
-    def __init__(self, hidden_size: int, ffn_size: int) -> None:
+    def __init__(self, hidden_size: int, ffn_size: int, *, gelu: bool = False) -> None:
         super().__init__()
+        self.gelu = gelu
         self.gate_proj = nn.Linear(hidden_size, ffn_size, bias=False)
         self.up_proj = nn.Linear(hidden_size, ffn_size, bias=False)
         self.down_proj = nn.Linear(ffn_size, hidden_size, bias=False)
 
     def forward(self, x_BSH: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.down_proj(F.silu(self.gate_proj(x_BSH)) * self.up_proj(x_BSH))
+        gate = self.gate_proj(x_BSH)
+        gate = F.gelu(gate, approximate="tanh") if self.gelu else F.silu(gate)
+        result: torch.Tensor = self.down_proj(gate * self.up_proj(x_BSH))
         return result
 
 
@@ -119,7 +127,7 @@ class DecoderLayer(nn.Module):
         self.self_attn = Attention(config)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_epsilon)
         self.sparse = sparse
-        self.mlp = _experts(config) if sparse else MLP(config.hidden_size, config.ffn_size)
+        self.mlp = _experts(config) if sparse else MLP(config.hidden_size, config.ffn_size, gelu=config.gelu)
 
     def forward(
         self, x_BSH: torch.Tensor, balance: torch.Tensor | None, cos_SD: torch.Tensor, sin_SD: torch.Tensor
@@ -165,10 +173,12 @@ class Decoder(nn.Module):
         self.register_buffer("sin", sin_SD, persistent=False)
 
         self.balanced = bool(config.num_experts and config.balance_loss)
+        self.scale = config.hidden_size**0.5 if config.scaled_embeddings else 1.0
 
     def forward(self, tokens_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The tokens after the last norm, B S H, and the losses of all routers, None where they have none."""
         x_BSH: torch.Tensor = self.embed_tokens(tokens_BS)
+        x_BSH = x_BSH if self.scale == 1.0 else x_BSH * self.scale
         balance = start_of_losses(x_BSH) if self.balanced else None
         for layer in self.layers:
             x_BSH, balance = layer(x_BSH, balance, self.cos, self.sin)

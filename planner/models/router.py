@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from planner.errors import ModelError
+from planner.nearest import divisors, nearest_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,12 +166,8 @@ def _check(experts: int, routing: Routing) -> None:
     if not 1 <= routing.chosen <= experts:
         raise ModelError(f"a token cannot choose {routing.chosen} of {experts} experts; choose 1 to {experts}")
     if routing.groups < 1 or experts % routing.groups:
-        divisors = [count for count in range(1, experts + 1) if experts % count == 0]
-        below = max((count for count in divisors if count < routing.groups), default=1)
-        above = min((count for count in divisors if count > routing.groups), default=experts)
-        raise ModelError(
-            f"{experts} experts do not divide into {routing.groups} groups; divide them into {below} or {above}"
-        )
+        near = nearest_words(routing.groups, divisors(experts))
+        raise ModelError(f"{experts} experts do not divide into {routing.groups} groups; {near}")
     each = experts // routing.groups
     if not 1 <= routing.chosen_groups <= routing.groups:
         raise ModelError(f"a token cannot choose from {routing.chosen_groups} of {routing.groups} groups of experts")

@@ -1,11 +1,8 @@
 """Models by name, those of a Hugging Face `config.json` by its path, and the user's own by `package.module:factory`.
 
-Dimensions are those of the published configurations: Llama 2 (Touvron et al. 2023, table 1 and the released config
-files), Llama 3.1 (Grattafiori et al. 2024, table 3), GPT-2 (Radford et al. 2019 and the released checkpoints), GPT-3
-(Brown et al. 2020, table 2.1), BERT (Devlin et al. 2019, section 3), T5 (Raffel et al. 2020, section 3.7, and the
-released config files), Mixtral (Jiang et al. 2024 and the released config files), Qwen3 (Yang et al. 2025 and the
-released config files). DeepSeek models are in `deepseek_models.py`, those of images in `images.py`, those of clicks in
-`clicks.py`.
+Models of language are in `language_models.py`, DeepSeek's in `deepseek_models.py`, those of images in `images.py`, and
+those of clicks in `clicks.py`; how many parameters each has is in `parameter_counts.py`. A name may go on with what is
+changed of the model, as in `llama8b+num_layers=40` (`overrides.py`).
 """
 
 import importlib
@@ -22,6 +19,9 @@ from planner.models.deepseek_models import DEEPSEEK_FAMILIES, DEEPSEEK_MODELS
 from planner.models.entry import TRACE_BATCH, Dimension, Example, ZooEntry
 from planner.models.huggingface import from_config, is_config
 from planner.models.images import IMAGE_FAMILIES, IMAGE_MODELS
+from planner.models.language_models import LANGUAGE_FAMILIES, LANGUAGE_MODELS
+from planner.models.overrides import split_reference, typed_changes
+from planner.models.parameter_counts import PARAMETER_COUNTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,97 +41,7 @@ class BuiltModel:
     bounds: tuple[int | None, ...]
 
 
-def _llama(
-    source: str, layers: int, hidden: int, ffn: int, heads: int, kv: int, vocab: int, seq: int, theta: float = 5e5
-) -> ZooEntry:
-    dimensions: dict[str, Dimension] = {
-        "num_layers": layers, "hidden_size": hidden, "ffn_size": ffn, "num_heads": heads, "num_kv_heads": kv,
-        "vocab_size": vocab, "sequence_length": seq, "rope_theta": theta,
-    }  # fmt: skip
-    return ZooEntry(family="llama", dimensions=tuple(dimensions.items()), source=source)
-
-
-def _mixture(
-    source: str, layers: int, hidden: int, heads: int, kv: int, vocab: int, seq: int, experts: tuple[int, int, int],
-    **other: int | bool | float,
-) -> ZooEntry:  # fmt: skip
-    """`experts`: how many, how many of them a token takes, and the width of each."""
-    count, chosen, width = experts
-    dimensions: dict[str, Dimension] = {
-        "num_layers": layers, "hidden_size": hidden, "ffn_size": width, "num_heads": heads, "num_kv_heads": kv,
-        "vocab_size": vocab, "sequence_length": seq, "rope_theta": 1e6, "num_experts": count,
-        "experts_per_token": chosen, "expert_size": width, **other,
-    }  # fmt: skip
-    return ZooEntry(family="llama", dimensions=tuple(dimensions.items()), source=source)
-
-
-def _gpt(source: str, layers: int, hidden: int, heads: int, vocab: int, seq: int, tied: bool = True) -> ZooEntry:
-    dimensions: dict[str, Dimension] = {
-        "num_layers": layers, "hidden_size": hidden, "num_heads": heads, "vocab_size": vocab, "sequence_length": seq,
-        "tied_embeddings": tied,
-    }  # fmt: skip
-    return ZooEntry(family="gpt", dimensions=tuple(dimensions.items()), source=source)
-
-
-def _bert(source: str, layers: int, hidden: int, heads: int, vocab: int, seq: int) -> ZooEntry:
-    dimensions: dict[str, Dimension] = {
-        "num_layers": layers, "hidden_size": hidden, "num_heads": heads, "vocab_size": vocab, "sequence_length": seq,
-    }  # fmt: skip
-    return ZooEntry(family="bert", dimensions=tuple(dimensions.items()), source=source)
-
-
-def _t5(source: str, layers: int, hidden: int, ffn: int, heads: int, head: int, vocab: int, seq: int) -> ZooEntry:
-    dimensions: dict[str, Dimension] = {
-        "num_layers": layers, "hidden_size": hidden, "ffn_size": ffn, "num_heads": heads, "head_size": head,
-        "vocab_size": vocab, "sequence_length": seq,
-    }  # fmt: skip
-    return ZooEntry(family="t5", dimensions=tuple(dimensions.items()), source=source)
-
-
-_LLAMA2 = "Touvron et al. 2023 (arXiv 2307.09288)"
-_LLAMA3 = "Grattafiori et al. 2024 (arXiv 2407.21783), table 3"
-_MIXTRAL = "Jiang et al. 2024 (arXiv 2401.04088), table 1, and the released config files"
-_QWEN3 = "Yang et al. 2025 (arXiv 2505.09388), table 2, and the released config files"
-_GPT2 = "Radford et al. 2019"
-_GPT3 = "Brown et al. 2020 (arXiv 2005.14165), table 2.1"
-_BERT = "Devlin et al. 2019 (arXiv 1810.04805), section 3"
-_T5 = "Raffel et al. 2020 (arXiv 1910.10683), section 3.7, and the released config files"
-_TINY = "made for tests and demonstrations"
-
-ZOO: Mapping[str, ZooEntry] = {
-    "llama-tiny": _llama(_TINY, 4, 256, 512, 8, 4, 1024, 128),
-    "llama2-7b": _llama(_LLAMA2, 32, 4096, 11008, 32, 32, 32000, 4096, 1e4),
-    "llama2-13b": _llama(_LLAMA2, 40, 5120, 13824, 40, 40, 32000, 4096, 1e4),
-    "llama2-70b": _llama(_LLAMA2, 80, 8192, 28672, 64, 8, 32000, 4096, 1e4),
-    "llama8b": _llama(_LLAMA3, 32, 4096, 14336, 32, 8, 128256, 8192),
-    "llama70b": _llama(_LLAMA3, 80, 8192, 28672, 64, 8, 128256, 8192),
-    "llama405b": _llama(_LLAMA3, 126, 16384, 53248, 128, 8, 128256, 8192),
-    "mixtral-tiny": _mixture(_TINY, 4, 256, 8, 4, 1024, 128, (8, 2, 256)),
-    "mixtral-8x7b": _mixture(_MIXTRAL, 32, 4096, 32, 8, 32000, 32768, (8, 2, 14336)),
-    "mixtral-8x22b": _mixture(_MIXTRAL, 56, 6144, 48, 8, 32768, 65536, (8, 2, 16384)),
-    "qwen3-30b-a3b": _mixture(_QWEN3, 48, 2048, 32, 4, 151936, 4096, (128, 8, 768), head_size=128, qk_norm=True),
-    "qwen3-235b-a22b": _mixture(_QWEN3, 94, 4096, 64, 4, 151936, 4096, (128, 8, 1536), head_size=128, qk_norm=True),
-    "gpt-tiny": _gpt(_TINY, 4, 256, 8, 1024, 128),
-    "gpt2": _gpt(_GPT2, 12, 768, 12, 50257, 1024),
-    "gpt2-medium": _gpt(_GPT2, 24, 1024, 16, 50257, 1024),
-    "gpt2-large": _gpt(_GPT2, 36, 1280, 20, 50257, 1024),
-    "gpt2-xl": _gpt(_GPT2, 48, 1600, 25, 50257, 1024),
-    "gpt3-1.3b": _gpt(_GPT3, 24, 2048, 16, 50257, 2048),
-    "gpt3-6.7b": _gpt(_GPT3, 32, 4096, 32, 50257, 2048),
-    "gpt3-13b": _gpt(_GPT3, 40, 5120, 40, 50257, 2048),
-    "gpt3-175b": _gpt(_GPT3, 96, 12288, 96, 50257, 2048),
-    "bert-tiny": _bert(_TINY, 4, 256, 8, 1024, 128),
-    "bert-base": _bert(_BERT, 12, 768, 12, 30522, 512),
-    "bert-large": _bert(_BERT, 24, 1024, 16, 30522, 512),
-    "t5-tiny": _t5(_TINY, 3, 128, 256, 8, 16, 1024, 64),
-    "t5-small": _t5(_T5, 6, 512, 2048, 8, 64, 32128, 512),
-    "t5-base": _t5(_T5, 12, 768, 3072, 12, 64, 32128, 512),
-    "t5-large": _t5(_T5, 24, 1024, 4096, 16, 64, 32128, 512),
-    "t5-11b": _t5(_T5, 24, 1024, 65536, 128, 128, 32128, 512),
-    **DEEPSEEK_MODELS,
-    **IMAGE_MODELS,
-    **CLICK_MODELS,
-}
+ZOO: Mapping[str, ZooEntry] = {**LANGUAGE_MODELS, **DEEPSEEK_MODELS, **IMAGE_MODELS, **CLICK_MODELS}
 
 
 def build_model(reference: str, *, dtype: str, device: str = "meta", sequence_length: int | None = None) -> BuiltModel:
@@ -139,35 +49,59 @@ def build_model(reference: str, *, dtype: str, device: str = "meta", sequence_le
 
     `reference` is a name of the zoo, a path to a `config.json` of Hugging Face (or to a folder with one), or
     `package.module:factory` (on the import path or in the current folder); the factory returns `(module, args)` or
-    `(module, args, kwargs)`. Floating point parameters of a zoo model get `dtype`
-    ("bfloat16", ...); a module of the user's is converted too. On "meta" nothing is allocated. Raises ModelError.
+    `(module, args, kwargs)`. Of the first two some dimensions may be changed: `llama8b+num_layers=40`. Floating point
+    parameters of a zoo model get `dtype` ("bfloat16", ...); a module of the user's is converted too. On "meta" nothing
+    is allocated. Raises ModelError.
     """
-    if ":" in reference:
+    name, changes = split_reference(reference)
+    if ":" in name:
+        if changes:
+            raise ModelError(f"--set does not apply to {name}: its factory decides what is built")
         if sequence_length is not None:
-            raise ModelError(
-                f"--seq-len does not apply to {reference}: its factory fixes the shapes of the example inputs"
-            )
-        return _from_factory(reference, dtype=dtype, device=device)
-    if reference not in ZOO and is_config(reference):
+            raise ModelError(f"--seq-len does not apply to {name}: its factory fixes the shapes of the example inputs")
+        return _from_factory(name, dtype=dtype, device=device)
+    if name not in ZOO and is_config(name):
         return _from_config(reference, dtype=dtype, device=device, sequence_length=sequence_length)
     return _from_zoo(reference, dtype=dtype, device=device, sequence_length=sequence_length)
 
 
-def _from_zoo(name: str, *, dtype: str, device: str, sequence_length: int | None) -> BuiltModel:
+def zoo_entry(reference: str) -> ZooEntry:
+    """What the zoo says of a model, with what is changed of it. Raises ModelError for a name that it lacks."""
+    name, changes = split_reference(reference)
     if name not in ZOO:
         raise ModelError(unknown_name("model", name, ZOO) + _OTHER_MODELS)
+    return (
+        with_dimensions(ZOO[name], **typed_changes(changes, _config_of(ZOO[name].family), name))
+        if changes
+        else ZOO[name]
+    )
+
+
+def parameter_count(reference: str) -> int:
+    """Parameters of a zoo model, tied ones once; one that is changed is built to count them."""
+    if reference in PARAMETER_COUNTS:
+        return PARAMETER_COUNTS[reference]
+    return sum(parameter.numel() for parameter in build_model(reference, dtype="bfloat16").module.parameters())
+
+
+def _from_zoo(reference: str, *, dtype: str, device: str, sequence_length: int | None) -> BuiltModel:
     import torch
 
-    entry = ZOO[name]
+    entry = zoo_entry(reference)
     dimensions = dict(entry.dimensions)
-    sequence = _sequence(name, entry, sequence_length)
+    sequence = _sequence(reference, entry, sequence_length)
     if sequence is not None:
         dimensions["sequence_length"] = sequence
-    with torch.device(device):
-        example = _FAMILIES[entry.family](dimensions)
     floating = getattr(torch, dtype)
+    try:
+        with torch.device(device):
+            example = _FAMILIES[entry.family](dimensions)
+    except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
+        if reference in ZOO:
+            raise
+        raise ModelError(f"{reference} cannot be built: {type(error).__name__}: {error}") from error
     return BuiltModel(
-        reference=name,
+        reference=reference,
         module=example.module.to(floating),
         args=_converted(example.args, floating),
         kwargs={},
@@ -175,6 +109,32 @@ def _from_zoo(name: str, *, dtype: str, device: str, sequence_length: int | None
         sequence_length=sequence,
         bounds=example.bounds,
     )
+
+
+def _config_of(family: str) -> type:
+    """The dimensions that models of a family have."""
+    from planner.models.bert import BertConfig
+    from planner.models.deepseek import DeepseekConfig
+    from planner.models.dlrm import DLRMConfig
+    from planner.models.gpt import GPTConfig
+    from planner.models.llama import LlamaConfig
+    from planner.models.resnet import ResNetConfig
+    from planner.models.t5 import T5Config
+    from planner.models.vit import ViTConfig
+    from planner.models.wide_deep import WideDeepConfig
+
+    configs: dict[str, type] = {
+        "bert": BertConfig,
+        "deepseek": DeepseekConfig,
+        "dlrm": DLRMConfig,
+        "gpt": GPTConfig,
+        "llama": LlamaConfig,
+        "resnet": ResNetConfig,
+        "t5": T5Config,
+        "vit": ViTConfig,
+        "wide-deep": WideDeepConfig,
+    }
+    return configs[family]
 
 
 _OTHER_MODELS = " Your own model: --model package.module:factory; of Hugging Face: --model path/to/config.json."
@@ -213,61 +173,8 @@ def _sequence(name: str, entry: ZooEntry, wanted: int | None) -> int | None:
     return wanted
 
 
-def _build_llama(dimensions: dict[str, Any]) -> Example:
-    from planner.models.llama import Llama, LlamaConfig
-
-    return _decoder(Llama(LlamaConfig(**dimensions)), dimensions)
-
-
-def _build_gpt(dimensions: dict[str, Any]) -> Example:
-    from planner.models.gpt import GPT, GPTConfig
-
-    return _decoder(GPT(GPTConfig(**dimensions)), dimensions)
-
-
-def _build_bert(dimensions: dict[str, Any]) -> Example:
-    """Tokens, their types, which are no padding, and labels, all B S."""
-    from planner.models.bert import Bert, BertConfig
-
-    (tokens, types, labels), vocabulary = _integers(3, dimensions), dimensions["vocab_size"]
-    args = (tokens, types, _padded(dimensions), labels)
-    return Example(module=Bert(BertConfig(**dimensions)), args=args, bounds=(vocabulary, 2, None, vocabulary))
-
-
-def _build_t5(dimensions: dict[str, Any]) -> Example:
-    """Tokens of the encoder, which are no padding, tokens of the decoder and labels, all B S."""
-    from planner.models.t5 import T5, T5Config
-
-    (tokens, decoded, labels), vocabulary = _integers(3, dimensions), dimensions["vocab_size"]
-    args = (tokens, _padded(dimensions), decoded, labels)
-    return Example(module=T5(T5Config(**dimensions)), args=args, bounds=(vocabulary, None, vocabulary, vocabulary))
-
-
-def _padded(dimensions: dict[str, Any]) -> Any:
-    """A mask of which an eighth is padding."""
-    import torch
-
-    sequence = dimensions["sequence_length"]
-    return (torch.arange(sequence) < max(1, sequence - sequence // 8)).expand(TRACE_BATCH, -1).contiguous()
-
-
-def _integers(count: int, dimensions: dict[str, Any]) -> list[Any]:
-    import torch
-
-    return [torch.zeros(TRACE_BATCH, dimensions["sequence_length"], dtype=torch.int64) for _ in range(count)]
-
-
-def _decoder(module: Any, dimensions: dict[str, Any]) -> Example:
-    """Tokens and labels, both B S."""
-    (tokens, labels), vocabulary = _integers(2, dimensions), dimensions["vocab_size"]
-    return Example(module=module, args=(tokens, labels), bounds=(vocabulary, vocabulary))
-
-
 _FAMILIES: Mapping[str, Callable[[dict[str, Any]], Example]] = {
-    "llama": _build_llama,
-    "bert": _build_bert,
-    "gpt": _build_gpt,
-    "t5": _build_t5,
+    **LANGUAGE_FAMILIES,
     **DEEPSEEK_FAMILIES,
     **IMAGE_FAMILIES,
     **CLICK_FAMILIES,

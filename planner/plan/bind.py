@@ -15,7 +15,9 @@ from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.graph.uneven import EVEN, with_imbalance
 from planner.plan.outline import difference
 from planner.plan.plan import RECOMPUTATION, Group, Plan
-from planner.plan.schedule import check_schedule, check_stale
+from planner.plan.samples import samples_fault
+from planner.plan.schedule import check_stale
+from planner.plan.schedule_checks import check_schedule
 from planner.plan.slices import one_slice
 from planner.plan.uniform import uniform_blocks
 from planner.pricing.keeping import keeping_fault
@@ -102,7 +104,11 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
             f" {found[:19]}...: {difference(plan, traced)}; the model changed since the plan was made, so plan it again"
         )
     prepared, blocks = prepare(with_rules(traced, plan.rules), plan.training.imbalance)
-    whole = rescale_batch(prepared, batch, plan.training.part)
+    return bind_prepared(plan, rescale_batch(prepared, batch, plan.training.part), blocks)
+
+
+def bind_prepared(plan: Plan, whole: OperatorGraph, blocks: Blocks) -> BoundPlan:
+    """`bind` to a graph of the plan's model that is prepared already, and has the batch of one micro-batch."""
     graph = one_slice(whole, plan.model.sequence_length, plan.slices)
     _check_stages(plan, blocks)
     _check_copies(plan, graph)
@@ -112,7 +118,11 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
         raise PlanFileError(f"slices: {plan.slices}, but {names} cut the sequence in zigzag order; set slices to 1")
     strategies, stored = _spread(plan, graph, blocks)
     known: dict[tuple[int, tuple[str | None, ...]], tuple[Strategy, OperatorLayouts]] = {}
-    operators = tuple(_bound(plan.mesh, graph, op, strategies, known) for op in graph.operators)
+    try:
+        operators = tuple(_bound(plan.mesh, graph, op, strategies, known) for op in graph.operators)
+    except StrategyError as error:
+        fault = samples_fault(plan)
+        raise error if fault is None else PlanFileError(fault) from error
     sequences = sequences_on(plan.mesh, graph)
     for bound in operators:
         _check_ring(plan, bound)
@@ -153,6 +163,22 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
     return whole_plan
 
 
+def bind_operator(bound: BoundPlan, at: int, names: tuple[str | None, ...]) -> BoundOperator:
+    """An operator of a bound plan under another strategy, checked like every other; raises StrategyError."""
+    plan, op = bound.plan, bound.operators[at].operator
+    found = _bound(plan.mesh, bound.graph, op, {op.name: names}, {})
+    _check_ring(plan, found)
+    if plan.mesh.zigzag:
+        _check_order(plan.mesh, found, bound.sequences)
+    return found
+
+
+def check_stored(bound: BoundPlan, name: str, stored: StoredParameter) -> None:
+    """Raise LayoutError or StrategyError where a parameter of a bound plan cannot be stored like that."""
+    _check_stored(bound.plan.mesh, bound.graph, name, stored)
+    check_parameter(name, stored, bound.plan.mesh, bound.sequences)
+
+
 def _check_ring(plan: Plan, bound: BoundOperator) -> None:
     """Raise StrategyError where a ring would have to remember the keys of earlier slices of the sequence."""
     axis = ring_axis(bound.rule, bound.strategy, plan.mesh.sizes)
@@ -188,14 +214,8 @@ def _check_stages(plan: Plan, blocks: Blocks) -> None:
 
 
 def _check_copies(plan: Plan, graph: OperatorGraph) -> None:
-    """Copies take their turns in whole rounds, and read what no other copy of the turn changes."""
-    copies, parts = plan.training.copies, plan.training.micro_batches
-    if parts % copies:
-        legal = [count for count in range(1, parts + 1) if parts % count == 0]
-        near = sorted(legal, key=lambda count: abs(count - copies))[:2]
-        raise PlanFileError(
-            f"training.copies: {copies} do not divide {parts} micro-batches; take {' or '.join(map(str, sorted(near)))}"
-        )
+    """Copies read what no other copy of the turn changes."""
+    copies = plan.training.copies
     if copies > 1 and graph.updates:
         raise PlanFileError(
             f"training.copies: {copies} micro-batches at a time would all read buffer '{graph.updates[0][0]}' as it was"
@@ -407,4 +427,12 @@ def _check_layout(mesh: Mesh, graph: OperatorGraph, where: str, value: str, layo
         )
 
 
-__all__ = ["BoundOperator", "BoundPlan", "bind", "prepare", "stage_of_operators"]
+__all__ = [
+    "BoundOperator",
+    "BoundPlan",
+    "bind",
+    "bind_operator",
+    "check_stored",
+    "prepare",
+    "stage_of_operators",
+]

@@ -7,7 +7,7 @@ memory (recomputation is time that is paid for memory), or fewer pipeline stages
 from dataclasses import dataclass
 
 from planner.plan.plan import Prediction
-from planner.plan.step import AHEAD, PIPELINE_BUBBLE, UNCOVERED
+from planner.plan.step import AHEAD, COVERED, PIPELINE_BUBBLE, UNCOVERED
 
 RESOURCE_OF = {
     "forward": "compute",
@@ -22,6 +22,7 @@ RESOURCE_OF = {
     "gradient reduction": "communication",
     "weight gathering": "communication",
     UNCOVERED: "communication",
+    COVERED: "communication",  # less than nothing, too
     PIPELINE_BUBBLE: "pipeline bubble",
 }
 """What each part of a step's time is spent on."""
@@ -34,6 +35,24 @@ class Alternative:
     step_seconds: float
     peak_bytes: float
     differences: tuple[tuple[str, str, str], ...]
+
+
+Outcome = Prediction | str
+"""What a plan costs, or why there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sensitivity:
+    """One thing that was given made otherwise: what it is and how it changes, what the plan costs then as it is, and
+    what the best plan costs then, None where that was not searched. `devices` there are then, and `tokens` in a
+    sequence, None for models without one."""
+
+    name: str
+    change: str
+    kept: Outcome
+    searched: Outcome | None
+    devices: int
+    tokens: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

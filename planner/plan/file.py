@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from planner.errors import LayoutError, PlanFileError
 from planner.graph.operator_graph import WrittenRule
 from planner.graph.uneven import EVEN, imbalance_fault
+from planner.nearest import divisors, nearest_words
 from planner.plan.plan import (
     OPTIMIZERS,
     PRECISIONS,
@@ -41,6 +42,7 @@ from planner.sharding.stored import StoredParameter
 from planner.sharding.update import AUTO_BUCKETS, Buckets, Update, update_fault, update_words
 
 LARGEST = 2**31  # of any count in a plan
+_A_PLAN = "give a plan file, as plan --model ... -o FILE writes"
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
 Index = Annotated[int, Field(ge=0, le=LARGEST)]
 Positive = Annotated[float, Field(gt=0)]
@@ -279,7 +281,7 @@ def write_atomically(path: Path, text: str) -> None:
         temporary = None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise PlanFileError(f"{path}: cannot be written: {reason}") from error
+        raise PlanFileError(f"{path}: cannot be written: {reason}; name another place") from error
     finally:
         if temporary is not None:
             os.unlink(temporary)
@@ -290,10 +292,10 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise PlanFileError(f"{path}: cannot be read: it is not UTF-8 text") from error
+        raise PlanFileError(f"{path}: cannot be read: it is not UTF-8 text; {_A_PLAN}") from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise PlanFileError(f"{path}: cannot be read: {reason}") from error
+        raise PlanFileError(f"{path}: cannot be read: {reason}; {_A_PLAN}") from error
     try:
         return parse_plan(text)
     except PlanFileError as error:
@@ -463,8 +465,9 @@ def _check_words(file: _PlanFile) -> None:
             raise PlanFileError(f"{place}: '{word}' is not one of {', '.join(known)}")
     if file.training.global_batch % file.training.micro_batches:
         raise PlanFileError(
-            f"training.micro_batches: {file.training.micro_batches} does not divide global_batch "
-            f"{file.training.global_batch}"
+            f"training.micro_batches: {file.training.micro_batches} does not divide global_batch"
+            f" {file.training.global_batch};"
+            f" {nearest_words(file.training.micro_batches, divisors(file.training.global_batch))}"
         )
     if len({axis.name for axis in file.mesh}) != len(file.mesh):
         raise PlanFileError(f"mesh: the axes need different names, not {', '.join(axis.name for axis in file.mesh)}")
@@ -476,7 +479,8 @@ def _check_words(file: _PlanFile) -> None:
     pipeline, rest = divmod(len(file.stages), file.virtual_stages)
     if rest:
         raise PlanFileError(
-            f"virtual_stages: {file.virtual_stages} on each pipeline rank do not divide {len(file.stages)} stages"
+            f"virtual_stages: {file.virtual_stages} on each pipeline rank do not divide {len(file.stages)} stages;"
+            f" {nearest_words(file.virtual_stages, divisors(len(file.stages)))}"
         )
     if size * pipeline != file.cluster.devices:
         raise PlanFileError(

@@ -40,7 +40,7 @@ _UPDATED = 2  # temporaries of an update, in pieces of the parameter that is upd
 
 def live_memory(bound: BoundPlan, rank: int, stored: Mapping[str, Bytes]) -> Mapping[str, Bytes]:
     """Bytes of each class that a device in the middle of a pipeline rank holds when it holds most. `stored` has those
-    of the weights and of the states of the optimizer (see `planner.plan.predict.StageCost.memory`)."""
+    of the weights and of the states of the optimizer (see `planner.plan.stage_cost.StageCost.memory`)."""
     account = MemoryAccount(now={WEIGHTS: stored[WEIGHTS], GRADIENTS: 0.0, STATES: stored[STATES], OTHER: 0.0})
     held = _Held(account=account)
     stages = range(rank, len(bound.plan.stages), bound.plan.pipeline)

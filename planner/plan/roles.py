@@ -173,7 +173,8 @@ def _recomputation(bound: BoundPlan) -> str:
     for block in range(count):
         if (kept := bound.recompute_of(block)) is not None:
             inside = bound.blocks.operators(block)
-            ways[tuple(dict.fromkeys(_call_name(bound.operators[inside[place]]) for place in sorted(kept)))] += 1
+            operators = (bound.operators[inside[place]] for place in sorted(kept))
+            ways[tuple(dict.fromkeys(call_word(o.operator.name, o.rule.op_class) for o in operators))] += 1
     if not ways:
         return "none"
     if ways == {(): count}:
@@ -186,12 +187,12 @@ def _recomputation(bound: BoundPlan) -> str:
     return ", ".join(words)
 
 
-def _call_name(bound: BoundOperator) -> str:
+def call_word(name: str, op_class: str) -> str:
     """`attention`, the module of an operator with a weight (`q_proj`), or the call (`silu`)."""
-    place, _, call = bound.operator.name.rpartition("/")
-    if bound.rule.op_class == "attention":
+    place, _, call = name.rpartition("/")
+    if op_class == "attention":
         return "attention"
-    return place.rpartition(".")[2] if bound.rule.op_class == "matmul" and place else call
+    return place.rpartition(".")[2] if op_class == "matmul" and place else call
 
 
 def _wanted(bound: BoundPlan) -> Mapping[str, tuple[tuple[object, ...], ...]]:

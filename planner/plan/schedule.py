@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 from costmodels import Orders, Turn, in_flight_of_chunks, schedule_orders
 from planner.errors import PlanFileError
 from planner.graph.operator_graph import OperatorGraph
-from planner.plan.plan import ASYNCHRONOUS, INTERLEAVED, Plan
+from planner.plan.plan import ASYNCHRONOUS, Plan
 
 
 def orders_of(plan: Plan) -> Orders:
@@ -98,65 +98,6 @@ def telling_micro_batches(plan: Plan) -> int:
     return min(turns, max(2, (2 * ranks if splits(plan.schedule) else ranks) + 1)) * copies
 
 
-def check_schedule(plan: Plan) -> None:
-    """Raise PlanFileError where the schedule of a plan cannot be had with its ranks, stages and micro-batches."""
-    virtual, parts, ranks = plan.virtual_stages, plan.training.turns, plan.pipeline
-    if len(plan.stages) % virtual:
-        raise PlanFileError(
-            f"virtual_stages: {virtual} on each pipeline rank do not divide {len(plan.stages)} stages; make them even"
-        )
-    interleaved = plan.schedule == INTERLEAVED
-    if interleaved and virtual == 1:
-        raise PlanFileError(
-            f"schedule: '{plan.schedule}' with virtual_stages 1; that takes '1f1b' or another schedule of whole stages"
-        )
-    if virtual > 1 and not interleaved:
-        raise PlanFileError(f"schedule: '{plan.schedule}' with virtual_stages {virtual}; that takes '{INTERLEAVED}'")
-    if virtual > 1 and ranks < 2:
-        raise PlanFileError(
-            f"virtual_stages: {virtual} of {len(plan.stages)} stages on one pipeline rank; interleaving takes at least"
-            " 2 ranks, so set virtual_stages to 1 or add stages"
-        )
-    if ranks < 2 and plan.schedule != "1f1b":
-        raise PlanFileError(
-            f"schedule: '{plan.schedule}' with 1 pipeline rank, which has nobody to wait for; that takes '1f1b'"
-        )
-    if plan.schedule in ASYNCHRONOUS:
-        _check_asynchronous(plan)
-    if (plan.slices > 1) != (plan.schedule == "seqpipe"):
-        raise PlanFileError(
-            f"schedule: '{plan.schedule}' with slices {plan.slices}; a sequence in slices takes 'seqpipe', and that 2"
-            " slices or more"
-        )
-    if splits(plan.schedule) and plan.training.copies > 1:
-        raise PlanFileError(
-            f"schedule: '{plan.schedule}' with copies {plan.training.copies}; a backward pass that is taken apart takes"
-            " one micro-batch at a time, so set copies to 1 or take '1f1b'"
-        )
-    if virtual > 1 and parts % ranks:
-        raise PlanFileError(
-            f"training.micro_batches: {parts} is no multiple of {ranks} pipeline ranks, which virtual stages take in"
-            f" rounds; {nearest_rounds(parts, ranks, plan.training.global_batch)}, or set virtual_stages to 1"
-        )
-
-
-def _check_asynchronous(plan: Plan) -> None:
-    """What waits for all stages has no place in a schedule without a flush."""
-    parts, ranks, training = plan.training.micro_batches, plan.pipeline, plan.training
-    if training.copies > 1:
-        raise PlanFileError(f"training.copies: {training.copies} with schedule '{plan.schedule}'; set copies to 1")
-    if training.update.clip_norm is not None:
-        raise PlanFileError(
-            f"training.clip_norm: the norm of all gradients is known when all stages are done, and '{plan.schedule}'"
-            " lets none wait; leave clip_norm out, or take '1f1b'"
-        )
-    if plan.schedule == "pipedream_2bw" and parts < ranks:
-        raise PlanFileError(
-            f"training.micro_batches: {parts} with {ranks} pipeline ranks; two versions of the weights are enough from"
-            f" {ranks} micro-batches a step on"
-        )
-
-
 def check_stale(plan: Plan, graph: OperatorGraph, tied: Iterable[str]) -> None:
     """Raise PlanFileError for a model that cannot be trained with older weights on some stages: `tied` are the
     parameters that several stages use."""
@@ -172,15 +113,3 @@ def check_stale(plan: Plan, graph: OperatorGraph, tied: Iterable[str]) -> None:
             f"schedule: '{plan.schedule}', but buffer '{buffer}' changes with the forward passes and belongs to no"
             " version of the weights; take '1f1b'"
         )
-
-
-def nearest_rounds(micro_batches: int, ranks: int, global_batch: int) -> str:
-    """In words, the numbers of micro-batches next to that which a batch divides into and which come in whole rounds."""
-    legal = [number for number in range(ranks, global_batch + 1, ranks) if global_batch % number == 0]
-    if not legal:
-        return f"a global batch of {global_batch} divides into none, so make it a multiple of {ranks}"
-    below = [number for number in legal if number < micro_batches][-1:]
-    above = [number for number in legal if number > micro_batches][:1]
-    return f"the nearest of a global batch of {global_batch} {'are' if below and above else 'is'} " + " and ".join(
-        map(str, (*below, *above))
-    )

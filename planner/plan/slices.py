@@ -12,6 +12,7 @@ from functools import lru_cache
 from planner.errors import PlanFileError, RequestError
 from planner.graph.chance import CHANCES
 from planner.graph.operator_graph import Operator, OperatorGraph
+from planner.nearest import divisors, nearest_words
 from planner.sharding.rescale import rescale_sequence
 from planner.sharding.rule import FactorKind, Rule
 from planner.sharding.rules import rule_of
@@ -36,11 +37,8 @@ def one_slice(whole: OperatorGraph, length: int | None, slices: int) -> Operator
     if length is None:
         raise PlanFileError(f"slices: {slices} parts of a sequence, but this model has none; set slices to 1")
     if length % slices:
-        legal = [count for count in range(1, length + 1) if length % count == 0]
-        below = [count for count in legal if count < slices][-1:]
-        above = [count for count in legal if count > slices][:1]
-        near = " or ".join(map(str, (*below, *above)))
-        raise PlanFileError(f"slices: {slices} do not divide a sequence of {length}; take {near}")
+        near = nearest_words(slices, divisors(length))
+        raise PlanFileError(f"slices: {slices} do not divide a sequence of {length}; {near}")
     try:
         graph = rescale_sequence(whole, length, length // slices)
     except RequestError as error:

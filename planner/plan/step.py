@@ -79,13 +79,15 @@ class Launches:
 class PassCost:
     """Sums over one pass of a micro-batch, or of the middle one of its slices, through a chunk, in seconds. `sent` is
     what of `waits` other copies may compute under; `operators` has for each what it sends and what else it takes, where
-    the plan has several copies. `grows` is what a slice takes more than the one before it."""
+    the plan has several copies. `grows` is what a slice takes more than the one before it, `transfers` what of `waits`
+    comes from the stage before, or back from the one behind."""
 
     work: float = 0.0
     waits: float = 0.0
     hidden: float = 0.0
     sent: float = 0.0
     grows: float = 0.0
+    transfers: float = 0.0
     operators: list[tuple[float, float]] = field(default_factory=list)
 
     def add(self, *, work: float = 0.0, waits: float = 0.0, hidden: float = 0.0, sent: float = 0.0) -> None:

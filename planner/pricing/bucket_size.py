@@ -7,6 +7,7 @@ from costmodels import collective_time
 from hardware_profiles import Cluster
 from hardware_profiles.units import KIB, MIB
 from planner.graph.operator_graph import OperatorGraph
+from planner.nearest import divisors
 from planner.pricing.parameter_price import summed
 from planner.sharding.buckets import bucket_place, trainable_positions
 from planner.sharding.mesh import Mesh
@@ -47,7 +48,7 @@ def flat_bytes(graph: OperatorGraph, update: Update, cluster: Cluster) -> float:
     if not update.bucketed:
         return 0.0
     if update.buckets == AUTO_BUCKETS:
-        lines = [(size, stride) for size in _divisors(cluster.devices) for stride in _divisors(cluster.devices // size)]
+        lines = [(size, stride) for size in divisors(cluster.devices) for stride in divisors(cluster.devices // size)]
         return max((_on_axis(size, stride, cluster) for size, stride in lines if size > 1), default=0)
     if update.bucket_size:
         return update.bucket_size
@@ -57,10 +58,6 @@ def flat_bytes(graph: OperatorGraph, update: Update, cluster: Cluster) -> float:
         if place is not None and not update.is_local(name):
             sums[place] += summed(graph.types[name], update).nbytes
     return max(sums.values(), default=0)
-
-
-def _divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def _on_axis(size: int, stride: int, cluster: Cluster) -> int:

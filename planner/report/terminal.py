@@ -7,37 +7,17 @@ from rich.table import Table
 from rich.text import Text
 
 from planner.graph.blocks import Blocks
-from planner.graph.operator_graph import Operator
 from planner.plan.bind import BoundPlan
 from planner.plan.discovered import discovered
 from planner.plan.plan import Plan, Prediction
 from planner.plan.roles import Roles
-from planner.plan.words import gradient_words, recomputation_words
 from planner.report.discovered import discovered_table
+from planner.report.rows import degree_rows, figure_rows, job_text
 from planner.report.table import table_of
-from planner.report.units import bytes_text, count_text, percent_text, seconds_text
+from planner.report.units import bytes_text, percent_text, seconds_text
+from planner.report.words import SHOWN, short_name, strategy_words
 from planner.sharding.labels import factor_labels
 from planner.sharding.layout import format_layout
-
-_SHOWN = frozenset({"matmul", "attention", "experts", "normalisation", "embedding", "cross_entropy"})
-_WORDS = {
-    "o": "out",
-    "i": "in",
-    "g": "heads",
-    "r": "query heads",
-    "v": "vocabulary",
-    "h": "hidden",
-    "n": "tokens",
-    "f": "width",
-    "e@b": "experts",
-    "e@s": "experts",
-    "k@q": "ring",
-}
-"""Names of factors in rules, spelled out."""
-
-
-_LONG = 100
-"""Characters of a list of kept operators after which blocks are only counted."""
 
 
 def print_plan(
@@ -54,41 +34,19 @@ def print_plan(
 
 
 def _headline(plan: Plan) -> RenderableType:
-    model, training = plan.model, plan.training
-    length = f", {model.sequence_length} tokens each" if model.sequence_length else ""
-    return Text.from_markup(
-        f"\n[bold]{model.reference}[/bold] ({count_text(model.parameters)} parameters) on "
-        f"[bold]{plan.cluster.devices} x"
-        f" {plan.cluster.machine}[/bold]\nglobal batch {training.global_batch}{length}; {training.precision}, "
-        f"{training.optimizer}{gradient_words(training.update)}"
-    )
+    model = plan.model.reference
+    job, details = job_text(plan)
+    text = Text(f"\n{job}\n{details}")
+    text.stylize("bold", 1, 1 + len(model))
+    text.stylize("bold", 1 + job.index(" on ") + len(" on "), 1 + len(job))
+    return text
 
 
 def _degrees(plan: Plan, roles: Roles) -> RenderableType:
     table = table_of("\nParallelism", "", "")
     table.show_header = False
-    degrees = f"data {roles.data} x tensor {roles.tensor} x context {roles.context} x pipeline {roles.pipeline}"
-    table.add_row("degrees", degrees + (f" x replicated {roles.replicated}" if roles.replicated > 1 else ""))
-    if roles.expert > 1:
-        table.add_row("", f"expert {roles.expert}, over devices that split tokens")
-        table.add_row("routers", f"fullest device {plan.training.imbalance:g} times the average")
-    if roles.replicated > 1:
-        table.add_row("", f"{roles.replicated} devices each do the same work: as many fewer would be as fast")
-    table.add_row("mesh of a stage", " x ".join(f"{axis.axis} {axis.size}" for axis in roles.axes) or "one device")
-    for axis in roles.axes:
-        table.add_row(f"  {axis.axis}", f"{axis.role}: splits {axis.detail}")
-    if roles.tensor > 1:
-        table.add_row("sequence parallel", "yes" if roles.sequence_parallel else "no")
-    table.add_row("optimizer sharding", f"ZeRO {roles.zero}" if roles.zero != "off" else "off")
-    together = f", {plan.training.copies} at a time" if plan.training.copies > 1 else ""
-    table.add_row("micro-batches", f"{plan.training.micro_batches} of {plan.training.part} samples{together}")
-    if roles.pipeline > 1:
-        blocks = ", ".join(sorted({str(stage.blocks) for stage in plan.stages}))
-        virtual = f", {plan.virtual_stages} stages a device" if plan.virtual_stages > 1 else ""
-        slices = f", the sequence in {plan.slices} slices" if plan.slices > 1 else ""
-        table.add_row("pipeline", f"{plan.schedule}, {blocks} blocks a stage{virtual}{slices}")
-    long = len(roles.recomputation) > _LONG
-    table.add_row("recomputation", recomputation_words(plan) if long else roles.recomputation)
+    for row in degree_rows(plan, roles):
+        table.add_row(*row)
     return table
 
 
@@ -101,14 +59,14 @@ def _layers(bound: BoundPlan) -> RenderableType:
     title = "\nWho is sharded how" + (_stand_in(bound.blocks))
     table = table_of(title, "operator", *bound.plan.mesh.names, "result", "weight", "state")
     for at, operator in enumerate(bound.operators):
-        if operator.rule.op_class not in _SHOWN or bound.blocks.template(at) != at:
+        if operator.rule.op_class not in SHOWN or bound.blocks.template(at) != at:
             continue
-        words = [_WORDS.get(labels[at][c], labels[at][c]) if c is not None else "-" for c in operator.strategy]
+        words = strategy_words(operator, labels[at])
         stored = [bound.parameters[name] for name in operator.operator.operands if name in bound.parameters]
         weight = format_layout(stored[0].weight) if stored else ""
         state = format_layout(stored[0].state) if stored else ""
         result = format_layout(operator.layouts.results[0].forward)
-        table.add_row(_short(operator.operator), *words, result, weight, state)
+        table.add_row(short_name(operator.operator), *words, result, weight, state)
     return table
 
 
@@ -118,31 +76,11 @@ def _stand_in(blocks: Blocks) -> str:
     return " (first block for all)" if len(blocks.firsts) == 1 else " (first block of each kind)"
 
 
-def _short(operator: Operator) -> str:
-    """The last two names of the module's path (not numbers), or the operator where it stands in the model itself."""
-    names = [part for part in operator.module.split(".") if not part.isdigit()]
-    return ".".join(names[-2:]) or operator.op.split(".")[1]
-
-
 def _costs(plan: Plan, prediction: Prediction) -> RenderableType:
     table = table_of("\nPrediction", "", "")
     table.show_header = False
-    table.add_row("step time", seconds_text(prediction.step_seconds))
-    if prediction.low_seconds is not None and prediction.high_seconds is not None:
-        ends = f"{seconds_text(prediction.low_seconds)} to {seconds_text(prediction.high_seconds)}"
-        table.add_row("4 of 5 measured steps", ends)
-    devices = plan.cluster.devices
-    if plan.model.sequence_length:
-        tokens = prediction.samples_per_second * plan.model.sequence_length / devices
-        table.add_row("tokens/s per device", f"{tokens:,.0f}")
-    else:
-        table.add_row("samples/s per device", f"{prediction.samples_per_second / devices:,.1f}")
-    table.add_row("model FLOPs utilisation", percent_text(prediction.model_flops_utilisation))
-    share = prediction.peak_bytes / prediction.capacity_bytes
-    table.add_row(
-        "peak memory",
-        f"{bytes_text(prediction.peak_bytes)} of {bytes_text(prediction.capacity_bytes)} ({percent_text(share)})",
-    )
+    for row in figure_rows(plan, prediction):
+        table.add_row(*row)
     return Group(
         table,
         *_stages(prediction),

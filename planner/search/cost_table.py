@@ -218,7 +218,7 @@ class TableBuilder:
             if any(edge.name in kept for kept in (alive.kept, template.kept_for_next, template.kept_for_rest)):
                 bytes_kept = np.where(_same(made.forward, wanted.forward), 0.0, bytes_kept)
                 shared = True
-            if self.cluster.software.regathers:  # see predict._kept_copy
+            if self.cluster.software.regathers:  # see walk._kept_copy
                 pieces = operators[edge.producer].prices.results[place][:, None]
                 whole = operators[edge.consumer].prices.operands[edge.operand][None, :]
                 bytes_kept = np.where(pieces < whole, 0.0 if shared else pieces, bytes_kept)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hardware_profiles import Cluster
-from planner.plan.predict import tied_seconds, transfer_seconds
+from planner.plan.stage_cost import tied_seconds, transfer_seconds
 from planner.pricing.keeping import keeping, keeping_fault
 from planner.pricing.parameter_price import summed
 from planner.search.cost_table import CostTables, EdgeTable, ParameterTable, UseTable

@@ -21,11 +21,11 @@ are points of this space; what is left open (which matmul is split by rows, whic
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cached_property
-from typing import TypeVar
+from functools import cached_property, lru_cache
+from typing import Literal, TypeVar
 
 from planner.errors import RequestError, unknown_name
 from planner.graph.blocks import IDENTITY
@@ -38,7 +38,7 @@ from planner.sharding.labels import factor_labels
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import FactorKind, Rule, Strategy, legal_strategies, pieces_of, splittable
 from planner.sharding.rules import rule_of
-from planner.sharding.stored import StoredParameter, legal_stored
+from planner.sharding.stored import Option, StoredParameter, legal_stored
 from planner.sharding.zigzag import Sequences, order_fault, sequences_of, tensors_of
 
 T = TypeVar("T")
@@ -104,19 +104,33 @@ class Decided:
 
     def stored(self, name: str, tensor: TensorType, trainable: bool, mesh: Mesh) -> tuple[StoredParameter, ...]:
         """Stored layouts of a parameter that agree with what is decided."""
-        return self.agreeing_stored(name, legal_stored(tensor.shape, mesh.sizes, trainable), len(mesh.axes))
+        wanted = tuple(self._wanted(name, axis) for axis in range(len(mesh.axes)))
+        return _agreeing_stored(tensor.shape, mesh.sizes, trainable, wanted)
 
     def agreeing_stored(self, name: str, legal: tuple[StoredParameter, ...], axes: int) -> tuple[StoredParameter, ...]:
         """Those of some stored layouts that agree, on a mesh of the first so many axes."""
-        found = legal
-        for axis, role in enumerate(self.roles[:axes]):
-            if name in self._of_experts and self.experts[axis] is not False:
-                found = _first_possible(found, tuple(self._expert_stored(name, axis, role)))
-            elif role == "tensor":
-                found = _first_possible(found, (self._tensor_stored(name, axis),))
-            else:
-                found = _first_possible(found, tuple(self._zero(axis)))
-        return found
+        return _agreeing(legal, tuple(self._wanted(name, axis) for axis in range(axes)))
+
+    def _wanted(self, name: str, axis: int) -> tuple["_Wanted", ...]:
+        """What an axis should do to a parameter, and what else where that is impossible."""
+        role = self.roles[axis] if axis < len(self.roles) else None
+        if role is None:
+            return ()
+        zero = self.pinned.zero
+        if role == "tensor":
+            graph = self.template.graph
+            consumers = [at for at in graph.consumers.get(name, ()) if at < len(self._classes)]
+            multiplied = any(self._classes[at] in _MULTIPLIED for at in consumers)
+            matrix = len(graph.types[name].shape) > 1
+            plain: tuple[_Wanted, ...] = (
+                _Wanted("cut" if matrix else "cut or whole") if multiplied else _Wanted("whole"),
+            )
+        else:
+            plain = (_Wanted("any"),) if zero is None else (_Wanted("zero", zero), _Wanted("whole"))
+        if name not in self._of_experts or self.experts[axis] is False:
+            return plain
+        first = replace(plain[0], or_experts=True) if self.experts[axis] is None else _Wanted("none", or_experts=True)
+        return (first, *plain)
 
     def _in_role(
         self, index: int, rule: Rule, legal: tuple[Strategy, ...], axis: int, role: Role
@@ -174,45 +188,6 @@ class Decided:
             return _first_possible(legal, (*whole, lambda s: unused(s) or other(s)))
         return _first_possible(legal, (lambda s: not batch(s),))
 
-    def _zero(self, axis: int) -> Iterator[Callable[[StoredParameter], bool]]:
-        """What a data axis shares out, and what it does where no dim divides."""
-        zero = self.pinned.zero
-
-        def cut(stored: StoredParameter) -> tuple[bool, bool, bool]:
-            return stored.weight[axis].is_shard, stored.gradient[axis].is_shard, stored.state[axis].is_shard
-
-        whole = (False, False, False)
-        exact = {0: whole, 1: (False, False, True), 2: (False, True, True), 3: (True, True, True)}
-        if zero is None:
-            yield lambda stored: True
-            return
-        yield lambda stored: cut(stored) == exact[zero]
-        yield lambda stored: cut(stored) == whole
-
-    def _expert_stored(self, name: str, axis: int, role: Role) -> Iterator[Callable[[StoredParameter], bool]]:
-        """Cut along the experts; or as other weights are where that is left to the search, or impossible."""
-        others = [self._tensor_stored(name, axis)] if role == "tensor" else list(self._zero(axis))
-        if self.experts[axis] is None:
-            yield lambda stored: stored.weight[axis] == _ALONG_EXPERTS or others[0](stored)
-        else:
-            yield lambda stored: stored.weight[axis] == _ALONG_EXPERTS
-        yield from others
-
-    def _tensor_stored(self, name: str, axis: int) -> Callable[[StoredParameter], bool]:
-        """Weights that are multiplied with are cut, their biases may be, all others are full copies."""
-        graph = self.template.graph
-        consumers = [at for at in graph.consumers.get(name, ()) if at < len(self._classes)]
-        multiplied = any(self._classes[at] in _MULTIPLIED for at in consumers)
-        matrix = len(graph.types[name].shape) > 1
-
-        def wanted(stored: StoredParameter) -> bool:
-            whole = not (stored.weight[axis].is_shard or stored.gradient[axis].is_shard or stored.state[axis].is_shard)
-            if not multiplied:
-                return whole
-            return stored.weight[axis].is_shard or (whole and not matrix)
-
-        return wanted
-
     def _matching(self, index: int) -> list[Shard]:
         return [shard for shard in self.shards if index in self._matches[shard]]
 
@@ -225,7 +200,7 @@ class Decided:
             if not hits:
                 names = [op.name for op in graph.operators]
                 raise RequestError(
-                    f"--shard {shard.pattern}: {unknown_name('operator', shard.pattern, names)}; an operator of the"
+                    f"--shard {shard.pattern}: {unknown_name('operator', shard.pattern, names)} An operator of the"
                     " first block stands for its twins in all blocks"
                 )
             found[shard] = hits
@@ -333,6 +308,50 @@ def _agrees(
             if pieces % count or (whole and count != pieces):
                 return False
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What an axis should do to a parameter: cut it into pieces for good, leave it "whole", share out what a stage of
+    ZeRO does, or "any" of it; `or_experts`: or cut it along the experts."""
+
+    what: Literal["cut", "whole", "cut or whole", "zero", "any", "none"]
+    zero: int = 0
+    or_experts: bool = False
+
+    def holds(self, option: Option) -> bool:
+        weight, gradient, state = option
+        cut = (weight.is_shard, gradient.is_shard, state.is_shard)
+        if self.or_experts and weight == _ALONG_EXPERTS:
+            return True
+        if self.what == "zero":
+            return cut == _SHARED_OUT[self.zero]
+        whole = not any(cut)
+        return {"cut": cut[0], "whole": whole, "cut or whole": cut[0] or whole, "any": True, "none": False}[self.what]
+
+
+_SHARED_OUT = {0: (False,) * 3, 1: (False, False, True), 2: (False, True, True), 3: (True,) * 3}
+"""Whether stages of ZeRO cut weight, gradient and state."""
+
+
+@lru_cache(maxsize=4096)
+def _agreeing_stored(
+    shape: tuple[int, ...], sizes: tuple[int, ...], trainable: bool, wanted: tuple[tuple[_Wanted, ...], ...]
+) -> tuple[StoredParameter, ...]:
+    """Asked for again for every parameter of a shape, and for every micro-batch."""
+    return _agreeing(legal_stored(shape, sizes, trainable), wanted)
+
+
+def _agreeing(legal: tuple[StoredParameter, ...], wanted: Sequence[tuple[_Wanted, ...]]) -> tuple[StoredParameter, ...]:
+    found = legal
+    for axis, wishes in enumerate(wanted):
+        if wishes and wishes[0].what != "any":
+            found = _first_possible(found, [_on(axis, wish) for wish in wishes])
+    return found
+
+
+def _on(axis: int, wish: _Wanted) -> Callable[[StoredParameter], bool]:
+    return lambda stored: wish.holds(stored.on(axis))
 
 
 def _first_possible(candidates: tuple[T, ...], filters: Sequence[Callable[[T], bool]]) -> tuple[T, ...]:

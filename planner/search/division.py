@@ -14,9 +14,10 @@ raised from the least possible until the sum can no longer make up for it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,143 +99,196 @@ class Filled:
         first, second = self.pairs[int(self.pair[stretch])]
         return Filling(variant=int(self.variant[stretch]), first=first, second=second, lean=int(self.lean[stretch]))
 
+    def among(self, some: NDArray[np.intp], count: int) -> "Filled":
+        """The same, of so many stretches of which it has some; the others take for ever."""
+        spread: dict[str, Any] = {}
+        for name in (*_SECONDS_AND_BYTES, "least", *_CHOICES):
+            spread[name] = np.zeros(count, dtype=np.intp) if name in _CHOICES else np.full(count, math.inf)
+            spread[name][some] = getattr(self, name)
+        return replace(self, **spread)
+
     def or_else(self, other: "Filled", variant: int) -> "Filled":
         """For every stretch the faster of the two."""
         better = other.busy < self.busy
-        fields = ("part", "step", "busy", "peak", "beside", "pair", "lean")
+        fields = (*_SECONDS_AND_BYTES, "pair", "lean")
         taken = {name: np.where(better, getattr(other, name), getattr(self, name)) for name in fields}
         return replace(
             self, **taken, least=np.minimum(self.least, other.least), variant=np.where(better, variant, self.variant)
         )
 
 
+_SECONDS_AND_BYTES = ("part", "step", "busy", "peak", "beside")
+_CHOICES = ("variant", "pair", "lean")
+
+
 def fill_best(
-    variants: Sequence[Rank], pool: Sequence[Way], stretches: Stretches, weight: float, capacity: float
-) -> Filled:
-    """`fill` with the best of several choices for what the rank holds beside its inner blocks."""
-    found = fill(variants[0], pool, stretches, weight, capacity)
-    for place, rank in enumerate(variants[1:], start=1):
-        found = found.or_else(fill(rank, pool, stretches, weight, capacity), place)
+    ranks: Sequence[Sequence[Rank]],
+    pool: Sequence[Way],
+    stretches: Stretches,
+    weight: float,
+    capacity: float,
+    some: NDArray[np.intp] | None = None,
+) -> list[Filled]:
+    """`fill`, each rank with the best of several choices for what it holds beside its inner blocks."""
+    every = iter(fill([rank for variants in ranks for rank in variants], pool, stretches, weight, capacity, some))
+    found = []
+    for variants in ranks:
+        best = next(every)
+        for place in range(1, len(variants)):
+            best = best.or_else(next(every), place)
+        found.append(best)
     return found
 
 
-def fill(rank: Rank, pool: Sequence[Way], stretches: Stretches, weight: float, capacity: float) -> Filled:
-    """Price every stretch of inner blocks, with the ways of the pool, at most two at a time.
+def fill(
+    ranks: Sequence[Rank],
+    pool: Sequence[Way],
+    stretches: Stretches,
+    weight: float,
+    capacity: float,
+    some: NDArray[np.intp] | None = None,
+) -> list[Filled]:
+    """Price every stretch of inner blocks on every rank, or `some` of them and infinity for the others, with the ways
+    of the pool, at most two at a time.
 
     A rank is busy for `weight` (the number of micro-batches) times its seconds for one, and once those per step.
 
     The lean ones come first in a stage: where they are recomputed, nothing received needs to be kept. An empty pool
     stands for a model without inner blocks.
     """
-    mixed = _Mixed(rank, pool, stretches, weight)
-    outer = _Cost.of_ends(rank, weight)
+    priced = stretches if some is None else stretches.only(some)
+    at_once = max(1, _CELLS // (max(1, len(pool) * (len(pool) + 1) // 2) * len(priced.lengths)))
+    found: list[Filled] = []
+    for start in range(0, len(ranks), at_once):
+        found += _filled(ranks[start : start + at_once], pool, priced, weight, capacity)
+    return found if some is None else [filled.among(some, len(stretches.lengths)) for filled in found]
+
+
+def _filled(
+    ranks: Sequence[Rank], pool: Sequence[Way], stretches: Stretches, weight: float, capacity: float
+) -> list[Filled]:
+    mixed, outer = _Mixed(ranks, pool, stretches, weight), _Ends(ranks, weight)
     at_once = np.maximum(mixed.largest("replay"), outer.replay) + np.maximum(
         mixed.largest("transient"), outer.transient
     )
-    some = stretches.lengths[None, :] > 0
-    beside = np.where(some, mixed.beside(), rank.handing_over([]))
+    some = stretches.lengths > 0
+    beside = np.where(some, mixed.beside(), outer.handed)
     held = outer.memory + beside + np.where(some, at_once, outer.replay + outer.transient)
     all_fast = mixed.total("memory")
     over = held + all_fast - capacity
     same = (mixed.fast == mixed.lean)[:, None]
     lean = np.where(same, 0, mixed.saving(over))
-    fits = np.where(same, over <= FITS * capacity, lean <= stretches.lengths[None, :] - 1)
+    fits = np.where(same, over <= FITS * capacity, lean <= stretches.lengths - 1) & mixed.pays[:, :, None]
     lean = np.where(fits, lean, 0)
     busy = outer.busy + mixed.total("busy") + mixed.change("busy", lean)
     busy = np.where(fits, busy, math.inf)
-    best = busy.argmin(axis=0)
-    at = np.arange(len(stretches.lengths))
-    fitting = np.isfinite(busy.min(axis=0))
-    chosen = lean[best, at]
+    best = busy.argmin(axis=1)
 
-    def total(field: str, base: float) -> Array:
-        return np.where(fitting, base + mixed.mixture(field, best, chosen), math.inf)
+    def of_best(values: Any) -> Any:
+        return np.take_along_axis(values, best[:, None, :], axis=1)[:, 0]
 
-    return Filled(
-        part=total("part", outer.part),
-        step=total("step", outer.step),
-        busy=total("busy", outer.busy),
-        peak=total("memory", 0.0) + held[best, at],
-        beside=beside[best, at],
-        least=np.where(same, held + all_fast, math.inf).min(axis=0),
-        variant=np.zeros(len(at), dtype=np.intp),
-        pair=best,
-        lean=chosen,
-        pairs=tuple(zip(mixed.fast.tolist(), mixed.lean.tolist(), strict=True)),
-    )
+    chosen, quickest = of_best(lean), of_best(busy)
+
+    def total(field: str, base: Array) -> Array:
+        return np.where(np.isfinite(quickest), base + mixed.mixture(field, best, chosen), math.inf)
+
+    part, step = total("part", outer.part[:, 0]), total("step", outer.step[:, 0])
+    busy, peak = total("busy", outer.busy[:, 0]), total("memory", np.zeros(1)) + of_best(held)
+    handed, least = of_best(beside), np.where(same, held + all_fast, math.inf).min(axis=1)
+    pairs = tuple(zip(mixed.fast.tolist(), mixed.lean.tolist(), strict=True))
+    return [
+        Filled(
+            part=part[at],
+            step=step[at],
+            busy=busy[at],
+            peak=peak[at],
+            beside=handed[at],
+            least=least[at],
+            variant=np.zeros(len(some), dtype=np.intp),
+            pair=best[at],
+            lean=chosen[at],
+            pairs=pairs,
+        )
+        for at in range(len(ranks))
+    ]
 
 
 class _Mixed:
     """What every stretch comes to where the blocks at its beginning run in one way of the pool, `lean`, and the others
-    in another, `fast`; arrays are of pairs of ways and of stretches."""
+    in another, `fast`; arrays are of ranks, pairs of ways and stretches. `pays` says whether a pair does, on a rank."""
 
-    def __init__(self, rank: Rank, pool: Sequence[Way], stretches: Stretches, weight: float) -> None:
-        self.rank, self.stretches = rank, stretches
+    def __init__(self, ranks: Sequence[Rank], pool: Sequence[Way], stretches: Stretches, weight: float) -> None:
+        self.ranks, self.stretches = ranks, stretches
         kinds = len(stretches.counts)
         pool = pool or [()]
         amounts = np.array(
             [[[getattr(column.amounts, name) for name in _AMOUNTS] for column in way] for way in pool], dtype=np.float64
-        ).reshape(len(pool), kinds, len(_AMOUNTS))
+        ).reshape(1, len(pool), kinds, len(_AMOUNTS))
         part, step, fixed, live, replay, transient = np.moveaxis(amounts, -1, 0)
-        self.costs = {
-            "part": rank.chunks * part,
-            "step": rank.chunks * step,
-            "busy": rank.chunks * (weight * part + step),
-            "memory": rank.chunks * fixed + rank.in_flight * live,
+        chunks, in_flight = (
+            np.array([getattr(rank, name) for rank in ranks])[:, None, None] for name in ("chunks", "in_flight")
+        )
+        self.costs = {  # (ranks, or 1 where all are alike, ways, kinds)
+            "part": chunks * part,
+            "step": chunks * step,
+            "busy": chunks * (weight * part + step),
+            "memory": chunks * fixed + in_flight * live,
             "replay": replay,
             "transient": transient,
         }
         self.recompute = np.array([[column.recompute for column in way] for way in pool], dtype=np.bool_)
         self.recompute = self.recompute.reshape(len(pool), kinds)
-        self.fast, self.lean = self._pairs()
+        self.fast, self.lean, self.pays = self._pairs()
 
-    def _pairs(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    def _pairs(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
         """Every way with itself, and with each that can make a stage fit in its place, at a price: that takes no more
         memory for any kind of block, and less for one."""
         memory, busy = self.costs["memory"], self.costs["busy"]
-        no_more = (memory[None, :, :] <= memory[:, None, :]).all(axis=-1)
-        pays = ((memory[None, :, :] < memory[:, None, :]) & (busy[None, :, :] > busy[:, None, :])).any(axis=-1)
-        fast, lean = np.nonzero((no_more & pays) | np.eye(len(memory), dtype=np.bool_))
-        return fast, lean
+        no_more = (memory[:, None, :, :] <= memory[:, :, None, :]).all(axis=-1)
+        pays = (memory[:, None, :, :] < memory[:, :, None, :]) & (busy[:, None, :, :] > busy[:, :, None, :])
+        found = (no_more & pays.any(axis=-1)) | np.eye(memory.shape[1], dtype=np.bool_)
+        fast, lean = np.nonzero(found.any(axis=0))
+        return fast, lean, found[:, fast, lean]
 
     def total(self, field: str) -> Array:
         """Of stretches whose blocks all run in the first way."""
-        found: Array = (self.costs[field] @ self.stretches.numbers)[self.fast]
+        found: Array = (self.costs[field] @ self.stretches.numbers)[:, self.fast]
         return found
 
     def change(self, field: str, lean: NDArray[np.intp]) -> Array:
         """What `lean` blocks in the second way add."""
-        more = self.costs[field][self.lean] - self.costs[field][self.fast]
+        more = self.costs[field][:, self.lean] - self.costs[field][:, self.fast]
         found = np.zeros(lean.shape)
         for kind, (along, start) in enumerate(zip(self.stretches.along, self.stretches.before, strict=True)):
-            found += more[:, kind, None] * (along[self.stretches.starts + lean] - start)
+            found += more[:, :, kind, None] * (along[self.stretches.starts + lean] - start)
         return found
 
     def mixture(self, field: str, pair: NDArray[np.intp], lean: NDArray[np.intp]) -> Array:
-        """Of every stretch in one of the pairs, with so many in the second way."""
-        fast = self.costs[field][self.fast[pair]].T
-        more = self.costs[field][self.lean[pair]].T - fast
-        found: Array = (fast * self.stretches.numbers).sum(axis=0)
-        changed = more * (self.stretches.along[:, self.stretches.starts + lean] - self.stretches.before)
-        total: Array = found + changed.sum(axis=0)
+        """Of every stretch in one of the pairs, with so many in the second way; all are (ranks, stretches)."""
+        costs = np.broadcast_to(self.costs[field], (len(self.ranks), *self.costs[field].shape[1:]))
+        rank = np.arange(len(self.ranks))[:, None]
+        fast = costs[rank, self.fast[pair]]  # (ranks, stretches, kinds)
+        more = costs[rank, self.lean[pair]] - fast
+        changed = more * (self.stretches.along.T[self.stretches.starts + lean] - self.stretches.before.T)
+        total: Array = (fast * self.stretches.numbers.T).sum(axis=-1) + changed.sum(axis=-1)
         return total
 
     def saving(self, over: Array) -> NDArray[np.intp]:
         """The fewest blocks in the second way that save so many bytes, 1 at least; more than there are if none do."""
-        saved = self.costs["memory"][self.fast] - self.costs["memory"][self.lean]
+        saved = self.costs["memory"][:, self.fast] - self.costs["memory"][:, self.lean]
         sums, starts = saved @ self.stretches.along, self.stretches.starts
-        wanted = sums[:, starts] + over - 1e-9 * saved.max(axis=1, initial=0.0)[:, None]
+        wanted = sums[:, :, starts] + over - 1e-9 * saved.max(axis=-1, initial=0.0)[:, :, None]
         found = np.ones(over.shape, dtype=np.intp)
-        for row in np.flatnonzero(self.fast != self.lean):
+        for row in zip(*np.nonzero(self.pays & (self.fast != self.lean)), strict=True):
             found[row] = sums[row].searchsorted(wanted[row]) - starts
         return np.maximum(found, 1)
 
     def largest(self, field: str) -> Array:
         """The most that a block of a kind in the stretch comes to, in either way."""
-        rows = np.maximum(self.costs[field][self.fast], self.costs[field][self.lean])
-        found = np.zeros((len(rows), len(self.stretches.lengths)))
+        rows = np.maximum(self.costs[field][:, self.fast], self.costs[field][:, self.lean])
+        found = np.zeros((*rows.shape[:2], len(self.stretches.lengths)))
         for kind, number in enumerate(self.stretches.numbers):
-            np.maximum(found, np.where(number > 0, rows[:, kind, None], 0.0), out=found)
+            np.maximum(found, np.where(number > 0, rows[:, :, kind, None], 0.0), out=found)
         return found
 
     def beside(self) -> Array:
@@ -244,15 +298,24 @@ class _Mixed:
             np.concatenate([self.recompute[self.fast], self.recompute[self.lean]], axis=1), axis=0, return_inverse=True
         )
         kinds = len(self.stretches.counts)
-        found = np.array([self._handed(flags[:kinds], flags[kinds:]) for flags in ways])
-        spread: Array = found[which.reshape(-1)]
-        return spread
+        sides = {(rank.before, rank.after) for rank in self.ranks}
+        times = {side: np.stack([self._handed(*side, way[:kinds], way[kinds:]) for way in ways]) for side in sides}
+        held = np.stack([times[rank.before, rank.after] for rank in self.ranks])  # (ranks, ways, 3, stretches)
+        received, ending, outliving = (
+            np.array([getattr(rank, name) for rank in self.ranks])[:, None, None]
+            for name in ("received", "ending", "outliving")
+        )
+        found: Array = held[:, :, 0] * received + held[:, :, 1] * ending + held[:, :, 2] * outliving
+        return found[:, which.reshape(-1)]
 
-    def _handed(self, fast: NDArray[np.bool_], lean: NDArray[np.bool_]) -> Array:
-        """The same for one pair, whose ways recompute these kinds of blocks."""
-        rank, held = self.rank, self.stretches
+    def _handed(
+        self, before: bool | None, after: bool | None, fast: NDArray[np.bool_], lean: NDArray[np.bool_]
+    ) -> Array:
+        """How often a stretch holds what it receives, what it ends with, and what a recomputed block hands to another,
+        (3, stretches), for one pair, whose ways recompute these kinds of blocks."""
+        held = self.stretches
         some = np.flatnonzero(held.lengths)
-        found = np.zeros(len(held.lengths))
+        found = np.zeros((3, len(held.lengths)))
         if not some.size:
             return found
         behind, ahead = fast[list(held.kinds)], lean[list(held.kinds)]
@@ -261,11 +324,11 @@ class _Mixed:
         between = ahead[:-1] & ~behind[1:] & ~changes  # where the second way ends
         sums, once = (np.concatenate(([0], np.cumsum(each))) for each in (changes, between))
         number = sums[last] - sums[first] + (once[last] > once[first])
-        number += bool(rank.before) & ~ahead[first]
-        number += behind[last] & (rank.after is False)
-        keeps_first = ~ahead[first] if rank.before is None else np.full(len(some), not rank.before)
-        keeps_last = ~behind[last] if rank.after is None else np.full(len(some), not rank.after)
-        found[some] = keeps_first * rank.received + keeps_last * rank.ending + number * rank.outliving
+        number += bool(before) & ~ahead[first]
+        number += behind[last] & (after is False)
+        found[0, some] = ~ahead[first] if before is None else not before
+        found[1, some] = ~behind[last] if after is None else not after
+        found[2, some] = number
         return found
 
 
@@ -278,29 +341,24 @@ FITS = 1e-9
 """A peak this much above the capacity, relatively, still fits: sums in another order differ by less."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Cost:
-    """What a rank holds beside its inner blocks."""
+_CELLS = 2**17
+"""Cells of an array over ranks, pairs and stretches that are priced at once: a few of them stay in a cache."""
 
-    part: float
-    step: float
-    busy: float
-    memory: float
-    replay: float
-    transient: float
 
-    @staticmethod
-    def of_ends(rank: Rank, weight: float) -> "_Cost":
-        part = rank.seconds + math.fsum(a.part for a, _ in rank.ends)
-        step = math.fsum(a.step for a, _ in rank.ends)
-        return _Cost(
-            part=part,
-            step=step,
-            busy=weight * part + step,
-            memory=math.fsum(a.fixed + a.live * flights for a, flights in rank.ends),
-            replay=max((a.replay for a, _ in rank.ends), default=0.0),
-            transient=max((a.transient for a, _ in rank.ends), default=0.0),
-        )
+class _Ends:
+    """What ranks hold beside their inner blocks, (ranks, 1, 1); `handed` is what a rank without any holds of others."""
+
+    def __init__(self, ranks: Sequence[Rank], weight: float) -> None:
+        def each(value: Callable[[Rank], float]) -> Array:
+            return np.array([value(rank) for rank in ranks])[:, None, None]
+
+        self.part = each(lambda rank: rank.seconds + math.fsum(a.part for a, _ in rank.ends))
+        self.step = each(lambda rank: math.fsum(a.step for a, _ in rank.ends))
+        self.busy = weight * self.part + self.step
+        self.memory = each(lambda rank: math.fsum(a.fixed + a.live * flights for a, flights in rank.ends))
+        self.replay = each(lambda rank: max((a.replay for a, _ in rank.ends), default=0.0))
+        self.transient = each(lambda rank: max((a.transient for a, _ in rank.ends), default=0.0))
+        self.handed = each(lambda rank: rank.handing_over([]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

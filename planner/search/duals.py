@@ -13,6 +13,7 @@ The pieces of a larger micro-batch prove the same for its k-th parts: k parts ta
 and hold no less than a k-th of its activations each.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from costmodels import in_flight_of_chunks
 from planner.plan.schedule import splits
-from planner.search.pieces import Chain, Column, Piece, Solved, Weights
+from planner.search.pieces import Asked, Chain, Column, Piece, Solved, Weights, solve
 from planner.search.space import Configuration
 
 Array = NDArray[np.float64]
@@ -131,6 +132,17 @@ class _Lines:
         return best
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Question:
+    """Pieces to be solved for a price of memory: those of the head, the tail and every kind of block, so many each."""
+
+    price: float
+    flights: float
+    proves: bool
+    asked: list[Asked]
+    numbers: list[int]
+
+
 class Duals:
     """The pieces of a chain solved for any number of prices.
 
@@ -160,7 +172,17 @@ class Duals:
     def solve(self, price: float, flights: float, cap: float = math.inf) -> None:
         """Solve the pieces at a price of memory, for so many micro-batches in flight; an infinite price asks for the
         least memory. With a cap on the bytes that an operator needs for a moment nothing is proved, but found."""
-        self._add(self._weights(price, flights), price, flights, proves=cap == math.inf, cap=cap)
+        self._add([self._priced(price, flights, cap)])
+
+    def solve_all(self, prices: Sequence[tuple[float, float]], average: Setting | None = None) -> None:
+        """`solve` for several prices and flights, and `solve_average` if a setting is given, at once."""
+        questions = [self._priced(price, flights) for price, flights in prices]
+        self._add([*questions, self._average(average)] if average is not None else questions)
+        if average is not None:
+            self._note_average(average)
+
+    def _priced(self, price: float, flights: float, cap: float = math.inf) -> "_Question":
+        return self._question(self._weights(price, flights), price, flights, proves=cap == math.inf, cap=cap)
 
     def _weights(self, price: float, flights: float) -> Weights:
         blocks = max(1, self.chain.tables.template.blocks.count)
@@ -177,38 +199,41 @@ class Duals:
             replay=price / (blocks + 1) / self.parts,
         )
 
-    def _add(self, weights: Weights, price: float, flights: float, *, proves: bool, cap: float = math.inf) -> None:
+    def _add(self, questions: Sequence["_Question"]) -> None:
+        self.priced += _answers([(self, question) for question in questions])
+
+    def _question(
+        self, weights: Weights, price: float, flights: float, *, proves: bool, cap: float = math.inf
+    ) -> "_Question":
         def banned(piece: Piece) -> NDArray[np.bool_] | None:
             return self.banned.get(id(piece)) if cap == math.inf else piece.bulky(cap)
 
-        if flights > (
-            single := 1 / self.parts
-        ):  # what follows the blocks is in flight once, whatever the rank's chunks
+        ending, single = weights, 1 / self.parts
+        if flights > single:  # what follows the blocks is in flight once, whatever the rank's chunks
             ending = replace(weights, live=weights.live / flights * single)
-        else:
-            ending = weights
-
-        def solved(pieces: Sequence[Piece], own: Weights) -> tuple[Solved, ...]:
-            return tuple(piece.solve(own, banned(piece)) for piece in _worth(pieces, price))
-
-        head, tail = solved(self.chain.head, weights), solved(self.chain.tail, ending)
-        inner = tuple(solved(pieces, weights) for pieces in self.chain.kinds)
-        values = (self._least_value(head), self._least_values(inner), self._least_value(tail))
-        if not self.columns:
-            head = tail = ()
-            inner = ()
-        self.priced.append(
-            Priced(price=price, flights=flights, proves=proves, head=head, inner=inner, tail=tail, values=values)
+        chain = self.chain
+        groups = [(chain.head, weights), (chain.tail, ending), *((pieces, weights) for pieces in chain.kinds)]
+        worth = [(_worth(pieces, price), own) for pieces, own in groups]
+        return _Question(
+            price=price,
+            flights=flights,
+            proves=proves,
+            asked=[Asked(piece=one, weights=own, banned=banned(one)) for pieces, own in worth for one in pieces],
+            numbers=[len(pieces) for pieces, _ in worth],
         )
 
-    def first_bound(self, setting: Setting) -> float:
-        """Least seconds of a step in which memory is free and all ranks are as quick as the average one."""
-        if setting.ranks > 1:
-            self.solve_average(setting)
-            assert self._averaged is not None
-            return float(self._averaged.min())
-        self.solve(0.0, 0.0)
-        return float(self.bounds(setting).min())
+    def _answer(self, question: "_Question", solved: Sequence[Solved]) -> Priced:
+        left = iter(solved)
+        head, tail, *inner = (tuple(itertools.islice(left, number)) for number in question.numbers)
+        return Priced(
+            price=question.price,
+            flights=question.flights,
+            proves=question.proves,
+            head=head if self.columns else (),
+            inner=tuple(inner) if self.columns else (),
+            tail=tail if self.columns else (),
+            values=(self._least_value(head), self._least_values(inner), self._least_value(tail)),
+        )
 
     def bounds(self, setting: Setting) -> Array:
         """Least seconds of a step for every state of the boundary.
@@ -364,21 +389,22 @@ class Duals:
         """Least seconds of one micro-batch on all ranks."""
         if self._parts is None:
             weights = Weights(part=1 / self.parts, steady=1 - 1 / self.parts)
-
-            def solved(pieces: Sequence[Piece]) -> tuple[Solved, ...]:
-                return tuple(piece.solve(weights, self.banned.get(id(piece))) for piece in _worth(pieces, 0.0))
-
-            head, tail = self._least_value(solved(self.chain.head)), self._least_value(solved(self.chain.tail))
-            inner = self._least_values([solved(pieces) for pieces in self.chain.kinds])
-            self._parts = head + self._whole(inner) + tail
+            question = self._question(weights, 0.0, 0.0, proves=False)
+            self._parts = self.value(*_answers([(self, question)]))
         return self._parts + self._crossings(setting)
 
-    def solve_average(self, setting: Setting) -> None:
-        """Solve the pieces for ranks that are all as quick as the average one: best where micro-batches are few."""
-        weight = 1 / setting.chunks + self.weight / setting.ranks
+    def _average(self, setting: Setting) -> "_Question":
+        """For ranks that are all as quick as the average one: best where micro-batches are few."""
+        weight = self._average_weight(setting)
         weights = Weights(part=weight / self.parts, steady=weight * (1 - 1 / self.parts), step=1 / setting.ranks)
-        self._add(weights, 0.0, 0.0, proves=False)
-        self._averaged = self.value(self.priced[-1]) + weight * self._crossings(setting)
+        return self._question(weights, 0.0, 0.0, proves=False)
+
+    def _note_average(self, setting: Setting) -> None:
+        """The last answer is to that."""
+        self._averaged = self.value(self.priced[-1]) + self._average_weight(setting) * self._crossings(setting)
+
+    def _average_weight(self, setting: Setting) -> float:
+        return 1 / setting.chunks + self.weight / setting.ranks
 
     def _crossings(self, setting: Setting) -> Array:
         """Seconds of a micro-batch in transfers between all ranks."""
@@ -396,6 +422,30 @@ class Duals:
         for one in solved:
             total = np.minimum(total, over(self.chain, one))
         return total
+
+
+def first_bounds(members: Sequence[tuple[Duals, Setting]]) -> list[float]:
+    """Least seconds of a step in which memory is free and all ranks are as quick as the average one, of each; all are
+    solved at once."""
+    asked = [
+        (duals, duals._average(setting) if setting.ranks > 1 else duals._priced(0.0, 0.0)) for duals, setting in members
+    ]
+    found = []
+    for (duals, setting), priced in zip(members, _answers(asked), strict=True):
+        duals.priced.append(priced)
+        if setting.ranks > 1:
+            duals._note_average(setting)
+            assert duals._averaged is not None
+            found.append(float(duals._averaged.min()))
+        else:
+            found.append(float(duals.bounds(setting).min()))
+    return found
+
+
+def _answers(asked: Sequence[tuple[Duals, _Question]]) -> list[Priced]:
+    """All questions solved at once."""
+    solved = iter(solve([one for _, question in asked for one in question.asked]))
+    return [duals._answer(question, list(itertools.islice(solved, len(question.asked)))) for duals, question in asked]
 
 
 def _worth(pieces: Sequence[Piece], price: float) -> Sequence[Piece]:

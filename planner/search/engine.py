@@ -1,6 +1,7 @@
 """Configurations evaluated: tables built and kept, pieces cut, prices tried (evaluation.py)."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from planner.search.assemble import Assembly
 from planner.search.cost_table import CostTables, TableBuilder
 from planner.search.cutting import cut
 from planner.search.decided import decided_of
-from planner.search.duals import Duals, Setting, setting_of
+from planner.search.duals import Duals, Setting, first_bounds, setting_of
 from planner.search.evaluation import Evaluation, Outcome, check_virtual_stages
 from planner.search.pieces import Chain
 from planner.search.propagation import fixed_of, propagated
@@ -39,21 +40,18 @@ class Family:
         self._duals: dict[tuple[int, float], Duals] = {}
         self._known: set[tuple[int, float, float, float]] = set()
 
-    def step_seconds(self, configuration: Configuration) -> float:
-        """Least step time of a member, whatever the memory; to be asked once for each."""
-        duals, setting = self._of(configuration)
-        return duals.first_bound(setting)
+    def step_seconds(self, members: Sequence[Configuration]) -> list[float]:
+        """Least step time of each member, whatever the memory; to be asked once."""
+        return first_bounds([self._of(configuration) for configuration in members])
 
     def priced_seconds(self, configuration: Configuration, price: float) -> float:
         """Least step time of a member with memory at a price; infinite where even the leanest choice does not fit."""
         duals, setting = self._of(configuration)
         flights = sorted({setting.flights(0), setting.flights(setting.ranks // 2)})
         tries = [(0.0, 0.0), (math.inf, flights[-1]), *((float(f"{price:.3g}"), number) for number in flights if price)]
-        for weight, number in tries:
-            key = (duals.parts, duals.weight, weight, number)
-            if key not in self._known:
-                self._known.add(key)
-                duals.solve(weight, number)
+        known = {(duals.parts, duals.weight, *one): one for one in tries}
+        duals.solve_all([one for key, one in known.items() if key not in self._known])
+        self._known |= known.keys()
         return float(duals.bounds(setting).min())
 
     def least_bytes(self, configuration: Configuration) -> float:

@@ -72,6 +72,7 @@ class Outcome:
         state: candidates at the boundary.
         ranks: what each rank runs; empty where nothing was found.
         least: where nothing fits, bytes per device that the leanest way found would need.
+        fullest: the rank that would need them.
         price: seconds of the step that a byte more of memory would save, about.
         solved: problems solved.
     """
@@ -81,6 +82,7 @@ class Outcome:
     state: State
     ranks: tuple[RankFilling, ...]
     least: float
+    fullest: int = 0
     price: float
     solved: int
 
@@ -109,7 +111,7 @@ class Evaluation:
         self.blocks = self.stretches.blocks
         self.pool: list[Way] = []
         self.tried: set[tuple[float, float]] = set()
-        self.least = math.inf
+        self.least, self.fullest = math.inf, 0
         self.price = 0.0
         self.cap = math.inf
         self.caps = [setting.capacity / share for share in CAPS]
@@ -118,14 +120,11 @@ class Evaluation:
         """Try prices until the best result is proved, or nothing more can be learnt."""
         best: tuple[float, State, tuple[RankFilling, ...]] | None = None
         setting, duals = self.setting, self.duals
-        duals.solve(0.0, 0.0)
-        if setting.ranks > 1:
-            duals.solve_average(setting)
+        duals.solve_all([(0.0, 0.0)], average=setting if setting.ranks > 1 else None)
         bounds = duals.bounds(setting)
         if self.hint and bounds.min() < self.cutoff and not self._roomy(bounds):
-            for flights in sorted({self._flights(0), self._flights(setting.ranks // 2)}):
-                self._new(self.hint, flights)
-                duals.solve(self.hint, flights)
+            hinted = [(self.hint, flights) for flights in sorted({self._flights(0), self._flights(setting.ranks // 2)})]
+            duals.solve_all([one for one in hinted if self._new(*one)])
             bounds = np.maximum(bounds, duals.bounds(setting))
         closed = np.zeros(self.chain.shape, dtype=bool)
         for _ in range(3 * self.rounds):
@@ -235,7 +234,7 @@ class Evaluation:
         head, tail = columns[0], columns[-1] if chain.tail else None
         self.pool = [tuple(columns[1 : 1 + len(chain.kinds)])] if self.blocks else []
         rank, whole = self._rank(0, state, head, tail), self.stretches.whole
-        filled = fill_best([rank], self.pool, self.stretches, setting.micro_batches, setting.capacity)
+        filled = fill_best([[rank]], self.pool, self.stretches, setting.micro_batches, setting.capacity)[0]
         if math.isinf(filled.busy[whole]):
             return None, True
         return (float(filled.busy[whole]), state, (self._filling(filled, [(head, tail)], whole),)), True
@@ -247,6 +246,7 @@ class Evaluation:
             state=state,
             ranks=ranks,
             least=self.least,
+            fullest=self.fullest,
             price=self.price,
             solved=len(self.duals.priced),
         )
@@ -261,41 +261,71 @@ class Evaluation:
         chain = self.chain
         self.pool = _distinct([way for priced in self.duals.priced for way in self._ways(priced, state)])
         ends = [(p.best_column(p.head, state, chain), p.best_column(p.tail, state, chain)) for p in self.duals.priced]
-        known: dict[object, Filled] = {}
-        ranks, variants = [], []
+        described: list[tuple[Rank, ...]] = []
+        variants = []
         whole = not chain.blocks_in_head and not chain.blocks_in_tail
         even = setting.chunks > 1 or (setting.even and whole and self.blocks % setting.ranks == 0)
-        equal = self.blocks // (setting.ranks * setting.chunks) if even else None
+        alone = self.blocks if setting.ranks == 1 else None
+        equal = self.blocks // (setting.ranks * setting.chunks) if even else alone
         for rank in range(setting.ranks):
             chosen = _distinct_ends(
                 [(head if rank == 0 else None, tail if rank == setting.ranks - 1 else None) for head, tail in ends]
             )
-            described = [self._rank(rank, state, head, tail) for head, tail in chosen]
-            key = tuple(described)
-            if key not in known:
-                known[key] = fill_best(described, self.pool, self.stretches, setting.micro_batches, setting.capacity)
-            ranks.append(known[key])
+            described.append(tuple(self._rank(rank, state, head, tail) for head, tail in chosen))
             variants.append(chosen)
-        division = divide(
-            ranks,
-            self._fewest(),
-            self.stretches,
-            micro_batches=setting.micro_batches,
-            chunks=setting.chunks,
-            equal=equal,
-            cutoff=self.cutoff,
-        )
+        ranks, division = self._divided(described, equal)
         if division is None:
             share = math.ceil(self.blocks / setting.ranks) if equal is None else equal
-            self.least = min(
-                self.least, max(float(filled.least[n]) for filled, n in zip(ranks, self._shared(share), strict=True))
-            )
+            wanted = [float(filled.least[n]) for filled, n in zip(ranks, self._shared(share), strict=True)]
+            if max(wanted) < self.least:
+                self.least, self.fullest = max(wanted), wanted.index(max(wanted))
             return None, ranks, None
         fillings = tuple(
             self._filling(filled, chosen, stretch)
             for filled, chosen, stretch in zip(ranks, variants, division.stretches, strict=True)
         )
         return (division.seconds, state, fillings), ranks, division
+
+    def _divided(
+        self, described: Sequence[tuple[Rank, ...]], equal: int | None
+    ) -> tuple[list[Filled], Division | None]:
+        """What every rank comes to, and the best division of the blocks, if any fits.
+
+        Only stretches of about as many blocks as a rank holds on average are priced, and longer ones where those do not
+        prove that they are of no use: where a rank would be busy with them for no longer than the step found takes.
+        """
+        setting, lengths = self.setting, self.stretches.lengths
+        distinct = list(dict.fromkeys(described))
+        longest = 2 * math.ceil(self.blocks / setting.ranks) + 1 if equal is None else equal + 1
+        while True:
+            some = np.flatnonzero(lengths <= longest if equal is None else (lengths == equal) | (lengths == longest))
+            filled = fill_best(distinct, self.pool, self.stretches, setting.micro_batches, setting.capacity, some)
+            known = dict(zip(distinct, filled, strict=True))
+            ranks = [known[each] for each in described]
+            division = divide(
+                ranks,
+                self._fewest(),
+                self.stretches,
+                micro_batches=setting.micro_batches,
+                chunks=setting.chunks,
+                equal=equal,
+                cutoff=self.cutoff,
+            )
+            if equal is not None or longest >= self.blocks or self._proves(division, longest):
+                return ranks, division
+            longest *= 2
+
+    def _proves(self, division: Division | None, longest: int) -> bool:
+        """Whether no division with a longer stretch than that is faster: it would hold one of just that length."""
+        if division is None or max(division.blocks) >= longest:
+            return False
+        m = self.setting.micro_batches
+        busy = [
+            min(m * way[kind].amounts.part + way[kind].amounts.step for way in self.pool)
+            for kind in range(len(self.stretches.counts))
+        ]
+        held = self.stretches.numbers[:, self.stretches.lengths == longest]
+        return float((np.array(busy) @ held).min()) * self.setting.chunks >= division.seconds
 
     def _filling(
         self,

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from costmodels import peak_memory
 from planner.errors import InfeasibleError, PlannerError
+from planner.nearest import divisors
 from planner.search.request import SearchRequest
 from planner.search.search import Progress, SearchResult, find_fitting, search
-from planner.search.space import divisors
 
 PRECISION = 0.01
 """How close to the least memory the limit is brought, relatively."""

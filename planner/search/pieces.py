@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.search.cost_table import CostTables
-from planner.search.solvers.elimination.messages import backtrack, eliminate, remainder
+from planner.search.solvers.elimination.messages import backtrack, eliminate_together, remainder
 from planner.search.solvers.elimination.order import Schedule
 from planner.search.stretches import Stretches, stretches_of
 
@@ -150,20 +150,14 @@ class Piece:
             [(values > cap) & (values > values.min()) for values in self.transient] or [np.zeros(0, dtype=np.bool_)]
         )
 
-    def solve(self, weights: Weights, banned: NDArray[np.bool_] | None = None) -> "Solved":
-        """The cheapest choice for every state of the boundary, infinite where all are banned."""
-        cost, keeps = self.weigh(weights)
-        if banned is not None:
-            cost[: self.nodes][banned] = np.inf
+    def tables(self, costs: Array) -> list[Array]:
+        """Costs of all cells, (problems, cells), as a table for every variable, then one for every pair."""
         starts, count = self._starts, len(self.sizes)
-        tables = [cost[starts[i] : starts[i + 1]] for i in range(count)]
+        tables = [costs[:, starts[i] : starts[i + 1]] for i in range(count)]
         for place, (first, second) in enumerate(self.plan.pairs):
             low, high = starts[count + place], starts[count + place + 1]
-            tables.append(cost[low:high].reshape(self.sizes[first], self.sizes[second]))
-        rest = len(self.boundary)
-        tables = eliminate(self.plan, tables, rest)
-        values = remainder(self.plan, tables, rest) if rest else np.asarray(tables[-1])
-        return Solved(piece=self, tables=tables, keeps=keeps, values=values)
+            tables.append(costs[:, low:high].reshape(len(costs), self.sizes[first], self.sizes[second]))
+        return tables
 
     def chosen(self, candidates: Mapping[Key, int], kept: Collection[int]) -> Column:
         """A choice, made elsewhere, as a column."""
@@ -205,18 +199,29 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Asked:
+    """A piece to be solved for some weights, with some nodes banned."""
+
+    piece: Piece
+    weights: Weights
+    banned: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Solved:
-    """A piece solved for one set of weights: `values` has the least cost for every state of its boundary."""
+    """A piece solved for one set of weights: `values` has the least cost for every state of its boundary, infinite
+    where all is banned. `tables` are those of several problems of its structure, of which it is number `place`."""
 
     piece: Piece
     tables: list[Array]
+    place: int
     keeps: NDArray[np.bool_]
     values: Array
 
     def column(self, state: Sequence[int]) -> Column:
         """The cheapest choice at one state of the boundary."""
         piece = self.piece
-        choice = backtrack(piece.plan, self.tables, state)
+        choice = backtrack(piece.plan, [table[self.place] for table in self.tables], state)
         amounts, kept = piece.amounts(choice, self.keeps)
         return Column(
             recompute=piece.recompute,
@@ -225,6 +230,25 @@ class Solved:
             amounts=amounts,
             kind=piece.kind,
         )
+
+
+def solve(asked: Sequence[Asked]) -> list[Solved]:
+    """The cheapest choices for every state of the boundary; pieces of one structure are solved together."""
+    alike: dict[tuple[int, int], list[int]] = {}
+    for at, each in enumerate(asked):
+        alike.setdefault((id(each.piece.plan), len(each.piece.boundary)), []).append(at)
+    found: dict[int, Solved] = {}
+    for (_, rest), members in alike.items():
+        first = asked[members[0]].piece
+        weighed = [asked[at].piece.weigh(asked[at].weights) for at in members]
+        for at, (cost, _) in zip(members, weighed, strict=True):
+            if (banned := asked[at].banned) is not None:
+                cost[: first.nodes][banned] = np.inf
+        tables = eliminate_together(first.plan, first.tables(np.stack([cost for cost, _ in weighed])), rest)
+        values = remainder(first.plan, tables, rest) if rest else tables[-1]
+        for place, (at, (_, keeps)) in enumerate(zip(members, weighed, strict=True)):
+            found[at] = Solved(piece=asked[at].piece, tables=tables, place=place, keeps=keeps, values=values[place])
+    return [found[at] for at in range(len(asked))]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from hardware_profiles import Cluster
-from planner.errors import RequestError, unknown_name
+from planner.errors import RequestError, nearest_names, unknown_name
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.uneven import EVEN, EXPERTS_OPERATOR, imbalance_fault
 from planner.plan.plan import PRECISIONS, ModelReference
@@ -86,7 +86,9 @@ class SearchRequest:
             raise RequestError(f"imbalance = {self.imbalance:g}: no operator of this model routes to experts")
         for pattern in self.update.local_parameters:
             if not any(fnmatchcase(name, pattern) for name in self.graph.parameter_names):
-                raise RequestError(f"local_parameters: no parameter of the model matches '{pattern}'")
+                near = nearest_names(pattern, self.graph.parameter_names)
+                hint = f"; did you mean {' or '.join(near)}?" if near else "; plan show lists those of a plan"
+                raise RequestError(f"local_parameters: no parameter of the model matches '{pattern}'{hint}")
         for name in ("batch", "global_batch", "top"):
             if getattr(self, name) < 1:
                 raise RequestError(f"{name} = {getattr(self, name)}: it is 1 or more")

@@ -11,13 +11,15 @@ them: the plan that was found is taken so, and priced.
 Not good for: plans that another order would have divided otherwise, with fewer blocks where it holds more.
 """
 
+import math
 from dataclasses import replace
 
 from hardware_profiles import PYTORCH, Bytes, Cluster
 from planner.errors import PlannerError, RequestError
 from planner.plan.bind import BoundPlan, bind
 from planner.plan.plan import ASYNCHRONOUS
-from planner.plan.predict import predict
+from planner.plan.predict import predict, predict_alike
+from planner.plan.step import PIPELINE_BUBBLE
 from planner.search.request import SearchRequest
 from planner.search.space import Pinned
 
@@ -28,19 +30,22 @@ WORTH = 0.005
 """Share of the step that another schedule must save."""
 
 
-def fastest_schedule(bound: BoundPlan, cluster: Cluster, limit: Bytes) -> BoundPlan:
-    """The same plan in the order that takes it least, on devices that may use so many bytes. Software other than ours
-    runs what it was measured with."""
+def fastest_schedule(bound: BoundPlan, cluster: Cluster, limit: Bytes, cutoff: float = math.inf) -> BoundPlan:
+    """The same plan in the order that takes it least, on devices that may use so many bytes; orders are of no interest
+    where without any waiting it took longer than `cutoff`. Software other than ours runs what it was measured with."""
     plan = bound.plan
     if plan.pipeline == 1 or plan.schedule != "1f1b" or plan.training.copies > 1 or cluster.software != PYTORCH:
         return bound
+    if plan.prediction.step_seconds - dict(plan.prediction.time)[PIPELINE_BUBBLE] >= cutoff:
+        return bound
     best = bound
-    for schedule in COMPARED:
-        other = replace(bound, plan=replace(plan, schedule=schedule))
-        prediction = predict(other, cluster)
+    others = [replace(bound, plan=replace(plan, schedule=schedule)) for schedule in COMPARED]
+    for other, prediction in zip(others, predict_alike(others, cluster, limit), strict=True):
+        if prediction is None:
+            continue
         least = best.plan.prediction.step_seconds
         enough = least * (1 - WORTH) if best is bound else least
-        if prediction.peak_bytes <= limit and prediction.step_seconds < enough:
+        if prediction.step_seconds < enough:
             best = replace(other, plan=replace(other.plan, prediction=prediction))
     return best
 

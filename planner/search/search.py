@@ -20,6 +20,7 @@ was not. The least of them says how far the result may be from the best plan the
 
 import contextlib
 import heapq
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -29,32 +30,26 @@ from costmodels import peak_memory
 from hardware_profiles import Hidden
 from planner.errors import InfeasibleError, RequestError
 from planner.graph.operator_graph import OperatorGraph
-from planner.plan.bind import BoundPlan, bind, prepare
-from planner.plan.machine import cluster_reference
-from planner.plan.plan import PLANNER_VERSION, Plan, Prediction, Provenance, Training
-from planner.plan.predict import predict
-from planner.plan.step import AHEAD
-from planner.search.assemble import assembly, groups_of, input_layouts, stages_of
+from planner.plan.bind import BoundPlan, prepare
+from planner.plan.plan import Plan
+from planner.search.assemble import assembly
 from planner.search.contenders import Contender, Contenders
 from planner.search.contexts import ContextNotes, ContextOutcome
 from planner.search.decided import NothingAgreesError
-from planner.search.duals import setting_of
 from planner.search.engine import Engine, Family
-from planner.search.evaluation import Outcome, RankFilling
-from planner.search.refusals import no_configuration
+from planner.search.evaluation import Outcome
+from planner.search.finalists import OPTIMAL, Finalists, OverfullError, Ranked
+from planner.search.refusals import no_configuration, space_of
 from planner.search.request import SearchRequest
-from planner.search.scheduling import as_asked, asks, fastest_schedule
-from planner.search.settle import Certificate, settle_and_certify
-from planner.search.space import Configuration, bounds, configurations
+from planner.search.space import Configuration, bounds
 from planner.search.template import fold
-from planner.sharding.discover import written_rules
+
+_LOG = logging.getLogger(__name__)
+"""What becomes of every configuration, for people who ask; INFO."""
 
 _SWEPT = 3  # configurations that recursive programming decides once more, with sweeps
 
 _ROUNDS = 4  # with less memory each, where a schedule holds more than the search thought
-
-OPTIMAL = 1e-9
-"""Within this of the bound, relatively, a result counts as optimal."""
 
 _LOOKED_AT = 4
 """Configurations that are evaluated where nothing fits, the leanest by their bounds, to say how much is missing."""
@@ -75,39 +70,6 @@ class Progress:
     done: int
     best_seconds: float
     bound_seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ranked:
-    """One of the best plans, bound to its graph, and its configuration.
-
-    `memory_price` is what a byte more on every device would save, in seconds of the step, about; 0 where memory does
-    not bind. `certificate` is what a solver says that knows nothing of how the plan was found, if one was asked.
-    """
-
-    bound: BoundPlan
-    configuration: Configuration
-    memory_price: float
-    certificate: Certificate | None = None
-
-    @property
-    def plan(self) -> Plan:
-        return self.bound.plan
-
-    @property
-    def seconds(self) -> float:
-        """Of a step, as its schedule runs it."""
-        return self.plan.prediction.step_seconds
-
-    @property
-    def launched_in_turn(self) -> float:
-        """Of a step whose operators each wait for their own launch, as the search has it."""
-        return self.seconds - dict(self.plan.prediction.time).get(AHEAD, 0.0)
-
-    @property
-    def objective(self) -> float:
-        """What the search minimises, about which it proves something."""
-        return self.plan.prediction.objective_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +138,7 @@ def search(
     for _ in range(_ROUNDS):
         try:
             return attempt.run()
-        except _OverfullError as error:
+        except OverfullError as error:
             stated = stated or attempt.limit_bytes
             memory = max(attempt.memory - error.excess, attempt.memory / 2)
             leaner = replace(attempt.request, memory_limit=memory)
@@ -188,15 +150,6 @@ def search(
                 raise
             break
     raise InfeasibleError(known.message) from None
-
-
-class _OverfullError(Exception):
-    """What was found holds more than there is, by so many bytes: the sums of the search count what a schedule that
-    holds more than 1F1B keeps for too little."""
-
-    def __init__(self, excess: float, message: str) -> None:
-        super().__init__(message)
-        self.excess, self.message = excess, message
 
 
 def find_fitting(request: SearchRequest, cancelled: Callable[[], bool] = lambda: False) -> bool:
@@ -219,8 +172,7 @@ def find_fitting(request: SearchRequest, cancelled: Callable[[], bool] = lambda:
 
 
 def _space(engine: Engine) -> list[Configuration]:
-    request = engine.request
-    return list(configurations(engine.template, request.cluster.devices, request.global_batch, request.pinned))
+    return list(space_of(engine.request, engine.template))
 
 
 def _families(space: list[Configuration]) -> list[tuple[Configuration, ...]]:
@@ -268,6 +220,7 @@ class _Search:
         self.memory = min(device.memory, device.memory if request.memory_limit is None else request.memory_limit)
         self.limit_bytes = float(peak_memory(self.engine.capacity, 0.0, buffers, device)) * (1 + OPTIMAL)
         self.least = math.inf
+        self.fullest = (0, 1)  # the rank that needs it, of so many
         self.proved = math.inf
         self.total = self.evaluated = self.solved = 0
         self.queue: list[tuple[float, tuple[object, ...], Family | None, tuple[Configuration, ...], float]] = []
@@ -385,10 +338,9 @@ class _Search:
     def _open_family(self, members: tuple[Configuration, ...], floor: float) -> None:
         """Put the members of a family into the queue, each with the bound that the largest micro-batch proves."""
         family = _family(self.engine, members) if self.request.prune else None
-        for configuration in members:
-            bound = max(floor, self.engine.bound(configuration))
-            if family is not None:
-                bound = max(bound, family.step_seconds(configuration))
+        proved = [floor] * len(members) if family is None else family.step_seconds(members)
+        for configuration, least in zip(members, proved, strict=True):
+            bound = max(floor, self.engine.bound(configuration), least)
             heapq.heappush(self.queue, (bound, _order(configuration), family, (configuration,), -1.0))
 
     def _delayed(self, bound: float, family: Family | None, configuration: Configuration, asked: float) -> bool:
@@ -408,6 +360,7 @@ class _Search:
             outcome = self.engine.evaluate(configuration, cutoff=self.cutoff, hint=hint)
         except NothingAgreesError as error:
             self.disagreement = self.disagreement or error
+            _LOG.info("%s: left out, %s", _words(configuration), error)
             return
         if outcome.price:
             self.hint = outcome.price
@@ -420,10 +373,11 @@ class _Search:
         """Note an outcome; `bound`: no plan of its kind is faster."""
         self.evaluated += 1
         self.solved += outcome.solved
-        self.least = min(self.least, outcome.least)
+        self._missed(configuration, outcome)
         found = outcome.seconds if outcome.ranks else math.inf
         known = max(bound, outcome.bound)
         self.contexts.note(configuration, bound=known, seconds=found, least=outcome.least)
+        _LOG.info("%s: %s", _words(configuration), _fate(outcome, self.cutoff))
         self.proved = min(self.proved, bound)
         if outcome.ranks and outcome.seconds < self.cutoff:
             chain = self.engine.chain(configuration)
@@ -448,12 +402,23 @@ class _Search:
                 raise self.disagreement
             if self.least == math.inf and not stopped:
                 self._look_at_the_leanest()
-            raise _nothing_fits(self.request, self.least, stopped)
+            raise _nothing_fits(self.request, self.least, self.fullest, stopped)
         bound = self._bound()
-        for ahead, _, _, members, _ in self.queue:
+        for ahead, _, _, members, _ in sorted(self.queue, key=lambda one: one[:2]):
             self.contexts.note(members[0], bound=ahead)
+            more = f" and {len(members) - 1} with other micro-batches" if len(members) > 1 else ""
+            why = f"takes {ahead:.4g} s or more, and a plan of {self.contenders.best:.4g} s is known"
+            _LOG.info("%s%s: cut off, %s", _words(members[0]), more, why if not stopped else "the search was stopped")
         return SearchResult(
-            plans=self._plans(bound),
+            plans=Finalists(
+                request=self.request,
+                engine=self.engine,
+                prepared=self.prepared,
+                found=self.contenders.found,
+                bound=bound,
+                limit_bytes=self.limit_bytes,
+                covered=self.covered,
+            ).plans(),
             bound_seconds=bound,
             covered=self.covered,
             contexts=self.contexts.outcomes(),
@@ -475,90 +440,12 @@ class _Search:
         ]
         for _, _, configuration in sorted(known)[:_LOOKED_AT]:
             with contextlib.suppress(NothingAgreesError):
-                self.least = min(self.least, self.engine.evaluate(configuration).least)
+                self._missed(configuration, self.engine.evaluate(configuration))
 
-    def _plans(self, bound: float) -> tuple[Ranked, ...]:
-        """The fastest of the contenders, fastest first; those that cannot be among them are not priced: their hosts
-        would have to save more by launching ahead than those of the others."""
-        top, plans = self.request.top, list[Ranked]()
-        bounded = [(found.least_step(), found.objective, found.order, found) for found in self.contenders.found]
-        for least, _, _, found in sorted(bounded, key=lambda one: one[:3]):
-            if len(plans) >= top and least >= plans[top - 1].launched_in_turn * (1 - OPTIMAL):
-                break
-            plans = sorted([*plans, self._ranked(found, bound)], key=lambda ranked: ranked.seconds)
-        if self.request.pinned.schedule is None or asks(self.request.pinned):
-            plans = sorted(map(self._scheduled, plans), key=lambda ranked: ranked.seconds)
-        fitting = [ranked for ranked in plans if ranked.plan.prediction.peak_bytes <= self.limit_bytes]
-        if not fitting:
-            raise _overfull(plans, self.limit_bytes)
-        return tuple(fitting[:top])
-
-    def _scheduled(self, ranked: Ranked) -> Ranked:
-        """A result in the order of turns that takes it least."""
-        if asks(self.request.pinned):
-            bound = as_asked(ranked.bound, self.request, self.limit_bytes)
-        else:
-            bound = fastest_schedule(ranked.bound, self.request.cluster, self.limit_bytes)
-        configuration = replace(ranked.configuration, schedule=bound.plan.schedule)
-        return replace(ranked, bound=bound, configuration=configuration)
-
-    def _ranked(self, found: Contender, bound: float) -> Ranked:
-        """A result as a plan, bound to its graph and priced by the judge."""
-        request, configuration = self.request, found.configuration
-        setting = setting_of(configuration, self.engine.capacity)
-        ranks, busy, certificate = settle_and_certify(request, found.chain, setting, found.outcome)
-        priced: BoundPlan | None = None
-        if ranks != found.outcome.ranks:
-            settled = self._priced(found, ranks, bound)
-            prediction = settled.plan.prediction
-            # settled, another block's interior may be the largest; less per step may not make up for more per part
-            if prediction.peak_bytes <= self.limit_bytes and prediction.objective_seconds < found.objective:
-                priced = settled
-                certificate = None if certificate is None else replace(certificate, busy_seconds=busy)
-        if priced is None:
-            priced = self._priced(found, found.outcome.ranks, bound)
-        return Ranked(
-            bound=priced,
-            configuration=configuration,
-            memory_price=found.outcome.price,
-            certificate=certificate,
-        )
-
-    def _priced(self, found: Contender, ranks: tuple[RankFilling, ...], bound: float) -> BoundPlan:
-        """What ranks run as a plan, bound and priced."""
-        request, configuration = self.request, found.configuration
-        whole = assembly(found.chain, ranks, configuration.virtual_stages)
-        blocks = self.engine.template.blocks
-        plan = Plan(
-            model=request.model,
-            training=Training(
-                global_batch=request.global_batch,
-                micro_batches=configuration.micro_batches,
-                precision=request.precision,
-                optimizer=request.optimizer,
-                update=found.chain.tables.update,
-                imbalance=request.imbalance,
-            ),
-            cluster=cluster_reference(request.cluster),
-            mesh=found.chain.tables.mesh,
-            stages=stages_of(whole),
-            virtual_stages=configuration.virtual_stages,
-            schedule=configuration.schedule,
-            inputs=input_layouts(whole),
-            groups=groups_of(self.prepared, blocks, whole),
-            rules=written_rules(request.graph),
-            prediction=Prediction.unknown(),
-            provenance=Provenance(planner=PLANNER_VERSION, search=request.algorithm, status="feasible", gap=0.0),
-        )
-        bound_plan = bind(plan, request.graph, request.batch)
-        prediction = predict(bound_plan, request.cluster)
-        gap = max(0.0, 1 - bound / prediction.objective_seconds)
-        provenance = replace(
-            plan.provenance,
-            status="optimal" if gap <= OPTIMAL and self.covered else "feasible",
-            gap=0.0 if gap <= OPTIMAL else float(f"{gap:.3g}"),
-        )
-        return replace(bound_plan, plan=replace(plan, prediction=prediction, provenance=provenance))
+    def _missed(self, configuration: Configuration, outcome: Outcome) -> None:
+        """Note what would be enough, and where, for a configuration in which nothing fits."""
+        if outcome.least < self.least:
+            self.least, self.fullest = outcome.least, (outcome.fullest, configuration.pipeline)
 
 
 def _samples(request: SearchRequest, configuration: Configuration) -> float:
@@ -573,17 +460,26 @@ def _order(configuration: Configuration) -> tuple[object, ...]:
     return c.pipeline, c.virtual_stages, c.micro_batches, c.mesh, c.roles
 
 
-def _overfull(plans: list[Ranked], limit: float) -> _OverfullError:
-    least = min(plans, key=lambda ranked: ranked.plan.prediction.peak_bytes).plan
-    needed = least.prediction.peak_bytes
-    return _OverfullError(
-        needed - limit,
-        f"schedule = {least.schedule}: the leanest plan that was found needs {needed / 2**30:.1f} GiB per device, and"
-        f" there are {limit / 2**30:.1f} GiB; take 1f1b, which holds less, or leave the schedule to the search",
-    )
+def _words(configuration: Configuration) -> str:
+    """`pipeline 8 of 1 stages, mesh 2x4, 32 micro-batches`."""
+    c = configuration
+    roles = f" ({', '.join(c.roles)})" if c.roles else ""
+    virtual = f" of {c.virtual_stages} stages" if c.virtual_stages > 1 else ""
+    mesh = "x".join(map(str, c.mesh)) or "1"
+    return f"pipeline {c.pipeline}{virtual}, mesh {mesh}{roles}, {c.micro_batches} micro-batches"
 
 
-def _nothing_fits(request: SearchRequest, least: float, stopped: bool) -> InfeasibleError:
+def _fate(outcome: Outcome, cutoff: float) -> str:
+    """What came of a configuration that was evaluated."""
+    if outcome.ranks:
+        return f"{outcome.seconds:.4g} s found, none under {outcome.bound:.4g} s"
+    if outcome.bound < math.inf:
+        return f"cut off, none under {outcome.bound:.4g} s, and plans from {cutoff:.4g} s on are of no interest"
+    least = f", {outcome.least / 2**30:.1f} GiB would be needed" if outcome.least < math.inf else ""
+    return f"does not fit{least}"
+
+
+def _nothing_fits(request: SearchRequest, least: float, fullest: tuple[int, int], stopped: bool) -> InfeasibleError:
     device = request.cluster.device
     if stopped:
         return InfeasibleError("no plan that fits was found before the search was stopped; give it more time")
@@ -596,6 +492,17 @@ def _nothing_fits(request: SearchRequest, least: float, stopped: bool) -> Infeas
         )
     return InfeasibleError(
         f"{request.model.reference} does not fit on {request.cluster.devices} x {request.cluster.name}: the "
-        f"leanest plan looked at needs {needed / 2**30:.1f} GiB per device, {(needed - memory) / 2**30:.1f} GiB more"
-        f" than the {memory / 2**30:.1f} GiB there are"
+        f"leanest plan looked at needs {_gib(needed)} per device{_rank_words(*fullest)}, {_gib(needed - memory)} more"
+        f" than the {_gib(memory)} there are",
+        needed=needed,
+        missing=needed - memory,
     )
+
+
+def _rank_words(rank: int, ranks: int) -> str:
+    return f" at pipeline rank {rank} of {ranks}" if ranks > 1 else ""
+
+
+def _gib(nbytes: float) -> str:
+    """GiB, with as many digits as small numbers need."""
+    return f"{nbytes / 2**30:.{1 if nbytes >= 2**30 else 3}f} GiB"

@@ -79,12 +79,16 @@ def settle_and_certify(
 ) -> tuple[tuple[RankFilling, ...], float, Certificate | None]:
     """The slowest rank solved exactly by the solver of the request's algorithm, its division into groups given; how
     long it is busy then; and, where asked for, what the integer program says of it as it was planned."""
-    problems = [
-        rank_problem(chain, setting, rank, filling, outcome.state) for rank, filling in enumerate(outcome.ranks)
-    ]
-    planned = [found.problem.evaluate(found.choice).time for found in problems]
-    slowest = planned.index(max(planned))
-    found, busy, ranks = problems[slowest], planned[slowest], list(outcome.ranks)
+    planned: dict[tuple[int, ...], float] = {}  # ranks that run the same take the same time
+    slowest, busy, ranks = 0, -math.inf, list(outcome.ranks)
+    for rank, filling in enumerate(ranks):
+        runs = tuple(map(id, (filling.head, *filling.inner, filling.tail)))
+        if runs not in planned:
+            own = rank_problem(chain, setting, rank, filling, outcome.state)
+            planned[runs] = own.problem.evaluate(own.choice).time
+        if planned[runs] > busy:
+            slowest, busy = rank, planned[runs]
+    found = rank_problem(chain, setting, slowest, ranks[slowest], outcome.state)
     solver = request.algorithm if request.algorithm in SOLVERS else "dynamic_programming"
     certificate, solution = _certificate(solver, found, busy, request)
     if certificate.found_seconds < busy * (1 - OPTIMALITY_TOLERANCE):

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from costmodels import best_rate, parameter_bytes
-from hardware_profiles import OP_CLASSES, Cluster
-from planner.errors import RequestError, unknown_name
+from hardware_profiles import Cluster
 from planner.graph.operator_graph import OperatorGraph
-from planner.plan.plan import ASYNCHRONOUS, INTERLEAVED, SCHEDULES
+from planner.nearest import divisors
+from planner.plan.plan import ASYNCHRONOUS, INTERLEAVED
 from planner.pricing.operator_price import PROFILE_DTYPES
+from planner.search.attention_degrees import attention_fault, heads_of
 from planner.search.template import Template
-from planner.sharding.rule import FactorKind, Rule
+from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
 from planner.sharding.update import PLAIN, Update
-from planner.sharding.zigzag import nearest
 
 Role = Literal["data", "expert", "ring", "context", "tensor"]
 """What an axis is for. "expert": a part of data, on which experts are cut. "ring" and "context" split the sequence;
@@ -157,102 +157,6 @@ FREE = Pinned()
 """Everything is left to the search."""
 
 
-def check_pinned(pinned: Pinned) -> None:
-    """Raise RequestError where choices contradict each other or mean nothing."""
-    for name in ("pipeline", "data", "context", "ulysses", "tensor", "expert", "micro_batch", "micro_batches"):
-        value = getattr(pinned, name)
-        if value is not None and value < 1:
-            raise RequestError(f"{name} = {value}: a degree is 1 or more")
-    if pinned.virtual_stages is not None and pinned.virtual_stages < 0:
-        raise RequestError(f"virtual_stages = {pinned.virtual_stages}: 1 or more, or 0 to have them searched")
-    _check_schedule(pinned)
-    if any(size < 1 for size in pinned.mesh or ()):
-        raise RequestError(f"mesh = {pinned.mesh}: an axis has 1 device or more")
-    if pinned.recompute is not None and pinned.recompute not in get_args(Running):
-        raise RequestError(unknown_name("value of recompute", pinned.recompute, get_args(Running)))
-    if pinned.context_by not in get_args(ContextBy):
-        raise RequestError(unknown_name("value of context_by", pinned.context_by, get_args(ContextBy)))
-    if pinned.context_by != "heads" and not pinned.manual:
-        raise RequestError(
-            f"context_by = {pinned.context_by} is about a context axis; decide a degree too, as in context = 2"
-        )
-    _check_ulysses(pinned)
-    for name in pinned.repeated:
-        if name not in OP_CLASSES:
-            raise RequestError(unknown_name("op class of repeated", name, OP_CLASSES))
-    if pinned.zero is not None and not 0 <= pinned.zero <= 3:
-        raise RequestError(f"zero = {pinned.zero}: there are the stages 0, 1, 2 and 3 (Rajbhandari et al. 2020)")
-    if pinned.micro_batch is not None and pinned.micro_batches is not None:
-        raise RequestError("micro_batch (samples) and micro_batches (how many) decide the same; give one of them")
-    if pinned.manual and pinned.mesh is not None:
-        raise RequestError("a mesh and degrees of parallelism decide the same; give either of them")
-    if pinned.whole_experts is not None and pinned.expert is None:
-        raise RequestError("whole_experts says over which devices experts are cut; give expert, how many parts, too")
-
-
-def _check_schedule(pinned: Pinned) -> None:
-    schedule, virtual = pinned.schedule, pinned.virtual_stages
-    if schedule is not None and schedule not in SCHEDULES:
-        raise RequestError(unknown_name("schedule", schedule, SCHEDULES))
-    for name in ("copies", "slices"):
-        value = getattr(pinned, name)
-        if value is not None and value < 0:
-            raise RequestError(f"{name} = {value}: 1 or more, or 0 to have them searched")
-    slices, copies = pinned.slices, pinned.copies
-    if schedule == "seqpipe" and slices in (None, 1):
-        raise RequestError("schedule = seqpipe takes a sequence in slices; give slices = 2 or more")
-    if slices not in (None, 1) and schedule not in (None, "seqpipe"):
-        raise RequestError(f"slices = {slices} is for schedule = seqpipe, not {schedule}")
-    cut = slices not in (None, 0, 1)
-    if cut and virtual not in (None, 1):
-        wanted = "searched" if virtual == 0 else virtual
-        raise RequestError(f"slices = {slices} takes one stage on each rank, not virtual_stages = {wanted}")
-    if cut and pinned.pipeline == 1:
-        raise RequestError(f"slices = {slices} is about a pipeline of 2 ranks or more, not pipeline = 1")
-    if cut and pinned.context_by in ("ring", "hybrid"):
-        raise RequestError(
-            f"slices = {slices} and context_by = {pinned.context_by}: a slice remembers the keys of those before it, a"
-            " ring sends them round; take one of them"
-        )
-    if copies and pinned.micro_batches is not None and pinned.micro_batches % copies:
-        raise RequestError(
-            f"copies = {copies} do not divide micro_batches = {pinned.micro_batches};"
-            f" {nearest_words(copies, divisors(pinned.micro_batches))}"
-        )
-    if copies not in (None, 1) and schedule in ("zb_h1", *ASYNCHRONOUS):
-        raise RequestError(f"copies = {copies} is not for schedule = {schedule}; take 1f1b, gpipe or seqpipe")
-    if schedule == INTERLEAVED and virtual == 1:
-        raise RequestError(f"schedule = {schedule} takes 2 or more virtual_stages on each rank, not 1")
-    if schedule not in (None, INTERLEAVED) and (virtual or 1) > 1:
-        raise RequestError(
-            f"schedule = {schedule} has one stage on each rank, not virtual_stages = {virtual}; ask for {INTERLEAVED}"
-        )
-    if schedule not in (None, "1f1b") and pinned.pipeline == 1:
-        raise RequestError(f"schedule = {schedule} is about a pipeline of 2 ranks or more, not pipeline = 1")
-
-
-def _check_ulysses(pinned: Pinned) -> None:
-    """Of a context of N devices, M = `ulysses` split heads: M divides N, and leaves a ring to a hybrid."""
-    if pinned.ulysses is not None and pinned.context_by not in ("hybrid", "auto"):
-        raise RequestError(
-            f"ulysses = {pinned.ulysses} is about a context by heads inside of a ring; set context_by to hybrid or auto"
-        )
-    if pinned.context is None:
-        return
-    if pinned.ulysses is not None and pinned.context % pinned.ulysses:
-        raise RequestError(
-            f"ulysses = {pinned.ulysses} does not divide context = {pinned.context}; it may be"
-            f" {', '.join(map(str, divisors(pinned.context)))}"
-        )
-    if pinned.context_by == "hybrid" and not list(context_splits(pinned, pinned.context)):
-        raise RequestError(
-            f"context_by = hybrid with context = {pinned.context}"
-            + (f" and ulysses = {pinned.ulysses}" if pinned.ulysses else "")
-            + ": a hybrid has 2 devices or more in its ring and 2 or more by heads; give another degree, or set"
-            " context_by to ring or heads"
-        )
-
-
 def context_splits(pinned: Pinned, context: int) -> Iterator[tuple[int, int]]:
     """Devices in a ring and devices by heads that make up a context of so many."""
     if context == 1:
@@ -264,50 +168,6 @@ def context_splits(pinned: Pinned, context: int) -> Iterator[tuple[int, int]]:
         for heads in divisors(context):
             if pinned.ulysses in (None, heads) and heads >= least and context // heads >= least:
                 yield context // heads, heads
-
-
-def check_context(template: Template, pinned: Pinned) -> None:
-    """Raise RequestError where the attention of a model cannot be split along the sequence as decided, with the
-    degrees and lengths that can."""
-    if pinned.context in (None, 1):
-        return
-    splits = list(context_splits(pinned, pinned.context))
-    faults: list[str] = []
-    for op in template.graph.operators:
-        rule = rule_of(template.graph, op)
-        if rule.op_class == "attention":
-            found = [_attention_fault(rule, op.name, ring, heads, pinned.zigzag is not False) for ring, heads in splits]
-            if None not in found:
-                faults += [fault for fault in found if fault is not None]
-    if faults:
-        raise RequestError(faults[0])
-
-
-def _attention_fault(rule: Rule, name: str, ring: int, heads: int, zigzag: bool) -> str | None:
-    """Why attention cannot be split by a ring of so many devices, and by heads inside of it; None where it can."""
-    extents = {role: math.prod(rule.factors[f].extent for f in factors) for role, factors in rule.roles}
-    length, count = extents["queries"], extents["heads"]
-    turns = zigzag and rule.causal and ring > 1
-    step = math.lcm(2 * ring if turns else ring, ring * heads)
-    if ring > 1 and not any(factor.kind is FactorKind.RING for factor in rule.factors):
-        return (
-            f"operator '{name}' cannot be split by a ring: in none that is known do masks come round, or is anything"
-            " dropped; set context_by to heads"
-        )
-    if length % step:
-        parts = [f"2 x {ring} chunks of a ring in zigzag order"] if turns else [f"a ring of {ring}"] if ring > 1 else []
-        parts += [f"{heads} devices by heads"] if heads > 1 else []
-        return (
-            f"operator '{name}': {' and '.join(parts)} do not divide a sequence of {length}; the nearest lengths that"
-            f" can be cut so are {nearest(length, step)}, and degrees that divide this one"
-            f" {_few(divisors(length // 2 if turns and length % 2 == 0 else length), ring * heads)}"
-        )
-    if count % heads:
-        return (
-            f"operator '{name}': {heads} devices by heads do not divide its {count} heads; the degrees that do are"
-            f" {', '.join(map(str, divisors(count)))}"
-        )
-    return None
 
 
 def _divides_attention(
@@ -322,47 +182,16 @@ def _divides_attention(
     within = heads * degrees.get("tensor", 1) if heads > 1 else 1
     turns = pinned.zigzag is not False
     return all(
-        _attention_fault(rule, "", ring, heads, turns) is None and (_heads(rule) % within == 0) for rule in attention
+        attention_fault(rule, ring, heads, turns) is None and (heads_of(rule) % within == 0) for rule in attention
     )
 
 
-def _heads(rule: Rule) -> int:
-    return math.prod(rule.factors[f].extent for role, factors in rule.roles if role == "heads" for f in factors)
-
-
-def _few(degrees: Sequence[int], wanted: int) -> str:
-    """The degrees on both sides of the one that was wanted."""
-    low = [degree for degree in degrees if degree < wanted][-2:]
-    return ", ".join(map(str, low + [degree for degree in degrees if degree > wanted][:2]))
-
-
-def check_experts(template: Template, pinned: Pinned) -> None:
-    """Raise RequestError where the experts of a model cannot be cut as decided."""
-    if pinned.expert in (None, 1):
-        return
-    counts = [
-        rule.factors[rule.index["e"]].extent
-        for op in template.graph.operators
-        if (rule := rule_of(template.graph, op)).op_class == EXPERTS and "e" in rule.index
-    ]
-    if not counts:
-        raise RequestError(f"expert = {pinned.expert}: no operator of this model routes to experts; leave it at 1")
-    for count in counts:
-        if count % pinned.expert:
-            raise RequestError(
-                f"expert = {pinned.expert} does not divide the {count} experts of the model;"
-                f" {nearest_words(pinned.expert, divisors(count))}"
-            )
-
-
 def configurations(template: Template, devices: int, global_batch: int, pinned: Pinned) -> Iterator[Configuration]:
-    """All configurations that divide evenly: the devices into ranks and axes, the batch into micro-batches.
+    """All configurations that divide evenly: the devices into ranks and axes, the batch into micro-batches. What is
+    decided has been checked (`planner.search.checks`).
 
-    Virtual stages hold equal blocks each, and need as many micro-batches as ranks, or a multiple.
+    Virtual stages hold equal blocks each, and need as many turns as ranks, or a multiple.
     """
-    check_pinned(pinned)
-    check_experts(template, pinned)
-    check_context(template, pinned)
     zigzag = template.causal_ring and pinned.zigzag is not False
     rules = (rule_of(template.graph, op) for op in template.graph.operators)
     attention = [rule for rule in rules if rule.op_class == "attention"]
@@ -380,6 +209,8 @@ def configurations(template: Template, devices: int, global_batch: int, pinned: 
                 if roles and global_batch // micro_batches % degree:
                     continue
                 if micro_batches % (pinned.copies or 1):
+                    continue
+                if pinned.schedule == "pipedream_2bw" and micro_batches < pipeline:
                     continue
                 for virtual in _virtual_stages(template, pipeline, micro_batches, pinned):
                     yield Configuration(
@@ -406,7 +237,7 @@ def _virtual_stages(template: Template, pipeline: int, micro_batches: int, pinne
     if wanted == 1 or pipeline == 1 or (wanted == 0 and pinned.schedule not in (None, INTERLEAVED)):
         return (1,) if wanted in (0, 1) else ()
     blocks, possible = template.blocks.count, [1]
-    if blocks % pipeline == 0 and micro_batches % pipeline == 0:
+    if blocks % pipeline == 0 and micro_batches % (pipeline * (pinned.copies or 1)) == 0:
         possible += [v for v in divisors(blocks // pipeline)[1:] if _equal(template.blocks.kinds, pipeline * v)]
     return tuple(v for v in possible if wanted in (0, v) and not (interleaved and v == 1))
 
@@ -471,20 +302,6 @@ def mesh_shapes(devices: int) -> tuple[tuple[int, ...], ...]:
         return ((),)
     pairs = tuple((outer, devices // outer) for outer in divisors(devices) if 1 < outer < devices)
     return ((devices,), *pairs)
-
-
-def divisors(number: int) -> tuple[int, ...]:
-    """All divisors, smallest first."""
-    low = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    return tuple(low + [number // d for d in reversed(low) if d * d != number])
-
-
-def nearest_words(wanted: int, legal: Sequence[int]) -> str:
-    """In words, the legal numbers next to one that is not: "the nearest that do are 8 and 16"."""
-    known = sorted(set(legal))
-    found = [max((n for n in known if n < wanted), default=None), min((n for n in known if n > wanted), default=None)]
-    near = [str(number) for number in found if number is not None]
-    return f"the nearest that {'does is' if len(near) == 1 else 'do are'} {' and '.join(near)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

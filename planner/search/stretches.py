@@ -7,7 +7,7 @@ What a stage costs depends on which blocks it holds, not on where they stand. Of
 stretches, numbered by their length; of a blocks of one kind before b of another a + b + a b.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -43,6 +43,10 @@ class Stretches:
         """How many blocks of each kind stand before where a stretch like each starts, (kinds, stretches)."""
         found: NDArray[np.float64] = self.along[:, self.starts]
         return found
+
+    def only(self, some: Numbers) -> "Stretches":
+        """These stretches alone, to be priced; `number` still has those of all."""
+        return replace(self, starts=self.starts[some], lengths=self.lengths[some], counts=self.counts[:, some])
 
     @property
     def blocks(self) -> int:

@@ -19,6 +19,9 @@ from functools import lru_cache
 
 from planner.sharding.layout import PARTIAL, REPLICATE, Layout, Placement, divides, shard
 
+Option = tuple[Placement, Placement, Placement]
+"""What one axis does to weight, gradient and state."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredParameter:
@@ -30,9 +33,9 @@ class StoredParameter:
     gradient: Layout
     state: Layout
 
-
-Option = tuple[Placement, Placement, Placement]
-"""What one axis does to weight, gradient and state."""
+    def on(self, axis: int) -> Option:
+        """What one axis does."""
+        return self.weight[axis], self.gradient[axis], self.state[axis]
 
 
 def legal_stored(

@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 from planner.errors import LayoutError, StrategyError
 from planner.graph.operator_graph import OperatorGraph
+from planner.nearest import multiples, nearest_words
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import Dims, FactorKind, Rule, Strategy, pieces_of
 from planner.sharding.rules import rule_of
@@ -55,16 +56,10 @@ def zigzag_runs(extent: int, size: int, place: int, where: str = "a sequence") -
     chunk, rest = divmod(extent, 2 * size)
     if rest:
         raise LayoutError(
-            f"{where}: zigzag order over {size} devices cuts into {2 * size} chunks, which do not divide {extent}; the"
-            f" nearest lengths are {nearest(extent, 2 * size)}; or cut in contiguous order"
+            f"{where}: zigzag order over {size} devices cuts into {2 * size} chunks, which do not divide {extent};"
+            f" {nearest_words(extent, multiples(extent, 2 * size))}; or cut in contiguous order"
         )
     return (place * chunk, chunk), ((2 * size - 1 - place) * chunk, chunk)
-
-
-def nearest(extent: int, step: int) -> str:
-    """The multiples of a step that are closest to an extent, in words."""
-    low = extent // step * step
-    return f"{low} and {low + step}" if low else str(step)
 
 
 def sequences_of(graph: OperatorGraph) -> Sequences:
@@ -160,8 +155,8 @@ def order_fault(rule: Rule, strategy: Strategy, mesh: Mesh, tensors: Tensors) ->
             if True in kinds and split.extent % (2 * pieces[factor]):
                 return (
                     f"{name} cuts factor '{split.name}' of extent {split.extent} in zigzag order into"
-                    f" {2 * pieces[factor]} chunks, which do not divide it; the nearest extents are"
-                    f" {nearest(split.extent, 2 * pieces[factor])}"
+                    f" {2 * pieces[factor]} chunks, which do not divide it;"
+                    f" {nearest_words(split.extent, multiples(split.extent, 2 * pieces[factor]))}"
                 )
     return None
 

@@ -8,9 +8,10 @@ assumed of the model and the number of devices.
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 from planner.errors import RequestError
+from planner.models.deepseek_models import DEEPSEEK_MODELS
 from planner.models.dimensions import DTYPES, Dimensions, ExpertDimensions, Family
 from planner.search.space import ContextBy, Pinned, Running
 from planner.validation.rows import Row
@@ -77,10 +78,8 @@ def model_of(row: Row, notes: list[str]) -> Dimensions:
         raise UnsupportedError(
             f"the architecture is {row.text('arch')}; dense decoders and mixtures of experts are built from dimensions"
         )
-    if _LATENT.search(_words(row)):
-        raise UnsupportedError("attention is multi-head latent attention, which is not built from dimensions yet")
     candidates = _candidates(row, _precision(row, notes), notes)
-    published = row.parameters
+    published = row.parameters or _parameters_of_its_kind(candidates[0])
     if published is None:
         if candidates[0].ffn == 4 * candidates[0].hidden:  # both families have such models
             notes.append(f"n_params_B unknown: taken for a {candidates[0].family}")
@@ -98,6 +97,10 @@ def _candidates(row: Row, precision: str, notes: list[str]) -> list[Dimensions]:
     """Decoders of these dimensions, the usual one first."""
     hidden, heads, head = _needed(row, "hidden"), _needed(row, "n_heads"), row.integer("head_dim")
     experts = _experts(row, notes)
+    like = _latent_like(row, notes) if _LATENT.search(_words(row)) else ""
+    if like:
+        assert experts is not None, row  # of which `like` was found by their number
+        experts, head = _with_unsaid(experts, row, like), None
     ffn, kv_heads = row.integer("ffn_hidden"), row.integer("n_kv_heads")
     if kv_heads is None:
         if row.text("arch") == "gqa":
@@ -113,13 +116,15 @@ def _candidates(row: Row, precision: str, notes: list[str]) -> list[Dimensions]:
     if vocabulary is None:
         vocabulary = USUAL_VOCABULARY
         notes.append(f"vocab unknown: {USUAL_VOCABULARY}, as Llama's")
-    if hidden % heads and head is None:
+    if hidden % heads and head is None and not like:
         raise UnsupportedError(f"head_dim is empty, and {heads} heads do not divide hidden={hidden}")
     if heads % kv_heads:
         raise UnsupportedError(f"n_kv_heads={kv_heads} does not divide n_heads={heads}")
     kinds: list[tuple[Family, bool]] = [("llama", False), ("llama", True)]
     if ffn == 4 * hidden and kv_heads == heads and experts is None and head in (None, hidden // heads):
         kinds.insert(0, ("gpt", True))
+    if like:
+        kinds = [("deepseek", False)]
     return [
         Dimensions(
             family=family,
@@ -134,13 +139,55 @@ def _candidates(row: Row, precision: str, notes: list[str]) -> list[Dimensions]:
             precision=precision,
             head_size=None if head is None or head * heads == hidden else head,
             experts=experts,
+            like=like,
         )
         for family, tied in kinds
     ]
 
 
-_LATENT = re.compile(r"latent.attention|deepseek[-_ ]?v?[2-9]")
+_LATENT = re.compile(r"latent.attention|deepseek[-_ ]?v?[2-9](?!\d)")
 """Multi-head latent attention: named as a flag, or that of the DeepSeek models since V2 (DeepSeek-AI 2024)."""
+
+
+def _latent_like(row: Row, notes: list[str]) -> str:
+    """The DeepSeek of the zoo of whose layers a row has some: no row says how large latent vectors are."""
+    columns = {"hidden": "hidden_size", "n_heads": "num_heads", "n_experts": "num_experts", "topk": "experts_per_token"}
+    said = {column: _needed(row, column) for column in columns}
+    for name, entry in DEEPSEEK_MODELS.items():
+        sizes = dict(entry.dimensions)
+        if all(sizes[columns[column]] == value for column, value in said.items()):
+            notes.append(f"latent attention and routers as those of {name}, without what foretells further tokens")
+            return name
+    words = ", ".join(f"{column}={value}" for column, value in said.items())
+    raise UnsupportedError(
+        f"attention is multi-head latent attention, of a size that is not known: {words} is none of"
+        f" {', '.join(DEEPSEEK_MODELS)}"
+    )
+
+
+def _with_unsaid(experts: ExpertDimensions, row: Row, like: str) -> ExpertDimensions:
+    """Experts with the MLP for all tokens and the dense layers of a model of the zoo, where the flags name none."""
+    sizes: dict[str, Any] = dict(DEEPSEEK_MODELS[like].dimensions)
+    if "moe-layer-freq" not in _words(row):
+        experts = replace(experts, dense_layers=min(sizes["dense_layers"], _needed(row, "n_layers")))
+    return experts if experts.shared_width else replace(experts, shared_width=sizes["shared_size"])
+
+
+def _parameters_of_its_kind(model: Dimensions) -> float | None:
+    """Of a whole model of the zoo, where a run is of one; a run of fewer layers has none that are published."""
+    if not model.like:
+        return None
+    whole: dict[str, Any] = dict(DEEPSEEK_MODELS[model.like].dimensions)
+    if model.layers != whole["num_layers"]:
+        return None
+    experts = ExpertDimensions(
+        count=whole["num_experts"],
+        chosen=whole["experts_per_token"],
+        width=whole["expert_size"],
+        shared_width=whole["shared_size"],
+        dense_layers=whole["dense_layers"],
+    )
+    return float(replace(model, ffn=whole["ffn_size"], vocabulary=whole["vocab_size"], experts=experts).parameters)
 
 
 def _experts(row: Row, notes: list[str]) -> ExpertDimensions | None:

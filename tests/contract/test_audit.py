@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from planner.errors import AuditError
 from planner.graph.trace import trace
 from planner.plan.bind import BoundPlan
 from planner.plan.charges import Charge
@@ -107,7 +108,7 @@ def test_random_plans_agree(make: Hand) -> None:
         assert stage.peak <= stage.stated
 
 
-@pytest.mark.parametrize("model", first(1, ["mixture", "balanced"]))
+@pytest.mark.parametrize("model", first(1, ["mixture", "balanced", "deepseek"]))
 @pytest.mark.parametrize("way", first(3, dividing.WAYS))
 def test_experts_agree_however_they_are_divided(way: str, model: str) -> None:
     """Rows of the fullest device are a quarter more than the average; nobody routes where there are no tokens."""
@@ -118,6 +119,15 @@ def test_experts_agree_however_they_are_divided(way: str, model: str) -> None:
         assert abs(stage.peak / stage.predicted_peak - 1) < LOOSER, (stage.live, stage.predicted_live)
         exchanged = [row for row in stage.collectives if row.operator.endswith("/experts") and row.kind == "all_to_all"]
         assert bool(exchanged) == (way != "alone")
+
+
+def test_of_a_long_pipeline_a_few_ranks_tell() -> None:
+    plan = Hand(model="gpt4", kind="zero1", mesh=(2,), settings={"stages": (1, 1, 1, 1), "micro_batches": 4})()
+    graph, cluster = plans.traced("gpt4"), cluster_of(plan)
+    found = [*audit(plan, graph, plans.BATCH, cluster, [3, 1])]
+    assert [(stage.stage, stage.agrees) for stage in found] == [(3, True), (1, True)]
+    with pytest.raises(AuditError, match="pipeline rank 4 of a plan with 4; the first one is 0"):
+        next(audit(plan, graph, plans.BATCH, cluster, [4]))
 
 
 def test_weights_gradients_and_states_are_equal_to_the_byte() -> None:

@@ -1,4 +1,5 @@
-"""A pool of four gloo processes, started once for all distributed tests, and one of two for those that ask for it.
+"""A pool of four gloo processes, started once for all distributed tests, and pools of two and of eight for those that
+ask for them.
 
 `pool.run("tasks", "function", *arguments)` calls a function of a file in this folder in every process and returns
 their results. If one raises, dies or takes too long, all are ended (the others may be waiting for it in a
@@ -103,5 +104,13 @@ def pool() -> Iterator[WorkerPool]:
 @pytest.fixture(scope="session")
 def pair() -> Iterator[WorkerPool]:
     workers = WorkerPool(2)
+    yield workers
+    workers.close()
+
+
+@pytest.fixture(scope="module")
+def eight() -> Iterator[WorkerPool]:
+    """Ends with the file that asks for it: so many processes take gigabytes."""
+    workers = WorkerPool(8)
     yield workers
     workers.close()

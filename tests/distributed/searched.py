@@ -22,7 +22,13 @@ def eager_cluster(devices: int, memory: float) -> Cluster:
 
 
 def searched_plan(
-    model: str, devices: int, *, memory: float = 1e9, pinned: Pinned = FREE, update: Update = PLAIN
+    model: str,
+    devices: int,
+    *,
+    memory: float = 1e9,
+    pinned: Pinned = FREE,
+    update: Update = PLAIN,
+    global_batch: int = plans.BATCH,
 ) -> Plan:
     """The best plan on some devices with so many bytes of memory each. What is in float64 is priced as float32, as no
     machine profile says how quick the former is."""
@@ -32,6 +38,7 @@ def searched_plan(
     reference = ModelReference(
         reference=model,
         sequence_length=plans.SEQUENCE,
+        batch=plans.BATCH,
         parameters=graph.parameter_count(),
         fingerprint=graph.fingerprint(),
     )
@@ -40,7 +47,7 @@ def searched_plan(
         batch=plans.BATCH,
         model=reference,
         cluster=eager_cluster(devices, memory),
-        global_batch=plans.BATCH,
+        global_batch=global_batch,
         precision="fp32",
         pinned=pinned,
         update=update,

@@ -45,3 +45,12 @@ def balanced(sizes: tuple[int, ...], stages: tuple[int, ...], seeds: list[int], 
     mesh = plans.mesh_of(*sizes)
     settings = {"micro_batches": 2, "stages": stages, "recomputation": recomputation, "optimizer": "sgd"}
     return [trained("balanced", plans.random_plan("balanced", mesh, seed, **settings)) for seed in seeds]
+
+
+def latent(model: str, ways: list[tuple[str, int]], sizes: tuple[int, ...], settings: dict[str, object]) -> list[float]:
+    """The worst error of loss, gradients and buffers of every way and stage of ZeRO."""
+    errors = []
+    for way, zero in ways:
+        plan = by_hand(way, model, plans.mesh_of(*sizes), zero=zero, kept=tasks.KEPT, **settings)
+        errors.append(tasks.worst_error(tasks.build_step(model, plan), model, plan.training.micro_batches))
+    return errors

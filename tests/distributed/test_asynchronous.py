@@ -53,9 +53,13 @@ def test_weights_are_as_stale_as_the_definition_says(pool, kind, sizes, windows,
 @pytest.mark.parametrize(
     ("model", "more", "message"),
     [
-        ("llama4", {"micro_batches": 2, "stages": (1, 1, 1, 1)}, "2 with 4 pipeline ranks"),
-        ("llama4", {"micro_batches": 4, "copies": 2, "stages": (2, 2)}, "set copies to 1"),
-        ("llama4", {"micro_batches": 1}, "1 pipeline rank"),
+        ("llama4", {"micro_batches": 2, "stages": (1, 1, 1, 1)}, "2 with pipeline = 4: two versions of the weights"),
+        (
+            "llama4",
+            {"micro_batches": 4, "copies": 2, "stages": (2, 2)},
+            "2 is not for schedule = pipedream_2bw, which has no flush; take copies = 1",
+        ),
+        ("llama4", {"micro_batches": 1}, "a pipeline of 2 ranks or more, not pipeline = 1"),
     ],
 )
 def test_what_waits_for_all_stages_is_refused(model: str, more: dict[str, object], message: str) -> None:

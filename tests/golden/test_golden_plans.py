@@ -28,6 +28,14 @@ REQUESTS: dict[str, tuple[str, str, int, int, str, Pinned]] = {
     "gpt-tiny-8-h100-pipeline": ("gpt-tiny", "h100-80gb", 8, 32, "bf16", Pinned(pipeline=2, recompute="full")),
     "llama8b-8-h100": ("llama8b", "h100-80gb", 8, 32, "bf16", Pinned(pipeline=1, mesh=(2, 4), micro_batches=8)),
     "gpt2-16-ascend": ("gpt2", "ascend-910b-64gb", 16, 64, "bf16", Pinned(pipeline=1, mesh=(2, 8), micro_batches=2)),
+    "deepseek-v2-lite-16-h800": (
+        "deepseek-v2-lite",
+        "h800-80gb",
+        16,
+        64,
+        "bf16",
+        Pinned(pipeline=2, data=8, expert=8, zero=1, micro_batch=1),
+    ),
 }
 
 

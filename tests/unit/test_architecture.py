@@ -30,7 +30,7 @@ LAYERS = (
     ("planner.pricing",),
     ("planner.sharding",),
     ("planner.graph", "planner.models"),
-    ("planner.errors",),
+    ("planner.errors", "planner.nearest"),
     ("costmodels",),
     ("hardware_profiles",),
 )
@@ -38,6 +38,7 @@ LAYER_OF = {house: number for number, layer in enumerate(LAYERS) for house in la
 
 # The homes of every package that is not of the standard library: only modules below these import it.
 HOMES = {
+    "jinja2": ("planner.report.html",),
     "networkx": ("planner.search",),
     "numpy": (
         "costmodels",
@@ -49,13 +50,18 @@ HOMES = {
         "runtime.loading",  # datasets draw from numpy's generator
     ),
     "ortools": ("planner.search.solvers",),
+    "plotly": ("planner.report.html",),
     "pydantic": ("hardware_profiles", "planner.plan", "planner.sharding.discover"),
     "rich": ("planner.cli", "planner.report"),
     "torch": ("planner.graph", "planner.models", "planner.sharding.discover", "runtime"),
     "torch.distributed": ("runtime",),
     "transformers": ("planner.models.huggingface",),
     "typer": ("planner.cli",),
+    "yaml": ("planner.export.yaml_files",),
 }
+
+# Packages whose distribution goes by another name.
+IMPORTED = {"pyyaml": "yaml"}
 
 # A solver sees the problem, never the graph it came from.
 SOLVERS = "planner.search.solvers"
@@ -69,7 +75,7 @@ SOLVERS_MAY_IMPORT = (
     "ortools",
 )
 
-SLOW_TO_LOAD = ("networkx", "ortools", "rich", "torch", "transformers")
+SLOW_TO_LOAD = ("jinja2", "networkx", "ortools", "plotly", "rich", "torch", "transformers")
 
 MAY_PRINT = ("planner.cli", "planner.report", "runtime.launch")
 
@@ -250,7 +256,8 @@ def test_every_dependency_has_a_home() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     optional = [wanted for extra, wanted in project["optional-dependencies"].items() if extra != "dev"]
     requirements = [*project["dependencies"], *(one for wanted in optional for one in wanted)]
-    declared = {requirement.partition(">")[0].strip() for requirement in requirements}
+    names = (requirement.partition(">")[0].strip() for requirement in requirements)
+    declared = {IMPORTED.get(name, name) for name in names}
     assert declared == {package for package in HOMES if "." not in package}
 
 

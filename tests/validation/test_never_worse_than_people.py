@@ -10,14 +10,14 @@ from tests.benchmarks.people import Job, Run, load_runs, planned, space_of
 
 RUNS = {run.id: run for run in load_runs()}
 
-# Runs of one job each: with and without sequence parallelism; stages and tensors against each other; virtual stages;
-# many degrees of one small model; fully sharded data parallelism.
+# Runs of one job each: with and without sequence parallelism; many degrees of one small model; fully sharded data
+# parallelism; of larger searches, stages and tensors against each other, and virtual stages.
 JOBS = (
     ("korth-0001", "korth-0002"),
-    ("flagperf-0001", "flagperf-0003", "flagperf-0006"),
-    ("mindspeed-0077",),
     ("vtrain-0142", "vtrain-0363", "vtrain-0670", "vtrain-1435"),
     ("mosaic-0104",),
+    pytest.param(("flagperf-0001", "flagperf-0003", "flagperf-0006"), marks=pytest.mark.thorough),
+    pytest.param(("mindspeed-0077",), marks=pytest.mark.thorough),
 )
 
 

@@ -1,7 +1,7 @@
 """The command line in this process."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import planner.cli.tracing
 from planner.cli.main import app
 
 
@@ -45,6 +46,23 @@ class CommandLine:
         assert outcome.err.startswith("plan: ")
         assert outcome.err.count("\n") == 1, outcome.err
         return outcome.err
+
+
+@pytest.fixture(scope="module")
+def traced_once() -> Iterator[None]:
+    """Every model is traced once for all cases of a file."""
+    known: dict[object, Any] = {}
+    trace: Callable[..., Any] = planner.cli.tracing.traced
+
+    def remembered(model: Any, *, full: bool = False) -> Any:
+        key = (model.reference, model.sequence_length, str(next(model.module.parameters()).dtype), full)
+        if key not in known:
+            known[key] = trace(model, full=full)
+        return known[key]
+
+    planner.cli.tracing.traced = remembered
+    yield
+    planner.cli.tracing.traced = trace
 
 
 @pytest.fixture

@@ -55,9 +55,12 @@ def test_what_is_decided_behind_the_search(plan: Any, here: Path, options: tuple
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--schedule", "seqpipe"), "give slices = 2 or more"),
+        (("--schedule", "seqpipe"), "takes a sequence in slices, not slices = 1; take slices = 2 or more"),
         (("--slices", "2", "--schedule", "gpipe"), "slices = 2 is for schedule = seqpipe"),
-        (("--slices", "3", "--pipeline", "2"), "3 do not divide a sequence of 128; take 2 or 4"),
+        (
+            ("--slices", "3", "--pipeline", "2"),
+            "3 do not divide a sequence of 128; the nearest legal values are 2 and 4",
+        ),
         (("--copies", "2", "--schedule", "zb_h1"), "copies = 2 is not for schedule = zb_h1"),
         (("--copies", "some"), "--copies 'some' is neither a number"),
     ],
@@ -115,7 +118,9 @@ def test_experts(plan: Any) -> None:
     assert [axis["role"] for axis in content["mesh"]] == ["data", "tensor"]
     assert plan.json("estimate", *mixture)["degrees"]["expert"] == 1
     assert "does not divide the 8 experts" in plan.refused(*mixture[:-1], "6", "--expert", "3")
-    assert "nothing divides evenly" in plan.refused(*mixture, "--tensor", "2", "--expert", "4")
+    assert "expert = 4 does not divide the devices that split tokens" in plan.refused(
+        *mixture, "--tensor", "2", "--expert", "4"
+    )
     whole = ("--data", "4", "--tensor", "1", "--pipeline", "1", "--context", "1", "--expert", "4")
     even = plan.json(*mixture, *whole)
     assert even["degrees"]["expert"] == 4
@@ -151,10 +156,10 @@ def test_modes(plan: Any) -> None:
             ("--mode", "hybrid_parallel", "--tensor", "2"),
             ("--pipeline, --data, --zero, --micro-batch or --micro-batches",),
         ),
-        (("--tensor", "3"), ("--tensor 3 must divide the 4 devices",)),
+        (("--tensor", "3"), ("tensor = 3 does not divide 4 devices; the nearest legal values are tensor = 2 and 4",)),
         (
             ("--tensor", "2", "--data", "2", "--pipeline", "2", "--context", "1"),
-            ("--tensor 2 x --pipeline 2 x --data 2 x --context 1 = 8", "4 devices"),
+            ("pipeline = 2 x data = 2 x context = 1 x tensor = 2, 8, does not make 4 devices", "data = 1"),
         ),
         (("--tensor", "2", "--mesh", "4"), ("--mesh and --tensor", "give one of them")),
         (("--micro-batch", "1", "--micro-batches", "2"), ("--micro-batch and --micro-batches",)),

@@ -279,8 +279,11 @@ def test_what_is_asked_for_is_kept(folder: Path) -> None:
         ((*TINY, "--mesh", "9" * 5000), ("is not a mesh",)),
         ((*TINY, "--mesh", "\u0663"), ("is not a mesh",)),
         ((*TINY, "--mesh", "2x2x2x2x2"), ("2x2x2x2x2 has 5 axes", "at most four")),
-        ((*TINY, "--mesh", "3"), ("8 devices", "mesh = (3,)")),
-        ((*TINY, "--devices", "4", "--pipeline", "3"), ("--pipeline 3", "4 devices", "--devices")),
+        ((*TINY, "--mesh", "3"), ("mesh = 3 has 3 devices", "mesh = 2 and 4")),
+        (
+            (*TINY, "--devices", "4", "--pipeline", "3"),
+            ("pipeline = 3 does not divide 4 devices", "pipeline = 2 and 4"),
+        ),
         ((*TINY, "--micro-batches", "5"), ("global batch 32", "micro_batches = 5")),
         (("--model", "gpt-tiny", "--hardware", "cpu", "--seq-len", "129"), ("gpt-tiny", "128 tokens", "129 is longer")),
         ((*TINY, "--seq-len", str(2**31)), ("Llama cannot be traced", "overflowed")),
@@ -332,11 +335,16 @@ def test_nothing_fits() -> None:
         r"usermodels:huge does not fit on 2 x cpu: the leanest plan looked at needs [\d.]+ GiB per device", message
     )
     assert re.search(r"[\d.]+ GiB more than the 4\.0 GiB there are", message)
-    assert re.search(r"It would fit with: \d+ devices \(--devices \d+\)", message)
+    assert re.search(
+        r"It would fit with: .*\d+ devices \(--devices \d+; [\d.]+ m?s a step, [\d.,]+ samples/s per device\)", message
+    )
     assert not Path("plan.json").exists()
     outcome = plan(*arguments, "--json")
     assert outcome.code == 3
-    assert json.loads(outcome.out)["error"]["kind"] == "infeasible"
+    error = json.loads(outcome.out)["error"]
+    assert error["kind"] == "infeasible"
+    assert error["needed_bytes"] - error["missing_bytes"] == pytest.approx(4 * 2**30)
+    assert error["changes"][0]["step_seconds"] > 0
 
 
 @pytest.mark.parametrize("factory", ["mlp", "single", "named"])

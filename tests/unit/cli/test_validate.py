@@ -142,3 +142,14 @@ def test_parameters_of_experts_by_formula_are_those_of_the_graph() -> None:
         precision="bf16", head_size=24, experts=experts,
     )  # fmt: skip
     assert traced(model).parameter_count() == model.parameters
+
+
+@pytest.mark.parametrize("like", ["deepseek-v2-lite", "deepseek-v3"])
+def test_parameters_of_latent_attention_by_formula_are_those_of_the_graph(like: str) -> None:
+    """With a latent vector for queries, and without."""
+    experts = ExpertDimensions(count=16, chosen=8, width=48, shared_width=40, dense_layers=1)
+    model = Dimensions(
+        family="deepseek", layers=3, hidden=64, ffn=256, heads=4, kv_heads=4, vocabulary=512, tied=False, sequence=32,
+        precision="bf16", experts=experts, like=like,
+    )  # fmt: skip
+    assert traced(model).parameter_count() == model.parameters

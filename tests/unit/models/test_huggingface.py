@@ -2,6 +2,8 @@
 
 import builtins
 import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,16 @@ from planner.errors import ModelError
 from planner.graph.kinds import find_blocks
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
+from planner.models.deepseek import Deepseek, DeepseekConfig
+from planner.models.huggingface import stretched
+from planner.models.huggingface_deepseek import deepseek_of
 from planner.models.zoo import BuiltModel, build_model
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.rules import rule_of
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-FAMILIES = ("bert-hf", "gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-moe", "t5-hf", "vit")
+DEEPSEEK = ("deepseek-v2", "deepseek-v3")
+FAMILIES = ("bert-hf", *DEEPSEEK, "gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-moe", "t5-hf", "vit")
 ATTENTION = "aten.scaled_dot_product_attention.default"
 
 
@@ -116,7 +122,31 @@ def changed(folder: Path, family: str, **content: Any) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3-moe"])
+def ours_from(theirs: Mapping[str, Any], family: str) -> dict[str, Any]:
+    """Weights of theirs under the names of ours. Where theirs rotate neighbours the rows of what is rotated are put in
+    the order in which ours rotate halves: the last of every head, and the last of what is made beside the latent
+    vector."""
+    weights = {}
+    for name, weight in theirs.items():
+        stem, _, last = name.replace("shared_experts", "shared_expert").rpartition("experts.")
+        if last == "gate_up_proj":
+            gate, up = weight.chunk(2, dim=1)
+            weights |= {f"{stem}experts.gate_proj": gate, f"{stem}experts.up_proj": up}
+        else:
+            weights[f"{stem}experts.{last}" if stem else last] = weight
+    content = json.loads((CONFIGS / family / "config.json").read_text())
+    turned = content.get("qk_rope_head_dim", 0)
+    halves = [*range(0, turned, 2), *range(1, turned, 2)]
+    for name in weights:
+        if turned and name.endswith(("q_proj.weight", "q_b_proj.weight", "kv_a_proj_with_mqa.weight")):
+            heads = 1 if "kv_a" in name else content["num_attention_heads"]
+            rows = weights[name].unflatten(0, (heads, -1)).clone()
+            rows[:, -turned:] = rows[:, -turned:][:, halves]
+            weights[name] = rows.flatten(0, 1)
+    return weights
+
+
+@pytest.mark.parametrize("family", [*DEEPSEEK, "mixtral", "qwen3-moe"])
 def test_mixtures_compute_what_those_of_hugging_face_compute(family: str) -> None:
     """With the weights of one in the other, and labels that are shifted where ours are not."""
     import torch
@@ -125,20 +155,37 @@ def test_mixtures_compute_what_those_of_hugging_face_compute(family: str) -> Non
     torch.manual_seed(0)
     config = transformers.AutoConfig.from_pretrained(str(CONFIGS / family))
     theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for weight in theirs.parameters():
+            weight.normal_(std=0.2)  # so that attention is not the mean of all tokens, and choices differ
     ours = build_model(str(CONFIGS / family), dtype="float32", device="cpu", sequence_length=8).module
-    weights = theirs.state_dict()
-    for name in list(weights):
-        if name.endswith("experts.gate_up_proj"):
-            gate_up = weights.pop(name).chunk(2, dim=1)
-            stem = name.removesuffix("gate_up_proj")
-            weights |= dict(zip((f"{stem}gate_proj", f"{stem}up_proj"), gate_up, strict=True))
-    missing, unexpected = ours.load_state_dict(weights, strict=False)
-    assert ([name for name in missing if name not in ("model.cos", "model.sin")], unexpected) == ([], [])
+    missing, unexpected = ours.load_state_dict(ours_from(theirs.state_dict(), family), strict=False)
+    of_buffers = ("model.cos", "model.sin", "router.bias_steps", "router.loads")
+    assert [name for name in missing if not name.endswith(of_buffers)] == []
+    assert [name for name in unexpected if not name.endswith("e_score_correction_bias")] == []
+    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
     tokens = torch.randint(96, (2, 8))
     theirs.config.output_router_logits = False
     logits = theirs(input_ids=tokens, output_router_logits=False).logits
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.roll(-1, 1).flatten())
     torch.testing.assert_close(ours.eval()(tokens, tokens.roll(-1, 1)), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", DEEPSEEK)
+def test_parameters_of_deepseek_are_those_of_hugging_face(family: str) -> None:
+    """As many with the same names and shapes, at sizes that are released; without a weight."""
+    import torch
+    import transformers
+
+    config = transformers.AutoConfig.for_model(family.replace("-", "_"), num_experts_per_tok=6, qk_nope_head_dim=96)
+    config.num_hidden_layers, config.architectures = 5, [f"{family.title().replace('-', '')}ForCausalLM"]
+    with torch.device("meta"):
+        theirs = transformers.AutoModelForCausalLM.from_config(config)
+    dimensions = deepseek_of(config, config.architectures[0], 16, Path(family), stretched)
+    with torch.device("meta"):
+        ours = Deepseek(DeepseekConfig(**dimensions))
+    wanted = {**ours_from(dict(theirs.named_parameters()), family)}
+    assert {n: w.shape for n, w in ours.named_parameters()} == {n: w.shape for n, w in wanted.items()}
 
 
 @pytest.mark.parametrize(
@@ -148,6 +195,18 @@ def test_mixtures_compute_what_those_of_hugging_face_compute(family: str) -> Non
         ("mixtral", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; MixtralForCausalLM is built here with 'silu'"),
         ("qwen3-moe", {"mlp_only_layers": [1]}, r"mlp_only_layers \[1\]: only the first layers"),
         ("qwen3-moe", {"decoder_sparse_step": 2}, "decoder_sparse_step is 2"),
+        (
+            "deepseek-v2",
+            {"norm_topk_prob": True},
+            "norm_topk_prob is True; DeepseekV2ForCausalLM is built here with Fa",
+        ),
+        ("deepseek-v2", {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'; .* greedy or group_limited_greedy"),
+        ("deepseek-v2", {"seq_aux": False}, "aux_loss_alpha is 0.001 and seq_aux is not true"),
+        ("deepseek-v2", {"num_experts_per_tok": None}, "num_experts_per_tok is missing"),
+        ("deepseek-v3", {"num_key_value_heads": 2}, "num_key_value_heads=2 and num_attention_heads=4 differ"),
+        ("deepseek-v3", {"moe_layer_freq": 2}, "moe_layer_freq is 2"),
+        ("deepseek-v3", {"n_group": 3}, "8 experts do not divide into 3 groups"),
+        ("deepseek-v3", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "of the type 'dynamic' are not built"),
     ],
 )
 def test_mixtures_that_are_not_built_here(tmp_path: Path, family: str, content: dict[str, Any], said: str) -> None:
@@ -156,5 +215,12 @@ def test_mixtures_that_are_not_built_here(tmp_path: Path, family: str, content: 
 
 
 def test_the_loss_that_evens_out_loads_is_added_where_the_config_asks_for_it() -> None:
-    losses = [bool(built(family).module.model.balanced) for family in ("mixtral", "qwen3-moe")]
-    assert losses == [True, False]
+    losses = [bool(built(family).module.model.balanced) for family in ("mixtral", "qwen3-moe", *DEEPSEEK)]
+    assert losses == [True, False, True, False]
+
+
+def test_what_stretches_positions_is_taken_from_the_config(tmp_path: Path) -> None:
+    stretched = built("deepseek-v3").module.model.layers[0].self_attn.scale
+    assert stretched == pytest.approx((0.1 * math.log(4) + 1) ** 2 / math.sqrt(12))
+    plain = build_model(changed(tmp_path, "deepseek-v3", rope_scaling=None), dtype="float32", sequence_length=8)
+    assert plain.module.model.layers[0].self_attn.scale is None

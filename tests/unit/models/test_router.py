@@ -109,7 +109,7 @@ def test_loads_are_counted_by_sample() -> None:
     ("routing", "said"),
     [
         (Routing(chosen=9), "choose 9 of 8 experts; choose 1 to 8"),
-        (Routing(chosen=2, groups=3), "8 experts do not divide into 3 groups; divide them into 2 or 4"),
+        (Routing(chosen=2, groups=3), "8 experts do not divide into 3 groups; the nearest legal values are 2 and 4"),
         (Routing(chosen=2, groups=4, chosen_groups=5), "cannot choose from 5 of 4 groups"),
         (Routing(chosen=3, groups=4, chosen_groups=1), "3 experts from 1 groups that have 2"),
         (Routing(chosen=1, groups=8, chosen_groups=2, groups_by=2), "groups of 1 experts"),

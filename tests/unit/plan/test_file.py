@@ -328,12 +328,12 @@ ILLEGAL: dict[str, tuple[Edit, type[PlannerError], tuple[str, ...]]] = {
     "schedule without virtual stages": (
         put("schedule", value="interleaved_1f1b"),
         PlanFileError,
-        ("schedule", "virtual_stages 1", "takes '1f1b'"),
+        ("schedule", "takes virtual_stages = 2 or more, not 1"),
     ),
     "virtual stages of one rank": (
         virtual(2, [(0, 2), (2, 2)]),
         PlanFileError,
-        ("virtual_stages", "2 of 2 stages on one pipeline rank", "at least 2 ranks"),
+        ("schedule: interleaved_1f1b", "2 ranks or more, not pipeline = 1"),
     ),
 }
 
@@ -367,7 +367,7 @@ def test_micro_batches_that_are_no_round_of_virtual_stages_are_refused() -> None
 
     plan = parse_plan(edited("pipeline", edit))
     assert (plan.pipeline, plan.virtual_stages) == (2, 2)
-    with pytest.raises(PlanFileError, match=r"micro_batches: 1 is no multiple of 2 pipeline ranks"):
+    with pytest.raises(PlanFileError, match=r"micro_batches: 1 is no multiple of 2, the pipeline ranks"):
         verdict_of(plan)
 
 

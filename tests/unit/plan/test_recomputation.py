@@ -7,8 +7,9 @@ import pytest
 
 from planner.plan.bind import BoundPlan, bind
 from planner.plan.plan import Group, Plan
-from planner.plan.predict import StageCost, stage_costs
+from planner.plan.predict import stage_costs
 from planner.plan.roles import roles
+from planner.plan.stage_cost import StageCost
 from planner.pricing import keeping, price_operator
 from planner.search.space import Configuration
 from tests.distributed import plans

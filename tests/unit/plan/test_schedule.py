@@ -10,7 +10,8 @@ from planner.plan.bind import bind
 from planner.plan.plan import SCHEDULES, Plan
 from planner.plan.predict import predict, stage_costs
 from planner.plan.put_off import arrivals, put_off
-from planner.plan.schedule import check_schedule, nearest_rounds, orders_of, put_off_at_most, splits
+from planner.plan.schedule import orders_of, put_off_at_most, splits
+from planner.plan.schedule_checks import check_schedule
 from planner.plan.stage_cut import cut_stage
 from planner.plan.step import rank_seconds
 from tests.contract.test_priced_is_emitted import cluster_of
@@ -31,12 +32,15 @@ def test_only_zero_bubble_takes_the_backward_pass_apart() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"schedule": "gpipe", "virtual_stages": 2}, ("'gpipe' with virtual_stages 2", "takes 'interleaved_1f1b'")),
-        ({"schedule": "interleaved_1f1b"}, ("'interleaved_1f1b' with virtual_stages 1", "takes '1f1b'")),
-        ({"schedule": "zb_h1", "stages": (4,)}, ("'zb_h1' with 1 pipeline rank", "takes '1f1b'")),
+        ({"schedule": "gpipe", "virtual_stages": 2}, ("gpipe has one stage on each rank", "take interleaved_1f1b")),
+        ({"schedule": "interleaved_1f1b"}, ("takes virtual_stages = 2 or more, not 1", "1f1b has one")),
+        ({"schedule": "zb_h1", "stages": (4,)}, ("zb_h1 is about a pipeline of 2 ranks or more", "take 1f1b")),
         (
             {"schedule": "interleaved_1f1b", "virtual_stages": 2, "micro_batches": 3, "global_batch": 12},
-            ("3 is no multiple of 2 pipeline ranks", "nearest of a global batch of 12 are 2 and 4"),
+            (
+                "3 is no multiple of 2, the pipeline ranks",
+                "of a global batch of 12 the nearest legal values are 2 and 4",
+            ),
         ),
     ],
     ids=str,
@@ -45,11 +49,6 @@ def test_what_cannot_be_had_is_named(settings: dict[str, object], words: tuple[s
     with pytest.raises(PlanFileError) as caught:
         check_schedule(plan_of(**settings))
     assert all(word in str(caught.value) for word in words), str(caught.value)
-
-
-def test_the_nearest_rounds() -> None:
-    assert nearest_rounds(1, 4, 8) == "the nearest of a global batch of 8 is 4"
-    assert nearest_rounds(9, 4, 10) == "a global batch of 10 divides into none, so make it a multiple of 4"
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb_h1"])

@@ -28,7 +28,7 @@ def test_a_slice_is_the_graph_of_a_shorter_sequence(model: str, slices: int) -> 
 
 
 def test_a_sequence_that_does_not_divide_names_the_nearest_that_do() -> None:
-    with pytest.raises(PlanFileError, match="3 do not divide a sequence of 8; take 2 or 4"):
+    with pytest.raises(PlanFileError, match="3 do not divide a sequence of 8; the nearest legal values are 2 and 4"):
         sliced("llama", 3)
 
 

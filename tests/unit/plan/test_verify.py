@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.errors import PlanFileError, StrategyError
+from planner.errors import PlanFileError
 from planner.plan.file import dump_plan, parse_plan
 from planner.plan.plan import Group, Plan
 from planner.plan.verify import verify
@@ -151,10 +151,12 @@ def test_another_model_is_refused() -> None:
 
 
 def test_a_batch_that_no_longer_divides_is_named() -> None:
-    """The strategies were legal for the old batch; the error names the operator and what it can split."""
+    """The strategies were legal for the old batch; the error speaks of samples and micro-batches, and what would do."""
     plan = plan_named(BY_HAND)
-    for global_batch, micro_batches, words in ((3, 1, r"axis0 of size 2 does not divide factor .* of extent 3"),
-                                               (3, 3, r"has no factor 'b'; splittable factors: v, h, s")):  # fmt: skip
+    for global_batch, micro_batches, words in (
+        (3, 1, "1 of a global batch of 3 have 3 samples each, which 2 devices cannot share out evenly"),
+        (8, 8, r"8 of a global batch of 8 have 1 sample each, which 2 .*micro_batches = 4, global_batch = 16"),
+    ):
         training = replace(plan.training, global_batch=global_batch, micro_batches=micro_batches)
-        with pytest.raises(StrategyError, match=words):
+        with pytest.raises(PlanFileError, match=words):
             verdict_of(replace(plan, training=training))

@@ -9,7 +9,8 @@ from costmodels import in_flight, in_flight_of_chunks, schedule_orders, simulate
 from hardware_profiles import Cluster, load_profile
 from planner.plan.bind import bind
 from planner.plan.plan import Plan
-from planner.plan.predict import StageCost, predict, stage_costs, tied_seconds, transfer_seconds
+from planner.plan.predict import predict, stage_costs
+from planner.plan.stage_cost import StageCost, tied_seconds, transfer_seconds
 from planner.plan.step import rank_seconds
 from tests.distributed import plans
 

@@ -228,7 +228,11 @@ def test_experts_are_left_to_the_search_unless_they_are_given() -> None:
     [
         ("llama-4", Pinned(expert=2), "expert = 2: no operator of this model routes to experts; leave it at 1"),
         ("mixture", Pinned(expert=3), "expert = 3 does not divide the 4 experts of the model"),
-        ("mixture", Pinned(data=1, context=1, tensor=4, expert=2), "nothing divides evenly"),
+        (
+            "mixture",
+            Pinned(data=1, context=1, tensor=4, expert=2),
+            "expert = 2 does not divide the devices that split tokens",
+        ),
         ("mixture", Pinned(whole_experts=True), "give expert, how many parts, too"),
     ],
 )

@@ -78,7 +78,7 @@ def test_a_stage_is_filled_as_well_as_by_trying_all_mixtures(seed: int) -> None:
     rank = random_rank(draw)
     fast, lean = column(random_amounts(draw, 0.0), False), column(random_amounts(draw, 0.9), draw.random() < 0.7)
     capacity = draw.uniform(5.0, 160.0)
-    filled = fill(rank, [(fast,), (lean,)], ALIKE, WEIGHT, capacity)
+    filled = fill([rank], [(fast,), (lean,)], ALIKE, WEIGHT, capacity)[0]
     for count in range(BLOCKS + 1):
         tried = [busy_and_peak(rank, columns) for columns in fillings(fast, lean, count)]
         fitting = [busy for busy, peak in tried if peak <= capacity * (1 + 1e-9)]
@@ -101,8 +101,8 @@ def test_the_best_of_several_ends_is_taken_for_every_number_of_blocks() -> None:
     draw = random.Random(5)
     ranks = [random_rank(draw) for _ in range(3)]
     pool = [(column(random_amounts(draw, 0.0), False),), (column(random_amounts(draw, 0.9), True),)]
-    alone = [fill(rank, pool, ALIKE, WEIGHT, 60.0) for rank in ranks]
-    together = fill_best(ranks, pool, ALIKE, WEIGHT, 60.0)
+    alone = [fill([rank], pool, ALIKE, WEIGHT, 60.0)[0] for rank in ranks]
+    together = fill_best([ranks], pool, ALIKE, WEIGHT, 60.0)[0]
     for count in range(BLOCKS + 1):
         assert float(together.busy[count]) == min(float(filled.busy[count]) for filled in alone)
         if math.isfinite(float(together.busy[count])):
@@ -199,7 +199,7 @@ def test_stages_of_several_kinds_are_filled_as_well_as_by_trying_all_mixtures(
     ]
     stretches = stretches_of(kinds)
     capacity = draw.uniform(10.0, 250.0)
-    filled = fill(rank, ways, stretches, WEIGHT, capacity)
+    filled = fill([rank], ways, stretches, WEIGHT, capacity)[0]
     for start, stop in itertools.combinations(range(len(kinds) + 1), 2):
         number, held = stretches.of(start, stop - start), kinds[start:stop]
         fitting = [

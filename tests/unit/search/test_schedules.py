@@ -43,8 +43,8 @@ def test_a_schedule_is_pinned(schedule: str) -> None:
     ("pinned", "words"),
     [
         ({"schedule": "zb-h1"}, ("unknown schedule 'zb-h1'", "zb_h1")),
-        ({"schedule": "interleaved_1f1b", "virtual_stages": 1}, ("takes 2 or more virtual_stages",)),
-        ({"schedule": "gpipe", "virtual_stages": 2}, ("one stage on each rank", "ask for interleaved_1f1b")),
+        ({"schedule": "interleaved_1f1b", "virtual_stages": 1}, ("takes virtual_stages = 2 or more",)),
+        ({"schedule": "gpipe", "virtual_stages": 2}, ("one stage on each rank", "take interleaved_1f1b")),
     ],
     ids=str,
 )

@@ -15,7 +15,8 @@ import pytest
 from costmodels import step_time
 from hardware_profiles import PYTORCH, load_profile, load_software, software_names
 from planner.plan.bind import bind
-from planner.plan.predict import StageCost, predict, stage_costs
+from planner.plan.predict import predict, stage_costs
+from planner.plan.stage_cost import StageCost
 from planner.pricing.bucket_size import flat_bytes
 from planner.search.contenders import Contender
 from planner.search.duals import Duals, State

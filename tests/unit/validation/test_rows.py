@@ -132,6 +132,51 @@ def test_experts(tmp_path: Path) -> None:
     assert "dropped" in run_of(one(tmp_path, **MIXTURE, model="Qwen3 (tokendrop)")).notes[0]
 
 
+V3 = {
+    "arch": "moe", "model": "DeepSeekV3", "n_layers": "61", "hidden": "7168", "ffn_hidden": "18432", "n_heads": "128",
+    "n_kv_heads": "128", "head_dim": "", "vocab": "129280", "n_experts": "256", "topk": "8", "moe_ffn_hidden": "2048",
+    "n_params_B": "671.03", "tp": "1", "pp": "1", "dp": "8", "ep": "8",
+}  # fmt: skip
+
+
+def test_latent_attention_is_that_of_the_deepseek_with_the_same_dimensions(tmp_path: Path) -> None:
+    run = run_of(one(tmp_path, **V3))
+    assert (run.job.model.family, run.job.model.like) == ("deepseek", "deepseek-v3")
+    assert run.job.model.experts == ExpertDimensions(count=256, chosen=8, width=2048, shared_width=2048, dense_layers=3)
+    assert run.job.model.parameters == 671_026_404_352
+    assert run.notes[0] == (
+        "latent attention and routers as those of deepseek-v3, without what foretells further tokens"
+    )
+
+
+def test_a_run_of_a_few_layers_is_of_so_many(tmp_path: Path) -> None:
+    few = {**V3, "n_layers": "2", "n_params_B": "", "other_flags": "moe-layer-freq=([0]*1+[1]*1)"}
+    experts = run_of(one(tmp_path, **few)).job.model.experts
+    assert experts is not None
+    assert (experts.dense_layers, experts.shared_width) == (1, 2048)
+    experts = run_of(one(tmp_path, **{**few, "other_flags": ""})).job.model.experts
+    assert experts is not None
+    assert experts.dense_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"n_heads": "64"}, "of a size that is not known: hidden=7168, n_heads=64, n_experts=256, topk=8 is none of"),
+        ({"hidden": ""}, "hidden is empty"),
+        ({"n_params_B": "", "moe_ffn_hidden": "18432"}, r"billion parameters \(deepseek\), published are 671"),
+    ],
+)
+def test_other_latent_attention_is_not_guessed(tmp_path: Path, changes: dict[str, str], reason: str) -> None:
+    with pytest.raises(UnsupportedError, match=reason):
+        run_of(one(tmp_path, **{**V3, **changes}))
+
+
+def test_a_number_of_parameters_in_a_name_is_no_version(tmp_path: Path) -> None:
+    """Heads of this model share keys, as those of a Llama."""
+    assert run_of(one(tmp_path, **{**MIXTURE, "model": "deepseek_500b"})).job.model.family == "llama"
+
+
 def test_heads_need_not_make_up_the_hidden_size(tmp_path: Path) -> None:
     found = run_of(one(tmp_path, head_dim="128", n_params_B="")).job.model
     assert (found.family, found.head_size) == ("llama", 128)
@@ -174,8 +219,8 @@ def test_what_is_not_modelled_is_noted(tmp_path: Path, changes: dict[str, str], 
         ({**MIXTURE, "topk": "1000"}, "topk=1000: a token cannot take more than the n_experts="),
         ({**MIXTURE, "other_flags": "moe-layer-freq=([0]*1+[1]*2)"}, "only the first layers can be dense"),
         ({**MIXTURE, "other_flags": "moe-layer-freq=2;"}, "only the first layers can be dense"),
-        ({**MIXTURE, "other_flags": "multi-latent-attention"}, "latent attention"),
-        ({**MIXTURE, "model": "DeepSeekV3"}, "latent attention"),
+        ({**MIXTURE, "other_flags": "multi-latent-attention"}, "latent attention, of a size that is not known"),
+        ({**MIXTURE, "model": "DeepSeekV4"}, "latent attention, of a size that is not known"),
         ({**MIXTURE, "tp": "4", "dp": "1", "other_flags": "ETP=2"}, "experts are split by 2 of 4"),
         ({"ep": "2"}, "ep is 2, and the model has no experts"),
         ({"arch": "ssm-mamba"}, "dense decoders and mixtures"),

@@ -29,17 +29,28 @@ from planner.search.solvers.elimination.order import Bucket, Input, Schedule
 # Cells that are added up at once: 256 KiB, which stays in the cache of one core.
 BLOCK = 2**15
 
+_EVERY = slice(None)
+
 
 def eliminate(schedule: Schedule, tables: list[Array], rest: int = 0) -> list[Array]:
     """Go up: the tables (nodes, then pairs) followed by the message of every bucket; the last one is the optimum.
 
     The last `rest` buckets are left alone; see `remainder`.
     """
+    return [table[0] for table in eliminate_together(schedule, [table[None] for table in tables], rest)]
+
+
+def eliminate_together(schedule: Schedule, tables: list[Array], rest: int = 0) -> list[Array]:
+    """`eliminate` for several problems of one structure: the first axis of every table counts them.
+
+    Tables are small, and most of the time goes into starting one addition after the other: several cost little more
+    than one.
+    """
     tables = list(tables)
     for bucket in schedule.buckets[: len(schedule.buckets) - rest]:
-        views = [tables[source.table][source.expand] for source in bucket.inputs]
-        views += [tables[source.table][source.expand] for source in bucket.child_inputs]
-        tables.append(_least(views, _shape(bucket, tables)))
+        inputs = bucket.inputs + bucket.child_inputs
+        views = [tables[source.table][(_EVERY, *source.expand)] for source in inputs]
+        tables.append(_least(views, (len(tables[0]), *_shape(bucket, tables))))
     return tables
 
 
@@ -51,19 +62,19 @@ def optimum(tables: list[Array]) -> float:
 def remainder(schedule: Schedule, tables: list[Array], rest: int) -> Array:
     """The cheapest choice for every combination of the last `rest` variables, one axis each in order of elimination.
 
-    `tables` are those that `eliminate` returns with the same `rest`.
+    `tables` are those that `eliminate_together` returns with the same `rest`; the first axis still counts problems.
     """
     done = len(schedule.buckets) - rest
     order = [bucket.variable for bucket in schedule.buckets[done:]]
-    total = np.zeros([tables[variable].size for variable in order])
+    total = np.zeros([len(tables[0]), *[tables[variable].shape[-1] for variable in order]])
     for bucket in schedule.buckets[done:]:
         clique = (bucket.variable, *bucket.scope)
         arrived = [source for child, source in zip(bucket.children, bucket.child_inputs, strict=True) if child < done]
         for source in (*bucket.inputs, *arrived):
             axes = [order.index(clique[axis]) for axis in source.axes]
-            shape = [1] * rest
-            for axis, size in zip(axes, tables[source.table].shape, strict=True):
-                shape[axis] = size
+            shape = [len(total)] + [1] * rest
+            for axis, size in zip(axes, tables[source.table].shape[1:], strict=True):
+                shape[1 + axis] = size
             total = total + tables[source.table].reshape(shape)
     return total
 
@@ -140,18 +151,24 @@ def _descend(down: Array, rows: slice, total: Array, source: Input) -> None:
 
 
 def _shape(bucket: Bucket, tables: list[Array]) -> tuple[int, ...]:
-    """The shape of the clique table."""
-    return (tables[bucket.variable].size, *[tables[variable].size for variable in bucket.scope])
+    """The shape of the clique table of one problem."""
+    return (tables[bucket.variable].shape[-1], *[tables[variable].shape[-1] for variable in bucket.scope])
 
 
 def _least(views: list[Array], shape: tuple[int, ...]) -> Array:
-    """The minimum over the first axis of a broadcast sum."""
+    """The minimum over the second axis of a broadcast sum, the one after that which counts problems."""
+    if math.prod(shape) <= BLOCK:
+        found: Array = np.minimum.reduce(_sum(views), axis=1)
+        return found
+    if len(views[0]) > 1:
+        alone = [[view[at : at + 1] for view in views] for at in range(shape[0])]
+        return np.concatenate([_least(each, (1, *shape[1:])) for each in alone])
     best: Array | None = None
-    for rows in _blocks(shape):
-        part: Array = np.minimum.reduce(_sum([_rows(view, rows) for view in views]), axis=0)
+    for rows in _blocks(shape[1:]):
+        part: Array = np.minimum.reduce(_sum([_rows(view[0], rows) for view in views]), axis=0)
         best = part if best is None else np.minimum(best, part, out=best)
     assert best is not None, "a table has at least one row"
-    return best
+    return best[None]
 
 
 def _sum(views: list[Array]) -> Array:

@@ -1,0 +1,107 @@
+"""Makes the pictures of the documents anew, from what the commands really print: `make pictures`.
+
+    plan-llama70b.svg       the report of the main job as a terminal shows it
+    report-llama70b.png     the top of the page that `plan report` writes for a pipelined plan of the same model
+
+The second needs Chromium on PATH.
+"""
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+from rich.console import Console
+from rich.terminal_theme import TerminalTheme
+from rich.text import Text
+
+HERE = Path(__file__).resolve().parent
+JOB = ("--model", "llama70b", "--devices", "64")
+WIDTH = 100  # columns
+THEME = TerminalTheme(
+    (22, 27, 34),
+    (230, 237, 243),
+    [
+        (22, 27, 34),
+        (248, 113, 113),
+        (74, 222, 128),
+        (250, 204, 21),
+        (96, 165, 250),
+        (192, 132, 252),
+        (45, 212, 191),
+        (209, 213, 219),
+    ],
+)
+SVG = """\
+<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+<style>
+.{unique_id}-matrix {{
+  font-family: "Fira Code", ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace;
+  font-size: {char_height}px; line-height: {line_height}px;
+}}
+.{unique_id}-title {{ font-size: 18px; font-weight: bold; font-family: system-ui, sans-serif; }}
+{styles}
+</style>
+<defs>
+<clipPath id="{unique_id}-clip-terminal">
+<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}" />
+</clipPath>
+{lines}
+</defs>
+{chrome}
+<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+{backgrounds}
+<g class="{unique_id}-matrix">
+{matrix}
+</g>
+</g>
+</svg>
+"""
+"""A frame for rich without its web fonts: a picture in a document loads nothing."""
+
+
+def plan(*arguments: str, folder: Path) -> str:
+    """What a command prints on a terminal with colours."""
+    command = [sys.executable, "-m", "planner.cli.main", *arguments]
+    environment = {**os.environ, "FORCE_COLOR": "1", "PYTHONPATH": str(HERE.parent)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def terminal(folder: Path) -> None:
+    """The main job, with the command above."""
+    printed = plan(*JOB, folder=folder)
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
+    console.print(Text.from_ansi(f"$ plan {' '.join(JOB)}\n{printed}".rstrip()))
+    text = console.export_svg(title=f"plan {' '.join(JOB)}", theme=THEME, code_format=SVG, unique_id="plan")
+    (HERE / "plan-llama70b.svg").write_text(text, encoding="utf-8")
+
+
+def page(folder: Path) -> None:
+    """A pipeline, whose timeline is worth a look."""
+    browser_path = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser_path is None:
+        sys.exit("no chromium on PATH: docs/report-llama70b.png is left as it is")
+    plan(*JOB, "--software", "nemo", "-o", "plan.json", folder=folder)
+    plan("report", "plan.json", "-o", "page.html", "--no-search", folder=folder)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
+        view = browser.new_page(viewport={"width": 1160, "height": 1000}, color_scheme="light")
+        view.goto((folder / "page.html").as_uri())
+        view.wait_for_function("document.documentElement.dataset.figures === 'drawn'")
+        view.screenshot(path=HERE / "report-llama70b.png")
+        browser.close()
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        terminal(Path(folder))
+        page(Path(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Between plans and descriptions: a plan for a description, priced, and what carrying a plan over costs."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from planner.errors import RequestError, unknown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hardware_profiles import Cluster
+    from planner.export.describe import Difference
+    from planner.export.description import Description
+    from planner.export.target import Loss, Target
+    from planner.graph.operator_graph import OperatorGraph
+    from planner.plan.bind import BoundPlan
+    from planner.plan.plan import ModelReference
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is trained, on what: a traced graph whose example inputs have `batch` samples, and a machine."""
+
+    model: "ModelReference"
+    graph: "OperatorGraph"
+    batch: int
+    cluster: "Cluster"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One thing that an engine cannot say, and the price of the plan without it."""
+
+    what: str
+    here: str
+    there: str
+    step_seconds: float
+    peak_bytes: float
+
+
+def plan_of(subject: Subject, description: "Description") -> "BoundPlan":
+    """The plan of a description, priced on the subject's machine. It may not fit."""
+    from planner.search.request import SearchRequest
+    from planner.search.space import Pinned
+    from planner.search.usual import Usual, usual_plan
+
+    context_by = "heads" if description.ring == 1 else "ring" if description.heads == 1 else "hybrid"
+    experts = description.expert is not None
+    request = SearchRequest(
+        graph=subject.graph,
+        batch=subject.batch,
+        model=subject.model,
+        cluster=subject.cluster,
+        global_batch=description.global_batch,
+        precision=description.precision,
+        optimizer=description.optimizer,
+        update=description.update,
+        imbalance=description.imbalance,
+    )
+    pinned = Pinned(
+        pipeline=description.pipeline,
+        data=description.data,
+        context=description.context,
+        context_by=context_by,  # type: ignore[arg-type]  # one of three words
+        ulysses=description.heads if context_by == "hybrid" else None,
+        zigzag=description.zigzag if description.ring > 1 else None,
+        tensor=description.tensor,
+        expert=description.expert,
+        whole_experts=description.whole_experts if experts and description.tensor > 1 else None,
+        zero=description.zero,
+        sequence_parallel=description.sequence_parallel,
+        micro_batches=description.micro_batches,
+    )
+    return usual_plan(
+        request,
+        Usual(
+            pinned=pinned,
+            stages=description.layers,
+            virtual_stages=description.virtual_stages,
+            schedule=description.schedule,
+            copies=description.copies,
+            slices=description.slices,
+            vocabulary=description.vocabulary_parallel,
+            full=description.full,
+            selective=description.selective,
+            keeps=description.kept.calls,
+            keeps_all_but=description.kept.but,
+        ),
+    )
+
+
+def priced_losses(
+    subject: Subject,
+    bound: "BoundPlan",
+    usual: "BoundPlan",
+    found: "Sequence[Difference]",
+    losses: "Sequence[Loss]",
+) -> "tuple[tuple[Step, ...], BoundPlan]":
+    """What gets lost on the way from a plan to what an engine can say, in the order in which it is left out, with the
+    price of the plan after each; and the plan that the engine will run."""
+    steps, last = [], usual if found else bound
+    if found:
+        figures = usual.plan.prediction
+        steps += [
+            Step(
+                what=one.what + (f" ({one.count} times)" if one.count > 1 else ""),
+                here=one.here,
+                there=one.usual,
+                step_seconds=figures.step_seconds,
+                peak_bytes=figures.peak_bytes,
+            )
+            for one in found
+        ]
+    for loss in losses:
+        last = plan_of(subject, loss.description)
+        figures = last.plan.prediction
+        steps.append(
+            Step(
+                what=loss.what,
+                here=loss.here,
+                there=loss.there,
+                step_seconds=figures.step_seconds,
+                peak_bytes=figures.peak_bytes,
+            )
+        )
+    return tuple(steps), last
+
+
+def target_named(name: str) -> "Target":
+    """The engine of that name. Raises RequestError for a name that is not known."""
+    from planner.export.targets import OPERATOR_TARGETS, TARGETS
+
+    if name in OPERATOR_TARGETS:
+        raise RequestError(
+            f"{name} completes strategies of operators by itself, so that they are not read back as a plan"
+        )
+    if name not in TARGETS:
+        raise RequestError(unknown_name("engine", name, {**TARGETS, **OPERATOR_TARGETS}))
+    return TARGETS[name]

@@ -1,0 +1,108 @@
+"""Words that shells complete: names of models, machines and stacks, and the values that options take.
+
+`plan --install-completion` tells a shell to ask for them. Nothing is imported before it does.
+"""
+
+from collections.abc import Callable, Iterable
+
+
+def completing(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """The known words that begin as what was typed."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in known() if word.startswith(incomplete)]
+
+    return complete
+
+
+def models() -> Iterable[str]:
+    """Of the zoo."""
+    from planner.models.zoo import ZOO
+
+    return ZOO
+
+
+def profiles() -> Iterable[str]:
+    """Machines."""
+    from hardware_profiles import profile_names
+
+    return profile_names()
+
+
+def stacks() -> Iterable[str]:
+    """Training stacks."""
+    from hardware_profiles import software_names
+
+    return software_names()
+
+
+def modes() -> Iterable[str]:
+    """Of --mode."""
+    from planner.cli.modes import MODES
+
+    return MODES
+
+
+def schedules() -> Iterable[str]:
+    """Of --schedule."""
+    from planner.plan.plan import SCHEDULES
+
+    return SCHEDULES
+
+
+def algorithms() -> Iterable[str]:
+    """Of --search."""
+    from planner.search.request import ALGORITHMS
+
+    return ALGORITHMS
+
+
+def objectives() -> Iterable[str]:
+    """Of --objective."""
+    from planner.search.request import OBJECTIVES
+
+    return OBJECTIVES
+
+
+def precisions() -> Iterable[str]:
+    """Of --precision."""
+    from planner.plan.plan import PRECISIONS
+
+    return PRECISIONS
+
+
+def optimizers() -> Iterable[str]:
+    """Of --optimizer."""
+    from planner.plan.plan import OPTIMIZERS
+
+    return OPTIMIZERS
+
+
+def recomputation() -> Iterable[str]:
+    """Of --recompute."""
+    from planner.plan.plan import RECOMPUTATION
+
+    return RECOMPUTATION
+
+
+def contexts() -> Iterable[str]:
+    """Of --context-by."""
+    from typing import get_args
+
+    from planner.search.space import ContextBy
+
+    return get_args(ContextBy)
+
+
+def gradients() -> Iterable[str]:
+    """Of --gradients."""
+    from planner.sharding.update import GRADIENTS
+
+    return GRADIENTS
+
+
+def gradient_dtypes() -> Iterable[str]:
+    """Of --gradient-dtype."""
+    from planner.sharding.update import GRADIENT_DTYPES
+
+    return GRADIENT_DTYPES

@@ -1,0 +1,247 @@
+"""`plan explain`: why a plan costs what it costs, what would change that, why its operators are split as they are."""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
+from planner.cli.output import explanation_content, write_json
+from planner.cli.printing import console_of
+from planner.cli.showing import naming, traced_again
+from planner.cli.waiting import waiting
+
+if TYPE_CHECKING:
+    from planner.models.zoo import BuiltModel
+    from planner.plan.alternatives import Priced, Subject
+    from planner.plan.bind import BoundPlan
+    from planner.plan.explanation import Explanation, Outcome, Sensitivity
+    from planner.search.sensitivity import Traced, World
+
+Note = Callable[[str], None]
+
+
+def explain(
+    plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
+    name: Annotated[
+        str | None,
+        typer.Argument(help="An operator or a parameter, as `plan show` and plan files call them, or a pattern."),
+    ] = None,
+    search: Annotated[
+        bool, typer.Option("--search/--no-search", help="Whether to search again, or only to price the plan.")
+    ] = True,
+    time_limit: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Begin no further search after that long.", min=0)
+    ] = 120.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say why a plan costs what it costs.
+
+    Without a name: what binds, where the time goes, and what the step would take with other links, memory, batch,
+    sequence or devices, this plan kept and searched again. With a name: what every other strategy of an operator, or
+    every other stored layout of a parameter, would cost, all else as it is and searched again around it.
+
+    [bold]plan explain llama70b-64.json[/bold]
+
+    [bold]plan explain llama70b-64.json '*.mlp.up_proj'[/bold]
+    """
+    with reporting(as_json):
+        started = time.perf_counter()
+        with waiting() as note:
+            note("tracing the model")
+            world, model, bound = _world(plan_file)
+
+            def more() -> bool:
+                return search and time.perf_counter() - started < time_limit
+
+            if name is not None:
+                found = _choices(world, bound, name, more, note)
+            else:
+                rows = _sensitivities(world, model, more, note)
+        if name is not None:
+            _show_choices(found, bound, as_json)
+        else:
+            _show_sensitivities(bound, rows, as_json)
+
+
+def _world(plan_file: Path) -> "tuple[World, BuiltModel, BoundPlan]":
+    """The plan, priced as it is now, and all that it was made for."""
+    from planner.plan.file import load_plan
+    from planner.plan.machine import machine_of
+    from planner.plan.repricing import repriced
+    from planner.search.sensitivity import World
+
+    plan = load_plan(plan_file)
+    with naming(plan_file):
+        cluster = machine_of(plan.cluster)
+        model, graph = traced_again(plan)
+        bound = repriced(plan, graph, model.batch, cluster)
+    return World(plan=bound.plan, graph=graph, batch=model.batch, cluster=cluster), model, bound
+
+
+def _sensitivities(
+    world: "World", model: "BuiltModel", more: Callable[[], bool], note: Note
+) -> "tuple[Sensitivity, ...]":
+    from planner.search.sensitivity import sensitivities
+
+    found = []
+    for row in sensitivities(world, _retracing(world, model), more):
+        found.append(row)
+        note(f"after {row.name} {row.change}")
+    return tuple(found)
+
+
+def _retracing(world: "World", model: "BuiltModel") -> "Callable[[int], Traced]":
+    """Traces the model for another length."""
+    from planner.cli.tracing import traced
+    from planner.errors import ModelError
+    from planner.models.zoo import build_model
+    from planner.plan.outline import model_reference
+    from planner.plan.plan import PRECISIONS
+
+    def retrace(length: int) -> "Traced":
+        if ":" in model.reference:
+            raise ModelError(f"the length of {model.reference} is that of its factory")
+        built = build_model(model.reference, dtype=PRECISIONS[world.plan.training.precision], sequence_length=length)
+        graph = traced(built)
+        reference = model_reference(graph, name=model.reference, sequence_length=length, batch=built.batch)
+        return reference, graph, built.batch
+
+    return retrace
+
+
+Found = tuple["Subject", tuple["Priced", ...], Mapping[str, "Outcome"]]
+
+
+def _choices(world: "World", bound: "BoundPlan", name: str, more: Callable[[], bool], note: Note) -> list[Found]:
+    from planner.plan.alternatives import alternatives, subjects
+
+    found: list[Found] = []
+    for subject in subjects(bound, name):
+        note(f"pricing {subject.name}")
+        priced = alternatives(bound, world.cluster, subject)
+        around = {} if subject.parameter else _around(world, subject, priced, more, note)
+        found.append((subject, priced, around))
+    return found
+
+
+def _around(
+    world: "World", subject: "Subject", priced: "tuple[Priced, ...]", more: Callable[[], bool], note: Note
+) -> "dict[str, Outcome]":
+    """What the best plan of the same configuration costs with each strategy of an operator, the likeliest first."""
+    from dataclasses import replace
+
+    from planner.search.around import configuration_of, request_for, searched, with_strategy
+
+    pinned = configuration_of(world.plan)
+    if pinned is None:
+        return {}
+    request = replace(request_for(world.plan, world.graph, world.batch, world.cluster), pinned=pinned)
+    found = {}
+    for one in priced:
+        if not more():
+            break
+        note(f"searching around {subject.name} as {one.choice}")
+        found[one.choice] = searched(with_strategy(request, subject.name, one.names))
+    return found
+
+
+def _show_sensitivities(bound: "BoundPlan", rows: "tuple[Sensitivity, ...]", as_json: bool) -> None:
+    from planner.plan.explanation import explain as explained
+
+    plan = bound.plan
+    found = explained(
+        plan.prediction,
+        micro_batches=plan.training.micro_batches,
+        capacity=plan.prediction.capacity_bytes,
+        memory_price=0.0,
+        next_best=None,
+    )
+    if as_json:
+        write_json(_sensitivity_content(bound, found, rows))
+        return
+    from planner.report.alternatives import ABOUT, binding_lines, sensitivity_table
+    from planner.report.explanation import explanation_table
+
+    console = console_of()
+    console.print(explanation_table(found))
+    for line in binding_lines(found, rows):
+        console.print(line)
+    console.print(sensitivity_table(rows))
+    console.print(ABOUT)
+
+
+def _show_choices(found: list[Found], bound: "BoundPlan", as_json: bool) -> None:
+    if as_json:
+        write_json({**_head(bound), "subjects": [_subject_content(one) for one in found]})
+        return
+    from planner.report.alternatives import alternatives_table
+
+    rules = {one.operator.name: one.rule.format() for one in bound.operators}
+    console = console_of()
+    for subject, priced, around in found:
+        console.print(alternatives_table(subject, rules.get(subject.name, ""), priced, around))
+
+
+def _head(bound: "BoundPlan") -> dict[str, Any]:
+    prediction = bound.plan.prediction
+    return {
+        "schema_version": OUTPUT_SCHEMA_VERSION,
+        "step_seconds": prediction.step_seconds,
+        "peak_bytes": prediction.peak_bytes,
+        "capacity_bytes": prediction.capacity_bytes,
+    }
+
+
+def _sensitivity_content(bound: "BoundPlan", found: "Explanation", rows: "tuple[Sensitivity, ...]") -> dict[str, Any]:
+    shares = explanation_content(found)
+    kept = ("seconds", "free_bytes", "slowest_rank", "fullest_rank")
+    return {
+        **_head(bound),
+        "explanation": {name: shares[name] for name in kept},
+        "sensitivities": [
+            {
+                "name": row.name,
+                "change": row.change,
+                "devices": row.devices,
+                "sequence_length": row.tokens,
+                "kept": _outcome_content(row.kept),
+                "searched": None if row.searched is None else _outcome_content(row.searched),
+            }
+            for row in rows
+        ],
+    }
+
+
+def _outcome_content(found: "Outcome") -> dict[str, Any]:
+    if isinstance(found, str):
+        return {"step_seconds": None, "peak_bytes": None, "samples_per_second": None, "why": found}
+    return {
+        "step_seconds": found.step_seconds,
+        "peak_bytes": found.peak_bytes,
+        "samples_per_second": found.samples_per_second,
+        "why": None,
+    }
+
+
+def _subject_content(found: Found) -> dict[str, Any]:
+    subject, priced, around = found
+    return {
+        "name": subject.name,
+        "kind": "parameter" if subject.parameter else "operator",
+        "count": len(subject.twins),
+        "choices": [
+            {
+                "choice": one.choice,
+                "chosen": one.chosen,
+                "step_seconds": one.seconds,
+                "peak_bytes": one.peak,
+                "fits": one.fits,
+                "why": one.fault or None,
+                "around": _outcome_content(around[one.choice]) if one.choice in around else None,
+            }
+            for one in priced
+        ],
+    }

@@ -1,0 +1,194 @@
+"""`plan export`: the settings with which another engine runs a plan."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.cli.carrying import Step, Subject, plan_of, priced_losses, target_named
+from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
+from planner.cli.folders import write_folder
+from planner.cli.output import write_json
+from planner.cli.showing import Hardware, naming, traced_again
+from planner.errors import RequestError
+
+if TYPE_CHECKING:
+    from planner.export.target import Job, OperatorTarget, Target
+    from planner.plan.plan import Plan, Prediction
+
+_MARKER = "export.json"
+_TOLD = 4  # losses that a refusal names
+_NEGLIGIBLE = 5e-4  # of a step, or of its memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """A plan on its way to an engine.
+
+    Attributes:
+        steps: what the engine cannot say, with the price of the plan after each.
+        prediction: of the plan that the engine will run.
+    """
+
+    target: "Target"
+    plan: "Plan"
+    job: "Job"
+    steps: tuple[Step, ...]
+    prediction: "Prediction"
+
+    @property
+    def fits(self) -> bool:
+        return self.prediction.peak_bytes <= self.prediction.capacity_bytes
+
+    @property
+    def change(self) -> str:
+        """`39.2 s a step instead of 34.7 s (13% more), 74.4 GiB instead of 79.8 GiB`."""
+        from planner.report.units import bytes_text, percent_text, seconds_text
+
+        here, there = self.plan.prediction, self.prediction
+        share = there.step_seconds / here.step_seconds - 1
+        words = (
+            f"{percent_text(abs(share))} {'more' if share > 0 else 'less'}" if abs(share) > _NEGLIGIBLE else "as much"
+        )
+        fault = "" if self.fits else f", more than the {bytes_text(there.capacity_bytes)} there are"
+        return (
+            f"{seconds_text(there.step_seconds)} a step instead of {seconds_text(here.step_seconds)} ({words}), and"
+            f" {bytes_text(there.peak_bytes)} per device instead of {bytes_text(here.peak_bytes)}{fault}"
+        )
+
+
+def export(
+    plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
+    to: Annotated[str, typer.Option("--to", metavar="ENGINE", help="Engine to write settings for; see below.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The folder to write.")],
+    approximate: Annotated[
+        bool,
+        typer.Option("--approximate", help="Write the nearest plan where the engine cannot say all of this one."),
+    ] = False,
+    hardware: Hardware = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Write what another engine needs to run a plan, with the command that starts it.
+
+    Engines: deepspeed, megatron, mindformers, mindspeed, mindspore, torch, torchtitan.
+
+    What an engine cannot say is listed with what it costs, and refused unless you ask for the nearest plan.
+
+    [bold]plan export llama70b-64.json --to megatron -o run[/bold]
+
+    [bold]plan export llama70b-64.json --to torchtitan -o run --approximate[/bold]
+    """
+    with reporting(as_json):
+        from planner.export.targets import OPERATOR_TARGETS
+
+        if to in OPERATOR_TARGETS:
+            _export_operators(plan_file, OPERATOR_TARGETS[to], output, as_json)
+            return
+        found = _export(plan_file, to, hardware)
+        if found.steps and not approximate:
+            raise RequestError(f"{plan_file}: {_refusal(found)}")
+        content = _content(found)
+        with naming(plan_file):
+            files = {**found.target.write(found.job), _MARKER: json.dumps(content, indent=1) + "\n"}
+        write_folder(output, files, _MARKER)
+        if as_json:
+            write_json({**content, "folder": str(output), "files": sorted(files)})
+        else:
+            _print(found, output, tuple(files))
+
+
+def _export_operators(plan_file: Path, target: "OperatorTarget", output: Path, as_json: bool) -> None:
+    """Write the strategies of a plan as they are."""
+    from planner.plan.bind import bind
+    from planner.plan.file import load_plan
+
+    plan = load_plan(plan_file)
+    with naming(plan_file):
+        model, graph = traced_again(plan)
+        files = dict(target.write(bind(plan, graph, model.batch)))
+    content = {"schema_version": OUTPUT_SCHEMA_VERSION, "engine": target.name, "about": target.about}
+    content |= {"model": plan.model.reference, "devices": plan.cluster.devices}
+    files[_MARKER] = json.dumps(content, indent=1) + "\n"
+    write_folder(output, files, _MARKER)
+    if as_json:
+        write_json({**content, "folder": str(output), "files": sorted(files)})
+    else:
+        typer.echo(f"{plan.model.reference} for {target.about}\nWritten to {output}: {', '.join(sorted(files))}")
+
+
+def _export(plan_file: Path, to: str, hardware: str | None) -> Export:
+    from planner.export.architecture import architecture_of
+    from planner.export.describe import describe, differences
+    from planner.export.target import Job
+    from planner.plan.bind import bind
+    from planner.plan.file import load_plan
+    from planner.plan.machine import machine_of
+
+    target = target_named(to)
+    plan = load_plan(plan_file)
+    with naming(plan_file):
+        cluster = machine_of(plan.cluster, hardware)
+        model, graph = traced_again(plan)
+        bound = bind(plan, graph, model.batch)
+        subject = Subject(model=plan.model, graph=graph, batch=model.batch, cluster=cluster)
+        description = describe(bound)
+        losses = target.nearest(description)
+        usual = plan_of(subject, description)
+        steps, last = priced_losses(subject, bound, usual, differences(bound, usual), losses)
+        per_node = min(cluster.devices_per_node or cluster.devices, cluster.devices)
+        job = Job(
+            model=plan.model.reference,
+            description=losses[-1].description if losses else description,
+            architecture=architecture_of(plan.model.reference, plan.model.sequence_length),
+            per_node=per_node,
+        )
+    return Export(target=target, plan=plan, job=job, steps=steps, prediction=last.plan.prediction)
+
+
+def _refusal(found: Export) -> str:
+    return (
+        f"{found.target.name} cannot say {_listed(found.steps)}; the nearest plan that it can takes {found.change}:"
+        " write that one with --approximate"
+    )
+
+
+def _listed(steps: Sequence[Step]) -> str:
+    words = [f"{step.what}: {step.here}, but {step.there}" for step in steps]
+    more = [f"{len(words) - _TOLD} more"] if len(words) > _TOLD else []
+    return "; ".join(words[:_TOLD] + more)
+
+
+def _content(found: Export) -> dict[str, Any]:
+    here, there = found.plan.prediction, found.prediction
+    return {
+        "schema_version": OUTPUT_SCHEMA_VERSION,
+        "engine": found.target.name,
+        "about": found.target.about,
+        "model": found.plan.model.reference,
+        "devices": found.plan.cluster.devices,
+        "step_seconds": there.step_seconds,
+        "peak_bytes": there.peak_bytes,
+        "fits": found.fits,
+        "plan_step_seconds": here.step_seconds,
+        "plan_peak_bytes": here.peak_bytes,
+        "given_up": [asdict(step) for step in found.steps],
+    }
+
+
+def _print(found: Export, output: Path, files: Sequence[str]) -> None:
+    from rich.console import Console
+
+    from planner.report.given_up import print_given_up
+
+    console = Console(highlight=False)
+    console.print(f"{found.plan.model.reference} for {found.target.about}", soft_wrap=True)
+    if found.steps:
+        rows = [(s.what, s.here, s.there, s.step_seconds, s.peak_bytes) for s in found.steps]
+        print_given_up(console, rows)
+        console.print(f"\nThe engine will take {found.change}", soft_wrap=True)
+    elif not found.fits:
+        console.print(f"It will take {found.change}", soft_wrap=True)
+    console.print(f"Written to [bold]{output}[/bold]: {', '.join(sorted(files))}", soft_wrap=True)

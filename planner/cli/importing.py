@@ -1,0 +1,148 @@
+"""`plan import`: a plan made of the settings of another engine, priced."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planner.cli.carrying import Subject, plan_of, target_named
+from planner.cli.errors import reporting
+from planner.cli.machines import machine
+from planner.cli.options import DEFAULT_HARDWARE
+from planner.cli.output import plan_content, write_json
+from planner.errors import RequestError
+
+if TYPE_CHECKING:
+    from planner.export.target import Facts, Reading, Target
+    from planner.plan.bind import BoundPlan
+
+_PROBED = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(help="The file with the settings, or a folder that plan export wrote.")],
+    source: Annotated[str, typer.Option("--from", metavar="ENGINE", help="The engine whose settings they are.")],
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="The model: of the zoo, a config.json, or package.module:factory.")
+    ],
+    devices: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Devices, where the settings do not say.", show_default=False)
+    ] = None,
+    hardware: Annotated[str, typer.Option(metavar="PROFILE", help="Hardware profile or TOML file.")] = DEFAULT_HARDWARE,
+    cluster: Annotated[
+        str | None, typer.Option(metavar="LEVELS", help="Levels of the network, as for plan --cluster.")
+    ] = None,
+    software: Annotated[
+        str | None, typer.Option(metavar="STACK", help="The training stack to price it for.", show_default="pytorch")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write the plan.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Read the settings of another engine as a plan for a model, price it, and write it with -o.
+
+    Engines: deepspeed, megatron, mindformers, mindspeed, torch, torchtitan.
+
+    [bold]plan import launch.sh --from megatron --model llama70b --devices 64 -o megatron.json[/bold]
+
+    [bold]plan import train.toml --from torchtitan --model llama8b --hardware a100-80gb[/bold]
+    """
+    with reporting(as_json):
+        from planner.plan.file import save_plan
+
+        target = target_named(source)
+        bound, notes = _imported(file, target, model, devices, (hardware, cluster, software))
+        if output is not None:
+            save_plan(bound.plan, output)
+        if as_json:
+            _print_json(bound, notes, output)
+        else:
+            _print(bound, notes, output)
+
+
+def _imported(
+    file: Path, target: "Target", model: str, devices: int | None, where: tuple[str, str | None, str | None]
+) -> "tuple[BoundPlan, tuple[str, ...]]":
+    from planner.cli.tracing import traced
+    from planner.export.architecture import architecture_of
+    from planner.export.target import Facts
+    from planner.models.zoo import build_model
+    from planner.plan.bind import prepare
+    from planner.plan.outline import model_reference
+    from planner.sharding.discover import discover
+
+    text = _text(file, target)
+    built = build_model(model, dtype="bfloat16")
+    graph = traced(built)
+    facts = Facts(
+        layers=prepare(graph)[1].count, devices=devices, architecture=architecture_of(model, built.sequence_length)
+    )
+    reading = _read(file, target, text, facts)
+    description = reading.description
+    length = description.sequence_length if ":" not in model else None
+    if length not in (None, built.sequence_length) or description.precision != "bf16":
+        built = build_model(model, dtype=_PROBED[description.precision], sequence_length=length)
+        graph = traced(built)
+    graph = discover(graph, None, lambda note: typer.echo(f"note: {note}", err=True))
+    profile, levels, software = where
+    if devices is not None and devices != description.devices:
+        raise RequestError(f"{file}: its degrees make {description.devices} devices, --devices says {devices}")
+    subject = Subject(
+        model=model_reference(graph, name=model, sequence_length=built.sequence_length, batch=built.batch),
+        graph=graph,
+        batch=built.batch,
+        cluster=machine(profile, levels, software, description.devices),
+    )
+    return plan_of(subject, description), reading.notes
+
+
+def _read(file: Path, target: "Target", text: str, facts: "Facts") -> "Reading":
+    from planner.export.description import ExportError
+
+    try:
+        return target.read(text, facts)
+    except ExportError as error:
+        raise ExportError(f"{file}: {error}") from error
+
+
+def _text(file: Path, target: "Target") -> str:
+    """The text of a file, or of the main file of a folder."""
+    path = file / target.main if file.is_dir() else file
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{path}: cannot be read: it is not UTF-8 text") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise RequestError(f"{path}: cannot be read: {reason}") from error
+
+
+def _print_json(bound: "BoundPlan", notes: Sequence[str], output: Path | None) -> None:
+    from planner.plan.roles import roles
+
+    prediction = bound.plan.prediction
+    content = plan_content(bound.plan, roles(bound), prediction)
+    content["fits"] = prediction.peak_bytes <= prediction.capacity_bytes
+    content["notes"] = list(notes)
+    content["plan_file"] = None if output is None else str(output)
+    write_json(content)
+
+
+def _print(bound: "BoundPlan", notes: Sequence[str], output: Path | None) -> None:
+    from rich.console import Console
+
+    from planner.plan.roles import roles
+    from planner.report.terminal import print_plan
+    from planner.report.units import bytes_text
+
+    console, prediction = Console(highlight=False), bound.plan.prediction
+    print_plan(console, bound, roles(bound), prediction)
+    missing = prediction.peak_bytes - prediction.capacity_bytes
+    if missing > 0:
+        console.print(f"\nIt does not fit: {bytes_text(missing)} per device too much", soft_wrap=True)
+    for note in notes:
+        console.print(f"\n{note}", soft_wrap=True)
+    if output is not None:
+        console.print(f"\nPlan written to [bold]{output}[/bold]", soft_wrap=True)

@@ -1,0 +1,97 @@
+"""What is wrong with how a command was called, in one line that says what to do, like every other error.
+
+The parser of the command line has messages of its own, in boxes and without the nearest names. They are told here in
+our form, so that people read one kind of message and `--json` answers with an object to every call.
+"""
+
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from planner.cli.errors import reporting
+from planner.errors import RequestError, StoppedError, unknown_name
+
+_ParserError: type[Exception] = next(
+    base for base in typer.BadParameter.__mro__ if issubclass(base, Exception) and base.__name__ == "ClickException"
+)
+"""Base of what the parser raises; newer versions of Typer have classes of their own for it."""
+
+
+class Commands(TyperGroup):
+    """All commands; what is wrong with a call becomes one line on stderr, or an object where `--json` is given."""
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *rest: Any, **settings: Any) -> Any:
+        given = list(sys.argv[1:] if args is None else args)
+        settings["standalone_mode"] = False
+        try:
+            with reporting("--json" in given):
+                code = self._called(given, prog_name, *rest, **settings)
+        except typer.Exit as ended:
+            code = ended.exit_code
+        sys.exit(code if isinstance(code, int) else 0)
+
+    def _called(self, given: list[str], *rest: Any, **settings: Any) -> Any:
+        try:
+            return super().main(given, *rest, **settings)
+        except _ParserError as error:
+            raise RequestError(fault_of(error, given)) from error
+        except typer.Abort as error:
+            raise KeyboardInterrupt from error
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except StoppedError:
+            raise
+        except SystemExit as error:  # no other command of ours ends like that
+            if isinstance(error.__context__, BrokenPipeError):  # whoever read along has enough
+                raise
+            raise RequestError(
+                f"the Python code of --model or --data ended the process (exit code {error.code}); take the exit out of"
+                " it"
+            ) from error
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands:
+            raise RequestError(_no_command(args[0], list(self.commands)))
+        return super().resolve_command(ctx, args)
+
+
+def _no_command(word: str, known: Sequence[str]) -> str:
+    if os.path.isfile(word):
+        return f"'{word}' is a file, not a command; to see what is in it: plan show {word}"
+    return unknown_name("command", word, known)
+
+
+def fault_of(error: Any, given: Sequence[str]) -> str:
+    """What the parser complains about: the option, what was given for it, the nearest names, where to read more."""
+    context = getattr(error, "ctx", None)
+    place = context.command_path if context is not None else "plan"
+    option = getattr(error, "option_name", None)
+    if option is not None and hasattr(error, "possibilities"):
+        known = [name for one in context.command.params for name in (*one.opts, *one.secondary_opts)] if context else []
+        known = [name for name in known if name.startswith("-")]
+        near = difflib.get_close_matches(option, known, n=3, cutoff=0.5)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ";"
+        return f"{place} has no option '{option}'{hint} {place} --help lists those that it has"
+    message = error.format_message().rstrip(".")
+    return f"{_named(error, message, given)}; {place} --help says what it takes"
+
+
+def _named(error: Any, message: str, given: Sequence[str]) -> str:
+    """A message with the option in front of it, and what was given for it."""
+    names = [name for name in getattr(getattr(error, "param", None), "opts", ()) if name.startswith("-")]
+    said, parted, reason = message.partition(": ")
+    if not (names and parted and said.startswith("Invalid value")):
+        return message[:1].lower() + message[1:]
+    for at, word in enumerate(given):
+        name, equals, value = word.partition("=")
+        if name in names:
+            value = value if equals else " ".join(given[at + 1 : at + 2])
+            return f"{name} {value}: {reason[:1].lower()}{reason[1:]}"
+    return f"{names[-1]}: {reason[:1].lower()}{reason[1:]}"

@@ -1,0 +1,3 @@
+"""Plans carried elsewhere: the settings with which other engines run them, and plans read from such settings."""
+
+__all__: list[str] = []

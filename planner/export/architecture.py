@@ -1,0 +1,112 @@
+"""Dimensions of a decoder that engines can build themselves, by the names of the zoo."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from planner.models.dimensions import ExpertDimensions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """A decoder: "llama" has RMS norms, rotary positions and gated MLPs without biases, "gpt" layer norms, learned
+    positions and MLPs with biases.
+
+    `normalised` says whether the weights of a token's experts sum to 1; `balance_loss` is the coefficient of the loss
+    that evens out their loads, 0 for none.
+    """
+
+    family: str
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    vocabulary: int
+    sequence: int
+    rope_theta: float
+    epsilon: float
+    tied: bool
+    qk_norm: bool = False
+    experts: ExpertDimensions | None = None
+    normalised: bool = True
+    balance_loss: float = 0.0
+
+    @property
+    def usual_heads(self) -> bool:
+        """Whether heads make up the hidden size."""
+        return self.heads * self.head_size == self.hidden
+
+
+def architecture_of(reference: str, sequence_length: int | None) -> Architecture | None:
+    """The architecture of a model of the zoo, for sequences of so many tokens; None where it is none of the decoders
+    above, or a model of the user's own. Dimensions that were changed by name (`--set`) count."""
+    from planner.models.overrides import split_reference
+    from planner.models.zoo import ZOO, zoo_entry
+
+    if ":" in reference or split_reference(reference)[0] not in ZOO:
+        return None
+    entry = zoo_entry(reference)
+    if entry.family not in ("llama", "gpt"):
+        return None
+    dimensions: dict[str, Any] = dict(entry.dimensions)
+    if sequence_length is not None:
+        dimensions["sequence_length"] = sequence_length
+    return _gpt(dimensions) if entry.family == "gpt" else _llama(dimensions)
+
+
+def _gpt(dimensions: dict[str, Any]) -> Architecture:
+    from planner.models.gpt import GPTConfig
+
+    config = GPTConfig(**dimensions)
+    return Architecture(
+        family="gpt",
+        layers=config.num_layers,
+        hidden=config.hidden_size,
+        ffn=config.ffn_size,
+        heads=config.num_heads,
+        kv_heads=config.num_heads,
+        head_size=config.hidden_size // config.num_heads,
+        vocabulary=config.vocab_size,
+        sequence=config.sequence_length,
+        rope_theta=0.0,
+        epsilon=config.norm_epsilon,
+        tied=config.tied_embeddings,
+    )
+
+
+def _llama(dimensions: dict[str, Any]) -> Architecture | None:
+    """None for what no `Architecture` says: biases, other activations, routers that balance or drop by themselves."""
+    from planner.models.llama import LlamaConfig
+
+    config = LlamaConfig(**dimensions)
+    unusual = (config.qkv_bias, config.gelu, config.scaled_embeddings, config.balance_speed, config.capacity_factor)
+    if any(unusual):
+        return None
+    experts = None
+    if config.num_experts:
+        experts = ExpertDimensions(
+            count=config.num_experts,
+            chosen=config.experts_per_token,
+            width=config.expert_size,
+            shared_width=config.shared_size,
+            dense_layers=config.dense_layers,
+        )
+    return Architecture(
+        family="llama",
+        layers=config.num_layers,
+        hidden=config.hidden_size,
+        ffn=config.ffn_size,
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_size=config.head_dim,
+        vocabulary=config.vocab_size,
+        sequence=config.sequence_length,
+        rope_theta=config.rope_theta,
+        epsilon=config.norm_epsilon,
+        tied=config.tied_embeddings,
+        qk_norm=config.qk_norm,
+        experts=experts,
+        normalised=config.normalised_weights,
+        balance_loss=config.balance_loss,
+    )

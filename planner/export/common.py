@@ -1,0 +1,164 @@
+"""What several engines cannot say, each said once; and what no engine can be told to approximate."""
+
+from dataclasses import replace
+
+from planner.export.description import Description, ExportError, schedule_of
+from planner.export.target import Giving
+from planner.sharding.update import PLAIN, Update
+
+
+def refuse_other_training(description: Description, engine: str, optimizers: tuple[str, ...]) -> None:
+    """Raise ExportError where the engine would train something else: that is no approximation of a plan."""
+    update = description.update
+    if description.optimizer not in optimizers:
+        raise ExportError(
+            f"{engine} has no optimizer {description.optimizer}; it has {', '.join(optimizers)}: plan again with one"
+        )
+    if update.gradients != "mean":
+        raise ExportError(f"{engine} takes the mean of gradients, the plan their sum; plan again with --gradients mean")
+    if update.local_parameters:
+        raise ExportError(
+            f"{engine} has no parameters that every device has for itself, the plan has"
+            f" {', '.join(update.local_parameters)}; plan again without --local-parameters"
+        )
+
+
+def give_up_copies(giving: Giving) -> None:
+    if giving.description.copies > 1:
+        giving.up("micro-batches at a time (copies)", giving.description.copies, 1, copies=1)
+
+
+def give_up_cut_hidden(giving: Giving) -> None:
+    """An embedding that is cut along its words over tensor parallel devices, not along what it makes of them."""
+    d = giving.description
+    if d.tensor > 1 and not d.vocabulary_parallel:
+        giving.up("embedding over tensor parallel devices", "hidden", "vocabulary", vocabulary_parallel=True)
+
+
+def give_up_schedules(giving: Giving, known: tuple[str, ...]) -> None:
+    """Another schedule than those of the engine, and the slices of one."""
+    d = giving.description
+    if d.schedule not in known:
+        other = schedule_of(d.pipeline, d.virtual_stages)
+        here = f"{d.schedule}, {d.slices} slices" if d.slices > 1 else d.schedule
+        giving.up("schedule of the pipeline", here, other, schedule=other, slices=1)
+
+
+def give_up_few_micro_batches(giving: Giving) -> None:
+    """1F1B of PyTorch wants as many micro-batches as stages; with fewer, GPipe takes the same turns."""
+    d = giving.description
+    if d.schedule == "1f1b" and d.micro_batches < d.pipeline:
+        here = f"1f1b, {d.micro_batches} micro-batches in {d.pipeline} stages"
+        giving.up("schedule of the pipeline", here, "gpipe", schedule="gpipe")
+
+
+def give_up_virtual_stages(giving: Giving) -> None:
+    """One stage on each pipeline rank, with all its layers."""
+    d = giving.description
+    if d.virtual_stages == 1:
+        return
+
+    def together(counts: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(sum(counts[rank :: d.pipeline]) for rank in range(d.pipeline))
+
+    giving.up(
+        "stages on each pipeline rank", d.virtual_stages, 1, virtual_stages=1, schedule="1f1b",
+        layers=together(d.layers), full=together(d.full), selective=together(d.selective),
+    )  # fmt: skip
+
+
+def give_up_uneven_stages(giving: Giving) -> None:
+    """Stages as equal as they can be, the later ones with more layers where they do not divide: the first one holds
+    more micro-batches in flight."""
+    d = giving.description
+    if d.even:
+        return
+    count, blocks = len(d.layers), sum(d.layers)
+    layers = tuple(blocks // count + (at >= count - blocks % count) for at in range(count))
+    giving.up("layers of the stages", _counts(d.layers), _counts(layers), layers=layers, **_within(d, layers))
+
+
+def _within(description: Description, layers: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """Recomputed blocks of stages that have other layers."""
+    full = tuple(min(a, b) for a, b in zip(description.full, layers, strict=True))
+    rest = zip(description.selective, layers, full, strict=True)
+    return {"full": full, "selective": tuple(min(s, have - f) for s, have, f in rest)}
+
+
+def give_up_updates(
+    giving: Giving, *, buckets: bool = False, master_weights: tuple[bool, ...] = (True,),
+    gradient_dtypes: tuple[str, ...] = ("mixed",), clips: bool = True,
+) -> None:  # fmt: skip
+    """What the engine cannot be told about gradients: `buckets` says whether it takes the size of one."""
+    update = giving.description.update
+    if update.broadcast:
+        _change(giving, "weights of rank 0 sent at the start", True, False, broadcast=False)
+    if update.bucketed and not (buckets and update.bucket_size):
+        _change(giving, "buckets of gradients", update.buckets, "its own", buckets=PLAIN.buckets)
+    if update.master_weights not in master_weights:
+        there = not update.master_weights
+        _change(giving, "fp32 copies of the weights", update.master_weights, there, master_weights=there)
+    if update.gradient_dtype not in gradient_dtypes:
+        there_dtype = gradient_dtypes[0]
+        _change(giving, "dtype of gradients", update.gradient_dtype, there_dtype, gradient_dtype=there_dtype)
+    if update.clip_norm is not None and not clips:
+        _change(giving, "clipping of gradients", update.clip_norm, "none", clip_norm=None)
+
+
+def _change(giving: Giving, what: str, here: object, there: object, **changes: object) -> None:
+    update: Update = replace(giving.description.update, **changes)  # type: ignore[arg-type]  # of the types of the fields
+    giving.up(what, here, there, update=update)
+
+
+def give_up_selective(giving: Giving, why: str) -> None:
+    """Recompute whole what is recomputed selectively: what surely fits."""
+    d = giving.description
+    if any(d.selective):
+        full = tuple(f + s for f, s in zip(d.full, d.selective, strict=True))
+        giving.up(
+            "selective recomputation", f"{sum(d.selective)} blocks, {kept_words(d)}", why, full=full,
+            selective=(0,) * len(d.layers), kept=replace(d.kept, calls=(), but=()),
+        )  # fmt: skip
+
+
+def kept_words(description: Description) -> str:
+    """What selectively recomputed blocks keep."""
+    kept = description.kept
+    return f"keeping all but {', '.join(kept.but)}" if kept.but else f"keeping {', '.join(kept.calls)}"
+
+
+def give_up_uneven_recomputation(giving: Giving, equal: str) -> None:
+    """As many recomputed blocks in every stage as in the one that has most of them."""
+    d = giving.description
+    most = max(d.full)
+    full = tuple(min(most, layers) for layers in d.layers)
+    if full != d.full:
+        giving.up("blocks recomputed in each stage", _counts(d.full), f"{equal}: {_counts(full)}", full=full)
+
+
+def give_up_partial_recomputation(giving: Giving) -> None:
+    """All blocks recomputed where any is."""
+    d = giving.description
+    if any(d.full) and d.full != d.layers:
+        giving.up("recomputed blocks", f"{sum(d.full)} of {sum(d.layers)}", "all", full=d.layers)
+
+
+def _counts(numbers: tuple[int, ...]) -> str:
+    """`10, 10, 9`, or `8 x 10` where all are equal."""
+    return f"{len(numbers)} x {numbers[0]}" if len(set(numbers)) == 1 else ", ".join(map(str, numbers))
+
+
+def normalised(description: Description) -> Description:
+    """The description without what means nothing in it: ZeRO where nobody shares, sequence parallelism without tensor
+    parallelism, a ring's order without a ring, schedules without a pipeline."""
+    d = description
+    shared = d.data * d.context > 1
+    return replace(
+        d,
+        zero=d.zero if shared else 0,
+        sequence_parallel=d.sequence_parallel and d.tensor > 1,
+        vocabulary_parallel=d.vocabulary_parallel or d.tensor == 1,
+        zigzag=d.zigzag and d.ring > 1,
+        schedule=d.schedule if d.pipeline > 1 else "1f1b",
+        whole_experts=d.whole_experts and d.expert is not None and d.tensor > 1,
+    )

@@ -1,0 +1,274 @@
+"""DeepSpeed: the JSON that `deepspeed.initialize` takes.
+
+    ZeRO                  zero_optimization.stage; with a pipeline no more than 1
+    tensor                tensor_parallel.autotp_size: norms and the embedding are whole, no ZeRO 3, no pipeline
+    context               sequence_parallel_size (Ulysses), by heads
+    pipeline              pipeline.stages, equal ones, 1F1B. They are made in code: PipelineModule(num_stages=...)
+    recomputation         all layers or none: pipeline.activation_checkpoint_interval; without a pipeline the model's
+                          own, of which activation_checkpointing.number_checkpoints says how many there are
+    micro-batches         train_micro_batch_size_per_gpu, gradient_accumulation_steps, train_batch_size
+    gradients             data_types.grad_accum_dtype for sums, communication_data_type for what is reduced
+
+Expert parallelism is set in code (`MoE(ep_size=...)`) and has no key. Tensor, context and pipeline parallelism do not
+go together. Source: deepspeed 0.19.8, deepspeed/runtime/{config,constants}.py, runtime/zero/config.py,
+runtime/tensor_parallel/config.py, runtime/pipe/{engine,module}.py.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from planner.export import common
+from planner.export.description import Description, ExportError, stages_of
+from planner.export.settings import Settings
+from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
+from planner.sharding.update import Update
+
+_OPTIMIZERS = {"adamw": "AdamW", "lamb": "Lamb", "sgd": "SGD"}
+_SECTIONS = ("zero_optimization", "tensor_parallel", "pipeline", "data_types")
+
+
+def nearest(description: Description) -> tuple[Loss, ...]:
+    """What DeepSpeed cannot be told."""
+    common.refuse_other_training(description, "DeepSpeed", tuple(_OPTIMIZERS))
+    _refuse_together(description)
+    giving = Giving(description)
+    common.give_up_virtual_stages(giving)
+    common.give_up_schedules(giving, ("1f1b",))
+    common.give_up_uneven_stages(giving)
+    if not giving.description.even:
+        raise ExportError(
+            f"DeepSpeed's pipeline holds equally many layers in every stage; {sum(description.layers)} do not divide"
+            f" over {description.pipeline}: plan again with another --pipeline"
+        )
+    common.give_up_copies(giving)
+    _give_up_splits(giving)
+    _give_up_zero(giving)
+    common.give_up_selective(giving, "whole blocks")
+    common.give_up_partial_recomputation(giving)
+    common.give_up_updates(giving, buckets=True, gradient_dtypes=_dtypes(giving.description))
+    return tuple(giving.losses)
+
+
+def _refuse_together(d: Description) -> None:
+    """Raise ExportError where kinds of parallelism come together that DeepSpeed has only one by one."""
+    used = {"tensor": d.tensor, "context": d.context, "pipeline": d.pipeline}
+    together = [f"{name} {degree}" for name, degree in used.items() if degree > 1]
+    if len(together) > 1:
+        raise ExportError(
+            "DeepSpeed by itself has tensor, context and pipeline parallelism one at a time, the plan has"
+            f" {' x '.join(together)}; plan again with one of them, or export to megatron"
+        )
+
+
+def _give_up_splits(giving: Giving) -> None:
+    d = giving.description
+    if d.ring > 1:
+        here = f"ring of {d.ring}" + (f", {d.heads} by heads" if d.heads > 1 else "")
+        giving.up("context parallelism", here, f"{d.context} by heads", ring=1, heads=d.context, zigzag=False)
+    if d.sequence_parallel:
+        giving.up("norms", "along the sequence", "whole", sequence_parallel=False)
+    if d.tensor > 1 and d.vocabulary_parallel:
+        giving.up("embedding over tensor parallel devices", "vocabulary", "not cut by it", vocabulary_parallel=False)
+    if d.expert is not None and (d.expert > 1 or d.whole_experts):
+        giving.up("expert parallelism, which is set in code", d.expert, 1, expert=1, whole_experts=False)
+
+
+def _give_up_zero(giving: Giving) -> None:
+    d = giving.description
+    most = 1 if d.pipeline > 1 else 2 if d.tensor > 1 else 3
+    if d.zero > most:
+        beside = "the pipeline" if d.pipeline > 1 else "tensor parallelism"
+        giving.up(f"ZeRO beside {beside}", d.zero, most, zero=most)
+
+
+def _dtypes(d: Description) -> tuple[str, ...]:
+    """What gradients can be in."""
+    if d.precision == "fp32":
+        return ("mixed",)
+    return ("mixed", "fp32", "parameter") if d.zero > 1 else ("mixed", "parameter")
+
+
+def write(job: Job) -> Mapping[str, str]:
+    """`ds_config.json`, the script that starts a training program with it, and what that program has to do."""
+    content = json.dumps(_content(job.description), indent=2) + "\n"
+    return {"ds_config.json": content, "launch.sh": _script(job), "README.md": _readme(job)}
+
+
+def _content(d: Description) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "train_batch_size": d.global_batch,
+        "train_micro_batch_size_per_gpu": d.micro_batch,
+        "gradient_accumulation_steps": d.micro_batches,
+        "gradient_clipping": 0.0 if d.update.clip_norm is None else d.update.clip_norm,
+        "optimizer": {"type": _OPTIMIZERS[d.optimizer], "params": {"lr": 1e-4}},
+        "zero_optimization": _zero(d),
+    }
+    if d.precision != "fp32":
+        found[d.precision] = {"enabled": True}
+        sums, messages = _words(d)
+        found["data_types"] = {"grad_accum_dtype": sums}
+        found["communication_data_type"] = messages
+    if d.tensor > 1:
+        found["tensor_parallel"] = {"autotp_size": d.tensor}
+    if d.context > 1:
+        found |= {"sequence_parallel_size": d.context, "data_parallel_size": d.data}
+    if d.pipeline > 1:
+        interval = 1 if any(d.full) else 0
+        found["pipeline"] = {"stages": d.pipeline, "activation_checkpoint_interval": interval}
+    elif any(d.full):
+        found["activation_checkpointing"] = {"number_checkpoints": sum(d.layers)}
+    return found
+
+
+def _words(d: Description) -> tuple[str, str]:
+    """Dtypes of sums of gradients, and of what is reduced."""
+    if d.update.gradient_dtype == "parameter":
+        return d.precision, d.precision
+    return "fp32", d.precision if d.zero > 1 and d.update.gradient_dtype == "mixed" else "fp32"
+
+
+def _zero(d: Description) -> dict[str, Any]:
+    found: dict[str, Any] = {"stage": d.zero}
+    if d.update.bucket_size:
+        found["reduce_bucket_size"] = d.update.bucket_size // _element(d)
+    return found
+
+
+def _element(d: Description) -> int:
+    """Bytes of an element of a gradient in a bucket."""
+    return 2 if d.update.gradient_dtype == "parameter" and d.precision != "fp32" else 4
+
+
+def _script(job: Job) -> str:
+    nodes = f' --num_nodes {job.nodes} --hostfile "${{HOSTFILE:?}}"' if job.nodes > 1 else ""
+    return (
+        f"#!/usr/bin/env bash\n# {job.model} with DeepSpeed 0.19; TRAIN is your training program, see README.md.\n"
+        "set -euo pipefail\n\n"
+        f'deepspeed --num_gpus {job.processes}{nodes} "${{TRAIN:?}}" \\\n'
+        '  --deepspeed --deepspeed_config "$(dirname "$0")/ds_config.json" "$@"\n'
+    )
+
+
+def _readme(job: Job) -> str:
+    d = job.description
+    lines = [f"# {job.model} with DeepSpeed", "", "`TRAIN=train.py bash launch.sh`. The program has to", ""]
+    if d.pipeline > 1:
+        lines.append(
+            f"- make its model a `deepspeed.pipe.PipelineModule(layers, num_stages={d.pipeline},"
+            ' partition_method="type:NAME")`'
+            f" with the class of its blocks, {d.layers[0]} of them in each stage, and call `engine.train_batch()`;"
+        )
+    elif any(d.full):
+        lines.append("- recompute every block (`model.gradient_checkpointing_enable()` of Hugging Face);")
+    if d.context > 1:
+        lines.append(
+            f"- give every process its {d.context}. part of each sequence, and attend with `DistributedAttention`;"
+        )
+    length = f" of {d.sequence_length} tokens" if d.sequence_length else ""
+    lines.append(f"- feed {d.micro_batch} samples{length} per device and micro-batch, {d.global_batch} per step.")
+    return "\n".join(lines) + "\n"
+
+
+def read(text: str, facts: Facts) -> Reading:
+    """A JSON file as a description."""
+    try:
+        settings = Settings(json.loads(text), "JSON")
+    except json.JSONDecodeError as error:
+        raise ExportError(f"not a JSON file: {error.msg} at line {error.lineno}") from error
+    description = common.normalised(_read(settings, facts))
+    description = replace(description, update=_read_update(settings, description))
+    return Reading(description=description, notes=settings.unread(*_SECTIONS))
+
+
+def _read(settings: Settings, facts: Facts) -> Description:
+    pipeline = settings.degree("pipeline.stages") if settings.value("pipeline.stages") != "auto" else 1
+    tensor = max(1, settings.integer("tensor_parallel.autotp_size", 1))
+    context = settings.degree("sequence_parallel_size")
+    data, micro_batch, steps = _read_batches(settings, facts, pipeline * tensor * context)
+    layers = stages_of(facts.layers, pipeline)
+    interval = settings.integer("pipeline.activation_checkpoint_interval", 0)
+    recomputed = interval > 0 or settings.integer("activation_checkpointing.number_checkpoints", 0) > 0
+    precision = next((word for word in ("bf16", "fp16") if settings.truth(f"{word}.enabled")), "fp32")
+    none = (0,) * pipeline
+    has_experts = facts.architecture is not None and facts.architecture.experts is not None
+    return Description(
+        layers=layers,
+        data=data,
+        tensor=tensor,
+        heads=context,
+        expert=1 if has_experts else None,
+        zero=_stage(settings),
+        vocabulary_parallel=tensor == 1,
+        micro_batch=micro_batch,
+        micro_batches=steps,
+        full=layers if recomputed else none,
+        selective=none,
+        precision=precision,
+        optimizer=_read_optimizer(settings),
+        sequence_length=None if facts.architecture is None else facts.architecture.sequence,
+    )
+
+
+def _stage(settings: Settings) -> int:
+    stage = settings.integer("zero_optimization.stage", 0)
+    if not 0 <= stage <= 3:
+        raise ExportError(f"zero_optimization.stage: {stage}; there are 0 to 3")
+    return stage
+
+
+def _read_batches(settings: Settings, facts: Facts, rest: int) -> tuple[int, int, int]:
+    """Data parallel devices, samples of a micro-batch, and micro-batches; two of three numbers make the third."""
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    whole, micro, steps = (settings.value(name) if settings.value(name) != "auto" else None for name in names)
+    devices = settings.integer("data_parallel_size", 0) or (None if facts.devices is None else facts.devices // rest)
+    if devices is None and whole and micro:
+        devices = whole // (micro * (steps or 1))
+    if devices is None:
+        raise ExportError(f"{', '.join(names)}: they leave open how many devices there are; give --devices")
+    if whole is None:
+        whole = (micro or 1) * (steps or 1) * devices
+    micro = micro or max(1, whole // ((steps or 1) * devices))
+    steps = steps or max(1, whole // (micro * devices))
+    if whole != micro * steps * devices:
+        raise ExportError(
+            f"train_batch_size: {whole} is not {micro} samples x {steps} steps x {devices} data parallel devices"
+        )
+    return devices, micro, steps
+
+
+def _read_optimizer(settings: Settings) -> str:
+    known = {theirs.lower(): ours for ours, theirs in _OPTIMIZERS.items()} | {"adam": "adamw", "auto": "adamw"}
+    word = settings.word("optimizer.type", "AdamW")
+    if word.lower() not in known:
+        raise ExportError(f"optimizer.type: {word}; plans have {', '.join(_OPTIMIZERS.values())}")
+    return known[word.lower()]
+
+
+def _read_update(settings: Settings, d: Description) -> Update:
+    clip = settings.value("gradient_clipping")
+    clip = 0.0 if clip in (None, "auto") else settings.number("gradient_clipping", 0.0)
+    sums = settings.word("data_types.grad_accum_dtype", d.precision)
+    messages = settings.word("communication_data_type", d.precision)
+    if d.precision == "fp32":
+        dtype = "mixed"
+    elif sums != "fp32":
+        dtype = "parameter"
+    else:
+        dtype = "fp32" if d.zero > 1 and messages == "fp32" else "mixed"
+    update = Update(clip_norm=clip or None, gradient_dtype=dtype)
+    elements = settings.value("zero_optimization.reduce_bucket_size")
+    if type(elements) is not int:
+        return update
+    return replace(update, buckets=elements * _element(replace(d, update=update)))
+
+
+DEEPSPEED = Target(
+    name="deepspeed",
+    about="DeepSpeed 0.19: ds_config.json",
+    main="ds_config.json",
+    nearest=nearest,
+    write=write,
+    read=read,
+)

@@ -1,0 +1,225 @@
+"""A description drawn from a plan, and how a plan differs from the one that a description makes.
+
+Nothing is judged here by itself: a plan of any shape has a description, the nearest in the words of engines. What that
+leaves out is found by making a plan of it again (`planner.search.usual`) and comparing the two operator by operator.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from planner.export.description import Description, ExportError, Kept
+from planner.plan.bind import BoundOperator, BoundPlan
+from planner.plan.roles import Roles, call_word, roles
+from planner.pricing.keeping import keeping_fault
+from planner.sharding.labels import factor_labels
+from planner.sharding.layout import Layout
+from planner.sharding.rule import FactorKind
+
+_NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=[./]|$)")
+_COMPUTING = ("matmul", "attention", "embedding", "experts", "normalisation", "elementwise", "loss")
+
+
+def describe(bound: BoundPlan) -> Description:
+    """The nearest description. Raises ExportError for a plan whose samples do not divide over its devices."""
+    plan, found = bound.plan, roles(bound)
+    training = plan.training
+    data = found.data * found.replicated
+    if training.part % data:
+        raise ExportError(
+            f"micro-batches of {training.part} samples do not divide over {data} data parallel devices; plan again"
+            f" with degrees by hand, such as --data {data}"
+        )
+    ring = _ring(bound, found)
+    full, selective, kept = _recomputation(bound)
+    tensors = [axis for axis in found.axes if axis.role == "tensor"]
+    return Description(
+        layers=tuple(stage.blocks for stage in plan.stages),
+        virtual_stages=plan.virtual_stages,
+        schedule=plan.schedule,
+        slices=plan.slices,
+        data=data,
+        tensor=found.tensor,
+        ring=ring,
+        heads=found.context // ring,
+        zigzag=bool(plan.mesh.zigzag),
+        expert=found.expert if any(o.rule.op_class == "experts" for o in bound.operators) else None,
+        whole_experts=any(axis.experts for axis in tensors),
+        zero=int(found.zero[0]) if found.zero[0].isdigit() else 0,
+        sequence_parallel=found.sequence_parallel,
+        vocabulary_parallel=found.tensor == 1 or _cuts_words(bound),
+        micro_batch=training.part // data,
+        micro_batches=training.micro_batches,
+        copies=training.copies,
+        full=full,
+        selective=selective,
+        kept=kept,
+        precision=training.precision,
+        optimizer=training.optimizer,
+        update=training.update,
+        sequence_length=plan.model.sequence_length,
+        imbalance=training.imbalance,
+    )
+
+
+def _ring(bound: BoundPlan, found: Roles) -> int:
+    """Devices round which keys come."""
+    degree = 1
+    for position, axis in enumerate(found.axes):
+        if axis.role == "context" and any(_is_ring(operator, position) for operator in bound.operators):
+            degree *= axis.size
+    return degree
+
+
+def _is_ring(operator: BoundOperator, position: int) -> bool:
+    choice = operator.strategy[position]
+    return choice is not None and operator.rule.factors[choice].kind is FactorKind.RING
+
+
+def _cuts_words(bound: BoundPlan) -> bool:
+    """Whether an embedding of the samples' tokens is cut along the vocabulary."""
+    labels = factor_labels(bound.graph)
+    for operator, names in zip(bound.operators, labels, strict=True):
+        if operator.rule.op_class == "embedding" and "batch" in names:
+            results = {factor for dims in operator.rule.results[0] for factor in dims}
+            if any(choice is not None and choice not in results for choice in operator.strategy):
+                return True
+    return False
+
+
+def _recomputation(bound: BoundPlan) -> tuple[tuple[int, ...], tuple[int, ...], Kept]:
+    """Blocks of every stage that are recomputed whole, and selectively; what most of the latter keep."""
+    full, selective = [], []
+    ways: Counter[tuple[int, frozenset[int]]] = Counter()
+    for stage in bound.plan.stages:
+        counts = [0, 0]
+        for block in range(stage.first_block, stage.first_block + stage.blocks):
+            kept = bound.recompute_of(block)
+            if kept is not None:
+                counts[bool(kept)] += 1
+                if kept:
+                    ways[bound.blocks.firsts[bound.blocks.kinds[block]], kept] += 1
+        full.append(counts[0])
+        selective.append(counts[1])
+    if not ways:
+        return tuple(full), tuple(selective), Kept()
+    (block, kept), _ = ways.most_common(1)[0]
+    return tuple(full), tuple(selective), _kept(bound, block, kept)
+
+
+def _kept(bound: BoundPlan, block: int, places: frozenset[int]) -> Kept:
+    """What a block keeps in words: by what it leaves out, where that is all of some classes and shorter."""
+    inside = [bound.operators[at] for at in bound.blocks.operators(block)]
+    able = {place for place, operator in enumerate(inside) if keeping_fault(operator.rule) is None}
+    left = {inside[place].rule.op_class for place in able - places}
+    words = (call_word(inside[place].operator.name, inside[place].rule.op_class) for place in sorted(places))
+    calls = tuple(dict.fromkeys(words))
+    if len(left) <= len(calls) and all(inside[place].rule.op_class not in left for place in places):
+        return Kept(but=tuple(sorted(left)))
+    return Kept(calls=calls)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Something of a plan that its description does not say: `what` it is, as the plan has it, and as the plan of the
+    description has it; how often."""
+
+    what: str
+    here: str
+    usual: str
+    count: int = 1
+
+
+def differences(bound: BoundPlan, usual: BoundPlan) -> tuple[Difference, ...]:
+    """How a plan differs from that of its description: what computes first, then what is stored."""
+    found = [*_mesh_differences(bound, usual), *_block_differences(bound, usual)]
+    operators: Counter[tuple[str, str, str]] = Counter()
+    for op_class in _COMPUTING:
+        for here, there in zip(bound.operators, usual.operators, strict=True):
+            if here.rule.op_class == op_class and (one := _split(bound, here)) != (other := _split(usual, there)):
+                operators[_pattern(here.operator.name), one, other] += 1
+    found += [Difference(what=w, here=h, usual=u, count=count) for (w, h, u), count in operators.items()]
+    return (*found, *_stored_differences(bound, usual))
+
+
+def _stored_differences(bound: BoundPlan, usual: BoundPlan) -> Iterable[Difference]:
+    """Into how many pieces parameters are cut; along which dim does not matter to who stores them."""
+    for kind in ("weight", "gradient", "state"):
+        names: dict[tuple[str, str], list[str]] = {}
+        for name, stored in bound.parameters.items():
+            one, other = (_pieces(b, getattr(s, kind)) for b, s in ((bound, stored), (usual, usual.parameters[name])))
+            if one != other:
+                names.setdefault((one, other), []).append(name)
+        for (one, other), alike in names.items():
+            patterns = list(dict.fromkeys(_pattern(name) for name in alike))
+            more = f" and {len(patterns) - 2} more" if len(patterns) > 2 else ""
+            what = f"stored {kind} of {', '.join(patterns[:2])}{more}"
+            yield Difference(what=what, here=one, usual=other, count=len(alike))
+
+
+def _mesh_differences(bound: BoundPlan, usual: BoundPlan) -> Iterable[Difference]:
+    here, there = _axes(bound), _axes(usual)
+    if here != there:
+        yield Difference(what="order of the mesh, outermost first", here=here, usual=there)
+
+
+def _axes(bound: BoundPlan) -> str:
+    """Roles of the axes with their degrees, neighbours of one role together."""
+    merged: list[tuple[str, int]] = []
+    for axis in roles(bound).axes:
+        role = "data" if axis.role == "replicated" else axis.role
+        if merged and merged[-1][0] == role:
+            merged[-1] = (role, merged[-1][1] * axis.size)
+        else:
+            merged.append((role, axis.size))
+    return " x ".join(f"{role} {size}" for role, size in merged) or "one device"
+
+
+def _block_differences(bound: BoundPlan, usual: BoundPlan) -> Iterable[Difference]:
+    """Blocks whose recomputation keeps something else; their place in a stage does not matter."""
+    ways: Counter[tuple[str, str]] = Counter()
+    for stage in bound.plan.stages:
+        blocks = range(stage.first_block, stage.first_block + stage.blocks)
+        here, there = (Counter(_way(b, block) for block in blocks) for b in (bound, usual))
+        for one, other in zip(sorted((here - there).elements()), sorted((there - here).elements()), strict=True):
+            ways[one, other] += 1
+    for (one, other), count in ways.items():
+        yield Difference(what="recomputation of a block", here=one, usual=other, count=count)
+
+
+def _way(bound: BoundPlan, block: int) -> str:
+    kept = bound.recompute_of(block)
+    if kept is None:
+        return "none"
+    inside = [bound.operators[at] for at in bound.blocks.operators(block)]
+    words = (call_word(inside[place].operator.name, inside[place].rule.op_class) for place in sorted(kept))
+    return f"keeps {', '.join(words)}" if kept else "full"
+
+
+def _split(bound: BoundPlan, operator: BoundOperator) -> str:
+    """`o 8, b 2`: the factors that a strategy splits, and into how many pieces."""
+    pieces: Counter[str] = Counter()
+    for axis, choice in zip(bound.plan.mesh.axes, operator.strategy, strict=True):
+        if choice is not None:
+            name = operator.rule.factors[choice].name
+            pieces[name] = (pieces[name] or 1) * axis.size
+    return _words(pieces)
+
+
+def _pieces(bound: BoundPlan, layout: Layout) -> str:
+    """`8 pieces`: into how many a layout cuts a tensor."""
+    cut = math.prod(
+        axis.size for axis, placement in zip(bound.plan.mesh.axes, layout, strict=True) if placement.is_shard
+    )
+    return f"{cut} pieces" if cut > 1 else "whole"
+
+
+def _words(pieces: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(pieces.items())) or "whole"
+
+
+def _pattern(name: str) -> str:
+    """A name without the numbers of modules, which stands for all that are alike."""
+    return _NUMBER.sub("*", name)

@@ -1,0 +1,150 @@
+"""A configuration as training engines name it: degrees, stages, micro-batches, ZeRO, recomputation.
+
+A plan decides every operator. An engine has a fixed pattern for operators and lets people choose how far it goes; the
+pattern is that of Shoeybi et al. 2019 (Megatron-LM), with which all of them agree:
+
+    embedding, head     cut along the vocabulary          tensor parallel devices
+    into a block's part columns: q, k, v, gate, up        tensor parallel devices
+    out of it           rows: o, down                     tensor parallel devices
+    norms               whole, or along the sequence      sequence parallel
+    everything          along the batch, the sequence     data and context parallel devices
+    experts             along the experts                 expert parallel devices, a part of those above
+
+So a description says what is the same for all operators, and nothing of any one of them. `planner.export.describe`
+draws one from a plan; `planner.search.usual` makes a plan of one.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from planner.errors import PlannerError
+from planner.graph.uneven import EVEN
+from planner.plan.plan import INTERLEAVED
+from planner.sharding.update import PLAIN, Update
+
+
+class ExportError(PlannerError):
+    """A plan that an engine cannot run, or settings of an engine that no plan can be made of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What a selectively recomputed block keeps: results of the calls `calls` (`planner.plan.roles.call_word`); or of
+    all calls but those of the classes `but` (`hardware_profiles.OP_CLASSES`). One of the two is empty."""
+
+    calls: tuple[str, ...] = ()
+    but: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """One training step in the words of engines.
+
+    Attributes:
+        layers: blocks of every stage, virtual ones too, in the order of the model.
+        virtual_stages: stages on each pipeline rank.
+        data, tensor: degrees.
+        ring, heads: devices round which keys come, and devices over which attention is split by heads; their product is
+            the degree of context parallelism.
+        zigzag: whether the ring cuts sequences in zigzag order.
+        expert: parts into which experts are cut, over tensor (where `whole_experts` says so), context and data
+            parallel devices, from the inside out; None in a model without experts.
+        zero: what data and context parallel devices share out: 0 nothing, 1 optimizer states, 2 gradients too, 3
+            weights too.
+        vocabulary_parallel: whether tensor parallel devices cut the embedding and the head along the vocabulary.
+        micro_batch: samples of a micro-batch on each of the `data` devices; `micro_batches` of them make a step.
+        copies: micro-batches that a stage takes at a time.
+        slices: parts of the sequence that a stage takes one after the other.
+        full, selective: blocks of every stage that are recomputed whole, and but for what `kept` says.
+        sequence_length: tokens of a sample; None where samples are no sequences, or it is the model's own.
+        imbalance: of routers, see `planner.graph.uneven`.
+    """
+
+    layers: tuple[int, ...]
+    virtual_stages: int = 1
+    schedule: str = "1f1b"
+    slices: int = 1
+    data: int = 1
+    tensor: int = 1
+    ring: int = 1
+    heads: int = 1
+    zigzag: bool = False
+    expert: int | None = None
+    whole_experts: bool = False
+    zero: int = 0
+    sequence_parallel: bool = False
+    vocabulary_parallel: bool = True
+    micro_batch: int = 1
+    micro_batches: int = 1
+    copies: int = 1
+    full: tuple[int, ...]
+    selective: tuple[int, ...]
+    kept: Kept = field(default_factory=Kept)
+    precision: str = "bf16"
+    optimizer: str = "adamw"
+    update: Update = PLAIN
+    sequence_length: int | None = None
+    imbalance: float = EVEN
+
+    @property
+    def pipeline(self) -> int:
+        """Pipeline ranks."""
+        return len(self.layers) // self.virtual_stages
+
+    @property
+    def context(self) -> int:
+        return self.ring * self.heads
+
+    @property
+    def devices(self) -> int:
+        return self.pipeline * self.data * self.context * self.tensor
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of an optimizer step."""
+        return self.micro_batch * self.micro_batches * self.data
+
+    @property
+    def even(self) -> bool:
+        """Whether all stages hold equally many blocks."""
+        return len(set(self.layers)) == 1
+
+    @property
+    def recomputes(self) -> bool:
+        return any(self.full) or any(self.selective)
+
+
+def stages_of(layers: int, pipeline: int, virtual_stages: int = 1) -> tuple[int, ...]:
+    """Equally many layers for every stage. Raises ExportError where they do not divide."""
+    stages = pipeline * virtual_stages
+    if stages < 1 or layers % stages:
+        raise ExportError(
+            f"{layers} layers do not divide over {pipeline} pipeline ranks of {virtual_stages} stages each; say how"
+            " many each stage has"
+        )
+    return (layers // stages,) * stages
+
+
+def schedule_of(pipeline: int, virtual_stages: int) -> str:
+    """What engines run unless they are told otherwise."""
+    return INTERLEAVED if virtual_stages > 1 and pipeline > 1 else "1f1b"
+
+
+def micro_batches_of(global_batch: int, micro_batch: int, data: int) -> int:
+    """Micro-batches of a step. Raises ExportError where they do not come out even."""
+    count, rest = divmod(global_batch, micro_batch * data)
+    if rest or not count:
+        raise ExportError(
+            f"micro-batches of {micro_batch} samples on {data} data parallel devices do not divide a global batch of"
+            f" {global_batch}"
+        )
+    return count
+
+
+def data_of(devices: int, **degrees: int) -> int:
+    """Data parallel devices that the other degrees leave. Raises ExportError where they do not divide."""
+    rest = math.prod(degrees.values())
+    if devices % rest:
+        words = " x ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)
+        raise ExportError(f"{words} = {rest} do not divide {devices} devices; give --devices, or change a degree")
+    return devices // rest

@@ -1,0 +1,131 @@
+"""MindSpeed: Megatron-LM on Ascend, core 0.12 with the arguments that MindSpeed adds.
+
+    ring, heads, both    --context-parallel-algo megatron_cp_algo, ulysses_cp_algo, hybrid_cp_algo with
+                         --ulysses-degree-in-cp
+    uneven stages        --decoder-first-pipeline-num-layers and -last-: those between them are equal
+    recomputation        as Megatron-LM; --recompute-activation-function, the elementwise operators of the MLP
+    ZeRO                 no more than the distributed optimizer
+
+All else is as in `planner.export.megatron`. `pretrain_gpt.py` must import `mindspeed.megatron_adaptor` first.
+Source: Ascend/MindSpeed, mindspeed/features_manager (context_parallel, recompute); NVIDIA/Megatron-LM, core_r0.12.0.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from planner.export import common, megatron
+from planner.export.arguments import Option, option, options_in
+from planner.export.description import Description, ExportError, Kept
+from planner.export.shell import torchrun_script
+from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
+
+_RING, _HEADS, _BOTH = "megatron_cp_algo", "ulysses_cp_algo", "hybrid_cp_algo"
+_ACTIVATIONS = Kept(but=("elementwise",))
+
+
+def nearest(description: Description) -> tuple[Loss, ...]:
+    """What MindSpeed cannot be told."""
+    common.refuse_other_training(description, "MindSpeed", tuple(megatron.OPTIMIZERS))
+    giving = Giving(description)
+    if description.zero > 1:
+        giving.up("ZeRO", description.zero, "1: the distributed optimizer", zero=1)
+    if not _says_stages(giving.description):
+        common.give_up_uneven_stages(giving)
+    if not _says_stages(giving.description):
+        raise ExportError(
+            f"MindSpeed cannot run {sum(description.layers)} layers on {len(description.layers)} stages: but for the"
+            " first and the last one they hold equally many; plan again with another --pipeline"
+        )
+    d = giving.description
+    if d.selective == d.layers and d.kept == _ACTIVATIONS:
+        rest = replace(d, selective=(0,) * len(d.layers), kept=Kept())
+        for loss in megatron.nearest(rest):
+            changed = replace(loss.description, selective=d.selective, kept=d.kept)
+            giving.losses.append(replace(loss, description=changed))
+    else:
+        giving.losses += megatron.nearest(d)
+    return tuple(giving.losses)
+
+
+def _says_stages(d: Description) -> bool:
+    between = d.layers[1:-1]
+    return d.even or (d.virtual_stages == 1 and len(set(between)) <= 1)
+
+
+def write(job: Job) -> Mapping[str, str]:
+    """`launch.sh`, with every argument."""
+    d = job.description
+    title = f"{job.model} with MindSpeed on Megatron-LM core 0.12; MEGATRON is the folder of its pretrain_gpt.py."
+    model = [] if job.architecture is None else megatron.model_options(job.architecture, d)
+    shared = [*megatron.degree_options(d), *_context(d), *_stages(d), *megatron.zero_options(d), *_recompute(d)]
+    rest = [*megatron.training_options(d), *megatron.run_options(job)]
+    script = torchrun_script(
+        job,
+        title,
+        '"${MEGATRON:-.}/pretrain_gpt.py"',
+        [*model, *shared, *rest],
+        exports=("CUDA_DEVICE_MAX_CONNECTIONS=1",),
+    )
+    return {"launch.sh": script}
+
+
+def _context(d: Description) -> list[Option]:
+    if d.context == 1:
+        return []
+    algorithm = _BOTH if d.ring > 1 and d.heads > 1 else _RING if d.ring > 1 else _HEADS
+    found = [option("context-parallel-algo", algorithm)]
+    return [*found, option("ulysses-degree-in-cp", d.heads)] if algorithm == _BOTH else found
+
+
+def _stages(d: Description) -> list[Option]:
+    if d.even:
+        return megatron.stage_options(d)
+    return [
+        option("decoder-first-pipeline-num-layers", d.layers[0]),
+        option("decoder-last-pipeline-num-layers", d.layers[-1]),
+    ]
+
+
+def _recompute(d: Description) -> list[Option]:
+    return [option("recompute-activation-function")] if d.kept == _ACTIVATIONS else megatron.recompute_options(d)
+
+
+def read(text: str, facts: Facts) -> Reading:
+    """A script, or a list of arguments, as a description."""
+    options = options_in(text)
+    algorithm = options.word("context-parallel-algo", _RING)
+    heads = options.integer("ulysses-degree-in-cp", 1) or 1
+    description, notes = megatron.read_options(options, facts)
+    description = _with_context(description, algorithm, heads, notes)
+    if options.flag("recompute-activation-function"):
+        if description.recomputes:
+            notes.append("--recompute-activation-function beside other recomputation is not priced")
+        else:
+            description = replace(description, selective=description.layers, kept=_ACTIVATIONS)
+    megatron.read_run(options)
+    return Reading(description=description, notes=(*notes, *megatron.unread(options)))
+
+
+def _with_context(d: Description, algorithm: str, heads: int, notes: list[str]) -> Description:
+    """The description with the context split as MindSpeed is told."""
+    context = d.context
+    if context == 1 or algorithm == _RING:
+        return d
+    if algorithm == _HEADS:
+        return replace(d, ring=1, heads=context, zigzag=False)
+    if algorithm == _BOTH:
+        if context % heads:
+            raise ExportError(f"--ulysses-degree-in-cp {heads} does not divide --context-parallel-size {context}")
+        return replace(d, ring=context // heads, heads=heads, zigzag=context > heads)
+    notes.append(f"--context-parallel-algo {algorithm}: priced as a ring")
+    return d
+
+
+MINDSPEED = Target(
+    name="mindspeed",
+    about="MindSpeed on Megatron-LM core 0.12: arguments of pretrain_gpt.py in launch.sh",
+    main="launch.sh",
+    nearest=nearest,
+    write=write,
+    read=read,
+)

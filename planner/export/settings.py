@@ -1,0 +1,85 @@
+"""Settings read from a file of nested keys (TOML, YAML, JSON): asked for by path, with their types, and remembered."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from planner.export.description import ExportError
+
+
+class Settings:
+    """Values by path, such as "parallelism.tensor_parallel_degree"; it is remembered which ones were asked for."""
+
+    def __init__(self, content: object, kind: str) -> None:
+        """`kind` names the sort of file in errors. Raises ExportError where it holds no keys."""
+        if not isinstance(content, Mapping):
+            raise ExportError(f"not a {kind} file with keys")
+        self._values = dict(_flat("", content))
+        self._asked: set[str] = set()
+
+    def unread(self, *sections: str) -> tuple[str, ...]:
+        """A note on keys of these sections that nobody has asked for."""
+        names = [
+            name
+            for name in self._values
+            if name not in self._asked and name.startswith(tuple(f"{s}." for s in sections))
+        ]
+        return (f"not read: {', '.join(names)}",) if names else ()
+
+    def has(self, path: str) -> bool:
+        return self.value(path) is not None
+
+    def value(self, path: str) -> Any:
+        """Anything; None where it is not given."""
+        self._asked.add(path)
+        return self._values.get(path)
+
+    def integer(self, path: str, default: int) -> int:
+        found = self.value(path)
+        if found is None:
+            return default
+        if isinstance(found, bool) or not isinstance(found, int):
+            raise ExportError(f"{path}: {found!r} is not a whole number")
+        return found
+
+    def degree(self, path: str) -> int:
+        """A whole number of 1 or more, 1 where it is not given."""
+        found = self.integer(path, 1)
+        if found < 1:
+            raise ExportError(f"{path}: {found}; a degree is 1 or more")
+        return found
+
+    def number(self, path: str, default: float) -> float:
+        found = self.value(path)
+        if found is None:
+            return default
+        if isinstance(found, bool) or not isinstance(found, int | float):
+            raise ExportError(f"{path}: {found!r} is not a number")
+        return float(found)
+
+    def truth(self, path: str, default: bool = False) -> bool:
+        found = self.value(path)
+        if found is None:
+            return default
+        if not isinstance(found, bool):
+            raise ExportError(f"{path}: {found!r} is neither true nor false")
+        return found
+
+    def word(self, path: str, default: str, known: Mapping[str, object] | tuple[str, ...] = ()) -> str:
+        """A word; one of those that are known, where they are given."""
+        found = self.value(path)
+        if found is None:
+            return default
+        if not isinstance(found, str) or (known and found not in known):
+            raise ExportError(f"{path}: {found!r}; known are {', '.join(known)}" if known else f"{path}: {found!r}")
+        return found
+
+
+def _flat(prefix: str, content: Mapping[Any, Any]) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in content.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            found += _flat(f"{path}.", value)
+        else:
+            found.append((path, value))
+    return found

@@ -1,0 +1,109 @@
+"""What every engine's module offers, and how it says what the engine cannot.
+
+    write   a description that the engine can say   -> files
+    read    files                                   -> a description, the inverse
+    nearest any description                         -> what has to be given up, one thing after the other
+
+`write(read(files))` gives the same files, and `read(write(description))` the same description.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from planner.export.architecture import Architecture
+from planner.export.description import Description
+from planner.plan.bind import BoundPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """One thing that an engine cannot say: what it is, as the description has it and as the engine will do it, and the
+    description after that."""
+
+    what: str
+    here: str
+    there: str
+    description: Description
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is to be written: a description for a model, on devices of which `per_node` share a node.
+
+    `architecture` is None for a model that is known by its graph alone.
+    """
+
+    model: str
+    description: Description
+    architecture: Architecture | None
+    per_node: int
+
+    @property
+    def nodes(self) -> int:
+        return max(1, self.description.devices // self.per_node)
+
+    @property
+    def processes(self) -> int:
+        """On each node."""
+        return min(self.per_node, self.description.devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What files do not say themselves: blocks of the model, and devices, where they are given."""
+
+    layers: int
+    devices: int | None
+    architecture: Architecture | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What files say, and what a reader should know of it: settings that were not understood, or are no part of a
+    plan."""
+
+    description: Description
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """An engine.
+
+    Attributes:
+        about: the engine and the version whose settings are written.
+        main: the file that is read back.
+        needs_architecture: whether nothing can be written for a model that is known by its graph alone.
+    """
+
+    name: str
+    about: str
+    main: str
+    nearest: Callable[[Description], tuple[Loss, ...]]
+    write: Callable[[Job], Mapping[str, str]]
+    read: Callable[[str, Facts], Reading]
+    needs_architecture: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorTarget:
+    """An engine that takes strategies operator by operator, from the bound plan itself. Nothing is given up of them; it
+    completes them itself, so that they are not read back."""
+
+    name: str
+    about: str
+    write: Callable[[BoundPlan], Mapping[str, str]]
+
+
+class Giving:
+    """Gives up one thing after the other."""
+
+    def __init__(self, description: Description) -> None:
+        self.description = description
+        self.losses: list[Loss] = []
+
+    def up(self, what: str, here: object, there: object, **changes: Any) -> None:
+        """Note one thing that an engine cannot say."""
+        self.description = replace(self.description, **changes)
+        self.losses.append(Loss(what=what, here=str(here), there=str(there), description=self.description))

@@ -1,0 +1,111 @@
+"""Models that differ from a known one in some dimensions: `llama8b+num_layers=40+rope_theta=10000`.
+
+What differs is part of a model's name, so that whoever has the name, a plan file above all, can build the model again.
+Sizes that are several numbers are written with an x between them, as in `resnet50+blocks=3x4x23x3`.
+"""
+
+import dataclasses
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from planner.errors import ModelError, unknown_name
+
+_REFERENCE = re.compile(r"(?P<name>.*?)(?P<changes>(\+\w+=[^+=]+)*)", re.DOTALL)
+_WORDS = {"yes": True, "true": True, "no": False, "false": False}
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "yes or no",
+    str: "a word",
+    tuple: "whole numbers, as in 3x4x6",
+}
+
+
+def split_reference(reference: str) -> tuple[str, Mapping[str, str]]:
+    """The name of a model and what is changed of it, as text."""
+    found = _REFERENCE.fullmatch(reference)
+    assert found is not None, "a name may be anything"
+    return found["name"], parse_changes(found["changes"].split("+")[1:])
+
+
+def changed_reference(reference: str, changes: Sequence[str]) -> str:
+    """The name of a model that differs by KEY=VALUE, the last of those of one key, from the one that is named."""
+    name, before = split_reference(reference)
+    return "+".join([name, *(f"{key}={value}" for key, value in sorted({**before, **parse_changes(changes)}.items()))])
+
+
+def parse_changes(texts: Sequence[str]) -> dict[str, str]:
+    """KEY=VALUE, each; numbers that belong together get an x between them. Raises ModelError for anything else."""
+    found = {}
+    for text in texts:
+        key, _, value = (part.strip() for part in text.partition("="))
+        if not re.fullmatch(r"\w+", key) or not re.fullmatch(r"[^+=]+", value):
+            raise ModelError(f"--set '{text}': write KEY=VALUE, as in num_layers=40, without further = and +")
+        found[key] = re.sub(r"\s*,\s*", "x", value)
+    return found
+
+
+def typed_changes(changes: Mapping[str, str], config: type, name: str) -> dict[str, Any]:
+    """Values of the fields of a dataclass, of the types that its annotations say, for the model `name`.
+
+    Raises ModelError for what is no field of it, naming the nearest, and for a value of another type.
+    """
+    hints = typing.get_type_hints(config)
+    fields = {field.name: hints[field.name] for field in dataclasses.fields(config)}
+    return {key: _value(key, text, _known(key, fields, name), name) for key, text in changes.items()}
+
+
+def changed_content(changes: Mapping[str, str], content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Values for the keys of a config file, each of the type of what it has now; errors as above."""
+    found = {}
+    for key, text in changes.items():
+        before = _known(key, content, name)
+        value = _looks_like(text) if before is None else _value(key, text, type(before), name)
+        found[key] = list(value) if isinstance(before, list) else value
+    return found
+
+
+def _known(key: str, known: Mapping[str, Any], name: str) -> Any:
+    if key not in known:
+        raise ModelError(f"--set {key}: {unknown_name(f'dimension of {name}', key, known)}")
+    return known[key]
+
+
+def _value(key: str, text: str, annotation: Any, name: str) -> Any:
+    """Text as a value of an annotated type: of one of several types, or one of several values."""
+    values = typing.get_args(annotation) if typing.get_origin(annotation) is typing.Literal else ()
+    kinds = [type(value) for value in values[:1]] or _kinds(annotation)
+    found = next((value for kind in kinds if (value := _parsed(text, kind)) is not None), None)
+    if found is None or (values and found not in values):
+        wanted = " or ".join(map(str, values) if values else (_KINDS.get(kind, kind.__name__) for kind in kinds))
+        raise ModelError(f"--set {key}={text}: {key} of {name} is {wanted}")
+    return found
+
+
+def _kinds(annotation: Any) -> list[type]:
+    """The plain types of an annotation; lists are read as tuples are."""
+    parts = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    plain = [typing.get_origin(part) or part for part in parts if part is not types.NoneType]
+    return [tuple if kind is list else kind for kind in plain]
+
+
+def _parsed(text: str, kind: type) -> Any:
+    """None where the text is no such value."""
+    if kind is bool:
+        return _WORDS.get(text.lower())
+    if kind is tuple:
+        return tuple(map(int, text.split("x"))) if re.fullmatch(r"\d{1,12}(x\d{1,12})*", text) else None
+    if kind is int:
+        return int(text) if re.fullmatch(r"-?\d{1,12}", text) else None
+    if kind is float:
+        return float(text) if re.fullmatch(r"-?\d+(\.\d*)?(e[-+]?\d{1,3})?", text.lower()) else None
+    return text if kind is str else None
+
+
+def _looks_like(text: str) -> Any:
+    """A value for a key that has none, by what it looks like."""
+    found = (_parsed(text, kind) for kind in (bool, int, float))
+    return next((value for value in found if value is not None), text)

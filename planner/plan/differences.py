@@ -1,0 +1,292 @@
+"""What sets two plans of a model apart, and what each difference costs: a way from one to the other, priced in steps.
+
+    a ──machine──▶ · ──batch──▶ · ──degrees──▶ · ──strategies of self_attn──▶ · ── ... ──▶ b
+
+Every plan on the way is bound and priced like any other, so a step costs what the plan behind it takes more than the
+plan before it, and all steps together cost exactly what b takes more than a. What a difference costs depends on those
+that were made before it; the order is fixed: what is asked for, then how devices are used, then operators and
+parameters, then the schedule, then recomputation.
+
+A difference that makes no legal plan at its turn waits until others have been made. What is not legal by itself in the
+end is made together with others, the fewest at a time, and is one step: degrees that change the number of axes change
+every strategy with them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from costmodels import CostModelError
+from hardware_profiles import HardwareProfileError
+from planner.errors import PlannerError
+from planner.graph.operator_graph import OperatorGraph
+from planner.plan.bind import BoundPlan
+from planner.plan.contrasts import Difference, blocks_words, degree_words, item_rows, model_words, update_text
+from planner.plan.loosening import (
+    in_parts,
+    loosened,
+    stored_of,
+    strategies_of,
+    with_recomputation,
+    with_stored,
+    with_strategies,
+)
+from planner.plan.machine import machine_of
+from planner.plan.plan import Plan, Prediction
+from planner.plan.repricing import repriced
+from planner.plan.words import recomputation_words
+
+_FITS = 1 + 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """A traced graph, and the samples in the example inputs it was traced with."""
+
+    graph: OperatorGraph
+    batch: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Differences that are made at once, and what plans cost before and after them."""
+
+    differences: tuple[Difference, ...]
+    before: Prediction
+    after: Prediction
+
+    @property
+    def seconds(self) -> float:
+        """What the step time grows by."""
+        return self.after.step_seconds - self.before.step_seconds
+
+    @property
+    def nbytes(self) -> float:
+        """What the peak of the fullest device grows by."""
+        return self.after.peak_bytes - self.before.peak_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the plan after them fits into its devices, which one on the way need not."""
+        return self.after.peak_bytes <= self.after.capacity_bytes * _FITS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two plans, bound and priced now, and the steps from one to the other: each begins with the prediction that the
+    one before it ended with, the first with that of `first`; the last ends with that of `second`."""
+
+    first: BoundPlan
+    second: BoundPlan
+    steps: tuple[Step, ...]
+
+    @property
+    def seconds(self) -> float:
+        """What a step of the second plan takes more."""
+        return self.second.plan.prediction.step_seconds - self.first.plan.prediction.step_seconds
+
+    @property
+    def nbytes(self) -> float:
+        """What the second plan needs more on its fullest device."""
+        return self.second.plan.prediction.peak_bytes - self.first.plan.prediction.peak_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Change:
+    difference: Difference
+    apply: Callable[[Plan], Plan]
+
+
+def compare(first: Plan, second: Plan, traced: Mapping[str, Traced]) -> Comparison:
+    """Price two plans and every difference between them, by the profiles of machines as they are now.
+
+    `traced` has the graphs of both by their fingerprints. Raises PlanFileError and the like where one is not legal.
+    """
+    here, there = (_priced(plan, traced) for plan in (first, second))
+    start, end = loosened(here), loosened(there)
+    changes = tuple(_changes(here, there, start, end))
+    if strategies_of(start).keys() != strategies_of(end).keys():  # models of different operators: nothing on the way
+        step = Step(
+            differences=tuple(change.difference for change in changes),
+            before=here.plan.prediction,
+            after=there.plan.prediction,
+        )
+        return Comparison(first=here, second=there, steps=(step,))
+    way = _Way(plan=start, traced=traced)
+    steps = tuple(way.steps(changes))
+    last = way.plan.prediction
+    assert (last.step_seconds, last.peak_bytes) == (
+        there.plan.prediction.step_seconds,
+        there.plan.prediction.peak_bytes,
+    ), "a difference was left out"
+    return Comparison(first=here, second=there, steps=steps)
+
+
+def _priced(plan: Plan, traced: Mapping[str, Traced]) -> BoundPlan:
+    model = traced[plan.model.fingerprint]
+    return repriced(plan, model.graph, model.batch, machine_of(plan.cluster))
+
+
+@dataclass(kw_only=True)
+class _Way:
+    """Where the comparison has come to."""
+
+    plan: Plan
+    traced: Mapping[str, Traced]
+
+    def steps(self, changes: Sequence[_Change]) -> Iterator[Step]:
+        """Changes one by one, what is not legal yet after the others, what never is together."""
+        waiting = list(changes)
+        while waiting:
+            left = []
+            for change in waiting:
+                step = self._made((change,))
+                if step is None:
+                    left.append(change)
+                else:
+                    yield step
+            if len(left) == len(waiting):
+                together = next(size for size in range(2, len(left) + 1) if self._legal(left[:size]) is not None)
+                step = self._made(left[:together])
+                assert step is not None
+                yield step
+                left = left[together:]
+            waiting = left
+
+    def _made(self, changes: Sequence[_Change]) -> Step | None:
+        after = self._legal(changes)
+        if after is None:
+            return None
+        before, self.plan = self.plan.prediction, after
+        return Step(differences=tuple(change.difference for change in changes), before=before, after=after.prediction)
+
+    def _legal(self, changes: Sequence[_Change]) -> Plan | None:
+        """The plan with some changes, priced; None where it cannot be."""
+        plan = self.plan
+        for change in changes:
+            plan = change.apply(plan)
+        try:
+            return _priced(plan, self.traced).plan
+        except (PlannerError, HardwareProfileError, CostModelError):
+            return None
+
+
+def _changes(here: BoundPlan, there: BoundPlan, start: Plan, end: Plan) -> Iterator[_Change]:
+    """All that differs between two loose plans, in the order in which it is made."""
+    yield from _asked(start, end)
+    yield from _used(here, there, start, end)
+    if len(start.mesh.axes) == len(end.mesh.axes):
+        yield from _operators(start, end)
+        yield from _parameters(start, end)
+        if start.inputs != end.inputs:
+            difference = Difference(name="layouts of inputs", here="", there="")
+            yield _Change(difference=difference, apply=lambda plan: replace(plan, inputs=end.inputs))
+    yield from _scheduled(start, end)
+    if [(group.recomputation, group.kept) for group in start.groups] != [
+        (group.recomputation, group.kept) for group in end.groups
+    ]:
+        words = recomputation_words(start), recomputation_words(end)
+        difference = Difference(name="recomputation", here=words[0], there=words[1])
+        yield _Change(difference=difference, apply=lambda plan: with_recomputation(plan, end))
+
+
+def _asked(start: Plan, end: Plan) -> Iterator[_Change]:
+    """What is asked for: model, machine, batch, optimizer, gradients."""
+    ours, theirs = start.training, end.training
+    if (start.model, ours.precision, start.rules) != (end.model, theirs.precision, end.rules):
+        yield _Change(
+            difference=Difference(name="model", here=model_words(start), there=model_words(end)),
+            apply=lambda plan: replace(
+                plan,
+                model=end.model,
+                rules=end.rules,
+                training=replace(plan.training, precision=theirs.precision),
+            ),
+        )
+    if replace(start.cluster, devices=1) != replace(end.cluster, devices=1):
+        yield _Change(
+            difference=Difference(name="machine", here=start.cluster.machine, there=end.cluster.machine),
+            apply=lambda plan: replace(plan, cluster=replace(end.cluster, devices=plan.cluster.devices)),
+        )
+    for field in ("global_batch", "optimizer", "update", "imbalance"):
+        one, other = getattr(ours, field), getattr(theirs, field)
+        if one != other:
+            text = update_text if field == "update" else str
+            yield _Change(
+                difference=Difference(
+                    name="gradients" if field == "update" else field.replace("_", " "),
+                    here=text(one),
+                    there=text(other),
+                ),
+                apply=_training(field, other),
+            )
+
+
+def _training(field: str, value: object) -> Callable[[Plan], Plan]:
+    return lambda plan: replace(plan, training=replace(plan.training, **{field: value}))  # type: ignore[arg-type]
+
+
+def _used(here: BoundPlan, there: BoundPlan, start: Plan, end: Plan) -> Iterator[_Change]:
+    """How devices are used: degrees, and with them all that is said axis by axis where there are more or fewer."""
+    axes, other = ([(axis.size, axis.order) for axis in plan.mesh.axes] for plan in (start, end))
+    pipelines = (start.pipeline, start.virtual_stages) != (end.pipeline, end.virtual_stages)
+    if axes == other and not pipelines and start.cluster.devices == end.cluster.devices:
+        return
+
+    def apply(plan: Plan) -> Plan:
+        moved = replace(
+            plan,
+            cluster=replace(plan.cluster, devices=end.cluster.devices),
+            mesh=end.mesh,
+            stages=end.stages if pipelines else plan.stages,
+            virtual_stages=end.virtual_stages,
+        )
+        if len(start.mesh.axes) == len(end.mesh.axes):
+            return moved
+        return replace(with_stored(with_strategies(moved, strategies_of(end)), stored_of(end)), inputs=end.inputs)
+
+    yield _Change(
+        difference=Difference(name="degrees", here=degree_words(here), there=degree_words(there)), apply=apply
+    )
+
+
+def _operators(start: Plan, end: Plan) -> Iterator[_Change]:
+    ours, theirs = strategies_of(start), strategies_of(end)
+    different = [name for name in ours if name in theirs and ours[name] != theirs[name]]
+    for part, names in in_parts(different).items():
+        strategies = {name: theirs[name] for name in names}
+        yield _Change(
+            difference=item_rows(f"strategies of {part}", ours, strategies),
+            apply=lambda plan, strategies=strategies: with_strategies(plan, strategies),  # type: ignore[misc]
+        )
+
+
+def _parameters(start: Plan, end: Plan) -> Iterator[_Change]:
+    ours, theirs = stored_of(start), stored_of(end)
+    different = [name for name in ours if name in theirs and ours[name] != theirs[name]]
+    for part, names in in_parts(different).items():
+        stored = {name: theirs[name] for name in names}
+        yield _Change(
+            difference=item_rows(f"stored layouts of {part}", ours, stored),
+            apply=lambda plan, stored=stored: with_stored(plan, stored),  # type: ignore[misc]
+        )
+
+
+def _scheduled(start: Plan, end: Plan) -> Iterator[_Change]:
+    """Micro-batches, the order of turns, and how blocks are divided over stages."""
+    for field in ("micro_batches", "copies"):
+        one, other = getattr(start.training, field), getattr(end.training, field)
+        if one != other:
+            difference = Difference(name=field.replace("_", "-"), here=str(one), there=str(other))
+            yield _Change(difference=difference, apply=_training(field, other))
+    for field in ("schedule", "slices"):
+        one, other = getattr(start, field), getattr(end, field)
+        if one != other:
+            yield _Change(
+                difference=Difference(name=field, here=str(one), there=str(other)),
+                apply=lambda plan, field=field, other=other: replace(plan, **{field: other}),  # type: ignore[misc]
+            )
+    if start.stages != end.stages and len(start.stages) == len(end.stages):
+        yield _Change(
+            difference=Difference(name="blocks of stages", here=blocks_words(start), there=blocks_words(end)),
+            apply=lambda plan: replace(plan, stages=end.stages),
+        )

@@ -1,0 +1,125 @@
+"""Which schedules can be had: one list of what clashes, for plans that name one and for requests that ask for one."""
+
+from dataclasses import dataclass
+
+from planner.errors import PlanFileError
+from planner.nearest import divisors, nearest_words
+from planner.plan.plan import ASYNCHRONOUS, INTERLEAVED, Plan
+from planner.plan.schedule import splits
+
+_PLACES = {"copies": "training.copies", "micro_batches": "training.micro_batches", "clip_norm": "training.clip_norm"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """What the turns of pipeline ranks depend on; None where it is not decided yet."""
+
+    schedule: str | None
+    pipeline: int | None
+    virtual_stages: int | None
+    slices: int | None
+    copies: int | None
+    micro_batches: int | None
+    global_batch: int | None
+    clip_norm: float | None
+
+
+def schedule_fault(turns: Turns) -> tuple[str, str] | None:
+    """The option whose value cannot be had, and the value with the reason; None where all can."""
+    return _stages_fault(turns) or _slices_fault(turns) or _copies_fault(turns) or _rounds_fault(turns)
+
+
+def _stages_fault(turns: Turns) -> tuple[str, str] | None:
+    """About ranks, and stages on each of them."""
+    schedule, ranks, virtual = turns.schedule, turns.pipeline, turns.virtual_stages
+    if virtual is not None and virtual > 1 and schedule not in (None, INTERLEAVED):
+        return "schedule", (
+            f"{schedule} has one stage on each rank, not virtual_stages = {virtual}; take {INTERLEAVED}, or"
+            " virtual_stages = 1"
+        )
+    if schedule == INTERLEAVED and virtual == 1:
+        return "schedule", f"{schedule} takes virtual_stages = 2 or more, not 1; 1f1b has one stage on each rank"
+    if ranks == 1 and schedule not in (None, "1f1b"):
+        return "schedule", (
+            f"{schedule} is about a pipeline of 2 ranks or more, not pipeline = 1; take 1f1b, or more ranks"
+        )
+    if ranks == 1 and virtual is not None and virtual > 1:
+        return "virtual_stages", (
+            f"{virtual} is about a pipeline of 2 ranks or more, not pipeline = 1; take virtual_stages = 1"
+        )
+    return None
+
+
+def _slices_fault(turns: Turns) -> tuple[str, str] | None:
+    schedule, slices, virtual = turns.schedule, turns.slices, turns.virtual_stages
+    if slices == 1 and schedule == "seqpipe":
+        return "schedule", "seqpipe takes a sequence in slices, not slices = 1; take slices = 2 or more, or 1f1b"
+    if slices in (None, 1):
+        return None
+    if schedule not in (None, "seqpipe"):
+        return "slices", f"{slices} is for schedule = seqpipe, not {schedule}; take slices = 1, or seqpipe"
+    if virtual is not None and virtual > 1:
+        return "slices", f"{slices} takes one stage on each rank, not virtual_stages = {virtual}; set either to 1"
+    if turns.pipeline == 1:
+        return "slices", f"{slices} is about a pipeline of 2 ranks or more, not pipeline = 1; take slices = 1"
+    return None
+
+
+def _copies_fault(turns: Turns) -> tuple[str, str] | None:
+    schedule, copies, parts = turns.schedule, turns.copies, turns.micro_batches
+    if copies in (None, 1):
+        return None
+    if schedule is not None and (splits(schedule) or schedule in ASYNCHRONOUS):
+        why = "takes its backward pass apart" if splits(schedule) else "has no flush"
+        return "copies", (
+            f"{copies} is not for schedule = {schedule}, which {why}; take copies = 1, or 1f1b, gpipe or seqpipe"
+        )
+    if parts is not None and parts % copies:
+        return "copies", f"{copies} does not divide micro_batches = {parts}; {nearest_words(copies, divisors(parts))}"
+    return None
+
+
+def _rounds_fault(turns: Turns) -> tuple[str, str] | None:
+    """About the number of micro-batches, and what a step without a flush cannot do."""
+    schedule, ranks, parts = turns.schedule, turns.pipeline, turns.micro_batches
+    if schedule in ASYNCHRONOUS and turns.clip_norm is not None:
+        return "clip_norm", (
+            f"{turns.clip_norm:g} is about the norm of all gradients, which is known when all stages are done, and"
+            f" schedule = {schedule} lets none wait; leave clip_norm out, or take 1f1b"
+        )
+    if ranks is None or parts is None:
+        return None
+    legal = () if turns.global_batch is None else divisors(turns.global_batch)
+    if schedule == "pipedream_2bw" and parts < ranks:
+        near = nearest_words(parts, [number for number in legal if number >= ranks])
+        return "micro_batches", (
+            f"{parts} with pipeline = {ranks}: two versions of the weights are enough from {ranks} micro-batches on; of"
+            f" a global batch of {turns.global_batch} {near}"
+        )
+    copies = turns.copies or 1
+    if turns.virtual_stages is not None and turns.virtual_stages > 1 and parts % (copies * ranks):
+        near = nearest_words(parts, [number for number in legal if number % (copies * ranks) == 0])
+        return "micro_batches", (
+            f"{parts} is no multiple of {copies * ranks}, the pipeline ranks{f' x {copies} copies' * (copies > 1)} that"
+            f" virtual stages take in rounds; of a global batch of {turns.global_batch} {near}; or take"
+            " virtual_stages = 1"
+        )
+    return None
+
+
+def check_schedule(plan: Plan) -> None:
+    """Raise PlanFileError where the schedule of a plan cannot be had with its ranks, stages and micro-batches."""
+    training = plan.training
+    turns = Turns(
+        schedule=plan.schedule,
+        pipeline=plan.pipeline,
+        virtual_stages=plan.virtual_stages,
+        slices=plan.slices,
+        copies=training.copies,
+        micro_batches=training.micro_batches,
+        global_batch=training.global_batch,
+        clip_norm=training.update.clip_norm,
+    )
+    fault = schedule_fault(turns)
+    if fault is not None:
+        raise PlanFileError(f"{_PLACES.get(fault[0], fault[0])}: {fault[1]}")

@@ -1,0 +1,58 @@
+"""What one pipeline rank costs, summed up while the judge walks over its operators."""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+from costmodels import collective_time
+from hardware_profiles import Cluster
+from planner.plan.charges import Charges
+from planner.plan.step import ChunkCost, Launches
+
+TIME_PER_MICRO_BATCH = (
+    "forward",
+    "backward",
+    "recomputation",
+    "communication",
+    "parameter gathering",
+    "gradient accumulation",
+    "stage transfer",
+)
+TIME_PER_STEP = ("gradient reduction", "optimizer", "weight gathering")
+MEMORY = ("weights", "gradients", "optimizer state", "activations", "transient")
+
+
+@dataclass(kw_only=True)
+class StageCost:
+    """Sums of one pipeline rank: seconds per micro-batch, seconds once a step, bytes.
+
+    `launches` are of each chunk, block and pass; the additive sums charge every operator that is late for itself, and
+    `ahead` is what of that a host saves which launches a block while its longer kernels still run.
+    `messages` counts what the seconds of communication stand for, once a micro-batch or, in an update, once a step.
+    `chunks` has the seconds once more, by the passes through each chunk, and what software hides. `beyond` is what
+    buckets and norms take once a step beyond the additive sums (see `planner.plan.once`).
+    """
+
+    chunks: list[ChunkCost]
+    beyond: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIME_PER_STEP, 0.0))
+    micro_batch: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIME_PER_MICRO_BATCH, 0.0))
+    once: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIME_PER_STEP, 0.0))
+    memory: dict[str, float] = field(default_factory=lambda: dict.fromkeys(MEMORY, 0.0))
+    messages: Charges = field(default_factory=Counter)
+    launches: defaultdict[tuple[int, int | None, str], Launches] = field(default_factory=lambda: defaultdict(Launches))
+    ahead: float = 0.0
+
+    @property
+    def all_once(self) -> dict[str, float]:
+        """Seconds once a step, with what no single parameter is charged for."""
+        return {part: seconds + self.beyond[part] for part, seconds in self.once.items()}
+
+
+def transfer_seconds(nbytes: float, stride: int, cluster: Cluster) -> float:
+    """Sending one tensor of `nbytes` per device to the device so many further on: those of a pipeline rank, to the
+    next one."""
+    return float(collective_time("send_recv", nbytes, cluster.group(2, stride)))
+
+
+def tied_seconds(nbytes: float, distance: int, stage_devices: int, cluster: Cluster) -> float:
+    """Summing the gradient of a parameter that two stages, `distance` apart, both hold."""
+    return float(collective_time("all_reduce", nbytes, cluster.group(2, distance * stage_devices)))

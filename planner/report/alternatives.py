@@ -1,0 +1,126 @@
+"""What other choices would cost, for people to read."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.console import Group, RenderableType
+
+from planner.plan.alternatives import Priced, Subject
+from planner.plan.explanation import Explanation, Outcome, Sensitivity
+from planner.plan.plan import Prediction
+from planner.report.differences import signed_bytes, signed_seconds
+from planner.report.table import table_of
+from planner.report.units import bytes_text, percent_text, seconds_text
+
+_SHOWN = 20
+"""Choices of one operator or parameter that are shown; the others are counted."""
+
+
+def alternatives_table(
+    subject: Subject, rule: str, found: Sequence[Priced], around: Mapping[str, Outcome]
+) -> RenderableType:
+    """Every choice for an operator or a parameter, with what it costs more than the one that was made. `around` has
+    what the best plan with each costs, as far as that was searched."""
+    kind = "stored as weight/gradient/state" if subject.parameter else f"split as {rule}"
+    alike = f", and {len(subject.twins) - 1} like it" if len(subject.twins) > 1 else ""
+    columns = ("", "all else as it is", "memory", *(("searched around it", "memory") if around else ()), "")
+    table = table_of("", *columns)
+    for column in table.columns[1:-1]:
+        column.justify = "right"
+    chosen = next(one for one in found if one.chosen)
+    for one in found[:_SHOWN]:
+        cells = [_mark(one), *_change(one.seconds, one.peak, chosen)]
+        if around:
+            best = around.get(one.choice)
+            cells += _change(best.step_seconds, best.peak_bytes, chosen) if isinstance(best, Prediction) else ("", "")
+        table.add_row(*cells, _fate(one, around.get(one.choice)))
+    if len(found) > _SHOWN:
+        table.add_row(f"and {len(found) - _SHOWN} more")
+    return Group(f"\n[bold]{subject.name}[/bold]{alike}: {kind}", table)
+
+
+def _mark(one: Priced) -> str:
+    return f"[bold]{one.choice}[/bold]" if one.chosen else one.choice
+
+
+def _change(seconds: float | None, peak: float | None, chosen: Priced) -> tuple[str, str]:
+    if seconds is None or peak is None or chosen.seconds is None or chosen.peak is None:
+        return "", ""
+    return signed_seconds(seconds - chosen.seconds), signed_bytes(peak - chosen.peak)
+
+
+def _fate(one: Priced, around: Outcome | None) -> str:
+    words = ["chosen"] if one.chosen else []
+    if one.seconds is None:
+        words.append("not possible here")
+    elif not one.fits:
+        words.append("does not fit")
+    if isinstance(around, str):
+        words.append("nor anything around it" if words else "nothing fits around it")
+    return "; ".join(words)
+
+
+def sensitivity_table(rows: Sequence[Sensitivity]) -> RenderableType:
+    """What the step takes when one thing that was given is made more or less."""
+    table = table_of("\nWhat if", "", "", "this plan kept", "tokens/s", "searched again", "tokens/s", "")
+    if rows[0].tokens is None:
+        table.columns[3].header = table.columns[5].header = "samples/s"
+    for column in table.columns[2:6]:
+        column.justify = "right"
+    first = rows[0]
+    for row in rows:
+        kept, best = _cells(row, row.kept, first.kept), _cells(row, row.searched, first.searched)
+        why = row.kept if isinstance(row.kept, str) else ""
+        table.add_row(
+            row.name, row.change, *kept, *best, why or (row.searched if isinstance(row.searched, str) else "")
+        )
+    return table
+
+
+def _cells(row: Sensitivity, found: Outcome | None, base: Outcome | None) -> tuple[str, str]:
+    """Step time with its change, and throughput per device."""
+    if not isinstance(found, Prediction):
+        return "" if found is None else "-", ""
+    rate = found.samples_per_second * (row.tokens or 1) / row.devices
+    change = ""
+    if isinstance(base, Prediction) and row.change:
+        more = found.step_seconds / base.step_seconds - 1
+        change = f" ({'+' if more > 0 else '-' if more < 0 else ''}{percent_text(abs(more))})"
+    return f"{seconds_text(found.step_seconds)}{change}", f"{rate:,.4g}" if rate < 1000 else f"{rate:,.0f}"
+
+
+ABOUT = (
+    "This plan kept: the same choices, with more or fewer micro-batches, or a longer or shorter data parallel axis."
+    " Searched again: nothing decided. The search minimises a sum that a step is within a few percent of, so rows may"
+    " differ by that much for no other reason."
+)
+"""What stands below the table of sensitivities."""
+
+
+def binding_lines(found: Explanation, rows: Sequence[Sensitivity]) -> Iterator[str]:
+    """What binds: the resource that most of the step goes to, memory, links, launches."""
+    share = dict(found.shares)[found.largest] / found.step_seconds
+    yield f"Most of the step is {found.largest}, {percent_text(share)}."
+    free = max(0.0, found.free_bytes)
+    where = f" at pipeline rank {found.fullest} of {found.ranks}" if found.ranks > 1 else ""
+    yield f"{bytes_text(free)} are free on the fullest device{where}.{_memory(rows)}"
+    for row in rows:
+        saved = _saved(row.kept, rows[0].kept)
+        faster = row.name.startswith(("bandwidth", "launches")) and row.change in ("x 2", "/ 2")
+        if faster and saved > 0:
+            part = percent_text(saved / found.step_seconds)
+            yield f"With {row.name} {row.change} this plan takes {seconds_text(saved)} less ({part})."
+
+
+def _memory(rows: Sequence[Sensitivity]) -> str:
+    more = next((row for row in rows if row.name == "memory" and row.change.startswith("+")), None)
+    if more is None or not isinstance(more.searched, Prediction):
+        return ""
+    saved = _saved(more.searched, rows[0].searched)
+    if saved <= 0:
+        return " Memory does not bind: with a tenth more no better plan was found."
+    return f" Memory binds: with a tenth more the best plan takes {seconds_text(saved)} less."
+
+
+def _saved(found: Outcome | None, base: Outcome | None) -> float:
+    both = isinstance(found, Prediction) and isinstance(base, Prediction)
+    return base.step_seconds - found.step_seconds if both else 0.0  # type: ignore[union-attr]

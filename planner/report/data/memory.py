@@ -1,0 +1,108 @@
+"""Memory of the devices of every pipeline rank: by class, and over the step.
+
+    bytes  |        ______                      what is stored all the time (weights, gradients, optimizer states, what
+           |   ____|      |____                 passes need while they run), and on top of it what every micro-batch
+           |__|                |__  time        holds from the start of its forward to the end of its backward pass
+                                                (of one that is taken apart, of its first turn)
+
+The line is one from above: at each moment what passes need is counted at its most. Its highest point is what the
+prediction says of the rank, but for what allocators hold beyond tensors; less than that where a rank has several
+stages, which do not hold their most at the same moment.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from costmodels import peak_memory
+from hardware_profiles import Bytes, Cluster, Seconds
+from planner.plan.dissection import RankDissection
+from planner.plan.plan import Plan
+from planner.plan.timeline import StepTimeline
+
+SLACK = "allocator slack and reserved"
+CURVES = 8
+"""Ranks whose memory is drawn over the step at most."""
+POINTS = 1200
+"""Of a curve at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Bytes of a device of one pipeline rank by class, when it holds most; micro-batches (or slices of them) in flight
+    then, and what one holds."""
+
+    rank: int
+    classes: tuple[tuple[str, Bytes], ...]
+    peak_bytes: Bytes
+    live: int
+    held_bytes: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Bytes of a rank over the step: from each time on, until the next."""
+
+    rank: int
+    times: tuple[Seconds, ...]
+    nbytes: tuple[Bytes, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """All ranks against the capacity of a device; curves of the first ones, the last and the fullest."""
+
+    capacity_bytes: Bytes
+    ranks: tuple[RankMemory, ...]
+    curves: tuple[Curve, ...]
+
+
+def memory_of(plan: Plan, ranks: Sequence[RankDissection], timeline: StepTimeline, cluster: Cluster) -> Memory:
+    """Memory of every pipeline rank of a plan."""
+    found = tuple(_rank(rank, one, cluster) for rank, one in enumerate(ranks))
+    fullest = max(found, key=lambda one: one.peak_bytes).rank
+    shown = sorted({*range(min(len(ranks), CURVES - 2)), len(ranks) - 1, fullest})
+    return Memory(
+        capacity_bytes=cluster.device.memory,
+        ranks=found,
+        curves=tuple(_curve(plan, rank, ranks[rank], timeline) for rank in shown),
+    )
+
+
+def _rank(rank: int, one: RankDissection, cluster: Cluster) -> RankMemory:
+    classes = one.cost.memory
+    wanted = sum(classes.values())
+    peak = float(peak_memory(wanted, 0.0, 0.0, cluster.device))
+    return RankMemory(
+        rank=rank,
+        classes=(*classes.items(), (SLACK, peak - wanted)),
+        peak_bytes=peak,
+        live=sum(one.live),
+        held_bytes=max(one.held),
+    )
+
+
+def _curve(plan: Plan, rank: int, one: RankDissection, timeline: StepTimeline) -> Curve:
+    """What is stored, and steps up and down with the micro-batches in flight."""
+    held = [nbytes * plan.training.copies for nbytes in one.held]
+    changes = []
+    for span in timeline.spans:
+        if span.rank == rank and span.stream == "computation":
+            if span.kind == "forward":
+                changes.append((span.start, held[span.chunk]))
+            elif span.kind in ("backward", "input_gradient"):
+                changes.append((span.end, -held[span.chunk]))
+    stored = sum(one.cost.memory.values()) - sum(n * nbytes for n, nbytes in zip(one.live, one.held, strict=True))
+    times, levels = [0.0], [stored]
+    moment = timeline.seconds * 1e-9  # what ends when something else begins is gone by then, whatever rounding says
+    for time, change in sorted(changes, key=lambda one: (round(one[0] / moment), one[1])):
+        times.append(time)
+        levels.append(levels[-1] + change)
+    times, levels = _thinned(times, levels)
+    return Curve(rank=rank, times=(*times, timeline.seconds), nbytes=(*levels, levels[-1]))
+
+
+def _thinned(times: list[Seconds], levels: list[Bytes]) -> tuple[list[Seconds], list[Bytes]]:
+    """At most `POINTS` of them: of those that lie close the highest."""
+    every = -(-len(times) // POINTS)
+    starts = range(0, len(times), every)
+    return [times[at] for at in starts], [max(levels[at : at + every]) for at in starts]

@@ -1,0 +1,199 @@
+"""The model as a plan runs it: blocks, the ways in which they run, and every operator of each way.
+
+stage 0   before  A A A A B B        a way is a group of blocks with equal strategies, equal stored layouts and the
+stage 1           B B B B B  after   same recomputation; what stands before and after the blocks are ways too
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hardware_profiles import Bytes, Seconds
+from planner.plan.bind import BoundPlan, stage_of_operators
+from planner.plan.dissection import OperatorCost, RankDissection
+from planner.plan.plan import Group
+from planner.report.words import short_name, strategy_words
+from planner.sharding.labels import factor_labels
+from planner.sharding.layout import format_layout, local_fraction
+
+BEFORE, AFTER = "before the blocks", "after the blocks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorView:
+    """One operator: `splits` has what each mesh axis splits, "-" for nothing; layouts of operands and results are those
+    of the forward pass, weight, gradient and state those of its first parameter ("" without one). Seconds are of one
+    micro-batch, by part of the prediction; `result_bytes` are local, `kept_bytes` what all micro-batches in flight keep
+    because of it."""
+
+    name: str
+    short: str
+    op: str
+    op_class: str
+    splits: tuple[str, ...]
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+    weight: str
+    gradient: str
+    state: str
+    seconds: tuple[tuple[str, Seconds], ...]
+    result_bytes: Bytes
+    kept_bytes: Bytes
+
+    @property
+    def total(self) -> Seconds:
+        return sum(seconds for _, seconds in self.seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A way to run a block, named by a letter, and its operators as those of `first_block`; the ways before and after
+    the blocks have no number. `seconds` are of one micro-batch through one block. `unlike` names the operators that the
+    first way for blocks of this kind splits or stores otherwise."""
+
+    name: str
+    words: str
+    unlike: tuple[str, ...]
+    blocks: int
+    first_block: int | None
+    recomputation: str
+    operators: tuple[OperatorView, ...]
+    seconds: Seconds
+    kept_bytes: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockView:
+    """A block of the model: its stage, the pipeline rank that holds it, and its way."""
+
+    number: int
+    stage: int
+    rank: int
+    way: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """Axes of the mesh, how many stages on how many pipeline ranks, ways in the order of the model, and every block."""
+
+    axes: tuple[str, ...]
+    ranks: int
+    stages: int
+    ways: tuple[Way, ...]
+    blocks: tuple[BlockView, ...]
+
+
+def model_of(bound: BoundPlan, ranks: Sequence[RankDissection]) -> Model:
+    """The blocks of a plan whose pipeline ranks were taken apart."""
+    views = _Views(bound, {one.at: one for rank in ranks for one in rank.operators})
+    blocks, stages = bound.blocks, stage_of_operators(bound)
+    by_block = {block: group for group in bound.plan.groups for block in _covered(group)}
+    letters: dict[object, str] = {}
+    ways, found = [], []
+    for block in range(blocks.count):
+        group = by_block[block]
+        signature = _signature(bound, group, block)
+        if signature not in letters:
+            letters[signature] = _letter(len(letters))
+            alike = sum(_signature(bound, by_block[other], other) == signature for other in range(blocks.count))
+            ways.append(views.way(letters[signature], blocks.operators(block), block, alike, group))
+        stage = stages[blocks.borders[block]]
+        found.append(BlockView(number=block, stage=stage, rank=stage % bound.plan.pipeline, way=letters[signature]))
+    before = views.way(BEFORE, range(blocks.start), None, 0, None)
+    after = views.way(AFTER, range(blocks.stop, len(bound.operators)), None, 0, None)
+    return Model(
+        axes=bound.plan.mesh.names,
+        ranks=bound.plan.pipeline,
+        stages=len(bound.plan.stages),
+        ways=tuple(way for way in (before, *ways, after) if way.operators),
+        blocks=tuple(found),
+    )
+
+
+def _covered(group: Group) -> range:
+    return range(group.first_block, group.first_block + group.blocks)
+
+
+def _signature(bound: BoundPlan, group: Group, block: int) -> object:
+    """Equal for blocks that run alike, whatever groups the plan lists them in."""
+    strategies = tuple(strategy for _, strategy in group.operators)
+    stored = tuple(layouts for _, layouts in group.parameters)
+    first = bound.blocks.borders[group.first_block]
+    names = {bound.graph.operators[at].name: at - first for at in bound.blocks.operators(group.first_block)}
+    kept = tuple(sorted(names[name] for name in group.kept))
+    return bound.blocks.kinds[block], strategies, stored, group.recomputation, kept
+
+
+def _letter(number: int) -> str:
+    """A, B, ..., Z, A1, B1, ..."""
+    turn, place = divmod(number, 26)
+    return chr(ord("A") + place) + (str(turn) if turn else "")
+
+
+class _Views:
+    """Operators of a plan as people read them."""
+
+    def __init__(self, bound: BoundPlan, costs: Mapping[int, OperatorCost]) -> None:
+        self.bound, self.costs = bound, costs
+        self.labels = factor_labels(bound.graph)
+        self.firsts: dict[int, tuple[OperatorView, ...]] = {}
+
+    def way(self, name: str, operators: range, block: int | None, blocks: int, group: Group | None) -> Way:
+        views = tuple(self.operator(at) for at in operators)
+        recomputation = "none" if group is None else group.recomputation
+        return Way(
+            name=name,
+            words=_words(recomputation, group),
+            unlike=self._unlike(views, block),
+            blocks=blocks,
+            first_block=block,
+            recomputation=recomputation,
+            operators=views,
+            seconds=sum(view.total for view in views),
+            kept_bytes=sum(view.kept_bytes for view in views),
+        )
+
+    def _unlike(self, views: tuple[OperatorView, ...], block: int | None) -> tuple[str, ...]:
+        if block is None:
+            return ()
+        first = self.firsts.setdefault(self.bound.blocks.kinds[block], views)
+        unlike = (view.short for view, other in zip(views, first, strict=True) if _lying(view) != _lying(other))
+        return tuple(dict.fromkeys(unlike))
+
+    def operator(self, at: int) -> OperatorView:
+        bound, cost = self.bound.operators[at], self.costs[at]
+        op, layouts = bound.operator, bound.layouts
+        stored = [self.bound.parameters[name] for name in op.operands if name in self.bound.parameters]
+        results = [name for name in op.results if name is not None]
+        sizes = self.bound.plan.mesh.sizes
+        return OperatorView(
+            name=op.name,
+            short=short_name(op),
+            op=op.op,
+            op_class=bound.rule.op_class,
+            splits=strategy_words(bound, self.labels[at]),
+            operands=tuple(format_layout(duplex.forward) for duplex in layouts.operands),
+            results=tuple(format_layout(duplex.forward) for duplex in layouts.results),
+            weight=format_layout(stored[0].weight) if stored else "",
+            gradient=format_layout(stored[0].gradient) if stored else "",
+            state=format_layout(stored[0].state) if stored else "",
+            seconds=cost.seconds,
+            result_bytes=sum(
+                self.bound.graph.types[name].nbytes * local_fraction(duplex.forward, sizes)
+                for name, duplex in zip(results, layouts.results, strict=True)
+            ),
+            kept_bytes=cost.kept,
+        )
+
+
+def _lying(view: OperatorView) -> tuple[object, ...]:
+    return view.splits, view.weight, view.gradient, view.state
+
+
+def _words(recomputation: str, group: Group | None) -> str:
+    """`nothing recomputed`, `recomputed fully`, `recomputed, keeping self_attn`."""
+    if group is None or recomputation == "none":
+        return "nothing recomputed"
+    if recomputation == "full":
+        return "recomputed fully"
+    kept = [name.partition("/")[0].rpartition(".")[2] for name in group.kept]
+    return "recomputed, keeping " + ", ".join(dict.fromkeys(kept))

@@ -1,0 +1,81 @@
+"""Everything that a page about a plan shows."""
+
+from dataclasses import dataclass
+
+from hardware_profiles import Cluster
+from planner.plan.bind import BoundPlan
+from planner.plan.dissection import dissect
+from planner.plan.plan import Prediction
+from planner.plan.roles import roles
+from planner.plan.timeline import StepTimeline, timeline_of
+from planner.report.data.choices import Choices
+from planner.report.data.lanes import Lanes, lanes_of
+from planner.report.data.memory import Memory, memory_of
+from planner.report.data.model import Model, model_of
+from planner.report.data.network import Network, network_of
+from planner.report.data.spending import Spending, busiest_of, spending_of
+from planner.report.data.trust import Trust, trust_of
+from planner.report.rows import Rows, degree_rows, figure_rows, job_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A plan for people to look at. `job` is what was planned, `degrees` and `figures` are the rows of the terminal
+    (`planner.report.rows`), `remarks` what must be known first, in sentences. `choices` are None where no other plans
+    were searched."""
+
+    model: str
+    job: str
+    details: str
+    degrees: Rows
+    figures: Rows
+    remarks: tuple[str, ...]
+    prediction: Prediction
+    lanes: Lanes
+    memory: Memory
+    spending: Spending
+    shape: Model
+    network: Network
+    trust: Trust
+    choices: Choices | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    """A report, and the timeline in full, as traces have it."""
+
+    report: Report
+    timeline: StepTimeline
+
+
+def report_of(
+    bound: BoundPlan,
+    prediction: Prediction,
+    cluster: Cluster,
+    *,
+    remarks: tuple[str, ...] = (),
+    choices: Choices | None = None,
+) -> Reported:
+    """The report of a bound plan that was priced on a cluster."""
+    plan = bound.plan
+    ranks = dissect(bound, cluster)
+    costs = [rank.cost for rank in ranks]
+    timeline, busiest = timeline_of(plan, costs), busiest_of(plan, costs)
+    job, details = job_text(plan)
+    report = Report(
+        model=plan.model.reference,
+        job=job,
+        details=details,
+        degrees=degree_rows(plan, roles(bound)),
+        figures=figure_rows(plan, prediction),
+        remarks=remarks,
+        prediction=prediction,
+        lanes=lanes_of(timeline),
+        memory=memory_of(plan, ranks, timeline, cluster),
+        spending=spending_of(bound, prediction, ranks[busiest], busiest),
+        shape=model_of(bound, ranks),
+        network=network_of(bound, ranks[busiest], busiest, cluster),
+        trust=trust_of(bound, prediction, cluster),
+        choices=choices,
+    )
+    return Reported(report=report, timeline=timeline)

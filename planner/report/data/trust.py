@@ -1,0 +1,53 @@
+"""How far a prediction can be trusted: its interval, what that rests on, where the numbers of the machine are from."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from hardware_profiles import Cluster, FitError, RunError, Seconds, machines_of, recorded, spread_of
+from hardware_profiles.intervals import COVERAGE
+from planner.plan.bind import BoundPlan
+from planner.plan.plan import Prediction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trust:
+    """The interval, with how often it should hold (`coverage`), by the errors of how many published `runs` on which
+    `machines`; 0 runs where nobody published any of such machines, and the interval is that of all others, twice as
+    wide. `measured` are recorded errors of whole steps on this profile, `fits` those of kernels and collectives.
+    `facts` counts the numbers of the profile by kind;
+    `digest_as_planned` says whether they are still those that the plan was made with."""
+
+    step_seconds: Seconds
+    low_seconds: Seconds | None
+    high_seconds: Seconds | None
+    coverage: float
+    machines: str
+    experts: bool
+    runs: int
+    profile: str
+    software: str
+    measured: RunError | None
+    fits: tuple[FitError, ...]
+    facts: tuple[tuple[str, int], ...]
+    digest_as_planned: bool
+
+
+def trust_of(bound: BoundPlan, prediction: Prediction, cluster: Cluster) -> Trust:
+    """What is known of predictions like this one."""
+    experts = any(operator.rule.op_class == "experts" for operator in bound.operators)
+    runs = [one for one in recorded(RunError) if one.profile == cluster.name]
+    return Trust(
+        step_seconds=prediction.step_seconds,
+        low_seconds=prediction.low_seconds,
+        high_seconds=prediction.high_seconds,
+        coverage=COVERAGE,
+        machines=machines_of(cluster.name),
+        experts=experts,
+        runs=spread_of(cluster.name, experts).runs,
+        profile=cluster.name,
+        software=cluster.software.name,
+        measured=runs[0] if runs else None,
+        fits=tuple(one for one in recorded(FitError) if one.profile == cluster.name),
+        facts=tuple(sorted(Counter(fact.kind for fact in cluster.facts).items())),
+        digest_as_planned=cluster.digest() == bound.plan.cluster.digest,
+    )

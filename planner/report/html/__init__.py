@@ -1,0 +1,5 @@
+"""A plan as one page that needs no network."""
+
+from planner.report.html.page import page
+
+__all__ = ["page"]

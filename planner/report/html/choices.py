@@ -1,0 +1,81 @@
+"""The plan among others: time against memory."""
+
+import math
+
+from hardware_profiles.units import GIB
+from planner.plan.words import telling
+from planner.report.data.choices import Choice, Choices
+from planner.report.html.figure import SECONDS, Figure, Spec, Table, layout
+from planner.report.units import bytes_text, percent_text, seconds_text
+
+
+def choices_figure(choices: Choices) -> Figure:
+    """Points of the front, and this plan."""
+    words = [dict(plan.words) for plan in choices.plans]
+    names = telling(words) if words else ()
+    fastest = choices.plans[0].step_seconds
+    return Figure(
+        key="choices",
+        title="Time against memory",
+        label=f"{len(choices.plans)} plans, time of a step against peak memory. The table below lists them.",
+        caption=choices.note,
+        spec={
+            "data": [
+                _front(choices),
+                _points("other plans", [plan for plan in choices.plans if not plan.this], names, "@forward", 9),
+                _points("this plan", [plan for plan in choices.plans if plan.this], names, "@limit", 14),
+            ],
+            "layout": layout(x="GiB per device", y="time of a step", hovermode="closest", yaxis=SECONDS),
+        },
+        table=Table(
+            caption="The plans",
+            columns=("plan", "step time", "slower by", "peak memory", *names),
+            rows=tuple(
+                (
+                    "this plan" if plan.this else str(number),
+                    seconds_text(plan.step_seconds),
+                    percent_text(plan.step_seconds / fastest - 1) if number > 1 else "",
+                    bytes_text(plan.peak_bytes),
+                    *(row[name] for name in names),
+                )
+                for number, (plan, row) in enumerate(zip(choices.plans, words, strict=True), start=1)
+            ),
+        ),
+        height=340,
+        legend=(("@forward", "other plans"), ("@limit", "this plan")),
+    )
+
+
+def _front(choices: Choices) -> Spec:
+    """A line through the plans than which none is both faster and leaner."""
+    best = math.inf
+    front = []
+    for plan in choices.plans:  # the fastest first
+        if plan.peak_bytes < best:
+            best = plan.peak_bytes
+            front.append(plan)
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": [plan.peak_bytes / GIB for plan in front],
+        "y": [plan.step_seconds for plan in front],
+        "hoverinfo": "skip",
+        "line": {"color": "@line", "dash": "dot", "width": 1.5},
+    }
+
+
+def _points(name: str, plans: list[Choice], names: tuple[str, ...], colour: str, size: int) -> Spec:
+    texts = []
+    for plan in plans:
+        told = "<br>".join(f"{word}: {dict(plan.words)[word]}" for word in names)
+        texts.append(f"{seconds_text(plan.step_seconds)}, {bytes_text(plan.peak_bytes)}<br>{told}")
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "x": [plan.peak_bytes / GIB for plan in plans],
+        "y": [plan.step_seconds for plan in plans],
+        "hovertext": texts,
+        "hoverinfo": "text",
+        "marker": {"color": colour, "size": size, "symbol": "diamond" if size > 9 else "circle"},
+    }

@@ -1,0 +1,40 @@
+"""Which colour stands for what. Each is a word of the style sheet, which has one value for light and one for dark."""
+
+STEP = {
+    "forward": "@forward",
+    "backward": "@backward",
+    "input_gradient": "@backward",
+    "weight_gradient": "@weight-gradient",
+    "recomputation": "@recomputation",
+    "optimizer": "@optimizer",
+    "gradient accumulation": "@accumulation",
+    "communication": "@communication",
+    "hidden communication": "@hidden",
+    "uncovered communication": "@hidden",
+    "parameter gathering": "@gathering",
+    "stage transfer": "@transfer",
+    "gradient reduction": "@reduction",
+    "weight gathering": "@weight-gathering",
+    "pipeline bubble": "@bubble",
+    "launches ahead": "@bubble",
+    "covered by other copies": "@bubble",
+}
+"""Parts of a step, and kinds of spans of its timeline."""
+
+MEMORY = {
+    "weights": "@forward",
+    "gradients": "@reduction",
+    "optimizer state": "@optimizer",
+    "activations": "@transfer",
+    "transient": "@gathering",
+    "allocator slack and reserved": "@bubble",
+}
+"""Classes of memory."""
+
+SERIES = tuple(f"@series-{number}" for number in range(1, 9))
+"""Of what has no colour of its own."""
+
+
+def series(number: int) -> str:
+    """The colour of a thing by its number; they come again after eight."""
+    return SERIES[number % len(SERIES)]

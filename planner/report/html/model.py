@@ -1,0 +1,238 @@
+"""The model as blocks, coloured by the way in which they run, and every way as its operators, coloured by strategy.
+
+These are no charts: cells and strips of plain HTML, which can be read, focused and printed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from planner.report.data.model import AFTER, BEFORE, Model, OperatorView, Way
+from planner.report.html.colours import series
+from planner.report.html.figure import Table
+from planner.report.units import bytes_text, percent_text, seconds_text
+
+_NAMED = 8  # operators that are listed by name where ways differ
+_LEAST_SHARE = 1e-4  # of a way, that an operator has a place in its strip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A block, or an operator of a strip: what is written in it, what is said of it, its colour (a word of the style
+    sheet), how much room it takes, and whether it begins another stage on the same pipeline rank."""
+
+    text: str
+    tip: str
+    colour: str
+    share: float = 1.0
+    first: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRow:
+    """A pipeline rank: its name and its cells."""
+
+    name: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strip:
+    """A way: what it is called, what is special about it, its operators and their table."""
+
+    title: str
+    colour: str
+    text: str
+    cells: tuple[Cell, ...]
+    table: Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelView:
+    """Rows of blocks and their table, a legend of strategies (colour, words), and strips of operators."""
+
+    rows: tuple[StageRow, ...]
+    table: Table
+    legend: tuple[tuple[str, str], ...]
+    strips: tuple[Strip, ...]
+
+
+def model_view(model: Model) -> ModelView:
+    """The cells of a model."""
+    colours = _strategies(model)
+    return ModelView(
+        rows=tuple(_row(model, rank) for rank in range(model.ranks)),
+        table=_blocks_table(model),
+        legend=tuple((colour, words) for words, colour in colours.items()),
+        strips=tuple(_strip(model, way, colours) for way in model.ways),
+    )
+
+
+def _strategies(model: Model) -> dict[str, str]:
+    """A colour for each strategy that work is done under, those with the most time first; the rest shares the last."""
+    seconds: dict[str, float] = {}
+    for way in model.ways:
+        for one in way.operators:
+            if one.total > _LEAST_SHARE * way.seconds:
+                words = _splits(model, one)
+                seconds[words] = seconds.get(words, 0.0) + max(1, way.blocks) * one.total
+    ordered = sorted(seconds, key=lambda words: -seconds[words])
+    return {words: series(min(place, 7)) for place, words in enumerate(ordered)}
+
+
+def _splits(model: Model, one: OperatorView) -> str:
+    """`axis0: batch, axis1: out`."""
+    if set(one.splits) <= {"-"}:
+        return "nothing"
+    return ", ".join(f"{axis}: {word}" for axis, word in zip(model.axes, one.splits, strict=True))
+
+
+def _row(model: Model, rank: int) -> StageRow:
+    """The blocks of a pipeline rank, in the order of the model; of several stages on it with gaps between them."""
+    ways = {way.name: way for way in model.ways}
+    name = f"stage {rank}"
+    cells = []
+    stage = None
+    for block in (block for block in model.blocks if block.rank == rank):
+        where = f"{name}, chunk {block.stage // model.ranks}" if model.stages > model.ranks else name
+        cells.append(
+            Cell(
+                text=block.way,
+                tip=f"Block {block.number}, {where}\nway {block.way}: {ways[block.way].words}\n"
+                f"{seconds_text(ways[block.way].seconds)} a micro-batch",
+                colour=way_colour(model, block.way),
+                first=stage is not None and block.stage != stage,
+            )
+        )
+        stage = block.stage
+    for end, at, place in ((BEFORE, 0, 0), (AFTER, model.ranks - 1, len(cells) + 1)):
+        if at == rank and end in ways:
+            tip = f"{end.capitalize()}, {name}\n{seconds_text(ways[end].seconds)} a micro-batch"
+            cells.insert(place, Cell(text=end.partition(" ")[0], tip=tip, colour="@bubble"))
+    return StageRow(name=name, cells=tuple(cells))
+
+
+def _blocks_table(model: Model) -> Table:
+    """Which blocks run in which way, and where."""
+    rows = []
+    for way in model.ways:
+        own = [block for block in model.blocks if block.way == way.name]
+        at = {BEFORE: [0], AFTER: [model.ranks - 1]}.get(way.name, sorted({block.rank for block in own}))
+        rows.append(
+            (
+                way.name,
+                way.words,
+                _ranges([block.number for block in own]),
+                _ranges(at),
+                seconds_text(way.seconds),
+                bytes_text(max(0.0, way.kept_bytes)),
+            )
+        )
+    columns = ("way", "recomputation", "blocks", "pipeline ranks", "a micro-batch", "kept by the first")
+    return Table(caption="Blocks by the way in which they run", columns=columns, texts=4, rows=tuple(rows))
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """`0 to 16, 20` of numbers that rise."""
+    texts = []
+    for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        found = [number for _, number in run]
+        texts.append(str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}")
+    return ", ".join(texts)
+
+
+def way_colour(model: Model, name: str) -> str:
+    """The colour of the blocks of a way."""
+    lettered = [way.name for way in model.ways if way.blocks]
+    return series(lettered.index(name)) if name in lettered else "@bubble"
+
+
+def _strip(model: Model, way: Way, colours: dict[str, str]) -> Strip:
+    shown = [one for one in way.operators if one.total > _LEAST_SHARE * way.seconds]
+    title = f"Way {way.name}, {_blocks(way.blocks)}" if way.blocks else way.name.capitalize()
+    return Strip(
+        title=title,
+        colour=way_colour(model, way.name),
+        text=_about(way),
+        cells=tuple(
+            Cell(
+                text=one.short.rpartition(".")[2],
+                tip=_tip(model, one, way),
+                colour=colours[_splits(model, one)],
+                share=one.total / way.seconds,
+            )
+            for one in shown
+        ),
+        table=_table(model, way, title),
+    )
+
+
+def _blocks(count: int) -> str:
+    return f"{count} block{'' if count == 1 else 's'}"
+
+
+def _about(way: Way) -> str:
+    """What a way takes, and how it differs from the first."""
+    if not way.blocks:
+        return f"{seconds_text(way.seconds)} a micro-batch."
+    text = f"{way.words.capitalize()}; {seconds_text(way.seconds)} a micro-batch."
+    if way.unlike:
+        more = len(way.unlike) - _NAMED
+        named = ", ".join(way.unlike[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+        text += f" Splits or stores otherwise than the first way: {named}."
+    return text
+
+
+def _tip(model: Model, one: OperatorView, way: Way) -> str:
+    lines = [
+        f"{one.short}: {_call(one)} ({one.op_class})",
+        f"splits {_splits(model, one)}" if model.axes else "",
+        f"operands {'; '.join(one.operands)} → result {'; '.join(one.results)}" if model.axes else "",
+        f"weight {one.weight}, its gradient {one.gradient}, state {one.state}" if one.weight else "",
+        f"{seconds_text(one.total)} a micro-batch ({percent_text(one.total / way.seconds)} of the block): "
+        + ", ".join(f"{part} {seconds_text(seconds)}" for part, seconds in one.seconds),
+        f"result {bytes_text(one.result_bytes)}, kept for the backward pass {bytes_text(max(0.0, one.kept_bytes))}",
+    ]
+    return "\n".join(line for line in lines if line)
+
+
+def _call(one: OperatorView) -> str:
+    """`linear` of `aten.linear.default`."""
+    return one.op.split(".")[1]
+
+
+def _table(model: Model, way: Way, title: str) -> Table:
+    work: Sequence[OperatorView] = [one for one in way.operators if one.total > _LEAST_SHARE * way.seconds]
+    return Table(
+        caption=f"Operators: {title}",
+        columns=(
+            "operator",
+            "call",
+            "class",
+            *model.axes,
+            "result",
+            "weight",
+            "gradient",
+            "state",
+            "time",
+            "bytes",
+            "kept",
+        ),
+        texts=7 + len(model.axes),
+        rows=tuple(
+            (
+                one.short,
+                _call(one),
+                one.op_class,
+                *one.splits,
+                "; ".join(one.results),
+                one.weight,
+                one.gradient,
+                one.state,
+                seconds_text(one.total),
+                bytes_text(one.result_bytes),
+                bytes_text(max(0.0, one.kept_bytes)),
+            )
+            for one in work
+        ),
+    )

@@ -1,0 +1,93 @@
+"""The page: one file with everything in it, so that it can be mailed, opened from a disk and kept.
+
+    template (page.html.j2)  <- style.css, *.js, figures as JSON, tables as HTML, plotly.js
+
+plotly.js is 5 MB of text. It stands at the end of the file, compressed, as do the figures; the page is there before
+them, with all numbers in tables, and figures are drawn when the browser has unpacked them. Browsers that cannot unpack
+keep the tables.
+"""
+
+import base64
+import gzip
+import json
+from collections.abc import Mapping
+from importlib import resources
+
+from planner.plan.plan import PLANNER_VERSION
+from planner.report.data.report import Report
+from planner.report.html.choices import choices_figure
+from planner.report.html.figure import Figure
+from planner.report.html.memory import classes_figure as memory_figure
+from planner.report.html.memory import curves_figure
+from planner.report.html.model import model_view
+from planner.report.html.network import level_views
+from planner.report.html.spending import classes_figure, crossings_figure, parts_figure
+from planner.report.html.timeline import timeline_figure
+from planner.report.html.trust import facts_text, fits_table, interval_figure, measured_text
+
+_SCRIPTS = ("figures.js", "timeline.js", "page.js")
+
+
+def page(report: Report) -> str:
+    """The page of a report, as the text of an HTML file."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("planner.report.html", "assets"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    figures = _figures(report)
+    return environment.get_template("page.html.j2").render(
+        report=report,
+        figures=figures,
+        shape=model_view(report.shape),
+        levels=level_views(report.network),
+        trust_texts=[measured_text(report.trust), facts_text(report.trust)],
+        fits=fits_table(report.trust),
+        style=_asset("style.css"),
+        scripts="\n".join(_asset(name) for name in _SCRIPTS),
+        specs=_packed(_specs(figures)),
+        plotly=_packed(_plotly()),
+        version=PLANNER_VERSION,
+    )
+
+
+def _figures(report: Report) -> dict[str, Figure]:
+    """Every figure by its key."""
+    found = [
+        timeline_figure(report.lanes, report.prediction),
+        memory_figure(report.memory),
+        curves_figure(report.memory),
+        parts_figure(report.spending),
+        classes_figure(report.spending),
+    ]
+    if report.network.crossings:
+        found.append(crossings_figure(report.network))
+    if report.choices is not None:
+        found.append(choices_figure(report.choices))
+    interval = interval_figure(report.trust)
+    return {one.key: one for one in (*found, *(() if interval is None else (interval,)))}
+
+
+def _specs(figures: Mapping[str, Figure]) -> str:
+    """What scripts draw, as JSON."""
+    content = {one.key: {"spec": one.spec, "by": one.interactive} for one in figures.values()}
+    return json.dumps(content, separators=(",", ":"), allow_nan=False)
+
+
+def _asset(name: str) -> str:
+    return resources.files("planner.report.html").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _packed(text: str) -> str:
+    """Compressed, in letters that may stand in any script: nothing in it ends that."""
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
+
+
+def _plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
+    return str(get_plotlyjs())

@@ -1,0 +1,75 @@
+"""What every report of a plan says in rows of a name and a text: on a terminal, on a page."""
+
+from planner.plan.plan import Plan, Prediction
+from planner.plan.roles import Roles
+from planner.plan.words import gradient_words, recomputation_words
+from planner.report.units import bytes_text, count_text, percent_text, seconds_text
+
+Rows = tuple[tuple[str, str], ...]
+
+_LONG = 100
+"""Characters of a list of kept operators after which blocks are only counted."""
+
+
+def job_text(plan: Plan) -> tuple[str, str]:
+    """What was planned for which machine, and the training step: `llama70b (70.6B parameters) on 64 x h100-80gb`."""
+    model, training = plan.model, plan.training
+    length = f", {model.sequence_length} tokens each" if model.sequence_length else ""
+    parameters = f"{count_text(model.parameters)} parameters"
+    job = f"{model.reference} ({parameters}) on {plan.cluster.devices} x {plan.cluster.machine}"
+    step = f"global batch {training.global_batch}{length}; {training.precision}, {training.optimizer}"
+    return job, step + gradient_words(training.update)
+
+
+def degree_rows(plan: Plan, roles: Roles) -> Rows:
+    """What was decided."""
+    rows = [("degrees", _degrees(roles)), *_experts(plan, roles)]
+    if roles.replicated > 1:
+        rows.append(("", f"{roles.replicated} devices each do the same work: as many fewer would be as fast"))
+    rows.append(("mesh of a stage", " x ".join(f"{axis.axis} {axis.size}" for axis in roles.axes) or "one device"))
+    rows += [(f"  {axis.axis}", f"{axis.role}: splits {axis.detail}") for axis in roles.axes]
+    if roles.tensor > 1:
+        rows.append(("sequence parallel", "yes" if roles.sequence_parallel else "no"))
+    rows.append(("optimizer sharding", f"ZeRO {roles.zero}" if roles.zero != "off" else "off"))
+    together = f", {plan.training.copies} at a time" if plan.training.copies > 1 else ""
+    rows.append(("micro-batches", f"{plan.training.micro_batches} of {plan.training.part} samples{together}"))
+    if roles.pipeline > 1:
+        blocks = ", ".join(sorted({str(stage.blocks) for stage in plan.stages}))
+        virtual = f", {plan.virtual_stages} stages a device" if plan.virtual_stages > 1 else ""
+        slices = f", the sequence in {plan.slices} slices" if plan.slices > 1 else ""
+        rows.append(("pipeline", f"{plan.schedule}, {blocks} blocks a stage{virtual}{slices}"))
+    long = len(roles.recomputation) > _LONG
+    rows.append(("recomputation", recomputation_words(plan) if long else roles.recomputation))
+    return tuple(rows)
+
+
+def _degrees(roles: Roles) -> str:
+    degrees = f"data {roles.data} x tensor {roles.tensor} x context {roles.context} x pipeline {roles.pipeline}"
+    return degrees + (f" x replicated {roles.replicated}" if roles.replicated > 1 else "")
+
+
+def _experts(plan: Plan, roles: Roles) -> Rows:
+    if roles.expert == 1:
+        return ()
+    return (
+        ("", f"expert {roles.expert}, over devices that split tokens"),
+        ("routers", f"fullest device {plan.training.imbalance:g} times the average"),
+    )
+
+
+def figure_rows(plan: Plan, prediction: Prediction) -> Rows:
+    """What it costs, in the figures that people compare."""
+    rows = [("step time", seconds_text(prediction.step_seconds))]
+    if prediction.low_seconds is not None and prediction.high_seconds is not None:
+        ends = f"{seconds_text(prediction.low_seconds)} to {seconds_text(prediction.high_seconds)}"
+        rows.append(("4 of 5 measured steps", ends))
+    devices = plan.cluster.devices
+    if plan.model.sequence_length:
+        tokens = prediction.samples_per_second * plan.model.sequence_length / devices
+        rows.append(("tokens/s per device", f"{tokens:,.0f}"))
+    else:
+        rows.append(("samples/s per device", f"{prediction.samples_per_second / devices:,.1f}"))
+    rows.append(("model FLOPs utilisation", percent_text(prediction.model_flops_utilisation)))
+    share = prediction.peak_bytes / prediction.capacity_bytes
+    peak = f"{bytes_text(prediction.peak_bytes)} of {bytes_text(prediction.capacity_bytes)} ({percent_text(share)})"
+    return (*rows, ("peak memory", peak))

@@ -1,0 +1,194 @@
+"""The best contenders as plans: settled, bound to their graph, priced by the judge, each in its fastest order of turns.
+
+The search ranks what it finds by sums. Those few that may be the fastest are priced here as what they are: whole plans.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner.graph.operator_graph import OperatorGraph
+from planner.plan.bind import BoundPlan, bind_prepared
+from planner.plan.machine import cluster_reference
+from planner.plan.plan import PLANNER_VERSION, Plan, Prediction, Provenance, Training
+from planner.plan.predict import predict
+from planner.plan.step import AHEAD
+from planner.search.assemble import assembly, groups_of, input_layouts, stages_of
+from planner.search.contenders import Contender
+from planner.search.duals import setting_of
+from planner.search.engine import Engine
+from planner.search.evaluation import RankFilling
+from planner.search.request import SearchRequest
+from planner.search.scheduling import as_asked, asks, fastest_schedule
+from planner.search.settle import Certificate, settle_and_certify
+from planner.search.space import Configuration
+from planner.sharding.discover import written_rules
+from planner.sharding.rescale import rescale_batch
+
+OPTIMAL = 1e-9
+"""Within this of the bound, relatively, a result counts as optimal."""
+
+
+class OverfullError(Exception):
+    """What was found holds more than there is, by so many bytes: the sums of the search count what a schedule that
+    holds more than 1F1B keeps for too little."""
+
+    def __init__(self, excess: float, message: str) -> None:
+        super().__init__(message)
+        self.excess, self.message = excess, message
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked:
+    """One of the best plans, bound to its graph, and its configuration.
+
+    `memory_price` is what a byte more on every device would save, in seconds of the step, about; 0 where memory does
+    not bind. `certificate` is what a solver says that knows nothing of how the plan was found, if one was asked.
+    """
+
+    bound: BoundPlan
+    configuration: Configuration
+    memory_price: float
+    certificate: Certificate | None = None
+
+    @property
+    def plan(self) -> Plan:
+        return self.bound.plan
+
+    @property
+    def seconds(self) -> float:
+        """Of a step, as its schedule runs it."""
+        return self.plan.prediction.step_seconds
+
+    @property
+    def launched_in_turn(self) -> float:
+        """Of a step whose operators each wait for their own launch, as the search has it."""
+        return self.seconds - dict(self.plan.prediction.time).get(AHEAD, 0.0)
+
+    @property
+    def objective(self) -> float:
+        """What the search minimises, about which it proves something."""
+        return self.plan.prediction.objective_seconds
+
+
+@dataclass(kw_only=True)
+class Finalists:
+    """Contenders `found` by the search, where no plan has an objective below `bound`.
+
+    `prepared` is the whole graph of the engine's template; `limit_bytes` the most that a plan may be predicted to need;
+    `covered`: whether the bound speaks about the fastest of them.
+    """
+
+    request: SearchRequest
+    engine: Engine
+    prepared: OperatorGraph
+    found: Sequence[Contender]
+    bound: float
+    limit_bytes: float
+    covered: bool
+
+    def __post_init__(self) -> None:
+        self._wholes: dict[int, OperatorGraph] = {}
+
+    def plans(self) -> tuple[Ranked, ...]:
+        """The fastest of the contenders, fastest first; those that cannot be among them are not priced: their hosts
+        would have to save more by launching ahead than those of the others."""
+        top, plans = self.request.top, list[Ranked]()
+        bounded = [(found.least_step(), found.objective, found.order, found) for found in self.found]
+        for least, _, _, found in sorted(bounded, key=lambda one: one[:3]):
+            if len(plans) >= top and least >= plans[top - 1].launched_in_turn * (1 - OPTIMAL):
+                break
+            plans = sorted([*plans, self._ranked(found)], key=lambda ranked: ranked.seconds)
+        if self.request.pinned.schedule is None or asks(self.request.pinned):
+            scheduled = list[Ranked]()
+            for ranked in plans:
+                best = sorted(other.seconds for other in scheduled)
+                scheduled.append(self._scheduled(ranked, best[top - 1] if len(best) >= top else math.inf))
+            plans = sorted(scheduled, key=lambda ranked: ranked.seconds)
+        fitting = [ranked for ranked in plans if ranked.plan.prediction.peak_bytes <= self.limit_bytes]
+        if not fitting:
+            raise _overfull(plans, self.limit_bytes)
+        return tuple(fitting[:top])
+
+    def _scheduled(self, ranked: Ranked, cutoff: float) -> Ranked:
+        """A result in the order of turns that takes it least; as it is where none can take less than that."""
+        if asks(self.request.pinned):
+            bound = as_asked(ranked.bound, self.request, self.limit_bytes)
+        else:
+            bound = fastest_schedule(ranked.bound, self.request.cluster, self.limit_bytes, cutoff)
+        configuration = replace(ranked.configuration, schedule=bound.plan.schedule)
+        return replace(ranked, bound=bound, configuration=configuration)
+
+    def _ranked(self, found: Contender) -> Ranked:
+        """A result as a plan, bound to its graph and priced by the judge."""
+        request, configuration = self.request, found.configuration
+        setting = setting_of(configuration, self.engine.capacity)
+        ranks, busy, certificate = settle_and_certify(request, found.chain, setting, found.outcome)
+        priced: BoundPlan | None = None
+        if ranks != found.outcome.ranks:
+            settled = self._priced(found, ranks)
+            prediction = settled.plan.prediction
+            # settled, another block's interior may be the largest; less per step may not make up for more per part
+            if prediction.peak_bytes <= self.limit_bytes and prediction.objective_seconds < found.objective:
+                priced = settled
+                certificate = None if certificate is None else replace(certificate, busy_seconds=busy)
+        if priced is None:
+            priced = self._priced(found, found.outcome.ranks)
+        return Ranked(
+            bound=priced,
+            configuration=configuration,
+            memory_price=found.outcome.price,
+            certificate=certificate,
+        )
+
+    def _priced(self, found: Contender, ranks: tuple[RankFilling, ...]) -> BoundPlan:
+        """What ranks run as a plan, bound and priced."""
+        request, configuration = self.request, found.configuration
+        whole = assembly(found.chain, ranks, configuration.virtual_stages)
+        blocks = self.engine.template.blocks
+        plan = Plan(
+            model=request.model,
+            training=Training(
+                global_batch=request.global_batch,
+                micro_batches=configuration.micro_batches,
+                precision=request.precision,
+                optimizer=request.optimizer,
+                update=found.chain.tables.update,
+                imbalance=request.imbalance,
+            ),
+            cluster=cluster_reference(request.cluster),
+            mesh=found.chain.tables.mesh,
+            stages=stages_of(whole),
+            virtual_stages=configuration.virtual_stages,
+            schedule=configuration.schedule,
+            inputs=input_layouts(whole),
+            groups=groups_of(self.prepared, blocks, whole),
+            rules=written_rules(request.graph),
+            prediction=Prediction.unknown(),
+            provenance=Provenance(planner=PLANNER_VERSION, search=request.algorithm, status="feasible", gap=0.0),
+        )
+        bound_plan = bind_prepared(plan, self._whole(plan.training.part), blocks)
+        prediction = predict(bound_plan, request.cluster)
+        gap = max(0.0, 1 - self.bound / prediction.objective_seconds)
+        provenance = replace(
+            plan.provenance,
+            status="optimal" if gap <= OPTIMAL and self.covered else "feasible",
+            gap=0.0 if gap <= OPTIMAL else float(f"{gap:.3g}"),
+        )
+        return replace(bound_plan, plan=replace(plan, prediction=prediction, provenance=provenance))
+
+    def _whole(self, part: int) -> OperatorGraph:
+        """The whole graph with the batch of one micro-batch."""
+        if part not in self._wholes:
+            self._wholes[part] = rescale_batch(self.prepared, self.request.batch, part)
+        return self._wholes[part]
+
+
+def _overfull(plans: list[Ranked], limit: float) -> OverfullError:
+    least = min(plans, key=lambda ranked: ranked.plan.prediction.peak_bytes).plan
+    needed = least.prediction.peak_bytes
+    return OverfullError(
+        needed - limit,
+        f"schedule = {least.schedule}: the leanest plan that was found needs {needed / 2**30:.1f} GiB per device, and"
+        f" there are {limit / 2**30:.1f} GiB; take 1f1b, which holds less, or leave the schedule to the search",
+    )

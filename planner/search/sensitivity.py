@@ -1,0 +1,133 @@
+"""What the step time of a plan depends on: each of the things that were given is made more and less.
+
+    links of a level     bandwidth doubled and halved
+    launches             half the time that a host takes for one
+    memory               a tenth more and less on every device
+    batch, sequence      doubled and halved
+    devices              doubled and halved
+
+Each is answered twice. With the plan kept, its choices are priced again: a longer batch is more micro-batches, more
+devices a longer data parallel axis. And searched again with nothing decided, which is the best that there would be.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from costmodels import CostModelError
+from hardware_profiles import Cluster, HardwareProfileError, Level
+from planner.errors import PlannerError
+from planner.graph.operator_graph import OperatorGraph
+from planner.plan.explanation import Outcome, Sensitivity
+from planner.plan.plan import ModelReference, Plan
+from planner.plan.repricing import repriced
+from planner.search.around import request_for, searched
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """What was given: a plan or its choices, the traced model, the machine."""
+
+    plan: Plan
+    graph: OperatorGraph
+    batch: int
+    cluster: Cluster
+
+
+Traced = tuple[ModelReference, OperatorGraph, int]
+
+
+def sensitivities(world: World, retrace: Callable[[int], Traced], search: Callable[[], bool]) -> Iterator[Sensitivity]:
+    """Everything made more and less, one after the other.
+
+    `retrace` traces the model for sequences of another length; `search` is asked whether there is time to search again.
+    """
+    for name, change, other in _worlds(world, retrace):
+        kept: Outcome = other if isinstance(other, str) else _kept(other)
+        best: Outcome | None = None
+        then = world if isinstance(other, str) else other
+        if not isinstance(other, str) and search():
+            best = searched(request_for(other.plan, other.graph, other.batch, other.cluster))
+        yield Sensitivity(
+            name=name,
+            change=change,
+            kept=kept,
+            searched=best,
+            devices=then.cluster.devices,
+            tokens=then.plan.model.sequence_length,
+        )
+
+
+def _kept(world: World) -> Outcome:
+    try:
+        found = repriced(world.plan, world.graph, world.batch, world.cluster).plan.prediction
+    except (PlannerError, HardwareProfileError, CostModelError) as error:
+        return str(error)
+    missing = found.peak_bytes - found.capacity_bytes
+    if missing > found.capacity_bytes * 1e-9:
+        return f"does not fit: {missing / 2**30:.1f} GiB too much"
+    return found
+
+
+def _worlds(world: World, retrace: Callable[[int], Traced]) -> Iterator[tuple[str, str, World | str]]:
+    yield "as it is", "", world
+    for place, level in enumerate(_used_levels(world.cluster)):
+        for factor, words in ((2.0, "x 2"), (0.5, "/ 2")):
+            faster = replace(world.cluster.levels[place], bandwidth=level.bandwidth * factor)
+            levels = (*world.cluster.levels[:place], faster, *world.cluster.levels[place + 1 :])
+            yield f"bandwidth of {level.name}", words, replace(world, cluster=replace(world.cluster, levels=levels))
+    if world.cluster.device.host_latency:
+        device = replace(world.cluster.device, host_latency=world.cluster.device.host_latency / 2)
+        yield "launches of the host", "/ 2", replace(world, cluster=replace(world.cluster, device=device))
+    for factor, words in ((1.1, "+ 10%"), (0.9, "- 10%")):
+        device = replace(world.cluster.device, memory=int(world.cluster.device.memory * factor))
+        yield "memory", words, replace(world, cluster=replace(world.cluster, device=device))
+    yield from _batches(world)
+    yield from _lengths(world, retrace)
+    for factor, words in ((2.0, "x 2"), (0.5, "/ 2")):
+        yield "devices", words, _devices(world, factor)
+
+
+def _used_levels(cluster: Cluster) -> tuple[Level, ...]:
+    """Levels over which the devices in use talk."""
+    found, within = [], 1
+    for level in cluster.levels:
+        if within < cluster.devices:
+            found.append(level)
+        within *= level.fan_out or cluster.devices
+    return tuple(found)
+
+
+def _batches(world: World) -> Iterator[tuple[str, str, World | str]]:
+    training = world.plan.training
+    parts, samples = training.micro_batches, training.global_batch
+    for words, micro_batches, batch in (("x 2", 2 * parts, 2 * samples), ("/ 2", parts // 2, samples // 2)):
+        if words == "/ 2" and parts % 2 and samples % 2:
+            yield "global batch", words, f"{samples} samples in {parts} micro-batches cannot be halved"
+            continue
+        halved = replace(
+            training, global_batch=batch, micro_batches=parts if words == "/ 2" and parts % 2 else micro_batches
+        )
+        yield "global batch", words, replace(world, plan=replace(world.plan, training=halved))
+
+
+def _lengths(world: World, retrace: Callable[[int], Traced]) -> Iterator[tuple[str, str, World | str]]:
+    length = world.plan.model.sequence_length
+    for words, other in (("x 2", 2 * (length or 0)), ("/ 2", (length or 0) // 2)):
+        if not other:
+            continue
+        try:
+            model, graph, batch = retrace(other)
+        except PlannerError as error:
+            yield "sequence length", words, str(error)
+            continue
+        yield "sequence length", words, replace(world, plan=replace(world.plan, model=model), graph=graph, batch=batch)
+
+
+def _devices(world: World, factor: float) -> World | str:
+    count = int(world.cluster.devices * factor)
+    if count < 1:
+        return "there is one device"
+    try:
+        return replace(world, cluster=world.cluster.with_devices(count))
+    except HardwareProfileError as error:
+        return str(error)

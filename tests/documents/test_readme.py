@@ -1,0 +1,167 @@
+"""Every command of the README does what it is there for, in order and in one folder, and so do its Python blocks.
+
+Commands are the indented lines that start with `plan`, and the lists in its text. Where one names what a reader has and
+we have not, something else takes its place (`STANDS_FOR`); some are run smaller (`SMALLER`).
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from planner.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+COMMANDS = tuple(dict.fromkeys(re.findall(r"^    (plan .*)$", README, re.MULTILINE)))
+LISTS = tuple(dict.fromkeys(re.findall(r"`(plan (?:models|profiles|stacks)(?: NAME)?(?: --fit)?)`", README)))
+BLOCKS = tuple(re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL))
+
+STANDS_FOR = {
+    "path/to/config.json": "config.json",
+    "package.module:factory": "mine:factory",
+    "plan import train.toml": "plan import titan/train.toml",
+    "models NAME": "models llama8b",
+    "profiles NAME": "profiles h100-80gb",
+    "stacks NAME": "stacks nemo",
+}
+"""What is written for a reader, and what is here."""
+
+FIRST = {
+    "plan diff llama70b-64.json llama70b-64-by-hand.json": (
+        "plan --model llama70b --devices 64 --tensor 8 --pipeline 8 --zero 1 -o llama70b-64-by-hand.json"
+    ),
+    "plan import train.toml --from torchtitan --model llama70b --devices 64 -o theirs.json": (
+        "plan export llama70b-64.json --to torchtitan -o titan --approximate"
+    ),
+}
+"""What a reader has done before."""
+
+SMALLER = {
+    # half a minute; audits of plans at full size are in tests/contract/test_audit_at_size.py
+    "plan audit llama70b-64.json": "plan audit tiny.json",
+    # looks for other plans for half a minute; tests/unit/cli/test_report.py has what it finds
+    "plan report llama70b-64.json -o report.html": "plan report llama70b-64.json -o report.html --time-limit 2",
+}
+"""Commands that take long, and what is run in their place."""
+
+FAILS = {"plan estimate --model llama8b --devices 8 --zero 2 --recompute none": 3}
+"""Exit codes of those that show how something is refused."""
+
+MINE = """\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up_proj, self.down_proj = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, tokens, labels):
+        return nn.functional.mse_loss(self.down_proj(nn.functional.silu(self.up_proj(tokens))), labels)
+
+
+def factory():
+    return Net(), (torch.zeros(16, 64), torch.zeros(16, 64))
+"""
+
+SCRIPT = """\
+import torch
+from mine import Net
+
+torch.manual_seed(0)
+model, dataset = Net(), torch.utils.data.TensorDataset(torch.randn(64, 64), torch.randn(64, 64))
+{block}
+print(loss)
+"""
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all, as a reader has."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "mine.py").write_text(MINE)
+    small = json.loads((ROOT / "tests/configs/llama/config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(small | {"max_position_embeddings": 2048}))
+    return folder
+
+
+@pytest.fixture
+def here(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of all, as the current one, from which modules can be imported."""
+    monkeypatch.chdir(shared)
+    monkeypatch.syspath_prepend(shared)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    yield shared
+    sys.modules.pop("mine", None)
+
+
+def run(command: str) -> tuple[int, str]:
+    """Exit code and output of a command; those that start processes have one of their own."""
+    for written, meant in STANDS_FOR.items():
+        command = command.replace(written, meant)
+    _, *arguments = shlex.split(command)
+    if arguments[0] == "run":
+        words = [sys.executable, "-m", "planner.cli.main", *arguments]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout + done.stderr
+    result = CliRunner().invoke(app, arguments)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def test_commands_are_found_and_those_named_here_are_among_them() -> None:
+    assert len(COMMANDS) > 20
+    assert len(LISTS) >= 5
+    assert len(BLOCKS) == 2
+    assert set(FIRST) | set(SMALLER) | set(FAILS) <= set(COMMANDS)
+    assert [written for written in STANDS_FOR if written not in README] == []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("command", [*COMMANDS, *LISTS])
+def test_a_command_runs(here: Path, command: str) -> None:
+    if command in FIRST:
+        code, output = run(FIRST[command])
+        assert code == 0, output
+    code, output = run(SMALLER.get(command, command))
+    assert code == FAILS.get(command, 0), output
+    assert output
+
+
+@pytest.mark.thorough
+def test_the_search_from_python_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import mine  # of the folder
+
+    module, (tokens, labels) = mine.factory()
+    names: dict[str, Any] = {"module": module, "tokens": tokens, "labels": labels}
+    exec(BLOCKS[0], names)
+    assert names["result"].plans
+    assert capsys.readouterr().out
+
+
+@pytest.mark.thorough
+def test_training_from_python_runs(here: Path) -> None:
+    import mine  # of the folder
+
+    import planner
+
+    module, example = mine.factory()
+    result = planner.search(module, "cpu", devices=2, args=example, global_batch=16, precision="fp32")
+    planner.save_plan(result.plan, "plan.json")
+    Path("train.py").write_text(SCRIPT.format(block=BLOCKS[1]))
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) == 2

@@ -1,0 +1,101 @@
+"""What `--json` prints has the form that docs/json-schema.json states, command by command, and help has examples."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from planner.cli.main import app
+from tests.unit.cli.answers import ANSWERS, COMMAND, PATH, Refused, content
+from tests.unit.validation.runs import row, write
+
+TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "2", "--global-batch", "8")
+TO_MEGATRON = ("--to", "megatron", "--approximate")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory, traced_once: None) -> Path:
+    """A folder with two plans, one of them exported, and measured runs."""
+    folder = tmp_path_factory.mktemp("answers")
+    write(folder / "runs.csv", row(id="first"), row(id="elsewhere", profile="abacus"))
+    for name, options in (("a.json", ()), ("b.json", ("--tensor", "2"))):
+        made = CliRunner().invoke(app, [*TINY, *options, "-q", "-o", str(folder / name)])
+        assert made.exit_code == 0, made.stderr
+    exported = CliRunner().invoke(app, ["export", str(folder / "b.json"), *TO_MEGATRON, "-o", str(folder / "megatron")])
+    assert exported.exit_code == 0, exported.stderr
+    return folder
+
+
+CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("plan", (*TINY, "--top", "2", "--explain", "-o", "c.json")),
+    ("plan estimate", ("estimate", *TINY, "--tensor", "2", "--certify")),
+    ("plan estimate PLAN", ("estimate", "a.json")),
+    ("plan diff", ("diff", "a.json", "b.json")),
+    ("plan explain PLAN", ("explain", "a.json", "--no-search")),
+    ("plan explain PLAN NAME", ("explain", "a.json", "*.mlp.up_proj")),
+    ("plan show", ("show", "a.json")),
+    ("plan verify", ("verify", "a.json")),
+    ("plan audit", ("audit", "a.json")),
+    ("plan validate", ("validate", "runs.csv", "--processes", "1")),
+    ("plan export", ("export", "b.json", *TO_MEGATRON, "-o", "again")),
+    ("plan import", ("import", "megatron", "--from", "megatron", "--model", "llama-tiny", "--hardware", "cpu")),
+    ("plan report", ("report", "a.json", "--no-search")),
+    ("plan profiles", ("profiles",)),
+    ("plan profiles NAME", ("profiles", "h100-80gb")),
+    ("plan profiles NAME --fit", ("profiles", "h100-80gb", "--fit")),
+    ("plan stacks", ("stacks",)),
+    ("plan stacks NAME", ("stacks", "nemo")),
+    ("error", ("shwo",)),
+    ("error", (*TINY, "--memory-limit", "1MiB")),
+)
+
+
+@pytest.mark.parametrize(("name", "arguments"), CALLS, ids=[name for name, _ in CALLS])
+def test_an_answer_has_its_form(name: str, arguments: tuple[str, ...], files: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(files)
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert (result.exit_code == 0) == (name != "error"), result.output
+    ANSWERS[name].model_validate_json(result.stdout)
+
+
+def test_every_command_has_a_form() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    forms = {name.split()[1] for name in ANSWERS if " " in name}
+    with_json = {name for name, command in commands.items() if any("--json" in p.opts for p in command.params)}
+    assert forms <= with_json
+    assert with_json == set(commands)
+
+
+def test_the_document_is_what_the_command_writes() -> None:
+    assert PATH.read_text(encoding="utf-8") == content(), f"docs/json-schema.json is out of date; run {COMMAND}"
+    with pytest.raises(ValueError, match="schema_version"):
+        Refused.model_validate({"error": {"kind": "bad input", "message": ""}})
+
+
+def test_every_command_has_examples_in_its_help() -> None:
+    group = typer.main.get_command(app)
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        assert f"[bold]plan {name} " in (command.help or ""), f"plan {name} --help has no example"
+    assert "plan --model" in (group.help or "")
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (("plan", "exp"), {"explain", "export"}),
+        (("plan", "--model", "llama-t"), {"llama-tiny"}),
+        (("plan", "estimate", "--hardware", "h2"), {"h200-141gb"}),
+        (("plan", "--schedule", "zb"), {"zb_h1"}),
+        (("plan", "--mode", "stand"), {"stand_alone"}),
+    ],
+)
+def test_shells_complete_commands_and_names(typed: tuple[str, ...], words: set[str]) -> None:
+    environment = {
+        "_PLAN_COMPLETE": "complete_bash",
+        "COMP_WORDS": " ".join(typed),
+        "COMP_CWORD": str(len(typed) - 1),
+    }
+    result = CliRunner().invoke(app, [], env=environment)
+    assert (result.exit_code, set(result.stdout.split())) == (0, words), result.output

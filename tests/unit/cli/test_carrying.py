@@ -1,0 +1,96 @@
+"""`plan export` and `plan import`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.plan.file import load_plan
+
+TINY = ("--model", "llama-tiny", "--hardware", "cpu")
+MEGATRON = """
+TP=2  # devices
+ARGS=(
+    --tensor-model-parallel-size $TP --num-layers 4 --hidden-size 256
+    --micro-batch-size 2 --global-batch-size 16 --use-distributed-optimizer --seq-length 128 --log-interval 10)
+torchrun --nproc-per-node 4 pretrain_gpt.py ${ARGS[@]}
+"""
+
+
+@pytest.fixture
+def imported(plan: Any, here: Path) -> str:
+    """A plan that was read from a script of Megatron-LM."""
+    (here / "run.sh").write_text(MEGATRON)
+    content = plan.json("import", "run.sh", "--from", "megatron", *TINY, "-o", "plan.json")
+    assert (content["degrees"]["tensor"], content["degrees"]["data"], content["micro_batches"]) == (2, 2, 4)
+    assert content["optimizer_sharding"].startswith("1")
+    assert content["notes"] == ["not read: --log-interval"]
+    return "plan.json"
+
+
+def test_what_is_imported_is_exported_again(plan: Any, here: Path, imported: str) -> None:
+    content = plan.json("export", imported, "--to", "megatron", "-o", "run")
+    assert content["given_up"] == []
+    assert content["step_seconds"] == content["plan_step_seconds"]
+    assert sorted(path.name for path in (here / "run").iterdir()) == ["export.json", "launch.sh"]
+    plan.json("import", "run", "--from", "megatron", *TINY, "-o", "again.json")
+    assert (here / "again.json").read_text() == (here / imported).read_text()
+
+
+def test_what_cannot_be_said_is_refused_with_its_price(plan: Any, here: Path, imported: str) -> None:
+    message = plan.refused("export", imported, "--to", "torchtitan", "-o", "run")
+    assert "ZeRO: 1, but 2" in message
+    assert "a step instead of" in message
+    assert "--approximate" in message
+    assert not (here / "run").exists()
+    content = plan.json("export", imported, "--to", "torchtitan", "-o", "run", "--approximate")
+    assert [step["what"] for step in content["given_up"]][-1].startswith(("ZeRO", "norms"))
+    assert json.loads((here / "run" / "export.json").read_text())["given_up"] == content["given_up"]
+
+
+def test_only_an_export_is_replaced(plan: Any, here: Path, imported: str) -> None:
+    (here / "mine").mkdir()
+    (here / "mine" / "work.txt").write_text("hours of it")
+    assert "holds files that are no export" in plan.refused("export", imported, "--to", "megatron", "-o", "mine")
+    for _ in range(2):
+        assert plan("export", imported, "--to", "megatron", "-o", "run").code == 0
+    assert sorted(path.name for path in here.iterdir()) == ["mine", "plan.json", "run", "run.sh"]
+
+
+def test_people_are_told_what_was_given_up(plan: Any, imported: str) -> None:
+    outcome = plan("export", imported, "--to", "torchtitan", "-o", "run", "--approximate")
+    assert outcome.code == 0
+    assert "Given up" in outcome.out
+    assert "launch.sh, train.toml" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        (MEGATRON, ("--from", "megatrn"), "unknown engine 'megatrn'; did you mean megatron?"),
+        (MEGATRON.replace("256", "512"), ("--from", "megatron"), "--hidden-size 512: the model that --model names has"),
+        (MEGATRON.replace("nproc-per-node 4", "nproc-per-node 3"), ("--from", "megatron"), "do not divide 3 devices"),
+        (MEGATRON.replace("$TP", "$UNKNOWN"), ("--from", "megatron"), "has 0 values"),
+        ("--micro-batch-size 1", ("--from", "megatron"), "give --devices"),
+        ("--micro-batch-size one", ("--from", "megatron", "--devices", "4"), "not a whole number"),
+        ("[parallelism", ("--from", "torchtitan"), "not a TOML file"),
+        ("[parallelism]\ntensor_parallel_degree = 'two'", ("--from", "torchtitan"), "is not a whole number"),
+    ],
+)  # fmt: skip
+def test_settings_that_make_no_plan_are_refused(
+    plan: Any, here: Path, text: str, arguments: tuple[str, ...], message: str
+) -> None:
+    (here / "settings").write_text(text)
+    assert message in plan.refused("import", "settings", *TINY, *arguments)
+
+
+def test_a_file_of_torchtitan_is_read(plan: Any, here: Path) -> None:
+    (here / "train.toml").write_text(
+        "[training]\nlocal_batch_size = 2\nseq_len = 128\n[parallelism]\ntensor_parallel_degree = 2\n"
+        '[activation_checkpoint]\nmode = "full"\n'
+    )
+    content = plan.json("import", "train.toml", "--from", "torchtitan", *TINY, "--devices", "4", "-o", "plan.json")
+    assert content["degrees"] == {"data": 2, "tensor": 2, "context": 1, "expert": 1, "pipeline": 1, "replicated": 1}
+    assert (content["optimizer_sharding"][0], content["recomputation"]) == ("3", "full")
+    assert load_plan(here / "plan.json").training.global_batch == 4

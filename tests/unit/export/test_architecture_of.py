@@ -1,0 +1,30 @@
+"""Dimensions of models that engines can build."""
+
+from dataclasses import fields
+
+import pytest
+
+from planner.export.architecture import architecture_of
+from planner.models.llama import LlamaConfig
+
+SAID = {
+    "num_layers", "hidden_size", "ffn_size", "num_heads", "num_kv_heads", "vocab_size", "sequence_length", "rope_theta",
+    "norm_epsilon", "tied_embeddings", "head_size", "qk_norm", "num_experts", "experts_per_token", "expert_size",
+    "shared_size", "dense_layers", "normalised_weights", "balance_loss",
+}  # fmt: skip
+REFUSED = {"qkv_bias", "gelu", "scaled_embeddings", "balance_speed", "capacity_factor"}
+
+
+def test_every_dimension_of_llama_is_said_or_refused() -> None:
+    assert {field.name for field in fields(LlamaConfig)} == SAID | REFUSED
+
+
+@pytest.mark.parametrize("model", ["bert-base", "resnet50", "deepseek-v3", "package.module:factory", "qwen2.5-7b"])
+def test_other_models_are_left_to_their_graph(model: str) -> None:
+    assert architecture_of(model, None) is None
+
+
+def test_lengths_and_changes_count() -> None:
+    found = architecture_of("llama8b", 4096)
+    assert found is not None
+    assert (found.sequence, found.layers, found.kv_heads, found.head_size) == (4096, 32, 8, 128)

@@ -1,0 +1,48 @@
+"""Strategies of operators as MindSpore writes them, with the keys of files that it wrote itself."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from planner.cli.carrying import plan_of
+from planner.export.description import Description
+from planner.export.targets import OPERATOR_TARGETS
+from tests.unit.export.descriptions import subject
+
+Content = dict[str, dict[str, dict[str, Any]]]
+
+LAYOUT = {"dev_matrix", "field", "opt_weight_shard_size", "opt_weight_shard_step", "tensor_map", "tensor_shape"}
+STRATEGY = {"parallel_strategy", "stage"}
+BASE = Description(
+    layers=(2, 2), full=(0, 0), selective=(0, 0), precision="fp32", sequence_length=128, micro_batch=2, micro_batches=4,
+    data=2, tensor=2, zero=1,
+)  # fmt: skip
+
+
+def written(description: Description, devices: int) -> Content:
+    bound = plan_of(subject("llama-tiny", "cpu", devices), description)
+    files = OPERATOR_TARGETS["mindspore"].write(bound)
+    assert "micro-batches: 4 of 4 samples" in files["README.md"]
+    content: Content = json.loads(files["strategy.json"])
+    return content
+
+
+def test_every_weight_has_its_cuts_and_its_layout() -> None:
+    content = written(BASE, 8)
+    strategies, layouts = content["parallel_strategy_item"], content["parallel_layout_item"]
+    assert all(set(row) == STRATEGY for row in strategies.values())
+    assert all(set(row) == LAYOUT for row in layouts.values())
+    column = strategies["MatMul_model.layers.0.self_attn.q_proj.weight"]
+    row = strategies["MatMul_model.layers.3.mlp.down_proj.weight"]
+    assert column == {"parallel_strategy": [[2, 1], [2, 1]], "stage": 0}
+    assert row == {"parallel_strategy": [[2, 2], [1, 2]], "stage": 1}
+    assert strategies["Gather_model.embed_tokens.weight"]["parallel_strategy"] == [[2, 1], [2, 1]]
+    assert strategies["RmsNorm_model.norm.weight"]["stage"] == 1
+    weight = layouts["model.layers.0.mlp.down_proj.weight"]
+    assert (weight["dev_matrix"], weight["tensor_map"], weight["tensor_shape"]) == ([2, 2], [-1, 0], [256, 512])
+    assert (weight["opt_weight_shard_size"], weight["opt_weight_shard_step"]) == (2, 2)
+
+
+def test_without_a_finer_optimizer_nothing_is_shared_out() -> None:
+    layouts = written(replace(BASE, zero=0), 8)["parallel_layout_item"]
+    assert all(row["opt_weight_shard_size"] == 0 for row in layouts.values())

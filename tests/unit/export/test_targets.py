@@ -1,0 +1,230 @@
+"""Every engine: what it can say is read back as it was, and what it cannot say is given up until it can."""
+
+import argparse
+import json
+import math
+import tomllib
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.export.arguments import options_in
+from planner.export.description import Description, ExportError
+from planner.export.targets import TARGETS
+from planner.sharding.update import Update
+from tests.unit.export.descriptions import MODELS, descriptions, facts_of, job_of, recorded
+
+LAUNCHER = {"nnodes", "nproc-per-node", "node-rank", "master-addr", "master-port"}
+PLAIN = Description(layers=(40, 40), data=2, full=(0, 0), selective=(0, 0), sequence_length=8192)
+
+
+def said(engine: str, model: str, description: Description) -> tuple[Description, str]:
+    """The nearest description that an engine can say, and the file that says it."""
+    target = TARGETS[engine]
+    losses = target.nearest(description)
+    nearest = losses[-1].description if losses else description
+    return nearest, target.write(job_of(nearest, model))[target.main]
+
+
+def possible(engine: str, model: str, description: Description) -> bool:
+    """Whether an engine runs models like this with so many stages."""
+    if engine == "torch":
+        return description.context == 1
+    if engine == "deepspeed":
+        return sum(degree > 1 for degree in (description.tensor, description.context, description.pipeline)) < 2
+    return not (engine == "torchtitan" and model.startswith("qwen") and description.pipeline > 1)
+
+
+PAIRS = [(engine, model) for engine in TARGETS for model in MODELS if engine != "torch" or model == "llama70b"]
+
+
+@pytest.mark.parametrize(("engine", "model"), PAIRS)
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_what_an_engine_says_is_read_back(engine: str, model: str, data: st.DataObject) -> None:
+    description = data.draw(descriptions(model).filter(lambda d: possible(engine, model, d)))
+    nearest, text = said(engine, model, description)
+    assert TARGETS[engine].nearest(nearest) == (), "what is nearest is said without a loss"
+    reading = TARGETS[engine].read(text, facts_of(nearest, model))
+    assert reading.description == nearest
+    assert not [note for note in reading.notes if note.startswith("not read")]
+    written_again = TARGETS[engine].write(job_of(reading.description, model))[TARGETS[engine].main]
+    assert written_again == text
+
+
+@pytest.mark.parametrize("engine", TARGETS)
+def test_losses_lead_from_one_description_to_the_next(engine: str) -> None:
+    description = replace(PLAIN, schedule="zb_h1", copies=2, full=(3, 0), update=Update(gradient_dtype="parameter"))
+    losses = TARGETS[engine].nearest(description)
+    known = [description, *(loss.description for loss in losses)]
+    assert len(losses) >= 2
+    assert all(before != after for before, after in pairwise(known))
+    assert all(loss.what and loss.here != loss.there for loss in losses)
+
+
+@pytest.mark.parametrize("engine", TARGETS)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"update": Update(gradients="sum")}, "takes the mean of gradients"),
+        ({"update": Update(local_parameters=("*.bias",))}, "plan again without --local-parameters"),
+    ],
+)
+def test_other_training_is_no_approximation(engine: str, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ExportError, match=message):
+        TARGETS[engine].nearest(replace(PLAIN, **change))
+
+
+@pytest.mark.parametrize("engine", sorted(set(TARGETS) - {"deepspeed"}))
+def test_another_optimizer_is_none(engine: str) -> None:
+    with pytest.raises(ExportError, match="has no optimizer lamb"):
+        TARGETS[engine].nearest(replace(PLAIN, optimizer="lamb"))
+
+
+@cache
+def parser_of(engine: str) -> argparse.ArgumentParser:
+    """A parser with the options that were recorded of an engine."""
+    kinds: dict[str, Any] = {"int": int, "float": float, "str": str, None: str, "moe_freq_type": str}
+    parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False, add_help=False)
+    for name, row in recorded(engine)["options"].items():
+        if row["type"] == "flag":
+            parser.add_argument(f"--{name}", action="store_true")
+        else:
+            nargs = row.get("nargs")
+            parser.add_argument(
+                f"--{name}",
+                type=kinds.get(row["type"], str),
+                choices=_choices(row),
+                nargs=int(nargs) if nargs and nargs.isdigit() else nargs,
+            )
+    return parser
+
+
+def _choices(row: dict[str, Any]) -> list[Any] | None:
+    choices = row.get("choices")
+    return None if choices is None else [int(c) if row["type"] == "int" else c for c in choices]
+
+
+def arguments_in(script: str) -> list[str]:
+    """What a script gives to the program: the options after the launcher's."""
+    options, found = options_in(script), []
+    for name in options.unread:
+        if name not in LAUNCHER:
+            found += [f"--{name}", *options.words(name)]
+    return found
+
+
+@pytest.mark.parametrize("model", MODELS)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_megatron_knows_every_argument(model: str, data: st.DataObject) -> None:
+    _, script = said("megatron", model, data.draw(descriptions(model)))
+    parsed = parser_of("megatron").parse_args(arguments_in(script))
+    assert parsed.num_layers == MODELS[model]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_mindspeed_knows_every_argument(model: str, data: st.DataObject) -> None:
+    _, script = said(
+        "mindspeed", model, data.draw(descriptions(model).filter(lambda d: possible("mindspeed", model, d)))
+    )
+    options = options_in(script)
+    known = recorded("mindspeed")
+    ours = {name for name in options.unread if name not in LAUNCHER}
+    assert ours <= {*known["megatron"], *known["mindspeed"]}
+    algorithms = options.words("context-parallel-algo")
+    assert set(algorithms) <= set(known["mindspeed"]["context-parallel-algo"])
+
+
+@pytest.mark.parametrize("model", MODELS)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_mindformers_knows_every_key(model: str, data: st.DataObject) -> None:
+    _, text = said("mindformers", model, data.draw(descriptions(model)))
+    known = recorded("mindformers")["sections"]
+    for path, value in flat("", yaml.safe_load(text)):
+        section, _, key = path.rpartition(".")
+        if section in known and key in known[section]:
+            kind = known[section][key]
+            assert kind == "NoneType" or isinstance(value, list) or type(value).__name__ in (kind, "bool"), path
+        else:
+            assert path in MINDFORMERS_ALSO, path
+
+
+@pytest.mark.parametrize("model", MODELS)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_deepspeed_knows_every_key(model: str, data: st.DataObject) -> None:
+    description = data.draw(descriptions(model).filter(lambda d: possible("deepspeed", model, d)))
+    _, text = said("deepspeed", model, description)
+    known = recorded("deepspeed")["sections"]
+    content = json.loads(text)
+    assert set(content) <= set(known["top"])
+    for section, keys in content.items():
+        if section in known:
+            assert set(keys) <= set(known[section])
+    sizes = (content["train_micro_batch_size_per_gpu"], content["gradient_accumulation_steps"])
+    assert content["train_batch_size"] % math.prod(sizes) == 0
+
+
+MINDFORMERS_ALSO = {
+    "run_mode", "use_parallel", "trainer.type", "optimizer.type", "model.model_config.type", "model.arch.type",
+}  # fmt: skip
+"""What has no class with keys: read by the trainer, or the name of a class."""
+
+
+def flat(prefix: str, content: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Every value of nested keys with its path."""
+    found: list[tuple[str, Any]] = []
+    for key, value in content.items():
+        found += flat(f"{prefix}{key}.", value) if isinstance(value, dict) else [(f"{prefix}{key}", value)]
+    return found
+
+
+@pytest.mark.parametrize("model", MODELS)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_torchtitan_knows_every_key(model: str, data: st.DataObject) -> None:
+    description = data.draw(descriptions(model).filter(lambda d: possible("torchtitan", model, d)))
+    _, text = said("torchtitan", model, description)
+    sections = recorded("torchtitan")["sections"]
+    kinds = {"int": int, "str": str, "bool": bool, "str | None": str, "list[list[str]] | None": list}
+    for section, keys in tomllib.loads(text).items():
+        for key, value in keys.items():
+            row = sections[section][key]
+            assert isinstance(value, kinds.get(row["type"], int | float)), (key, value)
+            assert value in row.get("choices", [value]), key
+
+
+@pytest.mark.parametrize("engine", ["torch", "torchtitan"])
+def test_fewer_micro_batches_than_stages_go_as_gpipe(engine: str) -> None:
+    """PyTorch's 1F1B refuses them."""
+    description = replace(PLAIN, micro_batches=1, zero=2)
+    losses = TARGETS[engine].nearest(description)
+    assert [loss.description.schedule for loss in losses][-1] == "gpipe"
+    assert all(loss.there != "gpipe" for loss in TARGETS[engine].nearest(replace(description, micro_batches=2)))
+
+
+@pytest.mark.parametrize("engine", ["megatron", "mindspeed"])
+def test_experts_of_a_model_that_arguments_do_not_describe_are_read_back(engine: str) -> None:
+    description = replace(PLAIN, data=8, expert=4)
+    job = replace(job_of(description, "llama70b"), model="deepseek-v3", architecture=None)
+    target = TARGETS[engine]
+    script = target.write(job)[target.main]
+    read = target.read(script, replace(facts_of(description, "llama70b"), architecture=None))
+    assert read.description.expert == 4
+
+
+def test_a_model_without_a_flavor_is_asked_for() -> None:
+    job = replace(job_of(PLAIN, "llama70b"), model="llama-tiny")
+    folder = TARGETS["torchtitan"].write(job)
+    assert "model.flavor" in folder["launch.sh"]
+    assert "[model]" not in folder["train.toml"]

@@ -1,0 +1,165 @@
+"""What a page shows adds up to what the prediction says."""
+
+import math
+from collections import defaultdict
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from planner.plan.dissection import dissect
+from planner.plan.timeline import RECEIVE, timeline_of
+from planner.report.data.lanes import lanes_of
+from planner.sharding.layout import format_layout
+from tests.unit.plan.plans import verdict_of
+from tests.unit.report.reports import reported, verdict_named
+from tests.unit.search.cases import cluster_of
+
+NAMES = ("one axis", "two axes", "pipeline", "several groups", "no blocks")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_operators_sum_to_the_parts_of_their_rank(name: str) -> None:
+    bound = verdict_named(name).bound
+    for rank in dissect(bound, cluster_of(bound.plan.cluster.profile, bound.plan.cluster.devices)):
+        for part in ("forward", "backward", "recomputation", "communication", "parameter gathering"):
+            own = math.fsum(dict(one.seconds).get(part, 0.0) for one in rank.operators)
+            assert own == pytest.approx(rank.cost.micro_batch[part], rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_timeline_ends_with_the_step(name: str) -> None:
+    found = reported(name)
+    assert found.timeline.seconds == pytest.approx(found.report.prediction.step_seconds)
+    assert max(span.end for span in found.timeline.spans) == pytest.approx(found.timeline.seconds)
+    assert all(0 <= span.start <= span.end for span in found.timeline.spans)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rank_computes_one_thing_at_a_time(name: str) -> None:
+    found = reported(name)
+    for rank, use in enumerate(found.timeline.ranks):
+        spans = sorted(s for s in found.timeline.spans if (s.rank, s.stream) == (rank, "computation"))
+        assert all(after.start >= before.end - 1e-12 for before, after in pairwise(spans))
+        assert math.fsum(span.end - span.start for span in spans) == pytest.approx(use.busy)
+        assert use.busy + use.exposed + use.idle == pytest.approx(found.timeline.seconds)
+
+
+def test_transfers_come_from_the_rank_that_made_them() -> None:
+    """Of each micro-batch one forward to every rank but the first, one back to every rank but the last."""
+    found, plan = reported("pipeline"), verdict_named("pipeline").bound.plan
+    transfers = [span for span in found.timeline.spans if span.kind == RECEIVE]
+    assert len(transfers) == 2 * (plan.pipeline - 1) * plan.training.micro_batches
+    works = {(s.rank, s.end) for s in found.timeline.spans if s.stream == "computation"}
+    for span in transfers:
+        assert abs(span.source - span.rank) == 1
+        assert (span.source, span.sent) in works
+        assert span.sent <= span.start * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_over_the_step_reaches_the_peak(name: str) -> None:
+    memory = reported(name).report.memory
+    for curve in memory.curves:
+        rank = memory.ranks[curve.rank]
+        tensors = sum(nbytes for _, nbytes in rank.classes[:-1])
+        assert max(curve.nbytes) == pytest.approx(tensors)
+        assert curve.nbytes[-1] == pytest.approx(curve.nbytes[0])
+        assert sum(nbytes for _, nbytes in rank.classes) == pytest.approx(rank.peak_bytes)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parts_are_those_of_the_prediction(name: str) -> None:
+    report = reported(name).report
+    spending = report.spending
+    assert math.fsum(part.seconds for part in spending.parts) == pytest.approx(report.prediction.step_seconds)
+    compute = math.fsum(one.total for one in spending.classes)
+    assert compute <= report.prediction.step_seconds * (1 + 1e-9)
+    told = dict(report.prediction.time)
+    for part in ("forward", "backward"):
+        assert math.fsum(dict(one.seconds).get(part, 0.0) for one in spending.classes) == pytest.approx(told[part])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_sent_takes_what_the_prediction_says(name: str) -> None:
+    """No software hides anything here. Moving within a device (a sum that is begun with zeros) is no message."""
+    report = reported(name).report
+    sent: defaultdict[str, float] = defaultdict(float)
+    for one in report.network.crossings:
+        sent[one.part] += one.seconds
+    told = dict(report.prediction.time)
+    for part in ("parameter gathering", "gradient reduction", "weight gathering", "stage transfer"):
+        assert sent[part] == pytest.approx(told.get(part, 0.0), rel=1e-9, abs=1e-15)
+    again = told.get("recomputation", 0.0)
+    assert sent["communication"] <= told.get("communication", 0.0) * (1 + 1e-9)
+    assert sent["recomputation"] <= again * (1 + 1e-9)
+
+
+def test_every_level_has_its_axes() -> None:
+    network = reported("by hand").report.network
+    assert [(axis.name, axis.levels) for axis in network.axes] == [
+        ("axis0", (("node", 2),)),
+        ("axis1", (("node", 4),)),
+    ]
+    assert [(level.name, level.units) for level in network.levels] == [("node", 8), ("cluster", 1)]
+    assert {one.level for one in network.crossings if one.along == "axis1"} == {"node"}
+
+
+def test_every_block_has_a_stage_and_a_way() -> None:
+    found, bound = reported("several groups").report.shape, verdict_named("several groups").bound
+    assert [block.number for block in found.blocks] == list(range(bound.blocks.count))
+    assert {block.stage for block in found.blocks} == {0, 1}
+    ways = {way.name: way for way in found.ways}
+    for block in found.blocks:
+        again = bound.recompute_of(block.number)
+        assert (ways[block.way].recomputation == "none") == (again is None)
+    assert sum(way.blocks for way in found.ways) == bound.blocks.count
+
+
+def test_operators_are_in_the_words_of_the_plan() -> None:
+    found, bound = reported("by hand").report.shape, verdict_named("by hand").bound
+    by_name = {one.operator.name: one for one in bound.operators}
+    way = next(way for way in found.ways if way.name == "A")
+    assert len(way.operators) == len(bound.blocks.operators(0))
+    for one in way.operators:
+        layouts = by_name[one.name].layouts
+        assert one.results == tuple(format_layout(duplex.forward) for duplex in layouts.results)
+    assert {one.splits for one in way.operators if one.short == "mlp.down_proj"} == {("batch", "in")}
+
+
+def test_few_bars_stand_for_many() -> None:
+    timeline = reported("pipeline").timeline
+    whole, few = lanes_of(timeline), lanes_of(timeline, at_most=30)
+    assert (whole.window, sum(len(lane.bars) for lane in whole.lanes)) == (0.0, len(timeline.spans))
+    bars = [bar for lane in few.lanes for bar in lane.bars]
+    assert few.window > 0
+    assert len(bars) < len(timeline.spans)
+    assert sum(bar.count for bar in bars) == len(timeline.spans)
+    busy = math.fsum(span.end - span.start for span in timeline.spans)
+    assert math.fsum(bar.busy for bar in bars) == pytest.approx(busy)
+
+
+def test_trust_says_what_it_rests_on() -> None:
+    known, unknown = reported("two axes").report.trust, reported("one axis").report.trust
+    assert (known.machines, known.experts, known.runs > 100) == ("hopper", False, True)
+    assert known.low_seconds is not None
+    assert known.high_seconds is not None
+    assert known.low_seconds < known.step_seconds < known.high_seconds
+    assert known.fits
+    assert known.measured is not None
+    assert (unknown.machines, unknown.runs) == ("other", 0)
+    assert sum(count for _, count in known.facts) > 0
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb_h1", "pipedream"])
+def test_other_schedules_are_drawn_too(schedule: str) -> None:
+    """As long as the step that is predicted; without a flush the first step, which fills the pipeline, is longer."""
+    verdict = verdict_named("several groups")
+    plan = replace(verdict.bound.plan, schedule=schedule)
+    found = verdict_of(plan)
+    cluster = cluster_of(plan.cluster.profile, plan.cluster.devices)
+    drawn = timeline_of(plan, [rank.cost for rank in dissect(found.bound, cluster)])
+    if schedule == "pipedream":
+        assert drawn.seconds > found.prediction.step_seconds
+    else:
+        assert drawn.seconds == pytest.approx(found.prediction.step_seconds)
