@@ -1,0 +1,137 @@
+"""Plans for other numbers of devices, found when they are needed and kept beside the checkpoints.
+
+    runs/a/plans/4-devices.json       the plan that the run began with
+    runs/a/plans/3-devices.json       what was searched when a device was gone
+
+What is trained stays what the first plan says: model, global batch, precision, optimizer, what becomes of gradients.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hardware_profiles import HardwareProfileError
+from planner.errors import PlannerError, RequestError, RunError
+from planner.plan.file import dump_plan, load_plan, parse_plan, write_atomically
+from planner.plan.plan import ASYNCHRONOUS, Plan
+
+if TYPE_CHECKING:
+    from planner.graph.operator_graph import OperatorGraph
+    from planner.models.zoo import BuiltModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """From how many devices to how many training goes on, both included."""
+
+    least: int
+    most: int
+
+    def __str__(self) -> str:
+        return f"{self.least}:{self.most}"
+
+
+def range_of(text: str) -> Range:
+    """`2:4` as a range. Raises RequestError for anything else."""
+    found = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", text.strip())
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise RequestError(f"--elastic {text}: give the least and the most devices to train with, such as 2:4")
+    return Range(least=int(found[1]), most=int(found[2]))
+
+
+class Plans:
+    """The plans of one run by number of devices, in `folder`; `model` is the factory where the plan does not name it.
+
+    Raises RequestError for a range without the devices of the first plan, and for a plan whose updates depend on how
+    many devices there are.
+    """
+
+    def __init__(self, first: Plan, folder: Path, allowed: Range, model: str | None = None) -> None:
+        _check(first, allowed)
+        self._first, self._folder, self._allowed = first, folder, allowed
+        self._model = model
+        self._key = hashlib.sha256(dump_plan(first).encode()).hexdigest()[:12]
+        self._known: dict[int, Plan | PlannerError] = {first.cluster.devices: first}
+        self._traced: tuple[BuiltModel, OperatorGraph] | None = None
+
+    def plan(self, devices: int) -> Plan:
+        """The plan for so many devices: kept, or searched and then kept. Raises PlannerError where there is none."""
+        found = self._known.get(devices)
+        if found is None:
+            found = self._known[devices] = self._kept(devices) or self._searched(devices)
+        if isinstance(found, PlannerError):
+            raise found
+        return found
+
+    def most(self, devices: int) -> Plan:
+        """The plan for as many of so many devices as one can be found for. Raises RunError where there is none for any
+        number that is allowed."""
+        why = f"there are {devices} devices"
+        for count in self._counts(devices):
+            try:
+                return self.plan(count)
+            except PlannerError as error:
+                why = f"{count} devices: {error}"
+        raise RunError(f"--elastic {self._allowed}: training cannot go on: {why}")
+
+    def path(self, devices: int) -> Path:
+        """Where the plan for so many devices is kept."""
+        return self._folder / f"{devices}-devices-{self._key}.json"
+
+    def _counts(self, devices: int) -> Iterator[int]:
+        yield from range(min(devices, self._allowed.most), self._allowed.least - 1, -1)
+
+    def _kept(self, devices: int) -> Plan | None:
+        path = self.path(devices)
+        return load_plan(path) if path.exists() else None
+
+    def _searched(self, devices: int) -> Plan | PlannerError:
+        from planner.plan.machine import machine_of
+        from planner.search.around import request_for
+        from planner.search.search import search
+
+        model, graph = self._traced = self._traced or self._trace()
+        try:
+            cluster = machine_of(replace(self._first.cluster, devices=devices))
+            found = search(request_for(self._first, graph, model.batch, cluster)).plan
+        except (PlannerError, HardwareProfileError) as error:
+            return error if isinstance(error, PlannerError) else RequestError(str(error))
+        self._folder.mkdir(parents=True, exist_ok=True)
+        text = dump_plan(found)
+        write_atomically(self.path(devices), text)
+        return parse_plan(text)
+
+    def _trace(self) -> "tuple[BuiltModel, OperatorGraph]":
+        from planner.graph.on_meta import on_meta
+        from planner.graph.trace import trace
+        from planner.models.zoo import build_model
+        from planner.plan.plan import PRECISIONS
+
+        first = self._first
+        reference = self._model or first.model.reference
+        built = build_model(
+            reference,
+            dtype=PRECISIONS[first.training.precision],
+            sequence_length=None if ":" in reference else first.model.sequence_length,
+        )
+        return built, trace(on_meta(built.module), built.args, built.kwargs)
+
+
+def _check(plan: Plan, allowed: Range) -> None:
+    devices = plan.cluster.devices
+    if not allowed.least <= devices <= allowed.most:
+        raise RequestError(
+            f"--elastic {allowed}: the plan is for {devices} devices; give a range with {devices} in it, such as"
+            f" {min(allowed.least, devices)}:{max(allowed.most, devices)}"
+        )
+    if plan.schedule in ASYNCHRONOUS:
+        raise RequestError(
+            f"--elastic: how stale weights are under {plan.schedule} depends on the stages, so that another number of"
+            " devices trains something else; plan with a schedule that flushes, such as --schedule 1f1b"
+        )
+    if plan.training.update.local_parameters:
+        names = ", ".join(sorted(plan.training.update.local_parameters)[:3])
+        raise RequestError(f"--elastic: parameters of each device's own ({names}) belong to the devices of the plan")
