@@ -105,13 +105,31 @@ class RunSummary:
         ]
 
 
-Report = StepReport | RunSummary
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartReport:
+    """The ranks are started again: for which time, after which step, on how many devices, and why."""
+
+    restart: int
+    step: int
+    devices: int
+    reason: str
+
+    def lines(self) -> list[str]:
+        """The report as people read it."""
+        return [f"restart {self.restart} after step {self.step}, on {self.devices} devices: {self.reason}"]
+
+
+Report = StepReport | RunSummary | RestartReport
 
 
 def rate_text(samples: int, tokens: int | None, seconds: float) -> str:
     """Tokens a second, or samples where there are no tokens."""
     count, name = (samples, "samples/s") if tokens is None else (tokens, "tokens/s")
     return f"{count / max(seconds, 1e-9):,.4g} {name}"
+
+
+def _kind(report: Report) -> str:
+    return {StepReport: "step", RunSummary: "summary", RestartReport: "restart"}[type(report)]
 
 
 def lines_of(report: Report) -> list[str]:
@@ -121,8 +139,7 @@ def lines_of(report: Report) -> list[str]:
 
 def content_of(report: Report) -> dict[str, Any]:
     """A report as one JSON object; what is no finite number is null."""
-    kind = "step" if isinstance(report, StepReport) else "summary"
-    content = {"schema_version": SCHEMA_VERSION, "event": kind, **asdict(report)}
+    content = {"schema_version": SCHEMA_VERSION, "event": _kind(report), **asdict(report)}
     if isinstance(report, RunSummary):
         content["agrees"] = report.agrees if report.difference is not None else None
     return {
@@ -132,8 +149,7 @@ def content_of(report: Report) -> dict[str, Any]:
 
 def record_of(report: Report) -> str:
     """A report as a marked line, for the process that started the ranks."""
-    kind = "step" if isinstance(report, StepReport) else "summary"
-    return RECORD + json.dumps([kind, asdict(report)])
+    return RECORD + json.dumps([_kind(report), asdict(report)])
 
 
 def report_of(line: str) -> Report | None:

@@ -51,7 +51,8 @@ class Plans:
 
     def __init__(self, first: Plan, folder: Path, allowed: Range, model: str | None = None) -> None:
         _check(first, allowed)
-        self._first, self._folder, self._allowed = first, folder, allowed
+        self.allowed = allowed
+        self._first, self._folder = first, folder
         self._model = model
         self._key = hashlib.sha256(dump_plan(first).encode()).hexdigest()[:12]
         self._known: dict[int, Plan | PlannerError] = {first.cluster.devices: first}
@@ -75,14 +76,14 @@ class Plans:
                 return self.plan(count)
             except PlannerError as error:
                 why = f"{count} devices: {error}"
-        raise RunError(f"--elastic {self._allowed}: training cannot go on: {why}")
+        raise RunError(f"--elastic {self.allowed}: training cannot go on: {why}")
 
     def path(self, devices: int) -> Path:
         """Where the plan for so many devices is kept."""
         return self._folder / f"{devices}-devices-{self._key}.json"
 
     def _counts(self, devices: int) -> Iterator[int]:
-        yield from range(min(devices, self._allowed.most), self._allowed.least - 1, -1)
+        yield from range(min(devices, self.allowed.most), self.allowed.least - 1, -1)
 
     def _kept(self, devices: int) -> Plan | None:
         path = self.path(devices)

@@ -1,0 +1,306 @@
+"""Copies of a run's state in the memory of its hosts, so that at most one step is lost where a process dies.
+
+    /dev/shm/plan-run-3f2a/
+        host                                    a token: processes that see the same one are on one host
+        step-000012.rank-00003.safetensors      the cells that rank 3 keeps after step 12 …
+        step-000012.rank-00003.json             … and which those are; written last
+
+Files in memory outlive the processes that wrote them, but not their host. So every cell lies on two hosts
+(`runtime.recovery.keepers`): data parallel ranks hold it anyway, and what only one host holds is sent to the next. After
+a failure the newest step is loaded of which every cell is left somewhere; what a host lacks, others send. The idea is
+that of Gemini (Wang et al., SOSP 2023): checkpoints in the memory of peers.
+
+The last two steps are kept, as a process may die while it writes. So hosts give 4 times the state of the run in all, 2
+times where there is one host.
+"""
+
+import json
+import os
+import re
+import secrets
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from pydantic import TypeAdapter, ValidationError
+from safetensors import safe_open
+
+from planner.errors import CheckpointError
+from runtime.checkpoint.manifest import FORMAT_VERSION, Manifest, Progress, SavedFile, SavedTensor
+from runtime.checkpoint.regions import cell_region, cells_meeting
+from runtime.checkpoint.restoring import Restored, restore
+from runtime.checkpoint.source import Source
+from runtime.checkpoint.spread import Spread
+from runtime.checkpoint.state import live_tensors, spreads, start
+from runtime.checkpoint.tensor_files import Entry, check_file, dtype_name, dtype_of, write_tensors
+from runtime.recovery.keepers import Cell, held, keepers
+from runtime.recovery.transfers import Transfer, transfer
+from runtime.step import RankStep
+
+FOLDER = "PLAN_COPIES"
+"""The environment variable that names the folder of the copies, where it is not one in shared memory."""
+
+_NAME = re.compile(r"step-(\d+)\.rank-(\d+)\.(?:safetensors|json|fresh)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What one rank keeps after one step: the note beside its file. `cells` has for each tensor the numbers of its cells
+    in the file, which go by `name#number` there; `every` is how many cells the whole state has."""
+
+    progress: Progress
+    optimizer: str
+    every: int
+    file: SavedFile
+    tensors: dict[str, SavedTensor]
+    cells: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What is left of the newest step that is whole, the same on every rank: for each cell the files that have it, and
+    a rank that can read each of them."""
+
+    progress: Progress
+    optimizer: str
+    tensors: Mapping[str, SavedTensor]
+    places: Mapping[Cell, tuple[tuple[int, str], ...]]
+
+
+class Copies:
+    """The copies of the run of this name. Building it is collective."""
+
+    def __init__(self, run: str) -> None:
+        given = os.environ.get(FOLDER)
+        self.folder = Path(given) if given else shared_memory() / f"plan-run-{run}"
+        tokens = _gathered(_token(self.folder))
+        numbers = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
+        self.hosts = tuple(numbers[token] for token in tokens)  # of every rank
+
+    def take(self, rank: RankStep, data: Mapping[str, Any] | None = None) -> None:
+        """Keep what the run is after this step, with what the user keeps of the data's position. Collective. Raises
+        CheckpointError where the memory does not suffice."""
+        mesh, own = rank.place.mesh, _own_rank()
+        found = {spread.name: spread for spread in spreads(rank)}
+        kept_by = keepers(list(found.values()), mesh, rank.place.stages, self.hosts)
+        live = live_tensors(rank)
+        sent = [
+            Transfer(cell=cell, source=ranks[0], target=ranks[1], shape=_extent(found[cell[0]], mesh), dtype=dtype)
+            for cell, ranks in kept_by.items()
+            if len(ranks) > 1 and held(found[cell[0]], mesh, ranks[1]) != cell[1]
+            for dtype in (dtype_of(found[cell[0]].dtype),)
+        ]
+        kept = {cell: live[cell[0]] for cell, ranks in kept_by.items() if own in ranks and cell[0] in live}
+        kept = {cell: tensor for cell, tensor in kept.items() if held(found[cell[0]], mesh, own) == cell[1]}
+        kept |= transfer(sent, own, lambda cell: live[cell[0]], rank.place.device)
+        cells: dict[str, list[int]] = {}
+        for name, number in kept:
+            cells.setdefault(name, []).append(number)
+        note = Kept(
+            progress=Progress(
+                step=rank.steps,
+                updates=rank.optimizer.updates,
+                samples=rank.samples,
+                seed=rank.seed,
+                data=None if data is None else dict(data),
+            ),
+            optimizer=rank.bound.plan.training.optimizer,
+            every=len(kept_by),
+            file=SavedFile(name="", bytes=0, checksum=""),
+            tensors={name: found[name].saved(mesh, ()) for name in cells},
+            cells={name: tuple(numbers) for name, numbers in cells.items()},
+        )
+        self._write(own, note, kept)
+
+    def left(self) -> Left | None:
+        """What is left on all hosts; None where no step is whole. Collective."""
+        steps: dict[int, list[tuple[int, Kept]]] = {}
+        for reader, notes in enumerate(_gathered(self._notes())):
+            for note in notes:
+                steps.setdefault(note.progress.step, []).append((reader, note))
+        for step in sorted(steps, reverse=True):
+            places: dict[Cell, list[tuple[int, str]]] = {}
+            for reader, note in steps[step]:
+                for name, numbers in note.cells.items():
+                    for number in numbers:
+                        places.setdefault((name, number), []).append((reader, note.file.name))
+            first = steps[step][0][1]
+            if len(places) == first.every:
+                return Left(
+                    progress=first.progress,
+                    optimizer=first.optimizer,
+                    tensors={name: tensor for _, note in steps[step] for name, tensor in note.tensors.items()},
+                    places={cell: tuple(where) for cell, where in places.items()},
+                )
+        return None
+
+    def restore(self, rank: RankStep, left: Left) -> Restored:
+        """Load what is left, whatever plan it was taken under. Collective. Raises CheckpointError, on every rank, where
+        it is not for this model."""
+        progress = left.progress
+        start(rank, progress.step, progress.updates, progress.samples)
+        manifest = Manifest(
+            format_version=FORMAT_VERSION,
+            kind="sliced",
+            progress=progress,
+            optimizer=left.optimizer,
+            files=(),
+            tensors={},
+        )
+        source = _Fetched(
+            path=self.folder,
+            tensors={name: replace(tensor, files=_numbers(tensor)) for name, tensor in left.tensors.items()},
+            files=(),
+            manifest=manifest,
+            cells=self._fetch(rank, left),
+        )
+        return restore(rank, source, verify=False)
+
+    def forget(self, but: int | None = None) -> None:
+        """Delete the copies on this host, but those of one step."""
+        for path in self.folder.glob("step-*"):
+            if but is None or _step_of(path) != but:
+                path.unlink(missing_ok=True)
+
+    def _notes(self) -> list[Kept]:
+        """The notes of this host whose files are whole; of one of its ranks, as all see the same."""
+        if self.hosts.index(self.hosts[_own_rank()]) != _own_rank():
+            return []
+        return list(_whole_notes(self.folder))
+
+    def _fetch(self, rank: RankStep, left: Left) -> dict[Cell, torch.Tensor]:
+        """The cells that this rank reads of: from its own host, else sent by a rank of another one."""
+        mesh, own = rank.place.mesh, _own_rank()
+        mine: dict[Cell, str] = {}
+        transfers = []
+        for spread in spreads(rank):
+            tensor = left.tensors.get(spread.name)
+            if tensor is None:
+                continue  # said when it is restored
+            shape = tuple(size // count for size, count in zip(tensor.shape, tensor.cuts, strict=True))
+            for target in range(len(self.hosts)):
+                if held(spread, mesh, target) is None:
+                    continue
+                for number, _ in cells_meeting(tensor.shape, tensor.cuts, spread.region(mesh, target % mesh.size)):
+                    cell = (spread.name, number)
+                    near = [name for at, name in left.places[cell] if self.hosts[at] == self.hosts[target]]
+                    if near and target == own:
+                        mine[cell] = near[0]
+                    elif not near:
+                        source = left.places[cell][target % len(left.places[cell])][0]
+                        dtype = dtype_of(tensor.dtype)
+                        transfers.append(Transfer(cell=cell, source=source, target=target, shape=shape, dtype=dtype))
+        here = {cell: name for cell, where in left.places.items() for at, name in where if at == own}
+        files = _Files(self.folder)
+        fetched = transfer(transfers, own, lambda cell: files.read(here[cell], cell), rank.place.device)
+        return {**{cell: files.read(name, cell) for cell, name in mine.items()}, **fetched}
+
+    def _write(self, own: int, note: Kept, kept: Mapping[Cell, torch.Tensor]) -> None:
+        name = f"step-{note.progress.step:06d}.rank-{own:05d}"
+        path = self.folder / f"{name}.safetensors"
+        try:
+            for old in self.folder.glob("step-*"):  # nobody is two steps behind: all ranks meet in every step
+                if _step_of(old) < note.progress.step - 1:
+                    old.unlink(missing_ok=True)
+            for stale in (self.folder / f"{name}.json", path):
+                stale.unlink(missing_ok=True)
+            written = write_tensors(path, [_entry(cell, tensor) for cell, tensor in kept.items()], {"format": "pt"})
+            fresh = self.folder / f"{name}.fresh"
+            fresh.write_text(json.dumps(asdict(replace(note, file=written))), encoding="utf-8")
+            fresh.replace(self.folder / f"{name}.json")
+        except OSError as error:
+            raise CheckpointError(f"{path}: copies cannot be kept in memory: {error.strerror}") from error
+
+
+@dataclass(kw_only=True)
+class _Fetched(Source):
+    """A source whose cells are here already; each goes by its own number (`_numbers`)."""
+
+    cells: Mapping[Cell, torch.Tensor] = field(default_factory=dict)
+
+    def _cell(self, file: int, name: str, tensor: SavedTensor, extent: tuple[int, ...]) -> Any:
+        return self.cells[name, file]
+
+
+class _Files:
+    """Files of cells in a folder, mapped into memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._opened: dict[str, Any] = {}
+
+    def read(self, name: str, cell: Cell) -> torch.Tensor:
+        if name not in self._opened:
+            self._opened[name] = safe_open(self._folder / name, "pt")
+        found: torch.Tensor = self._opened[name].get_tensor(_key(cell))
+        return found
+
+
+def shared_memory() -> Path:
+    """A folder whose files lie in memory, or that of temporary files where there is none."""
+    memory = Path("/dev/shm")
+    return memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def _whole_notes(folder: Path) -> Iterator[Kept]:
+    for path in sorted(folder.glob("step-*.json")):
+        try:
+            note = TypeAdapter(Kept).validate_json(path.read_bytes())
+            check_file(folder, note.file)
+        except (OSError, ValidationError, CheckpointError):
+            continue  # its process died while it wrote: the cells are elsewhere, or the step is not whole
+        yield note
+
+
+def _entry(cell: Cell, tensor: torch.Tensor) -> Entry:
+    here = tensor.detach()
+    return Entry(name=_key(cell), dtype=dtype_name(here.dtype), shape=tuple(here.shape), blocks=lambda: (here.cpu(),))
+
+
+def _key(cell: Cell) -> str:
+    return f"{cell[0]}#{cell[1]}"
+
+
+def _numbers(tensor: SavedTensor) -> tuple[int, ...]:
+    return tuple(range(torch.Size(tensor.cuts).numel()))
+
+
+def _extent(spread: Spread, mesh: Any) -> tuple[int, ...]:
+    return cell_region(spread.shape, spread.cuts(mesh), 0).extent
+
+
+def _step_of(path: Path) -> int:
+    found = _NAME.fullmatch(path.name)
+    return int(found[1]) if found else -1
+
+
+def _token(folder: Path) -> str:
+    """What all processes of this host read in the folder, and no other host has."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "host"
+    fresh = folder / f"host.{os.getpid()}"
+    fresh.write_text(secrets.token_hex(8), encoding="utf-8")
+    try:
+        os.link(fresh, path)  # the first one stays
+    except FileExistsError:
+        pass
+    finally:
+        fresh.unlink()
+    return path.read_text(encoding="utf-8")
+
+
+def _own_rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _gathered(own: Any) -> Sequence[Any]:
+    """What every rank has. Collective."""
+    if not dist.is_initialized():
+        return [own]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    return found

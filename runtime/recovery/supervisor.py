@@ -1,0 +1,122 @@
+"""One run of ranks after the other, until the steps are done.
+
+    a rank broke down        again on the same plan, from the last copy or checkpoint
+    other devices            the ranks leave after a step that is saved; again on the plan for so many (`--elastic`)
+    an error on purpose      the end: it would come again
+
+Failures count where no step was made between them; a run that gets on may be interrupted as often as it likes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from planner.errors import PlannerError, RequestError, RunError
+from planner.plan.plan import Plan
+from runtime.progress import Report, RestartReport, StepReport
+from runtime.recovery.replanning import Plans
+
+DEVICES = "devices"
+"""The file beside the checkpoints in which a number says how many devices there are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """What the next run of ranks is given: its plan, where that is kept (None for that of the user), and what says that
+    it shall leave."""
+
+    plan: Plan
+    path: Path | None
+    leave: Callable[[], bool]
+
+
+@dataclass(kw_only=True)
+class Supervisor:
+    """Keeps a run of `steps` steps going.
+
+    `start` runs the ranks of an attempt until they end, and raises RunError where they break down; the supervisor's
+    `see` gets every report of theirs. `restarts` is how many failures in a row without a step are borne. `plans` and
+    `folder` are those of an elastic run. `tell` gets the reports of restarts.
+    """
+
+    start: Callable[[Attempt], int]
+    plan: Plan
+    steps: int
+    restarts: int
+    tell: Callable[[Report], None]
+    plans: Plans | None = None
+    folder: Path | None = None
+    done: int = field(default=0, init=False)  # the last step that was made
+
+    def see(self, report: Report) -> None:
+        """Take note of how far the ranks are."""
+        if isinstance(report, StepReport):
+            self.done = max(self.done, report.step)
+
+    def run(self) -> int:
+        """Run to the end and return the exit code. Raises RunError after too many failures, and whatever else the ranks
+        say on purpose."""
+        failures, attempts = 0, 0
+        while True:
+            before, attempt = self.done, self._attempt()
+            try:
+                code = self.start(attempt)
+            except RunError as error:
+                if error.exit_code != 1:
+                    raise
+                failures = 1 if self.done > before else failures + 1
+                if failures > self.restarts:
+                    raise RunError(f"{error}; {_times(failures)} without a step between (--restarts)") from error
+                why = str(error)
+            else:
+                if code or self.done >= self.steps:
+                    return code
+                failures, why = 0, "the number of devices changed"
+            attempts += 1
+            self.tell(
+                RestartReport(
+                    restart=attempts, step=self.done, devices=self._attempt().plan.cluster.devices, reason=why
+                )
+            )
+
+    def _attempt(self) -> Attempt:
+        if self.plans is None or self.folder is None:
+            return Attempt(plan=self.plan, path=None, leave=lambda: False)
+        plans, folder, first = self.plans, self.folder, self.plan.cluster.devices
+        there = devices_of(folder, self.plans.allowed.most)
+        plan = plans.most(there)
+        used = plan.cluster.devices
+
+        def leave() -> bool:
+            try:
+                now = devices_of(folder, plans.allowed.most)
+                return now != there and plans.most(now).cluster.devices != used
+            except PlannerError:
+                return False  # half written, or nothing can be done with so few: they go on as long as they can
+
+        return Attempt(plan=plan, path=None if used == first else plans.path(used), leave=leave)
+
+
+def devices_of(folder: Path, most: int) -> int:
+    """How many devices there are: what the file `devices` of a folder says, or the accelerators of this machine, or
+    `most` where neither is known. Raises RequestError for a file that does not have a number."""
+    path = folder / DEVICES
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return _accelerators() or most
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be read: {error.strerror}") from error
+    if not text.isdecimal() or len(text) > 9:
+        raise RequestError(f"{path}: '{text[:20]}' is no number of devices; write one, or delete the file")
+    return int(text)
+
+
+def _accelerators() -> int:
+    import torch
+
+    return int(torch.accelerator.device_count())
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times in a row"
