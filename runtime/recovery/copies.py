@@ -6,9 +6,9 @@
         step-000012.rank-00003.json             … and which those are; written last
 
 Files in memory outlive the processes that wrote them, but not their host. So every cell lies on two hosts
-(`runtime.recovery.keepers`): data parallel ranks hold it anyway, and what only one host holds is sent to the next. After
-a failure the newest step is loaded of which every cell is left somewhere; what a host lacks, others send. The idea is
-that of Gemini (Wang et al., SOSP 2023): checkpoints in the memory of peers.
+(`runtime.recovery.keepers`): data parallel ranks hold it anyway, and what only one host holds is sent to the next.
+After a failure the newest step is loaded of which every cell is left somewhere; what a host lacks, others send. The
+idea is that of Gemini (Wang et al., SOSP 2023): checkpoints in the memory of peers.
 
 The last two steps are kept, as a process may die while it writes. So hosts give 4 times the state of the run in all, 2
 times where there is one host.
@@ -19,7 +19,7 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,13 @@ from runtime.checkpoint.regions import cell_region, cells_meeting
 from runtime.checkpoint.restoring import Restored, restore
 from runtime.checkpoint.source import Source
 from runtime.checkpoint.spread import Spread
-from runtime.checkpoint.state import live_tensors, spreads, start
+from runtime.checkpoint.state import live_tensors, spreads
 from runtime.checkpoint.tensor_files import Entry, check_file, dtype_name, dtype_of, write_tensors
+from runtime.checkpoint.together import rank_number, together
 from runtime.recovery.keepers import Cell, held, keepers
 from runtime.recovery.transfers import Transfer, transfer
 from runtime.step import RankStep
+from runtime.training_step import TrainingStep
 
 FOLDER = "PLAN_COPIES"
 """The environment variable that names the folder of the copies, where it is not one in shared memory."""
@@ -49,8 +51,8 @@ _NAME = re.compile(r"step-(\d+)\.rank-(\d+)\.(?:safetensors|json|fresh)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What one rank keeps after one step: the note beside its file. `cells` has for each tensor the numbers of its cells
-    in the file, which go by `name#number` there; `every` is how many cells the whole state has."""
+    """What one rank keeps after one step: the note beside its file. `cells` has for each tensor the numbers of those of
+    its cells that are in the file, as `name#number`; `every` is how many cells the whole state has."""
 
     progress: Progress
     optimizer: str
@@ -81,11 +83,11 @@ class Copies:
         numbers = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
         self.hosts = tuple(numbers[token] for token in tokens)  # of every rank
 
-    def take(self, rank: RankStep, data: Mapping[str, Any] | None = None) -> None:
-        """Keep what the run is after this step, with what the user keeps of the data's position. Collective. Raises
-        CheckpointError where the memory does not suffice."""
-        mesh, own = rank.place.mesh, _own_rank()
-        found = {spread.name: spread for spread in spreads(rank)}
+    def take(self, step: TrainingStep, data: Mapping[str, Any] | None = None) -> None:
+        """Keep what a training step has after the last one that was made, with what the user keeps of the data's
+        position. Collective. Raises CheckpointError, on every rank, where the memory does not suffice."""
+        rank, mesh, own = step.rank, step.rank.place.mesh, rank_number()
+        found = {spread.name: spread for spread in spreads(rank, rank.optimizer.updates)}
         kept_by = keepers(list(found.values()), mesh, rank.place.stages, self.hosts)
         live = live_tensors(rank)
         sent = [
@@ -114,7 +116,7 @@ class Copies:
             tensors={name: found[name].saved(mesh, ()) for name in cells},
             cells={name: tuple(numbers) for name, numbers in cells.items()},
         )
-        self._write(own, note, kept)
+        together(lambda: self._write(own, note, kept))
 
     def left(self) -> Left | None:
         """What is left on all hosts; None where no step is whole. Collective."""
@@ -138,15 +140,13 @@ class Copies:
                 )
         return None
 
-    def restore(self, rank: RankStep, left: Left) -> Restored:
+    def restore(self, step: TrainingStep, left: Left) -> Restored:
         """Load what is left, whatever plan it was taken under. Collective. Raises CheckpointError, on every rank, where
         it is not for this model."""
-        progress = left.progress
-        start(rank, progress.step, progress.updates, progress.samples)
         manifest = Manifest(
             format_version=FORMAT_VERSION,
             kind="sliced",
-            progress=progress,
+            progress=left.progress,
             optimizer=left.optimizer,
             files=(),
             tensors={},
@@ -156,9 +156,9 @@ class Copies:
             tensors={name: replace(tensor, files=_numbers(tensor)) for name, tensor in left.tensors.items()},
             files=(),
             manifest=manifest,
-            cells=self._fetch(rank, left),
+            cells=self._fetch(step.rank, left),
         )
-        return restore(rank, source, verify=False)
+        return restore(step.rank, source, verify=False)
 
     def forget(self, but: int | None = None) -> None:
         """Delete the copies on this host, but those of one step."""
@@ -168,16 +168,16 @@ class Copies:
 
     def _notes(self) -> list[Kept]:
         """The notes of this host whose files are whole; of one of its ranks, as all see the same."""
-        if self.hosts.index(self.hosts[_own_rank()]) != _own_rank():
+        if self.hosts.index(self.hosts[rank_number()]) != rank_number():
             return []
         return list(_whole_notes(self.folder))
 
     def _fetch(self, rank: RankStep, left: Left) -> dict[Cell, torch.Tensor]:
         """The cells that this rank reads of: from its own host, else sent by a rank of another one."""
-        mesh, own = rank.place.mesh, _own_rank()
+        mesh, own = rank.place.mesh, rank_number()
         mine: dict[Cell, str] = {}
         transfers = []
-        for spread in spreads(rank):
+        for spread in spreads(rank, left.progress.updates):
             tensor = left.tensors.get(spread.name)
             if tensor is None:
                 continue  # said when it is restored
@@ -291,10 +291,6 @@ def _token(folder: Path) -> str:
     finally:
         fresh.unlink()
     return path.read_text(encoding="utf-8")
-
-
-def _own_rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def _gathered(own: Any) -> Sequence[Any]:

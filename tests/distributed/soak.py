@@ -2,9 +2,9 @@
 
     python -m tests.distributed.soak --steps 200 --kills 20 --changes 2
 
-Trains a tiny Llama on four processes twice. The second time workers are killed (SIGKILL) at random moments, every other
-one while a checkpoint is being written, and the number of devices goes down and up again. Then every step must have been
-reported, its loss be that of the undisturbed run, the weights be the same, and no process be left.
+Trains a tiny Llama on four processes twice. The second time workers are killed (SIGKILL) at random moments, every
+other one while a checkpoint is being written, and the number of devices goes down and up again. Then every step must
+have been reported, its loss be that of the undisturbed run, the weights be the same, and no process be left.
 
 Without changes of the number of devices "the same" is bit for bit; with them sums are made in another order, and the
 script prints by how much that shows.
@@ -47,8 +47,8 @@ class Hurt:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a run has left: its last loss of every step, its restarts, its state by name, and those of its processes that
-    live on."""
+    """What a run has left: its last loss of every step, its restarts, its state by name, and those of its processes
+    that live on."""
 
     code: int
     losses: dict[int, float]

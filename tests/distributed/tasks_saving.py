@@ -72,10 +72,10 @@ def resumed(
     assert (found.step, found.samples, found.seed) == (2, 2 * plan.training.global_batch, SEED)
     assert found.data == {"epoch": 3}
     assert again.steps == 2
-    return wanted, losses(model, again, 2, 3), _unequal(whole, again)
+    return wanted, losses(model, again, 2, 3), unequal(whole, again)
 
 
-def _unequal(first: TrainingStep, other: TrainingStep) -> list[str]:
+def unequal(first: TrainingStep, other: TrainingStep) -> list[str]:
     one, two = live_tensors(first.rank), live_tensors(other.rank)
     assert one.keys() == two.keys()
     return [name for name, tensor in one.items() if not torch.equal(tensor, two[name])]
