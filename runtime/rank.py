@@ -6,6 +6,7 @@
     NOTES/rank3.json     why it failed: exit code and message
     NOTES/rank3.trace    where it is in its code, when it is asked (SIGUSR1)
     NOTES/rank3.done     it has done its work
+    NOTES/leave          the process that started all of them wants them to end after this step
 
 Without notes (several nodes, torchrun started by hand) a line on stderr says why it failed, and it watches itself.
 """

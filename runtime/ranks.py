@@ -34,11 +34,12 @@ def run_ranks(
     processes: int,
     on_line: Callable[[str], None] | None = None,
     timeout: float | None = None,
+    leave: Callable[[], bool] = lambda: False,
 ) -> int:
     """Run `python -m module` in so many processes of this machine, on loopback, and return the exit code.
 
     The module takes `--notes FOLDER`, for `be_a_rank`. What the ranks print goes to stdout, or line by line to
-    `on_line`. Raises RunError, with what went wrong first, where a rank fails, is killed, or where no rank makes
+    `on_line`. Where `leave` says so, they get the note that asks them to end (`LEAVE`). Raises RunError, with what went wrong first, where a rank fails, is killed, or where no rank makes
     progress for `timeout` seconds (None: for ever). Nothing that was started is left when this returns or raises.
     """
     with tempfile.TemporaryDirectory(prefix="plan-run-") as notes, tempfile.TemporaryFile("w+") as noise:
@@ -50,7 +51,7 @@ def run_ranks(
         ]  # fmt: skip
         (Path(notes) / "parent").write_text(str(os.getpid()), encoding="utf-8")
         sys.stdout.flush()
-        returned, watch = _run(command, noise, _environment(processes), on_line, Path(notes), timeout)
+        returned, watch = _run(command, noise, _environment(processes), on_line, Path(notes), timeout, leave)
         if returned == 0 and watch.verdict is None:
             return 0
         noise.seek(0)
@@ -80,6 +81,7 @@ def _run(
     on_line: Callable[[str], None] | None,
     notes: Path,
     timeout: float | None,
+    leave: Callable[[], bool],
 ) -> tuple[int, Watch]:
     """Run torchrun to its end. Where this process is told to stop, torchrun is told first, which ends its ranks."""
     ours = threading.current_thread() is threading.main_thread()  # only there can a signal be handled
@@ -89,7 +91,7 @@ def _run(
         child = subprocess.Popen(
             command, env=environment, stderr=noise, stdout=None if on_line is None else subprocess.PIPE, text=True
         )
-        with Watch(child=child, notes=notes, timeout=timeout) as watch:
+        with Watch(child=child, notes=notes, timeout=timeout, leave=leave) as watch:
             try:
                 if on_line is not None and child.stdout is not None:
                     for line in child.stdout:

@@ -11,11 +11,15 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
 from runtime.breakdown import standstill
 from runtime.rank import is_alive
+
+LEAVE = "leave"
+"""The note that asks the ranks to end after the step that they are in."""
 
 _GRACE = 2.0  # seconds between the first failure and the end of all ranks
 _LOOK = 0.1  # seconds between two looks
@@ -24,14 +28,22 @@ _ANSWER = 2.0  # seconds in which a rank says where it is
 
 class Watch:
     """A thread beside the process that reads what the ranks print. Use it as a context: it ends with everything that
-    was started."""
+    was started. It asks `leave` now and then, and leaves the ranks a note where that is so."""
 
-    def __init__(self, *, child: "subprocess.Popen[str]", notes: Path, timeout: float | None) -> None:
+    def __init__(
+        self,
+        *,
+        child: "subprocess.Popen[str]",
+        notes: Path,
+        timeout: float | None,
+        leave: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.verdict: str | None = None  # why the run was ended, where no rank says it
         self.killed: set[int] = set()
         self._child = child
         self._notes = notes
         self._timeout = timeout
+        self._leave = leave
         self._progress = time.time()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch of the ranks", daemon=True)
@@ -52,6 +64,8 @@ class Watch:
     def _watch(self) -> None:
         """Look until the run is over, then end what is left of it."""
         while self._child.poll() is None and not self._over():
+            if not (self._notes / LEAVE).exists() and self._leave():
+                (self._notes / LEAVE).touch()
             time.sleep(_LOOK)
         if self._child.poll() is None and (self._stopped.is_set() or self.verdict is not None):
             self._child.terminate()
