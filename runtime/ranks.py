@@ -39,8 +39,9 @@ def run_ranks(
     """Run `python -m module` in so many processes of this machine, on loopback, and return the exit code.
 
     The module takes `--notes FOLDER`, for `be_a_rank`. What the ranks print goes to stdout, or line by line to
-    `on_line`. Where `leave` says so, they get the note that asks them to end (`LEAVE`). Raises RunError, with what went wrong first, where a rank fails, is killed, or where no rank makes
-    progress for `timeout` seconds (None: for ever). Nothing that was started is left when this returns or raises.
+    `on_line`. Where `leave` says so they get the note that asks them to end (`runtime.watch.LEAVE`). Raises RunError,
+    with what went wrong first, where a rank fails, is killed, or where no rank makes progress for `timeout` seconds
+    (None: for ever). Nothing that was started is left when this returns or raises.
     """
     with tempfile.TemporaryDirectory(prefix="plan-run-") as notes, tempfile.TemporaryFile("w+") as noise:
         command = [
