@@ -22,9 +22,12 @@ from typing import TYPE_CHECKING
 from planner.errors import PlannerError, RequestError
 from planner.plan.file import load_plan
 from planner.plan.plan import Plan
+from runtime.checkpoint.folder import newest
 from runtime.rank import At, be_a_rank
 from runtime.ranks import run_ranks
+from runtime.recovery.running import reading, run_on_and_on
 from runtime.run_settings import RunSettings, arguments_parser, settings_of
+from runtime.watch import LEAVE
 
 if TYPE_CHECKING:
     from runtime.progress import Report
@@ -44,18 +47,14 @@ def launch(
     plan = load_plan(Path(plan_path))
     _check(settings)
     if "RANK" in os.environ:
+        if settings.restarts:
+            raise RequestError("--restarts: the launcher starts the ranks; ask it, such as torchrun --max-restarts")
         return be_a_rank(lambda at: _train(plan, settings, on_report, at), None, settings.timeout)
 
-    def read(line: str) -> None:
-        from runtime.progress import report_of
-
-        report = report_of(line)
-        if report is None:
-            on_line(line)
-        else:
-            on_report(report)
-
-    return run_ranks("runtime", [str(plan_path), *settings.flags()], plan.cluster.devices, read, settings.timeout)
+    if settings.restarts or settings.elastic is not None:
+        return run_on_and_on(Path(plan_path), plan, settings, on_report, on_line)
+    words, read = [str(plan_path), *settings.flags()], reading(on_report, on_line)
+    return run_ranks("runtime", words, plan.cluster.devices, read, settings.timeout)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,7 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = arguments_parser().parse_args(arguments)
     settings = settings_of(given)
     if given.notes is not None:
-        return be_a_rank(lambda at: _train(load_plan(given.plan), settings, _write_record, at), given.notes)
+        asked = Path(given.notes) / LEAVE
+        return be_a_rank(
+            lambda at: _train(load_plan(given.plan), settings, _write_record, at, asked.exists), given.notes
+        )
     try:
         return launch(given.plan, settings, write_json if given.json else write_text)
     except PlannerError as error:
@@ -112,6 +114,14 @@ def _check(settings: RunSettings) -> None:
             "--continue: goes on from the newest checkpoint in --save; give --save DIR, or --resume PATH"
         )
     given = [("--resume", settings.resume), ("--continue", settings.go_on), ("--weights", settings.weights)]
+    if settings.restarts is not None and settings.restarts < 0:
+        raise RequestError(f"--restarts {settings.restarts}: give 0 or more")
+    wants = (("--restarts", settings.restarts), ("--elastic", settings.elastic), ("--copies", settings.copies))
+    if settings.save is None and (asked := [flag for flag, value in wants if value]):
+        raise RequestError(f"{asked[0]}: needs a folder of checkpoints to go on from; give --save DIR")
+    if settings.copies and settings.check:
+        raise RequestError("--copies: the unsharded model beside the run cannot go on from them; give --no-check")
+    _check_folder(settings)
     if len(both := [flag for flag, value in given if value]) > 1:
         raise RequestError(f"{' and '.join(both)}: say one place to start from")
     if settings.data is None and (settings.shuffle or settings.workers or not settings.full_batch):
@@ -119,7 +129,25 @@ def _check(settings: RunSettings) -> None:
         raise RequestError(f"{flag}: synthetic data is drawn, not read; give --data package.module:factory")
 
 
-def _train(plan: Plan, settings: RunSettings, on_report: Callable[["Report"], None], at: At) -> int:
+def _check_folder(settings: RunSettings) -> None:
+    """A run that starts anew must not delete the checkpoints of another one, nor go on from them by mistake."""
+    if settings.save is None or settings.go_on or settings.resume is not None:
+        return
+    found = newest(Path(settings.save))
+    if found is not None:
+        raise RequestError(
+            f"--save {settings.save}: has checkpoints already, the last is {found.name}; go on from it with --continue,"
+            " or name another folder"
+        )
+
+
+def _train(
+    plan: Plan,
+    settings: RunSettings,
+    on_report: Callable[["Report"], None],
+    at: At,
+    leave: Callable[[], bool] = lambda: False,
+) -> int:
     import torch.distributed as dist
 
     from runtime.device_mesh import current_device, local_rank, start_processes
@@ -127,8 +155,13 @@ def _train(plan: Plan, settings: RunSettings, on_report: Callable[["Report"], No
     from runtime.training import train
 
     start_processes(current_device(local_rank()))
+    if settings.elastic is not None and dist.get_world_size() != plan.cluster.devices:
+        from runtime.recovery.replanning import plan_of_all
+
+        at("looking for a plan for other devices")
+        plan = plan_of_all(plan, settings, dist.get_world_size())
     code = 0
-    for report in train(plan, settings, at):
+    for report in train(plan, settings, at, leave=leave):
         if dist.get_rank() == 0:
             on_report(report)
             code = 1 if isinstance(report, RunSummary) and not report.agrees else 0

@@ -23,6 +23,10 @@ class RunSettings:
     `save` is the folder of checkpoints: one every `save_every` steps and one behind the last, of which `keep` stay.
     Training goes on from the checkpoint at `resume`, or with `go_on` from the newest in `save` where there is one;
     `steps` counts those before it too. `weights` has the model to start from: a checkpoint, or files of Hugging Face.
+
+    Ranks that break down are started again, `restarts` times in a row without a step between (None: 3 times where the
+    run is elastic, else never). `elastic` is a range of devices, such as "2:4", within which training goes on with
+    fewer or more. `copies` keeps copies of the state in the memory of the hosts, after every step.
     """
 
     steps: int = 5
@@ -40,6 +44,9 @@ class RunSettings:
     resume: str | None = None
     go_on: bool = False
     weights: str | None = None
+    restarts: int | None = None
+    elastic: str | None = None
+    copies: bool = False
 
     def flags(self) -> list[str]:
         """The settings as `arguments_parser` reads them."""
@@ -48,10 +55,12 @@ class RunSettings:
         words += ["--model", self.model] if self.model is not None else []
         words += ["--data", self.data] if self.data is not None else []
         words += ["--save-every", str(self.save_every), "--keep", str(self.keep)]
-        for flag, path in (("--save", self.save), ("--resume", self.resume), ("--weights", self.weights)):
-            words += [flag, path] if path is not None else []
-        given = (("--no-check", not self.check), ("--shuffle", self.shuffle), ("--own-samples", not self.full_batch))
-        given += (("--continue", self.go_on),)
+        words += ["--restarts", str(self.restarts)] if self.restarts is not None else []
+        paths = (("--save", self.save), ("--resume", self.resume), ("--weights", self.weights))
+        for flag, text in (*paths, ("--elastic", self.elastic)):
+            words += [flag, text] if text is not None else []
+        given = [("--no-check", not self.check), ("--shuffle", self.shuffle), ("--own-samples", not self.full_batch)]
+        given += [("--continue", self.go_on), ("--copies", self.copies)]
         return words + [flag for flag, wanted in given if wanted]
 
 
@@ -74,6 +83,9 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--resume", metavar="PATH", help="go on from a checkpoint, or the newest of a folder")
     parser.add_argument("--continue", dest="go_on", action="store_true", help="go on from the newest in --save, if any")
     parser.add_argument("--weights", metavar="PATH", help="start from the model of a checkpoint or of Hugging Face")
+    parser.add_argument("--restarts", type=int, help="failures in a row without a step that are borne (default 0)")
+    parser.add_argument("--elastic", metavar="MIN:MAX", help="go on with fewer devices, or more, on another plan")
+    parser.add_argument("--copies", action="store_true", help="keep copies of the state in the memory of the hosts")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parser.add_argument("--notes", help=argparse.SUPPRESS)
     return parser
@@ -97,4 +109,7 @@ def settings_of(given: argparse.Namespace) -> RunSettings:
         resume=given.resume,
         go_on=given.go_on,
         weights=given.weights,
+        restarts=given.restarts,
+        elastic=given.elastic,
+        copies=given.copies,
     )

@@ -7,7 +7,7 @@ means for a precision.
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -36,9 +36,14 @@ _WARM_UP = 2  # steps whose times do not count
 
 
 def train(
-    plan: Plan, settings: RunSettings, at: At = lambda what: None, optimizer: OptimizerSettings | None = None
+    plan: Plan,
+    settings: RunSettings,
+    at: At = lambda what: None,
+    optimizer: OptimizerSettings | None = None,
+    leave: Callable[[], bool] = lambda: False,
 ) -> Iterator[Report]:
-    """Reports of the training steps, one by one, and the summary. Collective. `at` is told what comes next.
+    """Reports of the training steps, one by one, and the summary. Collective. `at` is told what comes next. An elastic
+    run asks on rank 0 after every step whether to `leave`: it ends then with a checkpoint and without a summary.
 
     Raises PlannerError where the plan cannot be executed (see `runtime.parallelize`) or the data does not suffice.
     """
@@ -63,7 +68,11 @@ def train(
         seconds.append(report.seconds)
         worst = max(worst, report.difference)
         yield report
-        checkpoints.save(step)
+        leaving = settings.elastic is not None and number < settings.steps and _said_by_first(leave(), device)
+        checkpoints.save(step, leaving=leaving)
+        if leaving:
+            checkpoints.wait()
+            return
         at(f"reading the batch of step {number + 1}" if number < settings.steps else "summing up")
     checkpoints.wait()
     yield run.summary(seconds, worst if _compares(plan, settings) else None)
@@ -102,6 +111,14 @@ def _compares(plan: Plan, settings: RunSettings) -> bool:
     that is trained with stale weights has other losses."""
     stale = plan.schedule in ASYNCHRONOUS
     return settings.check and not plan.training.update.local_parameters and not stale
+
+
+def _said_by_first(word: bool, device: torch.device) -> bool:
+    """What rank 0 says, on every rank. Collective."""
+    said = torch.tensor([word], dtype=torch.uint8, device=device)
+    if dist.is_initialized():
+        dist.broadcast(said, src=0)
+    return bool(said.item())
 
 
 def _is_first(place: RankMesh) -> bool:

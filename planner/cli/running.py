@@ -55,6 +55,25 @@ def run(
         Path | None,
         typer.Option(metavar="PATH", help="Start from the model of a checkpoint, or of files of Hugging Face."),
     ] = None,
+    restarts: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Start again from the last checkpoint where a process breaks down, N times in a row without a step.",
+            min=0,
+        ),
+    ] = None,
+    elastic: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MIN:MAX",
+            help="Go on with fewer devices, or more again, on a plan that is searched for them; DIR/devices says how"
+            " many there are.",
+        ),
+    ] = None,
+    copies: Annotated[
+        bool, typer.Option("--copies", help="Keep copies of the state in memory, so that at most one step is lost.")
+    ] = False,
     timeout: Annotated[
         float, typer.Option(help="Seconds without progress of any rank after which the run is ended.")
     ] = 600.0,
@@ -69,6 +88,8 @@ def run(
     [bold]plan run tiny.json --steps 100 --data package.module:dataset --shuffle --no-check[/bold]
 
     [bold]plan run tiny.json --steps 1000 --save runs/tiny --save-every 50 --continue --no-check[/bold]
+
+    [bold]plan run tiny.json --steps 1000 --save runs/tiny --elastic 2:4 --copies --no-check[/bold]
     """
     from runtime.launch import launch
     from runtime.run_settings import RunSettings
@@ -76,7 +97,7 @@ def run(
     settings = RunSettings(
         steps=steps, seed=seed, check=check, model=model, data=data, shuffle=shuffle, full_batch=full_batch,
         workers=workers, timeout=timeout, save=_text(save), save_every=save_every, keep=keep, resume=_text(resume),
-        go_on=go_on, weights=_text(weights),
+        go_on=go_on, weights=_text(weights), restarts=restarts, elastic=elastic, copies=copies,
     )  # fmt: skip
     with reporting(as_json), _shown(as_json, steps) as (on_report, on_line):
         code = launch(plan_file, settings, on_report, on_line)

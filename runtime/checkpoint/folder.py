@@ -26,6 +26,11 @@ def name_of(step: int) -> str:
     return f"step-{step:06d}"
 
 
+def step_of(path: Path) -> int:
+    """The step of a whole checkpoint."""
+    return int(path.name.removeprefix("step-"))
+
+
 def part_of(folder: Path, step: int, token: str) -> Path:
     """Where a checkpoint is written before it is whole; `token` is that of the run."""
     return folder / f".{name_of(step)}.{token}.part"
@@ -37,7 +42,7 @@ def checkpoints(folder: Path) -> list[Path]:
         found = [path for path in folder.iterdir() if _WHOLE.fullmatch(path.name) and (path / MANIFEST).is_file()]
     except OSError:
         return []
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+    return sorted(found, key=step_of)
 
 
 def newest(folder: Path) -> Path | None:

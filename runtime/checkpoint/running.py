@@ -5,10 +5,12 @@ from pathlib import Path
 import torch
 
 from planner.errors import RequestError
+from runtime.checkpoint.folder import step_of
 from runtime.checkpoint.restoring import Restored, name_in, open_together, restore
 from runtime.checkpoint.saving import Checkpoints
 from runtime.checkpoint.source import Source
 from runtime.rank import At
+from runtime.recovery.copies import Copies, run_of
 from runtime.run_settings import RunSettings
 from runtime.step import RankStep
 from runtime.training_step import TrainingStep
@@ -16,8 +18,8 @@ from runtime.unsharded import UnshardedStep
 
 
 class RunCheckpoints:
-    """Those of one run. Every method is collective. `resumed` and `saved` name what it went on from, and the last that
-    it has saved."""
+    """Those of one run, and its copies in memory where it has some. Every method is collective. `resumed` and `saved`
+    name what it went on from, and the last that it has saved."""
 
     def __init__(self, settings: RunSettings, at: At) -> None:
         self._settings, self._at = settings, at
@@ -27,6 +29,9 @@ class RunCheckpoints:
         if settings.save is not None:
             at("opening the checkpoints")
             self._own = Checkpoints(settings.save, keep=settings.keep, timeout=settings.timeout)
+        self._copies = None
+        if settings.copies and settings.save is not None:
+            self._copies = Copies(run_of(Path(settings.save)))
 
     def restore(self, step: TrainingStep) -> Source | None:
         """Load what the run starts from, and return it; None where that is nothing.
@@ -35,6 +40,8 @@ class RunCheckpoints:
         seed, or without a state to go on from.
         """
         settings, path = self._settings, self._start()
+        if self._from_copies(step, path):
+            return None
         if path is None:
             return None
         self._at(f"loading {path}")
@@ -44,6 +51,21 @@ class RunCheckpoints:
         found: Restored = restore(step.rank, source, weights_only=settings.weights is not None)
         self.resumed = f"{found.path}, step {found.step}" if settings.weights is None else f"the model in {found.path}"
         return source
+
+    def _from_copies(self, step: TrainingStep, path: Path | None) -> bool:
+        """Go on from copies in memory, where they are not older than the checkpoint that there is; drop all others."""
+        if self._copies is None:
+            return False
+        left = self._copies.left() if self._settings.go_on else None
+        saved = -1 if path is None else step_of(path)
+        if left is None or not saved <= left.progress.step <= self._settings.steps:
+            self._copies.forget()
+            return False
+        self._at(f"loading copies of step {left.progress.step} in memory")
+        self._copies.restore(step, left)
+        self._copies.forget(but=left.progress.step)
+        self.resumed = f"copies in memory, step {left.progress.step}"
+        return True
 
     def _start(self) -> Path | None:
         settings = self._settings
@@ -71,18 +93,24 @@ class RunCheckpoints:
                 f" of the data and what is dropped; give --seed {progress.seed}"
             )
 
-    def save(self, step: TrainingStep) -> None:
-        """Save after a step, where it is one behind which the run saves."""
+    def save(self, step: TrainingStep, *, leaving: bool = False) -> None:
+        """Save after a step, where it is one behind which the run saves, or after which it leaves; keep copies of every
+        step."""
         due = step.steps % self._settings.save_every == 0 or step.steps == self._settings.steps
-        if self._own is not None and due:
+        if self._own is not None and (due or leaving):
             self._at(f"saving step {step.steps}")
             self.saved = str(self._own.save(step))
+        if self._copies is not None:
+            self._at(f"copying step {step.steps}")
+            self._copies.take(step)
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is whole."""
+        """Wait until the last checkpoint is whole; nothing in memory is needed then."""
         if self._own is not None:
             self._at("waiting for the last checkpoint")
             self._own.wait()
+        if self._copies is not None:
+            self._copies.close()
 
 
 def restore_plain(plain: UnshardedStep, rank: RankStep, source: Source) -> None:

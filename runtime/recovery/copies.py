@@ -18,6 +18,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -37,7 +38,7 @@ from runtime.checkpoint.source import Source
 from runtime.checkpoint.spread import Spread
 from runtime.checkpoint.state import live_tensors, spreads
 from runtime.checkpoint.tensor_files import Entry, check_file, dtype_name, dtype_of, write_tensors
-from runtime.checkpoint.together import rank_number, together
+from runtime.checkpoint.together import rank_number, said_by_first, together
 from runtime.recovery.keepers import Cell, held, keepers
 from runtime.recovery.transfers import Transfer, transfer
 from runtime.step import RankStep
@@ -45,6 +46,9 @@ from runtime.training_step import TrainingStep
 
 FOLDER = "PLAN_COPIES"
 """The environment variable that names the folder of the copies, where it is not one in shared memory."""
+
+RUN = "run"
+"""The file in the folder of checkpoints that has the name of the run."""
 
 _NAME = re.compile(r"step-(\d+)\.rank-(\d+)\.(?:safetensors|json|fresh)")
 
@@ -166,6 +170,10 @@ class Copies:
             if but is None or _step_of(path) != but:
                 path.unlink(missing_ok=True)
 
+    def close(self) -> None:
+        """Delete all that is kept on this host: the run is over."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
     def _notes(self) -> list[Kept]:
         """The notes of this host whose files are whole; of one of its ranks, as all see the same."""
         if self.hosts.index(self.hosts[rank_number()]) != rank_number():
@@ -240,6 +248,16 @@ class _Files:
         return found
 
 
+def run_of(folder: Path) -> str:
+    """The name of the run whose checkpoints are in a folder, the same in all its processes and in those that go on from
+    them. Collective."""
+
+    def made() -> str:
+        return _first_said(folder / RUN)
+
+    return said_by_first(made)
+
+
 def shared_memory() -> Path:
     """A folder whose files lie in memory, or that of temporary files where there is none."""
     memory = Path("/dev/shm")
@@ -280,17 +298,24 @@ def _step_of(path: Path) -> int:
 
 def _token(folder: Path) -> str:
     """What all processes of this host read in the folder, and no other host has."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "host"
-    fresh = folder / f"host.{os.getpid()}"
-    fresh.write_text(secrets.token_hex(8), encoding="utf-8")
+    return _first_said(folder / "host")
+
+
+def _first_said(path: Path) -> str:
+    """A random word in a file: that of the first process that asks."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        os.link(fresh, path)  # the first one stays
-    except FileExistsError:
-        pass
-    finally:
-        fresh.unlink()
-    return path.read_text(encoding="utf-8")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(secrets.token_hex(8), encoding="utf-8")
+        try:
+            os.link(fresh, path)
+        except FileExistsError:
+            pass
+        finally:
+            fresh.unlink()
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be written: {error.strerror}; name another place") from error
 
 
 def _gathered(own: Any) -> Sequence[Any]:

@@ -14,13 +14,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hardware_profiles import HardwareProfileError
-from planner.errors import PlannerError, RequestError, RunError
+from planner.errors import CheckpointError, PlannerError, RequestError, RunError
 from planner.plan.file import dump_plan, load_plan, parse_plan, write_atomically
 from planner.plan.plan import ASYNCHRONOUS, Plan
+from runtime.checkpoint.together import said_by_first
+from runtime.run_settings import RunSettings
 
 if TYPE_CHECKING:
     from planner.graph.operator_graph import OperatorGraph
     from planner.models.zoo import BuiltModel
+
+
+PLANS = "plans"
+"""The folder of the plans, in that of the checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +125,24 @@ class Plans:
             sequence_length=None if ":" in reference else first.model.sequence_length,
         )
         return built, trace(on_meta(built.module), built.args, built.kwargs)
+
+
+def plan_of_all(first: Plan, settings: RunSettings, devices: int) -> Plan:
+    """The plan of an elastic run for as many devices as there are processes, the same on every rank. Collective. Raises
+    PlannerError, on every rank, where there is none."""
+    assert settings.elastic is not None
+    assert settings.save is not None
+    allowed, folder = range_of(settings.elastic), Path(settings.save) / PLANS
+
+    def found() -> str:
+        try:
+            if not allowed.least <= devices <= allowed.most:
+                raise RunError(f"--elastic {allowed}: there are {devices} processes")
+            return dump_plan(Plans(first, folder, allowed, settings.model).plan(devices))
+        except PlannerError as error:
+            raise CheckpointError(str(error)) from error
+
+    return parse_plan(said_by_first(found))
 
 
 def _check(plan: Plan, allowed: Range) -> None:

@@ -1,0 +1,82 @@
+"""A run on this machine that goes on after failures, and on as many devices as there are."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from planner.plan.plan import Plan
+from runtime.checkpoint.folder import newest, step_of
+from runtime.progress import Report, report_of
+from runtime.ranks import run_ranks
+from runtime.recovery.replanning import PLANS, Plans, range_of
+from runtime.recovery.supervisor import Attempt, Supervisor
+from runtime.run_settings import RunSettings
+
+ELASTIC_RESTARTS = 3
+"""Failures in a row without a step that an elastic run bears where nothing is said."""
+
+
+def run_on_and_on(
+    path: Path,
+    plan: Plan,
+    settings: RunSettings,
+    on_report: Callable[[Report], None],
+    on_line: Callable[[str], None],
+) -> int:
+    """Run the ranks of a plan until all steps are done, again and again where they break down or devices come and go;
+    returns the exit code. `settings.save` has the checkpoints from which they go on.
+
+    Raises PlannerError as `run_ranks` does, and RunError after too many failures.
+    """
+    assert settings.save is not None
+    folder, restarts = Path(settings.save), settings.restarts
+    plans = None
+    if settings.elastic is not None:
+        plans = Plans(plan, folder / PLANS, range_of(settings.elastic), settings.model)
+        restarts = ELASTIC_RESTARTS if restarts is None else restarts
+    before = newest(folder)
+
+    def start(attempt: Attempt) -> int:
+        last = newest(folder)
+        if last is not None and step_of(last) >= settings.steps and last != before:
+            return 0  # it broke down behind its last step
+        given = settings if last is None else replace(settings, go_on=True, resume=None, weights=None)
+        words = [str(attempt.path or path), *given.flags()]
+        return run_ranks("runtime", words, attempt.plan.cluster.devices, read, settings.timeout, attempt.leave)
+
+    supervisor = Supervisor(
+        start=start, plan=plan, steps=settings.steps, restarts=restarts or 0, tell=on_report, plans=plans, folder=folder
+    )
+
+    def see(report: Report) -> None:
+        supervisor.see(report)
+        on_report(report)
+
+    read = reading(see, on_line)
+    try:
+        return supervisor.run()
+    finally:
+        _forget(folder)
+
+
+def reading(on_report: Callable[[Report], None], on_line: Callable[[str], None]) -> Callable[[str], None]:
+    """What becomes of a line of the ranks: a report, or any other."""
+
+    def read(line: str) -> None:
+        report = report_of(line)
+        if report is None:
+            on_line(line)
+        else:
+            on_report(report)
+
+    return read
+
+
+def _forget(folder: Path) -> None:
+    """Nothing of a run that is over stays in memory."""
+    from runtime.recovery.copies import RUN, shared_memory
+
+    name = folder / RUN
+    if name.is_file():
+        shutil.rmtree(shared_memory() / f"plan-run-{name.read_text(encoding='utf-8')}", ignore_errors=True)
