@@ -133,7 +133,7 @@ def _bar(steps: int) -> Iterator[tuple[OnReport, OnLine]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from runtime.progress import StepReport
+    from runtime.progress import RunSummary, StepReport
 
     console = Console(highlight=False)
     columns = (
@@ -150,7 +150,8 @@ def _bar(steps: int) -> Iterator[tuple[OnReport, OnLine]]:
             if isinstance(report, StepReport):
                 progress.update(task, completed=report.step, description=report.text().partition("   ")[2])
             else:
-                progress.stop()
+                if isinstance(report, RunSummary):
+                    progress.stop()
                 for line in report.lines():
                     console.print(line, markup=False, soft_wrap=True)
 
