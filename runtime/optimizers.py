@@ -74,6 +74,10 @@ OPTIMIZERS: Mapping[str, Callable[[Sequence[torch.Tensor], OptimizerSettings, To
 }
 
 
+MOMENTS: Mapping[str, tuple[str, ...]] = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
+"""What is kept of every element of a weight, by the names of torch, for the optimizers whose states can be parked."""
+
+
 def make_optimizer(
     name: str, weights: Sequence[torch.Tensor], settings: OptimizerSettings, total: Total = lambda squares: squares
 ) -> Optimizer:

@@ -38,7 +38,11 @@ MEASUREMENTS = Measurements(
     ),
     collectives=(CollectiveRow(kind="all_reduce", devices=2, message=1024.0, seconds=3e-4),),
 )  # fmt: skip
-ORIGINS = {"device": Origin(source="a test", kind="measured"), "level": Origin(source="a test", kind="fitted")}
+ORIGINS = {
+    "device": Origin(source="a test", kind="measured"),
+    "level": Origin(source="a test", kind="fitted"),
+    "host": Origin(source="a test", kind="assumed"),
+}
 
 
 def test_measurements_read_back_exactly(tmp_path: Path) -> None:
