@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from hardware_profiles import Home
-from planner.sharding.layout import PARTIAL, REPLICATE, Layout, Placement, divides, shard
+from planner.sharding.layout import PARTIAL, REPLICATE, Layout, Placement, divides, format_layout, shard
 
 Option = tuple[Placement, Placement, Placement]
 """What one axis does to weight, gradient and state."""
@@ -43,6 +43,12 @@ class StoredParameter:
     def parked(self) -> bool:
         """Whether the state is kept outside of the device."""
         return self.state_home != "device"
+
+    @property
+    def state_words(self) -> str:
+        """Layout and home of the state: `S0`, `S0 host`."""
+        layout = format_layout(self.state)
+        return f"{layout} {self.state_home}".strip() if self.parked else layout
 
     def on(self, axis: int) -> Option:
         """What one axis does."""
