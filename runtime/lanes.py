@@ -29,6 +29,12 @@ class Mark:
         if event is not None:
             event.wait()
 
+    def finish(self) -> None:
+        """What the host does from here on comes behind this point."""
+        event = self._issued.result() if self._issued is not None else self._event
+        if event is not None:
+            event.synchronize()
+
 
 class Lane:
     """One direction between a device and its host."""

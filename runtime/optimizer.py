@@ -16,7 +16,7 @@ States that the plan parks outside of the device come to it one after the other,
 of its weight (`runtime.parked_states`); those that stay are updated while the first of them arrive.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,14 +26,14 @@ from planner.plan.once import gathering_buckets
 from planner.plan.parked import visiting_order
 from planner.plan.plan import ASYNCHRONOUS
 from planner.sharding.buckets import Bucket
-from planner.sharding.redistribute import COLLECTIVES, redistribution
+from planner.sharding.redistribute import COLLECTIVES, Step, redistribution
 from runtime.device_mesh import RankMesh
 from runtime.flight import Flight
 from runtime.norms import clip, global_norm, whole_squares
-from runtime.optimizers import OptimizerSettings, make_optimizer, wide_dtype
+from runtime.optimizers import OptimizerSettings, kept_of, make_optimizer, moments_of, start_moments, wide_dtype
 from runtime.outside import Outside
 from runtime.parameters import LocalParameter
-from runtime.parked_states import ParkedStates
+from runtime.parked_states import MASTER, ParkedStates
 from runtime.redistribute import apply_steps, convert
 from runtime.reduction import Reduction
 
@@ -45,6 +45,11 @@ class _Master:
     parameter: LocalParameter
     weight: torch.Tensor
     view: bool
+
+    @property
+    def derived(self) -> bool:
+        """Whether the kept weight says all that it does."""
+        return self.weight.dtype == self.parameter.piece.dtype
 
 
 class ShardedOptimizer:
@@ -65,7 +70,9 @@ class ShardedOptimizer:
         self.reduction = Reduction(bound, self._trainable, place, arrivals)
         self._norm: torch.Tensor | None = None
         self._renews = bound.plan.schedule in ASYNCHRONOUS  # somebody still computes with the weight from before
-        self._parked = ParkedStates(training.optimizer, place.device, outside or Outside())
+        self.moments = moments_of(training.optimizer, settings)  # what is kept of every element, after an update
+        self.updates = 0  # that were made
+        self._parked = ParkedStates(self.moments, place.device, outside or Outside())
         self._visiting = visiting_order(bound, self._trainable)
         self._masters = [
             _master(p, place, training.update.master_weights, apart=self._renews)
@@ -94,6 +101,40 @@ class ShardedOptimizer:
         moments = [value for state in kept for value in state.values() if isinstance(value, torch.Tensor)]
         return (*masters, *(moment for moment in moments if moment.dim()))
 
+    def kept(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """The same with what it is and the parameter that it belongs to, and what is parked, where that is; of the
+        masters only those that are wider than their weights, as the others can be derived."""
+        for master in self._masters:
+            if not master.derived:
+                yield "master", master.parameter.name, master.weight
+        if self.updates and self._optimizer is not None:
+            for master, kept in zip(self._masters, kept_of(self._optimizer), strict=True):
+                yield from ((kind, master.parameter.name, kept[kind]) for kind in self.moments)
+        for name, visitor in self._visitors.items():
+            for kind, tensor in self._parked.parts(name).items():
+                if not visitor.derived if kind == MASTER else self.updates:
+                    yield kind, name, tensor
+
+    def start(self, updates: int) -> None:
+        """Make room for what is kept after so many updates."""
+        self.updates = updates
+        if self._optimizer is not None:
+            weights = [master.weight for master in self._masters]
+            start_moments(self._optimizer, weights, self.moments, updates)
+        self._parked.start(updates)
+
+    @torch.no_grad()
+    def settle(self, every: bool = False) -> None:
+        """Derive from their weights, which have been written, the masters that can be derived without loss, or every
+        one."""
+        for master in self._masters:
+            if (every or master.derived) and not master.view:
+                master.weight.copy_(_in_layout_of_state(master.parameter, self._place))
+        for name, visitor in self._visitors.items():
+            own = self._parked.parts(name).get(MASTER)
+            if (every or visitor.derived) and own is not None:
+                own.copy_(_in_layout_of_state(visitor.parameter, self._place))
+
     @property
     def rows(self) -> tuple[torch.Tensor, ...]:
         """Bytes of parked states outside of the device."""
@@ -120,6 +161,7 @@ class ShardedOptimizer:
             norm = global_norm(gradients, self._trainable, self._place)
             clip(gradients, norm, self._update.clip_norm)
             self._norm = norm
+        self.updates += 1
         if self._renews:
             for parameter in self._trainable.values():
                 parameter.renew()
@@ -190,14 +232,22 @@ class _Publication:
 
 
 def _master(parameter: LocalParameter, place: RankMesh, widened: bool, *, apart: bool) -> _Master:
-    stored, piece = parameter.stored, parameter.piece.detach()
-    steps = redistribution(parameter.shape, place.mesh, stored.weight, stored.state)
-    weight = apply_steps(piece, steps, place)
+    weight, steps = _in_layout_of_state(parameter, place), _to_state(parameter, place)
     wide = wide_dtype(weight.dtype) if widened else weight.dtype
     view = not apart and wide == weight.dtype and not any(step.kind in COLLECTIVES for step in steps)
     weight = weight.detach() if view else weight.to(wide, copy=True).contiguous()
     weight.grad_dtype = wide_dtype(weight.dtype)
     return _Master(parameter=parameter, weight=weight, view=view)
+
+
+def _to_state(parameter: LocalParameter, place: RankMesh) -> tuple[Step, ...]:
+    stored = parameter.stored
+    return redistribution(parameter.shape, place.mesh, stored.weight, stored.state)
+
+
+def _in_layout_of_state(parameter: LocalParameter, place: RankMesh) -> torch.Tensor:
+    """This rank's piece of the weight in the layout of the state; may be a view of it."""
+    return apply_steps(parameter.piece.detach(), _to_state(parameter, place), place)
 
 
 def _publish(master: _Master, place: RankMesh) -> None:

@@ -11,13 +11,13 @@ of the state is different.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from costmodels import PLACES
 from runtime.lanes import Lane, Mark, here
-from runtime.optimizers import MOMENTS, Optimizer, wide_dtype
+from runtime.optimizers import Optimizer, start_moments, wide_dtype
 from runtime.outside import Outside
 
 MASTER = "master"
@@ -38,7 +38,6 @@ class ParkedState:
     row: torch.Tensor
     shape: torch.Size
     moments: tuple[str, ...]
-    begun: bool = field(default=False)
 
     def part(self, row: torch.Tensor, kind: str) -> torch.Tensor:
         """One kind of a row, as a tensor of the shape of the weight."""
@@ -57,7 +56,6 @@ class ParkedState:
         for kind, tensor in self._tensors().items():
             if not _inside(tensor, place):  # moments that the first update has made
                 self.part(place, kind).copy_(tensor)
-        self.begun = True
         self.release()
 
     def release(self) -> None:
@@ -79,9 +77,10 @@ def _inside(tensor: torch.Tensor, place: torch.Tensor) -> bool:
 class ParkedStates:
     """All parked states of a rank."""
 
-    def __init__(self, optimizer: str, device: torch.device, outside: Outside) -> None:
-        self._moments, self._device, self._outside = MOMENTS.get(optimizer, ()), device, outside
+    def __init__(self, moments: tuple[str, ...], device: torch.device, outside: Outside) -> None:
+        self._moments, self._device, self._outside = moments, device, outside
         self._members: dict[str, ParkedState] = {}
+        self._left: list[Mark] = []  # what the last step has written back
         lanes = [Lane(device, pretended=outside.pretended) for _ in range(2)]
         self._inward, self._outward = lanes
 
@@ -117,6 +116,21 @@ class ParkedStates:
         member.release()
         self._members[name] = member
 
+    def parts(self, name: str) -> dict[str, torch.Tensor]:
+        """What is parked of one parameter, by kind: its own memory outside of the device, for the host to read and
+        write."""
+        while self._left:
+            self._left.pop().finish()
+        member = self._members[name]
+        kinds = (*self._moments, *((MASTER,) if member.own else ()))
+        return {kind: member.part(member.row, kind) for kind in kinds}
+
+    def start(self, updates: int) -> None:
+        """Let the states be those after so many updates, which are written to their rows."""
+        for member in self._members.values():
+            start_moments(member.optimizer, [member.weight], self._moments, updates)
+            member.release()
+
     @torch.no_grad()
     def step(
         self,
@@ -132,7 +146,7 @@ class ParkedStates:
         places = [torch.empty(longest, dtype=torch.uint8, device=self._device) for _ in members[:PLACES]]
         arrivals = [self._fetch(member, place) for member, place in zip(members, places, strict=False)]
         meanwhile()
-        left: list[Mark] = []
+        left = self._left = []
         for at, member in enumerate(members):
             place = places[at % PLACES][: member.row.numel()]
             arrivals[at].wait()
