@@ -13,7 +13,7 @@ master weights, in its own dtype. Where the weight is float32 and the state just
 (or not at all), the master is a view of the weight and costs no memory.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -21,11 +21,11 @@ import torch
 from planner.plan.bind import BoundPlan
 from planner.plan.once import gathering_buckets
 from planner.plan.plan import ASYNCHRONOUS
-from planner.sharding.redistribute import COLLECTIVES, redistribution
+from planner.sharding.redistribute import COLLECTIVES, Step, redistribution
 from runtime.device_mesh import RankMesh
 from runtime.flight import Flight
 from runtime.norms import clip, global_norm, whole_squares
-from runtime.optimizers import OptimizerSettings, make_optimizer, wide_dtype
+from runtime.optimizers import OptimizerSettings, kept_of, make_optimizer, moments_of, start_moments, wide_dtype
 from runtime.parameters import LocalParameter
 from runtime.redistribute import apply_steps, convert
 from runtime.reduction import Reduction
@@ -38,6 +38,11 @@ class _Master:
     parameter: LocalParameter
     weight: torch.Tensor
     view: bool
+
+    @property
+    def derived(self) -> bool:
+        """Whether the kept weight says all that it does."""
+        return self.weight.dtype == self.parameter.piece.dtype
 
 
 class ShardedOptimizer:
@@ -64,6 +69,8 @@ class ShardedOptimizer:
         weights = [master.weight for master in self._masters]
         total = whole_squares(list(self._trainable.values()), place)
         self._optimizer = make_optimizer(training.optimizer, weights, settings, total) if weights else None
+        self.moments = moments_of(training.optimizer, settings)  # what is kept of every element, after an update
+        self.updates = 0  # that were made
 
     def states(self) -> tuple[torch.Tensor, ...]:
         """What is kept between steps beside the weights: masters that are no views of them, and what the optimizer
@@ -72,6 +79,31 @@ class ShardedOptimizer:
         kept = self._optimizer.state.values() if self._optimizer is not None else ()
         moments = [value for state in kept for value in state.values() if isinstance(value, torch.Tensor)]
         return (*masters, *(moment for moment in moments if moment.dim()))
+
+    def kept(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """The same with what it is and the parameter that it belongs to; of the masters only those that are wider than
+        their weights, as the others can be derived."""
+        for master in self._masters:
+            if not master.derived:
+                yield "master", master.parameter.name, master.weight
+        if self.updates and self._optimizer is not None:
+            for master, kept in zip(self._masters, kept_of(self._optimizer), strict=True):
+                yield from ((kind, master.parameter.name, kept[kind]) for kind in self.moments)
+
+    def start(self, updates: int) -> None:
+        """Make room for what is kept after so many updates."""
+        self.updates = updates
+        if self._optimizer is not None:
+            weights = [master.weight for master in self._masters]
+            start_moments(self._optimizer, weights, self.moments, updates)
+
+    @torch.no_grad()
+    def settle(self, every: bool = False) -> None:
+        """Derive from their weights, which have been written, the masters that can be derived without loss, or every
+        one."""
+        for master in self._masters:
+            if (every or master.derived) and not master.view:
+                master.weight.copy_(_in_layout_of_state(master.parameter, self._place))
 
     @property
     def norm(self) -> float | None:
@@ -97,6 +129,7 @@ class ShardedOptimizer:
             master.weight.grad = gradient.to(wide_dtype(master.weight.dtype))
         if self._optimizer is not None:
             self._optimizer.step()
+        self.updates += 1
         for master in self._masters:
             master.weight.grad = None
         self._publish()
@@ -119,14 +152,22 @@ class ShardedOptimizer:
 
 
 def _master(parameter: LocalParameter, place: RankMesh, widened: bool, *, apart: bool) -> _Master:
-    stored, piece = parameter.stored, parameter.piece.detach()
-    steps = redistribution(parameter.shape, place.mesh, stored.weight, stored.state)
-    weight = apply_steps(piece, steps, place)
+    weight, steps = _in_layout_of_state(parameter, place), _to_state(parameter, place)
     wide = wide_dtype(weight.dtype) if widened else weight.dtype
     view = not apart and wide == weight.dtype and not any(step.kind in COLLECTIVES for step in steps)
     weight = weight.detach() if view else weight.to(wide, copy=True).contiguous()
     weight.grad_dtype = wide_dtype(weight.dtype)
     return _Master(parameter=parameter, weight=weight, view=view)
+
+
+def _to_state(parameter: LocalParameter, place: RankMesh) -> tuple[Step, ...]:
+    stored = parameter.stored
+    return redistribution(parameter.shape, place.mesh, stored.weight, stored.state)
+
+
+def _in_layout_of_state(parameter: LocalParameter, place: RankMesh) -> torch.Tensor:
+    """This rank's piece of the weight in the layout of the state; may be a view of it."""
+    return apply_steps(parameter.piece.detach(), _to_state(parameter, place), place)
 
 
 def _publish(master: _Master, place: RankMesh) -> None:

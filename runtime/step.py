@@ -31,6 +31,7 @@ from runtime.device_mesh import RankMesh
 from runtime.executor import Executor, build_executor
 from runtime.finiteness import FiniteWatch, check_gradients, explain
 from runtime.inputs import Inputs
+from runtime.kept_buffers import kept_buffers
 from runtime.observer import Observer
 from runtime.optimizer import ShardedOptimizer
 from runtime.optimizers import OptimizerSettings
@@ -64,6 +65,7 @@ class RankStep:
         self.place = place
         self.seed = seed
         self.steps = 0  # optimizer steps that have been taken
+        self._start = (0, 0)  # steps and samples with which this run began
         self.check_layouts = check_layouts
         self.check_gradients = False
         self.observer: Observer | None = None
@@ -83,6 +85,7 @@ class RankStep:
         self.pipeline = self._pipeline()
         changed = self._changed()
         self.ends = tuple(end for end in step_ends(module) if changed.intersection(map(end.full, end.buffers)))
+        self.kept_buffers = kept_buffers(module, bound, self.cuts, place.device)
         self.reads = frozenset(
             name
             for cut in own
@@ -105,6 +108,17 @@ class RankStep:
             device=place.device,
             copies=bound.plan.training.copies,
         )
+
+    @property
+    def samples(self) -> int:
+        """Samples that have been trained on, by whatever plans."""
+        steps, samples = self._start
+        return samples + (self.steps - steps) * self.bound.plan.training.global_batch
+
+    def start_from(self, steps: int, samples: int) -> None:
+        """Count on from so many steps and samples."""
+        self.steps = steps
+        self._start = (steps, samples)
 
     def __call__(self, inputs: Inputs, learning_rate: float) -> float:
         """Train on one global batch, of which `inputs` gives the pieces of this rank; returns the mean loss.

@@ -12,7 +12,7 @@ import gc
 import os
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,7 @@ class TrainingStep:
         self.place = place
         self.optimizer = RunningOptimizer(settings)
         self.loss: float | None = None
+        self.before_step: Callable[[], None] = _nothing  # raises what went wrong beside training
         self._compared = False  # whether all ranks were given the same first batch
         self._module: nn.Module | None = module  # until its weights have been taken over
         self._forward = forward_of(module)
@@ -74,6 +75,7 @@ class TrainingStep:
         global batch, the same on every rank; or what a `runtime.loader` gives. Raises RequestError for another
         structure or other shapes, and where the ranks were given different batches in the first step.
         """
+        self.before_step()
         inputs = self.inputs_of(*args, **kwargs)
         self.loss = self.rank(inputs, self.optimizer.rate(self.steps))
         return self.loss
@@ -84,6 +86,7 @@ class TrainingStep:
         Under a schedule without a flush ("pipedream", "pipedream_2bw") they follow each other without a break, and the
         pipeline drains behind the last; under others this is one step after the other.
         """
+        self.before_step()
         inputs = [self.inputs_of(batch) for batch in batches]
         rates = [self.optimizer.rate(self.steps + number) for number in range(len(inputs))]
         losses = self.rank.window(inputs, rates) if inputs else []
@@ -192,6 +195,10 @@ class TrainingStep:
                 "the model has not been traced yet: train on a batch first, or give parallelize an example"
             )
         return self._built
+
+
+def _nothing() -> None:
+    """Nothing is done beside training."""
 
 
 _alive: weakref.WeakSet[TrainingStep] = weakref.WeakSet()

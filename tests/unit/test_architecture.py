@@ -52,12 +52,14 @@ HOMES = {
     ),
     "ortools": ("planner.search.solvers",),
     "plotly": ("planner.report.html",),
-    "pydantic": ("hardware_profiles", "planner.plan", "planner.sharding.discover"),
+    "pydantic": ("hardware_profiles", "planner.plan", "planner.sharding.discover", "runtime.checkpoint.manifest"),
     "rich": ("planner.cli", "planner.report"),
+    "safetensors": ("runtime.checkpoint",),
     "torch": ("planner.graph", "planner.models", "planner.sharding.discover", "runtime"),
     "torch.distributed": ("runtime",),
     "transformers": ("planner.models.huggingface",),
     "typer": ("planner.cli",),
+    "xxhash": ("runtime.checkpoint",),
     "yaml": ("planner.export.yaml_files",),
 }
 
