@@ -7,12 +7,12 @@ Files have no name from the moment that they are there, so that nothing is left 
 as large as they will get from the start: a full disk is met before training, not in the midst of it.
 """
 
+import mmap
 import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from planner.errors import RequestError
@@ -42,10 +42,10 @@ class Outside:
         try:
             with tempfile.TemporaryFile(dir=folder) as file:
                 os.posix_fallocate(file.fileno(), 0, nbytes)
-                mapped: np.ndarray[tuple[int], np.dtype[np.uint8]] = np.memmap(file, np.uint8, "r+", shape=(nbytes,))
+                mapped = mmap.mmap(file.fileno(), nbytes)
         except OSError as error:
             raise RequestError(
                 f"{folder}: cannot keep {nbytes / 2**30:.3f} GiB of what the plan parks on a disk:"
                 f" {error.strerror}; name another folder for it"
             ) from error
-        return torch.from_numpy(mapped)
+        return torch.frombuffer(mapped, dtype=torch.uint8)
