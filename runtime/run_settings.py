@@ -50,8 +50,8 @@ class RunSettings:
         words += ["--save-every", str(self.save_every), "--keep", str(self.keep)]
         for flag, path in (("--save", self.save), ("--resume", self.resume), ("--weights", self.weights)):
             words += [flag, path] if path is not None else []
-        given = (("--no-check", not self.check), ("--shuffle", self.shuffle), ("--own-samples", not self.full_batch))
-        given += (("--continue", self.go_on),)
+        given = [("--no-check", not self.check), ("--shuffle", self.shuffle), ("--own-samples", not self.full_batch)]
+        given.append(("--continue", self.go_on))
         return words + [flag for flag, wanted in given if wanted]
 
 
