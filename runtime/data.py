@@ -45,8 +45,7 @@ def synthetic_batches(built: BuiltModel, plan: Plan, seed: int, steps: int, firs
 def dataset_batches(
     settings: RunSettings, step: TrainingStep, *, dtype: str, whole: bool
 ) -> Iterator[tuple[Arguments, Arguments | None]]:
-    """What this rank reads for each step of a run that is left, and with `whole` the whole batches, where the rank reads
-    less.
+    """What this rank reads for each step that is left, and with `whole` the whole batches, where the rank reads less.
 
     Floating point values become `dtype`, as those of the example did. Raises RequestError for a factory that gives no
     dataset, and at once for a dataset that is too short, where that can be known.

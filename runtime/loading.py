@@ -132,8 +132,8 @@ class BatchLoader:
         return iter(self._torch_loader(self._seeded(), batch_sampler=list(self._batches())))
 
     def steps(self, count: int) -> Iterator[Any]:
-        """The batches of `count` steps of one epoch, those that are left out among them. Raises RequestError where there are fewer: at once for a map-style
-        dataset, at the step for which nothing is left for an iterable one."""
+        """The batches of `count` steps of one epoch, those left out among them. Raises RequestError where there are
+        fewer: at once for a map-style dataset, at the step for which nothing is left for an iterable one."""
         size = self.plan.training.global_batch
         if not self.iterable and len(self) < count:
             raise RequestError(

@@ -103,8 +103,8 @@ class Checkpoints:
     def save(self, step: TrainingStep, data: Mapping[str, Any] | None = None) -> Path:
         """Save what a training step keeps, under the number of the last one that was made, with what the user keeps of
         the data's position (what JSON can say). Every rank calls it after the same step. Returns when copies have been
-        made, with the name that the checkpoint is going to have; waits for the save before this one. Where writing fails
-        on a rank, its next step raises.
+        made, with the folder that the checkpoint will be; waits for the save before this one. Where writing fails on a
+        rank, its next step raises.
 
         Raises CheckpointError where the save before this one has failed on this rank.
         """
