@@ -34,22 +34,25 @@ class RunCheckpoints:
             self._copies = Copies(run_of(Path(settings.save)))
 
     def restore(self, step: TrainingStep) -> Source | None:
-        """Load what the run starts from, and return it; None where that is nothing.
+        """Load what the run starts from, and return it; None where that is nothing, or copies in memory.
 
         Raises CheckpointError for what cannot be loaded, RequestError for a checkpoint behind the last step, of another
         seed, or without a state to go on from.
         """
-        settings, path = self._settings, self._start()
-        if self._from_copies(step, path):
+        settings = self._settings
+        own = self._own.newest() if settings.go_on and self._own is not None else None
+        if self._from_copies(step, own):
             return None
+        path = own or settings.resume or settings.weights
         if path is None:
             return None
+        weights_only = own is None and settings.resume is None
         self._at(f"loading {path}")
-        source = open_together(path)
-        if settings.weights is None:
+        source = open_together(Path(path))
+        if not weights_only:
             self._check(source)
-        found: Restored = restore(step.rank, source, weights_only=settings.weights is not None)
-        self.resumed = f"{found.path}, step {found.step}" if settings.weights is None else f"the model in {found.path}"
+        found: Restored = restore(step.rank, source, weights_only=weights_only)
+        self.resumed = f"the model in {found.path}" if weights_only else f"{found.path}, step {found.step}"
         return source
 
     def _from_copies(self, step: TrainingStep, path: Path | None) -> bool:
@@ -66,13 +69,6 @@ class RunCheckpoints:
         self._copies.forget(but=left.progress.step)
         self.resumed = f"copies in memory, step {left.progress.step}"
         return True
-
-    def _start(self) -> Path | None:
-        settings = self._settings
-        if settings.go_on and self._own is not None:
-            return self._own.newest()
-        given = settings.resume if settings.resume is not None else settings.weights
-        return None if given is None else Path(given)
 
     def _check(self, source: Source) -> None:
         settings, manifest = self._settings, source.manifest

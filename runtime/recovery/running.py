@@ -41,7 +41,7 @@ def run_on_and_on(
         last = newest(folder)
         if last is not None and step_of(last) >= settings.steps and last != before:
             return 0  # it broke down behind its last step
-        given = settings if last is None else replace(settings, go_on=True, resume=None, weights=None)
+        given = settings if attempt.first else replace(settings, go_on=True)  # else from where it started
         words = [str(attempt.path or path), *given.flags()]
         return run_ranks("runtime", words, attempt.plan.cluster.devices, read, settings.timeout, attempt.leave)
 

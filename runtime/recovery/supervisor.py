@@ -22,9 +22,10 @@ DEVICES = "devices"
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """What the next run of ranks is given: its plan, where that is kept (None for that of the user), and what says that
-    it shall leave."""
+    """What the next run of ranks is given: whether it is the first, its plan, where that is kept (None for that of the
+    user), and what says that it shall leave."""
 
+    first: bool
     plan: Plan
     path: Path | None
     leave: Callable[[], bool]
@@ -58,7 +59,7 @@ class Supervisor:
         say on purpose."""
         failures, attempts = 0, 0
         while True:
-            before, attempt = self.done, self._attempt()
+            before, attempt = self.done, self._attempt(attempts)
             try:
                 code = self.start(attempt)
             except RunError as error:
@@ -75,13 +76,13 @@ class Supervisor:
             attempts += 1
             self.tell(
                 RestartReport(
-                    restart=attempts, step=self.done, devices=self._attempt().plan.cluster.devices, reason=why
+                    restart=attempts, step=self.done, devices=self._attempt(attempts).plan.cluster.devices, reason=why
                 )
             )
 
-    def _attempt(self) -> Attempt:
+    def _attempt(self, number: int) -> Attempt:
         if self.plans is None or self.folder is None:
-            return Attempt(plan=self.plan, path=None, leave=lambda: False)
+            return Attempt(first=not number, plan=self.plan, path=None, leave=lambda: False)
         plans, folder, first = self.plans, self.folder, self.plan.cluster.devices
         there = devices_of(folder, self.plans.allowed.most)
         plan = plans.most(there)
@@ -94,7 +95,7 @@ class Supervisor:
             except PlannerError:
                 return False  # half written, or nothing can be done with so few: they go on as long as they can
 
-        return Attempt(plan=plan, path=None if used == first else plans.path(used), leave=leave)
+        return Attempt(first=not number, plan=plan, path=None if used == first else plans.path(used), leave=leave)
 
 
 def devices_of(folder: Path, most: int) -> int:

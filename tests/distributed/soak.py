@@ -47,11 +47,12 @@ class Hurt:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a run has left: its last loss of every step, its restarts, its state by name, and those of its processes
-    that live on."""
+    """What a run has left: its last loss of every step, the steps that it made again, its restarts, its state by name,
+    and those of its processes that live on."""
 
     code: int
     losses: dict[int, float]
+    repeated: list[int]
     restarts: list[str]
     state: dict[str, torch.Tensor]
     left: list[int]
@@ -110,13 +111,15 @@ def run(plan: Path, folder: Path, hurt: Hurt, *options: str, deadline: float = 3
             reader.join()
         noise.seek(0)
         said = noise.read()
+    steps = [event["step"] for event in one.events if event["event"] == "step"]
     losses = {event["step"]: event["loss"] for event in one.events if event["event"] == "step"}
     restarts = [event["reason"] for event in one.events if event["event"] == "restart"]
     return Found(
         code=code,
         losses=losses,
+        repeated=[step for at, step in enumerate(steps) if step in steps[:at]],
         restarts=restarts,
-        state=dict(_state(folder)) if code == 0 else {},
+        state=dict(state_of(folder)) if code == 0 else {},
         left=[pid for pid in one.seen if Path(f"/proc/{pid}").exists()],
         said=said,
         killed_while_saving=while_saving,
@@ -193,7 +196,7 @@ def _environment(pid: int) -> dict[str, str]:
     return dict(item.split("=", 1) for item in raw.split("\0") if "=" in item)
 
 
-def _state(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def state_of(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """What the last checkpoint has, whole."""
     source = open_checkpoint(checkpoints(folder)[-1])
     source.check()

@@ -1,0 +1,99 @@
+"""Runs that are hurt and go on: what they train is what an undisturbed run trains."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from planner.plan.file import save_plan
+from runtime.checkpoint.folder import checkpoints, newest
+from tests.distributed.soak import Found, Hurt, equal, faults_of, run, state_of
+from tests.distributed.test_launch import plan_for
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE = 240.0
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan for two processes."""
+    path = tmp_path_factory.mktemp("two") / "plan.json"
+    save_plan(plan_for("llama-tiny", 8), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(two: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """Twelve steps of it that nobody disturbs."""
+    found = run(two, tmp_path_factory.mktemp("alone"), Hurt(steps=12, kills=0, changes=0), "--save-every", "4")
+    assert found.code == 0, found.said
+    return found
+
+
+@pytest.mark.parametrize("options", [("--copies",), pytest.param((), marks=pytest.mark.thorough)], ids=str)
+def test_a_killed_worker_changes_nothing(
+    two: Path, undisturbed: Found, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    hurt = Hurt(steps=12, kills=1, changes=0, seed=3)
+    found = run(two, tmp_path, hurt, "--save-every", "4", "--restarts", "1", *options)
+    assert faults_of(undisturbed, found, 12, changed=False) == []
+    assert len(found.restarts) == 1
+    assert "SIGKILL" in found.restarts[0]
+    assert len(found.repeated) <= (1 if options else 4)
+
+
+@pytest.mark.thorough
+def test_kills_and_changes_of_devices(tmp_path: Path) -> None:
+    """The short form of `tests.distributed.soak`."""
+    plan = tmp_path / "plan.json"
+    words = ("--model", "llama-tiny", "--devices", "4", "--hardware", "cpu", "--global-batch", "8", "-q")
+    subprocess.run([sys.executable, "-m", "planner.cli.main", *words, "-o", str(plan)], check=True)
+    alone = run(plan, tmp_path / "alone", Hurt(steps=20, kills=0, changes=0), "--save-every", "5")
+    hurt = Hurt(steps=20, kills=3, changes=2, seed=1)
+    found = run(plan, tmp_path / "hurt", hurt, "--save-every", "5", "--elastic", "2:4")
+    assert faults_of(alone, found, 20, changed=True) == []
+    assert sum("SIGKILL" in why for why in found.restarts) == 3
+    assert sum("number of devices" in why for why in found.restarts) == 2
+    assert [path.name.split("-")[0] for path in (tmp_path / "hurt" / "plans").iterdir()] == ["2"]
+
+
+def _torchrun(plan: Path, folder: Path, *options: str, nodes: str = "1", each: int = 2, port: int = 0) -> list[str]:
+    return [
+        sys.executable, "-m", "torch.distributed.run", "--nnodes", nodes, "--nproc-per-node", str(each),
+        "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1", *options,
+        "-m", "runtime", str(plan), "--steps", "12", "--no-check", "--save", str(folder), "--save-every", "4",
+        "--continue", "--json",
+    ]  # fmt: skip
+
+
+@pytest.mark.thorough
+def test_torchrun_restarts(two: Path, undisturbed: Found, tmp_path: Path) -> None:
+    """Whoever starts torchrun has it start the ranks again; they find by themselves where to go on."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = _torchrun(two, tmp_path, "--max-restarts", "2")
+    with open(tmp_path / "noise", "w") as noise:
+        process = subprocess.Popen(command, stdout=noise, stderr=noise, env=environment, cwd=tmp_path)
+        try:
+            ends = time.monotonic() + DEADLINE
+            while newest(tmp_path) is None and process.poll() is None and time.monotonic() < ends:
+                time.sleep(0.05)
+            victims = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/status") if _is_rank(path, process)]
+            assert len(victims) == 2
+            os.kill(victims[1], signal.SIGKILL)
+            assert process.wait(DEADLINE) == 0, (tmp_path / "noise").read_text()
+        finally:
+            process.kill()
+            process.wait()
+    assert equal(dict(state_of(tmp_path)), undisturbed.state)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-000004", "step-000008", "step-000012"]
+
+
+def _is_rank(status: Path, agent: "subprocess.Popen[bytes]") -> bool:
+    try:
+        return f"PPid:\t{agent.pid}\n" in status.read_text()
+    except OSError:
+        return False
