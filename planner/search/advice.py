@@ -125,7 +125,18 @@ def _ladders(request: SearchRequest, needed: float | None, retrace: Retrace | No
         yield [("16-bit compute (--precision bf16)", lambda: replace(request, precision="bf16"))]
 
 
-_PINS = ("recompute", "tensor", "pipeline", "data", "context", "expert", "sequence_parallel", "schedule", "mesh")
+_PINS = (
+    "recompute",
+    "tensor",
+    "pipeline",
+    "data",
+    "context",
+    "expert",
+    "replicas",
+    "sequence_parallel",
+    "schedule",
+    "mesh",
+)
 
 
 def _decisions(request: SearchRequest) -> Iterator[Sequence[Step]]:
