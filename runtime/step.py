@@ -35,6 +35,7 @@ from runtime.kept_buffers import kept_buffers
 from runtime.observer import Observer
 from runtime.optimizer import ShardedOptimizer
 from runtime.optimizers import OptimizerSettings
+from runtime.outside import Outside
 from runtime.parameters import LocalParameter, Version, local_parameters, unused_parameters, whole_buffers
 from runtime.pipeline import Pipeline, Values
 from runtime.put_off import PutOff
@@ -48,7 +49,8 @@ class RankStep:
 
     `batched` are the inputs whose leading dim is the samples; `pieces` into how many parts the plan cuts those.
     `seed` is that of what is drawn at random while training: dropout. `check_layouts` holds for the next step, and is
-    off after it; `check_gradients` for every step. `observer` looks on at every operator.
+    off after it; `check_gradients` for every step. `observer` looks on at every operator. `outside` is where what the
+    plan parks goes.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class RankStep:
         batched: frozenset[str],
         seed: int = 0,
         check_layouts: bool = True,
+        outside: Outside | None = None,
     ) -> None:
         self.bound = bound
         self.place = place
@@ -95,7 +98,7 @@ class RankStep:
         )  # inputs that an operator of this rank reads
         share_parameters(self.parameters, place, self.cuts)
         arriving = sum((arrivals(bound, cut) for cut in own), Counter[str]())
-        self.optimizer = ShardedOptimizer(bound, self.parameters, settings, place, arriving)
+        self.optimizer = ShardedOptimizer(bound, self.parameters, settings, place, arriving, outside)
         self.asynchronous = Asynchronous(self) if bound.plan.schedule in ASYNCHRONOUS else None
 
     def _pipeline(self) -> Pipeline:

@@ -34,6 +34,7 @@ from runtime.hyperparameters import RunningOptimizer
 from runtime.initial_values import check_values
 from runtime.inputs import InputPieces, Inputs, LocalBatch
 from runtime.optimizers import OptimizerSettings
+from runtime.outside import Outside
 from runtime.same_batch import check_same_batch
 from runtime.step import RankStep
 
@@ -54,8 +55,10 @@ class TrainingStep:
         seed: int = 0,
         check_layouts: bool = True,
         check_gradients: bool = False,
+        outside: Outside | None = None,
     ) -> None:
         self.plan = plan
+        self._outside = outside
         self._seed, self._check_layouts, self._check_gradients = seed, check_layouts, check_gradients
         self.place = place
         self.optimizer = RunningOptimizer(settings)
@@ -149,7 +152,9 @@ class TrainingStep:
             check_numbers(bound.graph, trace(on_meta(self._module), again.args, again.kwargs))
         settings = self.optimizer.settings
         check_values(self._module, bound, self.place.device)
-        rank = RankStep(self._module, bound, self.place, settings, batched, self._seed, self._check_layouts)
+        rank = RankStep(
+            self._module, bound, self.place, settings, batched, self._seed, self._check_layouts, self._outside
+        )
         rank.check_gradients = self._check_gradients
         pieces = InputPieces(bound=bound, place=self.place, batched=batched, reads=rank.reads)
         self._built = (rank, pieces, pattern)
@@ -228,6 +233,7 @@ def parallelize(
     seed: int = 0,
     check_layouts: bool = True,
     check_gradients: bool = False,
+    offload_folder: str | os.PathLike[str] | None = None,
 ) -> TrainingStep:
     """The training step of `plan`, or of the plan in a file, for `model`, whose real weights are taken over.
 
@@ -236,7 +242,8 @@ def parallelize(
     once. `traced` is its graph where that is known, `known` has the process groups of an earlier step. `seed`, the same
     on every rank, decides which elements are dropped where the model has dropout, whatever the plan; with
     `check_layouts` the first step checks that every tensor lies as the plan promises, with `check_gradients` every step
-    that gradients are finite.
+    that gradients are finite. `offload_folder` is where the plan's files are that keep what it parks on a disk, the
+    folder of temporary files where it is not given.
 
     Raises PlanFileError for a plan that cannot be read, RequestError for one for another number of devices, and with an
     example all that `TrainingStep.prepare` raises.
@@ -251,7 +258,15 @@ def parallelize(
     join_processes(own)
     place = rank_mesh(loaded.mesh, own, loaded.pipeline, known)
     step = TrainingStep(
-        model, loaded, place, optimizer or OptimizerSettings(), traced, seed, check_layouts, check_gradients
+        model,
+        loaded,
+        place,
+        optimizer or OptimizerSettings(),
+        traced,
+        seed,
+        check_layouts,
+        check_gradients,
+        Outside(folder=None if offload_folder is None else Path(offload_folder)),
     )
     if example is not None:
         step.prepare(example)

@@ -28,6 +28,11 @@ CASES = {
     "tied over stages": ("llama-one", 9, (2,), {"stages": (1, 1), "micro_batches": 2}),
     "narrow with masters": ("llama", "zero1", (4,), {"half": True}),
     "narrow without masters": ("llama", "zero3", (4,), {"half": True, "update": {"master_weights": False}}),
+    "parked": ("llama", "zero1", (4,), {"parked": True, "half": True}),
+    "parked without masters": (
+        "llama4", 6, (2,),
+        {"parked": True, "stages": (2, 2), "half": True, "optimizer": "sgd", "update": {"master_weights": False}},
+    ),
     "own parameters": ("llama", "own norms", (4,), {"update": {"local_parameters": ("*norm*",)}}),
     "stale weights": ("llama4", 6, (2,), {"stages": (2, 2), "schedule": "pipedream_2bw", "micro_batches": 4}),
     "stashed weights": ("llama4", 6, (2,), {"stages": (2, 2), "schedule": "pipedream", "micro_batches": 4}),
@@ -53,6 +58,7 @@ MOVES = {
         "llama4", ("zero1", (4,), {"optimizer": "sgd"}),
         (6, (2,), {"stages": (2, 2), "optimizer": "sgd", "micro_batches": 2}),
     ),
+    "parked to device": ("llama", ("zero1", (4,), {"parked": True}), ("zero3", (2, 2), {})),
     "with masters": ("llama", ("zero1", (4,), {"half": True}), ("zero3", (2, 2), {"half": True})),
 }  # fmt: skip
 

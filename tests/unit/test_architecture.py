@@ -48,6 +48,7 @@ HOMES = {
         "planner.search",
         "planner.sharding.redistribute",
         "runtime.loading",  # datasets draw from numpy's generator
+        "runtime.servers",  # hold rows without torch, so that they start in a fraction of a second
     ),
     "ortools": ("planner.search.solvers",),
     "plotly": ("planner.report.html",),
