@@ -1,9 +1,10 @@
 """How fast checkpoints are saved and loaded, beside torch.save of the same bytes and torch.distributed.checkpoint.
 
-Two processes hold the state of a Llama under AdamW, each half of it (ZeRO-3). Each way writes the same tensors, all
-in one run, in turn; the medians of some rounds are printed, and how many times as long as ours the others take. Files
-go to the folder of temporary files (TMPDIR), and what is loaded has just been written, so it comes from memory where
-the machine has enough of it. `on disk` waits until the files are (fsync), as ours and torch.distributed.checkpoint do.
+Two processes hold the state of a Llama under AdamW, each half of it (ZeRO-3). Each way writes the same tensors, all in
+one run, in turn, in another order each round; medians are printed, and how many times as long as ours the others take.
+Files go to the folder of temporary files (TMPDIR), and what is loaded has just been written, so it comes from memory
+where the machine has enough of it. `on disk` waits until files are on disk (fsync), as ours and
+torch.distributed.checkpoint do. All of them keep the files from before until the new ones are whole.
 """
 
 import os
@@ -22,6 +23,7 @@ LAYERS = {"quick": 2, "usual": 4, "full": 16}
 ROUNDS = {"quick": 3, "usual": 5, "full": 5}
 PROCESSES = 2
 _GB = 1e9
+Way = dict[str, Callable[[], object]]  # what is done one after the other, and measured
 
 
 def main() -> None:
@@ -40,18 +42,21 @@ def rank(folder: Path) -> None:
     import torch.distributed as dist
 
     step, bytes_ = _trained()
-    ways = {**_ours(step, folder), **_torch_save(step, folder), **_distributed(step, folder)}
-    taken: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(ROUNDS[extent()]):
-        for name, work in ways.items():
+    ways = [*_ours(step, folder), *_torch_save(step, folder), *_distributed(step, folder)]
+    taken: dict[str, list[float]] = {name: [] for way in ways for name in way}
+    for number in range(ROUNDS[extent()] + 1):  # the first does not count: all files are there after it
+        for way in (*ways[number % len(ways) :], *ways[: number % len(ways)]):
             if dist.get_rank() == 0:
                 os.sync()  # what others have left to be written is not ours to wait for
-            dist.barrier()
-            started = time.perf_counter()
-            work()
-            stalled = time.perf_counter() - started
-            dist.barrier()
-            taken[name].append(stalled if name.endswith("training waits") else time.perf_counter() - started)
+            for name, work in way.items():
+                dist.barrier()
+                started = time.perf_counter()
+                work()
+                stalled = time.perf_counter() - started
+                dist.barrier()
+                if number:
+                    whole = time.perf_counter() - started
+                    taken[name].append(stalled if name.endswith("training waits") else whole)
     if dist.get_rank() == 0:
         _print({name: statistics.median(each) for name, each in taken.items()}, bytes_)
     dist.barrier()
@@ -82,7 +87,13 @@ def _trained() -> tuple[Any, int]:
     changes = f"num_layers={LAYERS[extent()]}+hidden_size=1024+ffn_size=2816+vocab_size=8192"
     reference = f"llama-tiny+{changes}"
     found = planner.search(
-        reference, "cpu", precision="fp32", devices=PROCESSES, sequence_length=16, global_batch=2, pinned=planner.Pinned(zero=3, pipeline=1)
+        reference,
+        "cpu",
+        precision="fp32",
+        devices=PROCESSES,
+        sequence_length=16,
+        global_batch=2,
+        pinned=planner.Pinned(zero=3, pipeline=1),
     )
     torch.manual_seed(0)
     built = build_model(reference, dtype="float32", device="cpu", sequence_length=16)
@@ -94,22 +105,26 @@ def _trained() -> tuple[Any, int]:
     return step, int(own)
 
 
-def _ours(step: Any, folder: Path) -> dict[str, Callable[[], object]]:
+def _ours(step: Any, folder: Path) -> list[Way]:
     import runtime
 
     waiting = runtime.Checkpoints(folder / "waiting", keep=1, asynchronous=False)
     behind = runtime.Checkpoints(folder / "behind", keep=1)
 
-    return {
-        "save: ours, until whole": lambda: waiting.save(step),
-        "save: ours, asynchronous: training waits": lambda: behind.save(step),
-        "save: ours, asynchronous: then until whole": behind.wait,
-        "load: ours, checksums read": lambda: waiting.restore(step),
-        "load: ours, without checksums": lambda: waiting.restore(step, verify=False),
-    }
+    return [
+        {"save: ours, until whole": lambda: waiting.save(step)},
+        {
+            "save: ours, asynchronous: training waits": lambda: behind.save(step),
+            "save: ours, asynchronous: then until whole": behind.wait,
+        },
+        {
+            "load: ours, checksums read": lambda: waiting.restore(step),
+            "load: ours, without checksums": lambda: waiting.restore(step, verify=False),
+        },
+    ]
 
 
-def _torch_save(step: Any, folder: Path) -> dict[str, Callable[[], object]]:
+def _torch_save(step: Any, folder: Path) -> list[Way]:
     import torch
     import torch.distributed as dist
 
@@ -119,25 +134,26 @@ def _torch_save(step: Any, folder: Path) -> dict[str, Callable[[], object]]:
     path = folder / f"{dist.get_rank()}.pt"
 
     def save(on_disk: bool) -> None:
-        path.unlink(missing_ok=True)
-        with open(path, "wb") as file:
+        """The file before stays until this one is whole, as ours do."""
+        fresh = path.with_suffix(".fresh")
+        with open(fresh, "wb") as file:
             torch.save(own, file)
             if on_disk:
                 file.flush()
                 os.fsync(file.fileno())
+        fresh.replace(path)
 
     def load() -> None:
         for name, tensor in torch.load(path, weights_only=True).items():
             own[name].copy_(tensor)
 
-    return {
-        "save: torch.save, on disk": lambda: save(True),
-        "save: torch.save": lambda: save(False),
-        "load: torch.load": load,
-    }
+    return [
+        {"save: torch.save, on disk": lambda: save(True), "load: torch.load": load},
+        {"save: torch.save": lambda: save(False)},
+    ]
 
 
-def _distributed(step: Any, folder: Path) -> dict[str, Callable[[], object]]:
+def _distributed(step: Any, folder: Path) -> list[Way]:
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
 
@@ -145,12 +161,16 @@ def _distributed(step: Any, folder: Path) -> dict[str, Callable[[], object]]:
 
     own = {f"{dist.get_rank()}/{name}": tensor for name, tensor in live_tensors(step.rank).items()}
     path = folder / "distributed"
-    return {
-        "save: torch.distributed.checkpoint, on disk": lambda: dcp.save(
-            own, storage_writer=dcp.FileSystemWriter(path, overwrite=True)
-        ),
-        "load: torch.distributed.checkpoint": lambda: dcp.load(own, checkpoint_id=path),
-    }
+
+    def save() -> None:
+        dcp.save(own, storage_writer=dcp.FileSystemWriter(path, overwrite=True))
+
+    return [
+        {
+            "save: torch.distributed.checkpoint, on disk": save,
+            "load: torch.distributed.checkpoint": lambda: dcp.load(own, checkpoint_id=path),
+        }
+    ]
 
 
 if __name__ == "__main__":
