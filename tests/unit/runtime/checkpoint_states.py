@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 
 from planner.errors import CheckpointError
+from planner.models.zoo import build_model
 from planner.plan.bind import BoundPlan, bind
 from planner.plan.plan import Plan
 from planner.plan.stage_cut import cut_stage
 from runtime.checkpoint.manifest import FORMAT_VERSION, Manifest, Progress, SavedTensor
-from runtime.checkpoint.offline import convert
+from runtime.checkpoint.offline import convert, merge
 from runtime.checkpoint.regions import Region, whole
 from runtime.checkpoint.spread import StateOfPlan
 from runtime.checkpoint.tensor_files import dtype_of
@@ -107,3 +108,11 @@ def refusal(work: object) -> str:
 
 def wider(plan: Plan, **training: object) -> Plan:
     return replace(plan, training=replace(plan.training, **training))
+
+
+def write_model(folder: Path, reference: str) -> None:
+    """A merged checkpoint of a model of the zoo."""
+    torch.manual_seed(0)
+    module = build_model(reference, dtype="float32", device="cpu").module
+    state = Memory(contents=dict(module.named_parameters()))
+    merge(state, replace(manifest_of(state), kind="merged", optimizer=None), folder)
