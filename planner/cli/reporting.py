@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +13,8 @@ from planner.cli.errors import OUTPUT_SCHEMA_VERSION
 from planner.cli.errors import reporting as errors_reported
 from planner.cli.output import write_json
 from planner.cli.showing import Hardware, naming, traced_again
+from planner.cli.stopping import stoppable
+from planner.cli.waiting import Waiting, waiting
 from planner.errors import InfeasibleError, RequestError
 
 if TYPE_CHECKING:
@@ -21,10 +22,8 @@ if TYPE_CHECKING:
     from planner.graph.operator_graph import OperatorGraph
     from planner.models.zoo import BuiltModel
     from planner.plan.bind import BoundPlan
-    from planner.plan.plan import Plan
     from planner.plan.verify import Verdict
     from planner.report.data import Choice, Choices, Reported
-    from planner.search.request import SearchRequest
     from planner.search.search import SearchResult
 
 SEARCH_SECONDS = 30.0
@@ -64,10 +63,14 @@ def report(
     [bold]plan report llama70b-64.json --trace trace.json[/bold]
     """
     with errors_reported(as_json):
+        from planner.plan.file import check_place
+
         page_file = output if output is not None or trace is not None or as_json else plan_file.with_suffix(".html")
         for path in (page_file, trace):
             if path is not None and path.resolve() == plan_file.resolve():
                 raise RequestError(f"{path} is the plan file itself; name another file")
+            if path is not None:
+                check_place(path)
         wanted = search and (page_file is not None or as_json)
         found = _reported(plan_file, hardware, time_limit if wanted else None)
         _write(found, page_file, trace, as_json)
@@ -81,12 +84,16 @@ def _reported(plan_file: Path, hardware: str | None, time_limit: float | None) -
     from planner.report.data import report_of
 
     plan = load_plan(plan_file)
-    with naming(plan_file):
-        cluster = machine_of(plan.cluster, hardware)
-        model, graph = traced_again(plan)
-        verdict = verify(plan, graph, model.batch, cluster)
-    choices = None if time_limit is None else _choices(verdict, model, graph, cluster, time_limit)
-    return report_of(verdict.bound, verdict.prediction, cluster, remarks=_remarks(verdict), choices=choices)
+    with waiting() as wait:
+        wait.phase("tracing the model")
+        with naming(plan_file):
+            cluster = machine_of(plan.cluster, hardware)
+            model, graph = traced_again(plan)
+            wait.phase("checking the plan")
+            verdict = verify(plan, graph, model.batch, cluster)
+        choices = None if time_limit is None else _choices(verdict, model, graph, cluster, time_limit, wait)
+        wait.phase("simulating the step")
+        return report_of(verdict.bound, verdict.prediction, cluster, remarks=_remarks(verdict), choices=choices)
 
 
 def _remarks(verdict: "Verdict") -> tuple[str, ...]:
@@ -99,14 +106,17 @@ def _remarks(verdict: "Verdict") -> tuple[str, ...]:
 
 
 def _write(found: "Reported", page_file: Path | None, trace: Path | None, as_json: bool) -> None:
+    from planner.plan.file import write_atomically
     from planner.report.trace import trace_events
 
     if page_file is not None:
         from planner.report.html import page
 
-        _save(page_file, page(found.report))
+        write_atomically(page_file, page(found.report))
     if trace is not None:
-        _save(trace, json.dumps(trace_events(found.report.job, found.timeline), separators=(",", ":")) + "\n")
+        write_atomically(
+            trace, json.dumps(trace_events(found.report.job, found.timeline), separators=(",", ":")) + "\n"
+        )
     if as_json:
         write_json({**content_of(found), "page": _name(page_file), "trace": _name(trace)})
         return
@@ -120,46 +130,47 @@ def _name(path: Path | None) -> str | None:
     return None if path is None else str(path)
 
 
-def _save(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RequestError(f"{path}: cannot be written: {error.strerror}") from error
-
-
 def content_of(found: "Reported") -> dict[str, Any]:
     """What a page shows, for programs."""
     return {"schema_version": OUTPUT_SCHEMA_VERSION, **dataclasses.asdict(found.report)}
 
 
 def _choices(
-    verdict: "Verdict", model: "BuiltModel", graph: "OperatorGraph", cluster: "Cluster", time_limit: float
+    verdict: "Verdict",
+    model: "BuiltModel",
+    graph: "OperatorGraph",
+    cluster: "Cluster",
+    time_limit: float,
+    wait: Waiting,
 ) -> "Choices":
     """The front of time against memory for the same job, and this plan on it."""
-    from rich.console import Console
-
     from planner.report.data import Choice, Choices
     from planner.report.units import seconds_text
+    from planner.search.around import request_for
     from planner.search.objectives import front
 
     ends = time.monotonic() + time_limit
+    wait.phase(f"other plans, {seconds_text(time_limit)} at most")
     own = Choice(
         step_seconds=verdict.prediction.step_seconds,
         peak_bytes=verdict.prediction.peak_bytes,
         words=_words(verdict.bound),
         this=True,
     )
-    late = f"The search was stopped after {seconds_text(time_limit)}, so there may be more and faster ones."
-    console = Console(file=sys.stderr, quiet=not sys.stderr.isatty())
-    request = _request(verdict.bound.plan, model, graph, cluster)
-    try:
-        with console.status(f"searching other plans, {seconds_text(time_limit)} at most"):
-            found = front(request, cancelled=lambda: time.monotonic() > ends)
-    except KeyboardInterrupt:  # the page is worth having all the same
-        return Choices(plans=(own,), note="The search for other plans was interrupted.")
-    except InfeasibleError:
-        note = late if time.monotonic() > ends else "Nothing else was found that fits."
-        return Choices(plans=(own,), note=note)
+    request = request_for(verdict.bound.plan, graph, model.batch, cluster)
+    with stoppable(lambda: wait.phase("stopping")) as stopped:  # the page is worth having all the same
+
+        def over() -> bool:
+            return stopped() or time.monotonic() > ends
+
+        try:
+            found = front(request, wait.searched, over)
+        except InfeasibleError:
+            found = ()
+        after = "by Ctrl-C" if stopped() else f"after {seconds_text(time_limit)}"
+        late = f"The search was stopped {after}, so there may be more and faster ones." if over() else ""
+    if not found:
+        return Choices(plans=(own,), note=late or "Nothing else was found that fits.")
     others = [
         Choice(step_seconds=best.seconds, peak_bytes=best.plan.prediction.peak_bytes, words=_words(best.bound))
         for best in (result.plans[0] for result in _through(found))
@@ -171,31 +182,13 @@ def _choices(
     )
     return Choices(
         plans=tuple(sorted(plans, key=lambda one: (one.step_seconds, one.peak_bytes))),
-        note=f"{note} {late}" if time.monotonic() > ends else note,
+        note=f"{note} {late}".rstrip(),
     )
 
 
 def _through(found: "tuple[SearchResult, ...]") -> "tuple[SearchResult, ...]":
     """Points of a front whose search was not stopped, as that would be of any quality; the first one all the same."""
     return tuple(result for at, result in enumerate(found) if at == 0 or not result.statistics.stopped)
-
-
-def _request(plan: "Plan", model: "BuiltModel", graph: "OperatorGraph", cluster: "Cluster") -> "SearchRequest":
-    """The job of a plan, with nothing decided."""
-    from planner.search.request import SearchRequest
-
-    training = plan.training
-    return SearchRequest(
-        graph=graph,
-        batch=model.batch,
-        model=plan.model,
-        cluster=cluster,
-        global_batch=training.global_batch,
-        precision=training.precision,
-        optimizer=training.optimizer,
-        update=training.update,
-        imbalance=training.imbalance,
-    )
 
 
 def _words(bound: "BoundPlan") -> tuple[tuple[str, str], ...]:

@@ -10,6 +10,7 @@ import typer
 from planner.cli.machines import machine
 from planner.cli.options import Options, flag
 from planner.cli.values import parse_buckets, parse_count, parse_memory, parse_mesh, parse_shards
+from planner.cli.waiting import waiting
 from planner.errors import RequestError, unknown_name
 from planner.graph.uneven import EVEN
 
@@ -94,7 +95,8 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
     sources = _sources(options.shard_from or ())
     update = update_of(options)
     pinned, shards = _with_mesh(pinned_of(options), sources), parse_shards(options.shard or ())
-    with console.status(f"tracing {reference}"):
+    with waiting(console) as wait:
+        wait.phase(f"tracing {reference}")
         model = build_model(reference, dtype=PRECISIONS[precision], sequence_length=options.seq_len)
         graph = traced(model, full=options.full_trace)
     cache = None if options.rule_cache is None else Path(options.rule_cache)

@@ -90,16 +90,27 @@ class Comparison:
         return self.second.plan.prediction.peak_bytes - self.first.plan.prediction.peak_bytes
 
 
+Listener = Callable[[int, int], None]
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Change:
     difference: Difference
     apply: Callable[[Plan], Plan]
 
 
-def compare(first: Plan, second: Plan, traced: Mapping[str, Traced]) -> Comparison:
+def compare(
+    first: Plan,
+    second: Plan,
+    traced: Mapping[str, Traced],
+    on_progress: Listener = lambda made, of: None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Comparison:
     """Price two plans and every difference between them, by the profiles of machines as they are now.
 
-    `traced` has the graphs of both by their fingerprints. Raises PlanFileError and the like where one is not legal.
+    `traced` has the graphs of both by their fingerprints. `on_progress` is told how many differences are made, and of
+    how many. Where `cancelled` says so, those that are left are made at once, as the last step. Raises PlanFileError
+    and the like where one of the plans is not legal.
     """
     here, there = (_priced(plan, traced) for plan in (first, second))
     start, end = loosened(here), loosened(there)
@@ -111,7 +122,7 @@ def compare(first: Plan, second: Plan, traced: Mapping[str, Traced]) -> Comparis
             after=there.plan.prediction,
         )
         return Comparison(first=here, second=there, steps=(step,))
-    way = _Way(plan=start, traced=traced)
+    way = _Way(plan=start, traced=traced, on_progress=on_progress, cancelled=cancelled)
     steps = tuple(way.steps(changes))
     last = way.plan.prediction
     assert (last.step_seconds, last.peak_bytes) == (
@@ -132,18 +143,27 @@ class _Way:
 
     plan: Plan
     traced: Mapping[str, Traced]
+    on_progress: Listener
+    cancelled: Callable[[], bool]
 
     def steps(self, changes: Sequence[_Change]) -> Iterator[Step]:
         """Changes one by one, what is not legal yet after the others, what never is together."""
-        waiting = list(changes)
+        waiting, made = list(changes), 0
         while waiting:
             left = []
             for change in waiting:
-                step = self._made((change,))
+                step = None if self.cancelled() else self._made((change,))
                 if step is None:
                     left.append(change)
                 else:
+                    made += 1
+                    self.on_progress(made, len(changes))
                     yield step
+            if self.cancelled() and left:
+                step = self._made(left)
+                assert step is not None
+                yield step
+                return
             if len(left) == len(waiting):
                 together = next(size for size in range(2, len(left) + 1) if self._legal(left[:size]) is not None)
                 step = self._made(left[:together])

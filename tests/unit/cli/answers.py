@@ -218,6 +218,7 @@ class Diff(Strict):
     difference_seconds: float
     difference_bytes: float
     steps: list[DiffStep]
+    stopped: bool
 
 
 class Outcome(Strict):
@@ -250,6 +251,7 @@ class Explained(Strict):
     step_seconds: float
     peak_bytes: float
     capacity_bytes: float
+    stopped: bool
     explanation: Binding
     sensitivities: list[Sensitivity]
 
@@ -278,6 +280,7 @@ class ExplainedNames(Strict):
     step_seconds: float
     peak_bytes: float
     capacity_bytes: float
+    stopped: bool
     subjects: list[Subject]
 
 
