@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, cast, get_args
 
 import typer
 
@@ -37,6 +37,7 @@ def check(options: Options) -> None:
     """Raise RequestError for words that are not known and for options that contradict each other."""
     from planner.plan.plan import OPTIMIZERS, PRECISIONS, RECOMPUTATION
     from planner.search.request import ALGORITHMS, OBJECTIVES
+    from planner.search.space import ContextBy
     from planner.sharding.update import GRADIENT_DTYPES, GRADIENTS
 
     words: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -45,6 +46,7 @@ def check(options: Options) -> None:
         ("precision", tuple(PRECISIONS)),
         ("optimizer", OPTIMIZERS),
         ("recompute", RECOMPUTATION),
+        ("context_by", get_args(ContextBy)),
         ("gradients", GRADIENTS),
         ("gradient_dtype", GRADIENT_DTYPES),
     )

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, RootModel
 from pydantic.json_schema import models_json_schema
 
 PATH = Path(__file__).parents[3] / "docs" / "json-schema.json"
@@ -284,6 +284,29 @@ class ExplainedNames(Strict):
     subjects: list[Subject]
 
 
+class ListedModel(Strict):
+    """Dimensions are numbers, words or truth values, those of images lists of numbers."""
+
+    model: str
+    family: str
+    parameters: int
+    dimensions: dict[str, Any]
+    source: str
+
+
+class Model(ListedModel):
+    """`plan models NAME`."""
+
+    schema_version: Literal[1]
+
+
+class Models(Strict):
+    """`plan models`."""
+
+    schema_version: Literal[1]
+    models: list[ListedModel]
+
+
 class Level(Strict):
     name: str
     fan_out: int | None
@@ -350,6 +373,48 @@ class Collective(Strict):
     nbytes: float
     predicted: int
     emitted: int
+
+
+class RunStep(Strict):
+    """`plan run`, a line for each step."""
+
+    schema_version: Literal[1]
+    event: Literal["step"]
+    step: int
+    steps: int
+    loss: Number
+    unsharded: Number
+    seconds: float
+    samples: int
+    tokens: int | None
+
+
+class RunSummary(Strict):
+    """`plan run`, the last line."""
+
+    schema_version: Literal[1]
+    event: Literal["summary"]
+    steps: int
+    data: str
+    seconds: Number
+    samples: int
+    tokens: int | None
+    predicted_seconds: float
+    low_seconds: Number
+    high_seconds: Number
+    profile: str
+    elsewhere: str
+    peak_bytes: list[float]
+    peak_kind: str
+    predicted_peak_bytes: float
+    precision: str
+    difference: Number
+    tolerance: float
+    agrees: bool | None
+
+
+class Run(RootModel[RunStep | RunSummary]):
+    """`plan run`: every line by itself."""
 
 
 class Product(Strict):
@@ -500,6 +565,9 @@ ANSWERS: dict[str, type[BaseModel]] = {
     "plan verify": Verified,
     "plan audit": Audit,
     "plan validate": Validated,
+    "plan run": Run,
+    "plan models": Models,
+    "plan models NAME": Model,
     "plan profiles": Profiles,
     "plan profiles NAME": Profile,
     "plan profiles NAME --fit": Fitted,
