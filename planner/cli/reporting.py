@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import math
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,20 +9,15 @@ import typer
 
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION
 from planner.cli.errors import reporting as errors_reported
+from planner.cli.others import other_plans
 from planner.cli.output import write_json
 from planner.cli.showing import Hardware, naming, traced_again
-from planner.cli.stopping import stoppable
-from planner.cli.waiting import Waiting, waiting
-from planner.errors import InfeasibleError, RequestError
+from planner.cli.waiting import waiting
+from planner.errors import RequestError
 
 if TYPE_CHECKING:
-    from hardware_profiles import Cluster
-    from planner.graph.operator_graph import OperatorGraph
-    from planner.models.zoo import BuiltModel
-    from planner.plan.bind import BoundPlan
     from planner.plan.verify import Verdict
-    from planner.report.data import Choice, Choices, Reported
-    from planner.search.search import SearchResult
+    from planner.report.data import Reported
 
 SEARCH_SECONDS = 30.0
 """How long other plans are searched where nothing else is asked for."""
@@ -91,7 +84,7 @@ def _reported(plan_file: Path, hardware: str | None, time_limit: float | None) -
             model, graph = traced_again(plan)
             wait.phase("checking the plan")
             verdict = verify(plan, graph, model.batch, cluster)
-        choices = None if time_limit is None else _choices(verdict, model, graph, cluster, time_limit, wait)
+        choices = None if time_limit is None else other_plans(verdict, model, graph, cluster, time_limit, wait)
         wait.phase("simulating the step")
         return report_of(verdict.bound, verdict.prediction, cluster, remarks=_remarks(verdict), choices=choices)
 
@@ -133,72 +126,3 @@ def _name(path: Path | None) -> str | None:
 def content_of(found: "Reported") -> dict[str, Any]:
     """What a page shows, for programs."""
     return {"schema_version": OUTPUT_SCHEMA_VERSION, **dataclasses.asdict(found.report)}
-
-
-def _choices(
-    verdict: "Verdict",
-    model: "BuiltModel",
-    graph: "OperatorGraph",
-    cluster: "Cluster",
-    time_limit: float,
-    wait: Waiting,
-) -> "Choices":
-    """The front of time against memory for the same job, and this plan on it."""
-    from planner.report.data import Choice, Choices
-    from planner.report.units import seconds_text
-    from planner.search.around import request_for
-    from planner.search.objectives import front
-
-    ends = time.monotonic() + time_limit
-    wait.phase(f"other plans, {seconds_text(time_limit)} at most")
-    own = Choice(
-        step_seconds=verdict.prediction.step_seconds,
-        peak_bytes=verdict.prediction.peak_bytes,
-        words=_words(verdict.bound),
-        this=True,
-    )
-    request = request_for(verdict.bound.plan, graph, model.batch, cluster)
-    with stoppable(lambda: wait.phase("stopping")) as stopped:  # the page is worth having all the same
-
-        def over() -> bool:
-            return stopped() or time.monotonic() > ends
-
-        try:
-            found = front(request, wait.searched, over)
-        except InfeasibleError:
-            found = ()
-        after = "by Ctrl-C" if stopped() else f"after {seconds_text(time_limit)}"
-        late = f"The search was stopped {after}, so there may be more and faster ones." if over() else ""
-    if not found:
-        return Choices(plans=(own,), note=late or "Nothing else was found that fits.")
-    others = [
-        Choice(step_seconds=best.seconds, peak_bytes=best.plan.prediction.peak_bytes, words=_words(best.bound))
-        for best in (result.plans[0] for result in _through(found))
-    ]
-    plans = [own, *(one for one in others if not _same(one, own))]
-    note = (
-        "The front of a search for the same job with nothing decided by hand: the fastest plan, then the fastest found"
-        " with a tenth less memory each."
-    )
-    return Choices(
-        plans=tuple(sorted(plans, key=lambda one: (one.step_seconds, one.peak_bytes))),
-        note=f"{note} {late}".rstrip(),
-    )
-
-
-def _through(found: "tuple[SearchResult, ...]") -> "tuple[SearchResult, ...]":
-    """Points of a front whose search was not stopped, as that would be of any quality; the first one all the same."""
-    return tuple(result for at, result in enumerate(found) if at == 0 or not result.statistics.stopped)
-
-
-def _words(bound: "BoundPlan") -> tuple[tuple[str, str], ...]:
-    from planner.plan.roles import roles
-    from planner.plan.words import plan_words
-
-    return tuple(plan_words(bound, roles(bound)).items())
-
-
-def _same(one: "Choice", other: "Choice") -> bool:
-    """Whether two plans are one: in their words, in what they take and in what they hold."""
-    figures = ((one.step_seconds, other.step_seconds), (one.peak_bytes, other.peak_bytes))
-    return one.words == other.words and all(math.isclose(here, there, rel_tol=1e-6) for here, there in figures)

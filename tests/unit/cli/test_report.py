@@ -43,9 +43,12 @@ def test_other_plans_are_those_of_the_front(plan: Any, here: Path, file: str) ->
     plans = plan.json("report", file, "-o", "page.html", "--time-limit", "300")["choices"]["plans"]
     assert sum(one["this"] for one in plans) == 1
     front = plan.json(*TINY, "--pareto", "-o", "best.json")["plans"]
-    others = [one["step_seconds"] for one in plans if not one["this"]]
+    others = [one["step_seconds"] for one in plans if not one["this"] and not one["kept"]]
     assert others == pytest.approx([one["step_seconds"] for one in front])
     assert "Alternatives" in (here / "page.html").read_text()
+    kept = [dict(one["words"])["degrees"] for one in plans if one["kept"]]
+    assert kept
+    assert set(kept) == {dict(one["words"])["degrees"] for one in plans if one["this"]}
 
 
 def test_no_time_to_search_leaves_the_plan_alone(plan: Any, file: str) -> None:
