@@ -40,6 +40,8 @@ def degree_rows(plan: Plan, roles: Roles) -> Rows:
         rows.append(("pipeline", f"{plan.schedule}, {blocks} blocks a stage{virtual}{slices}"))
     long = len(roles.recomputation) > _LONG
     rows.append(("recomputation", recomputation_words(plan) if long else roles.recomputation))
+    if roles.offload != "none":
+        rows.append(("offload", roles.offload))
     return tuple(rows)
 
 
@@ -72,4 +74,5 @@ def figure_rows(plan: Plan, prediction: Prediction) -> Rows:
     rows.append(("model FLOPs utilisation", percent_text(prediction.model_flops_utilisation)))
     share = prediction.peak_bytes / prediction.capacity_bytes
     peak = f"{bytes_text(prediction.peak_bytes)} of {bytes_text(prediction.capacity_bytes)} ({percent_text(share)})"
-    return (*rows, ("peak memory", peak))
+    outside = tuple((f"kept on the {home}", bytes_text(nbytes)) for home, nbytes in prediction.parked)
+    return (*rows, ("peak memory", peak), *outside)
