@@ -14,6 +14,8 @@ every strategy with them.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 from costmodels import CostModelError
 from hardware_profiles import HardwareProfileError
@@ -34,8 +36,12 @@ from planner.plan.machine import machine_of
 from planner.plan.plan import Plan, Prediction
 from planner.plan.repricing import repriced
 from planner.plan.words import recomputation_words
+from planner.sharding.stored import StoredParameter
 
 _FITS = 1 + 1e-9
+
+Choice = TypeVar("Choice", tuple[str | None, ...], StoredParameter)
+"""What is chosen for an operator, or for a parameter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,8 +201,8 @@ def _changes(here: BoundPlan, there: BoundPlan, start: Plan, end: Plan) -> Itera
     yield from _asked(start, end)
     yield from _used(here, there, start, end)
     if len(start.mesh.axes) == len(end.mesh.axes):
-        yield from _operators(start, end)
-        yield from _parameters(start, end)
+        yield from _part_by_part("strategies", strategies_of(start), strategies_of(end), with_strategies)
+        yield from _part_by_part("stored layouts", stored_of(start), stored_of(end), with_stored)
         if start.inputs != end.inputs:
             difference = Difference(name="layouts of inputs", here="", there="")
             yield _Change(difference=difference, apply=lambda plan: replace(plan, inputs=end.inputs))
@@ -269,26 +275,24 @@ def _used(here: BoundPlan, there: BoundPlan, start: Plan, end: Plan) -> Iterator
     )
 
 
-def _operators(start: Plan, end: Plan) -> Iterator[_Change]:
-    ours, theirs = strategies_of(start), strategies_of(end)
+def _part_by_part(
+    what: str,
+    ours: Mapping[str, Choice],
+    theirs: Mapping[str, Choice],
+    write: Callable[[Plan, Mapping[str, Choice]], Plan],
+) -> Iterator[_Change]:
+    """What is chosen otherwise for operators or parameters, a change for each part of the model."""
     different = [name for name in ours if name in theirs and ours[name] != theirs[name]]
     for part, names in in_parts(different).items():
-        strategies = {name: theirs[name] for name in names}
+        chosen = {name: theirs[name] for name in names}
         yield _Change(
-            difference=item_rows(f"strategies of {part}", ours, strategies),
-            apply=lambda plan, strategies=strategies: with_strategies(plan, strategies),  # type: ignore[misc]
+            difference=item_rows(f"{what} of {part}", ours, chosen),
+            apply=partial(_written, write, chosen),
         )
 
 
-def _parameters(start: Plan, end: Plan) -> Iterator[_Change]:
-    ours, theirs = stored_of(start), stored_of(end)
-    different = [name for name in ours if name in theirs and ours[name] != theirs[name]]
-    for part, names in in_parts(different).items():
-        stored = {name: theirs[name] for name in names}
-        yield _Change(
-            difference=item_rows(f"stored layouts of {part}", ours, stored),
-            apply=lambda plan, stored=stored: with_stored(plan, stored),  # type: ignore[misc]
-        )
+def _written(write: Callable[[Plan, Mapping[str, Choice]], Plan], chosen: Mapping[str, Choice], plan: Plan) -> Plan:
+    return write(plan, chosen)
 
 
 def _scheduled(start: Plan, end: Plan) -> Iterator[_Change]:

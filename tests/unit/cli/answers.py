@@ -412,6 +412,8 @@ class RunSummary(Strict):
     precision: str
     difference: Number
     tolerance: float
+    resumed: Text
+    saved: Text
     agrees: bool | None
 
 
