@@ -1,13 +1,14 @@
 """How fast checkpoints are saved and loaded, beside torch.save of the same bytes and torch.distributed.checkpoint.
 
 Two processes hold the state of a Llama under AdamW, each half of it (ZeRO-3). Each way writes the same tensors, all in
-one run, in turn, in another order each round; medians are printed, and how many times as long as ours the others take.
+one run, in turn, in an order drawn anew each round; medians are printed, and how many times as long as ours the others take.
 Files go to the folder of temporary files (TMPDIR), and what is loaded has just been written, so it comes from memory
 where the machine has enough of it. `on disk` waits until files are on disk (fsync), as ours and
 torch.distributed.checkpoint do. All of them keep the files from before until the new ones are whole.
 """
 
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from typing import Any
 from timing import extent
 
 LAYERS = {"quick": 2, "usual": 4, "full": 16}
-ROUNDS = {"quick": 3, "usual": 5, "full": 5}
+ROUNDS = {"quick": 3, "usual": 9, "full": 9}
 PROCESSES = 2
 _GB = 1e9
 Way = dict[str, Callable[[], object]]  # what is done one after the other, and measured
@@ -45,7 +46,8 @@ def rank(folder: Path) -> None:
     ways = [*_ours(step, folder), *_torch_save(step, folder), *_distributed(step, folder)]
     taken: dict[str, list[float]] = {name: [] for way in ways for name in way}
     for number in range(ROUNDS[extent()] + 1):  # the first does not count: all files are there after it
-        for way in (*ways[number % len(ways) :], *ways[: number % len(ways)]):
+        order = random.Random(number).sample(ways, len(ways)) if number else ways  # what is loaded was saved before
+        for way in order:
             if dist.get_rank() == 0:
                 os.sync()  # what others have left to be written is not ours to wait for
             for name, work in way.items():
