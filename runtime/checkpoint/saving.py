@@ -150,10 +150,17 @@ class Checkpoints:
         return self.folder / name_of(progress.step)
 
     def restore(
-        self, step: TrainingStep, path: str | Path | None = None, *, weights_only: bool = False, verify: bool = True
+        self,
+        step: TrainingStep,
+        path: str | Path | None = None,
+        *,
+        weights_only: bool = False,
+        cast: bool = False,
+        verify: bool = True,
     ) -> Restored | None:
         """Load the newest checkpoint of the folder, or the one at a path, whatever plan it was written under; None
-        where the folder has none. Collective; the model must have been traced (`TrainingStep.prepare`).
+        where the folder has none. With `weights_only` the model alone, from step 0; with `cast` in whatever floating
+        point dtype it was saved. Collective; the model must have been traced (`TrainingStep.prepare`).
 
         Raises CheckpointError, on every rank and before anything is changed, where the checkpoint is damaged or for
         another model.
@@ -161,7 +168,7 @@ class Checkpoints:
         found = self.newest() if path is None else Path(path)
         if found is None:
             return None
-        return load(step, found, weights_only=weights_only, verify=verify)
+        return load(step, found, weights_only=weights_only, cast=cast, verify=verify)
 
     def check(self) -> None:
         """Raise CheckpointError where saving has failed on this rank."""

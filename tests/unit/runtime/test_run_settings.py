@@ -14,7 +14,7 @@ from tests.distributed import plans
 
 OTHER = RunSettings(
     steps=7, seed=3, check=False, model="a.b:c", data="d:e", shuffle=True, full_batch=False, workers=2, timeout=1.5,
-    save="runs/a b", save_every=5, keep=2, resume="c", go_on=True, weights="d",
+    save="runs/a b", save_every=5, keep=2, resume="c", go_on=True, weights="d", cast=True,
 )  # fmt: skip
 SUMMARY = RunSummary(
     steps=2, data="d:e", seconds=None, samples=4, tokens=None, predicted_seconds=0.5, low_seconds=None,
@@ -40,6 +40,7 @@ def test_settings_reach_the_ranks(settings: RunSettings) -> None:
         ({"save_every": 0}, "--save-every 0: give 1 or more"),
         ({"go_on": True}, "--continue: goes on from the newest checkpoint in --save; give --save DIR"),
         ({"save": "a", "go_on": True, "resume": "b"}, "--resume and --continue: say one place to start from"),
+        ({"cast": True}, "--cast: converts what --weights PATH loads"),
         ({"resume": "a", "weights": "b"}, "--resume and --weights: say one place to start from"),
     ],
     ids=str,
