@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from hardware_profiles import Cluster
+from hardware_profiles import Machine, MixedCluster
 from planner.errors import RequestError, nearest_names, unknown_name
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.uneven import EVEN, EXPERTS_OPERATOR, imbalance_fault
-from planner.plan.plan import PRECISIONS, ModelReference
+from planner.plan.plan import INTERLEAVED, PRECISIONS, ModelReference
 from planner.search.space import FREE, Pinned
 from planner.sharding.update import PLAIN, Update, update_fault
 
@@ -55,7 +55,7 @@ class SearchRequest:
     graph: OperatorGraph
     batch: int
     model: ModelReference
-    cluster: Cluster
+    cluster: Machine
     global_batch: int
     precision: str = "bf16"
     optimizer: str = "adamw"
@@ -79,6 +79,8 @@ class SearchRequest:
         fault = update_fault(self.update)
         if fault is not None:
             raise RequestError(f"{fault[0]}: {fault[1]}")
+        if isinstance(self.cluster, MixedCluster):
+            self._check_mixed(self.cluster)
         uneven = imbalance_fault(self.imbalance)
         if uneven is not None:
             raise RequestError(f"imbalance: {uneven}")
@@ -96,3 +98,17 @@ class SearchRequest:
             raise RequestError(f"time_limit = {self.time_limit}: seconds are 0 or more")
         if self.memory_limit is not None and self.memory_limit <= 0:
             raise RequestError(f"memory_limit = {self.memory_limit}: bytes are more than 0")
+
+    def _check_mixed(self, cluster: MixedCluster) -> None:
+        """Raise RequestError for what there is not for several kinds of devices."""
+        pinned, where = self.pinned, f"on {cluster.name}, which has several kinds of devices"
+        if self.algorithm not in ("dynamic_programming", "ilp"):
+            raise RequestError(f"algorithm = {self.algorithm} {where}: take dynamic_programming or ilp")
+        if self.objective != "time":
+            raise RequestError(f"objective = {self.objective} {where}: only time is searched there; leave it out")
+        if pinned.virtual_stages not in (None, 1) or pinned.schedule == INTERLEAVED:
+            raise RequestError(
+                f"virtual_stages {where}: virtual stages hold equal blocks on every device; leave them at 1"
+            )
+        if pinned.even:
+            raise RequestError(f"even {where}: stages are sized to their devices; leave it out")
