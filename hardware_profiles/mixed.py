@@ -175,7 +175,7 @@ def of_one_kind(machine: Machine, what: str) -> Cluster:
 
 def is_mixed(text: str) -> bool:
     """Whether a text describes groups rather than naming a profile or its file."""
-    return re.search(r":[0-9]+(,|$)", text) is not None and not text.endswith(".toml")
+    return not text.endswith(".toml") and ("," in text or re.search(r":[0-9]+$", text) is not None)
 
 
 def parse_mixed(text: str) -> tuple[tuple[GroupChoice, ...], BytesPerSecond | None]:
@@ -205,6 +205,12 @@ def load_mixed(text: str, load: Callable[[str], Cluster] = load_profile) -> Mixe
         UnknownProfileError, InvalidProfileError: a profile that is not there or does not read.
     """
     choices, bandwidth = parse_mixed(text)
+    if len(choices) == 1:
+        only = choices[0]
+        raise TopologyError(
+            f"'{text}' has one group of devices; say --hardware {only.profile} --devices {only.devices}, or add another"
+            " group"
+        )
     groups = []
     for one in choices:
         cluster = load(one.profile)

@@ -49,6 +49,15 @@ class Choices(Strict):
     recomputation: str
 
 
+class GroupRun(Strict):
+    group: str
+    first_stage: int
+    stages: int
+    first_device: int
+    devices: int
+    blocks: list[int] | tuple[int, ...]
+
+
 class PlanContent(Choices):
     """What is said of a plan."""
 
@@ -59,6 +68,7 @@ class PlanContent(Choices):
     cluster: Text
     software: str
     devices: int
+    groups: list[GroupRun] | None
     sequence_length: int | None
     global_batch: int
     precision: str
@@ -231,6 +241,7 @@ class Sensitivity(Strict):
     name: str
     change: str
     devices: int
+    groups: list[GroupRun] | None
     sequence_length: int | None
     kept: Outcome
     searched: Outcome | None
