@@ -38,8 +38,9 @@ def degree_rows(plan: Plan, roles: Roles) -> Rows:
         blocks = ", ".join(sorted({str(stage.blocks) for stage in plan.stages}))
         virtual = f", {plan.virtual_stages} stages a device" if plan.virtual_stages > 1 else ""
         slices = f", the sequence in {plan.slices} slices" if plan.slices > 1 else ""
-        rows.append(("pipeline", f"{plan.schedule}, {blocks} blocks a stage{virtual}{slices}"))
-        rows += _groups(plan)
+        groups = _groups(plan)
+        a_stage = f"{blocks} blocks a stage" if not groups else "stages sized to their devices"
+        rows += [("pipeline", f"{plan.schedule}, {a_stage}{virtual}{slices}"), *groups]
     long = len(roles.recomputation) > _LONG
     rows.append(("recomputation", recomputation_words(plan) if long else roles.recomputation))
     return tuple(rows)
