@@ -6,6 +6,10 @@
     for tokens, labels in runtime.loader(dataset, step):     # whole global batches, the same on every rank
         loss = step(tokens, labels)
 
+    checkpoints = runtime.Checkpoints("runs/a")              # on every rank
+    checkpoints.save(step)                                   # goes on in the background
+    checkpoints.restore(step)                                # the newest, under any plan
+
     for stage in runtime.audit(plan, graph, samples, cluster):      # anywhere: what it will do, and what was predicted
         assert stage.agrees
 
@@ -17,14 +21,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runtime.auditing import StageAudit, audit
+    from runtime.checkpoint.saving import Checkpoints
     from runtime.loading import BatchLoader, loader
     from runtime.optimizers import OptimizerSettings
     from runtime.training_step import TrainingStep, parallelize
 
-__all__ = ["BatchLoader", "OptimizerSettings", "StageAudit", "TrainingStep", "audit", "loader", "parallelize"]
+__all__ = [
+    "BatchLoader",
+    "Checkpoints",
+    "OptimizerSettings",
+    "StageAudit",
+    "TrainingStep",
+    "audit",
+    "loader",
+    "parallelize",
+]
 
 _HOMES = {
     "BatchLoader": "runtime.loading",
+    "Checkpoints": "runtime.checkpoint.saving",
     "OptimizerSettings": "runtime.optimizers",
     "StageAudit": "runtime.auditing",
     "TrainingStep": "runtime.training_step",

@@ -12,7 +12,7 @@ import gc
 import os
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from runtime.hyperparameters import RunningOptimizer
 from runtime.initial_values import check_values
 from runtime.inputs import InputPieces, Inputs, LocalBatch
 from runtime.optimizers import OptimizerSettings
+from runtime.outside import Outside
 from runtime.same_batch import check_same_batch
 from runtime.step import RankStep
 
@@ -54,12 +55,15 @@ class TrainingStep:
         seed: int = 0,
         check_layouts: bool = True,
         check_gradients: bool = False,
+        outside: Outside | None = None,
     ) -> None:
         self.plan = plan
+        self._outside = outside
         self._seed, self._check_layouts, self._check_gradients = seed, check_layouts, check_gradients
         self.place = place
         self.optimizer = RunningOptimizer(settings)
         self.loss: float | None = None
+        self.before_step: Callable[[], None] = _nothing  # raises what went wrong beside training
         self._compared = False  # whether all ranks were given the same first batch
         self._module: nn.Module | None = module  # until its weights have been taken over
         self._forward = forward_of(module)
@@ -74,6 +78,7 @@ class TrainingStep:
         global batch, the same on every rank; or what a `runtime.loader` gives. Raises RequestError for another
         structure or other shapes, and where the ranks were given different batches in the first step.
         """
+        self.before_step()
         inputs = self.inputs_of(*args, **kwargs)
         self.loss = self.rank(inputs, self.optimizer.rate(self.steps))
         return self.loss
@@ -84,6 +89,7 @@ class TrainingStep:
         Under a schedule without a flush ("pipedream", "pipedream_2bw") they follow each other without a break, and the
         pipeline drains behind the last; under others this is one step after the other.
         """
+        self.before_step()
         inputs = [self.inputs_of(batch) for batch in batches]
         rates = [self.optimizer.rate(self.steps + number) for number in range(len(inputs))]
         losses = self.rank.window(inputs, rates) if inputs else []
@@ -146,7 +152,9 @@ class TrainingStep:
             check_numbers(bound.graph, trace(on_meta(self._module), again.args, again.kwargs))
         settings = self.optimizer.settings
         check_values(self._module, bound, self.place.device)
-        rank = RankStep(self._module, bound, self.place, settings, batched, self._seed, self._check_layouts)
+        rank = RankStep(
+            self._module, bound, self.place, settings, batched, self._seed, self._check_layouts, self._outside
+        )
         rank.check_gradients = self._check_gradients
         pieces = InputPieces(bound=bound, place=self.place, batched=batched, reads=rank.reads)
         self._built = (rank, pieces, pattern)
@@ -194,6 +202,10 @@ class TrainingStep:
         return self._built
 
 
+def _nothing() -> None:
+    """Nothing is done beside training."""
+
+
 _alive: weakref.WeakSet[TrainingStep] = weakref.WeakSet()
 
 
@@ -221,6 +233,7 @@ def parallelize(
     seed: int = 0,
     check_layouts: bool = True,
     check_gradients: bool = False,
+    offload_folder: str | os.PathLike[str] | None = None,
 ) -> TrainingStep:
     """The training step of `plan`, or of the plan in a file, for `model`, whose real weights are taken over.
 
@@ -229,7 +242,8 @@ def parallelize(
     once. `traced` is its graph where that is known, `known` has the process groups of an earlier step. `seed`, the same
     on every rank, decides which elements are dropped where the model has dropout, whatever the plan; with
     `check_layouts` the first step checks that every tensor lies as the plan promises, with `check_gradients` every step
-    that gradients are finite.
+    that gradients are finite. `offload_folder` is where the plan's files are that keep what it parks on a disk, the
+    folder of temporary files where it is not given.
 
     Raises PlanFileError for a plan that cannot be read, RequestError for one for another number of devices, and with an
     example all that `TrainingStep.prepare` raises.
@@ -244,7 +258,15 @@ def parallelize(
     join_processes(own)
     place = rank_mesh(loaded.mesh, own, loaded.pipeline, known)
     step = TrainingStep(
-        model, loaded, place, optimizer or OptimizerSettings(), traced, seed, check_layouts, check_gradients
+        model,
+        loaded,
+        place,
+        optimizer or OptimizerSettings(),
+        traced,
+        seed,
+        check_layouts,
+        check_gradients,
+        Outside(folder=None if offload_folder is None else Path(offload_folder)),
     )
     if example is not None:
         step.prepare(example)

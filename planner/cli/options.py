@@ -230,6 +230,17 @@ class Options:
     recompute: Annotated[
         str | None, _word(BLOCKS, "WORD", "Recomputation: none, selective or full.", known=completion.recomputation)
     ] = None
+    offload: Annotated[
+        str | None,
+        _word(
+            BLOCKS,
+            "WHAT[:WHERE]",
+            "What is kept outside of the device while it is not needed: optimizer (its states), on the host or, as in"
+            " optimizer:disk, on a disk; auto: what makes the step fastest; none.",
+            "none",
+            known=completion.offload,
+        ),
+    ] = None
     shard: Annotated[
         list[str] | None,
         _word(

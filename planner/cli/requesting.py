@@ -168,6 +168,7 @@ def _noted(note: str) -> None:
 
 def pinned_of(options: Options) -> "Pinned":
     """The degrees and the like that were decided by hand."""
+    from planner.search.offload import parse_offload
     from planner.search.space import Pinned
 
     return Pinned(
@@ -191,6 +192,7 @@ def pinned_of(options: Options) -> "Pinned":
         micro_batches=options.micro_batches,
         mesh=None if options.mesh is None else parse_mesh(options.mesh),
         recompute=cast("Running | None", options.recompute),
+        offload=parse_offload(options.offload or "none"),
     )
 
 

@@ -50,6 +50,7 @@ class Roles:
     sequence_parallel: bool
     zero: str
     recomputation: str
+    offload: str
     axes: tuple[AxisRole, ...]
 
 
@@ -73,6 +74,7 @@ def roles(bound: BoundPlan) -> Roles:
         ),
         zero=_zero(bound),
         recomputation=_recomputation(bound),
+        offload=_offload(bound),
         axes=axes,
     )
 
@@ -185,6 +187,23 @@ def _recomputation(bound: BoundPlan) -> str:
         number = f"{blocks}" if words else f"{blocks} of {count} blocks"
         words.append(f"{number} {'keeps' if blocks == 1 and words else 'keep'} {' and '.join(names)}")
     return ", ".join(words)
+
+
+def _offload(bound: BoundPlan) -> str:
+    """`none`, or what is parked outside of the devices: `optimizer states on the host`, `38% of the optimizer states on
+    the host`."""
+    sizes: Counter[str] = Counter()
+    for name, stored in bound.parameters.items():
+        if name in bound.graph.differentiable:
+            sizes[stored.state_home] += bound.graph.types[name].numel
+    whole = sum(sizes.values())
+    words = []
+    for home in ("host", "disk"):
+        if sizes[home]:
+            share = sizes[home] / whole
+            some = "" if sizes[home] == whole else f"{share:.0%} of the " if share >= 0.005 else "a few of the "
+            words.append(f"{some}optimizer states on the {home}")
+    return ", ".join(words) or "none"
 
 
 def call_word(name: str, op_class: str) -> str:

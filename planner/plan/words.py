@@ -32,6 +32,7 @@ def plan_words(bound: BoundPlan, roles: Roles) -> dict[str, str]:
         "sequence parallel": "yes" if roles.sequence_parallel else "no",
         "ZeRO": roles.zero.partition(" ")[0],
         "recomputation": recomputation_words(plan),
+        "offload": roles.offload,
     }
 
 

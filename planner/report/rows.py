@@ -43,6 +43,8 @@ def degree_rows(plan: Plan, roles: Roles) -> Rows:
         rows += [("pipeline", f"{plan.schedule}, {a_stage}{virtual}{slices}"), *groups]
     long = len(roles.recomputation) > _LONG
     rows.append(("recomputation", recomputation_words(plan) if long else roles.recomputation))
+    if roles.offload != "none":
+        rows.append(("offload", roles.offload))
     return tuple(rows)
 
 
@@ -93,4 +95,6 @@ def figure_rows(plan: Plan, prediction: Prediction) -> Rows:
     share = prediction.peak_bytes / prediction.capacity_bytes
     peak = f"{bytes_text(prediction.peak_bytes)} of {bytes_text(prediction.capacity_bytes)} ({percent_text(share)})"
     fullest = next((one for one in group_runs(plan) if prediction.peak_bytes in one.peaks(prediction)), None)
-    return (*rows, ("peak memory", peak if fullest is None else f"{peak}, on {fullest.group}"))
+    where = "" if fullest is None else f", on {fullest.group}"
+    outside = tuple((f"kept on the {home}", bytes_text(nbytes)) for home, nbytes in prediction.parked)
+    return (*rows, ("peak memory", peak + where), *outside)

@@ -177,6 +177,7 @@ class Engine:
             precision=request.precision,
             optimizer=request.optimizer,
             update=request.update,
+            offload=request.pinned.offload,
             recomputation=request.pinned.recomputation,
             decided=decided,
             given=decided is not None or request.pinned.mesh is not None,
@@ -276,6 +277,7 @@ class Engine:
                 precision=request.precision,
                 optimizer=request.optimizer,
                 update=max(sizes, key=lambda update: update.bucket_size),
+                offload=request.pinned.offload,
             )
         return self._builders[key]
 

@@ -7,9 +7,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from planner.errors import InfeasibleError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan, bind_prepared
 from planner.plan.machine import cluster_reference, placed
+from planner.plan.parked import parked_fault
 from planner.plan.plan import PLANNER_VERSION, Plan, Prediction, Provenance, Training
 from planner.plan.predict import predict
 from planner.plan.step import AHEAD
@@ -107,7 +109,13 @@ class Finalists:
         fitting = [ranked for ranked in plans if self._fits(ranked.configuration, ranked.plan.prediction)]
         if not fitting:
             raise _overfull(plans, self.limits[0])
-        return tuple(fitting[:top])
+        faults = [parked_fault(ranked.plan.prediction, self.request.cluster) for ranked in fitting]
+        if all(faults):
+            raise InfeasibleError(
+                f"{self.request.model.reference} does not fit beside the devices: {faults[0]}; take --offload"
+                " optimizer:disk, or more devices"
+            )
+        return tuple(ranked for ranked, fault in zip(fitting, faults, strict=True) if fault is None)[:top]
 
     def _limits(self, configuration: Configuration) -> tuple[float, ...]:
         """The most bytes that a device of each pipeline rank may be predicted to need."""

@@ -4,12 +4,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from hardware_profiles import Machine, MixedCluster
+from hardware_profiles import Machine, MixedCluster, of_one_kind
 from planner.errors import RequestError, nearest_names, unknown_name
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.uneven import EVEN, EXPERTS_OPERATOR, imbalance_fault
 from planner.plan.plan import INTERLEAVED, PRECISIONS, ModelReference
+from planner.search.offload import NOTHING
 from planner.search.space import FREE, Pinned
+from planner.sharding.stored import offload_fault
 from planner.sharding.update import PLAIN, Update, update_fault
 
 ALGORITHMS = ("dynamic_programming", "recursive_programming", "sharding_propagation", "ilp", "exhaustive")
@@ -86,6 +88,7 @@ class SearchRequest:
             raise RequestError(f"imbalance: {uneven}")
         if self.imbalance != EVEN and not any(op.op == EXPERTS_OPERATOR for op in self.graph.operators):
             raise RequestError(f"imbalance = {self.imbalance:g}: no operator of this model routes to experts")
+        _check_offload(self)
         for pattern in self.update.local_parameters:
             if not any(fnmatchcase(name, pattern) for name in self.graph.parameter_names):
                 near = nearest_names(pattern, self.graph.parameter_names)
@@ -110,5 +113,18 @@ class SearchRequest:
             raise RequestError(
                 f"virtual_stages {where}: virtual stages hold equal blocks on every device; leave them at 1"
             )
+        if pinned.offload != NOTHING:
+            raise RequestError(f"offload {where}: nothing is parked there; leave it out")
         if pinned.even:
             raise RequestError(f"even {where}: stages are sized to their devices; leave it out")
+
+
+def _check_offload(request: SearchRequest) -> None:
+    """Raise RequestError where what may be parked cannot be, `UnknownKeyError` where the profile has no place for
+    it."""
+    asked = request.pinned.offload
+    for home in asked.stores:
+        of_one_kind(request.cluster, "offload").store(home)
+    fault = offload_fault(request.optimizer, request.pinned.schedule) if asked != NOTHING else None
+    if fault is not None:
+        raise RequestError(f"offload: {fault}; leave --offload out, or take another optimizer or schedule")

@@ -199,10 +199,8 @@ def _engine(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
     prepared, blocks = prepare(request.graph, request.imbalance)
     repeated = frozenset(request.pinned.repeated)
     template = fold(prepared, blocks, request.cluster.software, repeated)
-    limits = tuple(
-        bounds(template, request.batch, group, request.precision, request.optimizer, request.update)
-        for group in parts_of(request.cluster)
-    )
+    asked = (request.precision, request.optimizer, request.update, request.pinned.offload)
+    limits = tuple(bounds(template, request.batch, group, *asked) for group in parts_of(request.cluster))
     return Engine(request=request, template=template, limits=limits), prepared
 
 

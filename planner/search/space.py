@@ -19,6 +19,7 @@ from planner.nearest import divisors
 from planner.plan.plan import ASYNCHRONOUS, INTERLEAVED
 from planner.pricing.operator_price import PROFILE_DTYPES
 from planner.search.attention_degrees import attention_fault, heads_of
+from planner.search.offload import NOTHING, Offload
 from planner.search.template import Template
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
@@ -108,6 +109,7 @@ class Pinned:
         repeated: classes of operators (`hardware_profiles.OP_CLASSES`) whose results a recomputed block never keeps;
             ("attention",) is selective recomputation as in Korthikanti et al. 2022.
         even: whether all ranks of a pipeline hold equally many blocks, where they divide.
+        offload: what may be parked outside of the device.
     """
 
     pipeline: int | None = None
@@ -131,6 +133,7 @@ class Pinned:
     ulysses: int | None = None
     zigzag: bool | None = None
     even: bool = False
+    offload: Offload = NOTHING
 
     @property
     def manual(self) -> bool:
@@ -342,9 +345,15 @@ def mixed_step_seconds(
 
 
 def bounds(
-    template: Template, batch: int, cluster: Cluster, precision: str, optimizer: str, update: Update = PLAIN
+    template: Template,
+    batch: int,
+    cluster: Cluster,
+    precision: str,
+    optimizer: str,
+    update: Update = PLAIN,
+    offload: Offload = NOTHING,
 ) -> Bounds:
-    """Bounds of a model whose template graph has `batch` samples."""
+    """Bounds of a model whose template graph has `batch` samples; states that may be parked take no memory."""
     graph = template.graph
     forward = recomputed = backward = 0.0
     for index, op in enumerate(graph.operators):
@@ -356,9 +365,10 @@ def bounds(
         recomputed += seconds * count if template.works(index) else 0.0
         backward += seconds * count * rule.backward_work(graded)
     per = parameter_bytes(precision, optimizer, cluster.software, update.variant)
+    held = per.total - (0.0 if offload.optimizer == ("device",) else per.state)
     sizes = (
         graph.types[p.name].numel
-        * (per.total if p.name in graph.differentiable else per.weight)
+        * (held if p.name in graph.differentiable else per.weight)
         * template.parameter_times(p.name)
         for p in graph.parameters
     )

@@ -47,6 +47,7 @@ class Choices(Strict):
     optimizer_sharding: str
     micro_batches: int
     recomputation: str
+    offload: str
 
 
 class GroupRun(Strict):
@@ -86,6 +87,7 @@ class PlanContent(Choices):
     mesh: list[Axis]
     time_seconds: dict[str, float]
     memory_bytes: dict[str, float]
+    parked_bytes: dict[str, float]
 
 
 class Certificate(Strict):
