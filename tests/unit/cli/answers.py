@@ -56,7 +56,7 @@ class GroupRun(Strict):
     stages: int
     first_device: int
     devices: int
-    blocks: list[int] | tuple[int, ...]
+    blocks: list[int]
 
 
 class PlanContent(Choices):
@@ -243,7 +243,6 @@ class Sensitivity(Strict):
     name: str
     change: str
     devices: int
-    groups: list[GroupRun] | None
     sequence_length: int | None
     kept: Outcome
     searched: Outcome | None
