@@ -46,7 +46,7 @@ def run(
 ) -> None:
     """Execute a plan with real processes and compare the losses with those of the unsharded model.
 
-    One process per device (torchrun underneath), or one rank of them where torchrun has started it on several nodes.
+    One process per device (torchrun underneath), or one rank of them where torchrun, mpirun or srun has started it.
 
     [bold]plan run tiny.json --steps 5[/bold]
 
@@ -73,10 +73,11 @@ def _shown(as_json: bool, steps: int) -> Iterator[tuple[OnReport, OnLine]]:
     """How reports and all other lines of the ranks are shown: JSON on a clean stdout, a bar on a terminal, else plain
     lines."""
     from runtime.launch import write_json, write_text
+    from runtime.launchers import launched_by
 
     if as_json:
         yield write_json, lambda line: typer.echo(line, err=True)
-    elif sys.stdout.isatty() and "RANK" not in os.environ:
+    elif sys.stdout.isatty() and launched_by(os.environ) is None:
         with _bar(steps) as shown:
             yield shown
     else:

@@ -51,7 +51,7 @@ HOMES = {
     ),
     "ortools": ("planner.search.solvers",),
     "plotly": ("planner.report.html",),
-    "pydantic": ("hardware_profiles", "planner.plan", "planner.sharding.discover"),
+    "pydantic": ("hardware_profiles", "planner.plan", "planner.sharding.discover", "runtime.launchers.rank_table"),
     "rich": ("planner.cli", "planner.report"),
     "torch": ("planner.graph", "planner.models", "planner.sharding.discover", "runtime"),
     "torch.distributed": ("runtime",),
