@@ -6,6 +6,8 @@
     for tokens, labels in runtime.loader(dataset, step):     # whole global batches, the same on every rank
         loss = step(tokens, labels)
 
+    runtime.get_rank("data"), runtime.get_group_size("tensor")     # places in the groups of the plan
+
     for stage in runtime.audit(plan, graph, samples, cluster):      # anywhere: what it will do, and what was predicted
         assert stage.agrees
 
@@ -17,18 +19,35 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runtime.auditing import StageAudit, audit
+    from runtime.groups import Groups, get_group, get_group_size, get_rank
     from runtime.loading import BatchLoader, loader
     from runtime.optimizers import OptimizerSettings
     from runtime.training_step import TrainingStep, parallelize
 
-__all__ = ["BatchLoader", "OptimizerSettings", "StageAudit", "TrainingStep", "audit", "loader", "parallelize"]
+__all__ = [
+    "BatchLoader",
+    "Groups",
+    "OptimizerSettings",
+    "StageAudit",
+    "TrainingStep",
+    "audit",
+    "get_group",
+    "get_group_size",
+    "get_rank",
+    "loader",
+    "parallelize",
+]
 
 _HOMES = {
     "BatchLoader": "runtime.loading",
+    "Groups": "runtime.groups",
     "OptimizerSettings": "runtime.optimizers",
     "StageAudit": "runtime.auditing",
     "TrainingStep": "runtime.training_step",
     "audit": "runtime.auditing",
+    "get_group": "runtime.groups",
+    "get_group_size": "runtime.groups",
+    "get_rank": "runtime.groups",
     "loader": "runtime.loading",
     "parallelize": "runtime.training_step",
 }

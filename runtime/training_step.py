@@ -30,6 +30,7 @@ from planner.plan.plan import ASYNCHRONOUS, Plan
 from planner.sharding.discover import prove, with_rules
 from runtime.arguments import InputMatcher, arguments_of, forward_of, matcher
 from runtime.device_mesh import Communicators, RankMesh, current_device, join_processes, local_rank, rank_mesh
+from runtime.groups import Groups, set_last
 from runtime.hyperparameters import RunningOptimizer
 from runtime.initial_values import check_values
 from runtime.inputs import InputPieces, Inputs, LocalBatch
@@ -58,6 +59,7 @@ class TrainingStep:
         self.plan = plan
         self._seed, self._check_layouts, self._check_gradients = seed, check_layouts, check_gradients
         self.place = place
+        self._groups = Groups(place=place, bound=None)
         self.optimizer = RunningOptimizer(settings)
         self.loss: float | None = None
         self._compared = False  # whether all ranks were given the same first batch
@@ -66,6 +68,7 @@ class TrainingStep:
         self._traced = traced
         self._built: tuple[RankStep, InputPieces, InputMatcher] | None = None
         _alive.add(self)
+        set_last(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> float:
         """Train on one global batch and return its mean loss.
@@ -99,6 +102,14 @@ class TrainingStep:
         """Forward and backward of a global batch: adds to the gradients, changes no weight. Returns the mean loss."""
         inputs = self.inputs_of(*args, **kwargs)
         return self.rank.accumulate(inputs)
+
+    @property
+    def groups(self) -> Groups:
+        """The processes of the plan by name: data, tensor, pipeline, mesh axes and so on."""
+        bound = None if self._built is None else self._built[0].bound
+        if self._groups.bound is not bound:
+            self._groups = Groups(place=self.place, bound=bound)
+        return self._groups
 
     @property
     def gradient_norm(self) -> float | None:
