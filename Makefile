@@ -5,9 +5,9 @@ VENV      := .venv
 BIN       := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-# Tests run in so many processes, each with one thread; 0 is this one. tests/conftest.py says which stay together.
+# Tests run in so many processes, each with one thread, whole files to each; 0 is this one.
 WORKERS ?= 2
-PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test thorough exhaustive check format bench pictures notebooks clean
