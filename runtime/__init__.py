@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from runtime.auditing import StageAudit, audit
     from runtime.groups import Groups, get_group, get_group_size, get_rank
+    from runtime.guard_settings import GuardSettings
     from runtime.loading import BatchLoader, loader
     from runtime.optimizers import OptimizerSettings
     from runtime.training_step import TrainingStep, parallelize
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchLoader",
     "Groups",
+    "GuardSettings",
     "OptimizerSettings",
     "StageAudit",
     "TrainingStep",
@@ -41,6 +43,7 @@ __all__ = [
 _HOMES = {
     "BatchLoader": "runtime.loading",
     "Groups": "runtime.groups",
+    "GuardSettings": "runtime.guard_settings",
     "OptimizerSettings": "runtime.optimizers",
     "StageAudit": "runtime.auditing",
     "TrainingStep": "runtime.training_step",

@@ -121,6 +121,8 @@ def _check(settings: RunSettings) -> None:
             raise RequestError(f"--{name} {value}: give {least} or more")
     if not settings.timeout > 0:
         raise RequestError(f"--timeout {settings.timeout:g}: give seconds, more than 0")
+    if settings.guard().rolls_back:
+        raise RequestError("rollback: `plan run` keeps nothing to go back to; let it skip, or stop")
     if settings.data is None and (settings.shuffle or settings.workers or not settings.full_batch):
         flag = "--shuffle" if settings.shuffle else "--workers" if settings.workers else "--own-samples"
         raise RequestError(f"{flag}: synthetic data is drawn, not read; give --data package.module:factory")

@@ -13,7 +13,7 @@ master weights, in its own dtype. Where the weight is float32 and the state just
 (or not at all), the master is a view of the weight and costs no memory.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -84,10 +84,13 @@ class ShardedOptimizer:
             group["lr"] = rate
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, accept: Callable[[Iterable[torch.Tensor]], bool] = lambda gradients: True) -> bool:
         """Reduce the gradients, clip them, update, bring the new weights to the layout in which they are kept, and drop
-        the gradients."""
+        the gradients. Where `accept`, which is collective, does not take the reduced gradients, they are dropped and
+        nothing else happens; returns whether it took them."""
         gradients = self.reduction.finish()
+        if not accept(gradients.values()):
+            return False
         if self._update.clip_norm is not None:
             norm = global_norm(gradients, self._trainable, self._place)
             clip(gradients, norm, self._update.clip_norm)
@@ -100,6 +103,7 @@ class ShardedOptimizer:
         for master in self._masters:
             master.weight.grad = None
         self._publish()
+        return True
 
     def _publish(self) -> None:
         """Write the updated masters into the kept weights of every rank."""

@@ -12,7 +12,7 @@ import gc
 import os
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ from planner.sharding.discover import prove, with_rules
 from runtime.arguments import InputMatcher, arguments_of, forward_of, matcher
 from runtime.device_mesh import Communicators, RankMesh, current_device, join_processes, local_rank, rank_mesh
 from runtime.groups import Groups, set_last
+from runtime.guard import Trouble
+from runtime.guard_settings import GuardSettings
 from runtime.hyperparameters import RunningOptimizer
 from runtime.initial_values import check_values
 from runtime.inputs import InputPieces, Inputs, LocalBatch
@@ -42,7 +44,8 @@ from runtime.step import RankStep
 class TrainingStep:
     """A training step on this rank. Make it with `parallelize`; every call is collective.
 
-    `optimizer` has the hyperparameters, `steps` how many steps were made, `loss` the mean loss of the last one.
+    `optimizer` has the hyperparameters, `steps` how many steps were made, `loss` the mean loss of the last batch, and
+    `trouble` why no step was made with it, where that is so.
     """
 
     def __init__(
@@ -55,8 +58,11 @@ class TrainingStep:
         seed: int = 0,
         check_layouts: bool = True,
         check_gradients: bool = False,
+        guard: GuardSettings | None = None,
+        rollback: Callable[["TrainingStep"], None] | None = None,
     ) -> None:
         self.plan = plan
+        self._guard, self._rollback = guard, rollback
         self._seed, self._check_layouts, self._check_gradients = seed, check_layouts, check_gradients
         self.place = place
         self._groups = Groups(place=place, bound=None)
@@ -79,6 +85,9 @@ class TrainingStep:
         """
         inputs = self.inputs_of(*args, **kwargs)
         self.loss = self.rank(inputs, self.optimizer.rate(self.steps))
+        if self.trouble is not None and self.trouble.action == "rollback":
+            assert self._rollback is not None, "parallelize has asked for it"
+            self._rollback(self)
         return self.loss
 
     def window(self, batches: Sequence[Any]) -> list[float]:
@@ -92,6 +101,11 @@ class TrainingStep:
         losses = self.rank.window(inputs, rates) if inputs else []
         self.loss = losses[-1] if losses else self.loss
         return losses
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """Why the last batch made no step, where `guard` skips such or rolls back; None where it made one."""
+        return self.rank.trouble if self.ready else None
 
     @property
     def steps(self) -> int:
@@ -157,7 +171,9 @@ class TrainingStep:
             check_numbers(bound.graph, trace(on_meta(self._module), again.args, again.kwargs))
         settings = self.optimizer.settings
         check_values(self._module, bound, self.place.device)
-        rank = RankStep(self._module, bound, self.place, settings, batched, self._seed, self._check_layouts)
+        rank = RankStep(
+            self._module, bound, self.place, settings, batched, self._seed, self._check_layouts, self._guard
+        )
         rank.check_gradients = self._check_gradients
         pieces = InputPieces(bound=bound, place=self.place, batched=batched, reads=rank.reads)
         self._built = (rank, pieces, pattern)
@@ -232,6 +248,8 @@ def parallelize(
     seed: int = 0,
     check_layouts: bool = True,
     check_gradients: bool = False,
+    guard: GuardSettings | None = None,
+    rollback: Callable[[TrainingStep], None] | None = None,
 ) -> TrainingStep:
     """The training step of `plan`, or of the plan in a file, for `model`, whose real weights are taken over.
 
@@ -240,7 +258,9 @@ def parallelize(
     once. `traced` is its graph where that is known, `known` has the process groups of an earlier step. `seed`, the same
     on every rank, decides which elements are dropped where the model has dropout, whatever the plan; with
     `check_layouts` the first step checks that every tensor lies as the plan promises, with `check_gradients` every step
-    that gradients are finite.
+    that gradients are finite. `guard` says what becomes of a step whose loss or gradients are not finite or whose loss
+    leaps; where that is to roll back, `rollback`, called on every rank, brings weights, states and buffers back to what
+    they were at some earlier step.
 
     Raises PlanFileError for a plan that cannot be read, RequestError for one for another number of devices, and with an
     example all that `TrainingStep.prepare` raises.
@@ -251,11 +271,24 @@ def parallelize(
             f"check_gradients looks at all gradients before they are used, and '{loaded.schedule}' lets"
             " none wait; leave it out, or take the schedule '1f1b'"
         )
+    if guard is not None:
+        guard.check_schedule(loaded.schedule)
+        if guard.rolls_back and rollback is None:
+            raise RequestError("guard: rolling back needs a way back; give parallelize rollback=, or let it skip")
     own = device or current_device(local_rank())
     join_processes(own)
     place = rank_mesh(loaded.mesh, own, loaded.pipeline, known)
     step = TrainingStep(
-        model, loaded, place, optimizer or OptimizerSettings(), traced, seed, check_layouts, check_gradients
+        model,
+        loaded,
+        place,
+        optimizer or OptimizerSettings(),
+        traced,
+        seed,
+        check_layouts,
+        check_gradients,
+        guard,
+        rollback,
     )
     if example is not None:
         step.prepare(example)

@@ -42,6 +42,14 @@ def run(
     timeout: Annotated[
         float, typer.Option(help="Seconds without progress of any rank after which the run is ended.")
     ] = 600.0,
+    on_nonfinite: Annotated[
+        str, typer.Option(help="What becomes of a step whose loss is not finite: stop or skip (gradients count too).")
+    ] = "stop",
+    on_spike: Annotated[
+        str, typer.Option(help="What becomes of a step whose loss leaps: ignore, stop or skip.")
+    ] = "ignore",
+    spike_factor: Annotated[float, typer.Option(help="A loss leaps above so many times the median...")] = 2.0,
+    spike_window: Annotated[int, typer.Option(help="...of the last so many steps.")] = 32,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per step and a summary on stdout.")] = False,
 ) -> None:
     """Execute a plan with real processes and compare the losses with those of the unsharded model.
@@ -57,7 +65,8 @@ def run(
 
     settings = RunSettings(
         steps=steps, seed=seed, check=check, model=model, data=data, shuffle=shuffle, full_batch=full_batch,
-        workers=workers, timeout=timeout,
+        workers=workers, timeout=timeout, on_nonfinite=on_nonfinite, on_spike=on_spike, spike_factor=spike_factor,
+        spike_window=spike_window,
     )  # fmt: skip
     with reporting(as_json), _shown(as_json, steps) as (on_report, on_line):
         code = launch(plan_file, settings, on_report, on_line)

@@ -13,8 +13,9 @@ from runtime.run_settings import RunSettings, arguments_parser, settings_of
 from tests.distributed import plans
 
 OTHER = RunSettings(
-    steps=7, seed=3, check=False, model="a.b:c", data="d:e", shuffle=True, full_batch=False, workers=2, timeout=1.5
-)
+    steps=7, seed=3, check=False, model="a.b:c", data="d:e", shuffle=True, full_batch=False, workers=2, timeout=1.5,
+    on_nonfinite="skip", on_spike="stop", spike_factor=3.0, spike_window=5,
+)  # fmt: skip
 SUMMARY = RunSummary(
     steps=2, data="d:e", seconds=None, samples=4, tokens=None, predicted_seconds=0.5, low_seconds=None,
     high_seconds=None, profile="cpu", elsewhere="", peak_bytes=(2.0**30, 2.0**31), peak_kind="allocated",
@@ -35,6 +36,8 @@ def test_settings_reach_the_ranks(settings: RunSettings) -> None:
         ({"timeout": 0.0}, "--timeout 0: give seconds"),
         ({"workers": 2}, "--workers: synthetic data is drawn, not read"),
         ({"full_batch": False}, "--own-samples: synthetic data is drawn"),
+        ({"on_spike": "skp"}, "unknown answer of --on-spike 'skp'; did you mean skip"),
+        ({"on_nonfinite": "rollback"}, "rollback: `plan run` keeps nothing to go back to"),
     ],
     ids=str,
 )

@@ -213,6 +213,15 @@ def test_integers_without_a_bound_come_from_the_example() -> None:
 def test_importing_the_package_does_not_import_torch() -> None:
     code = "import runtime, runtime.launch, sys; print('torch' in sys.modules, sorted(runtime.__all__))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    names = ["BatchLoader", "Groups", "OptimizerSettings", "StageAudit", "TrainingStep", "audit", "get_group"]
+    names = [
+        "BatchLoader",
+        "Groups",
+        "GuardSettings",
+        "OptimizerSettings",
+        "StageAudit",
+        "TrainingStep",
+        "audit",
+        "get_group",
+    ]
     names += ["get_group_size", "get_rank", "loader", "parallelize"]
     assert done.stdout == f"False {names}\n"
