@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from runtime.guard_settings import GuardSettings
     from runtime.loading import BatchLoader, loader
     from runtime.optimizers import OptimizerSettings
+    from runtime.tokens import TokensDataset
     from runtime.training_step import TrainingStep, parallelize
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "GuardSettings",
     "OptimizerSettings",
     "StageAudit",
+    "TokensDataset",
     "TrainingStep",
     "audit",
     "get_group",
@@ -46,6 +48,7 @@ _HOMES = {
     "GuardSettings": "runtime.guard_settings",
     "OptimizerSettings": "runtime.optimizers",
     "StageAudit": "runtime.auditing",
+    "TokensDataset": "runtime.tokens",
     "TrainingStep": "runtime.training_step",
     "audit": "runtime.auditing",
     "get_group": "runtime.groups",

@@ -48,6 +48,7 @@ HOMES = {
         "planner.search",
         "planner.sharding.redistribute",
         "runtime.loading",  # datasets draw from numpy's generator
+        "runtime.tokens",  # maps files
     ),
     "ortools": ("planner.search.solvers",),
     "plotly": ("planner.report.html",),

@@ -219,6 +219,7 @@ def test_importing_the_package_does_not_import_torch() -> None:
         "GuardSettings",
         "OptimizerSettings",
         "StageAudit",
+        "TokensDataset",
         "TrainingStep",
         "audit",
         "get_group",
