@@ -28,6 +28,7 @@ from costmodels.memory import (
 )
 from costmodels.optimizer import optimizer_time
 from costmodels.orders import ORDERS, Orders, schedule_orders
+from costmodels.parking import PLACES, Visit, parked_bytes, visit_pace, visit_seconds, visits_time
 from costmodels.rank_ends import RankEnd, rank_ends
 from costmodels.rates import best_rate
 from costmodels.schedules import (
@@ -66,6 +67,7 @@ __all__ = [
     "Optimizer",
     "Orders",
     "Overlap",
+    "PLACES",
     "PLAIN_UPDATE",
     "ParameterBytes",
     "PassSeconds",
@@ -77,6 +79,7 @@ __all__ = [
     "Timeline",
     "Turn",
     "UpdateVariant",
+    "Visit",
     "affine_pieces",
     "attention_backward_time",
     "attention_preparation",
@@ -104,6 +107,7 @@ __all__ = [
     "order_1f1b",
     "order_interleaved_1f1b",
     "parameter_bytes",
+    "parked_bytes",
     "peak_memory",
     "percentage_error",
     "rank_ends",
@@ -112,4 +116,7 @@ __all__ = [
     "slots_of",
     "step_time",
     "usable_memory",
+    "visit_pace",
+    "visit_seconds",
+    "visits_time",
 ]

@@ -21,6 +21,7 @@ from hardware_profiles.errors import (
     UnknownKeyError,
     UnknownProfileError,
 )
+from hardware_profiles.host import HOMES, Home, Host, Store
 from hardware_profiles.intervals import Spread, machines_of, spread_of
 from hardware_profiles.kernels import AttentionKernel, MatmulKernel
 from hardware_profiles.load import load_profile, profile_names
@@ -55,8 +56,11 @@ __all__ = [
     "GB",
     "GIB",
     "Group",
+    "HOMES",
     "HardwareProfileError",
     "Hidden",
+    "Home",
+    "Host",
     "InvalidProfileError",
     "KB",
     "KIB",
@@ -80,6 +84,7 @@ __all__ = [
     "Software",
     "Span",
     "Spread",
+    "Store",
     "Stored",
     "TopologyError",
     "UnknownKeyError",

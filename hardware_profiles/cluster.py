@@ -27,6 +27,7 @@ from functools import lru_cache, partial
 from typing import Any, Literal
 
 from hardware_profiles.errors import TopologyError, UnknownKeyError
+from hardware_profiles.host import Host, Store
 from hardware_profiles.kernels import AttentionKernel, MatmulKernel
 from hardware_profiles.software import PYTORCH, AttentionKernels, Software
 from hardware_profiles.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
@@ -240,7 +241,8 @@ class Cluster:
     """`devices` devices of one kind under a hierarchy of levels (innermost first), and where the numbers come from.
 
     `composition` says how the levels differ from those of the profile called `name` (see `hardware_profiles.compose`);
-    empty: not at all. `software` runs on it.
+    empty: not at all. `software` runs on it. `host` is what a device has outside of itself, None where the profile says
+    nothing of it; it is no part of the digest, because plans that park nothing there do not depend on it.
     """
 
     name: str
@@ -250,6 +252,7 @@ class Cluster:
     composition: str = field(default="", compare=False)
     facts: tuple[Fact, ...] = field(default=(), repr=False, compare=False)
     software: Software = PYTORCH
+    host: Host | None = None
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -290,6 +293,18 @@ class Cluster:
     def with_software(self, software: Software) -> "Cluster":
         """The same machines, run by other software."""
         return replace(self, software=software)
+
+    def store(self, home: str) -> Store:
+        """Where a device may park what it does not need at the moment: "host" or "disk". Raises `UnknownKeyError` where
+        the profile does not describe it."""
+        if self.host is None:
+            raise UnknownKeyError(
+                f"profile {self.name} says nothing of the host beside its devices; add a section [host] to it"
+            )
+        try:
+            return self.host.store(home)
+        except UnknownKeyError as error:
+            raise UnknownKeyError(f"profile {self.name}: {error}") from error
 
     def group(self, size: int, stride: int) -> Group:
         """The group of devices 0, stride, 2*stride, ... (`size` of them), as every shift of it sees the hierarchy.

@@ -21,6 +21,7 @@ from hardware_profiles.cluster import (
     Serves,
 )
 from hardware_profiles.fact_models import AtLeastOne, Number, Portion, Positive, Share, Strict, Text, facts_of
+from hardware_profiles.host import Host, Store
 from hardware_profiles.kernels import AttentionKernel, MatmulKernel
 from hardware_profiles.units import (
     bytes_from_gib,
@@ -224,6 +225,40 @@ def _attention(forms: dict[str, _AttentionForm], dtype: str) -> AttentionKernel 
     return form.convert() if isinstance(form, _Attention) else None
 
 
+class _Disk(Strict):
+    """The disks of one host, together."""
+
+    capacity_gib: Positive
+    read_gb_per_s: Positive
+    write_gb_per_s: Positive
+
+
+class _Host(Strict):
+    """One host: `memory_gib` and the disks are shared by its `devices`, `link_gb_per_s`, a direction of an uplink, by
+    the devices behind it."""
+
+    devices: _Units
+    memory_gib: Positive
+    link_gb_per_s: Positive
+    devices_per_uplink: _Units | None = None
+    disk: _Disk | None = None
+
+    def convert(self) -> Host:
+        count, disk = self.devices.value, self.disk
+        behind = 1 if self.devices_per_uplink is None else self.devices_per_uplink.value
+        return Host(
+            memory=bytes_from_gib(self.memory_gib.value) / count,
+            link=bytes_per_second_from_gb_per_s(self.link_gb_per_s.value) / behind,
+            disk=None
+            if disk is None
+            else Store(
+                capacity=bytes_from_gib(disk.capacity_gib.value) / count,
+                read=bytes_per_second_from_gb_per_s(disk.read_gb_per_s.value) / count,
+                write=bytes_per_second_from_gb_per_s(disk.write_gb_per_s.value) / count,
+            ),
+        )
+
+
 class ProfileFile(Strict):
     """A whole profile file."""
 
@@ -231,6 +266,7 @@ class ProfileFile(Strict):
     id: Text
     device: _Device
     level: list[_Level] = Field(min_length=1)
+    host: _Host | None = None
 
     def to_cluster(self) -> Cluster:
         """One unit of the innermost level, in SI units; a single device where that level is unbounded."""
@@ -240,5 +276,6 @@ class ProfileFile(Strict):
             device=self.device.convert(),
             levels=levels,
             devices=levels[0].fan_out or 1,
+            host=None if self.host is None else self.host.convert(),
             facts=tuple(facts_of("", self)),
         )

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from hardware_profiles.cluster import Cluster, FactKind, Level
 from hardware_profiles.errors import InvalidProfileError
+from hardware_profiles.host import Host
 from hardware_profiles.kernels import AttentionKernel, MatmulKernel
 from hardware_profiles.load import parse_profile
 from hardware_profiles.units import (
@@ -57,6 +58,8 @@ def dump_profile(cluster: Cluster, origins: Mapping[str, Origin], comment: str) 
                 "serves": protocol.serves,
             }
             lines += ["", "[[level.protocol]]", *_rows(f"level.{index}.protocol.{number}", table, origins)]
+    if cluster.host is not None:
+        lines += _section("host", dict(_host(cluster.host)), origins)
     text = "\n".join(lines) + "\n"
     parse_profile(text.encode(), cluster.name)
     return text
@@ -79,6 +82,22 @@ def _device(cluster: Cluster) -> Iterator[tuple[str, "str | int | float | Table"
     )
     yield "matmul", {dtype: _matmul(kernel) for dtype, kernel in device.matmul_kernels}
     yield "attention", {dtype: _attention(kernel) for dtype, kernel in device.attention_kernels}
+
+
+def _host(host: Host) -> Iterator[tuple[str, "str | int | float | Table"]]:
+    """The part of one device, as that of a host with one."""
+    yield "devices", 1
+    yield "memory_gib", gib_from_bytes(host.memory)
+    yield "link_gb_per_s", gb_per_s_from_bytes_per_second(host.link)
+    if host.disk is not None:
+        yield (
+            "disk",
+            {
+                "capacity_gib": gib_from_bytes(host.disk.capacity),
+                "read_gb_per_s": gb_per_s_from_bytes_per_second(host.disk.read),
+                "write_gb_per_s": gb_per_s_from_bytes_per_second(host.disk.write),
+            },
+        )
 
 
 def _matmul(kernel: MatmulKernel | None) -> Table:

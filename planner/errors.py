@@ -6,6 +6,7 @@
     ├── LayoutError             a layout or redistribution that cannot exist (a dim that does not divide, ...)
     ├── StrategyError           an illegal choice for an operator or a parameter
     ├── PlanFileError           a plan file that is truncated, of another version, for another graph, ...
+    ├── CheckpointError         a checkpoint that is not whole, damaged, foreign, or not for this model
     ├── RequestError            an option or a combination of options that cannot be planned
     ├── AuditError              the runtime does something that an audit cannot judge
     ├── RunError                a run that broke down: a rank failed, was killed, or does nothing
@@ -46,6 +47,11 @@ class StrategyError(PlannerError):
 
 class PlanFileError(PlannerError):
     """A plan file that cannot be used: unreadable, of another version, for another graph, or changed illegally."""
+
+
+class CheckpointError(PlannerError):
+    """A checkpoint that cannot be used: not whole, damaged, foreign or for another model; or one that cannot be
+    written."""
 
 
 class RequestError(PlannerError):

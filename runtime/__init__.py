@@ -7,6 +7,9 @@
         loss = step(tokens, labels)
 
     runtime.get_rank("data"), runtime.get_group_size("tensor")     # places in the groups of the plan
+    checkpoints = runtime.Checkpoints("runs/a")              # on every rank
+    checkpoints.save(step)                                   # goes on in the background
+    checkpoints.restore(step)                                # the newest, under any plan
 
     for stage in runtime.audit(plan, graph, samples, cluster):      # anywhere: what it will do, and what was predicted
         assert stage.agrees
@@ -19,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runtime.auditing import StageAudit, audit
+    from runtime.checkpoint.saving import Checkpoints
     from runtime.groups import Groups, get_group, get_group_size, get_rank
     from runtime.guard_settings import GuardSettings
     from runtime.loading import BatchLoader, loader
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchLoader",
+    "Checkpoints",
     "Groups",
     "GuardSettings",
     "OptimizerSettings",
@@ -44,6 +49,7 @@ __all__ = [
 
 _HOMES = {
     "BatchLoader": "runtime.loading",
+    "Checkpoints": "runtime.checkpoint.saving",
     "Groups": "runtime.groups",
     "GuardSettings": "runtime.guard_settings",
     "OptimizerSettings": "runtime.optimizers",

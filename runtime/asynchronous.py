@@ -69,6 +69,21 @@ class Asynchronous:
         self._scale = training.update.seed(1 if self._each else self._parts, rank.pieces)
         self._versions: dict[int, Held] = {0: self._newest()}  # by the number of updates; none but of 2BW
 
+    def earlier(self) -> Held:
+        """The weights of one update ago, with which the next batch is computed; none where it takes the newest."""
+        return {} if self._each else self._versions.get(self._rank.steps - 1, {})
+
+    def start(self, steps: int) -> None:
+        """Have memory for the weights that are needed after so many steps, which are written next."""
+        if self._each or not steps:
+            self._versions = {0: self._newest()}
+            return
+        before = self._newest()
+        for parameter in self._rank.parameters.values():
+            if parameter.trainable:
+                parameter.renew()
+        self._versions = {steps - 1: before, steps: self._newest()}
+
     def window(self, batches: Sequence[Inputs], rates: Sequence[float]) -> list[float]:
         """Train on global batches, each with its learning rate; returns the mean loss of each.
 

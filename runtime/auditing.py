@@ -134,7 +134,7 @@ def audit(
                 collectives=_collectives(whole, costs[stage].messages, _emitted(ledger, step, plan)),
                 products=_products(whole, stage, ledger, few),
                 live=ledger.live.at_peak,
-                predicted_live=live_memory(whole, stage, costs[stage].memory),
+                predicted_live=live_memory(whole, stage, costs[stage].memory, costs[stage].rows),
                 stated=float(peak_memory(sum(costs[stage].memory.values()), 0.0, 0.0, cluster.device)),
             )
 
@@ -151,6 +151,7 @@ def _written(step: RankStep, inputs: Inputs) -> Ledger:
     ledger = Ledger()
     parts = range(step.bound.plan.training.micro_batches * step.bound.plan.slices)
     ledger.live.leave_out([*step.buffers.values(), *(piece for part in parts for piece in inputs(part).values())])
+    ledger.live.leave_out(step.optimizer.rows)
     for parameter in step.parameters.values():
         ledger.live.add(parameter.piece, WEIGHTS)
         if parameter.trainable:

@@ -23,6 +23,7 @@ from planner.plan.plan import Plan
 from runtime.device_mesh import rank_mesh
 from runtime.inputs import InputPieces, Inputs
 from runtime.optimizers import OptimizerSettings
+from runtime.outside import Outside
 from runtime.step import RankStep
 
 
@@ -44,7 +45,8 @@ def imitated_step(plan: Plan, traced: OperatorGraph, batch: int, rank: int) -> I
             place = rank_mesh(plan.mesh, torch.device("cpu"), plan.pipeline)
             bound = bind(plan, traced, batch)
             module, settings = _Imitation(bound.whole), OptimizerSettings()
-            step = RankStep(module, bound, place, settings, traced.batched_inputs(batch), check_layouts=False)
+            batched, outside = traced.batched_inputs(batch), Outside(pretended=True)
+            step = RankStep(module, bound, place, settings, batched, check_layouts=False, outside=outside)
             step.pipeline.has_gone = lambda _: True  # the fake backend waits for nothing, and never says so
             yield step
     finally:

@@ -117,6 +117,24 @@ class BatchLoader:
         if epoch != self.epoch:
             self.epoch, self.samples, self._start = epoch, 0, 0
 
+    @property
+    def start(self) -> int:
+        """Global batches of the epoch that the next iteration leaves out."""
+        return self._start // self.plan.training.global_batch
+
+    def go_on(self, samples: int) -> None:
+        """Iterate next what follows after training on so many samples, epoch by epoch, under this plan or another: the
+        rest of their epoch. Raises RequestError where they make no whole global batches."""
+        size = self.plan.training.global_batch
+        batches, over = divmod(samples, size)
+        if over:
+            raise RequestError(
+                f"{samples} samples were trained on, which are no whole global batches of {size}; go on with a plan"
+                f" whose --global-batch divides {samples}"
+            )
+        self.epoch, left_out = (0, batches) if self.iterable else divmod(batches, len(self))
+        self.samples = self._start = left_out * size
+
     def state(self) -> dict[str, Any]:
         """Where it stands, as plain JSON: behind the last batch that was handed out, whatever was read ahead."""
         return asdict(self._position(self.epoch, self.samples))
@@ -162,17 +180,16 @@ class BatchLoader:
         return iter(self._torch_loader(self._seeded(), batch_sampler=list(self._batches(start))))
 
     def steps(self, count: int) -> Iterator[Any]:
-        """The batches of `count` steps of one epoch. Raises RequestError where there are fewer: at once for a map-style
-        dataset, at the step for which nothing is left for an iterable one."""
+        """The batches of `count` steps of one epoch, those left out among them. Raises RequestError where there are
+        fewer: at once for a map-style dataset, at the step for which nothing is left for an iterable one."""
         size = self.plan.training.global_batch
-        left = 0 if self.iterable else self._left(self._start)
-        if not self.iterable and left < count:
-            before = f", after {self._start} that were read before," if self._start else ""
+        whole = 0 if self.iterable else self.start + self._left(self._start)
+        if not self.iterable and whole < count:
             raise RequestError(
-                f"{_samples_of(self.dataset)}{before} make {left} global batches of {size}, and {count} steps take"
-                f" {count}; ask for {left} steps, or give {self._start + count * size} samples"
+                f"{_samples_of(self.dataset)} make {whole} global batches of {size}, and {count} steps take"
+                f" {count}; ask for {whole} steps, or give {count * size} samples"
             )
-        return self._counted(count)
+        return self._counted(count, self.start)
 
     def example(self) -> Any:
         """A batch of as many samples as the model was traced with, from the front of a map-style dataset."""
@@ -185,9 +202,9 @@ class BatchLoader:
         seeded = self._seeded()
         return self.collate([seeded[number] for number in range(min(count, len(seeded)))])
 
-    def _counted(self, count: int) -> Iterator[Any]:
+    def _counted(self, count: int, start: int) -> Iterator[Any]:
         batches, size = iter(self), self.plan.training.global_batch
-        for number in range(count):
+        for number in range(start, count):
             batch = next(batches, None)
             if batch is None:
                 raise RequestError(

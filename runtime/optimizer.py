@@ -11,22 +11,29 @@ The update is that of `runtime.optimizers`, element by element, or by norms of w
 What it updates is the *master*: the weight in the layout of the state and in float32, or, where the plan wants no
 master weights, in its own dtype. Where the weight is float32 and the state just cuts it finer
 (or not at all), the master is a view of the weight and costs no memory.
+
+States that the plan parks outside of the device come to it one after the other, each for its update and the gathering
+of its weight (`runtime.parked_states`); those that stay are updated while the first of them arrive.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from planner.plan.bind import BoundPlan
 from planner.plan.once import gathering_buckets
+from planner.plan.parked import visiting_order
 from planner.plan.plan import ASYNCHRONOUS
-from planner.sharding.redistribute import COLLECTIVES, redistribution
+from planner.sharding.buckets import Bucket
+from planner.sharding.redistribute import COLLECTIVES, Step, redistribution
 from runtime.device_mesh import RankMesh
 from runtime.flight import Flight
 from runtime.norms import clip, global_norm, whole_squares
-from runtime.optimizers import OptimizerSettings, make_optimizer, wide_dtype
+from runtime.optimizers import OptimizerSettings, kept_of, make_optimizer, moments_of, start_moments, wide_dtype
+from runtime.outside import Outside
 from runtime.parameters import LocalParameter
+from runtime.parked_states import MASTER, ParkedStates
 from runtime.redistribute import apply_steps, convert
 from runtime.reduction import Reduction
 
@@ -39,6 +46,11 @@ class _Master:
     weight: torch.Tensor
     view: bool
 
+    @property
+    def derived(self) -> bool:
+        """Whether the kept weight says all that it does."""
+        return self.weight.dtype == self.parameter.piece.dtype
+
 
 class ShardedOptimizer:
     """Updates the trainable parameters of one rank. Building it and `step` are collective."""
@@ -50,6 +62,7 @@ class ShardedOptimizer:
         settings: OptimizerSettings,
         place: RankMesh,
         arrivals: Mapping[str, int],
+        outside: Outside | None = None,
     ) -> None:
         training = bound.plan.training
         self._place, self._update = place, training.update
@@ -57,21 +70,75 @@ class ShardedOptimizer:
         self.reduction = Reduction(bound, self._trainable, place, arrivals)
         self._norm: torch.Tensor | None = None
         self._renews = bound.plan.schedule in ASYNCHRONOUS  # somebody still computes with the weight from before
+        self.moments = moments_of(training.optimizer, settings)  # what is kept of every element, after an update
+        self.updates = 0  # that were made
+        self._parked = ParkedStates(self.moments, place.device, outside or Outside())
+        self._visiting = visiting_order(bound, self._trainable)
         self._masters = [
-            _master(p, place, training.update.master_weights, apart=self._renews) for p in self._trainable.values()
+            _master(p, place, training.update.master_weights, apart=self._renews)
+            for p in self._trainable.values()
+            if not p.stored.parked
         ]
+        self._visitors = {name: self._park(self._trainable[name], bound, settings) for name in self._visiting}
         self._gathered = gathering_buckets(bound, self._trainable.keys())
         weights = [master.weight for master in self._masters]
         total = whole_squares(list(self._trainable.values()), place)
         self._optimizer = make_optimizer(training.optimizer, weights, settings, total) if weights else None
 
+    def _park(self, parameter: LocalParameter, bound: BoundPlan, settings: OptimizerSettings) -> _Master:
+        """A master whose state is parked at once, so that no two of them are on the device together."""
+        training, stored = bound.plan.training, parameter.stored
+        master = _master(parameter, self._place, training.update.master_weights, apart=self._renews)
+        optimizer = make_optimizer(training.optimizer, [master.weight], settings)
+        self._parked.park(parameter.name, master.weight, optimizer, stored.state_home, own=not master.view)
+        return master
+
     def states(self) -> tuple[torch.Tensor, ...]:
-        """What is kept between steps beside the weights: masters that are no views of them, and what the optimizer
-        keeps for each element. Complete after the first step."""
+        """What is kept on the device between steps beside the weights: masters that are no views of them, and what the
+        optimizer keeps for each element. Complete after the first step."""
         masters = [master.weight for master in self._masters if not master.view]
         kept = self._optimizer.state.values() if self._optimizer is not None else ()
         moments = [value for state in kept for value in state.values() if isinstance(value, torch.Tensor)]
         return (*masters, *(moment for moment in moments if moment.dim()))
+
+    def kept(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """The same with what it is and the parameter that it belongs to, and what is parked, where that is; of the
+        masters only those that are wider than their weights, as the others can be derived."""
+        for master in self._masters:
+            if not master.derived:
+                yield "master", master.parameter.name, master.weight
+        if self.updates and self._optimizer is not None:
+            for master, kept in zip(self._masters, kept_of(self._optimizer), strict=True):
+                yield from ((kind, master.parameter.name, kept[kind]) for kind in self.moments)
+        for name, visitor in self._visitors.items():
+            for kind, tensor in self._parked.parts(name).items():
+                if not visitor.derived if kind == MASTER else self.updates:
+                    yield kind, name, tensor
+
+    def start(self, updates: int) -> None:
+        """Make room for what is kept after so many updates."""
+        self.updates = updates
+        if self._optimizer is not None:
+            weights = [master.weight for master in self._masters]
+            start_moments(self._optimizer, weights, self.moments, updates)
+        self._parked.start(updates)
+
+    @torch.no_grad()
+    def settle(self, every: bool = False) -> None:
+        """Derive from their weights, which have been written, the masters that can be derived without loss, or every
+        one."""
+        for master in self._masters:
+            if (every or master.derived) and not master.view:
+                master.weight.copy_(_in_layout_of_state(master.parameter, self._place))
+        for name, visitor in self._visitors.items():
+            own = self._parked.parts(name).get(MASTER)
+            if (every or visitor.derived) and own is not None:
+                own.copy_(_in_layout_of_state(visitor.parameter, self._place))
+
+    @property
+    def rows(self) -> tuple[torch.Tensor, ...]:
+        """Bytes of parked states outside of the device."""
+        return self._parked.rows
 
     @property
     def norm(self) -> float | None:
@@ -80,8 +147,10 @@ class ShardedOptimizer:
 
     def set_learning_rate(self, rate: float) -> None:
         """The learning rate from the next step on."""
-        for group in self._optimizer.param_groups if self._optimizer is not None else ():
-            group["lr"] = rate
+        own = () if self._optimizer is None else (self._optimizer,)
+        for optimizer in (*own, *self._parked.optimizers):
+            for group in optimizer.param_groups:
+                group["lr"] = rate
 
     @torch.no_grad()
     def step(self, accept: Callable[[Iterable[torch.Tensor]], bool] = lambda gradients: True) -> bool:
@@ -95,42 +164,94 @@ class ShardedOptimizer:
             norm = global_norm(gradients, self._trainable, self._place)
             clip(gradients, norm, self._update.clip_norm)
             self._norm = norm
-        for master in self._masters:
-            gradient = gradients.pop(master.parameter.name)
-            master.weight.grad = gradient.to(wide_dtype(master.weight.dtype))
-        if self._optimizer is not None:
-            self._optimizer.step()
-        for master in self._masters:
-            master.weight.grad = None
-        self._publish()
-        return True
-
-    def _publish(self) -> None:
-        """Write the updated masters into the kept weights of every rank."""
+        self.updates += 1
         if self._renews:
             for parameter in self._trainable.values():
                 parameter.renew()
-        masters = {master.parameter.name: master for master in self._masters}
-        for bucket in self._gathered:
-            members = [masters.pop(name) for name in bucket.names]
-            updated = [member.weight.to(member.parameter.piece.dtype) for member in members]
-            steps = [member.steps for member in bucket.members]
-            whole = Flight(steps, updated, self._place, self._place.groups).land()
-            for member, weight in zip(members, whole, strict=True):
-                member.parameter.piece.detach().copy_(weight)
-        for master in masters.values():
+        publication = _Publication(self._gathered, self._place)
+
+        def stayed() -> None:
+            for master in self._masters:
+                gradient = gradients.pop(master.parameter.name)
+                master.weight.grad = gradient.to(wide_dtype(master.weight.dtype))
+            if self._optimizer is not None:
+                self._optimizer.step()
+            for master in self._masters:
+                master.weight.grad = None
+
+        if not self._parked:
+            stayed()
+        else:
+            wide = {
+                name: lambda name=name: gradients.pop(name).to(wide_dtype(self._trainable[name].piece.dtype))
+                for name in self._visiting
+            }
+            self._parked.step(self._visiting, wide, lambda name: publication.visited(self._visitors[name]), stayed)
+        publication.end(self._masters)
+        return True
+
+
+class _Publication:
+    """The way of the updated masters into the kept weights of every rank: those of a bucket together, the others one by
+    one. Collective, in the same order on every rank."""
+
+    def __init__(self, buckets: Sequence[Bucket], place: RankMesh) -> None:
+        self._place = place
+        self._waiting = {name: bucket for bucket in buckets for name in bucket.names}
+        self._updated: dict[str, tuple[_Master, torch.Tensor]] = {}
+        self._landed: set[str] = set()
+
+    def visited(self, master: _Master) -> None:
+        """A master that will not be there for long."""
+        bucket = self._waiting.get(master.parameter.name)
+        if bucket is None:
             _publish(master, self._place)
+            return
+        self._give(master, copied=True)
+        if all(name in self._updated for name in bucket.names):
+            self._land(bucket)
+
+    def end(self, masters: Sequence[_Master]) -> None:
+        """The masters that have stayed, and with them the end."""
+        for master in masters:
+            if master.parameter.name in self._waiting:
+                self._give(master, copied=False)
+        for bucket in dict.fromkeys(self._waiting.values()):
+            self._land(bucket)
+        for master in masters:
+            if master.parameter.name not in self._landed:
+                _publish(master, self._place)
+
+    def _give(self, master: _Master, *, copied: bool) -> None:
+        self._updated[master.parameter.name] = master, master.weight.to(master.parameter.piece.dtype, copy=copied)
+
+    def _land(self, bucket: Bucket) -> None:
+        members = [self._updated.pop(name) for name in bucket.names]
+        steps = [member.steps for member in bucket.members]
+        whole = Flight(steps, [updated for _, updated in members], self._place, self._place.groups).land()
+        for (master, _), weight in zip(members, whole, strict=True):
+            master.parameter.piece.detach().copy_(weight)
+            del self._waiting[master.parameter.name]
+            self._landed.add(master.parameter.name)
 
 
 def _master(parameter: LocalParameter, place: RankMesh, widened: bool, *, apart: bool) -> _Master:
-    stored, piece = parameter.stored, parameter.piece.detach()
-    steps = redistribution(parameter.shape, place.mesh, stored.weight, stored.state)
-    weight = apply_steps(piece, steps, place)
+    weight, steps = _in_layout_of_state(parameter, place), _to_state(parameter, place)
     wide = wide_dtype(weight.dtype) if widened else weight.dtype
     view = not apart and wide == weight.dtype and not any(step.kind in COLLECTIVES for step in steps)
     weight = weight.detach() if view else weight.to(wide, copy=True).contiguous()
     weight.grad_dtype = wide_dtype(weight.dtype)
     return _Master(parameter=parameter, weight=weight, view=view)
+
+
+def _to_state(parameter: LocalParameter, place: RankMesh) -> tuple[Step, ...]:
+    stored = parameter.stored
+    return redistribution(parameter.shape, place.mesh, stored.weight, stored.state)
+
+
+def _in_layout_of_state(parameter: LocalParameter, place: RankMesh) -> torch.Tensor:
+    """This rank's piece of the weight in the layout of the state; may be a view of it."""
+    return apply_steps(parameter.piece.detach(), _to_state(parameter, place), place)
 
 
 def _publish(master: _Master, place: RankMesh) -> None:

@@ -4,7 +4,7 @@ All of them update weights in float32. A weight of 16 bits without a float32 mas
 when its turn comes, updated and rounded back, so that one widened weight is there at a time; its moments are float32.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,6 +38,34 @@ class Optimizer(Protocol):
 
     def step(self) -> Any:
         """Update every weight that has a gradient."""
+
+
+def kept_of(optimizer: Optimizer) -> list[MutableMapping[str, Any]]:
+    """What an optimizer keeps for each of its weights, in their order, in place."""
+    return [one.state[weight] for one, weight in _slots(optimizer)]
+
+
+def start_moments(optimizer: Optimizer, weights: Sequence[torch.Tensor], moments: Sequence[str], updates: int) -> None:
+    """Have memory of every kind for these weights, which are all that the optimizer has, after so many updates, to be
+    written next; none after none."""
+    for (one, key), weight in zip(_slots(optimizer), weights, strict=True):
+        known = one.state.pop(key, {})
+        if updates:
+            kept: dict[str, Any] = {kind: known.get(kind) for kind in moments}
+            for kind in moments:
+                if kept[kind] is None:
+                    kept[kind] = torch.empty_like(weight, dtype=wide_dtype(weight.dtype))
+            if isinstance(one, Lamb):
+                kept["step"] = updates
+            elif isinstance(one, torch.optim.AdamW):
+                kept["step"] = torch.tensor(float(updates), dtype=torch.float32)
+            one.state[key] = kept
+
+
+def _slots(optimizer: Optimizer) -> list[tuple[torch.optim.Optimizer, torch.Tensor]]:
+    """The optimizer that updates each weight, and the key that it has for it."""
+    parts = optimizer.parts if isinstance(optimizer, _OneByOne) else (optimizer,)
+    return [(one, weight) for one in parts for group in one.param_groups for weight in group["params"]]  # type: ignore[misc]
 
 
 def _adamw(weights: Sequence[torch.Tensor], settings: OptimizerSettings, total: Total) -> torch.optim.Optimizer:
@@ -74,6 +102,19 @@ OPTIMIZERS: Mapping[str, Callable[[Sequence[torch.Tensor], OptimizerSettings, To
 }
 
 
+MOMENTS: Mapping[str, tuple[str, ...]] = {
+    "adamw": ("exp_avg", "exp_avg_sq"),
+    "lamb": ("exp_avg", "exp_avg_sq"),
+    "sgd": ("momentum_buffer",),
+}
+"""What each keeps for every element of a weight, by the names that torch has for it."""
+
+
+def moments_of(name: str, settings: OptimizerSettings) -> tuple[str, ...]:
+    """What the optimizer of that name keeps for every element of a weight, once it has made an update."""
+    return () if name == "sgd" and not settings.momentum else MOMENTS[name]
+
+
 def make_optimizer(
     name: str, weights: Sequence[torch.Tensor], settings: OptimizerSettings, total: Total = lambda squares: squares
 ) -> Optimizer:
@@ -95,6 +136,11 @@ class _OneByOne:
         self._weights = list(weights)
         self._wide = [torch.zeros(0, dtype=wide_dtype(w.dtype), device=w.device) for w in weights]
         self._optimizers = [make(wide) for wide in self._wide]
+
+    @property
+    def parts(self) -> Sequence[torch.optim.Optimizer]:
+        """The optimizer of each weight."""
+        return self._optimizers
 
     @property
     def state(self) -> Mapping[Any, Any]:

@@ -7,6 +7,10 @@ from runtime.guard_settings import GuardSettings
 
 TIMEOUT = 600.0
 """Seconds without progress after which a run is ended."""
+SAVE_EVERY = 100
+"""Steps from one checkpoint to the next."""
+KEEP = 3
+"""Checkpoints that stay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +22,10 @@ class RunSettings:
     `shuffle`, `full_batch` and `workers` are those of `runtime.loader`. A run in which no rank makes progress for
     `timeout` seconds is ended. `on_nonfinite`, `on_spike`, `spike_factor` and `spike_window` are those of
     `runtime.guard`.
+
+    `save` is the folder of checkpoints: one every `save_every` steps and one behind the last, of which `keep` stay.
+    Training goes on from the checkpoint at `resume`, or with `go_on` from the newest in `save` where there is one;
+    `steps` counts those before it too. `weights` has the model to start from: a checkpoint, or files of Hugging Face.
     """
 
     steps: int = 5
@@ -29,6 +37,12 @@ class RunSettings:
     full_batch: bool = True
     workers: int = 0
     timeout: float = TIMEOUT
+    save: str | None = None
+    save_every: int = SAVE_EVERY
+    keep: int = KEEP
+    resume: str | None = None
+    go_on: bool = False
+    weights: str | None = None
     on_nonfinite: str = "stop"
     on_spike: str = "ignore"
     spike_factor: float = 2.0
@@ -50,7 +64,11 @@ class RunSettings:
         words += ["--spike-factor", str(self.spike_factor), "--spike-window", str(self.spike_window)]
         words += ["--model", self.model] if self.model is not None else []
         words += ["--data", self.data] if self.data is not None else []
-        given = (("--no-check", not self.check), ("--shuffle", self.shuffle), ("--own-samples", not self.full_batch))
+        words += ["--save-every", str(self.save_every), "--keep", str(self.keep)]
+        for flag, path in (("--save", self.save), ("--resume", self.resume), ("--weights", self.weights)):
+            words += [flag, path] if path is not None else []
+        given = [("--no-check", not self.check), ("--shuffle", self.shuffle), ("--own-samples", not self.full_batch)]
+        given.append(("--continue", self.go_on))
         return words + [flag for flag, wanted in given if wanted]
 
 
@@ -71,6 +89,12 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--on-spike", default="ignore", help="ignore, stop or skip a step whose loss leaps (ignore)")
     parser.add_argument("--spike-factor", type=float, default=2.0, help="times the median of a loss that leaps (2)")
     parser.add_argument("--spike-window", type=int, default=32, help="steps of which the median is taken (32)")
+    parser.add_argument("--save", metavar="DIR", help="folder of checkpoints")
+    parser.add_argument("--save-every", type=int, default=SAVE_EVERY, help="steps between two (default 100)")
+    parser.add_argument("--keep", type=int, default=KEEP, help="how many of them stay (default 3)")
+    parser.add_argument("--resume", metavar="PATH", help="go on from a checkpoint, or the newest of a folder")
+    parser.add_argument("--continue", dest="go_on", action="store_true", help="go on from the newest in --save, if any")
+    parser.add_argument("--weights", metavar="PATH", help="start from the model of a checkpoint or of Hugging Face")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parser.add_argument("--notes", help=argparse.SUPPRESS)
     return parser
@@ -92,4 +116,10 @@ def settings_of(given: argparse.Namespace) -> RunSettings:
         on_spike=given.on_spike,
         spike_factor=given.spike_factor,
         spike_window=given.spike_window,
+        save=given.save,
+        save_every=given.save_every,
+        keep=given.keep,
+        resume=given.resume,
+        go_on=given.go_on,
+        weights=given.weights,
     )

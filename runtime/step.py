@@ -33,9 +33,11 @@ from runtime.finiteness import FiniteWatch, check_gradients, explain
 from runtime.guard import LossGuard, Trouble
 from runtime.guard_settings import GuardSettings
 from runtime.inputs import Inputs
+from runtime.kept_buffers import kept_buffers
 from runtime.observer import Observer
 from runtime.optimizer import ShardedOptimizer
 from runtime.optimizers import OptimizerSettings
+from runtime.outside import Outside
 from runtime.parameters import LocalParameter, Version, local_parameters, unused_parameters, whole_buffers
 from runtime.pipeline import Pipeline, Values
 from runtime.put_off import PutOff
@@ -49,8 +51,8 @@ class RankStep:
 
     `batched` are the inputs whose leading dim is the samples; `pieces` into how many parts the plan cuts those.
     `seed` is that of what is drawn at random while training: dropout. `check_layouts` holds for the next step, and is
-    off after it; `check_gradients` for every step. `observer` looks on at every operator. `guard` says what becomes of
-    steps whose loss or gradients are not finite, or whose loss leaps.
+    off after it; `check_gradients` for every step. `observer` looks on at every operator. `outside` is where what the
+    plan parks goes. `guard` says what becomes of steps whose loss or gradients are not finite, or whose loss leaps.
     """
 
     def __init__(
@@ -62,12 +64,14 @@ class RankStep:
         batched: frozenset[str],
         seed: int = 0,
         check_layouts: bool = True,
+        outside: Outside | None = None,
         guard: GuardSettings | None = None,
     ) -> None:
         self.bound = bound
         self.place = place
         self.seed = seed
         self.steps = 0  # optimizer steps that have been taken
+        self._start = (0, 0)  # steps and samples with which this run began
         self.check_layouts = check_layouts
         self.check_gradients = False
         self.observer: Observer | None = None
@@ -89,6 +93,7 @@ class RankStep:
         self.pipeline = self._pipeline()
         changed = self._changed()
         self.ends = tuple(end for end in step_ends(module) if changed.intersection(map(end.full, end.buffers)))
+        self.kept_buffers = kept_buffers(module, bound, self.cuts, place.device)
         self.reads = frozenset(
             name
             for cut in own
@@ -98,7 +103,7 @@ class RankStep:
         )  # inputs that an operator of this rank reads
         share_parameters(self.parameters, place, self.cuts)
         arriving = sum((arrivals(bound, cut) for cut in own), Counter[str]())
-        self.optimizer = ShardedOptimizer(bound, self.parameters, settings, place, arriving)
+        self.optimizer = ShardedOptimizer(bound, self.parameters, settings, place, arriving, outside)
         self.asynchronous = Asynchronous(self) if bound.plan.schedule in ASYNCHRONOUS else None
 
     def _pipeline(self) -> Pipeline:
@@ -111,6 +116,17 @@ class RankStep:
             device=place.device,
             copies=bound.plan.training.copies,
         )
+
+    @property
+    def samples(self) -> int:
+        """Samples that have been trained on, by whatever plans."""
+        steps, samples = self._start
+        return samples + (self.steps - steps) * self.bound.plan.training.global_batch
+
+    def start_from(self, steps: int, samples: int) -> None:
+        """Count on from so many steps and samples."""
+        self.steps = steps
+        self._start = (steps, samples)
 
     def __call__(self, inputs: Inputs, learning_rate: float) -> float:
         """Train on one global batch, of which `inputs` gives the pieces of this rank; returns the mean loss.
@@ -133,6 +149,8 @@ class RankStep:
         self.trouble = None
         if not self.optimizer.step(lambda gradients: self._accepts(loss, gradients)):
             self.buffers.update(buffers)
+            steps, samples = self._start  # the batch is gone all the same
+            self._start = (steps, samples + self.bound.plan.training.global_batch)
             return loss
         for end in self.ends:
             end.apply(self.buffers)

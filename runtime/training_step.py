@@ -37,6 +37,7 @@ from runtime.hyperparameters import RunningOptimizer
 from runtime.initial_values import check_values
 from runtime.inputs import InputPieces, Inputs, LocalBatch
 from runtime.optimizers import OptimizerSettings
+from runtime.outside import Outside
 from runtime.same_batch import check_same_batch
 from runtime.step import RankStep
 
@@ -58,16 +59,19 @@ class TrainingStep:
         seed: int = 0,
         check_layouts: bool = True,
         check_gradients: bool = False,
+        outside: Outside | None = None,
         guard: GuardSettings | None = None,
         rollback: Callable[["TrainingStep"], None] | None = None,
     ) -> None:
         self.plan = plan
+        self._outside = outside
         self._guard, self._rollback = guard, rollback
         self._seed, self._check_layouts, self._check_gradients = seed, check_layouts, check_gradients
         self.place = place
         self._groups = Groups(place=place, bound=None)
         self.optimizer = RunningOptimizer(settings)
         self.loss: float | None = None
+        self.before_step: Callable[[], None] = _nothing  # raises what went wrong beside training
         self._compared = False  # whether all ranks were given the same first batch
         self._module: nn.Module | None = module  # until its weights have been taken over
         self._forward = forward_of(module)
@@ -83,6 +87,7 @@ class TrainingStep:
         global batch, the same on every rank; or what a `runtime.loader` gives. Raises RequestError for another
         structure or other shapes, and where the ranks were given different batches in the first step.
         """
+        self.before_step()
         inputs = self.inputs_of(*args, **kwargs)
         self.loss = self.rank(inputs, self.optimizer.rate(self.steps))
         if self.trouble is not None and self.trouble.action == "rollback":
@@ -96,6 +101,7 @@ class TrainingStep:
         Under a schedule without a flush ("pipedream", "pipedream_2bw") they follow each other without a break, and the
         pipeline drains behind the last; under others this is one step after the other.
         """
+        self.before_step()
         inputs = [self.inputs_of(batch) for batch in batches]
         rates = [self.optimizer.rate(self.steps + number) for number in range(len(inputs))]
         losses = self.rank.window(inputs, rates) if inputs else []
@@ -172,7 +178,15 @@ class TrainingStep:
         settings = self.optimizer.settings
         check_values(self._module, bound, self.place.device)
         rank = RankStep(
-            self._module, bound, self.place, settings, batched, self._seed, self._check_layouts, self._guard
+            self._module,
+            bound,
+            self.place,
+            settings,
+            batched,
+            self._seed,
+            self._check_layouts,
+            self._outside,
+            self._guard,
         )
         rank.check_gradients = self._check_gradients
         pieces = InputPieces(bound=bound, place=self.place, batched=batched, reads=rank.reads)
@@ -221,6 +235,10 @@ class TrainingStep:
         return self._built
 
 
+def _nothing() -> None:
+    """Nothing is done beside training."""
+
+
 _alive: weakref.WeakSet[TrainingStep] = weakref.WeakSet()
 
 
@@ -248,6 +266,7 @@ def parallelize(
     seed: int = 0,
     check_layouts: bool = True,
     check_gradients: bool = False,
+    offload_folder: str | os.PathLike[str] | None = None,
     guard: GuardSettings | None = None,
     rollback: Callable[[TrainingStep], None] | None = None,
 ) -> TrainingStep:
@@ -258,9 +277,10 @@ def parallelize(
     once. `traced` is its graph where that is known, `known` has the process groups of an earlier step. `seed`, the same
     on every rank, decides which elements are dropped where the model has dropout, whatever the plan; with
     `check_layouts` the first step checks that every tensor lies as the plan promises, with `check_gradients` every step
-    that gradients are finite. `guard` says what becomes of a step whose loss or gradients are not finite or whose loss
-    leaps; where that is to roll back, `rollback`, called on every rank, brings weights, states and buffers back to what
-    they were at some earlier step.
+    that gradients are finite. `offload_folder` is where the plan's files are that keep what it parks on a disk, the
+    folder of temporary files where it is not given. `guard` says what becomes of a step whose loss or gradients are not
+    finite or whose loss leaps; where that is to roll back, `rollback`, called on every rank, brings weights, states and
+    buffers back to what they were at some earlier step.
 
     Raises PlanFileError for a plan that cannot be read, RequestError for one for another number of devices, and with an
     example all that `TrainingStep.prepare` raises.
@@ -287,6 +307,7 @@ def parallelize(
         seed,
         check_layouts,
         check_gradients,
+        Outside(folder=None if offload_folder is None else Path(offload_folder)),
         guard,
         rollback,
     )

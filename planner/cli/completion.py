@@ -85,6 +85,13 @@ def recomputation() -> Iterable[str]:
     return RECOMPUTATION
 
 
+def offload() -> Iterable[str]:
+    """Of --offload."""
+    from planner.search.offload import WORDS
+
+    return WORDS
+
+
 def contexts() -> Iterable[str]:
     """Of --context-by."""
     from typing import get_args

@@ -187,6 +187,10 @@ class Options:
             most=3,
         ),
     ] = None
+    replicas: Annotated[
+        int | None,
+        _number(HAND, "Groups of data parallel devices that share out, each for itself, what --zero says (HSDP)."),
+    ] = None
     micro_batch: Annotated[int | None, _number(HAND, "Samples of a micro-batch in each data parallel group.")] = None
     micro_batches: Annotated[int | None, _number(HAND, "Micro-batches per step.")] = None
     virtual_stages: Annotated[
@@ -227,6 +231,17 @@ class Options:
     ] = None
     recompute: Annotated[
         str | None, _word(BLOCKS, "WORD", "Recomputation: none, selective or full.", known=completion.recomputation)
+    ] = None
+    offload: Annotated[
+        str | None,
+        _word(
+            BLOCKS,
+            "WHAT[:WHERE]",
+            "What is kept outside of the device while it is not needed: optimizer (its states), on the host or, as in"
+            " optimizer:disk, on a disk; auto: what makes the step fastest; none.",
+            "none",
+            known=completion.offload,
+        ),
     ] = None
     shard: Annotated[
         list[str] | None,

@@ -78,6 +78,7 @@ def plan_content(plan: "Plan", found: "Roles", prediction: "Prediction") -> dict
         "mesh": [{"axis": axis.axis, "size": axis.size, "role": axis.role} for axis in found.axes],
         "time_seconds": dict(prediction.time),
         "memory_bytes": dict(prediction.memory),
+        "parked_bytes": dict(prediction.parked),
     }
 
 
@@ -100,6 +101,7 @@ def _choices(plan: "Plan", found: "Roles") -> dict[str, Any]:
         "optimizer_sharding": found.zero,
         "micro_batches": plan.training.micro_batches,
         "recomputation": found.recomputation,
+        "offload": found.offload,
     }
 
 

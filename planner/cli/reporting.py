@@ -94,7 +94,8 @@ def _remarks(verdict: "Verdict") -> tuple[str, ...]:
     from planner.report.units import bytes_text
 
     missing = verdict.prediction.peak_bytes - verdict.prediction.capacity_bytes
-    fits = () if verdict.fits else (f"The plan does not fit: the fullest device lacks {bytes_text(missing)}.",)
+    lacking = verdict.outside or f"the fullest device lacks {bytes_text(missing)}"
+    fits = () if verdict.fits else (f"The plan does not fit: {lacking}.",)
     return (*fits, *(f"The plan was changed since it was priced: {remark}." for remark in verdict.remarks))
 
 

@@ -29,7 +29,7 @@ SEARCHED_AXES = 2
 
 DEGREES = ("tensor", "pipeline", "data", "context")
 """Degrees that multiply to the devices; experts are cut over some of those."""
-_MANUAL = ("tensor", "data", "context", "expert", "zero", "sequence_parallel", "micro_batch")
+_MANUAL = ("tensor", "data", "context", "expert", "zero", "replicas", "sequence_parallel", "micro_batch")
 
 
 def check(options: Options) -> None:
@@ -167,6 +167,7 @@ def _noted(note: str) -> None:
 
 def pinned_of(options: Options) -> "Pinned":
     """The degrees and the like that were decided by hand."""
+    from planner.search.offload import parse_offload
     from planner.search.space import Pinned
 
     return Pinned(
@@ -185,11 +186,13 @@ def pinned_of(options: Options) -> "Pinned":
         tensor=options.tensor,
         expert=options.expert,
         zero=options.zero,
+        replicas=options.replicas,
         sequence_parallel=options.sequence_parallel,
         micro_batch=options.micro_batch,
         micro_batches=options.micro_batches,
         mesh=None if options.mesh is None else parse_mesh(options.mesh),
         recompute=cast("Running | None", options.recompute),
+        offload=parse_offload(options.offload or "none"),
     )
 
 

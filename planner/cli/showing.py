@@ -125,7 +125,9 @@ def _print_verdict(verdict: "Verdict") -> None:
     prediction, words = verdict.prediction, gradient_words(verdict.bound.plan.training.update)
     peak, capacity = bytes_text(prediction.peak_bytes), bytes_text(prediction.capacity_bytes)
     typer.echo(f"legal; {seconds_text(prediction.step_seconds)} a step, {peak} of {capacity} per device{words}")
-    if not verdict.fits:
+    if verdict.outside is not None:
+        typer.echo(f"does not fit: {verdict.outside}")
+    elif not verdict.fits:
         typer.echo(f"does not fit: {bytes_text(prediction.peak_bytes - prediction.capacity_bytes)} too much")
     for remark in verdict.remarks:
         typer.echo(f"differs from the file: {remark}")

@@ -5,7 +5,7 @@ comes out is legal and complete, and is all that the runtime and the pricing nee
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from planner.errors import LayoutError, PlanFileError, StrategyError, unknown_name
@@ -35,7 +35,7 @@ from planner.sharding.rule import (
     ring_axis,
 )
 from planner.sharding.rules import rule_of
-from planner.sharding.stored import StoredParameter, own_copies, stored_fault
+from planner.sharding.stored import StoredParameter, offload_fault, own_copies, stored_fault
 from planner.sharding.zigzag import Sequences, check_parameter, order_fault, sequences_on, tensors_of
 
 
@@ -132,6 +132,7 @@ def bind_prepared(plan: Plan, whole: OperatorGraph, blocks: Blocks) -> BoundPlan
         _check_stored(plan.mesh, graph, name, parameter)
         check_parameter(name, parameter, plan.mesh, sequences)
     _check_local(plan, stored)
+    _check_parked(plan, stored)
     inputs = dict(plan.inputs)
     for name in graph.inputs:
         if name not in inputs:
@@ -391,6 +392,10 @@ def _parameter_twins(graph: OperatorGraph, blocks: Blocks, group: Group, place: 
 
 
 def _check_stored(mesh: Mesh, graph: OperatorGraph, name: str, stored: StoredParameter) -> None:
+    if stored.parked and name not in graph.differentiable:
+        raise StrategyError(
+            f"parameter '{name}': is frozen, so that it has no state to keep on the {stored.state_home}"
+        )
     for kind in ("weight", "gradient", "state"):
         _check_layout(mesh, graph, f"{kind} of parameter '{name}'", name, getattr(stored, kind))
     fault = stored_fault(stored)
@@ -406,12 +411,22 @@ def _check_local(plan: Plan, stored: Mapping[str, StoredParameter]) -> None:
         if not named:
             raise PlanFileError(f"training.local_parameters: no parameter of the model matches '{pattern}'")
         for name in named:
-            if stored[name] != own_copies(axes):
+            if replace(stored[name], state_home="device") != own_copies(axes):
                 raise StrategyError(
                     f"parameter '{name}': is local by '{pattern}', so that the plan may not cut or reduce it; store its"
                     f" weight and state as {format_layout(own_copies(axes).weight)} and its gradient as"
                     f" {format_layout(own_copies(axes).gradient)}"
                 )
+
+
+def _check_parked(plan: Plan, stored: Mapping[str, StoredParameter]) -> None:
+    """States are parked only where the update of one parameter waits for no other, and happens once a step."""
+    fault = offload_fault(plan.training.optimizer, plan.schedule)
+    for name, one in stored.items() if fault is not None else ():
+        if one.parked:
+            raise PlanFileError(
+                f"parameter '{name}': its state is kept on the {one.state_home}, but {fault}; keep it on the device"
+            )
 
 
 def _check_layout(mesh: Mesh, graph: OperatorGraph, where: str, value: str, layout: Layout) -> None:

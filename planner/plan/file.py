@@ -9,11 +9,12 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast, get_args
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
+from hardware_profiles import Home
 from planner.errors import LayoutError, PlanFileError
 from planner.graph.operator_graph import WrittenRule
 from planner.graph.uneven import EVEN, imbalance_fault
@@ -108,6 +109,7 @@ class _Stored(_Strict):
     weight: str
     gradient: str
     state: str
+    state_home: str = "device"
 
 
 class _Group(_Strict):
@@ -139,6 +141,7 @@ class _Prediction(_Strict):
     time: dict[str, float]
     memory: dict[str, float]
     stages: list[_StagePrediction]
+    parked: dict[str, float] = {}
 
 
 class _Provenance(_Strict):
@@ -180,12 +183,7 @@ def dump_plan(plan: Plan) -> str:
         "inputs": {name: format_layout(layout) for name, layout in plan.inputs},
         "groups": [_group_content(group) for group in plan.groups],
         **({"rules": {call: _rule_content(rule) for call, rule in plan.rules}} if plan.rules else {}),
-        "prediction": {
-            **_fields(plan.prediction),
-            "time": dict(plan.prediction.time),
-            "memory": dict(plan.prediction.memory),
-            "stages": [_fields(stage) for stage in plan.prediction.stages],
-        },
+        "prediction": _prediction_content(plan.prediction),
         "provenance": _fields(plan.provenance),
     }
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
@@ -221,6 +219,18 @@ def _training_content(training: Training) -> dict[str, Any]:
     return {**own, **update_words(training.update)}
 
 
+def _prediction_content(prediction: Prediction) -> dict[str, Any]:
+    """Nothing is said of what is parked outside of the devices where that is nothing, as in files older than that."""
+    found = {
+        **_fields(prediction),
+        "time": dict(prediction.time),
+        "memory": dict(prediction.memory),
+        "stages": [_fields(stage) for stage in prediction.stages],
+        "parked": dict(prediction.parked),
+    }
+    return found if prediction.parked else {name: value for name, value in found.items() if name != "parked"}
+
+
 def _cluster_content(cluster: ClusterReference) -> dict[str, Any]:
     """Nothing is said of what is as the profile and the runtime have it, as in files older than that."""
     plain = {"composition": "", "software": "pytorch"}
@@ -241,7 +251,10 @@ def _group_content(group: Group) -> dict[str, Any]:
         "kept": list(group.kept),
         "operators": {name: format_strategy(strategy) for name, strategy in group.operators},
         "parameters": {
-            name: {kind: format_layout(getattr(stored, kind)) for kind in ("weight", "gradient", "state")}
+            name: {
+                **{kind: format_layout(getattr(stored, kind)) for kind in ("weight", "gradient", "state")},
+                **({"state_home": stored.state_home} if stored.parked else {}),
+            }
             for name, stored in group.parameters
         },
     }
@@ -397,6 +410,7 @@ def _plan_of(file: _PlanFile) -> Plan:
                 "objective_seconds": prediction["objective_seconds"] or prediction["step_seconds"],
                 "time": tuple(prediction["time"].items()),
                 "memory": tuple(prediction["memory"].items()),
+                "parked": tuple(prediction["parked"].items()),
                 "stages": tuple(StagePrediction(**stage.model_dump()) for stage in file.prediction.stages),
             }
         ),
@@ -504,11 +518,19 @@ def _group(group: _Group, place: str) -> Group:
                     weight=_layout(stored.weight, f"{place}.parameters.{name}.weight"),
                     gradient=_layout(stored.gradient, f"{place}.parameters.{name}.gradient"),
                     state=_layout(stored.state, f"{place}.parameters.{name}.state"),
+                    state_home=_home(stored.state_home, f"{place}.parameters.{name}.state_home"),
                 ),
             )
             for name, stored in group.parameters.items()
         ),
     )
+
+
+def _home(word: str, place: str) -> Home:
+    for home in get_args(Home):
+        if word == home:
+            return cast("Home", home)
+    raise PlanFileError(f"{place}: '{word}' is not one of {', '.join(get_args(Home))}")
 
 
 def _layout(text: str, place: str) -> Layout:

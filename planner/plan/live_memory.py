@@ -19,11 +19,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from costmodels import Turn
+from costmodels import PLACES, Turn
 from hardware_profiles import Bytes
 from planner.graph.operator_graph import DTYPE_BYTES
 from planner.plan.bind import BoundOperator, BoundPlan
 from planner.plan.memory_account import MemoryAccount, Piece, Storage, moved
+from planner.plan.parked import visiting_order
 from planner.plan.put_off import put_off
 from planner.plan.schedule import orders, telling_micro_batches
 from planner.plan.stage_cut import StageCut, cut_stage
@@ -35,14 +36,18 @@ from planner.sharding.redistribute import Step, redistribution
 from planner.sharding.rule import loop_extents
 
 WEIGHTS, GRADIENTS, STATES, OTHER = "weights", "gradients", "optimizer state", "activations and transient"
+NO_ROWS: Mapping[str, Bytes] = {}
 _UPDATED = 2  # temporaries of an update, in pieces of the parameter that is updated
 
 
-def live_memory(bound: BoundPlan, rank: int, stored: Mapping[str, Bytes]) -> Mapping[str, Bytes]:
+def live_memory(
+    bound: BoundPlan, rank: int, stored: Mapping[str, Bytes], rows: Mapping[str, Bytes] = NO_ROWS
+) -> Mapping[str, Bytes]:
     """Bytes of each class that a device in the middle of a pipeline rank holds when it holds most. `stored` has those
-    of the weights and of the states of the optimizer (see `planner.plan.stage_cost.StageCost.memory`)."""
+    of the weights and of the states of the optimizer, `rows` those of states outside of the device, by parameter (see
+    `planner.plan.stage_cost.StageCost`)."""
     account = MemoryAccount(now={WEIGHTS: stored[WEIGHTS], GRADIENTS: 0.0, STATES: stored[STATES], OTHER: 0.0})
-    held = _Held(account=account)
+    held = _Held(account=account, rows=rows)
     stages = range(rank, len(bound.plan.stages), bound.plan.pipeline)
     chunks = [_Chunk(bound=bound, cut=cut_stage(bound, stage), held=held) for stage in stages]
     plan, copies = bound.plan, bound.plan.training.copies
@@ -90,9 +95,11 @@ class _Product:
 
 @dataclass(kw_only=True)
 class _Held:
-    """What the chunks of a rank have together: the account, the gradients of the step, what is being sent."""
+    """What the chunks of a rank have together: the account, what is parked, the gradients of the step, what is being
+    sent."""
 
     account: MemoryAccount
+    rows: Mapping[str, Bytes] = field(default_factory=dict)
     gradients: dict[str, Storage] = field(default_factory=dict)
     sent: list[Storage] = field(default_factory=list)
 
@@ -406,24 +413,41 @@ class _Chunk:
     def end_step(self) -> None:
         """Reduce all gradients of the rank, update piece by piece, and bring the weights back."""
         graph, mesh = self.bound.graph, self.bound.plan.mesh
-        pieces = []
+        pieces: dict[str, Piece] = {}
         for name, gradient in self.gradients.items():
             stored, tensor = self.bound.parameters[name], graph.types[name]
             piece = Piece(gradient, self.tensors.shape(name, stored.gradient))
             steps = redistribution(tensor.shape, mesh, stored.gradient, stored.state)
             element = summed(tensor, self.update).element_bytes
             steps = () if self.update.is_local(name) else steps
-            pieces.append((name, moved(self.account, piece, steps, mesh, self.coordinate, element)))
+            pieces[name] = moved(self.account, piece, steps, mesh, self.coordinate, element)
             self.account.release(gradient)
-        for _, piece in pieces:
-            self.account.brief(_UPDATED * piece.storage.nbytes, OTHER)
-        self._release([piece.storage for _, piece in pieces])
-        for name, piece in pieces:
-            stored, tensor = self.bound.parameters[name], graph.types[name]
-            steps = redistribution(tensor.shape, mesh, stored.state, stored.weight)
-            narrow = Piece(self.account.new(self.tensors.bytes(name, piece.shape), OTHER), piece.shape)
-            self.account.release(self._moved(narrow, steps, name).storage)
-            self.account.release(narrow.storage)
+        parked = visiting_order(self.bound, pieces)
+        places = self._places(parked)
+        for name in pieces.keys() - set(parked):
+            self.account.brief(_UPDATED * pieces[name].storage.nbytes, OTHER)
+        for name in parked:
+            self.account.brief(_UPDATED * pieces[name].storage.nbytes, OTHER)
+            self.account.release(pieces[name].storage)
+            self._publish(name, pieces[name])
+        self._release(places)
+        self._release([piece.storage for name, piece in pieces.items() if name not in parked])
+        for name, piece in pieces.items():
+            if name not in parked:
+                self._publish(name, piece)
+
+    def _places(self, parked: Sequence[str]) -> list[Storage]:
+        """Where parked states are updated: one, and the next or the last."""
+        longest = max((self.held.rows[name] for name in parked), default=0.0)
+        return [self.account.new(longest, OTHER) for _ in parked[:PLACES]]
+
+    def _publish(self, name: str, piece: Piece) -> None:
+        """Bring the new weight, which has the shape of this piece where it was updated, to where it is kept."""
+        stored, tensor = self.bound.parameters[name], self.bound.graph.types[name]
+        steps = redistribution(tensor.shape, self.bound.plan.mesh, stored.state, stored.weight)
+        narrow = Piece(self.account.new(self.tensors.bytes(name, piece.shape), OTHER), piece.shape)
+        self.account.release(self._moved(narrow, steps, name).storage)
+        self.account.release(narrow.storage)
 
     # memory that is held and let go
 

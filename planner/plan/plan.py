@@ -150,6 +150,8 @@ class StagePrediction:
 class Prediction:
     """What the cost model says. The parts of `time` sum to `step_seconds`, the parts of `memory` to `peak_bytes`.
 
+    `parked` has the bytes that a device keeps outside of itself, by where, on the rank with the most of them.
+
     `step_seconds` is the time of the step as its schedule runs it (`planner.plan.step`), `objective_seconds` the sum
     that the search minimises and proves something about; files older than that have one number for both. Time is that
     of the busiest pipeline rank and how long it waits for others; memory that of the fullest one, per device. `stages`
@@ -169,6 +171,7 @@ class Prediction:
     stages: tuple[StagePrediction, ...] = ()
     low_seconds: float | None = None
     high_seconds: float | None = None
+    parked: tuple[tuple[str, float], ...] = ()
 
     @staticmethod
     def unknown() -> "Prediction":

@@ -20,7 +20,7 @@ import math
 from collections.abc import Sequence
 
 from costmodels import peak_memory, step_time
-from hardware_profiles import Bytes, Cluster, spread_of
+from hardware_profiles import HOMES, Bytes, Cluster, spread_of
 from planner.plan.bind import BoundPlan
 from planner.plan.plan import Plan, Prediction, StagePrediction
 from planner.plan.stage_cost import StageCost
@@ -83,6 +83,7 @@ def _assemble(
     peaks = [_peak(cost, cluster) for cost in costs]
     peak = max(peaks)
     memory = [*fullest.memory.items(), ("allocator slack and reserved", peak - wanted)]
+    outside = max(costs, key=lambda cost: sum(cost.parked.values())).parked
     spread = spread_of(cluster.name, experts)
     flops = flops_per_part * m
     devices = plan.cluster.devices
@@ -98,6 +99,7 @@ def _assemble(
         high_seconds=step.seconds * spread.high,
         time=tuple(time),
         memory=tuple(memory),
+        parked=tuple((home, outside[home]) for home in HOMES if outside[home]),
         stages=tuple(
             StagePrediction(micro_batch_seconds=part, once_seconds=once, peak_bytes=bytes_)
             for part, once, bytes_ in zip(per_part, per_step, peaks, strict=True)

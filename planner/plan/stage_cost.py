@@ -1,12 +1,14 @@
 """What one pipeline rank costs, summed up while the judge walks over its operators."""
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from costmodels import collective_time
+from costmodels import Visit, collective_time, visits_time
 from hardware_profiles import Cluster
 from planner.plan.charges import Charges
 from planner.plan.step import ChunkCost, Launches
+from planner.pricing import ParameterPrices
 
 TIME_PER_MICRO_BATCH = (
     "forward",
@@ -18,6 +20,9 @@ TIME_PER_MICRO_BATCH = (
     "stage transfer",
 )
 TIME_PER_STEP = ("gradient reduction", "optimizer", "weight gathering")
+OFFLOAD = "offload"
+"""What optimizer states that are parked take beside their updates, once a step; in plans that park any."""
+
 MEMORY = ("weights", "gradients", "optimizer state", "activations", "transient")
 
 
@@ -29,7 +34,9 @@ class StageCost:
     `ahead` is what of that a host saves which launches a block while its longer kernels still run.
     `messages` counts what the seconds of communication stand for, once a micro-batch or, in an update, once a step.
     `chunks` has the seconds once more, by the passes through each chunk, and what software hides. `beyond` is what
-    buckets and norms take once a step beyond the additive sums (see `planner.plan.once`).
+    buckets and norms take once a step beyond the additive sums (see `planner.plan.once`), and the row of parked states
+    (`visits`, see `costmodels.parking`). `parked` are the bytes outside of the device by where they are, `rows` those
+    of each parameter.
     """
 
     chunks: list[ChunkCost]
@@ -40,11 +47,29 @@ class StageCost:
     messages: Charges = field(default_factory=Counter)
     launches: defaultdict[tuple[int, int | None, str], Launches] = field(default_factory=lambda: defaultdict(Launches))
     ahead: float = 0.0
+    parked: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    visits: dict[str, Visit] = field(default_factory=dict)
+    rows: dict[str, float] = field(default_factory=dict)
 
     @property
     def all_once(self) -> dict[str, float]:
         """Seconds once a step, with what no single parameter is charged for."""
-        return {part: seconds + self.beyond[part] for part, seconds in self.once.items()}
+        return {part: seconds + self.beyond.get(part, 0.0) for part, seconds in self.once.items()}
+
+    def park(self, name: str, prices: ParameterPrices, home: str) -> None:
+        """Count a parameter whose state is parked."""
+        self.once[OFFLOAD] = self.once.get(OFFLOAD, 0.0) + float(prices.offload[0])
+        self.parked[home] += float(prices.parked[0])
+        self.rows[name] = float(prices.parked[0])
+        self.visits[name] = Visit(float(prices.fetch[0]), float(prices.update[0]), float(prices.store[0]))
+        self.memory["transient"] = max(self.memory["transient"], float(prices.transient[0]))
+
+    def end_visits(self, order: Sequence[str]) -> None:
+        """What parked states take in this order, more or less than the sum of their paces."""
+        if self.visits:
+            visits = [self.visits[name] for name in order]
+            seconds = visits_time(visits, before=self.once["optimizer"] - sum(visit.update for visit in visits))
+            self.beyond[OFFLOAD] = seconds - self.once["optimizer"] - self.once[OFFLOAD]
 
 
 def transfer_seconds(nbytes: float, stride: int, cluster: Cluster) -> float:

@@ -225,5 +225,7 @@ def rank_seconds(chunks: Sequence[ChunkCost], once: Mapping[str, float]) -> Rank
             )
         )
     return RankSeconds(
-        chunks=tuple(timed), optimizer=once["optimizer"], weight_gather=once["weight gathering"] + excess
+        chunks=tuple(timed),
+        optimizer=once["optimizer"] + once.get("offload", 0.0),
+        weight_gather=once["weight gathering"] + excess,
     )

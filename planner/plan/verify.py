@@ -11,6 +11,7 @@ from hardware_profiles import Cluster
 from planner.errors import PlanFileError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan, bind
+from planner.plan.parked import parked_fault
 from planner.plan.plan import Plan, Prediction
 from planner.plan.predict import predict
 from planner.sharding.mesh import build_mesh
@@ -30,15 +31,19 @@ _TOLERANCE = 1e-9  # relative: sums of the same terms in the same order
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """A bound plan, its price computed anew, and what does not hold (nothing: the plan is good)."""
+    """A bound plan, its price computed anew, and what does not hold (nothing: the plan is good); `outside` says where
+    more is parked outside of a device than there is room."""
 
     bound: BoundPlan
     prediction: Prediction
     remarks: tuple[str, ...]
+    outside: str | None = None
 
     @property
     def fits(self) -> bool:
-        return self.prediction.peak_bytes <= self.prediction.capacity_bytes * (1 + _TOLERANCE)
+        """Whether a device has room for what is on it, and outside of it for what is parked there."""
+        inside = self.prediction.peak_bytes <= self.prediction.capacity_bytes * (1 + _TOLERANCE)
+        return inside and self.outside is None
 
     @property
     def as_stated(self) -> bool:
@@ -64,7 +69,8 @@ def verify(plan: Plan, traced: OperatorGraph, batch: int, cluster: Cluster) -> V
         if plan.prediction.stages or not name.startswith(("stage ", "objective"))  # of which version 1 says nothing
         if not math.isclose(found.get(name, math.nan), said.get(name, math.nan), rel_tol=_TOLERANCE)
     ]
-    return Verdict(bound=bound, prediction=prediction, remarks=tuple(remarks))
+    outside = parked_fault(prediction, cluster)
+    return Verdict(bound=bound, prediction=prediction, remarks=tuple(remarks), outside=outside)
 
 
 def _figures(prediction: Prediction) -> dict[str, float]:
@@ -74,6 +80,7 @@ def _figures(prediction: Prediction) -> dict[str, float]:
         **{name: value for name in _ENDS if (value := getattr(prediction, name)) is not None},
         **{f"time of {name}": value for name, value in prediction.time},
         **{f"memory of {name}": value for name, value in prediction.memory},
+        **{f"bytes kept on the {home}": value for home, value in prediction.parked},
         **{
             f"stage {index}: {name}": getattr(stage, name)
             for index, stage in enumerate(prediction.stages)

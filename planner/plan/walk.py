@@ -15,6 +15,7 @@ from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.charges import UNCHARGED, Phase, Times, charge
 from planner.plan.once import once_of
+from planner.plan.parked import visiting_order
 from planner.plan.plan import ASYNCHRONOUS
 from planner.plan.put_off import put_off
 from planner.plan.schedule import in_flight_of, put_off_at_most, splits, updates_of, weight_versions, whole_in_flight
@@ -136,6 +137,7 @@ class Walk:
         for parameter in self.bound.graph.parameters:  # in a fixed order: sums must not depend on hashes
             if parameter.name in used:
                 self._parameter(cost, parameter.name, cost.chunks[used[parameter.name]])
+        cost.end_visits(visiting_order(self.bound, used))
         once = once_of(self.bound, used, self.cluster, self.pricers)
         for part, seconds in once.seconds.items():
             cost.beyond[part] += seconds
@@ -429,6 +431,8 @@ class Walk:
         cost.memory["weights"] += float(prices.weight[0])
         cost.memory["gradients"] += float(prices.gradient[0])
         cost.memory["optimizer state"] += float(prices.state[0])
+        if stored.parked and trainable:
+            cost.park(name, prices, stored.state_home)
         if plan.schedule in ASYNCHRONOUS and trainable and tensor.dtype == "float32":  # no master is a view there
             cost.memory["optimizer state"] += tensor.nbytes * local_fraction(stored.state, plan.mesh.sizes)
 

@@ -26,7 +26,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels import operator_time, optimizer_time, parameter_bytes
+from costmodels import operator_time, optimizer_time, parameter_bytes, parked_bytes, visit_pace, visit_seconds
+from hardware_profiles import Cluster
 from planner.graph.operator_graph import TensorType
 from planner.pricing.redistribution_price import Pricers
 from planner.sharding.layout import PARTIAL, REPLICATE, local_fraction
@@ -42,7 +43,11 @@ _FP32 = 4  # bytes
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ParameterPrices:
     """Prices of one parameter, (K,) each: seconds per micro-batch for adding up gradients; seconds once a step for
-    gradient sync, update and gathering; bytes kept."""
+    gradient sync, update and gathering; bytes kept.
+
+    A state that is `parked` outside of the device, so many bytes, is not in `state`. `offload` are the seconds by which
+    its update takes longer in a row of such, with all that is hidden; by itself it would take `fetch` and `store`, too.
+    """
 
     accumulation: Array
     synchronisation: Array
@@ -51,6 +56,15 @@ class ParameterPrices:
     weight: Array
     gradient: Array
     state: Array
+    parked: Array
+    fetch: Array
+    store: Array
+    offload: Array
+
+    @property
+    def transient(self) -> Array:
+        """Bytes in which parked states pass through the device."""
+        return parked_bytes(self.parked)
 
 
 def price_parameter(
@@ -81,6 +95,10 @@ def price_parameter(
             weight=weight * per.weight,
             gradient=zeros,
             state=zeros,
+            parked=zeros,
+            fetch=zeros,
+            store=zeros,
+            offload=zeros,
         )
     state = np.array([local_fraction(s.state, sizes) for s in stored]) * tensor.numel / pieces
     gradient = np.array([local_fraction(s.gradient, sizes) for s in stored]) * tensor.numel
@@ -94,16 +112,33 @@ def price_parameter(
     landing = _landing(accumulated, stored, mesh) if update.bucketed and not local else zeros
     cluster = pricers.parameters.cluster
     device = cluster.device
+    kept = state * (per.state + tensor.element_bytes * copies)
+    updated = np.asarray(optimizer_time(state, precision, optimizer, device, update.variant))
+    away = np.array([s.parked for s in stored])
+    fetch, store = _visits(kept, stored, cluster)
     passed = operator_time(op_class="copy", flops=0.0, bytes_moved=added, dtype="fp32", device=device)
     return ParameterPrices(
         accumulation=np.asarray(passed) if cluster.software.accumulates else zeros,
         synchronisation=zeros if local else pricers.sums.pairs(accumulated, gradients, states).seconds,
-        update=np.asarray(optimizer_time(state, precision, optimizer, device, update.variant)),
+        update=updated,
         gather=pricers.updated.pairs(tensor, states, weights).seconds,
         weight=weight * per.weight,
         gradient=gradient * per.gradient + landing,
-        state=state * (per.state + tensor.element_bytes * copies),
+        state=np.where(away, 0.0, kept),
+        parked=np.where(away, kept, 0.0),
+        fetch=fetch,
+        store=store,
+        offload=np.where(away, visit_pace(fetch, updated, store) - updated, 0.0),
     )
+
+
+def _visits(nbytes: Array, stored: Sequence[StoredParameter], cluster: Cluster) -> tuple[Array, Array]:
+    """Seconds to fetch and to write back states of so many bytes; none where they are on the device."""
+    fetch, store = np.zeros(len(stored)), np.zeros(len(stored))
+    for home in dict.fromkeys(one.state_home for one in stored if one.parked):
+        here = np.array([one.state_home == home for one in stored])
+        fetch[here], store[here] = visit_seconds(nbytes[here], cluster.store(home), cluster.device.launch_latency)
+    return fetch, store
 
 
 def summed(tensor: TensorType, update: Update) -> TensorType:

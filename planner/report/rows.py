@@ -30,7 +30,8 @@ def degree_rows(plan: Plan, roles: Roles) -> Rows:
     rows += [(f"  {axis.axis}", f"{axis.role}: splits {axis.detail}") for axis in roles.axes]
     if roles.tensor > 1:
         rows.append(("sequence parallel", "yes" if roles.sequence_parallel else "no"))
-    rows.append(("optimizer sharding", f"ZeRO {roles.zero}" if roles.zero != "off" else "off"))
+    copies = f", in {roles.replicas} copies" if roles.replicas > 1 else ""
+    rows.append(("optimizer sharding", f"ZeRO {roles.zero}{copies}" if roles.zero != "off" else "off"))
     together = f", {plan.training.copies} at a time" if plan.training.copies > 1 else ""
     rows.append(("micro-batches", f"{plan.training.micro_batches} of {plan.training.part} samples{together}"))
     if roles.pipeline > 1:
@@ -40,6 +41,8 @@ def degree_rows(plan: Plan, roles: Roles) -> Rows:
         rows.append(("pipeline", f"{plan.schedule}, {blocks} blocks a stage{virtual}{slices}"))
     long = len(roles.recomputation) > _LONG
     rows.append(("recomputation", recomputation_words(plan) if long else roles.recomputation))
+    if roles.offload != "none":
+        rows.append(("offload", roles.offload))
     return tuple(rows)
 
 
@@ -72,4 +75,5 @@ def figure_rows(plan: Plan, prediction: Prediction) -> Rows:
     rows.append(("model FLOPs utilisation", percent_text(prediction.model_flops_utilisation)))
     share = prediction.peak_bytes / prediction.capacity_bytes
     peak = f"{bytes_text(prediction.peak_bytes)} of {bytes_text(prediction.capacity_bytes)} ({percent_text(share)})"
-    return (*rows, ("peak memory", peak))
+    outside = tuple((f"kept on the {home}", bytes_text(nbytes)) for home, nbytes in prediction.parked)
+    return (*rows, ("peak memory", peak), *outside)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from hardware_profiles import HardwareProfileError, load_profile, profile_names
 from planner.errors import PlannerError
 from planner.nearest import divisors
+from planner.search.offload import NOTHING, parse_offload
 from planner.search.request import SearchRequest
 from planner.search.search import find_fitting, search
 from planner.search.space import FREE, Pinned
@@ -88,7 +89,7 @@ class _Advisor:
                 request = made()
                 if find_fitting(request, self.late):
                     return _priced(text, request)
-            except (PlannerError, HardwareProfileError):  # nothing divides, or no machine has so many devices
+            except (PlannerError, HardwareProfileError):  # nothing divides, no machine has so many devices, or no disk
                 continue
         return None
 
@@ -113,6 +114,7 @@ def _priced(text: str, request: SearchRequest) -> Change:
 def _ladders(request: SearchRequest, needed: float | None, retrace: Retrace | None) -> Iterator[Sequence[Step]]:
     """Changes by degrees; the first that fits of each counts."""
     yield from _decisions(request)
+    yield _parked(request)
     yield _more_devices(request)
     if retrace is not None and request.model.sequence_length is not None:
         yield _shorter(request.model.sequence_length, retrace)
@@ -125,7 +127,32 @@ def _ladders(request: SearchRequest, needed: float | None, retrace: Retrace | No
         yield [("16-bit compute (--precision bf16)", lambda: replace(request, precision="bf16"))]
 
 
-_PINS = ("recompute", "tensor", "pipeline", "data", "context", "expert", "sequence_parallel", "schedule", "mesh")
+def _parked(request: SearchRequest) -> list[Step]:
+    """States of the optimizer outside of the devices: on the host, then on disks, where there are."""
+    if request.pinned.offload != NOTHING:
+        return []
+
+    def made(word: str) -> Callable[[], SearchRequest]:
+        return lambda: replace(request, pinned=replace(request.pinned, offload=parse_offload(word)))
+
+    return [
+        ("optimizer states on the host where that helps (--offload auto)", made("auto")),
+        ("optimizer states on disks (--offload optimizer:disk)", made("optimizer:disk")),
+    ]
+
+
+_PINS = (
+    "recompute",
+    "tensor",
+    "pipeline",
+    "data",
+    "context",
+    "expert",
+    "replicas",
+    "sequence_parallel",
+    "schedule",
+    "mesh",
+)
 
 
 def _decisions(request: SearchRequest) -> Iterator[Sequence[Step]]:

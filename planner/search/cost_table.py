@@ -6,7 +6,7 @@ step, bytes per device.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,12 +27,13 @@ from planner.pricing.operator_price import transient_bytes
 from planner.pricing.parameter_price import reduced
 from planner.search.candidates import CandidateLists, Candidates, DuplexColumn, LayoutColumn
 from planner.search.decided import NothingAgreesError
+from planner.search.offload import NOTHING, Offload
 from planner.search.restriction import Restriction
 from planner.search.template import Template, ValueEdge
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import Rule, Strategy
 from planner.sharding.rules import rule_of
-from planner.sharding.stored import StoredParameter, legal_stored, own_copies
+from planner.sharding.stored import StoredParameter, legal_stored, own_copies, with_homes
 from planner.sharding.update import PLAIN, Update
 
 Array = NDArray[np.float64]
@@ -106,6 +107,7 @@ class TableBuilder:
     precision: str
     optimizer: str
     update: Update = PLAIN
+    offload: Offload = NOTHING
 
     def __post_init__(self) -> None:
         self._lists = CandidateLists(mesh=self.mesh)
@@ -252,6 +254,10 @@ class TableBuilder:
         key = (tensor, trainable, among, local)
         if key not in self._parameters:
             stored = legal_stored(tensor.shape, self.mesh.sizes, trainable) if among is None else among
+            if trainable and self.offload != NOTHING:
+                stored = with_homes(
+                    dict.fromkeys(replace(one, state_home="device") for one in stored), self.offload.optimizer
+                )
             prices = price_parameter(
                 tensor, trainable, stored, self.precision, self.optimizer, self._pricers, self.update, local
             )

@@ -416,9 +416,11 @@ class _PieceMaker:
             parameter.name,
             part=prices.accumulation,
             steady=prices.accumulation,
-            step=prices.synchronisation + prices.update + prices.gather + self.cutter.tied(parameter),
+            step=prices.synchronisation + prices.update + prices.gather + prices.offload + self.cutter.tied(parameter),
             fixed=prices.weight + prices.gradient + prices.state,
         )
+        at = self.place[parameter.name]
+        self.columns["transient"][at] = np.maximum(self.columns["transient"][at], prices.transient)
 
     def _assembled(self, keys: list[Key], sizes: tuple[int, ...]) -> Piece:
         boundary = tuple(key for key in self.cutter.boundary if key in self.place)

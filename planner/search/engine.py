@@ -126,6 +126,7 @@ class Engine:
             precision=request.precision,
             optimizer=request.optimizer,
             update=request.update,
+            offload=request.pinned.offload,
             recomputation=request.pinned.recomputation,
             decided=decided,
             given=decided is not None or request.pinned.mesh is not None,
@@ -209,6 +210,7 @@ class Engine:
                 precision=request.precision,
                 optimizer=request.optimizer,
                 update=request.update,
+                offload=request.pinned.offload,
             )
         return self._builders[key]
 

@@ -7,9 +7,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from planner.errors import InfeasibleError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan, bind_prepared
 from planner.plan.machine import cluster_reference
+from planner.plan.parked import parked_fault
 from planner.plan.plan import PLANNER_VERSION, Plan, Prediction, Provenance, Training
 from planner.plan.predict import predict
 from planner.plan.step import AHEAD
@@ -108,7 +110,13 @@ class Finalists:
         fitting = [ranked for ranked in plans if ranked.plan.prediction.peak_bytes <= self.limit_bytes]
         if not fitting:
             raise _overfull(plans, self.limit_bytes)
-        return tuple(fitting[:top])
+        faults = [parked_fault(ranked.plan.prediction, self.request.cluster) for ranked in fitting]
+        if all(faults):
+            raise InfeasibleError(
+                f"{self.request.model.reference} does not fit beside the devices: {faults[0]}; take --offload"
+                " optimizer:disk, or more devices"
+            )
+        return tuple(ranked for ranked, fault in zip(fitting, faults, strict=True) if fault is None)[:top]
 
     def _scheduled(self, ranked: Ranked, cutoff: float) -> Ranked:
         """A result in the order of turns that takes it least; as it is where none can take less than that."""

@@ -32,7 +32,7 @@ while axes are decided: as most of them are.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hardware_profiles import Cluster
@@ -42,6 +42,7 @@ from planner.search.cutting import cut
 from planner.search.decided import Decided
 from planner.search.duals import setting_of
 from planner.search.evaluation import Evaluation, check_virtual_stages
+from planner.search.offload import NOTHING, Offload
 from planner.search.propagation import fixed_of
 from planner.search.restriction import Fixed, OneAxisFree, Restriction
 from planner.search.space import Configuration, Running
@@ -66,6 +67,7 @@ class Task:
     Attributes:
         template: the graph with the batch of one micro-batch.
         configuration: ranks, virtual stages, micro-batches; and the mesh, where it is `given`.
+        offload: what may be parked outside of the device.
         recomputation: ways to run a block.
         decided: what the user has decided about operators.
         sweeps: how often at most all axes are decided once more at the end.
@@ -77,6 +79,7 @@ class Task:
     precision: str
     optimizer: str
     update: Update = PLAIN
+    offload: Offload = NOTHING
     recomputation: tuple[Running, ...] = ("none", "selective", "full")
     decided: Decided | None = None
     given: bool = False
@@ -108,6 +111,7 @@ class _Builders:
                 precision=task.precision,
                 optimizer=task.optimizer,
                 update=task.update,
+                offload=task.offload,
             )
         return self._known[sizes, rest]
 
@@ -236,8 +240,8 @@ _MOVES: tuple[_Move, ...] = (  # what to try, the axis that is free then beside 
 def _each(chosen: Fixed, change: Callable[[Layout], Layout]) -> dict[str, StoredParameter]:
     """The stored parameters with each of their layouts changed."""
     return {
-        name: StoredParameter(
-            weight=change(stored.weight), gradient=change(stored.gradient), state=change(stored.state)
+        name: replace(
+            stored, weight=change(stored.weight), gradient=change(stored.gradient), state=change(stored.state)
         )
         for name, stored in chosen.parameters.items()
     }

@@ -9,7 +9,9 @@ from planner.errors import RequestError, nearest_names, unknown_name
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.uneven import EVEN, EXPERTS_OPERATOR, imbalance_fault
 from planner.plan.plan import PRECISIONS, ModelReference
+from planner.search.offload import NOTHING
 from planner.search.space import FREE, Pinned
+from planner.sharding.stored import offload_fault
 from planner.sharding.update import PLAIN, Update, update_fault
 
 ALGORITHMS = ("dynamic_programming", "recursive_programming", "sharding_propagation", "ilp", "exhaustive")
@@ -84,6 +86,7 @@ class SearchRequest:
             raise RequestError(f"imbalance: {uneven}")
         if self.imbalance != EVEN and not any(op.op == EXPERTS_OPERATOR for op in self.graph.operators):
             raise RequestError(f"imbalance = {self.imbalance:g}: no operator of this model routes to experts")
+        _check_offload(self)
         for pattern in self.update.local_parameters:
             if not any(fnmatchcase(name, pattern) for name in self.graph.parameter_names):
                 near = nearest_names(pattern, self.graph.parameter_names)
@@ -96,3 +99,14 @@ class SearchRequest:
             raise RequestError(f"time_limit = {self.time_limit}: seconds are 0 or more")
         if self.memory_limit is not None and self.memory_limit <= 0:
             raise RequestError(f"memory_limit = {self.memory_limit}: bytes are more than 0")
+
+
+def _check_offload(request: SearchRequest) -> None:
+    """Raise RequestError where what may be parked cannot be, `UnknownKeyError` where the profile has no place for
+    it."""
+    asked = request.pinned.offload
+    for home in asked.stores:
+        request.cluster.store(home)
+    fault = offload_fault(request.optimizer, request.pinned.schedule) if asked != NOTHING else None
+    if fault is not None:
+        raise RequestError(f"offload: {fault}; leave --offload out, or take another optimizer or schedule")

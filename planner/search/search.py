@@ -197,7 +197,8 @@ def _engine(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
     prepared, blocks = prepare(request.graph, request.imbalance)
     repeated = frozenset(request.pinned.repeated)
     template = fold(prepared, blocks, request.cluster.software, repeated)
-    limits = bounds(template, request.batch, request.cluster, request.precision, request.optimizer, request.update)
+    asked = (request.precision, request.optimizer, request.update, request.pinned.offload)
+    limits = bounds(template, request.batch, request.cluster, *asked)
     return Engine(request=request, template=template, limits=limits), prepared
 
 

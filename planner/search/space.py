@@ -19,13 +19,15 @@ from planner.nearest import divisors
 from planner.plan.plan import ASYNCHRONOUS, INTERLEAVED
 from planner.pricing.operator_price import PROFILE_DTYPES
 from planner.search.attention_degrees import attention_fault, heads_of
+from planner.search.offload import NOTHING, Offload
 from planner.search.template import Template
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
 from planner.sharding.update import PLAIN, Update
 
-Role = Literal["data", "expert", "ring", "context", "tensor"]
-"""What an axis is for. "expert": a part of data, on which experts are cut. "ring" and "context" split the sequence;
+Role = Literal["replica", "data", "expert", "ring", "context", "tensor"]
+"""What an axis is for. "replica": a part of data over which ZeRO shares out nothing. "expert": a part of data, on which
+experts are cut. "ring" and "context" split the sequence;
 attention by a ring on the former, by heads on the latter."""
 EXPERTS = "experts"  # class of the operators that route to experts
 ContextBy = Literal["heads", "ring", "hybrid", "auto"]
@@ -93,6 +95,8 @@ class Pinned:
         whole_experts: whether a tensor axis leaves experts whole, and is one of the axes over which they are cut,
             rather than splitting each of them. Needs `expert`; None means no.
         zero: 0 to 3, what the data (and context) axes share out: nothing, optimizer states, gradients too, weights too.
+        replicas: groups of data parallel devices of which each shares that out among its own, with copies between them
+            (hybrid sharding, HSDP). None means 1.
         sequence_parallel: whether norms and the like split the sequence over the tensor axis.
         micro_batch: samples of a micro-batch on each data-parallel group.
         micro_batches: micro-batches per step. At most one of the two.
@@ -106,6 +110,7 @@ class Pinned:
         repeated: classes of operators (`hardware_profiles.OP_CLASSES`) whose results a recomputed block never keeps;
             ("attention",) is selective recomputation as in Korthikanti et al. 2022.
         even: whether all ranks of a pipeline hold equally many blocks, where they divide.
+        offload: what may be parked outside of the device.
     """
 
     pipeline: int | None = None
@@ -119,6 +124,7 @@ class Pinned:
     expert: int | None = None
     whole_experts: bool | None = None
     zero: int | None = None
+    replicas: int | None = None
     sequence_parallel: bool | None = None
     micro_batch: int | None = None
     micro_batches: int | None = None
@@ -129,12 +135,13 @@ class Pinned:
     ulysses: int | None = None
     zigzag: bool | None = None
     even: bool = False
+    offload: Offload = NOTHING
 
     @property
     def manual(self) -> bool:
         """Whether axes have one purpose each."""
         degrees = (self.data, self.context, self.tensor, self.expert)
-        decided = (*degrees, self.zero, self.sequence_parallel, self.micro_batch)
+        decided = (*degrees, self.zero, self.replicas, self.sequence_parallel, self.micro_batch)
         return any(value is not None for value in decided) or self.context_by == "auto"
 
     @property
@@ -262,9 +269,12 @@ def _meshes(devices: int, pinned: Pinned) -> Iterator[tuple[tuple[int, ...], tup
                 if all(getattr(pinned, name) in (None, degree) for name, degree in degrees.items()):
                     parts = _rest(pinned, degrees["tensor"], context)
                     for ring, heads in context_splits(pinned, context) if parts is not None else ():
-                        if parts is None or data % parts:
+                        replicas = pinned.replicas or 1
+                        if parts is None or data % (parts * replicas):
                             continue
-                        degrees = {**degrees, "data": data // parts, "expert": parts, "ring": ring, "context": heads}
+                        shards = data // parts // replicas
+                        inside: dict[Role, int] = {"expert": parts, "ring": ring, "context": heads}
+                        degrees = {**degrees, "replica": replicas, "data": shards, **inside}
                         real = tuple((name, degrees[name]) for name in get_args(Role) if degrees[name] > 1)
                         yield tuple(degree for _, degree in real), tuple(name for name, _ in real), data
 
@@ -287,6 +297,7 @@ def experts_cut(pinned: Pinned, roles: tuple[Role, ...], sizes: tuple[int, ...])
     within = pinned.expert // (degrees.get("tensor", 1) if pinned.whole_experts else 1)
     along = within % (degrees.get("ring", 1) * degrees.get("context", 1)) == 0
     cut: dict[Role, bool] = {
+        "replica": False,
         "data": False,
         "expert": True,
         "ring": along,
@@ -329,9 +340,15 @@ class Bounds:
 
 
 def bounds(
-    template: Template, batch: int, cluster: Cluster, precision: str, optimizer: str, update: Update = PLAIN
+    template: Template,
+    batch: int,
+    cluster: Cluster,
+    precision: str,
+    optimizer: str,
+    update: Update = PLAIN,
+    offload: Offload = NOTHING,
 ) -> Bounds:
-    """Bounds of a model whose template graph has `batch` samples."""
+    """Bounds of a model whose template graph has `batch` samples; states that may be parked take no memory."""
     graph = template.graph
     forward = recomputed = backward = 0.0
     for index, op in enumerate(graph.operators):
@@ -343,9 +360,10 @@ def bounds(
         recomputed += seconds * count if template.works(index) else 0.0
         backward += seconds * count * rule.backward_work(graded)
     per = parameter_bytes(precision, optimizer, cluster.software, update.variant)
+    held = per.total - (0.0 if offload.optimizer == ("device",) else per.state)
     sizes = (
         graph.types[p.name].numel
-        * (per.total if p.name in graph.differentiable else per.weight)
+        * (held if p.name in graph.differentiable else per.weight)
         * template.parameter_times(p.name)
         for p in graph.parameters
     )

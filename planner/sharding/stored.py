@@ -11,13 +11,17 @@ Per mesh axis, one of
     S(d)    S(d)      S(d)    cut for good: tensor parallel where consumers want the piece, ZeRO-3 where they gather it
 
 Rajbhandari et al. 2020 (ZeRO); Xu et al. 2020 (weight update sharding).
+
+Apart from how it is cut, a state has a home: on the device, or parked in the memory of the host or on a disk, from
+where it comes to the device for the update of its parameter (Rajbhandari et al. 2021, ZeRO-Infinity).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from planner.sharding.layout import PARTIAL, REPLICATE, Layout, Placement, divides, shard
+from hardware_profiles import Home
+from planner.sharding.layout import PARTIAL, REPLICATE, Layout, Placement, divides, format_layout, shard
 
 Option = tuple[Placement, Placement, Placement]
 """What one axis does to weight, gradient and state."""
@@ -26,12 +30,25 @@ Option = tuple[Placement, Placement, Placement]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredParameter:
     """Layouts in which a parameter is kept: the weight between steps, its gradient while micro-batches are accumulated,
-    and the optimizer's state. A gradient that is `P` on an axis is reduced once a step.
+    and the optimizer's state. A gradient that is `P` on an axis is reduced once a step. `state_home` is where the state
+    is kept between updates.
     """
 
     weight: Layout
     gradient: Layout
     state: Layout
+    state_home: Home = "device"
+
+    @property
+    def parked(self) -> bool:
+        """Whether the state is kept outside of the device."""
+        return self.state_home != "device"
+
+    @property
+    def state_words(self) -> str:
+        """Layout and home of the state: `S0`, `S0 host`."""
+        layout = format_layout(self.state)
+        return f"{layout} {self.state_home}".strip() if self.parked else layout
 
     def on(self, axis: int) -> Option:
         """What one axis does."""
@@ -74,6 +91,20 @@ def _grown(
         )
         for chosen in grown
     )
+
+
+def with_homes(stored: Iterable[StoredParameter], homes: Sequence[Home]) -> tuple[StoredParameter, ...]:
+    """Some stored layouts, their states in each of these homes, in the order of the layouts."""
+    return tuple(replace(one, state_home=home) for one in stored for home in homes)
+
+
+def offload_fault(optimizer: str, schedule: str | None) -> str | None:
+    """Why states cannot be parked outside of the device; None where they can."""
+    if optimizer == "lamb":
+        return "LAMB knows the length of a step only when the states of all weights have been read"
+    if schedule in ("pipedream", "pipedream_2bw"):
+        return f"schedule '{schedule}' updates weights in the midst of its micro-batches"
+    return None
 
 
 def own_copies(axes: int) -> StoredParameter:

@@ -48,16 +48,25 @@ HOMES = {
         "planner.search",
         "planner.sharding.redistribute",
         "runtime.loading",  # datasets draw from numpy's generator
+        "runtime.servers",  # hold rows without torch, so that they start in a fraction of a second
         "runtime.tokens",  # maps files
     ),
     "ortools": ("planner.search.solvers",),
     "plotly": ("planner.report.html",),
-    "pydantic": ("hardware_profiles", "planner.plan", "planner.sharding.discover", "runtime.launchers.rank_table"),
+    "pydantic": (
+        "hardware_profiles",
+        "planner.plan",
+        "planner.sharding.discover",
+        "runtime.checkpoint.manifest",
+        "runtime.launchers.rank_table",
+    ),
     "rich": ("planner.cli", "planner.report"),
+    "safetensors": ("runtime.checkpoint",),
     "torch": ("planner.graph", "planner.models", "planner.sharding.discover", "runtime"),
     "torch.distributed": ("runtime",),
     "transformers": ("planner.models.huggingface",),
     "typer": ("planner.cli",),
+    "xxhash": ("runtime.checkpoint",),
     "yaml": ("planner.export.yaml_files",),
 }
 

@@ -175,7 +175,7 @@ class _Views:
             results=tuple(format_layout(duplex.forward) for duplex in layouts.results),
             weight=format_layout(stored[0].weight) if stored else "",
             gradient=format_layout(stored[0].gradient) if stored else "",
-            state=format_layout(stored[0].state) if stored else "",
+            state=stored[0].state_words if stored else "",
             seconds=cost.seconds,
             result_bytes=sum(
                 self.bound.graph.types[name].nbytes * local_fraction(duplex.forward, sizes)

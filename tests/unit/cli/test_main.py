@@ -160,8 +160,8 @@ def test_the_main_job_as_json(folder: Path) -> None:
         "high_seconds", "peak_bytes", "capacity_bytes",
         "tokens_per_second_per_device", "samples_per_second", "model_flops_utilisation", "degrees",
         "virtual_stages", "schedule", "slices", "copies", "sequence_parallel", "optimizer_sharding", "micro_batches",
-        "recomputation", "mesh",
-        "time_seconds", "memory_bytes", "objective", "search", "plans", "explanation", "plan_file",
+        "recomputation", "offload", "mesh",
+        "time_seconds", "memory_bytes", "parked_bytes", "objective", "search", "plans", "explanation", "plan_file",
     ]  # fmt: skip
     assert content["schema_version"] == 2
     assert (content["model"], content["hardware"], content["devices"]) == ("llama-tiny", "cpu", 4)

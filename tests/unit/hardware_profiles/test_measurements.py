@@ -38,7 +38,11 @@ MEASUREMENTS = Measurements(
     ),
     collectives=(CollectiveRow(kind="all_reduce", devices=2, message=1024.0, seconds=3e-4),),
 )  # fmt: skip
-ORIGINS = {"device": Origin(source="a test", kind="measured"), "level": Origin(source="a test", kind="fitted")}
+ORIGINS = {
+    "device": Origin(source="a test", kind="measured"),
+    "level": Origin(source="a test", kind="fitted"),
+    "host": Origin(source="a test", kind="assumed"),
+}
 
 
 def test_measurements_read_back_exactly(tmp_path: Path) -> None:
@@ -79,7 +83,7 @@ def test_a_profile_is_written_as_it_is_read(tmp_path: Path) -> None:
     assert again.levels[0].protocols[0].latency == pytest.approx(cpu.levels[0].protocols[0].latency)
     assert dump_profile(again, ORIGINS, "A copy.") == path.read_text(encoding="utf-8")
     kinds = {fact.key.partition(".")[0]: fact.kind for fact in again.facts}
-    assert kinds == {"device": "measured", "level": "fitted"}
+    assert kinds == {"device": "measured", "level": "fitted", "host": "assumed"}
 
 
 @pytest.mark.parametrize("name", [name for name in profile_names() if name.startswith(("h100", "cpu"))])

@@ -215,9 +215,9 @@ def test_a_position_in_other_data_is_refused(changes: dict[str, Any], words: str
 def test_steps_after_a_position_need_samples() -> None:
     batches = runtime.loader(Rows(), plan_of())
     batches.load_state({**batches.state(), "samples": 8})
-    with pytest.raises(RequestError, match="after 8 that were read before, make 2 global batches of 4, and 3 steps"):
-        batches.steps(3)
-    assert len(list(batches.steps(2))) == 2
+    with pytest.raises(RequestError, match="make 4 global batches of 4, and 5 steps take 5"):
+        batches.steps(5)
+    assert len(list(batches.steps(4))) == 2
 
 
 def test_a_file_of_tokens(tmp_path: Path) -> None:

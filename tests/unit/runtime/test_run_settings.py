@@ -37,7 +37,7 @@ def test_settings_reach_the_ranks(settings: RunSettings) -> None:
         ({"workers": 2}, "--workers: synthetic data is drawn, not read"),
         ({"full_batch": False}, "--own-samples: synthetic data is drawn"),
         ({"on_spike": "skp"}, "unknown answer of --on-spike 'skp'; did you mean skip"),
-        ({"on_nonfinite": "rollback"}, "rollback: `plan run` keeps nothing to go back to"),
+        ({"on_nonfinite": "rollback"}, "rollback: `plan run` does not go back by itself"),
     ],
     ids=str,
 )

@@ -215,6 +215,7 @@ def test_importing_the_package_does_not_import_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     names = [
         "BatchLoader",
+        "Checkpoints",
         "Groups",
         "GuardSettings",
         "OptimizerSettings",

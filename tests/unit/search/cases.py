@@ -27,6 +27,7 @@ from planner.search.cutting import cut
 from planner.search.duals import Duals, Setting, State
 from planner.search.engine import setting_of
 from planner.search.evaluation import RankFilling
+from planner.search.offload import NOTHING, Offload
 from planner.search.pieces import Chain, Column, Key, Piece
 from planner.search.request import SearchRequest
 from planner.search.space import Configuration, Running
@@ -379,6 +380,7 @@ def make_case(
     optimizer: str = "adamw",
     recomputation: Sequence[Running] = ALL_WAYS,
     update: Update = PLAIN,
+    offload: Offload = NOTHING,
 ) -> Case:
     devices = configuration.pipeline * math.prod(configuration.mesh)
     part = global_batch // configuration.micro_batches
@@ -386,9 +388,14 @@ def make_case(
     template = fold(*prepare(traced(model)), cluster.software) if cluster.software != PYTORCH else template_of(model)
     template = replace(template, graph=rescale_batch(template.graph, BATCH, part))
     building = builder(cluster.name, devices, configuration.mesh, precision, optimizer)
-    if cluster.software != PYTORCH or update != PLAIN:
+    if cluster.software != PYTORCH or update != PLAIN or offload != NOTHING:
         building = TableBuilder(
-            mesh=building.mesh, cluster=cluster, precision=precision, optimizer=optimizer, update=update
+            mesh=building.mesh,
+            cluster=cluster,
+            precision=precision,
+            optimizer=optimizer,
+            update=update,
+            offload=offload,
         )
     tables = building.build(template)
     return Case(

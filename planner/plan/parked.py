@@ -1,0 +1,34 @@
+"""What a plan parks outside of the devices: in which order it comes to them, and whether there is room for it."""
+
+from collections.abc import Collection
+
+from hardware_profiles import GIB, Cluster
+from planner.plan.bind import BoundPlan
+from planner.plan.once import gathering_buckets
+from planner.plan.plan import Prediction
+
+_TOLERANCE = 1e-9
+
+
+def parked_fault(prediction: Prediction, cluster: Cluster) -> str | None:
+    """What is parked outside of a device in excess of the room that it has there, in words; None where all fits."""
+    for home, nbytes in prediction.parked:
+        room = cluster.store(home).capacity
+        if nbytes > room * (1 + _TOLERANCE):
+            return (
+                f"{nbytes / GIB:.1f} GiB are kept on the {home} for each device, and {cluster.name} has"
+                f" {room / GIB:.1f} GiB there for it"
+            )
+    return None
+
+
+def visiting_order(bound: BoundPlan, held: Collection[str]) -> tuple[str, ...]:
+    """Of the parameters that a rank holds those whose states are parked, in the order of their updates: members of a
+    bucket of new weights one after the other, so that it soon is complete, then the others as the model has them."""
+    parked = [name for name in bound.parameters if name in held and bound.parameters[name].parked]
+    if not parked:
+        return ()
+    together = [name for bucket in gathering_buckets(bound, held) for name in bucket.names]
+    first = {name: at for at, name in enumerate(together)}
+    places = {parameter.name: at for at, parameter in enumerate(bound.graph.parameters)}
+    return tuple(sorted(parked, key=lambda name: (first.get(name, len(first)), places[name])))

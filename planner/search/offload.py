@@ -1,0 +1,57 @@
+"""What may be parked outside of the device, as it is asked for: for each kind the homes to choose from.
+
+--offload optimizer                 the states of the optimizer in the memory of the host
+--offload optimizer:disk            ... on a disk
+--offload auto                      wherever that makes the step fastest: on the device or on the host
+--offload none                      nothing (the default)
+"""
+
+from dataclasses import dataclass, fields, replace
+
+from hardware_profiles import Home
+from planner.errors import RequestError, unknown_name
+
+_PARKED: tuple[Home, ...] = ("host", "disk")
+_EITHER: tuple[Home, ...] = ("device", "host")
+_CHOICES: dict[str, tuple[Home, ...]] = {"host": ("host",), "disk": ("disk",), "auto": _EITHER}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offload:
+    """Homes from which the search may choose for the optimizer's state of every parameter."""
+
+    optimizer: tuple[Home, ...] = ("device",)
+
+    @property
+    def stores(self) -> tuple[Home, ...]:
+        """Homes outside of the device that may be chosen."""
+        asked = {home for kind in fields(self) for home in getattr(self, kind.name)}
+        return tuple(home for home in _PARKED if home in asked)
+
+
+NOTHING = Offload()
+"""Everything stays on the device."""
+
+ANYTHING = Offload(optimizer=_EITHER)
+"""Each thing where it makes the step fastest, but for disks."""
+
+KINDS = tuple(kind.name for kind in fields(Offload))
+WORDS = ("none", "auto", *KINDS, *(f"{kind}:{home}" for kind in KINDS for home in ("disk", "auto")))
+"""Words that are understood, of which several may be joined by commas."""
+
+
+def parse_offload(text: str) -> Offload:
+    """What `--offload` says; raises RequestError for words that are not known, and for a kind that stands twice."""
+    if text in ("none", "auto"):
+        return NOTHING if text == "none" else ANYTHING
+    found = NOTHING
+    seen = set()
+    for word in text.split(","):
+        kind, _, home = word.strip().partition(":")
+        if kind not in KINDS or home not in ("", *_CHOICES):
+            raise RequestError(unknown_name("value for --offload", word.strip(), WORDS))
+        if kind in seen:
+            raise RequestError(f"--offload {text}: {kind} stands twice; say once where it is kept")
+        seen.add(kind)
+        found = replace(found, **{kind: _CHOICES[home or "host"]})
+    return found

@@ -1,0 +1,168 @@
+"""The manifest of a checkpoint: what is in it, and in which file; written last.
+
+    {"digest": "…", "content": {…}}      the digest is that of the content as one line of JSON
+
+A tensor is cut into equal cells: `cuts` says into how many on each dim, `files` has for each cell, row by row, the
+number of its file, in which it goes by the name of the tensor. Whatever is read is checked before it is used: exact
+keys, counts that fit each other, names of files that are no paths.
+"""
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+import xxhash
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from planner.errors import CheckpointError, PlannerError
+from planner.plan.file import dump_plan, parse_plan, write_atomically
+from planner.plan.plan import Plan
+
+MANIFEST = "manifest.json"
+FORMAT_VERSION = 1
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+_Count = Annotated[int, Field(ge=0)]
+_Cuts = Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedFile:
+    """A file of a checkpoint: its name, its bytes, and the XXH3 checksum of all of them (128 bits, hexadecimal)."""
+
+    __pydantic_config__ = _STRICT
+
+    name: str
+    bytes: _Count
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedTensor:
+    """A tensor of a checkpoint: the shape of the whole, the name of its dtype as torch has it, and where its cells
+    are."""
+
+    __pydantic_config__ = _STRICT
+
+    shape: tuple[_Count, ...]
+    dtype: str
+    cuts: tuple[_Cuts, ...]
+    files: tuple[_Count, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far training has come: optimizer steps, updates (as many, or one for each micro-batch under "pipedream"),
+    samples of the data that were trained on; the seed of what is drawn at random, which with the step is all there is
+    to know of it; and what the user keeps of the data's position."""
+
+    __pydantic_config__ = _STRICT
+
+    step: _Count
+    updates: _Count
+    samples: _Count
+    seed: int
+    data: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """A checkpoint. `kind` is "sliced" (all of the state, a file of each rank) or "merged" (the model alone, under the
+    names of files that others read); `optimizer` that of the states, None where there are none; `tied` other names of
+    tensors; `plan` the content of the plan file that it was written under."""
+
+    __pydantic_config__ = _STRICT
+
+    format_version: int
+    kind: Literal["sliced", "merged"]
+    progress: Progress
+    optimizer: str | None
+    files: tuple[SavedFile, ...]
+    tensors: dict[str, SavedTensor]
+    tied: dict[str, str] = field(default_factory=dict)
+    plan: dict[str, Any] | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Of all files but the manifest."""
+        return sum(file.bytes for file in self.files)
+
+    def written_under(self) -> Plan | None:
+        """The plan that it was written under. Raises PlanFileError where this version cannot read it."""
+        return None if self.plan is None else parse_plan(json.dumps(self.plan))
+
+
+def plan_content(plan: Plan) -> dict[str, Any]:
+    """A plan as a manifest has it."""
+    content: dict[str, Any] = json.loads(dump_plan(plan))
+    return content
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest of a folder. Raises CheckpointError where it cannot be written."""
+    content = asdict(manifest)
+    try:
+        write_atomically(folder / MANIFEST, json.dumps({"digest": _digest(content), "content": content}) + "\n")
+    except PlannerError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint. Raises CheckpointError, naming the file, where there is none or it is damaged."""
+    path = folder / MANIFEST
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}; give the folder of a checkpoint") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: is no JSON: it is damaged; take another checkpoint") from error
+    if not isinstance(found, dict) or set(found) != {"digest", "content"}:
+        raise CheckpointError(f"{path}: is not the manifest of a checkpoint; give the folder of one")
+    content = found["content"]
+    version = content.get("format_version") if isinstance(content, dict) else None
+    if _digest(content) != found["digest"]:
+        raise CheckpointError(
+            f"{path}: is damaged: it does not have the digest that it states; take another checkpoint"
+        )
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{path}: is of format {version!r}, and this version reads {FORMAT_VERSION}; read it with the version that"
+            " wrote it"
+        )
+    try:
+        manifest = TypeAdapter(Manifest).validate_json(json.dumps(content))
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise CheckpointError(f"{path}: {place}: {first['msg']}; it was edited wrongly, take another one") from error
+    fault = _fault(manifest)
+    if fault is not None:
+        raise CheckpointError(f"{path}: {fault}; it was edited wrongly, take another one")
+    return manifest
+
+
+def _digest(content: Any) -> str:
+    text = json.dumps(content, separators=(",", ":"))
+    return xxhash.xxh3_128_hexdigest(text.encode())
+
+
+def _fault(manifest: Manifest) -> str | None:
+    """What does not fit in a manifest of the right form."""
+    names = [file.name for file in manifest.files]
+    if len(set(names)) < len(names):
+        return "a file is listed twice"
+    for name in names:
+        if name != Path(name).name or not name.endswith(".safetensors"):
+            return f"{name!r} is no name of a file of tensors"
+    for name, tensor in manifest.tensors.items():
+        if len(tensor.cuts) != len(tensor.shape) or any(n % c for n, c in zip(tensor.shape, tensor.cuts, strict=True)):
+            return f"tensor '{name}' of shape {tensor.shape} cannot be cut into {tensor.cuts} pieces"
+        if len(tensor.files) != math.prod(tensor.cuts) or any(file >= len(names) for file in tensor.files):
+            return f"tensor '{name}' has cells in files that are not listed"
+    return None

@@ -1,0 +1,233 @@
+"""Checkpoints written anew in one process, in bounded memory: for another plan, or merged into whole tensors.
+
+    convert     the files that the ranks of another plan would have written
+    merge       model-00001-of-00003.safetensors, … and model.safetensors.index.json: whole tensors, the model alone
+
+Tensors go from file to file in blocks of `most` bytes. At any moment there are the block that is written, the one that
+is read, and what is mapped of the files that it is read from, which is unmapped after each block. So memory grows by
+about four blocks, whatever the size of the checkpoint, unless a single row of a tensor is larger than a block.
+"""
+
+import json
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from planner.errors import CheckpointError
+from planner.plan.bind import BoundPlan
+from planner.sharding.mesh import Mesh
+from runtime.checkpoint.folder import take_name
+from runtime.checkpoint.manifest import Manifest, Progress, SavedFile, SavedTensor, plan_content, write_manifest
+from runtime.checkpoint.regions import Region, blocks, cell_region, whole
+from runtime.checkpoint.restoring import check_optimizer, check_same, name_in
+from runtime.checkpoint.saving import file_of
+from runtime.checkpoint.source import INDEX, SINGLE
+from runtime.checkpoint.spread import BESIDE, MASTER, OPTIMIZER, Spread, StateOfPlan, parameter_of, writers
+from runtime.checkpoint.tensor_files import Entry, dtype_of, write_tensors
+from runtime.optimizers import MOMENTS
+
+BLOCK = 64 * 2**20
+"""Bytes of a tensor that are in memory at a time."""
+SHARD = 5 * 10**9
+"""Bytes of a file of a merged checkpoint, as Hugging Face has it by default."""
+
+
+class Tensors(Protocol):
+    """Tensors that can be read box by box: a `Source`."""
+
+    @property
+    def tensors(self) -> Mapping[str, SavedTensor]:
+        """What there is."""
+
+    def read(self, name: str, region: Region | None = None) -> torch.Tensor:
+        """A box of one of them."""
+
+    def release(self) -> None:
+        """Let go of files."""
+
+
+def convert(
+    source: Tensors,
+    manifest: Manifest,
+    bound: BoundPlan,
+    buffers: Mapping[str, tuple[int, ...]],
+    destination: Path,
+    most: int = BLOCK,
+) -> Manifest:
+    """Write the files that the ranks of a plan would have written into a new folder, from tensors that were saved under
+    any other; `buffers` has the pipeline ranks of the buffers that the model keeps, `most` the bytes of a block.
+
+    Of a model alone, training starts at step 0. Raises CheckpointError where names, shapes or dtypes differ from those
+    of the plan, or something cannot be read or written.
+    """
+    place = Path(getattr(source, "path", destination))
+    if manifest.kind == "merged":
+        manifest = replace(manifest, progress=Progress(step=0, updates=0, samples=0, seed=manifest.progress.seed))
+    else:
+        check_optimizer(place, manifest, bound.plan)
+    wanted, names = _wanted(source, manifest, bound, buffers, place)
+    plan, ranks = bound.plan, writers(wanted, bound.plan.mesh, bound.plan.pipeline)
+    files = sorted({rank for each in ranks.values() for rank in each})
+
+    def fill(folder: Path) -> Manifest:
+        saved = [
+            _write(folder / file_of(rank), source, _entries(source, wanted, names, ranks, rank, plan.mesh, most))
+            for rank in files
+        ]
+        number = {rank: at for at, rank in enumerate(files)}
+        return replace(
+            manifest,
+            kind="sliced",
+            optimizer=plan.training.optimizer,
+            files=tuple(saved),
+            tensors={s.name: s.saved(plan.mesh, [number[rank] for rank in ranks[s.name]]) for s in wanted},
+            plan=plan_content(plan),
+        )
+
+    return _written(destination, fill)
+
+
+def _wanted(
+    source: Tensors, manifest: Manifest, bound: BoundPlan, buffers: Mapping[str, tuple[int, ...]], place: Path
+) -> tuple[list[Spread], dict[str, str]]:
+    """What a plan keeps, and the name under which each was saved."""
+    found, updates = source.tensors, manifest.progress.updates
+    kinds = {name.split("/")[1] for name in found if name.startswith(f"{OPTIMIZER}/")}
+    moments = [kind for kind in MOMENTS[bound.plan.training.optimizer] if kind in kinds]
+    known = {name: (found[name].shape, found[name].dtype, homes) for name, homes in buffers.items() if name in found}
+    wanted = sorted(StateOfPlan(bound=bound).tensors(moments, updates, known), key=lambda spread: spread.name)
+    names = {spread.name: name_in(found, spread.name, manifest.tied) for spread in wanted}
+    promised = wanted
+    if manifest.kind == "merged":  # the master of a weight is the weight, until there was an update
+        masters = f"{OPTIMIZER}/{MASTER}/"
+        names.update({name: names[name.removeprefix(masters)] for name in names if name.startswith(masters)})
+        promised = [spread for spread in wanted if not spread.name.startswith(masters)]
+    check_same(place, promised, names, found, manifest.tied, lacking=sorted(set(buffers) - set(found)))
+    return wanted, names
+
+
+def _entries(
+    source: Tensors,
+    wanted: Sequence[Spread],
+    names: Mapping[str, str],
+    ranks: Mapping[str, tuple[int, ...]],
+    rank: int,
+    mesh: Mesh,
+    most: int,
+) -> list[Entry]:
+    """What a rank writes: of each tensor one cell at most."""
+    found = []
+    for spread in wanted:
+        for cell, writer in enumerate(ranks[spread.name]):
+            if writer == rank:
+                region = cell_region(spread.shape, spread.cuts(mesh), cell)
+                found.append(_entry(source, spread.name, names[spread.name], spread.dtype, region, most))
+    return found
+
+
+def _entry(source: Tensors, name: str, saved: str, dtype: str, region: Region, most: int) -> Entry:
+    kind = dtype_of(dtype)
+
+    def read() -> Iterator[torch.Tensor]:
+        for block in blocks(region, max(1, most // kind.itemsize)):
+            yield source.read(saved, block).to(kind)
+            source.release()
+
+    return Entry(name=name, dtype=dtype, shape=region.extent, blocks=read)
+
+
+def merge(source: Tensors, manifest: Manifest, destination: Path, shard: int = SHARD, most: int = BLOCK) -> Manifest:
+    """Write the whole tensors of a model into a new folder, in files of at most `shard` bytes (a larger tensor has one
+    of its own), under the names of Hugging Face's files. Raises CheckpointError where devices have parameters of their
+    own, so that there is no one model, or something cannot be read or written."""
+    place = Path(getattr(source, "path", destination))
+    found = {name: tensor for name, tensor in sorted(source.tensors.items()) if not name.startswith(BESIDE)}
+    own = [name for name in found if parameter_of(name)[1] is not None]
+    if own:
+        raise CheckpointError(
+            f"{place}: has parameters that each device trained for itself ({own[0]}), which are no one model; convert"
+            " it for another plan of as many devices instead"
+        )
+    parts = _shards(found, shard)
+    names = (
+        [SINGLE] if len(parts) == 1 else [f"model-{n:05d}-of-{len(parts):05d}.safetensors" for n in _from_one(parts)]
+    )
+
+    def fill(folder: Path) -> Manifest:
+        saved = [
+            _write(
+                folder / name,
+                source,
+                [_entry(source, one, one, found[one].dtype, whole(found[one].shape), most) for one in part],
+            )
+            for name, part in zip(names, parts, strict=True)
+        ]
+        place_of = {one: at for at, part in enumerate(parts) for one in part}
+        if len(parts) > 1:
+            index = {
+                "metadata": {"total_size": sum(_bytes(tensor) for tensor in found.values())},
+                "weight_map": {one: names[place_of[one]] for one in found},
+            }
+            (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        return replace(
+            manifest,
+            kind="merged",
+            optimizer=None,
+            files=tuple(saved),
+            tensors={
+                one: replace(tensor, cuts=(1,) * len(tensor.shape), files=(place_of[one],))
+                for one, tensor in found.items()
+            },
+        )
+
+    return _written(destination, fill)
+
+
+def _from_one(parts: Sequence[object]) -> range:
+    return range(1, len(parts) + 1)
+
+
+def _shards(tensors: Mapping[str, SavedTensor], most: int) -> list[list[str]]:
+    """Names in their order, in groups of at most so many bytes."""
+    found: list[list[str]] = [[]]
+    size = 0
+    for name, tensor in tensors.items():
+        if found[-1] and size + _bytes(tensor) > most:
+            found.append([])
+            size = 0
+        found[-1].append(name)
+        size += _bytes(tensor)
+    return found
+
+
+def _bytes(tensor: SavedTensor) -> int:
+    return tensor.elements * dtype_of(tensor.dtype).itemsize
+
+
+def _write(path: Path, source: Tensors, entries: Sequence[Entry]) -> SavedFile:
+    saved = write_tensors(path, entries, {"format": "pt"})
+    source.release()
+    return saved
+
+
+def _written(destination: Path, fill: Callable[[Path], Manifest]) -> Manifest:
+    """Fill a folder that takes its name when everything in it is on disk, the manifest last."""
+    if destination.exists():
+        raise CheckpointError(f"{destination}: is there already; name a new folder")
+    part = destination.parent / f".{destination.name}.{secrets.token_hex(4)}.part"
+    try:
+        part.mkdir(parents=True)
+        manifest = fill(part)
+        write_manifest(part, manifest)
+        take_name(part, destination)
+    except OSError as error:
+        raise CheckpointError(f"{destination}: cannot be written: {error.strerror}; name another place") from error
+    finally:
+        if part.exists():
+            shutil.rmtree(part, ignore_errors=True)
+    return manifest

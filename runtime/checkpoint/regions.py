@@ -1,0 +1,96 @@
+"""Boxes of a tensor: the cells into which a layout cuts it, which cells a box meets, and a walk in small blocks.
+
+shape 8 x 6, cuts (4, 2)      cell (1, 0), number 2: rows 2-3, columns 0-2
+0 1
+2 3                           layout S0,S1,S0 on axes of 2: the first axis that cuts a dim cuts it coarsest
+4 5
+6 7
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from planner.sharding.layout import Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """The elements offset[d] ... offset[d] + extent[d] - 1 on every dim d of a tensor."""
+
+    offset: tuple[int, ...]
+    extent: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.extent)
+
+    def common(self, other: "Region") -> "Region":
+        """What lies in both, which may be nothing (an extent of 0)."""
+        offset = tuple(map(max, self.offset, other.offset))
+        ends = zip(self.offset, self.extent, other.offset, other.extent, strict=True)
+        stop = (min(a + e, b + f) for a, e, b, f in ends)
+        return Region(offset=offset, extent=tuple(max(0, s - o) for s, o in zip(stop, offset, strict=True)))
+
+    def within(self, other: "Region") -> tuple[slice, ...]:
+        """Where this one lies in a tensor that has just the elements of `other`."""
+        starts = (mine - theirs for mine, theirs in zip(self.offset, other.offset, strict=True))
+        return tuple(slice(start, start + extent) for start, extent in zip(starts, self.extent, strict=True))
+
+
+def whole(shape: Sequence[int]) -> Region:
+    """All of a tensor."""
+    return Region(offset=(0,) * len(shape), extent=tuple(shape))
+
+
+def cell_region(shape: Sequence[int], cuts: Sequence[int], number: int) -> Region:
+    """A cell of a tensor that is cut into so many equal pieces on every dim; cells are numbered row by row."""
+    extent = tuple(size // count for size, count in zip(shape, cuts, strict=True))
+    offset = []
+    for count, size in zip(reversed(cuts), reversed(extent), strict=True):
+        number, place = divmod(number, count)
+        offset.append(place * size)
+    return Region(offset=tuple(reversed(offset)), extent=extent)
+
+
+def cell_number(dims: int, layout: Layout, sizes: Sequence[int], coordinate: Sequence[int]) -> int:
+    """Number of the cell that the device at `coordinate` holds of a tensor with so many dims in this layout."""
+    cuts, places = [1] * dims, [0] * dims
+    for placement, size, place in zip(layout, sizes, coordinate, strict=True):
+        if placement.is_shard:
+            cuts[placement.dim] *= size
+            places[placement.dim] = places[placement.dim] * size + place
+    number = 0
+    for count, place in zip(cuts, places, strict=True):
+        number = number * count + place
+    return number
+
+
+def cells_meeting(shape: Sequence[int], cuts: Sequence[int], region: Region) -> Iterator[tuple[int, Region]]:
+    """Numbers and regions of the cells that have elements of a region."""
+    if not region.elements:
+        return
+    ranges = []
+    for size, count, start, length in zip(shape, cuts, region.offset, region.extent, strict=True):
+        each = size // count
+        ranges.append(range(start // each, (start + length - 1) // each + 1))
+    for places in product(*ranges):
+        number = 0
+        for count, place in zip(cuts, places, strict=True):
+            number = number * count + place
+        yield number, cell_region(shape, cuts, number)
+
+
+def blocks(region: Region, most: int) -> Iterator[Region]:
+    """A region in parts of at most `most` elements, one at least, in the order in which its elements lie."""
+    dim = next((at for at, extent in enumerate(region.extent) if extent > 1), None)
+    if dim is None or region.elements <= most:
+        yield region
+        return
+    rows = max(1, most * region.extent[dim] // region.elements)
+    for start in range(0, region.extent[dim], rows):
+        offset, extent = list(region.offset), list(region.extent)
+        offset[dim], extent[dim] = region.offset[dim] + start, min(rows, region.extent[dim] - start)
+        part = replace(region, offset=tuple(offset), extent=tuple(extent))
+        yield from blocks(part, most) if part.elements > most else (part,)

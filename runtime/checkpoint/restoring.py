@@ -1,0 +1,152 @@
+"""Loading a checkpoint into a training step, whatever plan it was written under.
+
+Sizes and checksums first, each file by one rank; then names, shapes and dtypes; then every rank reads the boxes that it
+holds. Nothing has been changed where one of the first two fails, and all ranks then say the same.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from planner.errors import CheckpointError
+from planner.plan.plan import Plan
+from runtime.checkpoint.manifest import Manifest, Progress, SavedTensor
+from runtime.checkpoint.source import Source, located, open_checkpoint
+from runtime.checkpoint.spread import BESIDE, PREVIOUS, Spread
+from runtime.checkpoint.state import live_tensors, settle, spreads, start
+from runtime.checkpoint.together import rank_number, said_by_first, together, world
+from runtime.step import RankStep
+from runtime.training_step import TrainingStep
+
+_NAMED = 5  # differences of a kind that are named; the others are counted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """What a checkpoint says beside its tensors: steps and samples that were trained on, the seed, what the user kept
+    of the data's position; 0 and None where only a model was loaded."""
+
+    path: Path
+    step: int
+    samples: int
+    seed: int | None
+    data: Mapping[str, Any] | None
+
+
+def load(step: TrainingStep, path: Path, *, weights_only: bool = False, verify: bool = True) -> Restored:
+    """`restore` from the checkpoint at a path, the newest of a folder with several. Collective."""
+    rank = step.rank
+    return restore(rank, open_together(path), weights_only=weights_only, verify=verify)
+
+
+def restore(rank: RankStep, source: Source, *, weights_only: bool = False, verify: bool = True) -> Restored:
+    """Write a checkpoint into a rank. Collective. With `weights_only`, and from files that have no more, the model
+    alone: training starts at step 0 then. `verify` reads all files once, for their checksums.
+
+    Raises CheckpointError, on every rank, where a file is not what was written, or names, shapes or dtypes differ.
+    """
+    if verify:
+        together(lambda: source.check(lambda number: number % world() == rank_number()))
+    manifest = source.manifest
+    if manifest is None or manifest.kind == "merged" or weights_only:
+        _fill(rank, source, None)
+        return Restored(path=source.path, step=0, samples=0, seed=None, data=None)
+    check_optimizer(source.path, manifest, rank.bound.plan)
+    found = manifest.progress
+    _fill(rank, source, found)
+    rank.seed = found.seed
+    return Restored(path=source.path, step=found.step, samples=found.samples, seed=found.seed, data=found.data)
+
+
+def _fill(rank: RankStep, source: Source, progress: Progress | None) -> None:
+    """Write all tensors of a state after some progress, or of the model where there is none."""
+    updates = 0 if progress is None else progress.updates
+    wanted, found = spreads(rank, updates), dict(source.tensors)
+    if progress is None:
+        wanted = [spread for spread in wanted if not spread.name.startswith(BESIDE)]
+        found = {name: tensor for name, tensor in found.items() if not name.startswith(BESIDE)}
+    tied = {**source.tied, **rank.kept_buffers.tied}
+    names = {spread.name: name_in(found, spread.name, tied) for spread in wanted}
+    check_same(source.path, wanted, names, found, tied)
+
+    def read() -> None:
+        live = live_tensors(rank)
+        for spread in wanted:
+            if spread.held_at(rank.place.stage, rank.place.rank):
+                region = spread.region(rank.place.mesh, rank.place.rank)
+                source.read(names[spread.name], region, into=live[spread.name])
+
+    if progress is None:
+        start(rank, 0, 0, 0)
+    else:
+        start(rank, progress.step, progress.updates, progress.samples)
+    with torch.no_grad():
+        together(read)
+    source.release()
+    settle(rank, every_master=progress is None)
+
+
+def name_in(found: Mapping[str, SavedTensor], name: str, tied: Mapping[str, str]) -> str:
+    """The name under which a tensor was saved: another one of tied weights; that of the weight, for weights of one
+    update ago, which only some schedules have."""
+    if name in found:
+        return name
+    if name.startswith(f"{PREVIOUS}/"):
+        return name_in(found, name.removeprefix(f"{PREVIOUS}/"), tied)
+    return next((alias for alias, first in tied.items() if first == name and alias in found), name)
+
+
+def check_optimizer(path: Path, manifest: Manifest, plan: Plan) -> None:
+    """Raise CheckpointError where a checkpoint has the states of another optimizer than that of a plan."""
+    wanted = plan.training.optimizer
+    if manifest.optimizer != wanted:
+        raise CheckpointError(
+            f"{path}: has the states of {manifest.optimizer}, and the plan trains with {wanted}; plan with"
+            f" --optimizer {manifest.optimizer}, or load the weights alone"
+        )
+
+
+def check_same(
+    path: Path,
+    wanted: Iterable[Spread],
+    names: Mapping[str, str],
+    found: Mapping[str, SavedTensor],
+    tied: Mapping[str, str],
+    lacking: Iterable[str] = (),
+) -> None:
+    """Raise CheckpointError with all that differs between what a plan wants, under the `names` under which it was
+    saved, and what a checkpoint has; `lacking` is known to be missing."""
+    missing, shapes, dtypes, used = list(lacking), [], [], set()
+    for spread in wanted:
+        name = names[spread.name]
+        tensor = found.get(name)
+        used.add(name)
+        if tensor is None:
+            missing.append(spread.name)
+        elif tensor.shape != spread.shape:
+            shapes.append(f"{spread.name} {list(tensor.shape)}, not {list(spread.shape)}")
+        elif tensor.dtype != spread.dtype:
+            dtypes.append(f"{spread.name} {tensor.dtype}, not {spread.dtype}")
+    free = (name for name in found if not name.startswith(f"{PREVIOUS}/") and name not in tied)
+    unexpected = sorted(set(free) - used)
+    kinds = {"it lacks": missing, "nobody asks for": unexpected, "other shape": shapes, "other dtype": dtypes}
+    if any(kinds.values()):
+        said = "; ".join(f"{kind}: {_listed(names)}" for kind, names in kinds.items() if names)
+        raise CheckpointError(f"{path}: is not for this model: {said}")
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def open_together(path: Path) -> Source:
+    """The checkpoint at a path, the same on every rank although another one may be getting whole. Collective. Raises
+    CheckpointError on every rank."""
+    found = said_by_first(lambda: str(located(path)))
+    opened: list[Source] = []
+    together(lambda: opened.append(open_checkpoint(Path(found))))
+    return opened[0]

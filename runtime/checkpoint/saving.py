@@ -1,0 +1,286 @@
+"""Saving while training goes on.
+
+    main thread     copies of what this rank writes ──▶ the next step …            an error is raised at the next step
+    thread          rank-00003.safetensors ─▶ on disk ─▶ note rank-00003.json
+    thread, rank 0  … all notes ─▶ manifest ─▶ one rename: whole ─▶ all but the last few are deleted
+
+Ranks tell each other by notes in the folder that is being written, not by collectives: a rank that dies, at whatever
+moment, leaves a folder that nobody takes for a checkpoint, and no other rank waits for it but the thread of rank 0, for
+`timeout` seconds. All ranks must see the same folder. The copies take the memory of what a rank writes, which is
+kept for the next time; pinned where there is a device. One checkpoint is written at a time.
+"""
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from planner.errors import CheckpointError, RequestError
+from runtime.checkpoint.folder import keep_last, name_of, newest, part_of, prepare, publish
+from runtime.checkpoint.manifest import (
+    FORMAT_VERSION,
+    Manifest,
+    Progress,
+    SavedFile,
+    plan_content,
+    write_manifest,
+)
+from runtime.checkpoint.restoring import Restored, load
+from runtime.checkpoint.spread import Spread, writers
+from runtime.checkpoint.state import live_tensors, spreads
+from runtime.checkpoint.tensor_files import Entry, dtype_name, write_tensors
+from runtime.checkpoint.together import said_by_first, together
+from runtime.step import RankStep
+from runtime.training_step import TrainingStep
+
+_LOOK = 0.02  # seconds between two looks for notes
+_LEFT_ALONE = 30.0  # seconds that rank 0 waits for notes when its own training has ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Who writes what: the same on every rank."""
+
+    spreads: Sequence[Spread]
+    writers: Mapping[str, tuple[int, ...]]
+
+    def manifest(self, rank: RankStep, progress: Progress, files: Sequence[SavedFile]) -> Manifest:
+        """That of the whole checkpoint, from the files that ranks have written."""
+        plan = rank.bound.plan
+        number = {file.name: at for at, file in enumerate(files)}
+        cells = {name: [number[file_of(one)] for one in ranks] for name, ranks in self.writers.items()}
+        return Manifest(
+            format_version=FORMAT_VERSION,
+            kind="sliced",
+            progress=progress,
+            optimizer=plan.training.optimizer,
+            files=tuple(files),
+            tensors={spread.name: spread.saved(plan.mesh, cells[spread.name]) for spread in self.spreads},
+            tied=dict(rank.kept_buffers.tied),
+            plan=plan_content(plan),
+        )
+
+
+def layout_of(rank: RankStep) -> Layout:
+    """Who writes what of the state that a plan has now."""
+    found = sorted(spreads(rank), key=lambda spread: spread.name)
+    return Layout(spreads=found, writers=writers(found, rank.place.mesh, rank.place.stages))
+
+
+def file_of(rank: int) -> str:
+    """The file that a rank writes."""
+    return f"rank-{rank:05d}.safetensors"
+
+
+class Checkpoints:
+    """The checkpoints of a run in one folder, of which the last `keep` stay. Building it is collective, and clears what
+    a run that ended left there.
+
+    Raises CheckpointError, on every rank, where the folder cannot be written, RequestError for `keep` below 1.
+    """
+
+    def __init__(self, folder: str | Path, *, keep: int = 3, asynchronous: bool = True, timeout: float = 600.0) -> None:
+        if keep < 1:
+            raise RequestError(f"keep={keep}: keep 1 checkpoint or more")
+        self.folder = Path(folder)
+        self._keep, self._asynchronous, self._timeout = keep, asynchronous, timeout
+        self._token = said_by_first(lambda: _prepared(self.folder))
+        self._copies: dict[str, torch.Tensor] = {}
+        self._thread: threading.Thread | None = None
+        self._error: CheckpointError | None = None
+
+    def newest(self) -> Path | None:
+        """The last whole checkpoint, the same on every rank; None where there is none. Collective."""
+        found: str = said_by_first(lambda: str(newest(self.folder) or ""))
+        return Path(found) if found else None
+
+    def save(self, step: TrainingStep, data: Mapping[str, Any] | None = None) -> Path:
+        """Save what a training step keeps, under the number of the last one that was made, with what the user keeps of
+        the data's position (what JSON can say). Every rank calls it after the same step. Returns when copies have been
+        made, with the folder that the checkpoint will be; waits for the save before this one. Where writing fails on a
+        rank, its next step raises.
+
+        Raises CheckpointError where the save before this one has failed on this rank.
+        """
+        self._join()
+        self.check()
+        step.before_step = self.check
+        rank = step.rank
+        progress = Progress(
+            step=rank.steps,
+            updates=rank.optimizer.updates,
+            samples=rank.samples,
+            seed=rank.seed,
+            data=None if data is None else dict(data),
+        )
+        layout = layout_of(rank)
+        entries = self._entries(rank, layout)
+        job = _Job(
+            folder=self.folder,
+            token=self._token,
+            number=rank.place.stage * rank.place.mesh.size + rank.place.rank,
+            files=tuple(sorted({file_of(one) for ranks in layout.writers.values() for one in ranks})),
+            keep=self._keep,
+            timeout=self._timeout,
+        )
+
+        def write() -> None:
+            try:
+                job.write(entries, progress, lambda files: layout.manifest(rank, progress, files))
+            except CheckpointError as error:
+                self._error = error
+
+        if self._asynchronous:
+            self._thread = threading.Thread(target=write, name=f"checkpoint of step {progress.step}")
+            self._thread.start()
+        else:
+            write()
+            self.wait()
+        return self.folder / name_of(progress.step)
+
+    def restore(
+        self, step: TrainingStep, path: str | Path | None = None, *, weights_only: bool = False, verify: bool = True
+    ) -> Restored | None:
+        """Load the newest checkpoint of the folder, or the one at a path, whatever plan it was written under; None
+        where the folder has none. Collective; the model must have been traced (`TrainingStep.prepare`).
+
+        Raises CheckpointError, on every rank and before anything is changed, where the checkpoint is damaged or for
+        another model.
+        """
+        found = self.newest() if path is None else Path(path)
+        if found is None:
+            return None
+        return load(step, found, weights_only=weights_only, verify=verify)
+
+    def check(self) -> None:
+        """Raise CheckpointError where saving has failed on this rank."""
+        if self._error is not None:
+            raise self._error
+
+    def wait(self) -> None:
+        """Wait until what was saved is whole. Collective. Raises CheckpointError, on every rank, where that failed."""
+        self._join()
+        together(self.check)
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _entries(self, rank: RankStep, layout: Layout) -> list[Entry]:
+        """What this rank writes: copies that training does not change, or its own memory where it waits."""
+        place, live = rank.place, live_tensors(rank)
+        number = place.stage * place.mesh.size + place.rank
+        found = []
+        for spread in layout.spreads:
+            if not spread.held_at(place.stage, place.rank):
+                continue
+            tensor, region = live[spread.name], spread.region(place.mesh, place.rank)
+            assert (tuple(tensor.shape), dtype_name(tensor.dtype)) == (region.extent, spread.dtype), spread.name
+            cell = spread.cell(place.mesh, place.rank) if spread.only is None else 0
+            if layout.writers[spread.name][cell] == number:
+                found.append((spread, self._copied(spread.name, tensor)))
+        if place.device.type != "cpu":
+            torch.accelerator.synchronize(place.device)
+        return [
+            Entry(name=s.name, dtype=s.dtype, shape=tuple(copy.shape), blocks=lambda copy=copy: (copy,))  # type: ignore[misc]
+            for s, copy in found
+        ]
+
+    @torch.no_grad()
+    def _copied(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type == "cpu" and not self._asynchronous:
+            return tensor
+        known = self._copies.get(name)
+        if known is None or known.shape != tensor.shape or known.dtype != tensor.dtype:
+            pinned = tensor.device.type != "cpu"
+            known = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+            self._copies[name] = known
+        return known.copy_(tensor, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """The writing of one checkpoint by one rank; `files` are those of all ranks."""
+
+    folder: Path
+    token: str
+    number: int
+    files: tuple[str, ...]
+    keep: int
+    timeout: float
+
+    def write(
+        self, entries: Sequence[Entry], progress: Progress, manifest: Callable[[Sequence[SavedFile]], Manifest]
+    ) -> None:
+        """Write this rank's file and note; as rank 0, finish the checkpoint. Raises CheckpointError."""
+        part = part_of(self.folder, progress.step, self.token)
+        try:
+            part.mkdir(exist_ok=True)
+            if entries:
+                metadata = {"format": "pt", "step": str(progress.step)}
+                _leave(part, self.number, asdict(write_tensors(part / file_of(self.number), entries, metadata)))
+            if self.number == 0:
+                files = self._await_notes(part)
+                write_manifest(part, manifest(files))
+                for note in part.glob("rank-*.json"):
+                    note.unlink()
+                publish(part, progress.step, self.token)
+                keep_last(self.folder, self.keep, self.token)
+        except OSError as error:
+            message = f"{part}: cannot be written: {error.strerror}"
+            _fail(part, self.number, message)
+            raise CheckpointError(message) from error
+        except CheckpointError as error:
+            _fail(part, self.number, str(error))
+            raise
+
+    def _await_notes(self, part: Path) -> list[SavedFile]:
+        """What the ranks have written, in the order of their files."""
+        waiting, found = list(self.files), {}
+        deadline, alone = time.monotonic() + self.timeout, False
+        while waiting:
+            for name in list(waiting):
+                note = part / name.replace(".safetensors", ".json")
+                if note.exists():
+                    said = json.loads(note.read_text(encoding="utf-8"))
+                    if "error" in said:
+                        raise CheckpointError(said["error"])
+                    found[name] = SavedFile(**said)
+                    waiting.remove(name)
+            if not alone and not threading.main_thread().is_alive():
+                deadline, alone = min(deadline, time.monotonic() + _LEFT_ALONE), True
+            if waiting and time.monotonic() > deadline:
+                raise CheckpointError(
+                    f"{part}: {waiting[0]} was not written in {self.timeout:g} s; does every rank see this folder?"
+                )
+            if waiting:
+                time.sleep(_LOOK)
+        return [found[name] for name in self.files]
+
+
+def _leave(part: Path, rank: int, content: Mapping[str, Any]) -> None:
+    """A note is whole or not there."""
+    note = part / file_of(rank).replace(".safetensors", ".json")
+    fresh = note.with_suffix(".fresh")
+    fresh.write_text(json.dumps(content), encoding="utf-8")
+    fresh.replace(note)
+
+
+def _fail(part: Path, rank: int, message: str) -> None:
+    """Tell rank 0 that it waits in vain, where that can be written at all."""
+    try:
+        _leave(part, rank, {"error": message})
+    except OSError:
+        return
+
+
+def _prepared(folder: Path) -> str:
+    prepare(folder)
+    return secrets.token_hex(4)

@@ -1,0 +1,168 @@
+"""Reading tensors that were saved, box by box, whoever wrote them.
+
+    a folder with a manifest            sliced or merged: sizes and checksums are known
+    model.safetensors.index.json        a model as Hugging Face keeps it, in several files or, without index, in one
+    one file of tensors
+
+Files are mapped into memory and only the bytes of a box are touched. The library refuses files whose header is wrong;
+what is asked of a file must have the shape and the dtype that was promised.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from planner.errors import CheckpointError
+from runtime.checkpoint.folder import newest
+from runtime.checkpoint.manifest import MANIFEST, Manifest, SavedFile, SavedTensor, read_manifest
+from runtime.checkpoint.regions import Region, cells_meeting, whole
+from runtime.checkpoint.tensor_files import DTYPES, check_file, check_size, dtype_of
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+_OPEN = 64  # files that are mapped at a time
+
+
+@dataclass(kw_only=True)
+class Source:
+    """Tensors of a checkpoint by name. `manifest` is None for files that are not ours, which have no checksums."""
+
+    path: Path
+    tensors: Mapping[str, SavedTensor]
+    files: tuple[SavedFile, ...]
+    manifest: Manifest | None = None
+    tied: Mapping[str, str] = field(default_factory=dict)
+    _opened: dict[int, Any] = field(default_factory=dict)
+
+    def read(self, name: str, region: Region | None = None, into: torch.Tensor | None = None) -> torch.Tensor:
+        """A box of a tensor, all of it where none is given; on the CPU, or `into` a tensor of its extent.
+
+        Raises CheckpointError, naming the file, where a file is not what it should be.
+        """
+        tensor = self.tensors[name]
+        wanted = whole(tensor.shape) if region is None else region
+        found = torch.empty(wanted.extent, dtype=dtype_of(tensor.dtype)) if into is None else into
+        for number, cell in cells_meeting(tensor.shape, tensor.cuts, wanted):
+            common = wanted.common(cell)
+            piece = self._cell(tensor.files[number], name, tensor, cell.extent)[common.within(cell)]
+            found[common.within(wanted)].copy_(piece)
+        return found
+
+    def check(self, share: Callable[[int], bool] = lambda number: True) -> None:
+        """Raise CheckpointError, naming the file, where one of those files whose number is in the `share` is missing,
+        truncated or changed. Of files that are not ours only presence is known."""
+        for number, file in enumerate(self.files):
+            if self.manifest is not None and share(number):
+                check_file(self.path, file)
+
+    def release(self) -> None:
+        """Unmap all files: what was read of them no longer counts as memory of this process."""
+        self._opened.clear()
+
+    def _cell(self, file: int, name: str, tensor: SavedTensor, extent: tuple[int, ...]) -> Any:
+        path = self.path / self.files[file].name
+        try:
+            if file not in self._opened:
+                if len(self._opened) >= _OPEN:
+                    self._opened.pop(next(iter(self._opened)))
+                if self.manifest is not None:
+                    check_size(self.path, self.files[file])
+                self._opened[file] = safe_open(path, "pt")
+            piece = self._opened[file].get_slice(name)
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{path}: is missing; take another checkpoint") from error
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{path}: is not the file that it should be: {_first_line(error)}; take another checkpoint"
+            ) from error
+        shape, dtype = tuple(piece.get_shape()), DTYPES.get(piece.get_dtype(), piece.get_dtype())
+        if (shape, dtype) != (extent, tensor.dtype):
+            raise CheckpointError(
+                f"{path}: is of another checkpoint: it has '{name}' as {dtype} of shape {shape}, and {tensor.dtype} of"
+                f" shape {extent} was written; take another checkpoint"
+            )
+        return piece[...]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def located(path: Path) -> Path:
+    """The file or folder of a checkpoint: of a folder with several the newest. Raises CheckpointError where there is
+    none."""
+    if not path.exists():
+        raise CheckpointError(f"{path}: is not there; give the folder of a checkpoint, or one with checkpoints in it")
+    if path.is_file() or any((path / name).is_file() for name in (MANIFEST, INDEX, SINGLE)):
+        return path
+    inside = newest(path)
+    if inside is None:
+        pickles = any(path.glob("*.bin")) or any(path.glob("*.pt")) or any(path.glob("*.distcp"))
+        why = " (pickles are not read, they can run code)" if pickles else ""
+        raise CheckpointError(
+            f"{path}: has no whole checkpoint{why}; give a folder with {MANIFEST}, {INDEX} or {SINGLE} in it"
+        )
+    return inside
+
+
+def open_checkpoint(path: Path) -> Source:
+    """The checkpoint at a path: its folder, the folder of several (the newest), a folder of Hugging Face's, a file of
+    tensors. Raises CheckpointError where there is none."""
+    path = located(path)
+    if path.is_file():
+        return _single(path.parent, path.name)
+    if not (path / MANIFEST).is_file():
+        return _indexed(path) if (path / INDEX).is_file() else _single(path, SINGLE)
+    manifest = read_manifest(path)
+    return Source(path=path, tensors=manifest.tensors, files=manifest.files, manifest=manifest, tied=manifest.tied)
+
+
+def _single(folder: Path, name: str) -> Source:
+    if not name.endswith(".safetensors"):
+        raise CheckpointError(
+            f"{folder / name}: is no file of tensors that is read here; give one that ends in .safetensors, or the"
+            " folder of a checkpoint (pickles are not read, they can run code)"
+        )
+    return _foreign(folder, (name,))
+
+
+def _indexed(folder: Path) -> Source:
+    try:
+        weights = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        names = tuple(sorted(set(weights.values())))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{folder / INDEX}: is no index of files of tensors; it needs a weight_map") from error
+    for name in names:
+        if not isinstance(name, str) or name != Path(name).name:
+            raise CheckpointError(f"{folder / INDEX}: {name!r} is no name of a file in this folder")
+    found = _foreign(folder, names)
+    missing = sorted(set(weights) - set(found.tensors))
+    if missing:
+        raise CheckpointError(f"{folder / weights[missing[0]]}: lacks '{missing[0]}', which {INDEX} says is in it")
+    return found
+
+
+def _foreign(folder: Path, names: tuple[str, ...]) -> Source:
+    """Whole tensors in files without a manifest."""
+    tensors, files = {}, []
+    for number, name in enumerate(names):
+        path = folder / name
+        try:
+            with safe_open(path, "pt") as opened:
+                for key in opened.offset_keys():
+                    piece = opened.get_slice(key)
+                    dtype, shape = piece.get_dtype(), tuple(piece.get_shape())
+                    tensors[key] = SavedTensor(
+                        shape=shape, dtype=DTYPES.get(dtype, dtype), cuts=(1,) * len(shape), files=(number,)
+                    )
+            files.append(SavedFile(name=name, bytes=path.stat().st_size, checksum=""))
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{path}: is missing; give a folder with all of its files") from error
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path}: is no file of tensors: {_first_line(error)}") from error
+    return Source(path=folder, tensors=tensors, files=tuple(files))

@@ -1,0 +1,184 @@
+"""How the state of a plan lies over its ranks: for every tensor its layout, who holds it, and who of them writes it.
+
+    model.norm.weight                        a parameter, in the layout of its weight
+    optimizer/exp_avg/model.norm.weight      what the optimizer keeps of it, in the layout of its state
+    optimizer/master/model.norm.weight       its wide weight, where the model's is narrow; the same layout
+    previous/model.norm.weight               the weight of one update ago ("pipedream_2bw"), as the weight
+    own.weight@3                             of a parameter that each device has for itself: that of place 3 of a stage
+    model.mean                               any other name: a buffer, whole on all ranks
+
+All of it follows from the plan, so every rank finds the same without asking. Ranks that hold the same cell take turns:
+the largest cells first, each is written by the holder that has least to write so far (Graham 1969, longest processing
+time first: at most 4/3 of the best).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from planner.plan.bind import BoundPlan
+from planner.plan.stage_cut import cut_stage
+from planner.sharding.layout import Layout, cuts, replicated
+from planner.sharding.mesh import Mesh
+from runtime.checkpoint.manifest import SavedTensor
+from runtime.checkpoint.regions import Region, cell_number, cell_region
+from runtime.checkpoint.tensor_files import dtype_name, dtype_of
+from runtime.optimizers import wide_dtype
+
+OPTIMIZER, PREVIOUS, MASTER = "optimizer", "previous", "master"
+BESIDE = (f"{OPTIMIZER}/", f"{PREVIOUS}/")
+"""How the names of tensors begin that are kept beside the model."""
+STALE = "pipedream_2bw"
+"""The schedule whose next step needs the weights of one update ago."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """A tensor of a plan's state: its whole shape, its layout over the mesh of a stage, the pipeline ranks that hold
+    it; `only` the place of the mesh that does, where it is not all."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: Layout
+    stages: tuple[int, ...]
+    only: int | None = None
+
+    def cuts(self, mesh: Mesh) -> tuple[int, ...]:
+        """Into how many cells each dim is cut."""
+        return cuts(len(self.shape), self.layout, mesh.sizes)
+
+    def cell(self, mesh: Mesh, place: int) -> int:
+        """Number of the cell that the device at a place of the mesh holds."""
+        return cell_number(len(self.shape), self.layout, mesh.sizes, mesh.coordinate(place))
+
+    def region(self, mesh: Mesh, place: int) -> Region:
+        """What the device at a place of the mesh holds."""
+        return cell_region(self.shape, self.cuts(mesh), self.cell(mesh, place))
+
+    def held_at(self, stage: int, place: int) -> bool:
+        """Whether the rank at a place of the mesh of a stage holds a cell of it."""
+        return stage in self.stages and self.only in (None, place)
+
+    def saved(self, mesh: Mesh, files: Sequence[int]) -> SavedTensor:
+        """As a manifest lists it."""
+        return SavedTensor(shape=self.shape, dtype=self.dtype, cuts=self.cuts(mesh), files=tuple(files))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateOfPlan:
+    """What a bound plan says of where tensors are."""
+
+    bound: BoundPlan
+
+    @cached_property
+    def homes(self) -> Mapping[str, tuple[int, ...]]:
+        """The pipeline ranks that hold each parameter: those that use it, and the first what nobody uses."""
+        bound, ranks = self.bound, self.bound.plan.pipeline
+        found: dict[str, set[int]] = {name: set() for name in bound.graph.parameter_names}
+        for stage in range(len(bound.plan.stages)):
+            for name in cut_stage(bound, stage).parameters:
+                found[name].add(stage % ranks)
+        return {name: tuple(sorted(stages)) or (0,) for name, stages in found.items()}
+
+    def tensors(
+        self, moments: Sequence[str], updates: int, buffers: Mapping[str, tuple[tuple[int, ...], str, tuple[int, ...]]]
+    ) -> list[Spread]:
+        """All tensors of the state after so many updates of an optimizer that keeps these `moments` of every element;
+        `buffers` has shape, dtype and pipeline ranks of each."""
+        found = list(self._weights())
+        if self.bound.plan.training.update.master_weights:
+            narrow = {name: wide for name, wide in self._wide.items() if wide != self.bound.whole.types[name].dtype}
+            found += self._kept(MASTER, narrow)
+        if updates:
+            for kind in moments:
+                found += self._kept(kind, self._wide)
+            if self.bound.plan.schedule == STALE:
+                found += [replace(spread, name=f"{PREVIOUS}/{spread.name}") for spread in self._weights()]
+        return found + [self._of(name, *buffer) for name, buffer in buffers.items()]
+
+    @cached_property
+    def _wide(self) -> Mapping[str, str]:
+        """The dtype in which each parameter is updated."""
+        types = self.bound.whole.types
+        names = sorted(self.bound.graph.parameter_names)
+        return {name: dtype_name(wide_dtype(dtype_of(types[name].dtype))) for name in names}
+
+    def _weights(self) -> Iterator[Spread]:
+        """All parameters, each device's own ones once for each."""
+        for parameter in self.bound.graph.parameters:
+            kind = self.bound.whole.types[parameter.name]
+            for name in self._copies(parameter.name):
+                yield self._of(name, kind.shape, kind.dtype)
+
+    def _copies(self, name: str) -> list[str]:
+        if not self.bound.plan.training.update.is_local(name):
+            return [name]
+        return [own_name(name, place) for place in range(self.bound.plan.mesh.size)]
+
+    def _kept(self, kind: str, dtypes: Mapping[str, str]) -> Iterator[Spread]:
+        """What the optimizer keeps, of this kind, of every trainable parameter that has a dtype there."""
+        for parameter in self.bound.graph.parameters:
+            if parameter.trainable and parameter.name in dtypes:
+                shape = self.bound.whole.types[parameter.name].shape
+                for name in self._copies(parameter.name):
+                    yield self._of(f"{OPTIMIZER}/{kind}/{name}", shape, dtypes[parameter.name])
+
+    def _of(self, name: str, shape: tuple[int, ...], dtype: str, stages: tuple[int, ...] = ()) -> Spread:
+        """Any tensor of a state, from its name; `stages` are the pipeline ranks that hold a buffer."""
+        plain, only = parameter_of(name)
+        stored = self.bound.parameters.get(plain)
+        if stored is None:
+            whole = replicated(len(self.bound.plan.mesh.axes))
+            return Spread(name=name, shape=shape, dtype=dtype, layout=whole, stages=stages)
+        layout = stored.state if name.startswith(f"{OPTIMIZER}/") else stored.weight
+        return Spread(name=name, shape=shape, dtype=dtype, layout=layout, stages=self.homes[plain], only=only)
+
+
+def own_name(name: str, place: int) -> str:
+    """The name of a parameter that each device has for itself, of one of them."""
+    return f"{name}@{place}"
+
+
+def parameter_of(name: str) -> tuple[str, int | None]:
+    """The parameter that a tensor of a state belongs to, and the place of its device where each has its own."""
+    parts = name.split("/")
+    plain = parts[-1] if parts[0] in (OPTIMIZER, PREVIOUS) else name
+    base, parted, place = plain.rpartition("@")
+    return (base, int(place)) if parted and place.isdecimal() else (plain, None)
+
+
+def writers(spreads: Sequence[Spread], mesh: Mesh, stages: int) -> dict[str, tuple[int, ...]]:
+    """For every tensor the ranks that write its cells, cell by cell; all ranks find the same.
+
+    O(T D log T) for T tensors and D devices.
+    """
+    load = [0] * (stages * mesh.size)
+    holders: dict[tuple[int, Layout], list[list[int]]] = {}
+    found = {}
+    for spread in sorted(spreads, key=lambda spread: (-_cell_bytes(spread, mesh), spread.name)):
+        size = _cell_bytes(spread, mesh)
+        key = (len(spread.shape), spread.layout)
+        if key not in holders:
+            holders[key] = _holders(spread, mesh)
+        chosen = []
+        for places in holders[key]:
+            own = places if spread.only is None else [spread.only]
+            ranks = (stage * mesh.size + place for stage in spread.stages for place in own)
+            rank = min(ranks, key=lambda rank: (load[rank], rank))
+            load[rank] += size
+            chosen.append(rank)
+        found[spread.name] = tuple(chosen)
+    return found
+
+
+def _holders(spread: Spread, mesh: Mesh) -> list[list[int]]:
+    """For every cell of a layout the places of the mesh that hold it."""
+    cells: dict[int, list[int]] = {}
+    for place in range(mesh.size):
+        cells.setdefault(spread.cell(mesh, place), []).append(place)
+    return [cells[number] for number in range(len(cells))]
+
+
+def _cell_bytes(spread: Spread, mesh: Mesh) -> int:
+    return cell_region(spread.shape, spread.cuts(mesh), 0).elements * dtype_of(spread.dtype).itemsize

@@ -1,0 +1,58 @@
+"""What one rank keeps between steps, as tensors by name: what is saved of it, restored to it, or copied elsewhere.
+
+`spreads` says of every tensor of the plan where it lies, the same on every rank; `live_tensors` gives this rank's own,
+in place, so that whoever writes into them restores the rank.
+
+    for spread in spreads(rank):
+        if spread.held_at(rank.place.stage, rank.place.rank):
+            live_tensors(rank)[spread.name]          has the elements spread.region(mesh, rank.place.rank)
+"""
+
+import torch
+
+from runtime.checkpoint.spread import OPTIMIZER, PREVIOUS, Spread, StateOfPlan, own_name
+from runtime.checkpoint.tensor_files import dtype_name
+from runtime.step import RankStep
+
+
+def live_tensors(rank: RankStep) -> dict[str, torch.Tensor]:
+    """What this rank keeps, by the names of a checkpoint: its own memory, not copies. What the optimizer keeps is there
+    after the first update."""
+    found = {_own(rank, name): parameter.piece.detach() for name, parameter in rank.parameters.items()}
+    for kind, name, tensor in rank.optimizer.kept():
+        found[f"{OPTIMIZER}/{kind}/{_own(rank, name)}"] = tensor.detach()
+    if rank.asynchronous is not None:
+        for name, version in rank.asynchronous.earlier().items():
+            found[f"{PREVIOUS}/{_own(rank, name)}"] = version.piece.detach()
+    found.update((name, rank.kept_buffers.content(name, rank.buffers)) for name in rank.kept_buffers.homes)
+    return found
+
+
+def _own(rank: RankStep, name: str) -> str:
+    return own_name(name, rank.place.rank) if rank.parameters[name].local else name
+
+
+def spreads(rank: RankStep, updates: int | None = None) -> list[Spread]:
+    """All tensors of the state that the plan has after so many updates, as many as were made where nothing is said: the
+    same on every rank."""
+    made = rank.optimizer.updates if updates is None else updates
+    contents = {name: rank.kept_buffers.content(name, rank.buffers) for name in rank.kept_buffers.homes}
+    buffers = {
+        name: (tuple(content.shape), dtype_name(content.dtype), rank.kept_buffers.homes[name])
+        for name, content in contents.items()
+    }
+    return StateOfPlan(bound=rank.bound).tensors(rank.optimizer.moments, made, buffers)
+
+
+def start(rank: RankStep, steps: int, updates: int, samples: int) -> None:
+    """Make room for a state after so many steps and updates, whose tensors are written next; `settle` follows."""
+    rank.start_from(steps, samples)
+    rank.optimizer.start(updates)
+    if rank.asynchronous is not None:
+        rank.asynchronous.start(steps)
+
+
+def settle(rank: RankStep, *, every_master: bool = False) -> None:
+    """Derive what is not saved, after tensors were written: the masters of weights that are wide themselves, or all of
+    them."""
+    rank.optimizer.settle(every_master)

@@ -1,0 +1,89 @@
+"""Where the servers of a run are, as workers find them: files in a folder that all of them see, or a list.
+
+FOLDER/key             what a worker must know to be heard; readable for its owner alone
+FOLDER/server-0.at     host and port; written anew when a server is started again, which may get another port
+"""
+
+import os
+import secrets
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addresses:
+    """`count` servers whose addresses are in `folder`, or in `fixed`, one HOST:PORT each."""
+
+    folder: Path
+    count: int
+    fixed: tuple[str, ...] = ()
+
+    def of(self, server: int) -> tuple[str, int] | None:
+        """Where a server is now; None where nobody knows yet. Raises RequestError for what is no address."""
+        if self.fixed:
+            return parse_address(self.fixed[server])
+        try:
+            return parse_address((self.folder / f"server-{server}.at").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+
+    def key(self) -> str:
+        """What a worker must know. Raises RequestError where there is no such run."""
+        try:
+            return (self.folder / "key").read_text(encoding="utf-8")
+        except OSError as error:
+            raise RequestError(
+                f"no servers run in {self.folder}: {error.strerror} (key); start them first: python -m runtime.servers"
+                f" {self.folder} --servers {self.count}"
+            ) from error
+
+
+def publish(folder: Path, server: int, address: tuple[str, int]) -> None:
+    """Say where a server is."""
+    _write(folder / f"server-{server}.at", f"{address[0]}:{address[1]}")
+
+
+def make_key(folder: Path) -> str:
+    """The key of a run, made where there is none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "key"
+    if not path.exists():
+        made = _aside(path, secrets.token_hex(16))
+        try:
+            os.link(made, path)
+        except FileExistsError:  # another server was faster
+            pass
+        finally:
+            os.unlink(made)
+    return path.read_text(encoding="utf-8")
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT. Raises RequestError."""
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise RequestError(f"'{text.strip()}' is no address of a server; write HOST:PORT")
+    return host, int(port)
+
+
+def parse_addresses(folder: Path, servers: Sequence[str]) -> Addresses:
+    """Servers at these addresses; the key is in `folder`."""
+    for server in servers:
+        parse_address(server)
+    return Addresses(folder=folder, count=len(servers), fixed=tuple(servers))
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not there."""
+    os.replace(_aside(path, text), path)
+
+
+def _aside(path: Path, text: str) -> str:
+    """A file beside `path`, readable for its owner alone."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".part-", delete=False, encoding="utf-8") as file:
+        file.write(text)
+    return file.name

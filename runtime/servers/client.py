@@ -1,0 +1,214 @@
+"""What a worker does with tables on servers: pulls the rows that it touches, pushes their gradients.
+
+    rows = client.pull({"users": ids})              unique rows of any tables, one message to every server
+    client.push({"users": (ids, gradients)})        the end of the worker's step
+
+Rows are numbered as in the whole table; which server has them is the client's business. Bytes are counted: of rows,
+of the numbers that say which, and of everything that was sent and received.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.errors import RequestError, unknown_name
+from runtime.servers.addresses import Addresses
+from runtime.servers.connection import PATIENCE, Link, ask_all, program_name
+from runtime.servers.frames import Frame
+from runtime.servers.tables import Ids, Table, partition_of
+
+Array = NDArray[Any]
+
+_PIECE = 2**22  # numbers of a message that carries a whole table
+
+
+@dataclass(kw_only=True)
+class Traffic:
+    """What a worker moved so far: rows, their bytes, and the bytes of the numbers that say which rows they are."""
+
+    pulled_rows: int = 0
+    pulled_bytes: int = 0
+    pushed_rows: int = 0
+    pushed_bytes: int = 0
+    id_bytes: int = 0
+
+
+class TableClient:
+    """Worker number `worker` of `workers`. `staleness` is None for synchronous steps, else how many steps the fastest
+    worker may be ahead of the slowest. Every worker gives the same `tables`, in the same order.
+
+    Worker 0 may give first values of tables (`load`); then every worker calls `begin`. Raises RequestError for what the
+    servers refuse, RunError where they, or other workers, are not heard of for `patience` seconds.
+    """
+
+    def __init__(
+        self,
+        addresses: Addresses,
+        tables: Iterable[Table],
+        *,
+        worker: int = 0,
+        workers: int = 1,
+        staleness: int | None = None,
+        patience: float = PATIENCE,
+    ) -> None:
+        if not 0 <= worker < workers:
+            raise RequestError(f"worker {worker} of {workers} workers: the first one is 0")
+        if staleness is not None and staleness < 0:
+            raise RequestError(f"staleness {staleness}: give 0 or more steps, or None for synchronous steps")
+        self.tables = {table.name: table for table in tables}
+        self.worker, self.workers = worker, workers
+        self.traffic = Traffic()
+        self._parts = {name: partition_of(table, addresses.count) for name, table in self.tables.items()}
+        program = program_name()
+        self._links = {
+            server: Link(addresses=addresses, server=server, worker=worker, program=program, patience=patience)
+            for server in range(addresses.count)
+        }
+        self._everywhere(Frame(kind="open", fields={"workers": workers, "staleness": staleness}))
+        for table in self.tables.values():
+            self._everywhere(Frame(kind="create", fields={"table": table.content()}))
+        self.step = self._clock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for link in self._links.values():
+            link.close()
+
+    @property
+    def wire_bytes(self) -> tuple[int, int]:
+        """Bytes sent and received in all, frames and repetitions included."""
+        links = self._links.values()
+        return sum(link.sent for link in links), sum(link.received for link in links)
+
+    @property
+    def reconnections(self) -> int:
+        """How often a server was lost."""
+        return sum(link.reconnections for link in self._links.values())
+
+    def begin(self, values: Mapping[str, Array] | None = None) -> None:
+        """Make the tables ready: worker 0 sends what first values it has, and says that they are there; the others wait
+        with their first pull. Nothing happens to tables that are ready."""
+        if self.worker != 0:
+            return
+        ready = self._status()[0].fields["ready"]
+        for name, whole in (values or {}).items():
+            if not ready[self._table(name).name]:
+                self._load(self.tables[name], whole)
+        for name in self.tables:
+            self._everywhere(Frame(kind="ready", fields={"table": name}))
+
+    def pull(self, ids: Mapping[str, Ids]) -> dict[str, Array]:
+        """Rows of tables for this step, (ids, width) each; each id once. In synchronous mode they have the updates of
+        all steps before this one, else at least those of all workers up to `staleness` steps ago."""
+        found = {
+            name: np.empty((len(one), self._table(name).width), self.tables[name].dtype) for name, one in ids.items()
+        }
+        split = {name: self._split(name, one) for name, one in ids.items()}
+        frames = {}
+        for server in self._links:
+            here = [name for name in ids if len(split[name][server][0])]
+            if here:
+                arrays = {f"rows{n}": split[name][server][1] for n, name in enumerate(here)}
+                frames[server] = Frame(kind="pull", fields={"step": self.step, "tables": here}, arrays=arrays)
+        for server, answer in ask_all(self._links, frames).items():
+            for number, name in enumerate(frames[server].fields["tables"]):
+                positions, rows = split[name][server]
+                found[name][positions] = answer.arrays[f"values{number}"]
+                self.traffic.pulled_rows += len(rows)
+                self.traffic.pulled_bytes += answer.arrays[f"values{number}"].nbytes
+                self.traffic.id_bytes += rows.nbytes
+        return found
+
+    def push(self, gradients: Mapping[str, tuple[Ids, Array]], learning_rate: float | None = None) -> None:
+        """Push the gradients of rows, each row once, and with them the end of this worker's step. A server learns of
+        the step also where none of its rows was touched. `learning_rate` None is that of the table's optimizer."""
+        split = {name: self._split(name, ids) for name, (ids, _) in gradients.items()}
+        frames = {}
+        for server in self._links:
+            here = [name for name in gradients if len(split[name][server][0])]
+            arrays: dict[str, Array] = {}
+            for number, name in enumerate(here):
+                positions, rows = split[name][server]
+                values = gradients[name][1][positions]
+                arrays |= {f"rows{number}": rows, f"gradients{number}": values}
+                self.traffic.pushed_rows += len(rows)
+                self.traffic.pushed_bytes += values.nbytes
+                self.traffic.id_bytes += rows.nbytes
+            fields = {"worker": self.worker, "step": self.step, "tables": here, "learning_rate": learning_rate}
+            frames[server] = Frame(kind="push", fields=fields, arrays=arrays)
+        ask_all(self._links, frames)
+        self.step += 1
+
+    def whole(self, name: str) -> Array:
+        """All rows of a table, (rows, width), with the updates that a pull would see."""
+        table, part = self._table(name), self._parts[name]
+        found = np.empty((table.rows, table.width), table.dtype)
+        for server in self._links:
+            for start, stop in _pieces(part.held(server), table.width):
+                fields = {"step": self.step, "tables": [name], "start": start, "stop": stop}
+                answer = ask_all(self._links, {server: Frame(kind="fetch", fields=fields)})[server]
+                found[part.ids_of(server, start, stop)] = answer.arrays["values"]
+        return found
+
+    def snapshot(self) -> None:
+        """Have every server write its state to its files now."""
+        self._everywhere(Frame(kind="snapshot"))
+
+    def _load(self, table: Table, whole: Array) -> None:
+        if whole.shape != (table.rows, table.width):
+            raise RequestError(
+                f"first values of table '{table.name}' have shape {whole.shape}; it has {table.rows} rows of"
+                f" {table.width}"
+            )
+        part = self._parts[table.name]
+        for server in self._links:
+            for start, stop in _pieces(part.held(server), table.width):
+                arrays = {
+                    "rows": np.arange(start, stop, dtype=np.int64),
+                    "values": whole[part.ids_of(server, start, stop)].astype(table.dtype, copy=False),
+                }
+                ask_all(self._links, {server: Frame(kind="load", fields={"table": table.name}, arrays=arrays)})
+
+    def _split(self, name: str, ids: Ids) -> list[tuple[Ids, Ids]]:
+        table = self._table(name)
+        if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= table.rows):
+            raise RequestError(
+                f"table '{name}' has {table.rows} rows; row {int(ids.min() if ids.min() < 0 else ids.max())} was"
+                " looked up"
+            )
+        return self._parts[name].split(ids.astype(np.int64, copy=False))
+
+    def _table(self, name: str) -> Table:
+        if name not in self.tables:
+            raise RequestError(unknown_name("table", name, self.tables))
+        return self.tables[name]
+
+    def _status(self) -> dict[int, Frame]:
+        return self._everywhere(Frame(kind="status"))
+
+    def _clock(self) -> int:
+        """How many steps this worker has pushed. Raises RequestError where it went away between two servers."""
+        clocks = {server: frame.fields["clocks"][self.worker] for server, frame in self._status().items()}
+        if len(set(clocks.values())) > 1:
+            steps = ", ".join(map(str, clocks.values()))
+            raise RequestError(
+                f"worker {self.worker} went away in the midst of a push: servers have {steps} of its steps; begin in a"
+                " new folder, or with an older copy of this one"
+            )
+        return int(clocks[0])
+
+    def _everywhere(self, frame: Frame) -> dict[int, Frame]:
+        return ask_all(self._links, dict.fromkeys(self._links, frame))
+
+
+def _pieces(rows: int, width: int) -> list[tuple[int, int]]:
+    step = max(1, _PIECE // width)
+    return [(start, min(rows, start + step)) for start in range(0, rows, step)]

@@ -1,0 +1,115 @@
+"""Starts the servers of a run on this machine, and starts again those that die.
+
+Fleet ──┬─ python -m runtime.servers FOLDER --number 0       restarted where it was killed: it finds its files
+        └─ ...                          a server ends when its stdin does, so none outlives who started it
+"""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from planner.errors import RunError
+from runtime.servers.addresses import Addresses, make_key
+
+_ROOT = Path(__file__).resolve().parents[2]
+_LOOK = 0.05  # seconds between two looks at the servers
+_LONGEST = 5.0  # seconds that a server has to end
+_IN_A_ROW = 5
+"""Starts of one server that fail before it listens, after which it is given up."""
+
+
+class Fleet:
+    """`count` servers with their files in `folder`. A context; `addresses` is what workers need."""
+
+    def __init__(self, folder: Path, count: int, *, flushed: bool = False) -> None:
+        self.addresses = Addresses(folder=folder, count=count)
+        self._flags = ["--flush"] if flushed else []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._failed = [0] * count
+        self._fault: RunError | None = None
+        self._ending = threading.Event()
+        self._watch = threading.Thread(target=self._look, daemon=True)
+        self.restarts = 0
+
+    def __enter__(self) -> Self:
+        make_key(self.addresses.folder)
+        try:
+            for number in range(self.addresses.count):
+                self._at(number).unlink(missing_ok=True)
+                self._processes.append(self._start(number))
+        except BaseException:
+            self._end()
+            raise
+        self._watch.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ending.set()
+        self._watch.join()
+        self._end()
+
+    def check(self) -> None:
+        """Raises RunError where a server cannot be started any more, with what it said."""
+        if self._fault is not None:
+            raise self._fault
+
+    def pid(self, number: int) -> int:
+        """The process of a server, as it is now."""
+        return self._processes[number].pid
+
+    def _at(self, number: int) -> Path:
+        return self.addresses.folder / f"server-{number}.at"
+
+    def _start(self, number: int) -> subprocess.Popen[bytes]:
+        folder = str(self.addresses.folder)
+        command = [sys.executable, "-m", "runtime.servers", folder, "--servers", str(self.addresses.count)]
+        known = os.environ.get("PYTHONPATH")
+        path = f"{_ROOT}{os.pathsep}{known}" if known else str(_ROOT)
+        with (self.addresses.folder / f"server-{number}.err").open("wb") as said:
+            return subprocess.Popen(
+                [*command, "--number", str(number), "--with-parent", *self._flags],
+                stdin=subprocess.PIPE,
+                stderr=said,
+                env={**os.environ, "PYTHONPATH": path},
+            )
+
+    def _look(self) -> None:
+        while not self._ending.wait(_LOOK) and self._fault is None:
+            for number, process in enumerate(self._processes):
+                code = process.poll()
+                if code is not None:
+                    self._again(number, code)
+
+    def _again(self, number: int, code: int) -> None:
+        process = self._processes[number]
+        if process.stdin is not None:
+            process.stdin.close()
+        listened = self._at(number).exists()
+        self._failed[number] = 0 if listened else self._failed[number] + 1
+        said = (self.addresses.folder / f"server-{number}.err").read_text(encoding="utf-8", errors="replace").strip()
+        last = said.splitlines()[-1] if said else f"it ended with {code}"
+        if code == 2 or self._failed[number] >= _IN_A_ROW:
+            self._fault = RunError(f"server {number} cannot be started: {last.removeprefix('error: ')}", exit_code=2)
+            return
+        self._at(number).unlink(missing_ok=True)
+        self._processes[number] = self._start(number)
+        self.restarts += 1
+
+    def _end(self) -> None:
+        for process in self._processes:
+            if process.stdin is not None:
+                process.stdin.close()
+            if process.poll() is None:
+                process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(_LONGEST)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

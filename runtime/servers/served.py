@@ -1,0 +1,203 @@
+"""Embeddings of a torch model whose rows are on servers.
+
+    forward     ids ──unique──> rows that this step has not pulled yet ──pull──> leaf (U H) ──look up──> vectors
+    backward    the gradient of the leaf: one vector for every row, summed over its places
+    step        sums over all look-ups of the step ──push──>
+
+A row is pulled once a step, however often and in however many look-ups it occurs, and pushed once.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from planner.errors import RequestError, nearest_names
+from runtime.servers.addresses import Addresses
+from runtime.servers.client import TableClient
+from runtime.servers.connection import PATIENCE
+from runtime.servers.shard import summed
+from runtime.servers.sparse_optimizers import SparseOptimizer
+from runtime.servers.tables import Ids, Table
+
+Array = np.ndarray[Any, Any]
+
+
+class _Pulled:
+    """The rows of one table that this step knows, ascending, and the gradients that have come so far."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.ids: Ids = np.zeros(0, np.int64)
+        self.rows: Array = np.zeros((0, table.width), table.dtype)
+        self.gradients: list[tuple[Ids, Array]] = []
+
+    def missing(self, ids: Ids) -> Ids:
+        return np.setdiff1d(ids, self.ids, assume_unique=True)
+
+    def add(self, ids: Ids, rows: Array) -> None:
+        every = np.concatenate([self.ids, ids])
+        order = np.argsort(every)
+        self.ids, self.rows = every[order], np.concatenate([self.rows, rows])[order]
+
+    def of(self, ids: Ids) -> Array:
+        return self.rows[np.searchsorted(self.ids, ids)]
+
+
+class ServedTables:
+    """The tables of a client as torch sees them. `scale` is what gradients are multiplied with before they are pushed:
+    the sum over workers of those of their mean losses, divided by their number, is that of the mean over all."""
+
+    def __init__(self, client: TableClient, scale: float | None = None) -> None:
+        self.client = client
+        self._scale = 1.0 / client.workers if scale is None else scale
+        self._pulled = {name: _Pulled(table) for name, table in client.tables.items()}
+
+    def prefetch(self, ids: Mapping[str, torch.Tensor]) -> None:
+        """Pull all rows that the next look-ups of these tables will touch, in one message to every server."""
+        self._pull({name: torch.unique(one).cpu().numpy() for name, one in ids.items()})
+
+    def rows(self, name: str, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows that some ids touch, U H, on the device of the ids, and the place of every id among them. Gradients
+        of the rows are pushed at the end of the step."""
+        unique, inverse = torch.unique(ids, return_inverse=True)
+        wanted: Ids = unique.cpu().numpy()
+        self._pull({name: wanted})
+        pulled = self._pulled[name]
+        rows = torch.from_numpy(pulled.of(wanted)).to(ids.device).requires_grad_(torch.is_grad_enabled())
+        if rows.requires_grad:
+            keep = pulled.gradients.append
+            rows.register_hook(lambda gradient: keep((wanted, gradient.cpu().numpy())))  # type: ignore[no-untyped-call]
+        return rows, inverse
+
+    def add_gradient(self, name: str, ids: torch.Tensor, gradient_UH: torch.Tensor) -> None:
+        """Push this with the step, for rows that each occur once, in ascending order."""
+        self._pulled[name].gradients.append((ids.cpu().numpy(), gradient_UH.cpu().numpy()))
+
+    def step(self, learning_rate: float | None = None) -> None:
+        """Push the gradients of this worker's step. Rows are pulled anew by the next one."""
+        found = {}
+        for name, pulled in self._pulled.items():
+            ids, gradient = summed(pulled.gradients, pulled.table)
+            found[name] = (ids, (gradient * self._scale).astype(pulled.table.dtype, copy=False))
+        self.client.push(found, learning_rate)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what was pulled, and the gradients of a step that is not to be made."""
+        self._pulled = {name: _Pulled(table) for name, table in self.client.tables.items()}
+
+    def whole(self, name: str) -> torch.Tensor:
+        """All rows of a table, with the updates that a look-up would see."""
+        return torch.from_numpy(self.client.whole(name))
+
+    def close(self) -> None:
+        self.client.close()
+
+    def _pull(self, ids: Mapping[str, Ids]) -> None:
+        missing = {name: self._pulled[name].missing(one) for name, one in ids.items()}
+        missing = {name: one for name, one in missing.items() if len(one)}
+        for name, rows in self.client.pull(missing).items() if missing else ():
+            self._pulled[name].add(missing[name], rows)
+
+
+class ParameterServerEmbedding(nn.Module):
+    """Takes the place of a torch Embedding or EmbeddingBag (`like`) whose table is on servers. It has no parameter."""
+
+    def __init__(self, tables: ServedTables, name: str, like: nn.Embedding | nn.EmbeddingBag) -> None:
+        super().__init__()
+        self._tables, self.name = tables, name
+        self._bag = _bag_of(like)
+        self._padding = like.padding_idx
+
+    def forward(
+        self, ids: torch.Tensor, offsets: torch.Tensor | None = None, per_sample_weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        rows_UH, places = self._tables.rows(self.name, ids)
+        padding = None
+        if self._padding is not None and bool((here := places[ids == self._padding]).numel()):
+            padding = int(here[0])
+        if self._bag is None:
+            return F.embedding(places, rows_UH, padding)
+        return F.embedding_bag(
+            places, rows_UH, offsets, per_sample_weights=per_sample_weights, padding_idx=padding, **self._bag
+        )
+
+    def extra_repr(self) -> str:
+        table = self._tables.client.tables[self.name]
+        return f"{self.name}: {table.rows}, {table.width}, on servers"
+
+
+def attach(
+    module: nn.Module,
+    addresses: Addresses,
+    *,
+    worker: int = 0,
+    workers: int = 1,
+    tables: Sequence[str] = ("*",),
+    optimizer: SparseOptimizer | None = None,
+    staleness: int | None = None,
+    partition: str = "hashed",
+    shares: Sequence[float] = (),
+    patience: float = PATIENCE,
+) -> ServedTables:
+    """Put the tables of a model on servers: every Embedding and EmbeddingBag whose name matches one of `tables` looks
+    its rows up there from now on, and its weight is gone from the module. Every worker calls it; the values that worker
+    0 has are those with which the tables begin, unless the servers have trained them already.
+
+    Raises RequestError for a pattern that no embedding matches, an embedding that cannot be served, and what the
+    servers refuse.
+    """
+    chosen = _chosen(module, tables)
+    made = [
+        Table(
+            name=name,
+            rows=one.num_embeddings,
+            width=one.embedding_dim,
+            optimizer=optimizer or SparseOptimizer(),
+            dtype=str(one.weight.dtype).removeprefix("torch."),
+            partition=partition,
+            shares=tuple(shares),
+        )
+        for name, one in chosen.items()
+    ]
+    client = TableClient(addresses, made, worker=worker, workers=workers, staleness=staleness, patience=patience)
+    client.begin({name: one.weight.detach().cpu().numpy() for name, one in chosen.items()} if worker == 0 else None)
+    served = ServedTables(client)
+    for name, one in chosen.items():
+        parent, _, last = name.rpartition(".")
+        setattr(module.get_submodule(parent), last, ParameterServerEmbedding(served, name, one))
+    return served
+
+
+def _chosen(module: nn.Module, patterns: Iterable[str]) -> dict[str, nn.Embedding | nn.EmbeddingBag]:
+    every = {name: one for name, one in module.named_modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag)}
+    found: dict[str, nn.Embedding | nn.EmbeddingBag] = {}
+    for pattern in patterns:
+        matching = {name: one for name, one in every.items() if fnmatchcase(name, pattern)}
+        if not matching:
+            near = nearest_names(pattern, every)
+            hint = f"; did you mean {' or '.join(near)}?" if near else f"; there are: {', '.join(every) or 'none'}"
+            raise RequestError(f"no embedding of the model matches '{pattern}'{hint}")
+        found |= matching
+    for name, one in found.items():
+        if one.max_norm is not None or one.scale_grad_by_freq:
+            raise RequestError(
+                f"embedding '{name}' has max_norm or scale_grad_by_freq, which look at the whole table or batch; a"
+                " table"
+                " on servers has neither"
+            )
+    shared = [name for name, one in found.items() if [id(o.weight) for o in found.values()].count(id(one.weight)) > 1]
+    if shared:
+        raise RequestError(f"embeddings {' and '.join(shared)} share one table; leave them on the device")
+    return found
+
+
+def _bag_of(like: nn.Embedding | nn.EmbeddingBag) -> dict[str, Any] | None:
+    if isinstance(like, nn.Embedding):
+        return None
+    return {"mode": like.mode, "include_last_offset": like.include_last_offset}

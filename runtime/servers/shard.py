@@ -1,0 +1,293 @@
+"""What one server holds: its rows of every table, and how far every worker is. No socket and no file: a state that
+changes by records, in the order in which they come, so that replaying them gives the same state bit by bit.
+
+Every worker pushes once a step, also where it touched no row of this server; its clock counts its pushes.
+
+    synchronous   the pushes of all workers for a step wait for each other, are summed in the order of the workers and
+                  applied once. Rows of step t are given out when t steps were applied.
+    bounded       every push is applied when it comes. Rows of step t are given out when the slowest worker's clock is
+    at
+                  least t - s: the fastest is at most s steps ahead (Ho et al. 2013, stale synchronous parallel).
+
+A push whose step is behind its worker's clock was applied before: it is acknowledged and changes nothing.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.errors import RequestError
+from runtime.servers.frames import Frame
+from runtime.servers.tables import Partition, Table, first_values, partition_of
+
+Array = NDArray[Any]
+
+RECORDS = ("open", "create", "load", "ready", "push")
+"""Kinds of frames that change a shard."""
+
+_CHUNK = 2**24  # numbers of a snapshot's frame
+
+
+@dataclass(kw_only=True)
+class HeldTable:
+    """The rows of a table that one server has, and the state of their optimizer. `ready` says that they have their
+    first values."""
+
+    table: Table
+    partition: Partition
+    weight: Array
+    state: dict[str, Array]
+    ready: bool
+
+
+@dataclass(kw_only=True)
+class Shard:
+    """Server number `number` of `count`. `staleness` is None in synchronous mode, as `workers` before it is opened.
+
+    `clocks` counts the pushes of every worker, `version` the updates, `pending` has the pushes that wait for others.
+    """
+
+    number: int
+    count: int
+    workers: int | None = None
+    staleness: int | None = None
+    clocks: list[int] = field(default_factory=list)
+    version: int = 0
+    tables: dict[str, HeldTable] = field(default_factory=dict)
+    pending: dict[int, Frame] = field(default_factory=dict)
+
+    def check(self, record: Frame) -> bool:
+        """Whether a record changes anything: one that was applied before does not. Raises RequestError, having changed
+        nothing, for one that this server cannot apply."""
+        fields = record.fields
+        if record.kind == "open":
+            return self._check_open(int(fields["workers"]), fields["staleness"])
+        self._check_opened()
+        if record.kind == "create":
+            return self._check_create(Table.of(fields["table"]))
+        if record.kind in ("load", "ready"):
+            held = self._held(str(fields["table"]))
+            if record.kind == "load" and not held.ready:
+                _check_rows(held, record.arrays["rows"], record.arrays["values"])
+            return not held.ready
+        worker, step = int(fields["worker"]), int(fields["step"])
+        self._check_worker(worker)
+        if step > self.clocks[worker]:
+            raise RequestError(
+                f"worker {worker} pushes step {step}, and server {self.number} has only {self.clocks[worker]} of its"
+                " steps: it was started from an older snapshot; start workers and servers from the same one"
+            )
+        for number, name in enumerate(fields["tables"]):
+            _check_rows(self.ready(name), record.arrays[f"rows{number}"], record.arrays[f"gradients{number}"])
+        return step == self.clocks[worker]
+
+    def apply(self, record: Frame) -> None:
+        """Change the state by a record that `check` said changes it."""
+        fields = record.fields
+        if record.kind == "open":
+            self.workers, self.staleness = int(fields["workers"]), fields["staleness"]
+            self.clocks = [0] * self.workers
+        elif record.kind == "create":
+            self._create(Table.of(fields["table"]))
+        elif record.kind == "load":
+            self.tables[fields["table"]].weight[record.arrays["rows"]] = record.arrays["values"]
+        elif record.kind == "ready":
+            self.tables[fields["table"]].ready = True
+        else:
+            self._push(record)
+
+    def may_pull(self, step: int, tables: Iterable[str]) -> bool:
+        """Whether rows of these tables may be given out for this step yet. Raises RequestError for a step that is over,
+        and for a table that is not here."""
+        held = [self._held(name) for name in tables]
+        if not all(one.ready for one in held):
+            return False
+        if self.staleness is not None:
+            return min(self.clocks) >= step - self.staleness
+        if step < self.version:
+            raise RequestError(
+                f"rows of step {step} are asked for, and server {self.number} has made {self.version} steps: a worker"
+                " was started anew; start workers and servers from the same snapshot"
+            )
+        return step == self.version
+
+    def waiting_for(self, step: int, tables: Iterable[str]) -> list[int]:
+        """The workers that those who want rows for this step wait for; the first one gives a table its first values."""
+        if not all(self._held(name).ready for name in tables):
+            return [0]
+        least = step if self.staleness is None else step - self.staleness
+        return [worker for worker, clock in enumerate(self.clocks) if clock < least]
+
+    def rows(self, name: str, rows: Array) -> Array:
+        """Rows of a table by their numbers here. Raises RequestError for what is not there."""
+        held = self.ready(name)
+        _check_rows(held, rows)
+        return held.weight[rows]
+
+    def _push(self, record: Frame) -> None:
+        worker = int(record.fields["worker"])
+        self.clocks[worker] += 1
+        if self.staleness is not None:
+            self._update([record])
+            return
+        self.pending[worker] = record
+        if len(self.pending) == self.workers:
+            pushes = [self.pending[one] for one in sorted(self.pending)]
+            self.pending.clear()
+            self._update(pushes)
+
+    def _update(self, pushes: list[Frame]) -> None:
+        """One update of every table from the sum of some pushes, at the learning rate of the first."""
+        self.version += 1
+        rate = pushes[0].fields["learning_rate"]
+        parts: dict[str, list[tuple[Array, Array]]] = {name: [] for name in self.tables}
+        for push in pushes:
+            for number, name in enumerate(push.fields["tables"]):
+                parts[name].append((push.arrays[f"rows{number}"], push.arrays[f"gradients{number}"]))
+        for name, found in parts.items():
+            held = self.tables[name]
+            rows, gradient = summed(found, held.table)
+            chosen = held.table.optimizer.learning_rate if rate is None else float(rate)
+            held.table.optimizer.update(held.weight, held.state, rows, gradient, self.version, chosen)
+
+    def _create(self, table: Table) -> None:
+        partition = partition_of(table, self.count)
+        held = partition.held(self.number)
+        self.tables[table.name] = HeldTable(
+            table=table,
+            partition=partition,
+            weight=first_values(table, partition.ids_of(self.number, 0, held)),
+            state=table.optimizer.new_state(held, table.width, table.dtype),
+            ready=False,
+        )
+
+    def _check_open(self, workers: int, staleness: int | None) -> bool:
+        if workers < 1 or (staleness is not None and staleness < 0):
+            raise RequestError(f"{workers} workers, staleness {staleness}: one worker or more, staleness 0 or more")
+        if self.workers is None:
+            return True
+        if (workers, staleness) != (self.workers, self.staleness):
+            raise RequestError(
+                f"server {self.number} works for {self.workers} workers, {_mode(self.staleness)}; this one says"
+                f" {workers}"
+                f" workers, {_mode(staleness)}: start all of them alike, or the servers in a new folder"
+            )
+        return False
+
+    def _check_opened(self) -> None:
+        if self.workers is None:
+            raise RequestError(f"server {self.number} does not know yet how many workers there are")
+
+    def _check_create(self, table: Table) -> bool:
+        partition_of(table, self.count)
+        known = self.tables.get(table.name)
+        if known is not None and known.table != table:
+            theirs, ours = known.table.content(), table.content()
+            (name, value), *_ = ((name, value) for name, value in theirs.items() if value != ours[name])
+            raise RequestError(
+                f"table '{table.name}' on server {self.number} has {name} {value}, this worker says {ours[name]}; to"
+                " train"
+                " another table start the servers in a new folder"
+            )
+        if known is None and self.version:
+            raise RequestError(
+                f"table '{table.name}' comes after step {self.version}; make all tables before the first"
+            )
+        return known is None
+
+    def _check_worker(self, worker: int) -> None:
+        assert self.workers is not None
+        if not 0 <= worker < self.workers:
+            raise RequestError(f"worker {worker} of {self.workers}; the first one is 0")
+
+    def _held(self, name: str) -> HeldTable:
+        if name not in self.tables:
+            known = ", ".join(self.tables) or "none"
+            raise RequestError(f"server {self.number} has no table '{name}'; it has: {known}")
+        return self.tables[name]
+
+    def ready(self, name: str) -> HeldTable:
+        """A table that has its first values. Raises RequestError for one that has not, or is not here."""
+        held = self._held(name)
+        if not held.ready:
+            raise RequestError(f"table '{name}' has not got its first values yet")
+        return held
+
+    def snapshot(self) -> Iterator[Frame]:
+        """The whole state as frames, in pieces that stay small."""
+        yield Frame(
+            kind="shard",
+            fields={
+                "number": self.number, "count": self.count, "workers": self.workers, "staleness": self.staleness,
+                "clocks": self.clocks, "version": self.version,
+                "tables": [{"table": h.table.content(), "ready": h.ready} for h in self.tables.values()],
+            },
+        )  # fmt: skip
+        for name, held in self.tables.items():
+            for part, array in {"weight": held.weight, **held.state}.items():
+                step = max(1, _CHUNK // max(1, array[:1].size))
+                for start in range(0, len(array), step):
+                    yield Frame(
+                        kind="part",
+                        fields={"table": name, "part": part, "start": start},
+                        arrays={"values": array[start : start + step]},
+                    )
+        yield from (self.pending[worker] for worker in sorted(self.pending))
+        yield Frame(kind="end")
+
+    @staticmethod
+    def restored(frames: Iterator[Frame]) -> "Shard":
+        """The shard that `snapshot` took apart. Raises ValueError for frames that do not end."""
+        first = next(frames)
+        known = dict(first.fields)
+        tables = known.pop("tables")
+        shard = Shard(**known)
+        for content in tables:
+            shard._create(Table.of(content["table"]))
+            shard.tables[content["table"]["name"]].ready = content["ready"]
+        for frame in frames:
+            if frame.kind == "end":
+                return shard
+            if frame.kind == "push":
+                shard.pending[int(frame.fields["worker"])] = frame
+                continue
+            held, values, start = shard.tables[frame.fields["table"]], frame.arrays["values"], frame.fields["start"]
+            into: Mapping[str, Array] = {"weight": held.weight, **held.state}
+            into[frame.fields["part"]][start : start + len(values)] = values
+        raise ValueError("it has no end")
+
+
+def summed(parts: list[tuple[Array, Array]], table: Table) -> tuple[Array, Array]:
+    """Sums of gradients of rows, each part with ascending rows: the rows, and their sums in the order of the parts."""
+    if not parts:
+        return np.zeros(0, np.int64), np.zeros((0, table.width), table.dtype)
+    if len(parts) == 1:
+        return parts[0]
+    rows = np.unique(np.concatenate([rows for rows, _ in parts]))
+    total = np.zeros((len(rows), table.width), table.dtype)
+    for part, gradient in parts:
+        total[np.searchsorted(rows, part)] += gradient
+    return rows, total
+
+
+def _check_rows(held: HeldTable, rows: Array, values: Array | None = None) -> None:
+    table = held.table
+    if rows.ndim != 1 or (
+        len(rows) and (rows[0] < 0 or rows[-1] >= len(held.weight) or bool((np.diff(rows) <= 0).any()))
+    ):
+        raise RequestError(
+            f"table '{table.name}': {len(held.weight)} rows are here, and what was asked for are not some of them, each"
+            " once and in ascending order"
+        )
+    if values is not None and (values.shape != (len(rows), table.width) or str(values.dtype) != table.dtype):
+        raise RequestError(
+            f"table '{table.name}' has rows of {table.width} numbers, {table.dtype}; it was sent {values.shape},"
+            f" {values.dtype}"
+        )
+
+
+def _mode(staleness: int | None) -> str:
+    return "synchronous" if staleness is None else f"at most {staleness} steps apart"

@@ -1,0 +1,160 @@
+"""Tables of rows, and which server has which of them.
+
+    row ──(hashed: a permutation of all rows)──> place ──(bounds)──> server and number of the row there
+
+    ranges      rows 0 1 2 3 4 │ 5 6 7          neighbours lie together; the busy ones may, too
+    hashed      rows 0 3 6 1 4 │ 7 2 5          place = (a row + b) mod rows, a prime to rows: no directory is kept
+
+Servers may have unequal shares: `shares` (1, 2) gives the second one two thirds of the rows.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.errors import RequestError, unknown_name
+from runtime.servers.sparse_optimizers import SparseOptimizer
+
+Ids = NDArray[np.int64]
+
+LARGEST_TABLE = 2**31
+PARTITIONS = ("hashed", "ranges")
+DTYPES = ("float32", "float64")
+_GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0  # multiples of it are spread evenly (Knuth, volume 3, section 6.4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table of `rows` rows of `width` numbers, and the optimizer that updates them.
+
+    `partition` is one of PARTITIONS; `shares` are weights of the servers, all alike where empty. `deviation` and `seed`
+    are those of the normal distribution of the first values, which depend on the row alone; 0 begins with zeros.
+    """
+
+    name: str
+    rows: int
+    width: int
+    optimizer: SparseOptimizer
+    dtype: str = "float32"
+    partition: str = "hashed"
+    shares: tuple[float, ...] = ()
+    deviation: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rows < LARGEST_TABLE or self.width < 1:
+            raise RequestError(f"table '{self.name}' of {self.rows} rows of {self.width}; rows go from 1 to 2^31 - 1")
+        if self.dtype not in DTYPES:
+            raise RequestError(f"table '{self.name}': " + unknown_name("dtype of rows", self.dtype, DTYPES))
+        if self.partition not in PARTITIONS:
+            raise RequestError(f"table '{self.name}': " + unknown_name("partition", self.partition, PARTITIONS))
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row as it travels."""
+        return self.width * np.dtype(self.dtype).itemsize
+
+    def content(self) -> dict[str, Any]:
+        """The table as fields of a frame."""
+        return asdict(self)
+
+    @staticmethod
+    def of(content: Mapping[str, Any]) -> "Table":
+        """The table that `content` describes."""
+        optimizer = SparseOptimizer(**{**content["optimizer"], "betas": tuple(content["optimizer"]["betas"])})
+        return Table(**{**content, "optimizer": optimizer, "shares": tuple(content["shares"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """Which of `servers` servers has which rows of a table. Server s has the places bounds[s] ... bounds[s + 1] - 1."""
+
+    rows: int
+    bounds: tuple[int, ...]
+    factor: int = 1
+    shift: int = 0
+
+    @property
+    def servers(self) -> int:
+        return len(self.bounds) - 1
+
+    def held(self, server: int) -> int:
+        """How many rows a server has."""
+        return self.bounds[server + 1] - self.bounds[server]
+
+    def split(self, ids: Ids) -> list[tuple[Ids, Ids]]:
+        """For every server which of the `ids` (by their position, in order of place) it has, and as which of its
+        rows, in ascending order."""
+        places = (ids * self.factor + self.shift) % self.rows if self.factor != 1 else ids
+        order = np.argsort(places, kind="stable")
+        ordered = places[order]
+        cuts = np.searchsorted(ordered, self.bounds)
+        return [
+            (order[a:b], ordered[a:b] - self.bounds[server]) for server, (a, b) in enumerate(pairwise(cuts.tolist()))
+        ]
+
+    def ids_of(self, server: int, start: int, stop: int) -> Ids:
+        """The rows of the table that a server has as its rows start ... stop - 1."""
+        places = np.arange(self.bounds[server] + start, self.bounds[server] + stop, dtype=np.int64)
+        if self.factor == 1:
+            return places
+        inverse = pow(self.factor, -1, self.rows)
+        return ((places - self.shift) % self.rows) * inverse % self.rows
+
+
+def partition_of(table: Table, servers: int) -> Partition:
+    """The partition of a table over so many servers. Raises RequestError where some would have no row, or the shares
+    are not theirs."""
+    if servers > table.rows:
+        raise RequestError(
+            f"table '{table.name}' has {table.rows} rows, fewer than the {servers} servers; start {table.rows} or fewer"
+        )
+    bounds = _bounds(table, table.shares or (1.0,) * servers, servers)
+    if table.partition == "ranges" or table.rows < 3:
+        return Partition(rows=table.rows, bounds=bounds)
+    factor = max(2, round(table.rows * _GOLDEN))
+    while math.gcd(factor, table.rows) != 1:
+        factor += 1
+    return Partition(rows=table.rows, bounds=bounds, factor=factor % table.rows or 1, shift=table.rows // 3)
+
+
+def _bounds(table: Table, shares: Sequence[float], servers: int) -> tuple[int, ...]:
+    if len(shares) != servers or not all(share > 0 and math.isfinite(share) for share in shares):
+        raise RequestError(
+            f"table '{table.name}' has shares {', '.join(f'{share:g}' for share in shares)} for {servers} servers;"
+            " give each server one number above 0"
+        )
+    total, reached, bounds = sum(shares), 0.0, [0]
+    for server, share in enumerate(shares, 1):
+        reached += share
+        least, most = bounds[-1] + 1, table.rows - (servers - server)  # one row at least for each
+        bounds.append(table.rows if server == servers else min(max(round(table.rows * reached / total), least), most))
+    return tuple(bounds)
+
+
+def first_values(table: Table, ids: Ids) -> NDArray[Any]:
+    """The rows with which a table begins, (ids, width): standard normal numbers times `deviation`, each a function of
+    seed, row and column alone, so that they do not depend on the partition (Box and Muller 1958, of hashed
+    counters)."""
+    if table.deviation == 0.0:
+        return np.zeros((len(ids), table.width), table.dtype)
+    columns = np.arange(table.width, dtype=np.uint64)
+    counters = (ids[:, None] * table.width).astype(np.uint64) + columns
+    seed = np.uint64((table.seed * 0x9E3779B97F4A7C15) % 2**64)
+    first, second = (_uniform(np.asarray(counters * np.uint64(2) + np.uint64(part) + seed)) for part in (0, 1))
+    normal = np.sqrt(-2.0 * np.log(first)) * np.cos(2.0 * np.pi * second)
+    return (normal * table.deviation).astype(table.dtype)
+
+
+def _uniform(counters: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Numbers in (0, 1] from counters, by the finaliser of SplitMix64 (Steele et al. 2014)."""
+    mixed = counters * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return (np.asarray(mixed >> np.uint64(11), dtype=np.float64) + 1.0) / 2.0**53

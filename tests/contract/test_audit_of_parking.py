@@ -1,0 +1,42 @@
+"""What is parked outside of the device is gone from it: an audit finds the live memory that was predicted, and less
+than that of the same plan with everything on the device."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.plan.plan import Plan
+from planner.sharding.update import Update
+from runtime import StageAudit, audit, auditing
+from tests.contract.test_priced_is_emitted import FULL, Hand, cluster_of
+from tests.distributed import parking, plans
+from tests.long_lists import first
+
+CASES = (
+    (Hand(model="llama", kind="zero1", mesh=(2, 2), settings={"micro_batches": 2}), parking.everywhere("host")),
+    (Hand(model="llama4", kind="zero3", mesh=(2,), settings={"stages": (1, 2, 1), **FULL}), parking.mixed),
+    (Hand(model="gpt4", kind="zero2", mesh=(2,), settings={"stages": (2, 2)}), parking.everywhere("disk")),
+    (Hand(model="llama", kind="megatron", mesh=(2, 2)), parking.everywhere("host")),
+)
+
+
+BUCKETS = 0.05
+"""Of small models, whose flat buffers the account of live memory does not know."""
+
+
+def audited(plan: Plan, model: str) -> list[StageAudit]:
+    return list(audit(plan, plans.traced(model), plans.BATCH, cluster_of(plan)))
+
+
+@pytest.mark.parametrize(("make", "homes"), first(2, CASES), ids=str)
+@pytest.mark.parametrize("update", first(1, [Update(), Update(buckets=8192)]), ids=str)
+def test_live_memory_falls_as_predicted(make: Hand, homes: parking.Homes, update: Update) -> None:
+    plan = make()
+    plan = replace(plan, training=replace(plan.training, update=update))
+    tolerance = BUCKETS if update.bucketed else auditing.MEMORY_TOLERANCE
+    for before, stage in zip(audited(plan, make.model), audited(parking.parked(plan, homes), make.model), strict=True):
+        assert stage.unequal == ()
+        assert stage.live["optimizer state"] == stage.predicted_live["optimizer state"] < before.live["optimizer state"]
+        assert abs(stage.peak / stage.predicted_peak - 1) < tolerance, (stage.live, stage.predicted_live)
+        assert stage.peak <= stage.stated
+        assert stage.peak < before.peak

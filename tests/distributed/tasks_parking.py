@@ -1,0 +1,41 @@
+"""What the worker processes do where states are parked: the same training with and without."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import plans
+import torch
+from parking import everywhere, mixed, parked
+from tasks import build_step, plan_of, relative
+
+from planner.plan.plan import Plan
+from planner.sharding.update import Update
+from runtime.optimizers import OptimizerSettings
+from runtime.training_step import TrainingStep
+
+STEPS = 3
+
+
+def same_training(
+    model: str, kind: int | str, sizes: tuple[int, ...], home: str, settings: Mapping[str, object], update: Update
+) -> tuple[float, int, int]:
+    """Largest difference of losses and weights after some steps with states parked, relatively; bytes outside of the
+    device; and bytes of states that are on it."""
+    plan = plan_of(model, plans.mesh_of(*sizes), kind, **settings)
+    plan = replace(plan, training=replace(plan.training, update=update))
+    homes = mixed if home == "mixed" else everywhere(home)
+    plain_losses, plain, _ = _trained(model, plan)
+    losses, weights, step = _trained(model, parked(plan, homes))
+    worst = max(relative(weights[name].double(), plain[name].double()) for name in plain)
+    differ = max(abs(one - other) / abs(other) for one, other in zip(losses, plain_losses, strict=True))
+    optimizer = step.rank.optimizer
+    outside = sum(row.nbytes for row in optimizer.rows)
+    return max(worst, differ), outside, sum(state.untyped_storage().nbytes() for state in optimizer.states())
+
+
+def _trained(model: str, plan: Plan) -> tuple[list[float], dict[str, torch.Tensor], TrainingStep]:
+    step = build_step(model, plan, OptimizerSettings(learning_rate=1e-2))
+    step.optimizer.settings = replace(step.optimizer.settings, learning_rate=1e-2)
+    samples = plan.training.global_batch
+    losses = [step(*plans.inputs(model, seed=number, samples=samples)) for number in range(STEPS)]
+    return losses, step.full_parameters(), step

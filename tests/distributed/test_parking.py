@@ -1,0 +1,27 @@
+"""Optimizer states parked outside of the device change nothing but where they are: training is equal, bit for bit."""
+
+import pytest
+
+from planner.sharding.update import PLAIN, Update
+from tests.long_lists import first
+
+CASES = (
+    ("llama", "zero1", (4,), "host", {}, PLAIN),
+    ("llama", "zero3", (2, 2), "disk", {"micro_batches": 2, "recomputation": "full"}, PLAIN),
+    ("llama4", "megatron", (1, 2), "mixed", {"stages": (2, 2), "micro_batches": 2}, PLAIN),
+    ("gpt", "zero2", (4,), "mixed", {"optimizer": "sgd"}, Update(clip_norm=0.5)),
+    ("gpt4", "zero1", (2,), "host", {"stages": (2, 2), "micro_batches": 2}, Update(buckets=4096)),
+    ("llama", "zero1", (4,), "disk", {}, Update(buckets=4096, clip_norm=0.5)),
+    ("llama", 11, (2, 2), "host", {}, PLAIN),
+    ("gpt", 12, (2, 2), "mixed", {"micro_batches": 2, "optimizer": "sgd"}, PLAIN),
+)
+
+
+@pytest.mark.parametrize(("model", "kind", "sizes", "home", "settings", "update"), first(4, CASES), ids=str)
+def test_parked_states_change_nothing(pool, model, kind, sizes, home, settings, update) -> None:  # type: ignore[no-untyped-def]
+    for difference, outside, inside in pool.run(
+        "tasks_parking", "same_training", model, kind, sizes, home, settings, update
+    ):
+        assert difference == 0
+        assert outside > 0
+        assert (inside == 0) == (home != "mixed")

@@ -1,0 +1,138 @@
+"""Checkpoints on real processes: what is resumed goes on bit by bit, under any plan it goes on."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CASES = {
+    "dense": ("llama", 3, (2, 2), {}),
+    "zero1": ("llama", "zero1", (4,), {}),
+    "zero2": ("llama", "zero2", (4,), {"micro_batches": 2}),
+    "zero3": ("llama", "zero3", (4,), {}),
+    "megatron": ("llama", "megatron", (2, 2), {"optimizer": "lamb", "update": {"clip_norm": 0.5}}),
+    "mixture": ("mixture", 5, (2, 2), {}),
+    "buffers after a step": ("balanced", 2, (2,), {"stages": (1, 1)}),
+    "running statistics": ("resnet", 1, (2, 2), {"optimizer": "sgd"}),
+    "dropout": ("dropping", 4, (2, 2), {"micro_batches": 2}),
+    "uneven pipeline": ("llama4", 7, (2,), {"stages": (3, 1), "micro_batches": 4}),
+    "virtual stages": (
+        "llama4", 8, (2,),
+        {"stages": (1, 1, 1, 1), "virtual_stages": 2, "schedule": "interleaved_1f1b", "micro_batches": 4},
+    ),
+    "tied over stages": ("llama-one", 9, (2,), {"stages": (1, 1), "micro_batches": 2}),
+    "narrow with masters": ("llama", "zero1", (4,), {"half": True}),
+    "narrow without masters": ("llama", "zero3", (4,), {"half": True, "update": {"master_weights": False}}),
+    "parked": ("llama", "zero1", (4,), {"parked": True, "half": True}),
+    "parked without masters": (
+        "llama4", 6, (2,),
+        {"parked": True, "stages": (2, 2), "half": True, "optimizer": "sgd", "update": {"master_weights": False}},
+    ),
+    "own parameters": ("llama", "own norms", (4,), {"update": {"local_parameters": ("*norm*",)}}),
+    "stale weights": ("llama4", 6, (2,), {"stages": (2, 2), "schedule": "pipedream_2bw", "micro_batches": 4}),
+    "stashed weights": ("llama4", 6, (2,), {"stages": (2, 2), "schedule": "pipedream", "micro_batches": 4}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_resumed_goes_on_bit_by_bit(pool, tmp_path: Path, case: str) -> None:
+    model, kind, sizes, settings = CASES[case]
+    for wanted, found, unequal in pool.run(
+        "tasks_saving", "resumed", model, kind, sizes, settings, str(tmp_path), True
+    ):
+        assert found == wanted
+        assert unequal == []
+
+
+MOVES = {
+    "ZeRO to pipeline": ("llama4", ("zero3", (4,), {}), (3, (2,), {"stages": (3, 1), "micro_batches": 2})),
+    "pipeline to tensor": ("llama4", (5, (2,), {"stages": (1, 3)}), ("megatron", (2, 2), {})),
+    "experts": ("mixture", (2, (4,), {}), (9, (2, 2), {})),
+    "tied over stages": ("llama-one", (4, (2,), {"stages": (1, 1)}), (1, (2, 2), {})),
+    "sums in other orders": (
+        "llama4", ("zero1", (4,), {"optimizer": "sgd"}),
+        (6, (2,), {"stages": (2, 2), "optimizer": "sgd", "micro_batches": 2}),
+    ),
+    "parked to device": ("llama", ("zero1", (4,), {"parked": True}), ("zero3", (2, 2), {})),
+    "with masters": ("llama", ("zero1", (4,), {"half": True}), ("zero3", (2, 2), {"half": True})),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MOVES)
+def test_another_plan_goes_on_from_the_same_weights(pool, tmp_path: Path, case: str) -> None:
+    model, first, then = MOVES[case]
+    allowed = 2e-2 if first[2].get("half") else 1e-5
+    for wanted, found, apart in pool.run("tasks_saving", "moved", model, first, then, str(tmp_path)):
+        assert apart == 0.0
+        assert found == pytest.approx(wanted, rel=allowed)
+
+
+def test_all_ranks_hear_of_one_that_cannot_write(pool, tmp_path: Path) -> None:
+    found = pool.run("tasks_saving", "failing", str(tmp_path / "runs"))
+    for rank, (waited, stepped, saved, count) in enumerate(found):
+        assert "rank-00002.safetensors: cannot be written: File exists" in waited
+        assert (stepped != "") == (saved != "") == (rank in (0, 2))  # the rank itself, and the one that finishes
+        assert count == 0
+
+
+@pytest.mark.parametrize("name", ["rank-00001.safetensors", "manifest.json"])
+def test_a_damaged_file_is_refused_on_every_rank_and_nothing_has_changed(pool, tmp_path: Path, name: str) -> None:
+    found = pool.run("tasks_saving", "refused", str(tmp_path), name)
+    assert len({said for said, _ in found}) == 1
+    for said, changed in found:
+        assert f"{name}: is " in said
+        assert "damaged" in said or "no JSON" in said
+        assert changed == []
+
+
+def _plan(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "planner.cli.main", *words]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
+
+
+def _losses(done: subprocess.CompletedProcess[str]) -> list[float]:
+    assert done.returncode == 0, done.stderr
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    return [report["loss"] for report in reports if report["event"] == "step"]
+
+
+DATASET = """
+import torch
+class Tokens(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, number):
+        drawn = torch.randint(1024, (129,))  # of a generator that is seeded for each sample
+        return drawn[:-1], drawn[1:]
+def tokens():
+    return Tokens()
+"""
+
+
+@pytest.mark.slow
+def test_plan_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """On two ranks, with data that is shuffled; resumed losses are those of a run that was not interrupted, bit by bit,
+    and the unsharded model beside it goes on too."""
+    (tmp_path / "reading.py").write_text(DATASET)
+    search = ("--model", "llama-tiny", "--seq-len", "128", "--devices", "2", "--hardware", "cpu", "--global-batch", "8")
+    assert _plan(tmp_path, *search, "-o", "two.json").returncode == 0
+    run = ("run", "two.json", "--data", "reading:tokens", "--shuffle", "--seed", "3", "--json")
+    whole = _losses(_plan(tmp_path, *run, "--no-check", "--steps", "5"))
+    saving = (*run, "--save", "runs/a", "--save-every", "2", "--keep", "2", "--continue")
+    first = _losses(_plan(tmp_path, *saving, "--no-check", "--steps", "3"))
+    assert sorted(path.name for path in (tmp_path / "runs/a").iterdir()) == ["step-000002", "step-000003"]
+    done = _plan(tmp_path, *saving, "--steps", "5")
+    assert first + _losses(done) == whole
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert (summary["steps"], summary["agrees"]) == (2, True)
+    assert summary["resumed"] == "runs/a/step-000003, step 3"
+    assert summary["saved"] == "runs/a/step-000005"
+    again = _plan(tmp_path, *run, "--steps", "5", "--resume", "runs/a")
+    assert again.returncode == 2
+    assert "is of step 5, and --steps 5 counts those before it too; give --steps 6 or more" in again.stderr

@@ -1,0 +1,170 @@
+"""Parameter servers as processes: DLRM on two workers and two servers, and servers that are killed."""
+
+import importlib.util
+import os
+import random
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from planner.errors import RunError
+from runtime.servers.client import TableClient
+from runtime.servers.fleet import Fleet
+from runtime.servers.sparse_optimizers import SparseOptimizer
+from runtime.servers.tables import Table
+
+
+def _tasks() -> ModuleType:
+    specification = importlib.util.spec_from_file_location(
+        "tasks_servers", Path(__file__).with_name("tasks_servers.py")
+    )
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules["tasks_servers"] = module
+    specification.loader.exec_module(module)
+    return module
+
+
+TORCH = {
+    "adam": lambda weights: torch.optim.SparseAdam(weights, lr=0.05),
+    "adagrad": lambda weights: torch.optim.Adagrad(weights, lr=0.05),
+}
+
+
+def unsharded(optimizer: str) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and tables of the plain model in this process, with torch's sparse gradients and optimizers."""
+    tasks = _tasks()
+    module = tasks.model()
+    tables = {name: weight for name, weight in module.named_parameters() if name.startswith("tables")}
+    for table in module.tables:
+        table.sparse = True
+    sparse = TORCH[optimizer](list(tables.values()))
+    dense = torch.optim.SGD(
+        [weight for weight in module.parameters() if all(weight is not t for t in tables.values())], lr=0.1
+    )
+    losses = []
+    for step in range(tasks.STEPS):
+        loss = module(*tasks.batch(step))
+        loss.backward()
+        for one in (sparse, dense):
+            one.step()
+            one.zero_grad()
+        losses.append(loss.item())
+    return losses, {name.removesuffix(".weight"): weight.detach() for name, weight in tables.items()}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("optimizer", ["adam", pytest.param("adagrad", marks=pytest.mark.thorough)])
+def test_dlrm_on_two_workers_and_two_servers_is_the_unsharded_model(pair, tmp_path: Path, optimizer: str) -> None:
+    losses, tables = unsharded(optimizer)
+    with Fleet(tmp_path, 2) as fleet:
+        answers = pair.run("tasks_servers", "train", str(tmp_path), 2, optimizer, None)
+        assert fleet.restarts == 0
+    for found, whole, (touched, rows, nbytes), _ in answers:
+        assert found == pytest.approx(losses, rel=2e-6)
+        assert rows == touched
+        assert nbytes == touched * 8 * 4  # rows of eight float32
+        for name, weight in tables.items():
+            assert np.allclose(whole[name], weight.numpy(), atol=2e-6), name
+
+
+@pytest.mark.thorough
+def test_dlrm_trains_with_stale_rows(pair, tmp_path: Path) -> None:
+    with Fleet(tmp_path, 2):
+        answers = pair.run("tasks_servers", "train", str(tmp_path), 2, "adagrad", 2)
+    for losses, whole, _, _ in answers:
+        assert np.isfinite(losses).all()
+        assert all(np.isfinite(table).all() for table in whole.values())
+
+
+ITEMS = Table(name="items", rows=50, width=8, optimizer=SparseOptimizer(name="adam"), deviation=1.0, seed=1)
+
+
+def worked(fleet: Fleet, worker: int, steps: int) -> np.ndarray:
+    """What one of two workers does: gradients that depend on the rows it sees."""
+    generator = np.random.default_rng(worker)
+    with TableClient(fleet.addresses, [ITEMS], worker=worker, workers=2) as client:
+        client.begin()
+        for _ in range(steps):
+            ids = np.sort(generator.permutation(50)[:10])
+            rows = client.pull({"items": ids})["items"]
+            client.push({"items": (ids, rows * np.float32(0.3) + np.float32(0.1))})
+        return client.whole("items")
+
+
+def together(fleet: Fleet, steps: int, kill: random.Random | None) -> tuple[np.ndarray, int]:
+    """The table after both workers made their steps, while servers are killed at random, and how many were."""
+    found: list[np.ndarray | None] = [None, None]
+    killed, over = 0, threading.Event()
+
+    def work(worker: int) -> None:
+        found[worker] = worked(fleet, worker, steps)
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(2)]
+    for thread in threads:
+        thread.start()
+    while kill is not None and any(thread.is_alive() for thread in threads):
+        over.wait(kill.uniform(0.0, 0.6))
+        os.kill(fleet.pid(kill.randrange(2)), signal.SIGKILL)
+        killed += 1
+    for thread in threads:
+        thread.join()
+    assert found[0] is not None
+    assert np.array_equal(*found)
+    return found[0], killed
+
+
+@pytest.mark.parametrize("steps", [60, pytest.param(600, marks=pytest.mark.thorough)])
+def test_killed_servers_lose_nothing_and_apply_nothing_twice(tmp_path: Path, steps: int) -> None:
+    with Fleet(tmp_path / "alive", 2) as fleet:
+        wanted, _ = together(fleet, steps, None)
+    with Fleet(tmp_path / "killed", 2) as fleet:
+        found, killed = together(fleet, steps, random.Random(steps))
+    assert killed > 0
+    assert np.array_equal(found, wanted)
+
+
+def test_a_second_run_goes_on_where_the_first_one_ended(tmp_path: Path) -> None:
+    ids = np.arange(50)
+    with Fleet(tmp_path, 2) as fleet, TableClient(fleet.addresses, [ITEMS]) as client:
+        client.begin()
+        client.push({"items": (ids, np.ones((50, 8), np.float32))})
+        before = client.whole("items")
+    with Fleet(tmp_path, 2) as fleet, TableClient(fleet.addresses, [ITEMS]) as client:
+        client.begin()
+        assert client.step == 1
+        assert np.array_equal(client.whole("items"), before)
+
+
+def test_no_server_outlives_the_fleet(tmp_path: Path) -> None:
+    with Fleet(tmp_path, 3) as fleet:
+        pids = [fleet.pid(number) for number in range(3)]
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_files_of_other_servers_are_refused_by_name(tmp_path: Path) -> None:
+    with Fleet(tmp_path, 2) as fleet, TableClient(fleet.addresses, [ITEMS]) as client:
+        client.begin()
+    with Fleet(tmp_path, 1) as fleet:
+        while not (fault := _fault(fleet)):
+            pass
+    assert "server 0 cannot be started" in str(fault)
+    assert "log-000000 is of server 0 of 2, and this is server 0 of 1" in str(fault)
+    assert fault.exit_code == 2
+
+
+def _fault(fleet: Fleet) -> RunError | None:
+    try:
+        fleet.check()
+    except RunError as error:
+        return error
+    return None

@@ -1,0 +1,219 @@
+"""Workers and servers on real sockets of this process: a server in a thread, what it says, and what it refuses."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner.errors import RequestError, RunError
+from runtime.servers.addresses import Addresses, make_key, publish
+from runtime.servers.client import TableClient
+from runtime.servers.connection import Link
+from runtime.servers.frames import Frame
+from runtime.servers.serve import Server, storage_of
+from runtime.servers.sparse_optimizers import SparseOptimizer
+from runtime.servers.tables import Table
+
+USERS = Table(name="users", rows=40, width=6, optimizer=SparseOptimizer(name="sgd", learning_rate=1.0))
+
+
+@contextlib.contextmanager
+def serving(folder: Path, count: int) -> Iterator[Addresses]:
+    """Servers in threads of this process."""
+    key, ended = make_key(folder), threading.Event()
+    servers = [Server(storage_of(folder, number, count), key) for number in range(count)]
+    threads = [threading.Thread(target=one.serve, args=(lambda: not ended.is_set(),)) for one in servers]
+    for number, (server, thread) in enumerate(zip(servers, threads, strict=True)):
+        publish(folder, number, server.address)
+        thread.start()
+    try:
+        yield Addresses(folder=folder, count=count)
+    finally:
+        ended.set()
+        for server, thread in zip(servers, threads, strict=True):
+            thread.join()
+            server.close()
+
+
+def status(addresses: Addresses, server: int = 0) -> dict[str, object]:
+    link = Link(addresses=addresses, server=server, worker=None, program="test")
+    link.ask(Frame(kind="status"))
+    try:
+        return dict(link.answer().fields)
+    finally:
+        link.close()
+
+
+def test_bytes_are_those_of_the_rows_that_were_touched(tmp_path: Path) -> None:
+    with serving(tmp_path, 3) as addresses, TableClient(addresses, [USERS]) as client:
+        client.begin()
+        ids = np.array([7, 3, 39, 20, 0])
+        rows = client.pull({"users": ids})["users"]
+        assert rows.shape == (5, 6)
+        client.push({"users": (ids[:4], np.ones((4, 6), np.float32))})
+        assert client.traffic.pulled_rows == 5
+        assert client.traffic.pulled_bytes == 5 * 6 * 4
+        assert client.traffic.pushed_bytes == 4 * 6 * 4
+        assert client.traffic.id_bytes == 9 * 8
+        wanted = np.zeros((40, 6), np.float32)
+        wanted[ids[:4]] = -1.0
+        assert np.array_equal(client.whole("users"), wanted)
+
+
+def test_a_message_is_its_rows_and_little_else(tmp_path: Path) -> None:
+    """What goes over the wire, counted at the sockets: frames add some hundred bytes."""
+    with serving(tmp_path, 2) as addresses, TableClient(addresses, [USERS]) as client:
+        client.begin()
+        before = client.wire_bytes
+        ids = np.arange(30)
+        client.pull({"users": ids})
+        client.push({"users": (ids, np.ones((30, 6), np.float32))})
+        sent, received = (after - b for after, b in zip(client.wire_bytes, before, strict=True))
+        payload = 30 * 6 * 4
+        assert payload + 2 * 30 * 8 < sent < payload + 2 * 30 * 8 + 4 * 300
+        assert payload < received < payload + 4 * 300
+
+
+def test_the_fastest_worker_waits_when_it_is_so_many_steps_ahead(tmp_path: Path) -> None:
+    """By the order of events: the pull that goes too far is seen waiting at the server, and is answered after the
+    slowest worker has pushed."""
+    nothing = {"users": (np.zeros(0, np.int64), np.zeros((0, 6), np.float32))}
+    row, events = np.array([1]), []
+    with (
+        serving(tmp_path, 1) as addresses,
+        TableClient(addresses, [USERS], worker=0, workers=2, staleness=2) as fast,
+        TableClient(addresses, [USERS], worker=1, workers=2, staleness=2) as slow,
+    ):
+        fast.begin()
+        for _ in range(2):  # steps 0 and 1, and it may begin step 2
+            fast.pull({"users": row})
+            fast.push({"users": (row, np.ones((1, 6), np.float32))})
+        assert (fast.pull({"users": row})["users"] == -2.0).all()  # its own updates at once, nobody else's yet
+        fast.push({"users": (row, np.ones((1, 6), np.float32))})
+
+        def too_far() -> None:
+            events.append(("answered", float(fast.pull({"users": row})["users"][0, 0])))
+
+        thread = threading.Thread(target=too_far)
+        thread.start()
+        while status(addresses)["waiting"] != [0]:
+            assert not events
+        events.append(("pushes", 0.0))
+        slow.push(nothing)
+        thread.join()
+    assert events == [("pushes", 0.0), ("answered", -3.0)]
+
+
+def test_a_synchronous_step_is_the_sum_of_all_workers_applied_once(tmp_path: Path) -> None:
+    table = Table(name="users", rows=40, width=6, optimizer=SparseOptimizer(name="adagrad", learning_rate=1.0))
+    row = np.array([1])
+    with (
+        serving(tmp_path, 2) as addresses,
+        TableClient(addresses, [table], worker=0, workers=2) as one,
+        TableClient(addresses, [table], worker=1, workers=2) as other,
+    ):
+        one.begin()
+        other.push({"users": (row, np.full((1, 6), 3.0, np.float32))})
+        assert [status(addresses, server)["version"] for server in range(2)] == [0, 0]
+        one.push({"users": (row, np.full((1, 6), 1.0, np.float32))})
+        assert one.pull({"users": row})["users"][0, 0] == -1.0  # of a sum of 4: two updates would give less than -1
+        assert [status(addresses, server)["version"] for server in range(2)] == [1, 1]
+
+
+def test_first_values_are_those_of_the_first_worker(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).standard_normal((40, 6), np.float32)
+    with (
+        serving(tmp_path, 2) as addresses,
+        TableClient(addresses, [USERS], worker=0, workers=2) as one,
+        TableClient(addresses, [USERS], worker=1, workers=2) as other,
+    ):
+        other.begin({"users": np.zeros((40, 6), np.float32)})
+        with pytest.raises(RequestError, match=r"of table 'users' have shape \(40, 5\); it has 40 rows of 6"):
+            one.begin({"users": np.zeros((40, 5), np.float32)})
+        one.begin({"users": values})
+        assert np.array_equal(other.whole("users"), values)
+        one.begin({"users": values + 1})
+        assert np.array_equal(one.whole("users"), values)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ({"worker": 2, "workers": 2}, "worker 2 of 2 workers: the first one is 0"),
+        ({"workers": 2}, "works for 1 workers, synchronous; this one says 2 workers, synchronous: start all of them"),
+        ({"staleness": 3}, "works for 1 workers, synchronous; this one says 1 workers, at most 3 steps apart"),
+        ({"staleness": -1}, "staleness -1: give 0 or more steps, or None"),
+        ({"rows": 30}, "table 'users' on server 0 has rows 40, this worker says 30; to train another table start the"),
+        ({"width": 5}, "table 'users' on server 0 has width 6, this worker says 5"),
+        ({}, r"worker 0 is connected already, as process [0-9]+ on .*, and process .* says that it is worker 0, too"),
+    ],
+)
+def test_workers_that_do_not_fit_are_refused(tmp_path: Path, made: dict[str, int], message: str) -> None:
+    table = {name: made[name] for name in ("rows", "width") if name in made}
+    client = {name: value for name, value in made.items() if name not in table}
+    optimizer = SparseOptimizer(name="sgd", learning_rate=1.0)
+    with serving(tmp_path, 1) as addresses:
+        first = TableClient(addresses, [USERS])
+        if made:
+            first.close()
+        other = Table(name="users", optimizer=optimizer, **{"rows": 40, "width": 6, **table})
+        with pytest.raises(RequestError, match=message):
+            TableClient(addresses, [other], **client)
+        first.close()
+
+
+def test_rows_and_tables_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    with serving(tmp_path, 2) as addresses, TableClient(addresses, [USERS]) as client:
+        client.begin()
+        with pytest.raises(RequestError, match="table 'users' has 40 rows; row 40 was looked up"):
+            client.pull({"users": np.array([1, 40])})
+        with pytest.raises(RequestError, match="table 'users' has 40 rows; row -1 was looked up"):
+            client.pull({"users": np.array([1, -1])})
+        with pytest.raises(RequestError, match="unknown table 'user'; did you mean users"):
+            client.pull({"user": np.array([1])})
+        with pytest.raises(RequestError, match="each once and in ascending order"):
+            client.push({"users": (np.array([1, 1]), np.zeros((2, 6), np.float32))})
+        with pytest.raises(RequestError, match=r"has rows of 6 numbers, float32; it was sent \(1, 5\), float32"):
+            client.push({"users": (np.array([1]), np.zeros((1, 5), np.float32))})
+
+
+def test_who_does_not_know_the_key_is_not_heard(tmp_path: Path) -> None:
+    with serving(tmp_path / "one", 1) as addresses:
+        make_key(tmp_path / "other")
+        publish(tmp_path / "other", 0, addresses.of(0))
+        with pytest.raises(RequestError, match="this server belongs to another run"):
+            TableClient(Addresses(folder=tmp_path / "other", count=1), [USERS])
+        assert (tmp_path / "one" / "key").stat().st_mode & 0o077 == 0
+
+
+def test_no_servers_and_silent_servers_are_told(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"no servers run in .*; start them first: python -m runtime.servers"):
+        Addresses(folder=tmp_path, count=2).key()
+    make_key(tmp_path)
+    with pytest.raises(RunError, match=r"server 0 of 1, which has left no address in .* has not answered for 0.2 s"):
+        TableClient(Addresses(folder=tmp_path, count=1), [USERS], patience=0.2)
+
+
+def test_who_waits_for_a_worker_says_for_which(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path, 1) as addresses,
+        TableClient(addresses, [USERS], worker=0, workers=2, patience=0.5) as client,
+    ):
+        client.begin()
+        client.push({})
+        with pytest.raises(RunError, match=r"worker 0 has waited 0\.5 s at server 0 for a push of worker 1"):
+            client.pull({"users": np.array([1])})
+
+
+def test_a_worker_that_went_away_between_two_servers_is_told(tmp_path: Path) -> None:
+    with serving(tmp_path, 2) as addresses:
+        with TableClient(addresses, [USERS], workers=2) as client:
+            client.begin()
+            fields = {"worker": 0, "step": 0, "tables": [], "learning_rate": None}
+            client._links[1].ask(Frame(kind="push", fields=fields))
+            client._links[1].answer()
+        with pytest.raises(RequestError, match="worker 0 went away in the midst of a push: servers have 0, 1 of its"):
+            TableClient(addresses, [USERS], workers=2)

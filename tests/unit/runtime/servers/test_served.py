@@ -1,0 +1,156 @@
+"""Embeddings of torch models on servers: they compute what they computed, and train as sparse ones do."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from planner.errors import RequestError
+from runtime.servers.addresses import Addresses, make_key, publish
+from runtime.servers.serve import Server, storage_of
+from runtime.servers.served import ParameterServerEmbedding, attach
+from runtime.servers.sparse_optimizers import SparseOptimizer
+
+SGD = SparseOptimizer(name="sgd", learning_rate=0.5)
+
+
+@pytest.fixture
+def addresses(tmp_path: Path):
+    """Two servers in threads of this process."""
+    key, ended = make_key(tmp_path), threading.Event()
+    servers = [Server(storage_of(tmp_path, number, 2), key) for number in range(2)]
+    threads = [threading.Thread(target=one.serve, args=(lambda: not ended.is_set(),)) for one in servers]
+    for number, (server, thread) in enumerate(zip(servers, threads, strict=True)):
+        publish(tmp_path, number, server.address)
+        thread.start()
+    yield Addresses(folder=tmp_path, count=2)
+    ended.set()
+    for server, thread in zip(servers, threads, strict=True):
+        thread.join()
+        server.close()
+
+
+class Tables(nn.Module):
+    def __init__(self, **bag: object) -> None:
+        super().__init__()
+        self.users = nn.Embedding(30, 4, padding_idx=0)
+        self.items = nn.EmbeddingBag(20, 4, **bag)
+
+    def forward(self, users: torch.Tensor, items: torch.Tensor, offsets: torch.Tensor | None = None) -> torch.Tensor:
+        return F.softplus(self.users(users).sum(dim=1) * self.items(items, offsets)).sum()
+
+
+def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 30, (6, 3), generator=generator), torch.randint(0, 20, (6, 5), generator=generator)
+
+
+def flat(seed: int) -> tuple[torch.Tensor, ...]:
+    users, items = batch(seed)
+    return users, items.flatten(), torch.tensor([0, 2, 3, 11, 20, 25])
+
+
+@pytest.mark.parametrize(
+    ("bag", "data"),
+    [
+        ({"mode": "sum"}, batch),
+        ({"mode": "mean", "padding_idx": 3}, batch),
+        ({"mode": "max"}, batch),
+        ({"mode": "mean"}, flat),
+    ],
+)
+def test_losses_and_tables_are_those_of_the_plain_model(
+    addresses: Addresses, bag: dict[str, object], data: Callable[[int], tuple[torch.Tensor, ...]]
+) -> None:
+    torch.manual_seed(0)
+    plain, served = Tables(**bag), Tables(**bag)
+    served.load_state_dict(plain.state_dict())
+    tables = attach(served, addresses, optimizer=SGD)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)
+    for step in range(4):
+        losses = [model(*data(step)) for model in (plain, served)]
+        torch.autograd.backward(losses)
+        optimizer.step()
+        optimizer.zero_grad()
+        tables.step()
+        assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-6)
+    for name in ("users", "items"):
+        assert torch.allclose(tables.whole(name), plain.get_parameter(f"{name}.weight"), atol=1e-6)
+    tables.close()
+
+
+def test_nothing_of_the_table_stays_in_the_module(addresses: Addresses) -> None:
+    model = Tables()
+    tables = attach(model, addresses, tables=["users"])
+    assert isinstance(model.users, ParameterServerEmbedding)
+    assert [name for name, _ in model.named_parameters()] == ["items.weight"]
+    assert repr(model.users) == "ParameterServerEmbedding(users: 30, 4, on servers)"
+    tables.close()
+
+
+def test_a_row_is_pulled_once_a_step_however_often_it_is_looked_up(addresses: Addresses) -> None:
+    model = Tables()
+    tables = attach(model, addresses, optimizer=SGD)
+    users, items = batch(0)
+    touched = users.unique().numel() + items.unique().numel()
+    tables.prefetch({"users": users, "items": items})
+    assert tables.client.traffic.pulled_rows == touched
+    for _ in range(3):  # micro-batches
+        model(users, items).backward()
+    tables.step()
+    assert tables.client.traffic.pulled_rows == tables.client.traffic.pushed_rows == touched
+    assert tables.client.traffic.pulled_bytes == tables.client.traffic.pushed_bytes == touched * 4 * 4
+    tables.close()
+
+
+def test_gradients_of_micro_batches_are_summed(addresses: Addresses) -> None:
+    torch.manual_seed(1)
+    plain, served = Tables(), Tables()
+    served.load_state_dict(plain.state_dict())
+    tables = attach(served, addresses, optimizer=SGD)
+    for model in (plain, served):
+        for part in range(3):
+            (model(*batch(part)) / 3).backward()
+    torch.optim.SGD(plain.parameters(), lr=0.5).step()
+    tables.step()
+    assert torch.allclose(tables.whole("items"), plain.items.weight, atol=1e-6)
+    tables.close()
+
+
+def test_without_gradients_nothing_is_pushed(addresses: Addresses) -> None:
+    model = Tables()
+    tables = attach(model, addresses)
+    with torch.no_grad():
+        model(*batch(0))
+    tables.step()
+    assert tables.client.traffic.pushed_rows == 0
+    tables.close()
+
+
+class Shared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Embedding(4, 2)
+        self.other = nn.Embedding(4, 2)
+        self.other.weight = self.one.weight
+
+
+@pytest.mark.parametrize(
+    ("model", "tables", "message"),
+    [
+        (Tables(), ["user"], "no embedding of the model matches 'user'; did you mean users"),
+        (nn.Linear(2, 2), ["*"], r"no embedding of the model matches '\*'; there are: none"),
+        (Shared(), ["*"], "embeddings one and other share one table; leave them on the device"),
+        (nn.Sequential(nn.Embedding(4, 2, max_norm=1.0)), ["*"], "embedding '0' has max_norm or scale_grad_by_freq"),
+        (nn.Sequential(nn.Embedding(1, 2)), ["*"], "table '0' has 1 rows, fewer than the 2 servers; start 1 or fewer"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(
+    addresses: Addresses, model: nn.Module, tables: list[str], message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        attach(model, addresses, tables=tables)

@@ -1,0 +1,174 @@
+"""Files of a server: after SIGKILL at any byte the rows are as if nothing had happened."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner.errors import RequestError
+from runtime.servers import storage as storage_module
+from runtime.servers.frames import Frame, encode
+from runtime.servers.shard import Shard
+from runtime.servers.sparse_optimizers import SparseOptimizer
+from runtime.servers.storage import Storage
+from runtime.servers.tables import Table
+
+TABLE = Table(name="users", rows=12, width=3, optimizer=SparseOptimizer(name="adam"), deviation=1.0)
+
+
+def records(steps: int, workers: int = 2, staleness: int | None = None) -> Iterator[Frame]:
+    """What a server logs of a run."""
+    generator = np.random.default_rng(0)
+    yield Frame(kind="open", fields={"workers": workers, "staleness": staleness})
+    yield Frame(kind="create", fields={"table": TABLE.content()})
+    yield Frame(kind="ready", fields={"table": "users"})
+    for step, worker in itertools.product(range(steps), range(workers)):
+        rows = np.sort(generator.permutation(6)[:3])
+        fields = {"worker": worker, "step": step, "tables": ["users"], "learning_rate": None}
+        gradients = generator.standard_normal((3, 3), np.float32)
+        yield Frame(kind="push", fields=fields, arrays={"rows0": rows, "gradients0": gradients})
+
+
+def state(shard: Shard) -> list[bytes]:
+    return [encode(frame) for frame in shard.snapshot()]
+
+
+def take(storage: Storage, shard: Shard, record: Frame) -> None:
+    """As the server does."""
+    if shard.check(record):
+        storage.append(record)
+        shard.apply(record)
+
+
+def logged(folder: Path, steps: int = 5) -> tuple[Shard, list[list[bytes]]]:
+    """A server's files after a run, and its state after each record."""
+    storage = Storage(folder, 0, 2)
+    shard = storage.open()
+    states = [state(shard)]
+    for record in records(steps):
+        take(storage, shard, record)
+        states.append(state(shard))
+    storage.close()
+    return shard, states
+
+
+@pytest.mark.parametrize("staleness", [None, 1])
+def test_a_log_cut_at_any_byte_gives_the_state_after_its_whole_records(tmp_path: Path, staleness: int | None) -> None:
+    whole = tmp_path / "whole"
+    storage = Storage(whole, 0, 2)
+    shard = storage.open()
+    ends, states = [(whole / "log-000000").stat().st_size], [state(shard)]
+    for record in records(3, staleness=staleness):
+        take(storage, shard, record)
+        ends.append((whole / "log-000000").stat().st_size)
+        states.append(state(shard))
+    storage.close()
+    data = (whole / "log-000000").read_bytes()
+    cut = tmp_path / "cut"
+    cut.mkdir()
+    for length in range(len(data) + 1):
+        (cut / "log-000000").write_bytes(data[:length])
+        again = Storage(cut, 0, 2)
+        found = again.open()
+        wanted = max((at for at, end in enumerate(ends) if end <= length), default=0)
+        assert state(found) == states[wanted], length
+        for record in records(3, staleness=staleness):  # its workers send again what was not acknowledged, and more
+            take(again, found, record)
+        again.close()
+        assert state(found) == states[-1], length
+
+
+def test_what_comes_twice_is_applied_once(tmp_path: Path) -> None:
+    shard, states = logged(tmp_path)
+    assert not any(shard.check(record) for record in records(5))
+    assert state(shard) == states[-1]
+
+
+@pytest.mark.parametrize("at", range(3, 13))
+def test_a_snapshot_in_the_midst_of_a_step_changes_nothing(tmp_path: Path, at: int) -> None:
+    _, states = logged(tmp_path / "plain")
+    storage = Storage(tmp_path / "with", 0, 2)
+    shard = storage.open()
+    for number, record in enumerate(records(5), 1):
+        take(storage, shard, record)
+        if number == at:
+            storage.snapshot(shard)
+            storage.close()
+            storage = Storage(tmp_path / "with", 0, 2)
+            shard = storage.open()
+            assert state(shard) == states[at]
+    storage.close()
+    assert state(shard) == states[-1]
+    assert sorted(path.name for path in (tmp_path / "with").iterdir()) == ["log-000001", "snapshot-000001"]
+
+
+class _KilledError(Exception):
+    """Stands for SIGKILL."""
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace", "open_log", "unlink"])
+def test_killed_while_a_snapshot_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    storage = Storage(tmp_path, 0, 2)
+    shard = storage.open()
+    for record in records(5):
+        take(storage, shard, record)
+    storage.snapshot(shard)
+
+    def killed(*_: object, **__: object) -> None:
+        raise _KilledError
+
+    with monkeypatch.context() as patched:
+        if call == "fsync":
+            patched.setattr(storage_module.os, "fsync", killed)
+        elif call == "open_log":
+            patched.setattr(Storage, "_open_log", killed)
+        else:
+            patched.setattr(Path, call, killed)
+        with pytest.raises(_KilledError):
+            storage.snapshot(shard)
+    again = Storage(tmp_path, 0, 2)
+    assert state(again.open()) == state(shard)
+    again.close()
+
+
+def test_a_log_that_has_grown_asks_for_a_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage_module, "LEAST_LOG", 2000)
+    storage = Storage(tmp_path, 0, 2)
+    shard, wanted = storage.open(), 0
+    for record in records(40):
+        take(storage, shard, record)
+        if storage.wants_snapshot:
+            storage.snapshot(shard)
+            wanted += 1
+    storage.close()
+    assert wanted > 3
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 8000
+    again = Storage(tmp_path, 0, 2)
+    assert state(again.open()) == state(shard)
+
+
+def test_damaged_and_foreign_files_are_named(tmp_path: Path) -> None:
+    logged(tmp_path)
+    log = tmp_path / "log-000000"
+    with pytest.raises(RequestError, match=r"log-000000 is of server 0 of 2, and this is server 1 of 3"):
+        Storage(tmp_path, 1, 3).open()
+    data = bytearray(log.read_bytes())
+    data[200] ^= 4
+    log.write_bytes(bytes(data))
+    with pytest.raises(RequestError, match=r"log-000000: what begins at byte [0-9]+ is damaged"):
+        Storage(tmp_path, 0, 2).open()
+
+
+def test_a_damaged_snapshot_is_not_passed_over(tmp_path: Path) -> None:
+    storage = Storage(tmp_path, 0, 2)
+    shard = storage.open()
+    for record in records(2):
+        take(storage, shard, record)
+    storage.snapshot(shard)
+    storage.close()
+    snapshot = tmp_path / "snapshot-000001"
+    snapshot.write_bytes(snapshot.read_bytes()[:-30])
+    with pytest.raises(RequestError, match="snapshot-000001 is no whole snapshot: it has no end"):
+        Storage(tmp_path, 0, 2).open()

@@ -1,0 +1,76 @@
+"""Which server has which rows."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.errors import RequestError
+from runtime.servers.sparse_optimizers import SparseOptimizer
+from runtime.servers.tables import Table, first_values, partition_of
+
+
+def table(rows: int, **settings: object) -> Table:
+    return Table(name="users", rows=rows, width=4, optimizer=SparseOptimizer(), **settings)
+
+
+@given(
+    rows=st.integers(1, 400),
+    servers=st.integers(1, 7),
+    partition=st.sampled_from(["hashed", "ranges"]),
+    weights=st.lists(st.floats(0.01, 100.0), min_size=7, max_size=7),
+)
+def test_every_row_is_on_one_server_and_is_found_there(
+    rows: int, servers: int, partition: str, weights: list[float]
+) -> None:
+    servers = min(servers, rows)
+    parts = partition_of(table(rows, partition=partition, shares=tuple(weights[:servers])), servers)
+    ids = np.arange(rows)
+    held = [parts.ids_of(server, 0, parts.held(server)) for server in range(servers)]
+    assert sorted(np.concatenate(held).tolist()) == ids.tolist()
+    assert all(len(one) for one in held)
+    for server, (positions, numbers) in enumerate(parts.split(ids)):
+        assert (np.diff(numbers) > 0).all()
+        assert np.array_equal(parts.ids_of(server, 0, parts.held(server))[numbers], ids[positions])
+
+
+def test_shares_are_those_of_the_servers() -> None:
+    parts = partition_of(table(1000, shares=(1.0, 2.0, 1.0)), 3)
+    assert [parts.held(server) for server in range(3)] == [250, 500, 250]
+
+
+def test_hashing_spreads_what_lies_together() -> None:
+    busy = np.arange(100)
+    alone = max(len(rows) for _, rows in partition_of(table(1000, partition="ranges"), 4).split(busy))
+    spread = max(len(rows) for _, rows in partition_of(table(1000), 4).split(busy))
+    assert alone == 100
+    assert spread <= 30
+
+
+def test_first_values_depend_on_the_row_alone() -> None:
+    one = table(1000, deviation=0.5, seed=3)
+    whole = first_values(one, np.arange(1000))
+    assert np.array_equal(first_values(one, np.array([7, 900])), whole[[7, 900]])
+    assert abs(float(whole.mean())) < 0.03
+    assert abs(float(whole.std()) - 0.5) < 0.02
+    assert not np.array_equal(whole, first_values(table(1000, deviation=0.5, seed=4), np.arange(1000)))
+
+
+@pytest.mark.parametrize(
+    ("made", "servers", "message"),
+    [
+        ({"rows": 3}, 4, "table 'users' has 3 rows, fewer than the 4 servers; start 3 or fewer"),
+        ({"rows": 9, "shares": (1.0, 2.0)}, 3, "has shares 1, 2 for 3 servers; give each server one number above 0"),
+        ({"rows": 9, "shares": (1.0, 0.0)}, 2, "give each server one number above 0"),
+    ],
+)
+def test_what_cannot_be_shared_out(made: dict[str, object], servers: int, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        partition_of(table(**made), servers)
+
+
+def test_unknown_words_name_the_known_ones() -> None:
+    with pytest.raises(RequestError, match="unknown partition 'hash'; did you mean hashed"):
+        table(4, partition="hash")
+    with pytest.raises(RequestError, match="unknown sparse optimizer 'adamw'; did you mean adam"):
+        SparseOptimizer(name="adamw")

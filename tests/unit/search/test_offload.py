@@ -1,0 +1,159 @@
+"""States that may be parked: priced by the search as by the judge, and parked where that is faster and nowhere else."""
+
+import itertools
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from hardware_profiles import UnknownKeyError
+from planner.errors import InfeasibleError, PlanFileError, RequestError
+from planner.graph.operator_graph import OperatorGraph
+from planner.plan.bind import bind
+from planner.plan.file import dump_plan, parse_plan
+from planner.plan.plan import Plan
+from planner.plan.predict import predict, stage_costs
+from planner.search.duals import Duals
+from planner.search.offload import ANYTHING, NOTHING, Offload, parse_offload
+from planner.search.request import SearchRequest
+from planner.search.search import search
+from planner.search.space import Configuration, Pinned
+from planner.sharding.update import Update
+from tests.distributed.parking import parked
+from tests.unit.search.cases import (
+    BATCH,
+    cluster_of,
+    columns_of,
+    make_case,
+    plan_of,
+    random_ranks,
+    random_state,
+    request_of,
+    total,
+    traced,
+)
+from tests.unit.search.test_objectives import bare
+from tests.unit.search.test_tables_equal_judge import check_bytes, same
+
+ALL_HOMES = Offload(optimizer=("device", "host", "disk"))
+HOST = Offload(optimizer=("host",))
+
+
+@pytest.mark.parametrize("update", [Update(), Update(gradient_dtype="parameter", master_weights=False)], ids=str)
+@pytest.mark.parametrize(
+    ("model", "mesh", "pipeline"), [("llama-4", (2, 2), 1), ("gpt-4-tied", (4,), 2), ("perceptron", (2,), 1)]
+)
+def test_the_pieces_and_the_judge_agree(model: str, mesh: tuple[int, ...], pipeline: int, update: Update) -> None:
+    draw = random.Random(model)
+    configuration = Configuration(pipeline=pipeline, mesh=mesh, micro_batches=4)
+    case = make_case(model, "h100-80gb", configuration, 16, "bf16", update=update, offload=ALL_HOMES)
+    duals, homes = Duals(case.chain, case.setting.weight), set[str]()
+    for _ in range(6):
+        state = random_state(case, draw)
+        ranks = random_ranks(case, draw, state)
+        bound = bind(plan_of(case, ranks), traced(model), BATCH)
+        homes |= {stored.state_home for stored in bound.parameters.values()}
+        parts, steps = [], []
+        for rank, cost in enumerate(stage_costs(bound, case.cluster)):
+            columns = columns_of(case, ranks, rank)
+            parts.append(total(columns, "part") + float(duals.crossing_seconds(case.setting, rank)[state]))
+            steps.append(total(columns, "step"))
+            assert same(parts[-1], math.fsum(cost.micro_batch.values()))
+            assert same(steps[-1], math.fsum(cost.once.values()))
+            check_bytes(case, state, ranks, rank, cost, model)
+        prediction = predict(bound, case.cluster)
+        assert same(math.fsum(value for _, value in prediction.time), prediction.step_seconds)
+        assert same(math.fsum(value for _, value in prediction.memory), prediction.peak_bytes)
+        plan = replace(bound.plan, prediction=prediction)
+        assert parse_plan(dump_plan(plan)) == plan
+    assert homes == {"device", "host", "disk"}
+
+
+def small(model: str, memory: float | None = None, offload: Offload = ANYTHING) -> SearchRequest:
+    """One device of an H100's speed, of which every byte counts."""
+    pinned = Pinned(micro_batches=1, recompute="none", offload=offload)
+    return request_of(
+        model, bare(cluster_of("h100-80gb", 8).with_devices(1)), BATCH, memory_limit=memory, pinned=pinned
+    )
+
+
+def in_every_home(plan: Plan, graph: OperatorGraph) -> Iterator[Plan]:
+    names, two = sorted(graph.parameter_names), (ANYTHING.optimizer,)
+    for homes in itertools.product(*(two * len(names))):
+        yield parked(plan, dict(zip(names, homes, strict=True)).__getitem__)
+
+
+@pytest.mark.parametrize("model", ["perceptron", "single-2"])
+def test_nothing_is_faster_than_what_is_parked(model: str) -> None:
+    """Every way to park the states of a small model, under limits between the least memory and that of all of it."""
+    graph = traced(model)
+    rich = search(small(model)).plan
+    every = [predict(bind(plan, graph, BATCH), small(model).cluster) for plan in in_every_home(rich, graph)]
+    least = min(every, key=lambda one: one.peak_bytes).peak_bytes
+    assert not any(stored.parked for group in rich.groups for _, stored in group.parameters)
+    assert least < rich.prediction.peak_bytes
+    for share in (0.0, 0.3, 0.6, 0.9):
+        limit = least + share * (rich.prediction.peak_bytes - least)
+        best = min(one.objective_seconds for one in every if one.peak_bytes <= limit * (1 + 1e-12))
+        found = search(small(model, limit * (1 + 1e-12)))
+        assert found.plan.prediction.objective_seconds == pytest.approx(best, rel=1e-9)
+        assert found.bound_seconds <= best * (1 + 1e-9)
+        assert found.plan.prediction.parked
+        with pytest.raises(InfeasibleError):
+            search(small(model, limit, NOTHING))
+
+
+def test_what_does_not_fit_otherwise_is_parked_in_some_blocks() -> None:
+    """Between all on the device and all on the host: as many blocks as need be."""
+    model = "llama-4"
+    request = request_of(model, bare(cluster_of("h100-80gb", 8).with_devices(1)), 4)
+    alone = search(request).plan.prediction
+    hosted = search(replace(request, pinned=Pinned(offload=HOST))).plan.prediction
+    middle = (alone.peak_bytes + hosted.peak_bytes) / 2
+    found = search(replace(request, memory_limit=middle, pinned=Pinned(recompute="none", offload=ANYTHING))).plan
+    homes = {stored.state_home for group in found.groups for _, stored in group.parameters}
+    assert homes == {"device", "host"}
+    assert 0 < dict(found.prediction.parked)["host"] < dict(hosted.parked)["host"]
+    assert dict(found.prediction.time)["offload"] > 0
+
+
+def test_the_host_may_be_full_too() -> None:
+    request = request_of("llama-4", bare(cluster_of("h100-80gb", 8).with_devices(1)), 4, pinned=Pinned(offload=HOST))
+    assert request.cluster.host is not None
+    scarce = replace(request.cluster, host=replace(request.cluster.host, memory=1000.0))
+    with pytest.raises(InfeasibleError, match=r"kept on the host for each device, and h100-80gb has 0.0 GiB there"):
+        search(replace(request, cluster=scarce))
+
+
+def test_what_cannot_be_parked_is_refused() -> None:
+    cluster = cluster_of("cpu", 2)
+    with pytest.raises(RequestError, match="offload: LAMB knows the length of a step only when"):
+        request_of("llama-2", cluster, 4, optimizer="lamb", pinned=Pinned(offload=HOST))
+    with pytest.raises(RequestError, match="offload: schedule 'pipedream' updates weights in the midst"):
+        request_of("llama-2", cluster, 4, pinned=Pinned(schedule="pipedream", offload=HOST))
+    with pytest.raises(UnknownKeyError, match=r"profile cpu says nothing of the host .* add a section \[host\] to it"):
+        request_of("llama-2", replace(cluster, host=None), 4, pinned=Pinned(offload=HOST))
+    assert cluster.host is not None
+    bare_host = replace(cluster, host=replace(cluster.host, disk=None))
+    with pytest.raises(UnknownKeyError, match=r"profile cpu: it says nothing of a disk; add \[host.disk\]"):
+        request_of("llama-2", bare_host, 4, pinned=Pinned(offload=Offload(optimizer=("disk",))))
+    plan = search(request_of("llama-2", cluster, 4)).plan
+    lamb = replace(parked(plan, lambda _: "host"), training=replace(plan.training, optimizer="lamb"))
+    with pytest.raises(PlanFileError, match=r"its state is kept on the host, but LAMB .*; keep it on the device"):
+        bind(lamb, traced("llama-2"), BATCH)
+    text = dump_plan(parked(plan, lambda _: "host"))
+    with pytest.raises(PlanFileError, match="state_home: 'moon' is not one of device, host, disk"):
+        parse_plan(text.replace('"state_home": "host"', '"state_home": "moon"', 1))
+
+
+def test_words() -> None:
+    assert parse_offload("none") == NOTHING
+    assert parse_offload("auto") == parse_offload("optimizer:auto") == ANYTHING
+    assert parse_offload("optimizer") == parse_offload("optimizer:host") == HOST
+    assert parse_offload("optimizer:disk") == Offload(optimizer=("disk",))
+    with pytest.raises(RequestError, match=r"unknown value for --offload 'optimiser'.*optimizer"):
+        parse_offload("optimiser")
+    with pytest.raises(RequestError, match="optimizer stands twice"):
+        parse_offload("optimizer,optimizer:disk")
