@@ -69,7 +69,7 @@ def test_states_outside_of_the_devices_are_not_left_out_in_silence() -> None:
     model, devices, description = CASES["data"]
     bound = plan_of(subject(model, "cpu", devices), description)
     parked = {name: replace(stored, state_home="host") for name, stored in bound.parameters.items()}
-    with pytest.raises(ExportError, match="optimizer states on the host.*--offload none"):
+    with pytest.raises(ExportError, match=r"optimizer states on the host.*--offload none"):
         describe(replace(bound, parameters=parked))
 
 
