@@ -37,12 +37,12 @@ def across(full_batch: bool) -> tuple[float, float, float]:
     """The loss of a plan that cuts the batch in four, that of one device, and the mean of the losses that four devices
     have which look at their own samples only."""
     torch.manual_seed(0)
-    model, rows = Centred(), [torch.randn(8) for _ in range(8)]
+    model, rows = Centred(), [torch.randn(8) for _ in range(plans.BATCH)]
     whole = torch.stack(rows)
     with torch.no_grad():
         one, local = float(model(whole)), sum(float(model(part)) for part in whole.chunk(4)) / 4
     graph = trace(model, (whole,))
-    plan = plans.hand_plan("zero1", "centred", plans.mesh_of(4), graph=graph, samples=8)
+    plan = plans.hand_plan("zero1", "centred", plans.mesh_of(4), graph=graph, samples=plans.BATCH)
     step = runtime.parallelize(model, plan, traced=graph, example=(whole,), device=CPU, known=known())
     batch = next(iter(runtime.loader(rows, step, full_batch=full_batch)))  # type: ignore[arg-type]
     return step(batch), one, local
