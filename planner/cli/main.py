@@ -74,6 +74,8 @@ def plan(
 
     [bold]plan --model llama70b --devices 64 --tensor 8 --pipeline 8 --zero 1[/bold]
 
+    [bold]plan --model llama70b --hardware h100-80gb:32,a100-80gb:32[/bold]
+
     [bold]plan --model llama-tiny --devices 4 --hardware cpu -o tiny.json && plan run tiny.json --steps 5[/bold]
     """
     command = invocation.invoked_subcommand
@@ -84,10 +86,12 @@ def plan(
     if version:
         planning.print_version()
         return
-    if options.model is None:
+    if options.model is None and not options.given():
         typer.echo(invocation.get_help())
         raise typer.Exit(2)
     with errors_reported(options.as_json):
+        if options.model is None:
+            raise RequestError("plan what? give --model NAME; plan models lists those of the zoo")
         planning.make_plan(options)
 
 

@@ -5,6 +5,7 @@ the second. A layout is one of R, P, S0, S1, ... per axis. Keys are exact; whate
 place and the reason, and nothing in a file is ever executed.
 """
 
+import errno
 import json
 import os
 import tempfile
@@ -19,6 +20,7 @@ from planner.errors import LayoutError, PlanFileError
 from planner.graph.operator_graph import WrittenRule
 from planner.graph.uneven import EVEN, imbalance_fault
 from planner.nearest import divisors, nearest_words
+from planner.plan.machine import groups_of_ranks
 from planner.plan.plan import (
     OPTIMIZERS,
     PRECISIONS,
@@ -103,6 +105,7 @@ class _Axis(_Strict):
 class _Stage(_Strict):
     first_block: Index
     blocks: Index
+    group: str = ""
 
 
 class _Stored(_Strict):
@@ -176,7 +179,7 @@ def dump_plan(plan: Plan) -> str:
         "training": _training_content(plan.training),
         "cluster": _cluster_content(plan.cluster),
         "mesh": [_axis_content(axis) for axis in plan.mesh.axes],
-        "stages": [_fields(stage) for stage in plan.stages],
+        "stages": [_stage_content(stage) for stage in plan.stages],
         "virtual_stages": plan.virtual_stages,
         **({"slices": plan.slices} if plan.slices > 1 else {}),
         "schedule": plan.schedule,
@@ -207,6 +210,11 @@ def _model_content(model: ModelReference) -> dict[str, Any]:
 def _axis_content(axis: MeshAxis) -> dict[str, Any]:
     """Nothing is said of the order of an axis that cuts everything into contiguous pieces, as in older files."""
     return {name: value for name, value in _fields(axis).items() if (name, value) != ("order", "contiguous")}
+
+
+def _stage_content(stage: Stage) -> dict[str, Any]:
+    """Nothing is said of the devices where all are alike."""
+    return {name: value for name, value in _fields(stage).items() if value or name != "group"}
 
 
 def _training_content(training: Training) -> dict[str, Any]:
@@ -293,11 +301,33 @@ def write_atomically(path: Path, text: str) -> None:
         os.replace(temporary, path)
         temporary = None
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise PlanFileError(f"{path}: cannot be written: {reason}; name another place") from error
+        raise _unwritable(path, error) from error
     finally:
         if temporary is not None:
             os.unlink(temporary)
+
+
+def check_place(path: Path) -> None:
+    """Raise PlanFileError where a file cannot be written, before anybody has waited for what is to be in it."""
+    try:
+        number = errno.EISDIR if path.is_dir() else _folder_fault(path)
+    except (OSError, ValueError) as error:
+        raise _unwritable(path, error) from error
+    if number:
+        raise _unwritable(path, OSError(number, os.strerror(number)))
+
+
+def _folder_fault(path: Path) -> int:
+    """Why nothing can be put into the folder of a path, or into the first above it that is there; 0 where it can."""
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir():
+        return errno.ENOTDIR
+    return 0 if os.access(folder, os.W_OK | os.X_OK) else errno.EACCES
+
+
+def _unwritable(path: Path, error: OSError | ValueError) -> PlanFileError:
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    return PlanFileError(f"{path}: cannot be written: {reason}; name another place")
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
@@ -501,6 +531,14 @@ def _check_words(file: _PlanFile) -> None:
             f"mesh: {size} devices in each of {pipeline} stages make {size * pipeline}, "
             f"cluster.devices is {file.cluster.devices}"
         )
+    groups = groups_of_ranks(ClusterReference(**file.cluster.model_dump()), pipeline)
+    for number, stage in enumerate(file.stages):
+        if stage.group != groups[number % pipeline]:
+            found = f"'{stage.group}'" if stage.group else "not said"
+            raise PlanFileError(
+                f"stages.{number}.group is {found}; by cluster.profile, {file.cluster.profile}, it is"
+                f" '{groups[number % pipeline]}'"
+            )
 
 
 def _group(group: _Group, place: str) -> Group:

@@ -51,7 +51,7 @@ class RunCheckpoints:
         source = open_together(Path(path))
         if not weights_only:
             self._check(source)
-        found: Restored = restore(step.rank, source, weights_only=weights_only)
+        found: Restored = restore(step.rank, source, weights_only=weights_only, cast=weights_only and settings.cast)
         self.resumed = f"the model in {found.path}" if weights_only else f"{found.path}, step {found.step}"
         return source
 

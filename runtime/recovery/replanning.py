@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hardware_profiles import HardwareProfileError
+from hardware_profiles import Cluster, HardwareProfileError
 from planner.errors import CheckpointError, PlannerError, RequestError, RunError
 from planner.plan.file import dump_plan, load_plan, parse_plan, write_atomically
 from planner.plan.plan import ASYNCHRONOUS, Plan
@@ -103,6 +103,8 @@ class Plans:
         model, graph = self._traced = self._traced or self._trace()
         try:
             cluster = machine_of(replace(self._first.cluster, devices=devices))
+            if not isinstance(cluster, Cluster):
+                raise RequestError("--elastic: a plan for several kinds of devices does not say which of them are left")
             found = search(request_for(self._first, graph, model.batch, cluster)).plan
         except (PlannerError, HardwareProfileError) as error:
             return error if isinstance(error, PlannerError) else RequestError(str(error))

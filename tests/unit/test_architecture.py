@@ -52,6 +52,7 @@ HOMES = {
         "planner.sharding.redistribute",
         "runtime.loading",  # datasets draw from numpy's generator
         "runtime.servers",  # hold rows without torch, so that they start in a fraction of a second
+        "runtime.tokens",  # maps files
     ),
     "ortools": ("planner.search.solvers",),
     "plotly": ("planner.report.html",),
@@ -60,6 +61,7 @@ HOMES = {
         "planner.plan",
         "planner.sharding.discover",
         "runtime.checkpoint.manifest",
+        "runtime.launchers.rank_table",
         "runtime.recovery.copies",
     ),
     "rich": ("planner.cli", "planner.report"),
