@@ -153,6 +153,7 @@ class Engine:
             recomputation=self.request.pinned.recomputation,
             stages=configuration.pipeline,
             free=scaling.hindered,
+            activations=self.request.pinned.offload.activations,
         )
         return Family(chain, configuration.micro_batches, self.capacity, scaling)
 
@@ -176,6 +177,7 @@ class Engine:
                 self.request.cluster,
                 recomputation=self.request.pinned.recomputation,
                 stages=configuration.pipeline,
+                activations=self.request.pinned.offload.activations,
             )
             self._chain = (key, chain)
         return self._chain[1]

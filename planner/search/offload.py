@@ -2,6 +2,8 @@
 
 --offload optimizer                 the states of the optimizer in the memory of the host
 --offload optimizer:disk            ... on a disk
+--offload activations               what flows into recomputed blocks, until their backward pass
+--offload optimizer,activations     both
 --offload auto                      wherever that makes the step fastest: on the device or on the host
 --offload none                      nothing (the default)
 """
@@ -18,9 +20,11 @@ _CHOICES: dict[str, tuple[Home, ...]] = {"host": ("host",), "disk": ("disk",), "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offload:
-    """Homes from which the search may choose for the optimizer's state of every parameter."""
+    """Homes from which the search may choose: for the optimizer's state of every parameter, and for the activations
+    that flow into every recomputed block."""
 
     optimizer: tuple[Home, ...] = ("device",)
+    activations: tuple[Home, ...] = ("device",)
 
     @property
     def stores(self) -> tuple[Home, ...]:
@@ -32,7 +36,7 @@ class Offload:
 NOTHING = Offload()
 """Everything stays on the device."""
 
-ANYTHING = Offload(optimizer=_EITHER)
+ANYTHING = Offload(optimizer=_EITHER, activations=_EITHER)
 """Each thing where it makes the step fastest, but for disks."""
 
 KINDS = tuple(kind.name for kind in fields(Offload))

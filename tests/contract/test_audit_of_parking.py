@@ -8,7 +8,7 @@ import pytest
 from planner.plan.plan import Plan
 from planner.sharding.update import Update
 from runtime import StageAudit, audit, auditing
-from tests.contract.test_priced_is_emitted import FULL, Hand, cluster_of
+from tests.contract.test_priced_is_emitted import FULL, KEEPING, Hand, cluster_of
 from tests.distributed import parking, plans
 from tests.long_lists import first
 
@@ -26,6 +26,38 @@ BUCKETS = 0.05
 
 def audited(plan: Plan, model: str) -> list[StageAudit]:
     return list(audit(plan, plans.traced(model), plans.BATCH, cluster_of(plan)))
+
+
+MANY = {"micro_batches": 4, "global_batch": 32}
+ACTIVATIONS = (
+    Hand(model="llama4", kind="zero3", mesh=(2,), settings={**MANY, "stages": (2, 2), "schedule": "gpipe", **FULL}),
+    Hand(model="llama4", kind="megatron", mesh=(1, 2), settings={**MANY, "stages": (3, 1), **FULL}),
+    Hand(model="gpt4", kind="zero3", mesh=(2,), settings={**MANY, "stages": (2, 2), "schedule": "gpipe", **KEEPING}),
+    Hand(
+        model="llama4",
+        kind="zero1",
+        mesh=(2,),
+        settings={**MANY, "stages": (1, 1, 1, 1), "virtual_stages": 2, "schedule": "interleaved_1f1b", **FULL},
+    ),
+)
+
+
+@pytest.mark.parametrize("make", first(2, ACTIVATIONS), ids=str)
+def test_what_flows_into_blocks_leaves_the_device(make: Hand) -> None:
+    plan, home = make(), parking.everywhere("device")
+    falls = []
+    for before, stage in zip(
+        audited(plan, make.model), audited(parking.parked(plan, home, "host"), make.model), strict=True
+    ):
+        assert stage.unequal == ()
+        assert abs(stage.peak / stage.predicted_peak - 1) < auditing.MEMORY_TOLERANCE, (
+            stage.live,
+            stage.predicted_live,
+        )
+        assert stage.peak <= stage.stated
+        falls.append(before.peak - stage.peak)
+    assert min(falls) >= 0
+    assert max(falls) > 0
 
 
 @pytest.mark.parametrize(("make", "homes"), first(2, CASES), ids=str)

@@ -37,24 +37,33 @@ from tests.unit.search.cases import (
 from tests.unit.search.test_objectives import bare
 from tests.unit.search.test_tables_equal_judge import check_bytes, same
 
-ALL_HOMES = Offload(optimizer=("device", "host", "disk"))
+ALL_HOMES = Offload(optimizer=("device", "host", "disk"), activations=("device", "host", "disk"))
 HOST = Offload(optimizer=("host",))
 
 
 @pytest.mark.parametrize("update", [Update(), Update(gradient_dtype="parameter", master_weights=False)], ids=str)
 @pytest.mark.parametrize(
-    ("model", "mesh", "pipeline"), [("llama-4", (2, 2), 1), ("gpt-4-tied", (4,), 2), ("perceptron", (2,), 1)]
+    ("model", "mesh", "pipeline"),
+    [
+        ("llama-4", (2, 2), 1),
+        ("gpt-4-tied", (4,), 2),
+        ("perceptron", (2,), 1),
+        ("kinds-in-turn", (2,), 2),
+        ("residual-first", (2,), 1),
+        ("chain-from-input", (2,), 2),
+    ],
 )
 def test_the_pieces_and_the_judge_agree(model: str, mesh: tuple[int, ...], pipeline: int, update: Update) -> None:
     draw = random.Random(model)
     configuration = Configuration(pipeline=pipeline, mesh=mesh, micro_batches=4)
     case = make_case(model, "h100-80gb", configuration, 16, "bf16", update=update, offload=ALL_HOMES)
-    duals, homes = Duals(case.chain, case.setting.weight), set[str]()
-    for _ in range(6):
+    duals, homes, parking = Duals(case.chain, case.setting.weight), set[str](), set[str]()
+    for _ in range(8):
         state = random_state(case, draw)
         ranks = random_ranks(case, draw, state)
         bound = bind(plan_of(case, ranks), traced(model), BATCH)
         homes |= {stored.state_home for stored in bound.parameters.values()}
+        parking |= {*bound.parked_blocks.values()}
         parts, steps = [], []
         for rank, cost in enumerate(stage_costs(bound, case.cluster)):
             columns = columns_of(case, ranks, rank)
@@ -69,6 +78,7 @@ def test_the_pieces_and_the_judge_agree(model: str, mesh: tuple[int, ...], pipel
         plan = replace(bound.plan, prediction=prediction)
         assert parse_plan(dump_plan(plan)) == plan
     assert homes == {"device", "host", "disk"}
+    assert parking == ({"host", "disk"} if case.chain.inner else set())
 
 
 def small(model: str, memory: float | None = None, offload: Offload = ANYTHING) -> SearchRequest:
@@ -150,7 +160,8 @@ def test_what_cannot_be_parked_is_refused() -> None:
 
 def test_words() -> None:
     assert parse_offload("none") == NOTHING
-    assert parse_offload("auto") == parse_offload("optimizer:auto") == ANYTHING
+    assert parse_offload("auto") == parse_offload("optimizer:auto,activations:auto") == ANYTHING
+    assert parse_offload("activations") == Offload(activations=("host",))
     assert parse_offload("optimizer") == parse_offload("optimizer:host") == HOST
     assert parse_offload("optimizer:disk") == Offload(optimizer=("disk",))
     with pytest.raises(RequestError, match=r"unknown value for --offload 'optimiser'.*optimizer"):
