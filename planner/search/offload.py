@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 
 from hardware_profiles import Home
 from planner.errors import RequestError, unknown_name
+from planner.plan.plan import Plan
 
 _PARKED: tuple[Home, ...] = ("host", "disk")
 _EITHER: tuple[Home, ...] = ("device", "host")
@@ -42,6 +43,17 @@ ANYTHING = Offload(optimizer=_EITHER, activations=_EITHER)
 KINDS = tuple(kind.name for kind in fields(Offload))
 WORDS = ("none", "auto", *KINDS, *(f"{kind}:{home}" for kind in KINDS for home in ("disk", "auto")))
 """Words that are understood, of which several may be joined by commas."""
+
+
+def offload_of(plan: Plan) -> Offload:
+    """What a plan parks, as a request that may park the same, or keep it on the device."""
+    states = {stored.state_home for group in plan.groups for _, stored in group.parameters}
+    activations = {group.activations_home for group in plan.groups}
+
+    def among(used: set[Home]) -> tuple[Home, ...]:
+        return ("device", *(home for home in _PARKED if home in used))
+
+    return Offload(optimizer=among(states), activations=among(activations))
 
 
 def parse_offload(text: str) -> Offload:

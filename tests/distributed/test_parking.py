@@ -30,7 +30,10 @@ def test_parked_states_change_nothing(pool, model, kind, sizes, home, settings, 
 ACTIVATIONS = (
     ("llama4", "zero1", (4,), "device", {"micro_batches": 2, "global_batch": 8, "recomputation": "full"}, "host"),
     ("llama4", "zero3", (2,), "disk", {"stages": (2, 2), "micro_batches": 4, "recomputation": "full"}, "disk"),
-    ("gpt4", 21, (2,), "device", {"stages": (1, 3), "micro_batches": 4, "recomputation": "selective", "kept": ("linear", "gelu")}, "host"),
+    (
+        "gpt4", 21, (2,), "device",
+        {"stages": (1, 3), "micro_batches": 4, "recomputation": "selective", "kept": ("linear", "gelu")}, "host",
+    ),
     (
         "llama4", 22, (2,), "host",
         {"stages": (1, 1, 1, 1), "virtual_stages": 2, "schedule": "interleaved_1f1b", "micro_batches": 4,

@@ -18,7 +18,7 @@ from planner.plan.predict import predict, stage_costs
 from planner.search.duals import Duals
 from planner.search.offload import ANYTHING, NOTHING, Offload, parse_offload
 from planner.search.request import SearchRequest
-from planner.search.search import search
+from planner.search.search import find_fitting, search
 from planner.search.space import Configuration, Pinned
 from planner.sharding.update import Update
 from tests.distributed.parking import parked
@@ -127,6 +127,30 @@ def test_what_does_not_fit_otherwise_is_parked_in_some_blocks() -> None:
     assert homes == {"device", "host"}
     assert 0 < dict(found.prediction.parked)["host"] < dict(hosted.parked)["host"]
     assert dict(found.prediction.time)["offload"] > 0
+
+
+@pytest.mark.parametrize("pipeline", [1, 2])
+def test_activations_are_parked_where_they_do_not_fit(pipeline: int) -> None:
+    """Below what recomputation alone can do; and nowhere where there is room."""
+    cluster = bare(cluster_of("h100-80gb", 8).with_devices(pipeline))
+    request = request_of("residual-8", cluster, 256, pinned=Pinned(pipeline=pipeline, micro_batches=8))
+    parking = replace(request.pinned, offload=Offload(activations=("device", "host")))
+    roomy = search(replace(request, pinned=parking))
+    assert roomy.plan.prediction.objective_seconds == search(request).plan.prediction.objective_seconds
+    assert not roomy.bound.parked_blocks
+
+    low, high = 0.0, roomy.plan.prediction.peak_bytes  # where recomputation alone is no more enough
+    while high > 1.01 * low:
+        middle = (low + high) / 2
+        low, high = (low, middle) if find_fitting(replace(request, memory_limit=middle)) else (middle, high)
+    found = search(replace(request, memory_limit=0.98 * low, pinned=parking))
+    assert found.bound.parked_blocks
+    assert set(found.bound.parked_blocks.values()) == {"host"}
+    assert found.plan.prediction.peak_bytes <= 0.98 * low * (1 + 1e-9)
+    time = dict(found.plan.prediction.time)
+    assert time["activation offload"] > 0
+    assert time["offload under computation"] < 0
+    assert found.bound_seconds <= found.plan.prediction.objective_seconds * (1 + 1e-9)
 
 
 def test_the_host_may_be_full_too() -> None:
