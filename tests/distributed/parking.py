@@ -19,6 +19,11 @@ def mixed(name: str) -> Home:
     return "device" if name.endswith("bias") or "norm" in name else "host" if "mlp" in name else "disk"
 
 
+def homes_of(word: str) -> Homes:
+    """All in the home of that name, or "mixed"."""
+    return mixed if word == "mixed" else everywhere(word)  # type: ignore[arg-type]
+
+
 def parked(plan: Plan, homes: Homes, activations: Home = "device") -> Plan:
     """The same plan with the state of every parameter where `homes` says, and what flows into recomputed blocks."""
 
