@@ -101,11 +101,19 @@ def _write(text: str) -> None:
 
 def _check(settings: RunSettings) -> None:
     """What is wrong with a request whatever the plan is."""
-    for name, value, least in (("steps", settings.steps, 1), ("workers", settings.workers, 0)):
+    counts = (("steps", settings.steps, 1), ("workers", settings.workers, 0), ("keep", settings.keep, 1))
+    for name, value, least in (*counts, ("save-every", settings.save_every, 1)):
         if value < least:
             raise RequestError(f"--{name} {value}: give {least} or more")
     if not settings.timeout > 0:
         raise RequestError(f"--timeout {settings.timeout:g}: give seconds, more than 0")
+    if settings.go_on and settings.save is None:
+        raise RequestError(
+            "--continue: goes on from the newest checkpoint in --save; give --save DIR, or --resume PATH"
+        )
+    given = [("--resume", settings.resume), ("--continue", settings.go_on), ("--weights", settings.weights)]
+    if len(both := [flag for flag, value in given if value]) > 1:
+        raise RequestError(f"{' and '.join(both)}: say one place to start from")
     if settings.data is None and (settings.shuffle or settings.workers or not settings.full_batch):
         flag = "--shuffle" if settings.shuffle else "--workers" if settings.workers else "--own-samples"
         raise RequestError(f"{flag}: synthetic data is drawn, not read; give --data package.module:factory")

@@ -34,6 +34,7 @@ def describe(bound: BoundPlan) -> Description:
         )
     ring = _ring(bound, found)
     full, selective, kept = _recomputation(bound)
+    zero = int(found.zero[0]) if found.zero[0].isdigit() else 0
     tensors = [axis for axis in found.axes if axis.role == "tensor"]
     return Description(
         layers=tuple(stage.blocks for stage in plan.stages),
@@ -47,7 +48,8 @@ def describe(bound: BoundPlan) -> Description:
         zigzag=bool(plan.mesh.zigzag),
         expert=found.expert if any(o.rule.op_class == "experts" for o in bound.operators) else None,
         whole_experts=any(axis.experts for axis in tensors),
-        zero=int(found.zero[0]) if found.zero[0].isdigit() else 0,
+        zero=zero,
+        replicas=found.replicas if zero else 1,
         sequence_parallel=found.sequence_parallel,
         vocabulary_parallel=found.tensor == 1 or _cuts_words(bound),
         micro_batch=training.part // data,
@@ -168,8 +170,11 @@ def _mesh_differences(bound: BoundPlan, usual: BoundPlan) -> Iterable[Difference
 def _axes(bound: BoundPlan) -> str:
     """Roles of the axes with their degrees, neighbours of one role together."""
     merged: list[tuple[str, int]] = []
-    for axis in roles(bound).axes:
+    found = roles(bound)
+    for axis in found.axes:
         role = "data" if axis.role == "replicated" else axis.role
+        if role == "data" and found.replicas > 1 and not axis.shared:
+            role = "copies"
         if merged and merged[-1][0] == role:
             merged[-1] = (role, merged[-1][1] * axis.size)
         else:

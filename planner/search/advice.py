@@ -141,7 +141,18 @@ def _parked(request: SearchRequest) -> list[Step]:
     ]
 
 
-_PINS = ("recompute", "tensor", "pipeline", "data", "context", "expert", "sequence_parallel", "schedule", "mesh")
+_PINS = (
+    "recompute",
+    "tensor",
+    "pipeline",
+    "data",
+    "context",
+    "expert",
+    "replicas",
+    "sequence_parallel",
+    "schedule",
+    "mesh",
+)
 
 
 def _decisions(request: SearchRequest) -> Iterator[Sequence[Step]]:
