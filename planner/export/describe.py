@@ -23,7 +23,8 @@ _COMPUTING = ("matmul", "attention", "embedding", "experts", "normalisation", "e
 
 
 def describe(bound: BoundPlan) -> Description:
-    """The nearest description. Raises ExportError for a plan whose samples do not divide over its devices."""
+    """The nearest description. Raises ExportError where samples do not divide over devices, and for a plan with states
+    outside of them."""
     plan, found = bound.plan, roles(bound)
     training = plan.training
     data = found.data * found.replicated
@@ -31,6 +32,10 @@ def describe(bound: BoundPlan) -> Description:
         raise ExportError(
             f"micro-batches of {training.part} samples do not divide over {data} data parallel devices; plan again"
             f" with degrees by hand, such as --data {data}"
+        )
+    if found.offload != "none":
+        raise ExportError(
+            f"the plan has {found.offload}, which no engine is told of here; plan again with --offload none"
         )
     ring = _ring(bound, found)
     full, selective, kept = _recomputation(bound)

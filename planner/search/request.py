@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from hardware_profiles import Cluster
+from hardware_profiles import Machine, MixedCluster, of_one_kind
 from planner.errors import RequestError, nearest_names, unknown_name
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.uneven import EVEN, EXPERTS_OPERATOR, imbalance_fault
-from planner.plan.plan import PRECISIONS, ModelReference
+from planner.plan.plan import INTERLEAVED, PRECISIONS, ModelReference
 from planner.search.offload import NOTHING
 from planner.search.space import FREE, Pinned
 from planner.sharding.stored import offload_fault
@@ -57,7 +57,7 @@ class SearchRequest:
     graph: OperatorGraph
     batch: int
     model: ModelReference
-    cluster: Cluster
+    cluster: Machine
     global_batch: int
     precision: str = "bf16"
     optimizer: str = "adamw"
@@ -81,6 +81,8 @@ class SearchRequest:
         fault = update_fault(self.update)
         if fault is not None:
             raise RequestError(f"{fault[0]}: {fault[1]}")
+        if isinstance(self.cluster, MixedCluster):
+            self._check_mixed(self.cluster)
         uneven = imbalance_fault(self.imbalance)
         if uneven is not None:
             raise RequestError(f"imbalance: {uneven}")
@@ -100,13 +102,29 @@ class SearchRequest:
         if self.memory_limit is not None and self.memory_limit <= 0:
             raise RequestError(f"memory_limit = {self.memory_limit}: bytes are more than 0")
 
+    def _check_mixed(self, cluster: MixedCluster) -> None:
+        """Raise RequestError for what there is not for several kinds of devices."""
+        pinned, where = self.pinned, f"on {cluster.name}, which has several kinds of devices"
+        if self.algorithm not in ("dynamic_programming", "ilp"):
+            raise RequestError(f"algorithm = {self.algorithm} {where}: take dynamic_programming or ilp")
+        if self.objective != "time":
+            raise RequestError(f"objective = {self.objective} {where}: only time is searched there; leave it out")
+        if pinned.virtual_stages not in (None, 1) or pinned.schedule == INTERLEAVED:
+            raise RequestError(
+                f"virtual_stages {where}: virtual stages hold equal blocks on every device; leave them at 1"
+            )
+        if pinned.offload != NOTHING:
+            raise RequestError(f"offload {where}: nothing is parked there; leave it out")
+        if pinned.even:
+            raise RequestError(f"even {where}: stages are sized to their devices; leave it out")
+
 
 def _check_offload(request: SearchRequest) -> None:
     """Raise RequestError where what may be parked cannot be, `UnknownKeyError` where the profile has no place for
     it."""
     asked = request.pinned.offload
     for home in asked.stores:
-        request.cluster.store(home)
+        of_one_kind(request.cluster, "offload").store(home)
     states = asked.optimizer != NOTHING.optimizer
     fault = offload_fault(request.optimizer if states else "", request.pinned.schedule) if asked != NOTHING else None
     if fault is not None:

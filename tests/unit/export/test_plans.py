@@ -65,6 +65,14 @@ def test_a_description_is_drawn_from_its_plan(name: str) -> None:
     assert differences(bound, bound) == ()
 
 
+def test_states_outside_of_the_devices_are_not_left_out_in_silence() -> None:
+    model, devices, description = CASES["data"]
+    bound = plan_of(subject(model, "cpu", devices), description)
+    parked = {name: replace(stored, state_home="host") for name, stored in bound.parameters.items()}
+    with pytest.raises(ExportError, match=r"optimizer states on the host.*--offload none"):
+        describe(replace(bound, parameters=parked))
+
+
 @pytest.mark.parametrize("name", LISTED)
 def test_what_is_written_and_read_makes_the_same_plan(name: str) -> None:
     model, devices, description = CASES[name]
