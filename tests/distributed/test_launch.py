@@ -17,6 +17,7 @@ from planner.plan.plan import Plan
 from runtime.launch import launch
 from runtime.progress import Report, RunSummary, StepReport
 from runtime.run_settings import RunSettings
+from tests.unit.cli.answers import ANSWERS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -139,6 +140,8 @@ def test_json_is_one_object_per_step_and_a_summary(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     step, summary = map(json.loads, done.stdout.splitlines())
+    for line in done.stdout.splitlines():
+        ANSWERS["plan run"].model_validate_json(line)
     assert (step["event"], step["step"], step["unsharded"]) == ("step", 1, None)
     assert (summary["event"], summary["seconds"], summary["agrees"]) == ("summary", None, None)
 
