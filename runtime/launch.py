@@ -24,11 +24,9 @@ from typing import TYPE_CHECKING
 from planner.errors import PlannerError, RequestError
 from planner.plan.file import load_plan
 from planner.plan.plan import Plan
-from runtime.checkpoint.folder import newest
 from runtime.launchers import Launched, launched_by
 from runtime.rank import At, be_a_rank
 from runtime.ranks import run_ranks, threads_per_rank
-from runtime.recovery.running import reading, run_on_and_on
 from runtime.run_settings import RunSettings, arguments_parser, settings_of
 from runtime.watch import LEAVE
 
@@ -59,7 +57,11 @@ def launch(
         return be_a_rank(lambda at: _train(plan, settings, on_report, at), None, settings.timeout)
 
     if settings.restarts or settings.elastic is not None:
+        from runtime.recovery.running import run_on_and_on
+
         return run_on_and_on(Path(plan_path), plan, settings, on_report, on_line)
+    from runtime.progress import reading
+
     words, read = [str(plan_path), *settings.flags()], reading(on_report, on_line)
     return run_ranks("runtime", words, plan.cluster.devices, read, settings.timeout)
 
@@ -151,6 +153,8 @@ def _check(settings: RunSettings) -> None:
 
 def _check_folder(settings: RunSettings) -> None:
     """A run that starts anew must not delete the checkpoints of another one, nor go on from them by mistake."""
+    from runtime.checkpoint.folder import newest
+
     if settings.save is None or settings.go_on or settings.resume is not None:
         return
     found = newest(Path(settings.save))

@@ -6,6 +6,7 @@ a model or a dataset prints is not taken for a report.
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ SCHEMA_VERSION = 1  # of the objects below as JSON
 class StepReport:
     """One batch: its number from 1, its loss, that of the unsharded model (None where that is not run), seconds, and
     the samples and tokens trained on (no tokens for a model without sequences). `trouble` says why no step was made
-    with it; None where one was."""
+    with it, and the next batch has its number; None where one was."""
 
     step: int
     steps: int
@@ -169,3 +170,16 @@ def report_of(line: str) -> Report | None:
     if kind == "step":
         return StepReport(**content)
     return RunSummary(**{**content, "peak_bytes": tuple(content["peak_bytes"])})
+
+
+def reading(on_report: Callable[[Report], None], on_line: Callable[[str], None]) -> Callable[[str], None]:
+    """What becomes of a line of the ranks: a report, or any other."""
+
+    def read(line: str) -> None:
+        report = report_of(line)
+        if report is None:
+            on_line(line)
+        else:
+            on_report(report)
+
+    return read

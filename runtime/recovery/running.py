@@ -7,7 +7,7 @@ from pathlib import Path
 
 from planner.plan.plan import Plan
 from runtime.checkpoint.folder import newest, step_of
-from runtime.progress import Report, report_of
+from runtime.progress import Report, reading
 from runtime.ranks import run_ranks
 from runtime.recovery.replanning import PLANS, Plans, range_of
 from runtime.recovery.supervisor import Attempt, Supervisor
@@ -58,19 +58,6 @@ def run_on_and_on(
         return supervisor.run()
     finally:
         _forget(folder)
-
-
-def reading(on_report: Callable[[Report], None], on_line: Callable[[str], None]) -> Callable[[str], None]:
-    """What becomes of a line of the ranks: a report, or any other."""
-
-    def read(line: str) -> None:
-        report = report_of(line)
-        if report is None:
-            on_line(line)
-        else:
-            on_report(report)
-
-    return read
 
 
 def _forget(folder: Path) -> None:

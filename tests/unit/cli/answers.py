@@ -399,6 +399,7 @@ class RunStep(Strict):
     seconds: float
     samples: int
     tokens: int | None
+    trouble: Text
 
 
 class RunSummary(Strict):
@@ -427,7 +428,18 @@ class RunSummary(Strict):
     agrees: bool | None
 
 
-class Run(RootModel[RunStep | RunSummary]):
+class RunRestart(Strict):
+    """`plan run`, a line where the ranks are started again."""
+
+    schema_version: Literal[1]
+    event: Literal["restart"]
+    restart: int
+    step: int
+    devices: int
+    reason: str
+
+
+class Run(RootModel[RunStep | RunSummary | RunRestart]):
     """`plan run`: every line by itself."""
 
 

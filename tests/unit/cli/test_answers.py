@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from planner.cli.main import app
-from runtime.progress import RunSummary, StepReport, content_of
+from runtime.progress import RestartReport, RunSummary, StepReport, content_of
 from tests.unit.cli.answers import ANSWERS, COMMAND, PATH, Refused, content
 from tests.unit.runtime.checkpoint_states import write_model
 from tests.unit.validation.runs import row, write
@@ -92,12 +92,13 @@ def test_what_a_run_reports_has_its_form() -> None:
         difference=math.inf,
         tolerance=1e-4,
     )
-    for report, kind in ((step, "step"), (summary, "summary")):
+    restart = RestartReport(restart=1, step=2, devices=4, reason="rank 1 was ended by SIGKILL")
+    for report, kind, field in ((step, "step", "seconds"), (summary, "summary", "seconds"), (restart, "restart", "step")):
         content = content_of(report)
         ANSWERS["plan run"].model_validate_json(json.dumps(content))
         assert content["event"] == kind
-        with pytest.raises(ValueError, match="seconds"):
-            ANSWERS["plan run"].model_validate_json(json.dumps({**content, "seconds": "soon"}))
+        with pytest.raises(ValueError, match=field):
+            ANSWERS["plan run"].model_validate_json(json.dumps({**content, field: "soon"}))
 
 
 def test_every_command_has_a_form() -> None:
