@@ -5,9 +5,11 @@ model computes.
                                       ├─ rank 1
                                       └─ ...            see `runtime.ranks` for how all of them end
 
-Started under torchrun already (several nodes), it is one of the ranks:
+Started by a launcher already, on one host or several, it is one of the ranks (`runtime.launchers`):
 
     torchrun --nnodes 4 --nproc-per-node 8 ... -m runtime PLAN --steps 10
+    srun --nodes 4 --ntasks-per-node 8 plan run PLAN --steps 10
+    mpirun -n 8 plan run PLAN --steps 10
 
 Exit codes: 0 the losses agree, 1 they do not or a rank broke down, 2 and 3 those of `PlannerError`.
 """
@@ -22,8 +24,9 @@ from typing import TYPE_CHECKING
 from planner.errors import PlannerError, RequestError
 from planner.plan.file import load_plan
 from planner.plan.plan import Plan
+from runtime.launchers import Launched, launched_by
 from runtime.rank import At, be_a_rank
-from runtime.ranks import run_ranks
+from runtime.ranks import run_ranks, threads_per_rank
 from runtime.run_settings import RunSettings, arguments_parser, settings_of
 
 if TYPE_CHECKING:
@@ -36,14 +39,17 @@ def launch(
     on_report: Callable[["Report"], None],
     on_line: Callable[[str], None] = print,
 ) -> int:
-    """Run the training steps of a plan on this machine, or as one rank of them under torchrun; returns the exit code.
+    """Run the training steps of a plan on this machine, or as one rank of them under a launcher; returns the exit code.
 
     `on_report` gets the report of each step and the summary, `on_line` what the ranks print besides. Raises
     PlannerError for a plan that cannot be read or executed, RunError where a rank breaks down.
     """
     plan = load_plan(Path(plan_path))
     _check(settings)
-    if "RANK" in os.environ:
+    launched = launched_by(os.environ)
+    if launched is not None:
+        launched.check(plan.cluster.devices)
+        _join(launched)
         return be_a_rank(lambda at: _train(plan, settings, on_report, at), None, settings.timeout)
 
     def read(line: str) -> None:
@@ -99,6 +105,15 @@ def _write(text: str) -> None:
     sys.stdout.flush()
 
 
+def _join(launched: Launched) -> None:
+    """Be the process that a launcher has started: torch reads who that is from the environment."""
+    if launched.rank == 0:
+        sys.stderr.write(launched.text() + "\n")
+    os.environ.update(launched.environment())
+    if launched.local_world is not None:  # torch takes all cores where nobody says how many
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(launched.local_world)))
+
+
 def _check(settings: RunSettings) -> None:
     """What is wrong with a request whatever the plan is."""
     counts = (("steps", settings.steps, 1), ("workers", settings.workers, 0), ("keep", settings.keep, 1))
@@ -107,6 +122,8 @@ def _check(settings: RunSettings) -> None:
             raise RequestError(f"--{name} {value}: give {least} or more")
     if not settings.timeout > 0:
         raise RequestError(f"--timeout {settings.timeout:g}: give seconds, more than 0")
+    if settings.guard().rolls_back:
+        raise RequestError("rollback: `plan run` does not go back by itself; let it skip, or stop")
     if settings.go_on and settings.save is None:
         raise RequestError(
             "--continue: goes on from the newest checkpoint in --save; give --save DIR, or --resume PATH"
@@ -114,6 +131,8 @@ def _check(settings: RunSettings) -> None:
     given = [("--resume", settings.resume), ("--continue", settings.go_on), ("--weights", settings.weights)]
     if len(both := [flag for flag, value in given if value]) > 1:
         raise RequestError(f"{' and '.join(both)}: say one place to start from")
+    if settings.cast and settings.weights is None:
+        raise RequestError("--cast: converts what --weights PATH loads; a run goes on in the precision that it has")
     if settings.data is None and (settings.shuffle or settings.workers or not settings.full_batch):
         flag = "--shuffle" if settings.shuffle else "--workers" if settings.workers else "--own-samples"
         raise RequestError(f"{flag}: synthetic data is drawn, not read; give --data package.module:factory")

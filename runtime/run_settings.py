@@ -3,6 +3,8 @@
 import argparse
 from dataclasses import dataclass
 
+from runtime.guard_settings import GuardSettings
+
 TIMEOUT = 600.0
 """Seconds without progress after which a run is ended."""
 SAVE_EVERY = 100
@@ -18,11 +20,13 @@ class RunSettings:
     `check` runs the unsharded model beside it, in the memory of rank 0's device. `model` and `data` are factories,
     `package.module:factory`: of the model where the plan does not name it, of a dataset where there shall be one.
     `shuffle`, `full_batch` and `workers` are those of `runtime.loader`. A run in which no rank makes progress for
-    `timeout` seconds is ended.
+    `timeout` seconds is ended. `on_nonfinite`, `on_spike`, `spike_factor` and `spike_window` are those of
+    `runtime.guard`.
 
     `save` is the folder of checkpoints: one every `save_every` steps and one behind the last, of which `keep` stay.
     Training goes on from the checkpoint at `resume`, or with `go_on` from the newest in `save` where there is one;
-    `steps` counts those before it too. `weights` has the model to start from: a checkpoint, or files of Hugging Face.
+    `steps` counts those before it too. `weights` has the model to start from: a checkpoint, or files of Hugging Face;
+    with `cast` in whatever floating point dtype.
     """
 
     steps: int = 5
@@ -40,18 +44,33 @@ class RunSettings:
     resume: str | None = None
     go_on: bool = False
     weights: str | None = None
+    cast: bool = False
+    on_nonfinite: str = "stop"
+    on_spike: str = "ignore"
+    spike_factor: float = 2.0
+    spike_window: int = 32
+
+    def guard(self) -> GuardSettings:
+        """What becomes of steps that break. Raises RequestError for what cannot be asked for."""
+        return GuardSettings(
+            on_nonfinite=self.on_nonfinite,
+            on_spike=self.on_spike,
+            spike_factor=self.spike_factor,
+            spike_window=self.spike_window,
+        )
 
     def flags(self) -> list[str]:
         """The settings as `arguments_parser` reads them."""
         words = ["--steps", str(self.steps), "--seed", str(self.seed), "--workers", str(self.workers)]
-        words += ["--timeout", str(self.timeout)]
+        words += ["--timeout", str(self.timeout), "--on-nonfinite", self.on_nonfinite, "--on-spike", self.on_spike]
+        words += ["--spike-factor", str(self.spike_factor), "--spike-window", str(self.spike_window)]
         words += ["--model", self.model] if self.model is not None else []
         words += ["--data", self.data] if self.data is not None else []
         words += ["--save-every", str(self.save_every), "--keep", str(self.keep)]
         for flag, path in (("--save", self.save), ("--resume", self.resume), ("--weights", self.weights)):
             words += [flag, path] if path is not None else []
         given = [("--no-check", not self.check), ("--shuffle", self.shuffle), ("--own-samples", not self.full_batch)]
-        given.append(("--continue", self.go_on))
+        given += [("--continue", self.go_on), ("--cast", self.cast)]
         return words + [flag for flag, wanted in given if wanted]
 
 
@@ -68,12 +87,17 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--own-samples", action="store_true", help="each rank reads only the samples of its pieces")
     parser.add_argument("--workers", type=int, default=0, help="processes that read --data, per rank (default 0)")
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds without progress (default 600)")
+    parser.add_argument("--on-nonfinite", default="stop", help="stop or skip a step that is not finite (stop)")
+    parser.add_argument("--on-spike", default="ignore", help="ignore, stop or skip a step whose loss leaps (ignore)")
+    parser.add_argument("--spike-factor", type=float, default=2.0, help="times the median of a loss that leaps (2)")
+    parser.add_argument("--spike-window", type=int, default=32, help="steps of which the median is taken (32)")
     parser.add_argument("--save", metavar="DIR", help="folder of checkpoints")
     parser.add_argument("--save-every", type=int, default=SAVE_EVERY, help="steps between two (default 100)")
     parser.add_argument("--keep", type=int, default=KEEP, help="how many of them stay (default 3)")
     parser.add_argument("--resume", metavar="PATH", help="go on from a checkpoint, or the newest of a folder")
     parser.add_argument("--continue", dest="go_on", action="store_true", help="go on from the newest in --save, if any")
     parser.add_argument("--weights", metavar="PATH", help="start from the model of a checkpoint or of Hugging Face")
+    parser.add_argument("--cast", action="store_true", help="convert --weights to the precision of the plan")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parser.add_argument("--notes", help=argparse.SUPPRESS)
     return parser
@@ -91,10 +115,15 @@ def settings_of(given: argparse.Namespace) -> RunSettings:
         full_batch=not given.own_samples,
         workers=given.workers,
         timeout=given.timeout,
+        on_nonfinite=given.on_nonfinite,
+        on_spike=given.on_spike,
+        spike_factor=given.spike_factor,
+        spike_window=given.spike_window,
         save=given.save,
         save_every=given.save_every,
         keep=given.keep,
         resume=given.resume,
         go_on=given.go_on,
         weights=given.weights,
+        cast=given.cast,
     )

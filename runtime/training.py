@@ -46,7 +46,9 @@ def train(
     at("building the model")
     built = _build(plan, settings)
     at("tracing the model and building the step")
-    step = parallelize(built.module, plan, optimizer=optimizer, device=device, seed=settings.seed)
+    step = parallelize(
+        built.module, plan, optimizer=optimizer, device=device, seed=settings.seed, guard=settings.guard()
+    )
     step.prepare(*built.args, **built.kwargs)
     checkpoints = RunCheckpoints(settings, at)
     source = checkpoints.restore(step)
@@ -143,6 +145,7 @@ class _Run:
             steps=self.settings.steps,
             loss=loss,
             unsharded=None if self.plain is None or whole is None else self._unsharded(self.plain, whole),
+            trouble=None if self.step.trouble is None else self.step.trouble.message,
             seconds=seconds,
             samples=samples,
             tokens=None if length is None else samples * length,
@@ -152,7 +155,7 @@ class _Run:
         device, matcher = self.step.place.device, self.step.matcher
         given = matcher.arguments(whole.args, whole.kwargs)
         moved = given.with_tensors([tensor.to(device) for tensor in given.tensors()])
-        return plain(moved.args, moved.kwargs)
+        return plain(moved.args, moved.kwargs, update=self.step.trouble is None)
 
     def summary(self, seconds: list[float], worst: float | None) -> RunSummary:
         plan, device = self.plan, self.step.place.device

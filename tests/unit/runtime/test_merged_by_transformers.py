@@ -7,13 +7,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from planner.errors import CheckpointError
+from planner.models.zoo import build_model
 from runtime.checkpoint.offline import merge
+from runtime.checkpoint.restoring import load
 from runtime.checkpoint.source import open_checkpoint
+from tests.contract.one_rank import one_rank
 from tests.distributed import plans
-from tests.unit.runtime.checkpoint_states import Memory, manifest_of
+from tests.unit.runtime.checkpoint_states import Memory, manifest_of, plan_of
 
 transformers = pytest.importorskip("transformers")
 
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SIZES = {
     "vocab_size": plans.VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": plans.SEQUENCE,
@@ -40,7 +45,7 @@ def test_transformers_load_a_merged_llama(model: str, tmp_path: Path) -> None:
     loaded, report = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "merged", output_loading_info=True)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     tokens, labels = plans.batch()
-    wanted = float(module(tokens, labels))
+    wanted = float(module(tokens, labels).detach())
     found = F.cross_entropy(loaded(input_ids=tokens).logits.flatten(0, 1), labels.flatten())
     assert float(found) == pytest.approx(wanted, rel=1e-5)
 
@@ -54,3 +59,30 @@ def test_files_that_transformers_write_are_read(tmp_path: Path) -> None:
     module = plans.build("llama")
     module.load_state_dict({name: source.read(name) for name in source.tensors}, strict=True)
     assert torch.equal(module.lm_head.weight, written.lm_head.weight)
+
+
+def test_weights_in_another_dtype_are_taken_where_that_is_asked_for(tmp_path: Path) -> None:
+    """A step on one rank, from files in bfloat16 for a plan in float32."""
+    written = transformers.LlamaForCausalLM(theirs("llama")).bfloat16()
+    written.save_pretrained(tmp_path)
+    with one_rank("llama", plan_of("llama", "zero1", (1,)), plans.traced("llama")) as (step, _):
+        with pytest.raises(CheckpointError, match=r"other dtype: .*; weights alone can be converted: --weights PATH"):
+            load(step, tmp_path)
+        assert load(step, tmp_path, cast=True).step == 0
+        found = step.full_parameters()["lm_head.weight"]
+    assert torch.equal(found, written.lm_head.weight.float())
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen3", "bert-hf", "t5-hf", "vit"])
+def test_models_of_a_config_keep_their_names(name: str, tmp_path: Path) -> None:
+    """What was planned from a `config.json` is loaded whole by the class that it names; tied weights are there once."""
+    config = CONFIGS / name / "config.json"
+    module = build_model(str(config), dtype="float32", device="cpu").module
+    buffers = {n: b for n, b in module.named_buffers() if n in module.state_dict()}
+    state = Memory(contents={**dict(module.named_parameters()), **buffers})
+    merge(state, manifest_of(state), tmp_path / "merged")
+    (tmp_path / "merged" / "config.json").write_text(config.read_text())
+    loaded, report = type(module).from_pretrained(tmp_path / "merged", output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    known = loaded.state_dict()
+    assert all(torch.equal(value, known[name]) for name, value in module.state_dict().items())
