@@ -93,7 +93,11 @@ def test_what_a_run_reports_has_its_form() -> None:
         tolerance=1e-4,
     )
     restart = RestartReport(restart=1, step=2, devices=4, reason="rank 1 was ended by SIGKILL")
-    for report, kind, field in ((step, "step", "seconds"), (summary, "summary", "seconds"), (restart, "restart", "step")):
+    for report, kind, field in (
+        (step, "step", "seconds"),
+        (summary, "summary", "seconds"),
+        (restart, "restart", "step"),
+    ):
         content = content_of(report)
         ANSWERS["plan run"].model_validate_json(json.dumps(content))
         assert content["event"] == kind
