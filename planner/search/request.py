@@ -7,6 +7,7 @@ from typing import Literal
 from hardware_profiles import Cluster
 from planner.errors import RequestError, nearest_names, unknown_name
 from planner.graph.operator_graph import OperatorGraph
+from planner.graph.placed import placed_tables
 from planner.graph.uneven import EVEN, EXPERTS_OPERATOR, imbalance_fault
 from planner.plan.plan import PRECISIONS, ModelReference
 from planner.search.offload import NOTHING
@@ -87,6 +88,7 @@ class SearchRequest:
         if self.imbalance != EVEN and not any(op.op == EXPERTS_OPERATOR for op in self.graph.operators):
             raise RequestError(f"imbalance = {self.imbalance:g}: no operator of this model routes to experts")
         _check_offload(self)
+        placed_tables(self.graph, self.update.placed)
         for pattern in self.update.local_parameters:
             if not any(fnmatchcase(name, pattern) for name in self.graph.parameter_names):
                 near = nearest_names(pattern, self.graph.parameter_names)
