@@ -33,8 +33,8 @@ class Host:
 
     `memory` is that of the host over its devices, `link` what a device has of its uplink in each direction while all
     devices that share it transfer. `bandwidth` is its part of that of the memory, reading and writing counted, None
-    where the profile does not say it. `disk` has the part of the disks, as they read and write by themselves; None where
-    the profile says nothing of any.
+    where the profile does not say it. `disk` has the part of the disks, as they read and write by themselves; None
+    where the profile says nothing of any.
     """
 
     memory: Bytes

@@ -41,6 +41,7 @@ from runtime.kept_results import KeptResults
 from runtime.local_ops import LocalCall, local_call
 from runtime.observer import Observer
 from runtime.parameters import LocalParameter, Version
+from runtime.placed_tables import PlacedTables
 from runtime.put_off import Call, PutOff
 from runtime.randomness import FIRST, Draw
 from runtime.redistribute import Transfer, transfer
@@ -264,8 +265,9 @@ def _broken_promise(instruction: Instruction, name: str, shape: Sequence[int], r
     )
 
 
-def build_executor(bound: BoundPlan, place: RankMesh, cut: StageCut) -> Executor:
-    """The program of this rank for its stage of a plan. Raises ModelError for an operator that cannot run yet."""
+def build_executor(bound: BoundPlan, place: RankMesh, cut: StageCut, tables: PlacedTables | None = None) -> Executor:
+    """The program of this rank for its stage of a plan, with the `tables` that are not on the devices. Raises
+    ModelError for an operator that cannot run yet."""
     graph, mesh = bound.graph, place.mesh
     promised = promised_layouts(bound)
     results = (*cut.sends, *((graph.loss,) if cut.last else ()))
@@ -289,7 +291,7 @@ def build_executor(bound: BoundPlan, place: RankMesh, cut: StageCut) -> Executor
             index=index,
             bound=op,
             operands=operands,
-            call=local_call(graph, op, place, bound.sequences),
+            call=local_call(graph, op, place, bound.sequences, tables),
             results=tuple(None if name is None else (name, shapes[name]) for name in op.operator.results),
             last=tuple(sorted(ended - set(outlive))),
             kept=bound.is_kept(index),

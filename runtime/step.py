@@ -38,8 +38,10 @@ from runtime.optimizers import OptimizerSettings
 from runtime.outside import Outside
 from runtime.parameters import LocalParameter, Version, local_parameters, unused_parameters, whole_buffers
 from runtime.pipeline import Pipeline, Values
+from runtime.placed_tables import PlacedTables
 from runtime.put_off import PutOff
 from runtime.randomness import Draw
+from runtime.servers.addresses import Addresses
 from runtime.slices import Slices
 from runtime.stage_links import build_chunks, everyone, share_parameters, whole_value
 
@@ -50,7 +52,7 @@ class RankStep:
     `batched` are the inputs whose leading dim is the samples; `pieces` into how many parts the plan cuts those.
     `seed` is that of what is drawn at random while training: dropout. `check_layouts` holds for the next step, and is
     off after it; `check_gradients` for every step. `observer` looks on at every operator. `outside` is where what the
-    plan parks goes.
+    plan parks goes, `servers` where those are that have tables of the plan.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class RankStep:
         seed: int = 0,
         check_layouts: bool = True,
         outside: Outside | None = None,
+        servers: Addresses | None = None,
     ) -> None:
         self.bound = bound
         self.place = place
@@ -75,7 +78,8 @@ class RankStep:
         self.cuts = tuple(cut_stage(bound, stage) for stage in range(len(bound.plan.stages)))
         check_updates(bound, self.cuts)
         own = self.cuts[place.stage :: place.stages]
-        self.executors: tuple[Executor, ...] = tuple(build_executor(bound, place, cut) for cut in own)
+        self.tables = PlacedTables(module, bound, place, settings, servers)
+        self.executors: tuple[Executor, ...] = tuple(build_executor(bound, place, cut, self.tables) for cut in own)
         update = bound.plan.training.update
         self.pieces = sample_pieces((bound.inputs[name] for name in batched), bound.plan.mesh.sizes)
         # gradient of the loss of a micro-batch, which is the mean over its slices
@@ -141,6 +145,7 @@ class RankStep:
             check_gradients(self.parameters.values(), self.steps + 1, self.place.device)
         self.optimizer.set_learning_rate(learning_rate)
         self.optimizer.step()
+        self.tables.step(learning_rate)
         for end in self.ends:
             end.apply(self.buffers)
         self.steps += 1
@@ -210,6 +215,7 @@ class RankStep:
         self.buffers.update(buffers)
         for parameter in self.parameters.values():
             parameter.gradient = None
+        self.tables.forget()
 
         def again(part: int, watch: FiniteWatch) -> None:
             slices = self.bound.plan.slices
@@ -234,7 +240,8 @@ class RankStep:
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
         """The whole weights by name, gathered from all ranks; tied weights under their first name."""
-        return self._everywhere({name: parameter.whole(self.place) for name, parameter in self.parameters.items()})
+        held = {name: parameter.whole(self.place) for name, parameter in self.parameters.items()}
+        return self._everywhere({**held, **self.tables.whole()})
 
     def full_gradients(self) -> dict[str, torch.Tensor]:
         """The whole gradients of the trainable parameters accumulated since the last update, summed over all ranks."""

@@ -36,6 +36,7 @@ from runtime.inputs import InputPieces, Inputs, LocalBatch
 from runtime.optimizers import OptimizerSettings
 from runtime.outside import Outside
 from runtime.same_batch import check_same_batch
+from runtime.servers.addresses import Addresses
 from runtime.step import RankStep
 
 
@@ -56,8 +57,10 @@ class TrainingStep:
         check_layouts: bool = True,
         check_gradients: bool = False,
         outside: Outside | None = None,
+        servers: Addresses | None = None,
     ) -> None:
         self.plan = plan
+        self._servers = servers
         self._outside = outside
         self._seed, self._check_layouts, self._check_gradients = seed, check_layouts, check_gradients
         self.place = place
@@ -153,7 +156,15 @@ class TrainingStep:
         settings = self.optimizer.settings
         check_values(self._module, bound, self.place.device)
         rank = RankStep(
-            self._module, bound, self.place, settings, batched, self._seed, self._check_layouts, self._outside
+            self._module,
+            bound,
+            self.place,
+            settings,
+            batched,
+            self._seed,
+            self._check_layouts,
+            self._outside,
+            self._servers,
         )
         rank.check_gradients = self._check_gradients
         pieces = InputPieces(bound=bound, place=self.place, batched=batched, reads=rank.reads)
@@ -234,6 +245,7 @@ def parallelize(
     check_layouts: bool = True,
     check_gradients: bool = False,
     offload_folder: str | os.PathLike[str] | None = None,
+    servers: Addresses | None = None,
 ) -> TrainingStep:
     """The training step of `plan`, or of the plan in a file, for `model`, whose real weights are taken over.
 
@@ -243,7 +255,8 @@ def parallelize(
     on every rank, decides which elements are dropped where the model has dropout, whatever the plan; with
     `check_layouts` the first step checks that every tensor lies as the plan promises, with `check_gradients` every step
     that gradients are finite. `offload_folder` is where the plan's files are that keep what it parks on a disk, the
-    folder of temporary files where it is not given.
+    folder of temporary files where it is not given. `servers` is where the parameter servers are that have tables of
+    the plan, if it has any there.
 
     Raises PlanFileError for a plan that cannot be read, RequestError for one for another number of devices, and with an
     example all that `TrainingStep.prepare` raises.
@@ -267,6 +280,7 @@ def parallelize(
         check_layouts,
         check_gradients,
         Outside(folder=None if offload_folder is None else Path(offload_folder)),
+        servers,
     )
     if example is not None:
         step.prepare(example)

@@ -13,10 +13,12 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from planner.graph.operator_graph import Operator
+from planner.graph.placed import place_of
 from planner.graph.returned import loss_in
 from planner.plan.plan import Training
 from runtime.after_step import step_ends
 from runtime.optimizers import OptimizerSettings, make_optimizer, wide_dtype
+from runtime.plain_tables import sparse_tables
 from runtime.randomness import Draw
 from runtime.same_dropout import SameDropout
 
@@ -44,10 +46,16 @@ class UnshardedStep:
         self._parts = training.micro_batches
         self._scale = training.update.seed(training.micro_batches, pieces)
         self._batched = batched
-        self._weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+        tables = {name for name in trainable if place_of(name, training.update.placed) is not None}
+        self._weights = list(trainable.values())
         self._gradients: list[torch.Tensor | None] = [None] * len(self._weights)
         self._masters = [self._master(weight) for weight in self._weights]
-        self._optimizer = make_optimizer(training.optimizer, self._masters, settings)
+        masters = dict(zip(trainable, self._masters, strict=True))
+        self._sparse = sparse_tables(module, {name: masters[name] for name in tables}, training.optimizer, settings)
+        self._optimizer = make_optimizer(
+            training.optimizer, [master for name, master in masters.items() if name not in tables], settings
+        )
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
         """The mean loss of the micro-batches, before the update."""
@@ -94,6 +102,8 @@ class UnshardedStep:
         if self._update.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._masters, self._update.clip_norm)
         self._optimizer.step()
+        if self._sparse is not None:
+            self._sparse.step()
         held = dict(self._module.named_buffers())
         for end in step_ends(self._module):
             after = dict(held)
