@@ -12,10 +12,13 @@ Started under torchrun already (several nodes), it is one of the ranks:
 Exit codes: 0 the losses agree, 1 they do not or a rank broke down, 2 and 3 those of `PlannerError`.
 """
 
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,7 +58,23 @@ def launch(
         else:
             on_report(report)
 
-    return run_ranks("runtime", [str(plan_path), *settings.flags()], plan.cluster.devices, read, settings.timeout)
+    with _servers(plan, settings) as found:
+        flags = replace(settings, server_folder=found).flags()
+        return run_ranks("runtime", [str(plan_path), *flags], plan.cluster.devices, read, settings.timeout)
+
+
+@contextlib.contextmanager
+def _servers(plan: Plan, settings: RunSettings) -> Iterator[str | None]:
+    """The parameter servers of a run on this machine, where its plan needs any: the folder in which they are found."""
+    if not any(place == "servers" for _, place in plan.training.update.placed):
+        yield None
+        return
+    from runtime.servers.fleet import Fleet
+
+    with tempfile.TemporaryDirectory(prefix="plan-servers-") as temporary:
+        folder = settings.server_folder or temporary
+        with Fleet(Path(folder), settings.servers):
+            yield folder
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,7 +120,8 @@ def _write(text: str) -> None:
 
 def _check(settings: RunSettings) -> None:
     """What is wrong with a request whatever the plan is."""
-    for name, value, least in (("steps", settings.steps, 1), ("workers", settings.workers, 0)):
+    least_values = (("steps", settings.steps, 1), ("workers", settings.workers, 0), ("servers", settings.servers, 1))
+    for name, value, least in least_values:
         if value < least:
             raise RequestError(f"--{name} {value}: give {least} or more")
     if not settings.timeout > 0:

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 TIMEOUT = 600.0
 """Seconds without progress after which a run is ended."""
 
+SERVERS = 2
+"""Parameter servers, where a plan has tables on servers and nobody says how many."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
@@ -14,7 +17,9 @@ class RunSettings:
     `check` runs the unsharded model beside it, in the memory of rank 0's device. `model` and `data` are factories,
     `package.module:factory`: of the model where the plan does not name it, of a dataset where there shall be one.
     `shuffle`, `full_batch` and `workers` are those of `runtime.loader`. A run in which no rank makes progress for
-    `timeout` seconds is ended.
+    `timeout` seconds is ended. `servers` are the parameter servers of a plan with tables on servers, which keep their
+    files in `server_folder`: those that run there, or, of a run on this machine, new ones; a temporary folder where not
+    given.
     """
 
     steps: int = 5
@@ -26,11 +31,14 @@ class RunSettings:
     full_batch: bool = True
     workers: int = 0
     timeout: float = TIMEOUT
+    servers: int = SERVERS
+    server_folder: str | None = None
 
     def flags(self) -> list[str]:
         """The settings as `arguments_parser` reads them."""
         words = ["--steps", str(self.steps), "--seed", str(self.seed), "--workers", str(self.workers)]
-        words += ["--timeout", str(self.timeout)]
+        words += ["--timeout", str(self.timeout), "--servers", str(self.servers)]
+        words += ["--server-folder", self.server_folder] if self.server_folder is not None else []
         words += ["--model", self.model] if self.model is not None else []
         words += ["--data", self.data] if self.data is not None else []
         given = (("--no-check", not self.check), ("--shuffle", self.shuffle), ("--own-samples", not self.full_batch))
@@ -50,6 +58,8 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--own-samples", action="store_true", help="each rank reads only the samples of its pieces")
     parser.add_argument("--workers", type=int, default=0, help="processes that read --data, per rank (default 0)")
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds without progress (default 600)")
+    parser.add_argument("--servers", type=int, default=SERVERS, help="parameter servers (default 2)")
+    parser.add_argument("--server-folder", help="where they keep their files, and are found")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parser.add_argument("--notes", help=argparse.SUPPRESS)
     return parser
@@ -67,4 +77,6 @@ def settings_of(given: argparse.Namespace) -> RunSettings:
         full_batch=not given.own_samples,
         workers=given.workers,
         timeout=given.timeout,
+        servers=given.servers,
+        server_folder=given.server_folder,
     )

@@ -42,6 +42,13 @@ def run(
     timeout: Annotated[
         float, typer.Option(help="Seconds without progress of any rank after which the run is ended.")
     ] = 600.0,
+    servers: Annotated[
+        int, typer.Option(help="Parameter servers to start, where the plan has tables on servers.", min=1)
+    ] = 2,
+    server_folder: Annotated[
+        Path | None,
+        typer.Option(help="Where those keep their files; under torchrun, where running ones are found."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per step and a summary on stdout.")] = False,
 ) -> None:
     """Execute a plan with real processes and compare the losses with those of the unsharded model.
@@ -57,7 +64,8 @@ def run(
 
     settings = RunSettings(
         steps=steps, seed=seed, check=check, model=model, data=data, shuffle=shuffle, full_batch=full_batch,
-        workers=workers, timeout=timeout,
+        workers=workers, timeout=timeout, servers=servers,
+        server_folder=None if server_folder is None else str(server_folder),
     )  # fmt: skip
     with reporting(as_json), _shown(as_json, steps) as (on_report, on_line):
         code = launch(plan_file, settings, on_report, on_line)

@@ -40,7 +40,7 @@ def placed_tables(graph: OperatorGraph, placed: Placed) -> dict[str, str]:
     parameter matches, and for a parameter that something else than a look-up of its rows reads."""
     for pattern, _ in placed:
         if not any(fnmatchcase(parameter.name, pattern) for parameter in graph.parameters):
-            tables = [p.name for p in graph.parameters if _fault(graph, p.name) is None]
+            tables = tables_of(graph)
             near = nearest_names(pattern, tables)
             hint = f"; did you mean {' or '.join(near)}?" if near else f"; it has the tables {_listed(tables)}"
             raise RequestError(f"place: no parameter of the model matches '{pattern}'{hint}")
@@ -53,6 +53,11 @@ def placed_tables(graph: OperatorGraph, placed: Placed) -> dict[str, str]:
                 f" looked up"
             )
     return found
+
+
+def tables_of(graph: OperatorGraph) -> tuple[str, ...]:
+    """The parameters of a traced graph that could be placed elsewhere."""
+    return tuple(parameter.name for parameter in graph.parameters if _fault(graph, parameter.name) is None)
 
 
 def with_places(graph: OperatorGraph, placed: Placed) -> OperatorGraph:

@@ -111,6 +111,12 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
 
 def bind_prepared(plan: Plan, whole: OperatorGraph, blocks: Blocks) -> BoundPlan:
     """`bind` to a graph of the plan's model that is prepared already, and has the batch of one micro-batch."""
+    if plan.training.update.placed and len(plan.stages) > 1:
+        raise PlanFileError(
+            f"stages: there are {len(plan.stages)}, and training.placed has tables outside of the devices, which one"
+            f" stage"
+            " reads; make it one, or place them on the devices"
+        )
     graph = one_slice(whole, plan.model.sequence_length, plan.slices)
     _check_stages(plan, blocks)
     _check_copies(plan, graph)

@@ -40,6 +40,11 @@ def degree_rows(plan: Plan, roles: Roles) -> Rows:
         rows.append(("pipeline", f"{plan.schedule}, {blocks} blocks a stage{virtual}{slices}"))
     long = len(roles.recomputation) > _LONG
     rows.append(("recomputation", recomputation_words(plan) if long else roles.recomputation))
+    tables = [
+        f"{pattern} on {'the host' if place == 'host' else place}" for pattern, place in plan.training.update.placed
+    ]
+    if tables:
+        rows.append(("tables", ", ".join(tables)))
     if roles.offload != "none":
         rows.append(("offload", roles.offload))
     return tuple(rows)

@@ -1,6 +1,6 @@
 """What is asked of the search."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -88,7 +88,7 @@ class SearchRequest:
         if self.imbalance != EVEN and not any(op.op == EXPERTS_OPERATOR for op in self.graph.operators):
             raise RequestError(f"imbalance = {self.imbalance:g}: no operator of this model routes to experts")
         _check_offload(self)
-        placed_tables(self.graph, self.update.placed)
+        self._check_places()
         for pattern in self.update.local_parameters:
             if not any(fnmatchcase(name, pattern) for name in self.graph.parameter_names):
                 near = nearest_names(pattern, self.graph.parameter_names)
@@ -101,6 +101,24 @@ class SearchRequest:
             raise RequestError(f"time_limit = {self.time_limit}: seconds are 0 or more")
         if self.memory_limit is not None and self.memory_limit <= 0:
             raise RequestError(f"memory_limit = {self.memory_limit}: bytes are more than 0")
+
+    def _check_places(self) -> None:
+        """Tables outside of the devices are read by one pipeline stage, and updated by optimizers that look at a
+        row."""
+        if not self.update.placed:
+            return
+        placed_tables(self.graph, self.update.placed)
+        if self.optimizer == "lamb":
+            raise RequestError(
+                "place: lamb takes norms of whole weights, which tables elsewhere have not; take adamw or sgd"
+            )
+        if self.pinned.pipeline not in (None, 1):
+            raise RequestError(
+                f"place: tables elsewhere are read by one pipeline stage, and {self.pinned.pipeline} are asked for;"
+                f" take"
+                " --pipeline 1"
+            )
+        object.__setattr__(self, "pinned", replace(self.pinned, pipeline=1))
 
 
 def _check_offload(request: SearchRequest) -> None:

@@ -33,6 +33,7 @@ def texts(model: str, sizes: tuple[int, ...], placed: tuple[tuple[str, str], ...
     [
         ("wide-deep", (2,), [0, 1, 2]),
         ("dlrm", (2, 2), [0, 1]),
+        ("bags", (2,), [0, 1]),
         pytest.param("dlrm", (2,), list(range(8)), marks=pytest.mark.thorough),
         pytest.param("wide-deep", (2, 2), list(range(8)), marks=pytest.mark.thorough),
         pytest.param("wide-deep", (4,), list(range(4)), marks=pytest.mark.thorough),
@@ -41,7 +42,11 @@ def texts(model: str, sizes: tuple[int, ...], placed: tuple[tuple[str, str], ...
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_tables_on_the_host(request, model: str, sizes: tuple[int, ...], seeds: list[int]) -> None:
     pool = request.getfixturevalue("pair" if sizes == (2,) else "pool")
-    placed = (("tables.*", "host"), *((("wide.*", "host"),) if model == "wide-deep" else ()))
+    placed = {
+        "bags": (("bags.*", "host"), ("sums.*", "host")),
+        "dlrm": (("tables.*", "host"),),
+        "wide-deep": (("tables.*", "host"), ("wide.*", "host")),
+    }[model]
     answers = pool.run("tasks_placed", "training", model, texts(model, sizes, placed, seeds), [])
     for answer in answers:
         for losses, weights, nbytes, pulled in answer:
