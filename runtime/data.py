@@ -27,10 +27,10 @@ from runtime.training_step import TrainingStep
 _SEED_STRIDE = 1_000_003  # a prime: seeds and steps do not meet in one stream below it
 
 
-def synthetic_batches(built: BuiltModel, plan: Plan, seed: int, steps: int) -> Iterator[Arguments]:
-    """Global batches like the example of a model."""
+def synthetic_batches(built: BuiltModel, plan: Plan, seed: int, steps: int, first: int = 0) -> Iterator[Arguments]:
+    """Global batches like the example of a model, of all steps but the `first` ones."""
     example = Arguments(args=tuple(built.args), kwargs=built.kwargs)
-    for number in range(steps):
+    for number in range(first, steps):
         drawn = synthetic_batch(
             example.tensors(),
             batch=built.batch,
@@ -45,7 +45,7 @@ def synthetic_batches(built: BuiltModel, plan: Plan, seed: int, steps: int) -> I
 def dataset_batches(
     settings: RunSettings, step: TrainingStep, *, dtype: str, whole: bool
 ) -> Iterator[tuple[Arguments, Arguments | None]]:
-    """What this rank reads for each step of a run, and with `whole` the whole batches, where the rank reads less.
+    """What this rank reads for each step that is left, and with `whole` the whole batches, where the rank reads less.
 
     Floating point values become `dtype`, as those of the example did. Raises RequestError for a factory that gives no
     dataset, and at once for a dataset that is too short, where that can be known.
@@ -53,11 +53,14 @@ def dataset_batches(
     assert settings.data is not None
     dataset = load_dataset(settings.data)
     own = _opened(dataset, settings, step, dtype, full_batch=settings.full_batch)
-    read = own.steps(settings.steps)
+    own.go_on(step.rank.samples)
+    count = own.start + settings.steps - step.steps
+    read = own.steps(count)
     if not whole or own.own is None:
         return ((given, given) for given in map(_one, read))
-    full = _opened(dataset, settings, step.plan, dtype, full_batch=True).steps(settings.steps)
-    return zip(map(_one, read), map(_one, full), strict=True)
+    full = _opened(dataset, settings, step.plan, dtype, full_batch=True)
+    full.go_on(step.rank.samples)
+    return zip(map(_one, read), map(_one, full.steps(count)), strict=True)
 
 
 def _opened(

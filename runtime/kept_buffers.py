@@ -33,24 +33,32 @@ class KeptBuffers:
 
 def kept_buffers(module: nn.Module, bound: BoundPlan, cuts: Sequence[StageCut], device: torch.device) -> KeptBuffers:
     """Those of a module under a plan. Collective where the plan broadcasts values."""
-    graph, ranks = bound.graph, bound.plan.pipeline
-    homes: dict[str, tuple[int, ...]] = {name: tuple(range(ranks)) for name in _persistent(module)}
-    for buffer, content in graph.updates:
-        at = graph.producer[content]
-        homes[buffer] = tuple(sorted({cut.stage % ranks for cut in cuts if at in cut.operators}))
-    for end in step_ends(module):
-        names = [end.full(name) for name in end.buffers]
-        changing = [homes[name] for name in names if name in {buffer for buffer, _ in graph.updates}]
-        homes.update(dict.fromkeys(names, changing[0]) if changing else {})
+    graph, homes = bound.graph, buffer_homes(module, bound, cuts)
     held = dict(module.named_buffers(remove_duplicate=False))
-    unread = {name: held[name].detach() for name in sorted(homes) if name not in graph.buffers}
+    unread = {name: held[name].detach() for name in homes if name not in graph.buffers}
     if bound.plan.training.update.broadcast:
         unread = {name: from_first(content, device) for name, content in unread.items()}
     return KeptBuffers(
-        homes=dict(sorted(homes.items())),
+        homes=homes,
         unread={name: content.to(device, copy=True) for name, content in unread.items()},
         tied=_tied(module, graph.parameter_names),
     )
+
+
+def buffer_homes(module: nn.Module, bound: BoundPlan, cuts: Sequence[StageCut]) -> dict[str, tuple[int, ...]]:
+    """The pipeline ranks on which each buffer is right that is kept, in sorted order of names."""
+    ranks = bound.plan.pipeline
+    homes: dict[str, tuple[int, ...]] = {name: tuple(range(ranks)) for name in _persistent(module)}
+    changed = dict(bound.graph.updates)
+    for buffer, content in changed.items():
+        at = bound.graph.producer[content]
+        homes[buffer] = tuple(sorted({cut.stage % ranks for cut in cuts if at in cut.operators}))
+    for end in step_ends(module):
+        names = [end.full(name) for name in end.buffers]
+        for name in changed:
+            if name in names:
+                homes.update(dict.fromkeys(names, homes[name]))
+    return dict(sorted(homes.items()))
 
 
 def _persistent(module: nn.Module) -> list[str]:

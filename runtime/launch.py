@@ -46,6 +46,7 @@ def launch(
     """
     plan = load_plan(Path(plan_path))
     _check(settings)
+    _check_tables(plan, settings)
     if "RANK" in os.environ:
         return be_a_rank(lambda at: _train(plan, settings, on_report, at), None, settings.timeout)
 
@@ -120,15 +121,39 @@ def _write(text: str) -> None:
 
 def _check(settings: RunSettings) -> None:
     """What is wrong with a request whatever the plan is."""
-    least_values = (("steps", settings.steps, 1), ("workers", settings.workers, 0), ("servers", settings.servers, 1))
-    for name, value, least in least_values:
+    counts = (("steps", settings.steps, 1), ("workers", settings.workers, 0), ("servers", settings.servers, 1))
+    for name, value, least in (*counts, ("keep", settings.keep, 1), ("save-every", settings.save_every, 1)):
         if value < least:
             raise RequestError(f"--{name} {value}: give {least} or more")
     if not settings.timeout > 0:
         raise RequestError(f"--timeout {settings.timeout:g}: give seconds, more than 0")
+    if settings.go_on and settings.save is None:
+        raise RequestError(
+            "--continue: goes on from the newest checkpoint in --save; give --save DIR, or --resume PATH"
+        )
+    given = [("--resume", settings.resume), ("--continue", settings.go_on), ("--weights", settings.weights)]
+    if len(both := [flag for flag, value in given if value]) > 1:
+        raise RequestError(f"{' and '.join(both)}: say one place to start from")
     if settings.data is None and (settings.shuffle or settings.workers or not settings.full_batch):
         flag = "--shuffle" if settings.shuffle else "--workers" if settings.workers else "--own-samples"
         raise RequestError(f"{flag}: synthetic data is drawn, not read; give --data package.module:factory")
+
+
+def _check_tables(plan: Plan, settings: RunSettings) -> None:
+    """Tables outside of the devices are in no checkpoint, and servers on several nodes must be there before."""
+    placed = plan.training.update.placed
+    asked = ("save", settings.save), ("resume", settings.resume), ("weights", settings.weights)
+    flag = next((f"--{name}" for name, path in asked if path is not None), None)
+    if placed and flag is not None:
+        raise RequestError(
+            f"{flag}: the plan has tables outside of its devices ({placed[0][0]}), which no checkpoint holds"
+        )
+    if any(place == "servers" for _, place in placed) and "RANK" in os.environ and settings.server_folder is None:
+        raise RequestError(
+            "the plan has tables on servers: start them with python -m runtime.servers DIR --servers N, and say where"
+            " they"
+            " are with --server-folder DIR --servers N"
+        )
 
 
 def _train(plan: Plan, settings: RunSettings, on_report: Callable[["Report"], None], at: At) -> int:

@@ -13,6 +13,7 @@ A plan takes whole global batches, so samples that are left over at the end of a
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,8 @@ class _Own:
 class BatchLoader:
     """The global batches of one epoch after the other. Make it with `loader`.
 
-    Iterating goes through one epoch: the same one again, until `set_epoch` says which.
+    Iterating goes through one epoch: the same one again, until `set_epoch` says which. The first `start` batches of it
+    are left out: unread, but of an iterable dataset.
     """
 
     dataset: Dataset[Any]
@@ -94,6 +96,7 @@ class BatchLoader:
     pin_memory: bool
     own: _Own | None
     epoch: int = 0
+    start: int = 0
 
     @property
     def iterable(self) -> bool:
@@ -105,19 +108,32 @@ class BatchLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Number of the epoch that is iterated next: another order where the samples are shuffled."""
-        self.epoch = epoch
+        self.epoch, self.start = epoch, 0
+
+    def go_on(self, samples: int) -> None:
+        """Iterate next what follows after training on so many samples, epoch by epoch, under this plan or another: the
+        rest of their epoch. Raises RequestError where they make no whole global batches."""
+        size = self.plan.training.global_batch
+        batches, over = divmod(samples, size)
+        if over:
+            raise RequestError(
+                f"{samples} samples were trained on, which are no whole global batches of {size}; go on with a plan"
+                f" whose --global-batch divides {samples}"
+            )
+        self.epoch, self.start = (0, batches) if self.iterable else divmod(batches, len(self))
 
     def __iter__(self) -> Iterator[Any]:
         """Whole batches as the dataset gives them, or a `LocalBatch` with this rank's pieces: a step takes both."""
         if self.own is not None:
             return self._local(self.own)
         if self.iterable:
-            return iter(self._torch_loader(self.dataset, batch_size=self.plan.training.global_batch, drop_last=True))
+            read = self._torch_loader(self.dataset, batch_size=self.plan.training.global_batch, drop_last=True)
+            return islice(read, self.start, None)
         return iter(self._torch_loader(self._seeded(), batch_sampler=list(self._batches())))
 
     def steps(self, count: int) -> Iterator[Any]:
-        """The batches of `count` steps of one epoch. Raises RequestError where there are fewer: at once for a map-style
-        dataset, at the step for which nothing is left for an iterable one."""
+        """The batches of `count` steps of one epoch, those left out among them. Raises RequestError where there are
+        fewer: at once for a map-style dataset, at the step for which nothing is left for an iterable one."""
         size = self.plan.training.global_batch
         if not self.iterable and len(self) < count:
             raise RequestError(
@@ -139,7 +155,7 @@ class BatchLoader:
 
     def _counted(self, count: int) -> Iterator[Any]:
         batches, size = iter(self), self.plan.training.global_batch
-        for number in range(count):
+        for number in range(self.start, count):
             batch = next(batches, None)
             if batch is None:
                 raise RequestError(
@@ -171,7 +187,7 @@ class BatchLoader:
         if self.shuffle:
             generator = torch.Generator().manual_seed(self.seed * _SEED_STRIDE + self.epoch)
             order = torch.randperm(len(order), generator=generator).tolist()
-        return (list(order[number * size : (number + 1) * size]) for number in range(count))
+        return (list(order[number * size : (number + 1) * size]) for number in range(self.start, count))
 
     def _seeded(self) -> "_Seeded":
         return _Seeded(dataset=self.dataset, seed=self.seed * _SEED_STRIDE + self.epoch)

@@ -46,12 +46,15 @@ def kept_of(optimizer: Optimizer) -> list[MutableMapping[str, Any]]:
 
 
 def start_moments(optimizer: Optimizer, weights: Sequence[torch.Tensor], moments: Sequence[str], updates: int) -> None:
-    """Have zeros of every kind for these weights, which are all that the optimizer has, after so many updates; none
-    after none."""
+    """Have memory of every kind for these weights, which are all that the optimizer has, after so many updates, to be
+    written next; none after none."""
     for (one, key), weight in zip(_slots(optimizer), weights, strict=True):
-        one.state.pop(key, None)
+        known = one.state.pop(key, {})
         if updates:
-            kept: dict[str, Any] = {kind: torch.zeros_like(weight, dtype=wide_dtype(weight.dtype)) for kind in moments}
+            kept: dict[str, Any] = {kind: known.get(kind) for kind in moments}
+            for kind in moments:
+                if kept[kind] is None:
+                    kept[kind] = torch.empty_like(weight, dtype=wide_dtype(weight.dtype))
             if isinstance(one, Lamb):
                 kept["step"] = updates
             elif isinstance(one, torch.optim.AdamW):

@@ -51,7 +51,8 @@ class RunSummary:
     """The end of a run. `seconds` is the median of the steps after the first two, None where there are no others;
     `predicted_seconds` and its interval are those of the plan, for `profile`; `elsewhere` says why that is not this
     machine, or is empty. `difference` is the worst of all steps, None where nothing was compared. `peak_bytes` has
-    every rank, where that is known, counted as `peak_kind` says."""
+    every rank, where that is known, counted as `peak_kind` says. `resumed` is what training went on from, `saved` the
+    last checkpoint of it."""
 
     steps: int
     data: str
@@ -69,6 +70,8 @@ class RunSummary:
     precision: str
     difference: float | None
     tolerance: float
+    resumed: str | None = None
+    saved: str | None = None
 
     @property
     def agrees(self) -> bool:
@@ -76,7 +79,9 @@ class RunSummary:
 
     def lines(self) -> list[str]:
         """The summary as people read it."""
-        found = [f"data: {self.data}", self._time(), *self._memory()]
+        found = [f"went on from {self.resumed}"] if self.resumed is not None else []
+        found += [f"data: {self.data}", self._time(), *self._memory()]
+        found += [f"saved: {self.saved}"] if self.saved is not None else []
         if self.difference is not None:
             verdict = "agrees with" if self.agrees else "DIFFERS from"
             found.append(

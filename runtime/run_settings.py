@@ -5,6 +5,10 @@ from dataclasses import dataclass
 
 TIMEOUT = 600.0
 """Seconds without progress after which a run is ended."""
+SAVE_EVERY = 100
+"""Steps from one checkpoint to the next."""
+KEEP = 3
+"""Checkpoints that stay."""
 
 SERVERS = 2
 """Parameter servers, where a plan has tables on servers and nobody says how many."""
@@ -17,9 +21,14 @@ class RunSettings:
     `check` runs the unsharded model beside it, in the memory of rank 0's device. `model` and `data` are factories,
     `package.module:factory`: of the model where the plan does not name it, of a dataset where there shall be one.
     `shuffle`, `full_batch` and `workers` are those of `runtime.loader`. A run in which no rank makes progress for
-    `timeout` seconds is ended. `servers` are the parameter servers of a plan with tables on servers, which keep their
-    files in `server_folder`: those that run there, or, of a run on this machine, new ones; a temporary folder where not
-    given.
+    `timeout` seconds is ended.
+
+    `save` is the folder of checkpoints: one every `save_every` steps and one behind the last, of which `keep` stay.
+    Training goes on from the checkpoint at `resume`, or with `go_on` from the newest in `save` where there is one;
+    `steps` counts those before it too. `weights` has the model to start from: a checkpoint, or files of Hugging Face.
+
+    `servers` are the parameter servers of a plan with tables on servers, which keep their files in `server_folder`:
+    those that run there, or, of a run on this machine, new ones; a temporary folder where not given.
     """
 
     steps: int = 5
@@ -33,6 +42,12 @@ class RunSettings:
     timeout: float = TIMEOUT
     servers: int = SERVERS
     server_folder: str | None = None
+    save: str | None = None
+    save_every: int = SAVE_EVERY
+    keep: int = KEEP
+    resume: str | None = None
+    go_on: bool = False
+    weights: str | None = None
 
     def flags(self) -> list[str]:
         """The settings as `arguments_parser` reads them."""
@@ -41,7 +56,11 @@ class RunSettings:
         words += ["--server-folder", self.server_folder] if self.server_folder is not None else []
         words += ["--model", self.model] if self.model is not None else []
         words += ["--data", self.data] if self.data is not None else []
-        given = (("--no-check", not self.check), ("--shuffle", self.shuffle), ("--own-samples", not self.full_batch))
+        words += ["--save-every", str(self.save_every), "--keep", str(self.keep)]
+        for flag, path in (("--save", self.save), ("--resume", self.resume), ("--weights", self.weights)):
+            words += [flag, path] if path is not None else []
+        given = [("--no-check", not self.check), ("--shuffle", self.shuffle), ("--own-samples", not self.full_batch)]
+        given.append(("--continue", self.go_on))
         return words + [flag for flag, wanted in given if wanted]
 
 
@@ -60,6 +79,12 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds without progress (default 600)")
     parser.add_argument("--servers", type=int, default=SERVERS, help="parameter servers (default 2)")
     parser.add_argument("--server-folder", help="where they keep their files, and are found")
+    parser.add_argument("--save", metavar="DIR", help="folder of checkpoints")
+    parser.add_argument("--save-every", type=int, default=SAVE_EVERY, help="steps between two (default 100)")
+    parser.add_argument("--keep", type=int, default=KEEP, help="how many of them stay (default 3)")
+    parser.add_argument("--resume", metavar="PATH", help="go on from a checkpoint, or the newest of a folder")
+    parser.add_argument("--continue", dest="go_on", action="store_true", help="go on from the newest in --save, if any")
+    parser.add_argument("--weights", metavar="PATH", help="start from the model of a checkpoint or of Hugging Face")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parser.add_argument("--notes", help=argparse.SUPPRESS)
     return parser
@@ -79,4 +104,10 @@ def settings_of(given: argparse.Namespace) -> RunSettings:
         timeout=given.timeout,
         servers=given.servers,
         server_folder=given.server_folder,
+        save=given.save,
+        save_every=given.save_every,
+        keep=given.keep,
+        resume=given.resume,
+        go_on=given.go_on,
+        weights=given.weights,
     )

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from planner.models.zoo import BuiltModel, build_model
 from planner.plan.plan import ASYNCHRONOUS, PRECISIONS, Plan
 from runtime.arguments import Arguments
+from runtime.checkpoint.running import RunCheckpoints, restore_plain
 from runtime.data import dataset_batches, synthetic_batches
 from runtime.device_mesh import RankMesh, current_device, local_rank
 from runtime.optimizers import OptimizerSettings
@@ -51,17 +52,24 @@ def train(
     servers = None if folder is None else Addresses(folder=Path(folder), count=settings.servers)
     step = parallelize(built.module, plan, optimizer=optimizer, device=device, seed=settings.seed, servers=servers)
     step.prepare(*built.args, **built.kwargs)
-    run = _Run(plan=plan, settings=settings, step=step, plain=_plain(built, step, settings, device))
+    checkpoints = RunCheckpoints(settings, at)
+    source = checkpoints.restore(step)
+    plain = _plain(built, step, settings, device)
+    if plain is not None and source is not None:
+        restore_plain(plain, step.rank, source)
+    run = _Run(plan=plan, settings=settings, step=step, plain=plain, checkpoints=checkpoints)
     at("opening the data")
     batches = _batches(built, step, settings)
     seconds, worst = [], 0.0
-    for number, (call, whole) in enumerate(batches, start=1):
+    for number, (call, whole) in enumerate(batches, start=step.steps + 1):
         at(f"step {number}")
         report = run.step_report(number, call, whole)
         seconds.append(report.seconds)
         worst = max(worst, report.difference)
         yield report
+        checkpoints.save(step)
         at(f"reading the batch of step {number + 1}" if number < settings.steps else "summing up")
+    checkpoints.wait()
     yield run.summary(seconds, worst if _compares(plan, settings) else None)
 
 
@@ -109,7 +117,8 @@ def _batches(
 ) -> Iterator[tuple[Arguments, Arguments | None]]:
     """For each step what this rank is given, and the whole batch where the unsharded model needs it."""
     if settings.data is None:
-        return ((batch, batch) for batch in synthetic_batches(built, step.plan, settings.seed, settings.steps))
+        drawn = synthetic_batches(built, step.plan, settings.seed, settings.steps, step.steps)
+        return ((batch, batch) for batch in drawn)
     wanted = _compares(step.plan, settings) and _is_first(step.place)
     dtype = PRECISIONS[step.plan.training.precision]
     return dataset_batches(settings, step, dtype=dtype, whole=wanted)
@@ -123,6 +132,7 @@ class _Run:
     settings: RunSettings
     step: TrainingStep
     plain: UnshardedStep | None
+    checkpoints: RunCheckpoints
 
     def step_report(self, number: int, call: Arguments, whole: Arguments | None) -> StepReport:
         if _compares(self.plan, self.settings) and dist.is_initialized():
@@ -154,6 +164,8 @@ class _Run:
         kind, peaks = _peaks(device)
         return RunSummary(
             steps=len(seconds),
+            resumed=self.checkpoints.resumed,
+            saved=self.checkpoints.saved,
             data="synthetic, there is nothing to learn" if self.settings.data is None else self.settings.data,
             seconds=statistics.median(counted) if counted else None,
             samples=plan.training.global_batch,

@@ -5,7 +5,7 @@ and clipped alike, but no graph, no layouts and no communication: the module its
 the whole model.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,14 @@ from planner.graph.placed import place_of
 from planner.graph.returned import loss_in
 from planner.plan.plan import Training
 from runtime.after_step import step_ends
-from runtime.optimizers import OptimizerSettings, make_optimizer, wide_dtype
+from runtime.optimizers import (
+    OptimizerSettings,
+    kept_of,
+    make_optimizer,
+    moments_of,
+    start_moments,
+    wide_dtype,
+)
 from runtime.plain_tables import sparse_tables
 from runtime.randomness import Draw
 from runtime.same_dropout import SameDropout
@@ -46,16 +53,36 @@ class UnshardedStep:
         self._parts = training.micro_batches
         self._scale = training.update.seed(training.micro_batches, pieces)
         self._batched = batched
-        trainable = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
-        tables = {name for name in trainable if place_of(name, training.update.placed) is not None}
-        self._weights = list(trainable.values())
+        trained = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+        self._names, self._weights = list(trained), list(trained.values())
         self._gradients: list[torch.Tensor | None] = [None] * len(self._weights)
         self._masters = [self._master(weight) for weight in self._weights]
-        masters = dict(zip(trainable, self._masters, strict=True))
-        self._sparse = sparse_tables(module, {name: masters[name] for name in tables}, training.optimizer, settings)
-        self._optimizer = make_optimizer(
-            training.optimizer, [master for name, master in masters.items() if name not in tables], settings
-        )
+        masters = dict(zip(self._names, self._masters, strict=True))
+        tables = [name for name in self._names if place_of(name, training.update.placed) is not None]
+        self._sparse = sparse_tables(module, {name: masters.pop(name) for name in tables}, training.optimizer, settings)
+        self._dense = masters  # those that the optimizer has
+        self._optimizer = make_optimizer(training.optimizer, list(masters.values()), settings)
+        self._moments = moments_of(training.optimizer, settings)
+
+    @torch.no_grad()
+    def restore(self, read: Callable[[str], torch.Tensor | None], steps: int, updates: int) -> None:
+        """Take over a state after so many steps and updates: `read` gives a whole tensor by its name in a checkpoint,
+        None where it is not there."""
+        self._steps = steps
+        held = (*self._module.named_parameters(), *self._module.named_buffers())
+        for name, tensor in held:
+            found = read(name)
+            if found is not None:
+                tensor.copy_(found)
+        for name, weight, master in zip(self._names, self._weights, self._masters, strict=True):
+            found = read(f"optimizer/master/{name}")
+            master.copy_(weight if found is None else found)
+        start_moments(self._optimizer, list(self._dense.values()), self._moments, updates)
+        for name, kept in zip(self._dense, kept_of(self._optimizer), strict=True):
+            for kind in self._moments if updates else ():
+                found = read(f"optimizer/{kind}/{name}")
+                assert found is not None, name
+                kept[kind].copy_(found)
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
         """The mean loss of the micro-batches, before the update."""

@@ -12,6 +12,7 @@ import typer
 from planner.cli import (
     auditing,
     calibrating,
+    checkpointing,
     comparing,
     estimating,
     explaining,
@@ -55,6 +56,7 @@ app.command("validate")(validating.validate)
 app.command("models")(listings.models)
 app.command("profiles")(listings.profiles)
 app.command("stacks")(listings.stacks)
+app.add_typer(checkpointing.checkpoints)
 
 
 @app.callback(invoke_without_command=True)

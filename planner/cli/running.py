@@ -39,6 +39,22 @@ def run(
         ),
     ] = True,
     workers: Annotated[int, typer.Option(help="Processes that read --data, per rank.", min=0)] = 0,
+    save: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of checkpoints: any plan can go on from them.")
+    ] = None,
+    save_every: Annotated[int, typer.Option(help="Steps from one checkpoint to the next.", min=1)] = 100,
+    keep: Annotated[int, typer.Option(help="How many of the last checkpoints stay.", min=1)] = 3,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Go on from a checkpoint, or the newest of a folder; --steps counts on."),
+    ] = None,
+    go_on: Annotated[
+        bool, typer.Option("--continue", help="Go on from the newest checkpoint in --save, where there is one.")
+    ] = False,
+    weights: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Start from the model of a checkpoint, or of files of Hugging Face."),
+    ] = None,
     timeout: Annotated[
         float, typer.Option(help="Seconds without progress of any rank after which the run is ended.")
     ] = 600.0,
@@ -58,18 +74,24 @@ def run(
     [bold]plan run tiny.json --steps 5[/bold]
 
     [bold]plan run tiny.json --steps 100 --data package.module:dataset --shuffle --no-check[/bold]
+
+    [bold]plan run tiny.json --steps 1000 --save runs/tiny --save-every 50 --continue --no-check[/bold]
     """
     from runtime.launch import launch
     from runtime.run_settings import RunSettings
 
     settings = RunSettings(
         steps=steps, seed=seed, check=check, model=model, data=data, shuffle=shuffle, full_batch=full_batch,
-        workers=workers, timeout=timeout, servers=servers,
-        server_folder=None if server_folder is None else str(server_folder),
+        workers=workers, timeout=timeout, save=_text(save), save_every=save_every, keep=keep, resume=_text(resume),
+        go_on=go_on, weights=_text(weights), servers=servers, server_folder=_text(server_folder),
     )  # fmt: skip
     with reporting(as_json), _shown(as_json, steps) as (on_report, on_line):
         code = launch(plan_file, settings, on_report, on_line)
     raise typer.Exit(code)
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 OnReport = Callable[["Report"], None]

@@ -3,9 +3,9 @@
     convert     the files that the ranks of another plan would have written
     merge       model-00001-of-00003.safetensors, … and model.safetensors.index.json: whole tensors, the model alone
 
-Tensors go from file to file in blocks of `most` bytes: one block at a time is in memory, and what of the files that it
-was read from is mapped, which is unmapped after as many bytes. So memory grows by some three blocks, whatever the size
-of the checkpoint, unless a single row of a tensor is larger than that.
+Tensors go from file to file in blocks of `most` bytes. At any moment there are the block that is written, the one that
+is read, and what is mapped of the files that it is read from, which is unmapped after each block. So memory grows by
+about four blocks, whatever the size of the checkpoint, unless a single row of a tensor is larger than a block.
 """
 
 import json
@@ -146,7 +146,7 @@ def merge(source: Tensors, manifest: Manifest, destination: Path, shard: int = S
     of its own), under the names of Hugging Face's files. Raises CheckpointError where devices have parameters of their
     own, so that there is no one model, or something cannot be read or written."""
     place = Path(getattr(source, "path", destination))
-    found = {name: tensor for name, tensor in source.tensors.items() if not name.startswith(BESIDE)}
+    found = {name: tensor for name, tensor in sorted(source.tensors.items()) if not name.startswith(BESIDE)}
     own = [name for name in found if parameter_of(name)[1] is not None]
     if own:
         raise CheckpointError(

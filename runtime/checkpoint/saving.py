@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from planner.errors import CheckpointError, RequestError
-from runtime.checkpoint.folder import keep_last, newest, part_of, prepare, publish
+from runtime.checkpoint.folder import keep_last, name_of, newest, part_of, prepare, publish
 from runtime.checkpoint.manifest import (
     FORMAT_VERSION,
     Manifest,
@@ -100,10 +100,11 @@ class Checkpoints:
         found: str = said_by_first(lambda: str(newest(self.folder) or ""))
         return Path(found) if found else None
 
-    def save(self, step: TrainingStep, data: Mapping[str, Any] | None = None) -> None:
+    def save(self, step: TrainingStep, data: Mapping[str, Any] | None = None) -> Path:
         """Save what a training step keeps, under the number of the last one that was made, with what the user keeps of
         the data's position (what JSON can say). Every rank calls it after the same step. Returns when copies have been
-        made; waits for the save before this one. Where writing fails on a rank, its next step raises.
+        made, with the folder that the checkpoint will be; waits for the save before this one. Where writing fails on a
+        rank, its next step raises.
 
         Raises CheckpointError where the save before this one has failed on this rank.
         """
@@ -142,6 +143,7 @@ class Checkpoints:
         else:
             write()
             self.wait()
+        return self.folder / name_of(progress.step)
 
     def restore(
         self, step: TrainingStep, path: str | Path | None = None, *, weights_only: bool = False, verify: bool = True

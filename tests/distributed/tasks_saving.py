@@ -1,16 +1,21 @@
 """What the workers do in the tests of checkpoints."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import plans
 import torch
+import torch.distributed as dist
 from parking import mixed, parked
 from tasks import CPU, SEED, known
 
+from planner.errors import CheckpointError
 from planner.graph.trace import trace
 from planner.plan.plan import Plan
 from planner.sharding.mesh import Mesh
 from planner.sharding.stored import StoredParameter, own_copies
+from runtime.checkpoint.folder import part_of
 from runtime.checkpoint.saving import Checkpoints
 from runtime.checkpoint.state import live_tensors
 from runtime.optimizers import OptimizerSettings
@@ -100,3 +105,46 @@ def moved(
     before = [step.full_parameters() for step in steps]
     worst = max(float((before[0][name] - before[1][name]).abs().max()) for name in before[0])
     return losses(model, steps[0], 2, 2), losses(model, steps[1], 2, 2), worst
+
+
+def failing(folder: str) -> tuple[str, str, str, int]:
+    """What saving says where one rank cannot write: when it is waited for, at the next step of this rank, at the next
+    save; and how many checkpoints there are."""
+    step = step_of("llama", plan_for("llama", "zero3", (4,), {}), {})
+    checkpoints = Checkpoints(folder)
+    losses("llama", step, 0, 1)
+    if dist.get_rank() == 2:
+        part = part_of(Path(folder), 1, checkpoints._token)
+        part.mkdir(parents=True, exist_ok=True)
+        (part / "rank-00002.safetensors").write_text("somebody was here")
+    dist.barrier()
+    checkpoints.save(step)
+    said = [_said(work) for work in (checkpoints.wait, step.before_step, lambda: checkpoints.save(step))]
+    return (*said, len(list(Path(folder).glob("step-*"))))
+
+
+def refused(folder: str, name: str) -> tuple[str, list[str]]:
+    """What restoring says after a bit of a file was flipped, and which tensors have changed all the same."""
+    step = step_of("llama", plan_for("llama", "zero1", (4,), {}), {})
+    checkpoints = Checkpoints(folder, asynchronous=False)
+    losses("llama", step, 0, 1)
+    path = checkpoints.save(step)
+    losses("llama", step, 1, 1)
+    if dist.get_rank() == 3:
+        content = bytearray((path / name).read_bytes())
+        content[len(content) // 2] ^= 4
+        (path / name).write_bytes(content)
+    dist.barrier()
+    before = {tensor_name: tensor.clone() for tensor_name, tensor in live_tensors(step.rank).items()}
+    said = _said(lambda: checkpoints.restore(step))
+    after = live_tensors(step.rank)
+    assert step.steps == 2
+    return said, [tensor_name for tensor_name, tensor in before.items() if not torch.equal(tensor, after[tensor_name])]
+
+
+def _said(work: Callable[[], object]) -> str:
+    try:
+        work()
+    except CheckpointError as error:
+        return str(error)
+    return ""

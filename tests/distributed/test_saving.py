@@ -1,8 +1,14 @@
 """Checkpoints on real processes: what is resumed goes on bit by bit, under any plan it goes on."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
 
 CASES = {
     "dense": ("llama", 3, (2, 2), {}),
@@ -64,3 +70,69 @@ def test_another_plan_goes_on_from_the_same_weights(pool, tmp_path: Path, case: 
     for wanted, found, apart in pool.run("tasks_saving", "moved", model, first, then, str(tmp_path)):
         assert apart == 0.0
         assert found == pytest.approx(wanted, rel=allowed)
+
+
+def test_all_ranks_hear_of_one_that_cannot_write(pool, tmp_path: Path) -> None:
+    found = pool.run("tasks_saving", "failing", str(tmp_path / "runs"))
+    for rank, (waited, stepped, saved, count) in enumerate(found):
+        assert "rank-00002.safetensors: cannot be written: File exists" in waited
+        assert (stepped != "") == (saved != "") == (rank in (0, 2))  # the rank itself, and the one that finishes
+        assert count == 0
+
+
+@pytest.mark.parametrize("name", ["rank-00001.safetensors", "manifest.json"])
+def test_a_damaged_file_is_refused_on_every_rank_and_nothing_has_changed(pool, tmp_path: Path, name: str) -> None:
+    found = pool.run("tasks_saving", "refused", str(tmp_path), name)
+    assert len({said for said, _ in found}) == 1
+    for said, changed in found:
+        assert f"{name}: is " in said
+        assert "damaged" in said or "no JSON" in said
+        assert changed == []
+
+
+def _plan(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "planner.cli.main", *words]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
+
+
+def _losses(done: subprocess.CompletedProcess[str]) -> list[float]:
+    assert done.returncode == 0, done.stderr
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    return [report["loss"] for report in reports if report["event"] == "step"]
+
+
+DATASET = """
+import torch
+class Tokens(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, number):
+        drawn = torch.randint(1024, (129,))  # of a generator that is seeded for each sample
+        return drawn[:-1], drawn[1:]
+def tokens():
+    return Tokens()
+"""
+
+
+@pytest.mark.slow
+def test_plan_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """On two ranks, with data that is shuffled; resumed losses are those of a run that was not interrupted, bit by bit,
+    and the unsharded model beside it goes on too."""
+    (tmp_path / "reading.py").write_text(DATASET)
+    search = ("--model", "llama-tiny", "--seq-len", "128", "--devices", "2", "--hardware", "cpu", "--global-batch", "8")
+    assert _plan(tmp_path, *search, "-o", "two.json").returncode == 0
+    run = ("run", "two.json", "--data", "reading:tokens", "--shuffle", "--seed", "3", "--json")
+    whole = _losses(_plan(tmp_path, *run, "--no-check", "--steps", "5"))
+    saving = (*run, "--save", "runs/a", "--save-every", "2", "--keep", "2", "--continue")
+    first = _losses(_plan(tmp_path, *saving, "--no-check", "--steps", "3"))
+    assert sorted(path.name for path in (tmp_path / "runs/a").iterdir()) == ["step-000002", "step-000003"]
+    done = _plan(tmp_path, *saving, "--steps", "5")
+    assert first + _losses(done) == whole
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert (summary["steps"], summary["agrees"]) == (2, True)
+    assert summary["resumed"] == "runs/a/step-000003, step 3"
+    assert summary["saved"] == "runs/a/step-000005"
+    again = _plan(tmp_path, *run, "--steps", "5", "--resume", "runs/a")
+    assert again.returncode == 2
+    assert "is of step 5, and --steps 5 counts those before it too; give --steps 6 or more" in again.stderr

@@ -488,6 +488,52 @@ class Refused(Strict):
     error: Refusal
 
 
+class SavedFile(Strict):
+    name: str
+    bytes: int
+    checksum: Text
+
+
+class SavedTensor(Strict):
+    shape: list[int]
+    dtype: str
+    cuts: list[int]
+
+
+class Inspected(Strict):
+    schema_version: Literal[2]
+    checkpoint: str
+    kind: Literal["sliced", "merged"]
+    manifest: bool
+    step: int
+    samples: int
+    seed: int
+    optimizer: Text
+    data: dict[str, Any] | None
+    model: Text
+    devices: int | None
+    files: list[SavedFile]
+    tensors: dict[str, SavedTensor]
+    tied: dict[str, str]
+
+
+class VerifiedCheckpoint(Strict):
+    schema_version: Literal[2]
+    checkpoint: str
+    files: int
+    bytes: int
+    whole: Literal[True]
+
+
+class Written(Strict):
+    schema_version: Literal[2]
+    checkpoint: str
+    kind: Literal["sliced", "merged"]
+    files: int
+    bytes: int
+    tensors: int
+
+
 ANSWERS: dict[str, type[BaseModel]] = {
     "plan": Answer,
     "plan estimate": Answer,
@@ -509,6 +555,10 @@ ANSWERS: dict[str, type[BaseModel]] = {
     "plan stacks NAME": Stack,
     "plan calibrate": Calibrated,
     "plan fit": Calibrated,
+    "plan checkpoint inspect": Inspected,
+    "plan checkpoint verify": VerifiedCheckpoint,
+    "plan checkpoint convert": Written,
+    "plan checkpoint merge": Written,
     "error": Refused,
 }
 

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from planner.cli.main import app
 from tests.unit.cli.answers import ANSWERS, COMMAND, PATH, Refused, content
+from tests.unit.runtime.checkpoint_states import write_model
 from tests.unit.validation.runs import row, write
 
 TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "2", "--global-batch", "8")
@@ -17,12 +18,13 @@ TO_MEGATRON = ("--to", "megatron", "--approximate")
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory, traced_once: None) -> Path:
-    """A folder with two plans, one of them exported, and measured runs."""
+    """A folder with two plans, one of them exported, measured runs, and a model."""
     folder = tmp_path_factory.mktemp("answers")
     write(folder / "runs.csv", row(id="first"), row(id="elsewhere", profile="abacus"))
     for name, options in (("a.json", ()), ("b.json", ("--tensor", "2"))):
         made = CliRunner().invoke(app, [*TINY, *options, "-q", "-o", str(folder / name)])
         assert made.exit_code == 0, made.stderr
+    write_model(folder / "merged", "llama-tiny")
     exported = CliRunner().invoke(app, ["export", str(folder / "b.json"), *TO_MEGATRON, "-o", str(folder / "megatron")])
     assert exported.exit_code == 0, exported.stderr
     return folder
@@ -47,7 +49,12 @@ CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("plan profiles NAME --fit", ("profiles", "h100-80gb", "--fit")),
     ("plan stacks", ("stacks",)),
     ("plan stacks NAME", ("stacks", "nemo")),
+    ("plan checkpoint convert", ("checkpoint", "convert", "merged", "--plan", "b.json", "-o", "sliced")),
+    ("plan checkpoint merge", ("checkpoint", "merge", "merged", "-o", "merged again")),
+    ("plan checkpoint inspect", ("checkpoint", "inspect", "merged")),
+    ("plan checkpoint verify", ("checkpoint", "verify", "merged")),
     ("error", ("shwo",)),
+    ("error", ("checkpoint", "inspect", "a.json")),
     ("error", (*TINY, "--memory-limit", "1MiB")),
 )
 
@@ -63,9 +70,18 @@ def test_an_answer_has_its_form(name: str, arguments: tuple[str, ...], files: Pa
 def test_every_command_has_a_form() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     forms = {name.split()[1] for name in ANSWERS if " " in name}
-    with_json = {name for name, command in commands.items() if any("--json" in p.opts for p in command.params)}
-    assert forms <= with_json
-    assert with_json == set(commands)
+    single = {name: command for name, command in commands.items() if not hasattr(command, "commands")}
+    with_json = {name for name, command in single.items() if _has_json(command)}
+    assert with_json == set(single)
+    assert forms <= set(commands)
+    for name in set(commands) - set(single):
+        inner = commands[name].commands
+        assert {word for word, command in inner.items() if _has_json(command)} == set(inner)
+        assert {f"plan {name} {word}" for word in inner} <= set(ANSWERS)
+
+
+def _has_json(command: Any) -> bool:
+    return any("--json" in p.opts for p in command.params)
 
 
 def test_the_document_is_what_the_command_writes() -> None:

@@ -1,0 +1,238 @@
+"""`plan checkpoint`: what is in a checkpoint, whether it is whole, and the same for another plan or in one piece."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
+from planner.cli.output import write_json
+from planner.cli.printing import WIDTH
+from planner.cli.showing import AsJson, naming, traced_again
+from planner.cli.usage import Commands
+from planner.errors import CheckpointError, RequestError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from runtime.checkpoint.manifest import Manifest
+    from runtime.checkpoint.source import Source
+
+checkpoints = typer.Typer(
+    name="checkpoint",
+    cls=Commands,
+    no_args_is_help=False,
+    rich_markup_mode="rich",
+    help="What is in a checkpoint, whether it is whole, and the same for another plan or in one piece.\n\n"
+    "[bold]plan checkpoint inspect runs/tiny[/bold]",
+)
+_SHOWN = 12  # tensors that are listed without --all
+
+SRC = Annotated[
+    Path, typer.Argument(metavar="SRC", help="A checkpoint, a folder of several (the newest), or Hugging Face's files.")
+]
+DST = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="A new folder, which is whole or not there.")]
+
+
+@checkpoints.command("inspect")
+def inspect(
+    source: SRC,
+    every: Annotated[bool, typer.Option("--all", help="List all tensors.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is in a checkpoint: step, plan, files, tensors. Nothing but headers is read.
+
+    [bold]plan checkpoint inspect runs/tiny[/bold]
+    """
+    with reporting(as_json):
+        opened = _opened(source)
+        if as_json:
+            write_json(_content(opened))
+            return
+        _print(opened, None if every else _SHOWN)
+
+
+@checkpoints.command("verify")
+def verify(source: SRC, as_json: AsJson = False) -> None:
+    """Read all files of a checkpoint and compare their checksums. Exit code 2 where one is damaged.
+
+    [bold]plan checkpoint verify runs/tiny/step-000100[/bold]
+    """
+    with reporting(as_json):
+        from planner.report.units import bytes_text
+
+        opened = _opened(source)
+        if opened.manifest is None:
+            raise CheckpointError(f"{opened.path}: has no manifest, so that there are no checksums to compare")
+        opened.check()
+        total = opened.manifest.bytes
+        if as_json:
+            found = {"checkpoint": str(opened.path), "files": len(opened.files), "bytes": total, "whole": True}
+            write_json({"schema_version": OUTPUT_SCHEMA_VERSION, **found})
+        else:
+            typer.echo(
+                f"{opened.path}: whole; {len(opened.files)} files, {bytes_text(total)}, all as they were written"
+            )
+
+
+@checkpoints.command("convert")
+def convert(
+    source: SRC,
+    plan_file: Annotated[Path, typer.Option("--plan", metavar="PLAN", help="The plan to go on with.")],
+    output: DST,
+    as_json: AsJson = False,
+) -> None:
+    """Write a checkpoint as the ranks of another plan would have, in this process and in bounded memory.
+
+    Not needed before [bold]plan run --resume[/bold], which loads any checkpoint under any plan; it takes less reading
+    then.
+
+    [bold]plan checkpoint convert runs/tiny --plan eight.json -o runs/eight/step-000100[/bold]
+    """
+    with reporting(as_json):
+        from planner.plan.bind import bind
+        from planner.plan.file import load_plan
+        from planner.plan.stage_cut import cut_stage
+        from runtime.checkpoint.offline import convert as converted
+        from runtime.kept_buffers import buffer_homes
+
+        opened = _opened(source)
+        opened.check()
+        plan = load_plan(plan_file)
+        with naming(plan_file):
+            model, graph = traced_again(plan)
+            bound = bind(plan, graph, model.batch)
+        cuts = [cut_stage(bound, stage) for stage in range(len(plan.stages))]
+        manifest = _manifest_of(opened)
+        _answer(converted(opened, manifest, bound, buffer_homes(model.module, bound, cuts), output), output, as_json)
+
+
+@checkpoints.command("merge")
+def merge(
+    source: SRC,
+    output: DST,
+    max_file: Annotated[float, typer.Option("--max-file", metavar="GB", help="Largest file, in 1e9 bytes.")] = 5.0,
+    as_json: AsJson = False,
+) -> None:
+    """Write the model of a checkpoint in whole tensors, as PyTorch and Hugging Face read it, in bounded memory.
+
+    [bold]plan checkpoint merge runs/tiny -o tiny-model[/bold]
+    """
+    with reporting(as_json):
+        from runtime.checkpoint.offline import merge as merged
+
+        if not max_file > 0:
+            raise RequestError(f"--max-file {max_file:g}: give GB, more than 0")
+        opened = _opened(source)
+        opened.check()
+        _answer(merged(opened, _manifest_of(opened), output, int(max_file * 1e9)), output, as_json)
+
+
+def _opened(source: Path) -> "Source":
+    from runtime.checkpoint.source import open_checkpoint
+
+    return open_checkpoint(source)
+
+
+def _manifest_of(opened: "Source") -> "Manifest":
+    """That of a checkpoint; of other files what stands for one: a model, at step 0."""
+    from runtime.checkpoint.manifest import FORMAT_VERSION, Manifest, Progress
+
+    return opened.manifest or Manifest(
+        format_version=FORMAT_VERSION,
+        kind="merged",
+        progress=Progress(step=0, updates=0, samples=0, seed=0),
+        optimizer=None,
+        files=opened.files,
+        tensors=dict(opened.tensors),
+    )
+
+
+def _answer(manifest: "Manifest", folder: Path, as_json: bool) -> None:
+    from planner.report.units import bytes_text
+
+    count = len(manifest.files)
+    if as_json:
+        write_json(
+            {
+                "schema_version": OUTPUT_SCHEMA_VERSION,
+                "checkpoint": str(folder),
+                "kind": manifest.kind,
+                "files": count,
+                "bytes": manifest.bytes,
+                "tensors": len(manifest.tensors),
+            }
+        )
+    else:
+        typer.echo(
+            f"{folder}: {manifest.kind}, {len(manifest.tensors)} tensors in {count} file{'s' if count > 1 else ''},"
+            f" {bytes_text(manifest.bytes)}"
+        )
+
+
+def _content(opened: "Source") -> dict[str, Any]:
+    manifest = _manifest_of(opened)
+    plan = manifest.written_under()
+    return {
+        "schema_version": OUTPUT_SCHEMA_VERSION,
+        "checkpoint": str(opened.path),
+        "kind": manifest.kind,
+        "manifest": opened.manifest is not None,
+        "step": manifest.progress.step,
+        "samples": manifest.progress.samples,
+        "seed": manifest.progress.seed,
+        "optimizer": manifest.optimizer,
+        "data": manifest.progress.data,
+        "model": None if plan is None else plan.model.reference,
+        "devices": None if plan is None else plan.cluster.devices,
+        "files": [{"name": f.name, "bytes": f.bytes, "checksum": f.checksum or None} for f in manifest.files],
+        "tensors": {
+            name: {"shape": list(t.shape), "dtype": t.dtype, "cuts": list(t.cuts)}
+            for name, t in sorted(manifest.tensors.items())
+        },
+        "tied": dict(manifest.tied),
+    }
+
+
+def _print(opened: "Source", most: int | None) -> None:
+    from rich.console import Console
+
+    from planner.report.units import bytes_text
+
+    manifest = _manifest_of(opened)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    progress, plan = manifest.progress, manifest.written_under()
+    console.print(f"{opened.path}", markup=False)
+    what = "slices of every rank, with the optimizer" if manifest.kind == "sliced" else "the model alone, whole tensors"
+    console.print(f"{manifest.kind}: {what}; {bytes_text(manifest.bytes)} in {len(manifest.files)} files")
+    if opened.manifest is None:
+        console.print("no manifest: of no checksums, no step and no plan")
+    else:
+        after = f"step {progress.step}, {progress.samples:,} samples, seed {progress.seed}"
+        states = f", states of {manifest.optimizer}" if manifest.optimizer and progress.updates else ""
+        console.print(f"{after}{states}")
+    if plan is not None:
+        shape = "x".join(map(str, plan.mesh.sizes)) or "1"
+        console.print(
+            f"written under a plan of {plan.model.reference} for {plan.cluster.devices} devices: mesh {shape},"
+            f" {len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}",
+            markup=False,
+        )
+    console.print(_tensors(manifest, most))
+    if most is not None and len(manifest.tensors) > most:
+        console.print(f"and {len(manifest.tensors) - most} more tensors; --all lists them")
+
+
+def _tensors(manifest: "Manifest", most: int | None) -> "Table":
+    from planner.report.table import table_of
+    from planner.report.units import bytes_text
+    from runtime.checkpoint.tensor_files import dtype_of
+
+    table = table_of("Tensors", "name", "shape", "dtype", "slices", "bytes")
+    for name, tensor in sorted(manifest.tensors.items())[:most]:
+        shape = "x".join(map(str, tensor.shape)) or "scalar"
+        cut = "x".join(map(str, tensor.cuts)) if len(tensor.files) > 1 else "whole"
+        size = bytes_text(tensor.elements * dtype_of(tensor.dtype).itemsize)
+        table.add_row(name, shape, tensor.dtype, cut, size)
+    return table

@@ -1,0 +1,56 @@
+"""Merged checkpoints under the names of Hugging Face: transformers loads them, and gets the loss that we get; and the
+other way round."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from runtime.checkpoint.offline import merge
+from runtime.checkpoint.source import open_checkpoint
+from tests.distributed import plans
+from tests.unit.runtime.checkpoint_states import Memory, manifest_of
+
+transformers = pytest.importorskip("transformers")
+
+SIZES = {
+    "vocab_size": plans.VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": plans.SEQUENCE,
+}  # fmt: skip
+
+
+def theirs(model: str) -> object:
+    """The config of the same model there."""
+    config = plans.LLAMA
+    tied = model == "llama-one"
+    heads = 1 if tied else config.num_kv_heads
+    return transformers.LlamaConfig(
+        **{**SIZES, "num_key_value_heads": heads}, rope_theta=config.rope_theta, rms_norm_eps=config.norm_epsilon,
+        tie_word_embeddings=tied,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("model", ["llama", "llama-one"])
+def test_transformers_load_a_merged_llama(model: str, tmp_path: Path) -> None:
+    module = plans.build(model)
+    state = Memory(contents=dict(module.named_parameters()))
+    merge(state, manifest_of(state), tmp_path / "merged", shard=20_000)
+    theirs(model).save_pretrained(tmp_path / "merged")  # type: ignore[attr-defined]
+    loaded, report = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "merged", output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    tokens, labels = plans.batch()
+    wanted = float(module(tokens, labels))
+    found = F.cross_entropy(loaded(input_ids=tokens).logits.flatten(0, 1), labels.flatten())
+    assert float(found) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_files_that_transformers_write_are_read(tmp_path: Path) -> None:
+    written = transformers.LlamaForCausalLM(theirs("llama"))
+    written.save_pretrained(tmp_path, max_shard_size="20KB")
+    source = open_checkpoint(tmp_path)
+    source.check()
+    assert len(source.files) > 2
+    module = plans.build("llama")
+    module.load_state_dict({name: source.read(name) for name in source.tensors}, strict=True)
+    assert torch.equal(module.lm_head.weight, written.lm_head.weight)
