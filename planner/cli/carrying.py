@@ -68,6 +68,7 @@ def plan_of(subject: Subject, description: "Description") -> "BoundPlan":
         expert=description.expert,
         whole_experts=description.whole_experts if experts and description.tensor > 1 else None,
         zero=description.zero,
+        replicas=description.replicas if description.replicas > 1 else None,
         sequence_parallel=description.sequence_parallel,
         micro_batches=description.micro_batches,
     )

@@ -43,7 +43,7 @@ def import_(
 ) -> None:
     """Read the settings of another engine as a plan for a model, price it, and write it with -o.
 
-    Engines: deepspeed, megatron, mindformers, mindspeed, torch, torchtitan.
+    Engines: accelerate, deepspeed, megatron, mindformers, mindspeed, torch, torchtitan.
 
     [bold]plan import launch.sh --from megatron --model llama70b --devices 64 -o megatron.json[/bold]
 
@@ -73,11 +73,14 @@ def _imported(
     from planner.plan.outline import model_reference
     from planner.sharding.discover import discover
 
-    text = _text(file, target)
+    text, beside = _texts(file, target)
     built = build_model(model, dtype="bfloat16")
     graph = traced(built)
     facts = Facts(
-        layers=prepare(graph)[1].count, devices=devices, architecture=architecture_of(model, built.sequence_length)
+        layers=prepare(graph)[1].count,
+        devices=devices,
+        architecture=architecture_of(model, built.sequence_length),
+        beside=beside,
     )
     reading = _read(file, target, text, facts)
     description = reading.description
@@ -107,9 +110,14 @@ def _read(file: Path, target: "Target", text: str, facts: "Facts") -> "Reading":
         raise ExportError(f"{file}: {error}") from error
 
 
-def _text(file: Path, target: "Target") -> str:
-    """The text of a file, or of the main file of a folder."""
+def _texts(file: Path, target: "Target") -> tuple[str, str]:
+    """The text of a file, or of the main file of a folder, and of the one that is read with it, where there is one."""
     path = file / target.main if file.is_dir() else file
+    also = None if target.beside is None else path.parent / target.beside
+    return _text(path), _text(also) if also is not None and also.is_file() else ""
+
+
+def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -187,6 +187,10 @@ class Options:
             most=3,
         ),
     ] = None
+    replicas: Annotated[
+        int | None,
+        _number(HAND, "Groups of data parallel devices that share out, each for itself, what --zero says (HSDP)."),
+    ] = None
     micro_batch: Annotated[int | None, _number(HAND, "Samples of a micro-batch in each data parallel group.")] = None
     micro_batches: Annotated[int | None, _number(HAND, "Micro-batches per step.")] = None
     virtual_stages: Annotated[

@@ -29,7 +29,7 @@ SEARCHED_AXES = 2
 
 DEGREES = ("tensor", "pipeline", "data", "context")
 """Degrees that multiply to the devices; experts are cut over some of those."""
-_MANUAL = ("tensor", "data", "context", "expert", "zero", "sequence_parallel", "micro_batch")
+_MANUAL = ("tensor", "data", "context", "expert", "zero", "replicas", "sequence_parallel", "micro_batch")
 
 
 def check(options: Options) -> None:
@@ -187,6 +187,7 @@ def pinned_of(options: Options) -> "Pinned":
         tensor=options.tensor,
         expert=options.expert,
         zero=options.zero,
+        replicas=options.replicas,
         sequence_parallel=options.sequence_parallel,
         micro_batch=options.micro_batch,
         micro_batches=options.micro_batches,

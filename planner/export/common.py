@@ -41,6 +41,24 @@ def give_up_cut_hidden(giving: Giving) -> None:
         giving.up("embedding over tensor parallel devices", "hidden", "vocabulary", vocabulary_parallel=True)
 
 
+def give_up_other_rings(giving: Giving) -> None:
+    """Contexts that are no ring in zigzag order."""
+    d = giving.description
+    if d.heads > 1:
+        here = f"{d.heads} devices by heads" + (f" in a ring of {d.ring}" if d.ring > 1 else "")
+        giving.up("context parallelism", here, f"ring of {d.context}", ring=d.context, heads=1, zigzag=True)
+    elif d.ring > 1 and not d.zigzag:
+        giving.up("order of the ring", "contiguous", "zigzag", zigzag=True)
+
+
+def give_up_replicas(giving: Giving) -> None:
+    """Groups that share everything out, each for itself."""
+    d = giving.description
+    if d.replicas > 1:
+        here = f"over {d.shards} devices, in {d.replicas} copies"
+        giving.up(f"ZeRO {d.zero}", here, f"over {d.data * d.context}", replicas=1)
+
+
 def give_up_schedules(giving: Giving, known: tuple[str, ...]) -> None:
     """Another schedule than those of the engine, and the slices of one."""
     d = giving.description
@@ -158,10 +176,11 @@ def normalised(description: Description) -> Description:
     """The description without what means nothing in it: ZeRO where nobody shares, sequence parallelism without tensor
     parallelism, a ring's order without a ring, schedules without a pipeline."""
     d = description
-    shared = d.data * d.context > 1
+    shared = d.shards > 1
     return replace(
         d,
         zero=d.zero if shared else 0,
+        replicas=d.replicas if shared and d.zero else 1,
         sequence_parallel=d.sequence_parallel and d.tensor > 1,
         vocabulary_parallel=d.vocabulary_parallel or d.tensor == 1,
         zigzag=d.zigzag and d.ring > 1,

@@ -43,6 +43,7 @@ def nearest(description: Description) -> tuple[Loss, ...]:
             f" over {description.pipeline}: plan again with another --pipeline"
         )
     common.give_up_copies(giving)
+    common.give_up_replicas(giving)
     _give_up_splits(giving)
     _give_up_zero(giving)
     common.give_up_selective(giving, "whole blocks")

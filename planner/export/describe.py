@@ -23,7 +23,8 @@ _COMPUTING = ("matmul", "attention", "embedding", "experts", "normalisation", "e
 
 
 def describe(bound: BoundPlan) -> Description:
-    """The nearest description. Raises ExportError for a plan whose samples do not divide over its devices."""
+    """The nearest description. Raises ExportError where samples do not divide over devices, and for a plan with states
+    outside of them."""
     plan, found = bound.plan, roles(bound)
     training = plan.training
     data = found.data * found.replicated
@@ -32,8 +33,13 @@ def describe(bound: BoundPlan) -> Description:
             f"micro-batches of {training.part} samples do not divide over {data} data parallel devices; plan again"
             f" with degrees by hand, such as --data {data}"
         )
+    if found.offload != "none":
+        raise ExportError(
+            f"the plan has {found.offload}, which no engine is told of here; plan again with --offload none"
+        )
     ring = _ring(bound, found)
     full, selective, kept = _recomputation(bound)
+    zero = int(found.zero[0]) if found.zero[0].isdigit() else 0
     tensors = [axis for axis in found.axes if axis.role == "tensor"]
     return Description(
         layers=tuple(stage.blocks for stage in plan.stages),
@@ -47,7 +53,8 @@ def describe(bound: BoundPlan) -> Description:
         zigzag=bool(plan.mesh.zigzag),
         expert=found.expert if any(o.rule.op_class == "experts" for o in bound.operators) else None,
         whole_experts=any(axis.experts for axis in tensors),
-        zero=int(found.zero[0]) if found.zero[0].isdigit() else 0,
+        zero=zero,
+        replicas=found.replicas if zero else 1,
         sequence_parallel=found.sequence_parallel,
         vocabulary_parallel=found.tensor == 1 or _cuts_words(bound),
         micro_batch=training.part // data,
@@ -168,8 +175,11 @@ def _mesh_differences(bound: BoundPlan, usual: BoundPlan) -> Iterable[Difference
 def _axes(bound: BoundPlan) -> str:
     """Roles of the axes with their degrees, neighbours of one role together."""
     merged: list[tuple[str, int]] = []
-    for axis in roles(bound).axes:
+    found = roles(bound)
+    for axis in found.axes:
         role = "data" if axis.role == "replicated" else axis.role
+        if role == "data" and found.replicas > 1 and not axis.shared:
+            role = "copies"
         if merged and merged[-1][0] == role:
             merged[-1] = (role, merged[-1][1] * axis.size)
         else:

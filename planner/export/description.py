@@ -51,6 +51,8 @@ class Description:
             parallel devices, from the inside out; None in a model without experts.
         zero: what data and context parallel devices share out: 0 nothing, 1 optimizer states, 2 gradients too, 3
             weights too.
+        replicas: groups of data and context parallel devices of which each shares that out among its own, with copies
+            between them (hybrid sharding, HSDP). They divide `data`.
         vocabulary_parallel: whether tensor parallel devices cut the embedding and the head along the vocabulary.
         micro_batch: samples of a micro-batch on each of the `data` devices; `micro_batches` of them make a step.
         copies: micro-batches that a stage takes at a time.
@@ -72,6 +74,7 @@ class Description:
     expert: int | None = None
     whole_experts: bool = False
     zero: int = 0
+    replicas: int = 1
     sequence_parallel: bool = False
     vocabulary_parallel: bool = True
     micro_batch: int = 1
@@ -94,6 +97,11 @@ class Description:
     @property
     def context(self) -> int:
         return self.ring * self.heads
+
+    @property
+    def shards(self) -> int:
+        """Devices that share out what `zero` says."""
+        return self.data * self.context // self.replicas
 
     @property
     def devices(self) -> int:

@@ -5,6 +5,7 @@
     ring, heads, both             --cp-comm-type p2p, a2a, a2a+p2p with --hierarchical-context-parallel-sizes HEADS RING
     ZeRO 1                        --use-distributed-optimizer: states are cut; gradients are kept whole, and scattered
     ZeRO 2, 3                     --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads, optim_grads_params
+    HSDP                          --num-distributed-optimizer-instances copies of everything that is shared out
     uneven stages                 --pipeline-model-parallel-layout, which says what every stage holds: Ett|ttt|ttL
     recomputation                 --recompute-granularity full by block: the first N layers of each (virtual) stage;
                                   selective: modules, of which core_attn is attention and layernorm the norms
@@ -207,9 +208,11 @@ def zero_options(d: Description) -> list[Option]:
     """What data parallel devices share out."""
     if d.zero == 0:
         return []
+    copies = [option("num-distributed-optimizer-instances", d.replicas)] if d.replicas > 1 else []
     if d.zero == 1:
-        return [option("use-distributed-optimizer")]
+        return [option("use-distributed-optimizer"), *copies]
     return [
+        *copies,
         option("use-megatron-fsdp"),
         option("use-distributed-optimizer"),
         option("data-parallel-sharding-strategy", _SHARDING[d.zero]),
@@ -316,6 +319,7 @@ def read_options(options: Options, facts: Facts) -> tuple[Description, list[str]
         expert=expert if experts else None,
         whole_experts=whole,
         zero=_read_zero(options),
+        replicas=_read_replicas(options, data),
         sequence_parallel=options.flag("sequence-parallel"),
         micro_batch=micro_batch,
         micro_batches=micro_batches_of(global_batch, micro_batch, data),
@@ -413,6 +417,15 @@ def _read_zero(options: Options) -> int:
             raise ExportError(f"--data-parallel-sharding-strategy {strategy}: known are {', '.join(known)}")
         return known[strategy]
     return int(distributed)
+
+
+def _read_replicas(options: Options, data: int) -> int:
+    copies = options.degree("num-distributed-optimizer-instances")
+    if data % copies:
+        raise ExportError(
+            f"--num-distributed-optimizer-instances {copies} does not divide the {data} data parallel devices"
+        )
+    return copies
 
 
 def _read_recomputation(options: Options, layers: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], Kept]:

@@ -7,6 +7,7 @@
     experts                        expert_parallel; moe_config.ep_extend_tp: over tensor parallel devices too
     ZeRO 1, 2, 3                   parallel.enable_parallel_optimizer; with gradient_accumulation_shard; and with
                                    parallel_optimizer_comm_recompute, which gathers again where blocks are recomputed
+    HSDP                           parallel_optimizer_config.optimizer_weight_shard_size: devices that share out
     stages                         model_config.offset: layers more or less than an equal part, a row for each of
                                    pp_interleave_num; parallel.pipeline_config has the scheduler
     copies                         model_config.fine_grain_interleave: parts of runner_config.batch_size samples
@@ -136,7 +137,8 @@ def _parallel(d: Description) -> dict[str, object]:
         "enable_parallel_optimizer": d.zero > 0,
     }
     if d.zero > 0:
-        found["parallel_optimizer_config"] = {"gradient_accumulation_shard": d.zero > 1}
+        size = {"optimizer_weight_shard_size": d.shards} if d.replicas > 1 else {}
+        found["parallel_optimizer_config"] = {"gradient_accumulation_shard": d.zero > 1, **size}
     if d.schedule != "1f1b":
         scheduler = "1f1b" if d.virtual_stages > 1 else d.schedule
         found["pipeline_config"] = {"pipeline_interleave": True, "pipeline_scheduler": scheduler}
@@ -264,6 +266,7 @@ def _read(settings: Settings, facts: Facts, notes: list[str]) -> Description:
         expert=expert if has_experts else None,
         whole_experts=extended,
         zero=_read_zero(settings),
+        replicas=_read_replicas(settings, data, context),
         sequence_parallel=settings.truth(f"{of}.use_seq_parallel"),
         vocabulary_parallel=not whole,
         micro_batch=micro_batch,
@@ -366,11 +369,21 @@ def _read_zero(settings: Settings) -> int:
     shards = settings.truth("parallel.parallel_optimizer_config.gradient_accumulation_shard")
     again = settings.truth("recompute_config.parallel_optimizer_comm_recompute")
     settings.value("parallel.parallel_optimizer_config.parallel_optimizer_threshold")
-    settings.value("parallel.parallel_optimizer_config.optimizer_weight_shard_size")
     recomputed = settings.value("recompute_config.recompute") is True
     if not settings.truth("parallel.enable_parallel_optimizer"):
         return 0
     return 3 if again and recomputed else 2 if shards else 1
+
+
+def _read_replicas(settings: Settings, data: int, context: int) -> int:
+    """Groups that share out, of so many devices each; all of them are one where it is not said."""
+    where = "parallel.parallel_optimizer_config.optimizer_weight_shard_size"
+    size = settings.integer(where, -1)
+    if size < 0:
+        return 1
+    if size == 0 or data * context % size or data % (data * context // size):
+        raise ExportError(f"{where}: {size} devices are no part of {data} data x {context} context parallel ones")
+    return data * context // size
 
 
 def _read_batches(settings: Settings, pipeline: int, notes: list[str]) -> tuple[int, int, int]:

@@ -51,11 +51,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What files do not say themselves: blocks of the model, and devices, where they are given."""
+    """What a file does not say itself: blocks of the model, devices, where they are given, and the text of the file
+    beside it (`Target.beside`), "" where there is none."""
 
     layers: int
     devices: int | None
     architecture: Architecture | None
+    beside: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,7 @@ class Target:
     Attributes:
         about: the engine and the version whose settings are written.
         main: the file that is read back.
+        beside: a file of the same folder that is read with it, where there is one.
         needs_architecture: whether nothing can be written for a model that is known by its graph alone.
     """
 
@@ -84,6 +87,7 @@ class Target:
     write: Callable[[Job], Mapping[str, str]]
     read: Callable[[str, Facts], Reading]
     needs_architecture: bool = False
+    beside: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from planner.export.accelerate import ACCELERATE
 from planner.export.deepspeed import DEEPSPEED
 from planner.export.megatron import MEGATRON
 from planner.export.mindformers import MINDFORMERS
@@ -12,7 +13,7 @@ from planner.export.torch_script import TORCH
 from planner.export.torchtitan import TORCHTITAN
 
 TARGETS: Mapping[str, Target] = {
-    target.name: target for target in (DEEPSPEED, MEGATRON, MINDFORMERS, MINDSPEED, TORCH, TORCHTITAN)
+    target.name: target for target in (ACCELERATE, DEEPSPEED, MEGATRON, MINDFORMERS, MINDSPEED, TORCH, TORCHTITAN)
 }
 """The engines that plans can be carried to, and from."""
 

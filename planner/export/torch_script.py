@@ -2,6 +2,7 @@
 
     ZeRO 0           fully_shard over a mesh whose outer axis has copies: gradients are summed once a step
     ZeRO 2, 3        fully_shard that keeps gathered weights until the backward pass, or gathers them again
+    HSDP             fully_shard over a mesh of copies and shards
     tensor           ColwiseParallel, RowwiseParallel, SequenceParallel; the loss along the vocabulary
     pipeline         Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B over any layers of each stage
     recomputation    torch.utils.checkpoint: whole layers, or all but attention
@@ -94,6 +95,7 @@ def _settings(d: Description, a: Architecture, length: int) -> str:
         ("PIPELINE", d.pipeline, "ranks that share out the layers"),
         ("LAYERS", d.layers, "of each stage, in the order of the model"),
         ("SCHEDULE", d.schedule, "the order in which ranks take micro-batches"),
+        ("REPLICAS", d.replicas, "groups of data parallel devices, each with shards of everything"),
         ("ZERO", d.zero, "0: copies of all weights; 2, 3: see shard_weights"),
         ("SEQUENCE_PARALLEL", d.sequence_parallel, "whether norms cut the sequence"),
         ("MICRO_BATCH", d.micro_batch, "samples on each device"),
@@ -159,6 +161,7 @@ def _description(found: Mapping[str, Any]) -> Description:
         data=found["DATA"],
         tensor=found["TENSOR"],
         zero=found["ZERO"],
+        replicas=found["REPLICAS"],
         sequence_parallel=found["SEQUENCE_PARALLEL"],
         micro_batch=found["MICRO_BATCH"],
         micro_batches=found["MICRO_BATCHES"],

@@ -1,6 +1,7 @@
 """torchtitan: the TOML file of 0.2, the last version that reads one.
 
     ZeRO 0                data_parallel_replicate_degree: DDP, which it runs without any other parallelism
+    HSDP                  data_parallel_replicate_degree copies of data_parallel_shard_degree shards
     ZeRO 2                data_parallel_shard_degree, fsdp_reshard_after_forward = "never": weights are gathered once a
                           step; gradients are scattered, in fp32, with every micro-batch
     ZeRO 3                the same with "always"; there is no ZeRO 1
@@ -59,12 +60,8 @@ def nearest(description: Description) -> tuple[Loss, ...]:
 
 
 def _give_up_splits(giving: Giving) -> None:
+    common.give_up_other_rings(giving)
     d = giving.description
-    if d.heads > 1:
-        here = f"{d.heads} devices by heads" + (f" in a ring of {d.ring}" if d.ring > 1 else "")
-        giving.up("context parallelism", here, f"ring of {d.context}", ring=d.context, heads=1, zigzag=True)
-    elif d.ring > 1 and not d.zigzag:
-        giving.up("order of the ring", "contiguous", "zigzag", zigzag=True)
     if d.tensor > 1 and not d.sequence_parallel:
         giving.up("norms", "whole", "along the sequence", sequence_parallel=True)
     common.give_up_cut_hidden(giving)
@@ -168,8 +165,8 @@ def _training(d: Description) -> dict[str, object]:
 def _parallelism(d: Description) -> dict[str, object]:
     replicated = d.zero == 0 and d.context == 1
     found: dict[str, object] = {
-        "data_parallel_replicate_degree": d.data if replicated else 1,
-        "data_parallel_shard_degree": 1 if replicated else d.data,
+        "data_parallel_replicate_degree": d.data if replicated else d.replicas,
+        "data_parallel_shard_degree": 1 if replicated else d.data // d.replicas,
     }
     if d.zero > 1:
         found["fsdp_reshard_after_forward"] = "always" if d.zero == 3 else "never"
@@ -227,7 +224,8 @@ def _read(settings: Settings, facts: Facts) -> tuple[Description, list[str]]:
     tensor, pipeline, context = (
         settings.degree(f"parallelism.{name}_parallel_degree") for name in ("tensor", "pipeline", "context")
     )
-    data, replicated, notes = _read_data(settings, facts, tensor * pipeline * context)
+    data, replicas = _read_data(settings, facts, tensor * pipeline * context)
+    replicated, notes = data == replicas and context == 1, list[str]()
     layers, virtual, schedule = _read_stages(settings, facts.layers, pipeline)
     local = settings.integer("training.local_batch_size", 8)
     micro_batch = settings.integer("parallelism.pipeline_parallel_microbatch_size", 1) if pipeline > 1 else local
@@ -251,6 +249,7 @@ def _read(settings: Settings, facts: Facts) -> tuple[Description, list[str]]:
         expert=expert if has_experts else None,
         whole_experts=settings.degree("parallelism.expert_tensor_parallel_degree") == 1 and tensor > 1,
         zero=0 if replicated else 3 if after else 2,
+        replicas=replicas,
         sequence_parallel=tensor > 1,
         micro_batch=micro_batch,
         micro_batches=micro_batches_of(global_batch, micro_batch, data),
@@ -276,8 +275,8 @@ def _check_model(settings: Settings, a: Architecture | None) -> None:
             raise ExportError(f"model.flavor: the file is for {name} {flavor}; give --model {known}")
 
 
-def _read_data(settings: Settings, facts: Facts, rest: int) -> tuple[int, bool, list[str]]:
-    """Data parallel devices, and whether each has all weights."""
+def _read_data(settings: Settings, facts: Facts, rest: int) -> tuple[int, int]:
+    """Data parallel devices, and groups of them of which each has all weights."""
     replicate = settings.degree("parallelism.data_parallel_replicate_degree")
     shard = settings.integer("parallelism.data_parallel_shard_degree", -1)
     if shard == -1:
@@ -290,9 +289,7 @@ def _read_data(settings: Settings, facts: Facts, rest: int) -> tuple[int, bool, 
         raise ExportError(
             f"the degrees of the file make {replicate * shard * rest} devices, --devices says {facts.devices}"
         )
-    both = replicate > 1 and shard > 1
-    notes = [f"{replicate} copies of {shard} shards: priced as {replicate * shard} shards"] if both else []
-    return replicate * shard, replicate > 1 and shard == 1, notes
+    return replicate * shard, replicate
 
 
 def _read_stages(settings: Settings, layers: int, pipeline: int) -> tuple[tuple[int, ...], int, str]:

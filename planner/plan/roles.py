@@ -27,13 +27,15 @@ _CONTRACTIONS = frozenset({"matmul", "attention"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisRole:
-    """One mesh axis in words: its role for most of the work, how many ways it cuts, whether experts are cut on it."""
+    """One mesh axis in words: its role for most of the work, how many ways it cuts, whether experts are cut on it, and
+    whether its devices share out what is kept of most parameters (ZeRO)."""
 
     axis: str
     size: int
     role: str  # "data", "tensor", "context", "replicated"
     detail: str
     experts: bool = False
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,14 @@ class Roles:
     recomputation: str
     offload: str
     axes: tuple[AxisRole, ...]
+
+    @property
+    def replicas(self) -> int:
+        """Groups of data parallel devices of which each shares out parameters among its own; 1 where nothing is shared
+        out, or no axis shares out most of it."""
+        if not any(axis.shared for axis in self.axes):
+            return 1
+        return math.prod(axis.size for axis in self.axes if axis.role in ("data", "replicated") and not axis.shared)
 
 
 def roles(bound: BoundPlan) -> Roles:
@@ -100,13 +110,23 @@ def _axis_role(bound: BoundPlan, labels: tuple[tuple[str, ...], ...], position: 
         detail += f", {inside} in attention" + (" (Ulysses)" if (role, inside) == ("sequence", "heads") else "")
     axis = bound.plan.mesh.axes[position]
     experts = any(_cuts_experts(operator, position) for operator in bound.operators)
+    word = "context" if role == "sequence" else role
     return AxisRole(
         axis=axis.name,
         size=axis.size,
-        role="context" if role == "sequence" else role,
+        role=word,
         detail=detail + (", experts" if experts else ""),
         experts=experts,
+        shared=word != "tensor" and _shares_out(bound, position),
     )
+
+
+def _shares_out(bound: BoundPlan, position: int) -> bool:
+    """Whether the states of most parameters are cut on an axis. Experts, cut along themselves, do not count."""
+    experts = {name for o in bound.operators if o.rule.op_class == "experts" for name in o.operator.operands}
+    numel = {name: bound.graph.types[name].numel for name in bound.parameters if name not in experts}
+    cut = sum(size for name, size in numel.items() if bound.parameters[name].state[position].is_shard)
+    return cut * 2 > sum(numel.values())
 
 
 def _cuts_experts(operator: BoundOperator, position: int) -> bool:

@@ -30,7 +30,7 @@ def plan_words(bound: BoundPlan, roles: Roles) -> dict[str, str]:
         "micro-batches": f"{plan.training.micro_batches} of {plan.training.part}",
         "copies": str(plan.training.copies),
         "sequence parallel": "yes" if roles.sequence_parallel else "no",
-        "ZeRO": roles.zero.partition(" ")[0],
+        "ZeRO": roles.zero.partition(" ")[0] + (f" in {roles.replicas} copies" if roles.replicas > 1 else ""),
         "recomputation": recomputation_words(plan),
         "offload": roles.offload,
     }

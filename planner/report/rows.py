@@ -30,7 +30,8 @@ def degree_rows(plan: Plan, roles: Roles) -> Rows:
     rows += [(f"  {axis.axis}", f"{axis.role}: splits {axis.detail}") for axis in roles.axes]
     if roles.tensor > 1:
         rows.append(("sequence parallel", "yes" if roles.sequence_parallel else "no"))
-    rows.append(("optimizer sharding", f"ZeRO {roles.zero}" if roles.zero != "off" else "off"))
+    copies = f", in {roles.replicas} copies" if roles.replicas > 1 else ""
+    rows.append(("optimizer sharding", f"ZeRO {roles.zero}{copies}" if roles.zero != "off" else "off"))
     together = f", {plan.training.copies} at a time" if plan.training.copies > 1 else ""
     rows.append(("micro-batches", f"{plan.training.micro_batches} of {plan.training.part} samples{together}"))
     if roles.pipeline > 1:

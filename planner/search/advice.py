@@ -164,7 +164,18 @@ def _placed(request: SearchRequest) -> list[Step]:
 
 
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
-_PINS = ("recompute", "tensor", "pipeline", "data", "context", "expert", "sequence_parallel", "schedule", "mesh")
+_PINS = (
+    "recompute",
+    "tensor",
+    "pipeline",
+    "data",
+    "context",
+    "expert",
+    "replicas",
+    "sequence_parallel",
+    "schedule",
+    "mesh",
+)
 
 
 def _decisions(request: SearchRequest) -> Iterator[Sequence[Step]]:

@@ -10,7 +10,7 @@ from planner.plan.schedule_checks import Turns, schedule_fault
 from planner.search.request import SearchRequest
 from planner.search.space import ContextBy, Pinned, Running, context_splits
 
-_DEGREES = ("pipeline", "data", "context", "ulysses", "tensor", "expert", "micro_batch", "micro_batches")
+_DEGREES = ("pipeline", "data", "context", "ulysses", "tensor", "expert", "replicas", "micro_batch", "micro_batches")
 _SEARCHED = ("virtual_stages", "copies", "slices")  # where 0 has them searched
 
 
@@ -31,6 +31,11 @@ def check_pinned(pinned: Pinned) -> None:
     _check_ulysses(pinned)
     if pinned.zero is not None and not 0 <= pinned.zero <= 3:
         raise RequestError(f"zero = {pinned.zero}: there are the stages 0, 1, 2 and 3 (Rajbhandari et al. 2020)")
+    if (pinned.replicas or 1) > 1 and not pinned.zero:
+        raise RequestError(
+            f"replicas = {pinned.replicas}: groups of devices share out what zero says, each for itself; give zero = 1,"
+            " 2 or 3 too"
+        )
     if pinned.micro_batch is not None and pinned.micro_batches is not None:
         raise RequestError("micro_batch (samples) and micro_batches (how many) decide the same; give one of them")
     if pinned.manual and pinned.mesh is not None:

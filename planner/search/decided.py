@@ -5,6 +5,7 @@ parallelism (`Pinned`, manual mode), which give every mesh axis one purpose:
 
     axis        operators with a weight to multiply     norms and the like          everything else
     data        batch                                   batch                       batch
+    replica     batch                                   batch                       batch
     expert      batch                                   batch                       batch; experts, exchanged by batch
     ring        sequence                                sequence                    sequence, a ring in attention
     context     sequence                                sequence                    sequence, heads in attention
@@ -13,6 +14,7 @@ parallelism (`Pinned`, manual mode), which give every mesh axis one purpose:
                                                                                     the sequence is not cut
 
     parameters on a data, ring or context axis: ZeRO 0 full copies; 1 states cut; 2 gradients too; 3 weights too
+    parameters on a replica axis: full copies, whatever ZeRO says
     parameters on a tensor axis: cut where they are multiplied with, else full copies
     weights of experts on an axis on which experts are cut: cut along the experts, whatever ZeRO says
 
@@ -116,7 +118,7 @@ class Decided:
         role = self.roles[axis] if axis < len(self.roles) else None
         if role is None:
             return ()
-        zero = self.pinned.zero
+        zero = 0 if role == "replica" else self.pinned.zero
         if role == "tensor":
             graph = self.template.graph
             consumers = [at for at in graph.consumers.get(name, ()) if at < len(self._classes)]
@@ -167,7 +169,7 @@ class Decided:
         if role == "ring" and rule.op_class == "attention":
             return _first_possible(legal, (ring, unused))
         legal = tuple(strategy for strategy in legal if not ring(strategy))  # on other axes there are none
-        if role in ("data", "expert"):
+        if role in ("data", "expert", "replica"):
             return _first_possible(legal, (batch, unused))
         if role in ("ring", "context"):
             inside = uses(lambda f: labels[f] != "batch")

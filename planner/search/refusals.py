@@ -19,7 +19,7 @@ from planner.search.space import Configuration, Pinned, configurations
 from planner.search.template import Template
 
 _DEGREES = ("pipeline", "data", "context", "tensor")
-_NUMBERS = (*_DEGREES, "expert", "micro_batches", "micro_batch", "copies", "virtual_stages", "slices")
+_NUMBERS = (*_DEGREES, "expert", "replicas", "micro_batches", "micro_batch", "copies", "virtual_stages", "slices")
 _MOST_TRIED = 4096  # numbers that are tried of an option
 
 
@@ -39,7 +39,7 @@ def space_of(request: SearchRequest, template: Template) -> Iterator[Configurati
 
 def no_configuration(request: SearchRequest, template: Template) -> str:
     """Why a request has no configuration at all."""
-    rules = (_pipelines, _degrees, _mesh, _experts, _parts, _samples, _copies, _virtual)
+    rules = (_pipelines, _degrees, _mesh, _experts, _replicas, _parts, _samples, _copies, _virtual)
     found = (clash for rule in rules if (clash := rule(request, template)) is not None)
     return _said(next(found, None) or _anything(request, template), request, template)
 
@@ -111,6 +111,21 @@ def _experts(request: SearchRequest, template: Template) -> Clash | None:
     words = ", ".join([f"{devices} devices", *given])
     text = f"expert = {parts} does not divide the devices that split tokens, of {words}"
     return Clash(text=text, options=("expert", *_DEGREES))
+
+
+def _replicas(request: SearchRequest, template: Template) -> Clash | None:
+    pinned, devices = request.pinned, request.cluster.devices
+    if (pinned.replicas or 1) == 1:
+        return None
+    free = replace(request, pinned=replace(pinned, replicas=None))
+    if not _possible(free, template):
+        return None
+    given = [f"{name} = {number}" for name in (*_DEGREES, "expert") if (number := getattr(pinned, name)) is not None]
+    words = ", ".join([f"{devices} devices", *given])
+    text = (
+        f"replicas = {pinned.replicas} does not divide the data parallel devices without those of experts, of {words}"
+    )
+    return Clash(text=text, options=("replicas", *_DEGREES, "expert"))
 
 
 def _parts(request: SearchRequest, template: Template) -> Clash | None:
@@ -231,6 +246,8 @@ def _tried(request: SearchRequest, template: Template, name: str) -> tuple[int, 
     numbers: tuple[int, ...] = divisors(batch) if name in ("micro_batches", "micro_batch", "copies") else ()
     if name in _DEGREES:
         numbers = divisors(devices)
+    elif name == "replicas":
+        numbers = divisors(pinned.data or devices)
     elif name == "expert":
         numbers = divisors(math.gcd(*expert_counts(template)))
     elif name == "slices":

@@ -25,8 +25,9 @@ from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
 from planner.sharding.update import PLAIN, Update
 
-Role = Literal["data", "expert", "ring", "context", "tensor"]
-"""What an axis is for. "expert": a part of data, on which experts are cut. "ring" and "context" split the sequence;
+Role = Literal["replica", "data", "expert", "ring", "context", "tensor"]
+"""What an axis is for. "replica": a part of data over which ZeRO shares out nothing. "expert": a part of data, on which
+experts are cut. "ring" and "context" split the sequence;
 attention by a ring on the former, by heads on the latter."""
 EXPERTS = "experts"  # class of the operators that route to experts
 ContextBy = Literal["heads", "ring", "hybrid", "auto"]
@@ -94,6 +95,8 @@ class Pinned:
         whole_experts: whether a tensor axis leaves experts whole, and is one of the axes over which they are cut,
             rather than splitting each of them. Needs `expert`; None means no.
         zero: 0 to 3, what the data (and context) axes share out: nothing, optimizer states, gradients too, weights too.
+        replicas: groups of data parallel devices of which each shares that out among its own, with copies between them
+            (hybrid sharding, HSDP). None means 1.
         sequence_parallel: whether norms and the like split the sequence over the tensor axis.
         micro_batch: samples of a micro-batch on each data-parallel group.
         micro_batches: micro-batches per step. At most one of the two.
@@ -121,6 +124,7 @@ class Pinned:
     expert: int | None = None
     whole_experts: bool | None = None
     zero: int | None = None
+    replicas: int | None = None
     sequence_parallel: bool | None = None
     micro_batch: int | None = None
     micro_batches: int | None = None
@@ -137,7 +141,7 @@ class Pinned:
     def manual(self) -> bool:
         """Whether axes have one purpose each."""
         degrees = (self.data, self.context, self.tensor, self.expert)
-        decided = (*degrees, self.zero, self.sequence_parallel, self.micro_batch)
+        decided = (*degrees, self.zero, self.replicas, self.sequence_parallel, self.micro_batch)
         return any(value is not None for value in decided) or self.context_by == "auto"
 
     @property
@@ -265,9 +269,12 @@ def _meshes(devices: int, pinned: Pinned) -> Iterator[tuple[tuple[int, ...], tup
                 if all(getattr(pinned, name) in (None, degree) for name, degree in degrees.items()):
                     parts = _rest(pinned, degrees["tensor"], context)
                     for ring, heads in context_splits(pinned, context) if parts is not None else ():
-                        if parts is None or data % parts:
+                        replicas = pinned.replicas or 1
+                        if parts is None or data % (parts * replicas):
                             continue
-                        degrees = {**degrees, "data": data // parts, "expert": parts, "ring": ring, "context": heads}
+                        shards = data // parts // replicas
+                        inside: dict[Role, int] = {"expert": parts, "ring": ring, "context": heads}
+                        degrees = {**degrees, "replica": replicas, "data": shards, **inside}
                         real = tuple((name, degrees[name]) for name in get_args(Role) if degrees[name] > 1)
                         yield tuple(degree for _, degree in real), tuple(name for name, _ in real), data
 
@@ -290,6 +297,7 @@ def experts_cut(pinned: Pinned, roles: tuple[Role, ...], sizes: tuple[int, ...])
     within = pinned.expert // (degrees.get("tensor", 1) if pinned.whole_experts else 1)
     along = within % (degrees.get("ring", 1) * degrees.get("context", 1)) == 0
     cut: dict[Role, bool] = {
+        "replica": False,
         "data": False,
         "expert": True,
         "ring": along,

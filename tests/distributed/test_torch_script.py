@@ -28,6 +28,7 @@ CASES = {
     "data": replace(ONE, data=4),
     "ZeRO 2": replace(ONE, data=4, zero=2),
     "ZeRO 3": replace(ONE, data=4, zero=3, full=(1,), selective=(2,), kept=Kept(calls=("attention",))),
+    "HSDP": replace(ONE, data=4, zero=2, replicas=2),
     "tensor": replace(ONE, tensor=4, micro_batch=4, sequence_parallel=True),
     "whole norms": replace(ONE, tensor=2, data=2, micro_batch=2),
     "tensor and data": replace(ONE, tensor=2, data=2, zero=3, micro_batch=2, sequence_parallel=True),

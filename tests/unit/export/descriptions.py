@@ -40,8 +40,9 @@ def job_of(description: Description, model: str) -> Job:
     return Job(model=model, description=description, architecture=architecture(model), per_node=8)
 
 
-def facts_of(description: Description, model: str) -> Facts:
-    return Facts(layers=sum(description.layers), devices=description.devices, architecture=architecture(model))
+def facts_of(description: Description, model: str, beside: str = "") -> Facts:
+    layers = sum(description.layers)
+    return Facts(layers=layers, devices=description.devices, architecture=architecture(model), beside=beside)
 
 
 @st.composite
@@ -57,6 +58,9 @@ def descriptions(draw: st.DrawFn, model: str) -> Description:
     single = ("1f1b", "gpipe", "zb_h1", "pipedream", "seqpipe")
     schedule = "1f1b" if pipeline == 1 else "interleaved_1f1b" if virtual > 1 else draw(st.sampled_from(single))
     data, tensor, ring, heads = (draw(powers) for _ in range(4))
+    zero = draw(st.sampled_from((0, 1, 2, 3))) if data * ring * heads > 1 else 0
+    replicas = draw(st.sampled_from([n for n in (1, 2, 4) if data % n == 0])) if zero else 1
+    zero, replicas = (zero, replicas) if replicas < data * ring * heads else (0, 1)
     full = [draw(st.sampled_from((0, 3, count))) for count in layers]
     rest = [draw(st.sampled_from((0, count - have))) for count, have in zip(layers, full, strict=True)]
     ways = draw(st.sampled_from(("none", "full", "selective", "all selective", "mixed")))
@@ -79,7 +83,8 @@ def descriptions(draw: st.DrawFn, model: str) -> Description:
         zigzag=ring > 1 and draw(st.booleans()),
         expert=expert,
         whole_experts=expert is not None and tensor > 1 and expert % tensor == 0 and draw(st.booleans()),
-        zero=draw(st.sampled_from((0, 1, 2, 3))) if data * ring * heads > 1 else 0,
+        zero=zero,
+        replicas=replicas,
         sequence_parallel=tensor > 1 and draw(st.booleans()),
         vocabulary_parallel=tensor == 1 or draw(st.booleans()),
         micro_batch=draw(powers),

@@ -27,6 +27,8 @@ CASES = {
     "data": ("llama-tiny", 4, replace(TINY, data=4)),
     "ZeRO 3": ("llama-tiny", 4, replace(TINY, data=4, zero=3)),
     "tensor and data": ("llama-tiny", 4, replace(TINY, data=2, tensor=2, sequence_parallel=True, zero=1)),
+    "copies of shards": ("llama-tiny", 8, replace(TINY, data=4, tensor=2, sequence_parallel=True, zero=1, replicas=2)),
+    "HSDP": ("llama-tiny", 4, replace(TINY, data=4, zero=3, replicas=2)),
     "whole norms": ("gpt-tiny", 2, replace(TINY, tensor=2)),
     "uneven stages": ("llama-tiny", 4, replace(PIPELINE, layers=(1, 3), data=2)),
     "virtual stages": ("llama-tiny", 2, replace(PIPELINE, layers=(1,) * 4, virtual_stages=2, full=(0, 0, 1, 0),
@@ -44,6 +46,7 @@ CASES = {
 
 
 REFUSED = {("torch", name) for name in ("whole norms", "a ring", "heads", "experts", "experts over all")}
+REFUSED |= {("accelerate", name) for name in ("whole norms", "uneven stages", "virtual stages", "recomputed")}
 
 
 def _last(losses: tuple[Loss, ...], description: Description) -> Description:
@@ -62,19 +65,28 @@ def test_a_description_is_drawn_from_its_plan(name: str) -> None:
     assert differences(bound, bound) == ()
 
 
+def test_states_outside_of_the_devices_are_not_left_out_in_silence() -> None:
+    model, devices, description = CASES["data"]
+    bound = plan_of(subject(model, "cpu", devices), description)
+    parked = {name: replace(stored, state_home="host") for name, stored in bound.parameters.items()}
+    with pytest.raises(ExportError, match=r"optimizer states on the host.*--offload none"):
+        describe(replace(bound, parameters=parked))
+
+
 @pytest.mark.parametrize("name", LISTED)
 def test_what_is_written_and_read_makes_the_same_plan(name: str) -> None:
     model, devices, description = CASES[name]
     found = subject(model, "cpu", devices)
     for target in TARGETS.values():
         if (target.name, name) in REFUSED:
-            with pytest.raises(ExportError, match="the script"):
+            with pytest.raises(ExportError, match=r"the script|Accelerate"):
                 target.write(job_of(_last(target.nearest(description), description), model))
             continue
         losses = target.nearest(description)
         nearest = _last(losses, description)
-        text = target.write(job_of(nearest, model))[target.main]
-        read = target.read(text, facts_of(nearest, model)).description
+        files = target.write(job_of(nearest, model))
+        facts = facts_of(nearest, model, files.get(target.beside or "", ""))
+        read = target.read(files[target.main], facts).description
         assert dump_plan(plan_of(found, read).plan) == dump_plan(plan_of(found, nearest).plan)
 
 

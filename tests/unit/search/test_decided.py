@@ -7,6 +7,7 @@ import pytest
 
 from planner.errors import RequestError
 from planner.plan.bind import BoundPlan
+from planner.plan.roles import roles
 from planner.search.api import shard
 from planner.search.decided import NothingAgreesError
 from planner.search.request import Shard
@@ -197,6 +198,18 @@ def test_experts_are_cut_over_devices_that_split_tokens(
     result = result_of("mixture", 4, pinned)
     assert (result.plans[0].configuration.roles, result.plan.mesh.sizes) == (roles, mesh)
     assert experts_of(result) == split
+
+
+@pytest.mark.parametrize("zero", range(1, 4))
+def test_copies_of_what_zero_shares_out(zero: int) -> None:
+    """Parameters are whole on the outer axis, as copies, and cut on the inner one."""
+    pinned = Pinned(pipeline=1, data=4, tensor=1, context=1, zero=zero, replicas=2)
+    result = result_of("llama-4", 4, pinned)
+    assert result.plans[0].configuration.roles == ("replica", "data")
+    for name, stored in result.bound.parameters.items():
+        assert cut(stored, 0) == (False,) * 3, name
+        assert cut(stored, 1) == (zero > 2, zero > 1, zero > 0), name
+    assert roles(result.bound).replicas == 2
 
 
 @pytest.mark.parametrize("zero", range(4))

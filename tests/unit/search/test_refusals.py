@@ -240,6 +240,16 @@ REFUSALS = [
         words="ulysses = 3 does not divide context = 8; the nearest legal values are 2 and 4",
         devices=8,
     ),
+    # copies of what is shared out
+    Refusal(
+        asked={"data": 4, "zero": 1, "replicas": 3},
+        words="replicas = 3 does not divide the data parallel devices without those of experts, of 4 devices, data = 4",
+        near={"replicas": (2, 4)},
+    ),
+    Refusal(
+        asked={"data": 4, "replicas": 2},
+        words="replicas = 2: groups of devices share out what zero says, each for itself; give zero = 1, 2 or 3 too",
+    ),
     # experts
     Refusal(
         asked={"expert": 3},

@@ -1,0 +1,111 @@
+"""What is written for Accelerate, by its own classes where it is installed, and files that people have."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from planner.export.description import Description, ExportError
+from planner.export.target import Facts
+from planner.export.targets import TARGETS
+from tests.unit.export.descriptions import architecture, descriptions, job_of, recorded
+
+ACCELERATE = TARGETS["accelerate"]
+PLAIN = Description(layers=(80,), data=8, full=(0,), selective=(0,), sequence_length=8192)
+FACTS = Facts(layers=80, devices=None, architecture=architecture("llama70b"))
+
+
+def has_place(d: Description) -> bool:
+    return d.pipeline == 1 and (d.tensor == 1 or d.data * d.context > 1)
+
+
+def file_of(description: Description) -> str:
+    losses = ACCELERATE.nearest(description)
+    nearest = losses[-1].description if losses else description
+    return ACCELERATE.write(job_of(nearest, "llama70b"))["accelerate.yaml"]
+
+
+@settings(max_examples=30, deadline=None)
+@given(description=descriptions("llama70b").filter(has_place))
+def test_every_key_is_known(description: Description) -> None:
+    content = yaml.safe_load(file_of(description))
+    known = recorded("accelerate")
+    assert set(content) <= set(known["keys"])
+    for section in ("fsdp_config", "parallelism_config"):
+        assert set(content.get(section, ())) <= set(known["options"])
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_its_own_classes_take_the_file(data: st.DataObject, tmp_path: Path) -> None:
+    """Runs where accelerate is installed: its configuration class, and its checks of sizes."""
+    config_args = pytest.importorskip("accelerate.commands.config.config_args", reason="accelerate is not installed")
+    sizes = pytest.importorskip("accelerate.parallelism_config", reason="accelerate is not installed")
+    description = data.draw(descriptions("llama70b").filter(has_place))
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(file_of(description))
+    config = config_args.ClusterConfig.from_yaml_file(path)
+    assert config.num_processes == description.devices
+    if config.parallelism_config:
+        prefix = "parallelism_config_"
+        given_sizes = {
+            name.removeprefix(prefix): size
+            for name, size in config.parallelism_config.items()
+            if name != f"{prefix}cp_comm_strategy"
+        }
+        assert sizes.ParallelismConfig(**given_sizes).total_size == description.devices
+
+
+@pytest.mark.parametrize(
+    ("strategy", "zero", "replicas"),
+    [("FULL_SHARD", 3, 1), ("SHARD_GRAD_OP", 2, 1), ("NO_SHARD", 0, 1), ("HYBRID_SHARD", 3, 2), (2, 2, 1)],
+)
+def test_a_file_of_the_first_fsdp_is_read(strategy: object, zero: int, replicas: int) -> None:
+    text = (
+        "distributed_type: FSDP\nmixed_precision: bf16\nnum_machines: 2\nnum_processes: 16\n"
+        f"fsdp_config:\n  fsdp_sharding_strategy: {strategy}\n  fsdp_backward_prefetch: BACKWARD_PRE\n"
+    )
+    reading = ACCELERATE.read(text, FACTS)
+    found = reading.description
+    assert (found.data, found.zero, found.replicas) == (16, zero, replicas)
+    assert reading.notes == ("the file leaves batches to the program: priced as one micro-batch of one sample on each"
+                             " device",)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("distributed_type: DEEPSPEED", "import the file that deepspeed_config_file names"),
+        ("distributed_type: TPU", "read are NO, MULTI_GPU and its like, and FSDP"),
+        ("distributed_type: MULTI_GPU", "give --devices"),
+        ("num_processes: 8\nparallelism_config: {parallelism_config_tp_size: 3}", "make 3 devices, and there are 8"),
+        ("num_processes: 8\nparallelism_config: {parallelism_config_sp_size: 2}", "split by DeepSpeed are not read"),
+    ],
+)
+def test_what_is_no_plan_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ExportError, match=message):
+        ACCELERATE.read(text, FACTS)
+
+
+@pytest.mark.parametrize(
+    ("description", "message"),
+    [
+        (replace(PLAIN, layers=(40, 40), full=(0, 0), selective=(0, 0)), "--pipeline 1"),
+        (replace(PLAIN, data=1, tensor=8), "--data 2 or more"),
+        (replace(PLAIN, precision="fp16"), "--precision bf16"),
+    ],
+)
+def test_what_has_no_place_is_refused(description: Description, message: str) -> None:
+    with pytest.raises(ExportError, match=message):
+        ACCELERATE.nearest(description)
+
+
+def test_batches_stand_in_the_command() -> None:
+    description = replace(PLAIN, zero=3, replicas=2, micro_batch=2, micro_batches=4)
+    assert ACCELERATE.nearest(description) == ()
+    script = ACCELERATE.write(job_of(description, "llama70b"))["launch.sh"]
+    assert "--per_device_train_batch_size 2" in script
+    assert "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4" in script
