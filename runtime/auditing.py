@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch.distributed as dist
 
 from costmodels import peak_memory
-from hardware_profiles import Bytes, Cluster, Flops
+from hardware_profiles import Bytes, Flops, Machine, clusters_of_ranks
 from planner.errors import AuditError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan, bind
@@ -104,7 +104,7 @@ class StageAudit:
 
 
 def audit(
-    plan: Plan, traced: OperatorGraph, batch: int, cluster: Cluster, ranks: Sequence[int] | None = None
+    plan: Plan, traced: OperatorGraph, batch: int, cluster: Machine, ranks: Sequence[int] | None = None
 ) -> Iterator[StageAudit]:
     """The pipeline ranks of a plan one by one, or those alone that are named. `traced` is the graph of its model on
     `batch` samples.
@@ -128,7 +128,7 @@ def audit(
         )
     few = _few(plan)
     whole = bind(plan, traced, batch)
-    costs = stage_costs(whole, cluster)
+    costs, clusters = stage_costs(whole, cluster), clusters_of_ranks(cluster, plan.pipeline)
     for stage in range(plan.pipeline) if ranks is None else ranks:
         rank = stage * plan.mesh.size + plan.mesh.size // 2
         with imitated_step(few, traced, batch, rank) as step:
@@ -141,7 +141,7 @@ def audit(
                 products=_products(whole, stage, ledger, few),
                 live=ledger.live.at_peak,
                 predicted_live=live_memory(whole, stage, costs[stage].memory, costs[stage].rows),
-                stated=float(peak_memory(sum(costs[stage].memory.values()), 0.0, 0.0, cluster.device)),
+                stated=float(peak_memory(sum(costs[stage].memory.values()), 0.0, 0.0, clusters[stage].device)),
             )
 
 

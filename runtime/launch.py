@@ -134,6 +134,8 @@ def _check(settings: RunSettings) -> None:
     given = [("--resume", settings.resume), ("--continue", settings.go_on), ("--weights", settings.weights)]
     if len(both := [flag for flag, value in given if value]) > 1:
         raise RequestError(f"{' and '.join(both)}: say one place to start from")
+    if settings.cast and settings.weights is None:
+        raise RequestError("--cast: converts what --weights PATH loads; a run goes on in the precision that it has")
     if settings.data is None and (settings.shuffle or settings.workers or not settings.full_batch):
         flag = "--shuffle" if settings.shuffle else "--workers" if settings.workers else "--own-samples"
         raise RequestError(f"{flag}: synthetic data is drawn, not read; give --data package.module:factory")

@@ -25,7 +25,8 @@ class RunSettings:
 
     `save` is the folder of checkpoints: one every `save_every` steps and one behind the last, of which `keep` stay.
     Training goes on from the checkpoint at `resume`, or with `go_on` from the newest in `save` where there is one;
-    `steps` counts those before it too. `weights` has the model to start from: a checkpoint, or files of Hugging Face.
+    `steps` counts those before it too. `weights` has the model to start from: a checkpoint, or files of Hugging Face;
+    with `cast` in whatever floating point dtype.
 
     `servers` are the parameter servers of a plan with tables on servers, which keep their files in `server_folder`:
     those that run there, or, of a run on this machine, new ones; a temporary folder where not given.
@@ -48,6 +49,7 @@ class RunSettings:
     resume: str | None = None
     go_on: bool = False
     weights: str | None = None
+    cast: bool = False
 
     def flags(self) -> list[str]:
         """The settings as `arguments_parser` reads them."""
@@ -60,7 +62,7 @@ class RunSettings:
         for flag, path in (("--save", self.save), ("--resume", self.resume), ("--weights", self.weights)):
             words += [flag, path] if path is not None else []
         given = [("--no-check", not self.check), ("--shuffle", self.shuffle), ("--own-samples", not self.full_batch)]
-        given.append(("--continue", self.go_on))
+        given += [("--continue", self.go_on), ("--cast", self.cast)]
         return words + [flag for flag, wanted in given if wanted]
 
 
@@ -85,6 +87,7 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--resume", metavar="PATH", help="go on from a checkpoint, or the newest of a folder")
     parser.add_argument("--continue", dest="go_on", action="store_true", help="go on from the newest in --save, if any")
     parser.add_argument("--weights", metavar="PATH", help="start from the model of a checkpoint or of Hugging Face")
+    parser.add_argument("--cast", action="store_true", help="convert --weights to the precision of the plan")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parser.add_argument("--notes", help=argparse.SUPPRESS)
     return parser
@@ -110,4 +113,5 @@ def settings_of(given: argparse.Namespace) -> RunSettings:
         resume=given.resume,
         go_on=given.go_on,
         weights=given.weights,
+        cast=given.cast,
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from hardware_profiles import HardwareProfileError
+from hardware_profiles import HardwareProfileError, parts_of
 from planner.plan.machine import machine_of
 from planner.plan.plan import ClusterReference
 
@@ -42,13 +42,16 @@ def peak_memory(device: torch.device) -> tuple[str, float]:
 def elsewhere(reference: ClusterReference, device: torch.device) -> str:
     """Why the profile of a plan is not that of this machine; empty where it is."""
     try:
-        profile = machine_of(reference).device
+        profiles = [part.device for part in parts_of(machine_of(reference))]
     except HardwareProfileError:
         return "that profile is not found here"
     name = device_name(device)
-    if profile.device_type == device.type and (profile.name.startswith(name) or _codes(profile.name) & _codes(name)):
-        return ""
-    return f"that is {profile.name}, and this machine has {name}: make a profile of it with plan calibrate"
+    for profile in profiles:
+        alike = profile.name.startswith(name) or _codes(profile.name) & _codes(name)
+        if profile.device_type == device.type and alike:
+            return ""
+    names = " and ".join(profile.name for profile in profiles)
+    return f"that is {names}, and this machine has {name}: make a profile of it with plan calibrate"
 
 
 def _codes(name: str) -> set[str]:

@@ -11,6 +11,7 @@ import typer
 from planner.cli import planning, repricing
 from planner.cli.answer import Answer
 from planner.cli.errors import reporting
+from planner.cli.machines import fewest_stages
 from planner.cli.modes import applied
 from planner.cli.options import Options, flag, taking_options
 from planner.cli.requesting import DEGREES, check, request_of, retracing
@@ -99,7 +100,8 @@ def _by_mesh(options: Options) -> dict[str, tuple[object, str]]:
 def _by_degrees(options: Options) -> dict[str, tuple[object, str]]:
     """Data parallelism takes the devices that the other degrees leave; those are 1 where they are not given. Experts
     are cut over devices that are data or context parallel."""
-    degrees = {name: getattr(options, name) or 1 for name in DEGREES if name != "data"}
+    least = {"pipeline": fewest_stages(options.profile)}
+    degrees = {name: getattr(options, name) or least.get(name, 1) for name in DEGREES if name != "data"}
     rest, devices = math.prod(degrees.values()), options.device_count
     if options.data is not None and options.data * rest != devices:
         words = " x ".join(f"{flag(name)} {degree}" for name, degree in {"data": options.data, **degrees}.items())

@@ -120,6 +120,7 @@ def _export_operators(plan_file: Path, target: "OperatorTarget", output: Path, a
 
 
 def _export(plan_file: Path, to: str, hardware: str | None) -> Export:
+    from hardware_profiles import of_one_kind
     from planner.export.architecture import architecture_of
     from planner.export.describe import describe, differences
     from planner.export.target import Job
@@ -130,7 +131,7 @@ def _export(plan_file: Path, to: str, hardware: str | None) -> Export:
     target = target_named(to)
     plan = load_plan(plan_file)
     with naming(plan_file):
-        cluster = machine_of(plan.cluster, hardware)
+        cluster = of_one_kind(machine_of(plan.cluster, hardware), "export")
         model, graph = traced_again(plan)
         bound = bind(plan, graph, model.batch)
         subject = Subject(model=plan.model, graph=graph, batch=model.batch, cluster=cluster)

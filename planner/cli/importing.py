@@ -65,6 +65,7 @@ def import_(
 def _imported(
     file: Path, target: "Target", model: str, devices: int | None, where: tuple[str, str | None, str | None]
 ) -> "tuple[BoundPlan, tuple[str, ...]]":
+    from hardware_profiles import of_one_kind
     from planner.cli.tracing import traced
     from planner.export.architecture import architecture_of
     from planner.export.target import Facts
@@ -96,7 +97,7 @@ def _imported(
         model=model_reference(graph, name=model, sequence_length=built.sequence_length, batch=built.batch),
         graph=graph,
         batch=built.batch,
-        cluster=machine(profile, levels, software, description.devices),
+        cluster=of_one_kind(machine(profile, levels, software, description.devices), "import"),
     )
     return plan_of(subject, description), reading.notes
 

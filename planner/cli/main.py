@@ -74,6 +74,8 @@ def plan(
 
     [bold]plan --model llama70b --devices 64 --tensor 8 --pipeline 8 --zero 1[/bold]
 
+    [bold]plan --model llama70b --hardware h100-80gb:32,a100-80gb:32[/bold]
+
     [bold]plan --model llama-tiny --devices 4 --hardware cpu -o tiny.json && plan run tiny.json --steps 5[/bold]
     """
     command = invocation.invoked_subcommand

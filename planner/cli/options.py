@@ -82,7 +82,9 @@ class Options:
         _word(
             JOB,
             "PROFILE",
-            "A hardware profile (see `plan profiles`) or a TOML file.",
+            "A hardware profile (see `plan profiles`) or a TOML file. Several kinds of devices are groups,"
+            " h100-80gb:32,a100-80gb:32,between@12.5: a pipeline of 32 H100 and 32 A100, with 12.5 GB/s per device from"
+            " one group to the other (that of the slower network where it is not said).",
             DEFAULT_HARDWARE,
             known=completion.profiles,
         ),
@@ -401,7 +403,9 @@ class Options:
     @property
     def device_count(self) -> int:
         """Devices to plan for."""
-        return self.devices or DEFAULT_DEVICES
+        from planner.cli.machines import devices_named
+
+        return self.devices or devices_named(self.profile) or DEFAULT_DEVICES
 
     @property
     def profile(self) -> str:

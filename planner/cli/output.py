@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.cli.answer import Answer
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION
+from planner.plan.group_runs import group_runs
 from planner.sharding.update import update_words
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def plan_content(plan: "Plan", found: "Roles", prediction: "Prediction") -> dict
         "cluster": plan.cluster.composition or None,
         "software": plan.cluster.software,
         "devices": plan.cluster.devices,
+        "groups": [asdict(run) for run in group_runs(plan)] or None,
         "sequence_length": length,
         "global_batch": plan.training.global_batch,
         "precision": plan.training.precision,

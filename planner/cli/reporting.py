@@ -75,6 +75,7 @@ def report(
 
 def _reported(plan_file: Path, hardware: str | None, time_limit: float | None) -> "Reported":
     """The report of a plan file; `time_limit` None searches no other plans."""
+    from hardware_profiles import of_one_kind
     from planner.plan.file import load_plan
     from planner.plan.machine import machine_of
     from planner.plan.verify import verify
@@ -82,7 +83,7 @@ def _reported(plan_file: Path, hardware: str | None, time_limit: float | None) -
 
     plan = load_plan(plan_file)
     with naming(plan_file):
-        cluster = machine_of(plan.cluster, hardware)
+        cluster = of_one_kind(machine_of(plan.cluster, hardware), "report")
         model, graph = traced_again(plan)
         verdict = verify(plan, graph, model.batch, cluster)
     choices = None if time_limit is None else _choices(verdict, model, graph, cluster, time_limit)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.cli.machines import machine
+from planner.cli.machines import devices_named, machine
 from planner.cli.options import Options, flag
 from planner.cli.output import plan_content, write_json
 from planner.cli.showing import naming, traced_again
@@ -45,15 +45,24 @@ def _moved(path: Path, plan: "Plan", options: Options) -> "BoundPlan":
     from planner.plan.machine import machine_of
     from planner.plan.repricing import repriced
 
-    devices = options.devices or plan.cluster.devices
+    named = None if options.hardware is None else devices_named(options.hardware)
+    devices = options.devices or named or plan.cluster.devices
     with naming(path):
         software = plan.cluster.software if options.software is None else options.software
-        if options.hardware is None and options.cluster is None:
-            cluster = machine_of(replace(plan.cluster, devices=devices, software=software))
+        known = replace(plan.cluster, devices=devices, software=software)
+        if options.cluster is None and _same_profile(options.hardware, plan):
+            cluster = machine_of(known, options.hardware)
         else:
             cluster = machine(options.hardware or plan.cluster.profile, options.cluster, software, devices)
         model, graph = traced_again(plan)
         return repriced(plan, graph, model.batch, cluster)
+
+
+def _same_profile(hardware: str | None, plan: "Plan") -> bool:
+    """Whether the profile is that of the plan, perhaps by its file, so that the levels of the plan hold on."""
+    from hardware_profiles import load_machine
+
+    return hardware is None or load_machine(hardware).name == plan.cluster.profile
 
 
 def _check_fits(path: Path, plan: "Plan") -> None:

@@ -79,6 +79,7 @@ def _check_degrees(options: Options) -> None:
 
 def request_of(options: Options, console: "Console") -> "SearchRequest":
     """Trace the model and say what is to be searched."""
+    from hardware_profiles import device_type_of
     from planner.cli.tracing import traced
     from planner.models.zoo import build_model
     from planner.plan.outline import model_reference
@@ -89,7 +90,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
 
     reference = options.reference
     cluster = machine(options.profile, options.cluster, options.software, options.device_count)
-    precision = options.precision or ("fp32" if cluster.device.device_type == "cpu" else "bf16")
+    precision = options.precision or ("fp32" if device_type_of(cluster) == "cpu" else "bf16")
     limit = None if options.memory_limit is None else parse_memory(options.memory_limit)
     sources = _sources(options.shard_from or ())
     update = update_of(options)

@@ -55,6 +55,9 @@ def run(
         Path | None,
         typer.Option(metavar="PATH", help="Start from the model of a checkpoint, or of files of Hugging Face."),
     ] = None,
+    cast: Annotated[
+        bool, typer.Option("--cast", help="Convert what --weights loads to the precision of the plan.")
+    ] = False,
     timeout: Annotated[
         float, typer.Option(help="Seconds without progress of any rank after which the run is ended.")
     ] = 600.0,
@@ -83,7 +86,7 @@ def run(
     settings = RunSettings(
         steps=steps, seed=seed, check=check, model=model, data=data, shuffle=shuffle, full_batch=full_batch,
         workers=workers, timeout=timeout, save=_text(save), save_every=save_every, keep=keep, resume=_text(resume),
-        go_on=go_on, weights=_text(weights), servers=servers, server_folder=_text(server_folder),
+        go_on=go_on, weights=_text(weights), cast=cast, servers=servers, server_folder=_text(server_folder),
     )  # fmt: skip
     with reporting(as_json), _shown(as_json, steps) as (on_report, on_line):
         code = launch(plan_file, settings, on_report, on_line)

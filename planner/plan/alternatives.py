@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from hardware_profiles import Cluster
+from hardware_profiles import Machine
 from planner.errors import PlannerError, RequestError, unknown_name
 from planner.graph.blocks import block_parameters
 from planner.plan.bind import BoundPlan, bind_operator, check_stored
@@ -101,7 +101,7 @@ def _parameter_twins(bound: BoundPlan) -> dict[str, tuple[str, ...]]:
     return {name: tuple(twins) for name, twins in found.items()}
 
 
-def alternatives(bound: BoundPlan, cluster: Cluster, subject: Subject) -> tuple[Priced, ...]:
+def alternatives(bound: BoundPlan, cluster: Machine, subject: Subject) -> tuple[Priced, ...]:
     """All choices for an operator or a parameter, with what the plan costs with each; the fastest that fits first."""
     loose = replace(bound, plan=loosened(bound))
     choices = _stored(loose, cluster, subject) if subject.parameter else _strategies(loose, cluster, subject)
@@ -112,7 +112,7 @@ def _order(found: Priced) -> tuple[bool, bool, float, bool]:
     return found.seconds is None, not found.fits, found.seconds or 0.0, not found.chosen
 
 
-def _strategies(bound: BoundPlan, cluster: Cluster, subject: Subject) -> Iterator[Priced]:
+def _strategies(bound: BoundPlan, cluster: Machine, subject: Subject) -> Iterator[Priced]:
     places = {one.operator.name: at for at, one in enumerate(bound.operators)}
     first = bound.operators[places[subject.name]]
     mesh = bound.plan.mesh
@@ -131,7 +131,7 @@ def _strategies(bound: BoundPlan, cluster: Cluster, subject: Subject) -> Iterato
         yield _priced(choice_text(names), names, chosen, rechosen, cluster)
 
 
-def _stored(bound: BoundPlan, cluster: Cluster, subject: Subject) -> Iterator[Priced]:
+def _stored(bound: BoundPlan, cluster: Machine, subject: Subject) -> Iterator[Priced]:
     tensor = bound.graph.types[subject.name]
     trainable = subject.name in bound.graph.differentiable
     for stored in legal_stored(tensor.shape, bound.plan.mesh.sizes, trainable):
@@ -147,7 +147,7 @@ def _stored(bound: BoundPlan, cluster: Cluster, subject: Subject) -> Iterator[Pr
 
 
 def _priced(
-    choice: str, names: tuple[str | None, ...], chosen: bool, rechosen: Callable[[], BoundPlan], cluster: Cluster
+    choice: str, names: tuple[str | None, ...], chosen: bool, rechosen: Callable[[], BoundPlan], cluster: Machine
 ) -> Priced:
     try:
         found = predict(rechosen(), cluster)

@@ -10,11 +10,11 @@ operator's stays out: updates of parameters, transfers between stages, and what 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hardware_profiles import Bytes, Cluster, Seconds
+from hardware_profiles import Bytes, Machine, Seconds
 from planner.plan.bind import BoundPlan
 from planner.plan.schedule import in_flight_of
 from planner.plan.stage_cost import StageCost
-from planner.plan.walk import Walk
+from planner.plan.walk import Walk, walks_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +48,9 @@ class RankDissection:
     held: tuple[Bytes, ...]
 
 
-def dissect(bound: BoundPlan, cluster: Cluster) -> tuple[RankDissection, ...]:
+def dissect(bound: BoundPlan, cluster: Machine) -> tuple[RankDissection, ...]:
     """Every pipeline rank of a plan. Walks over the graph once, and once more for every chunk of a rank."""
-    walk = Walk(bound=bound, cluster=cluster)
-    return tuple(_rank(walk, rank) for rank in range(bound.plan.pipeline))
+    return tuple(_rank(walk, rank) for rank, walk in enumerate(walks_of(bound, cluster)))
 
 
 def _rank(walk: Walk, rank: int) -> RankDissection:

@@ -19,6 +19,7 @@ from planner.errors import LayoutError, PlanFileError
 from planner.graph.operator_graph import WrittenRule
 from planner.graph.uneven import EVEN, imbalance_fault
 from planner.nearest import divisors, nearest_words
+from planner.plan.machine import groups_of_ranks
 from planner.plan.plan import (
     OPTIMIZERS,
     PRECISIONS,
@@ -104,6 +105,7 @@ class _Axis(_Strict):
 class _Stage(_Strict):
     first_block: Index
     blocks: Index
+    group: str = ""
 
 
 class _Stored(_Strict):
@@ -177,7 +179,7 @@ def dump_plan(plan: Plan) -> str:
         "training": _training_content(plan.training),
         "cluster": _cluster_content(plan.cluster),
         "mesh": [_axis_content(axis) for axis in plan.mesh.axes],
-        "stages": [_fields(stage) for stage in plan.stages],
+        "stages": [_stage_content(stage) for stage in plan.stages],
         "virtual_stages": plan.virtual_stages,
         **({"slices": plan.slices} if plan.slices > 1 else {}),
         "schedule": plan.schedule,
@@ -208,6 +210,11 @@ def _model_content(model: ModelReference) -> dict[str, Any]:
 def _axis_content(axis: MeshAxis) -> dict[str, Any]:
     """Nothing is said of the order of an axis that cuts everything into contiguous pieces, as in older files."""
     return {name: value for name, value in _fields(axis).items() if (name, value) != ("order", "contiguous")}
+
+
+def _stage_content(stage: Stage) -> dict[str, Any]:
+    """Nothing is said of the devices where all are alike."""
+    return {name: value for name, value in _fields(stage).items() if value or name != "group"}
 
 
 def _training_content(training: Training) -> dict[str, Any]:
@@ -503,6 +510,14 @@ def _check_words(file: _PlanFile) -> None:
             f"mesh: {size} devices in each of {pipeline} stages make {size * pipeline}, "
             f"cluster.devices is {file.cluster.devices}"
         )
+    groups = groups_of_ranks(ClusterReference(**file.cluster.model_dump()), pipeline)
+    for number, stage in enumerate(file.stages):
+        if stage.group != groups[number % pipeline]:
+            found = f"'{stage.group}'" if stage.group else "not said"
+            raise PlanFileError(
+                f"stages.{number}.group is {found}; by cluster.profile, {file.cluster.profile}, it is"
+                f" '{groups[number % pipeline]}'"
+            )
 
 
 def _group(group: _Group, place: str) -> Group:

@@ -1,11 +1,25 @@
 """The machine that a plan is for: how a plan names it, and how it is found again."""
 
-from hardware_profiles import Cluster, TopologyError, compose, load_profile, load_software
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hardware_profiles import (
+    Cluster,
+    Machine,
+    TopologyError,
+    clusters_of_ranks,
+    compose,
+    is_mixed,
+    load_mixed,
+    load_profile,
+    load_software,
+    parse_mixed,
+)
 from planner.errors import PlanFileError
-from planner.plan.plan import ClusterReference
+from planner.plan.plan import ClusterReference, Stage
 
 
-def cluster_reference(cluster: Cluster) -> ClusterReference:
+def cluster_reference(cluster: Machine) -> ClusterReference:
     """What a plan says of its machine."""
     return ClusterReference(
         profile=cluster.name,
@@ -16,13 +30,16 @@ def cluster_reference(cluster: Cluster) -> ClusterReference:
     )
 
 
-def machine_of(reference: ClusterReference, profile: str | None = None) -> Cluster:
+def machine_of(reference: ClusterReference, profile: str | None = None) -> Machine:
     """The machine that a plan names, with the devices that it uses.
 
     `profile` is the name or the file of its profile, where that is not the name in the plan. Raises
     `HardwareProfileError` where there is no such profile or it cannot have so many devices, PlanFileError where the
     composition does not read.
     """
+    if is_mixed(profile or reference.profile):
+        mixed = load_mixed(profile or reference.profile)
+        return mixed.with_software(load_software(reference.software)).with_devices(reference.devices)
     cluster = load_profile(profile or reference.profile)
     if reference.composition:
         try:
@@ -30,3 +47,32 @@ def machine_of(reference: ClusterReference, profile: str | None = None) -> Clust
         except TopologyError as error:
             raise PlanFileError(f"cluster.composition '{reference.composition}': {error}") from error
     return cluster.with_software(load_software(reference.software)).with_devices(reference.devices)
+
+
+def groups_of_ranks(reference: ClusterReference, ranks: int) -> tuple[str, ...]:
+    """The profile of the devices of each pipeline rank, as the reference has it; empty where all devices are alike.
+
+    Raises PlanFileError where the groups do not read, or a rank would lie in two of them.
+    """
+    if not is_mixed(reference.profile):
+        return ("",) * ranks
+    try:
+        choices, _ = parse_mixed(reference.profile)
+    except TopologyError as error:
+        raise PlanFileError(f"cluster.profile '{reference.profile}': {error}") from error
+    homes = [choice.profile for choice in choices for _ in range(choice.devices)]
+    size = reference.devices // ranks
+    found = [homes[rank * size : (rank + 1) * size] for rank in range(ranks)]
+    if len(homes) != reference.devices or any(len(set(own)) != 1 for own in found):
+        raise PlanFileError(
+            f"cluster.profile '{reference.profile}': {ranks} stages of {size} devices do not lie within its groups"
+        )
+    return tuple(own[0] for own in found)
+
+
+def placed(stages: Sequence[Stage], ranks: int, cluster: Machine) -> tuple[Stage, ...]:
+    """The stages, dealt to so many pipeline ranks, with the devices that they are on."""
+    if isinstance(cluster, Cluster):
+        return tuple(replace(stage, group="") for stage in stages)
+    homes = clusters_of_ranks(cluster, ranks)
+    return tuple(replace(stage, group=homes[number % ranks].name) for number, stage in enumerate(stages))

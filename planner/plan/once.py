@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from costmodels import collective_time
-from hardware_profiles import Cluster
+from hardware_profiles import Cluster, Machine, links_of_all
 from planner.plan.bind import BoundPlan, stage_of_operators
 from planner.pricing import Pricers
 from planner.pricing.message import Message, message_seconds
@@ -39,8 +39,9 @@ class OnceCost:
         self.messages[part, message] += 1
 
 
-def once_of(bound: BoundPlan, held: Collection[str], cluster: Cluster, pricers: Pricers) -> OnceCost:
-    """What a pipeline rank that holds these parameters sends once a step."""
+def once_of(bound: BoundPlan, held: Collection[str], cluster: Cluster, pricers: Pricers, machine: Machine) -> OnceCost:
+    """What a pipeline rank on a cluster that holds these parameters sends once a step; other ranks may be on others of
+    the `machine`."""
     cost = OnceCost()
     for part, buckets, pricer in (
         ("gradient reduction", reduction_buckets(bound, held), pricers.sums),
@@ -54,7 +55,7 @@ def once_of(bound: BoundPlan, held: Collection[str], cluster: Cluster, pricers: 
                 shares = (pricer.message_seconds(kind, axis, member.nbytes[number]) for member in bucket.members)
                 cost.add(part, message, whole - sum(shares))
     for message in (*norm_messages(bound), *trust_messages(bound, held)):
-        cost.add("optimizer", message, _norm_seconds(bound, message, cluster))
+        cost.add("optimizer", message, _norm_seconds(bound, message, cluster, machine))
     return cost
 
 
@@ -118,8 +119,9 @@ def trust_messages(bound: BoundPlan, held: Collection[str]) -> tuple[Message, ..
     return tuple(found)
 
 
-def _norm_seconds(bound: BoundPlan, message: Message, cluster: Cluster) -> float:
+def _norm_seconds(bound: BoundPlan, message: Message, cluster: Cluster, machine: Machine) -> float:
     mesh = bound.plan.mesh
     if message.axis is not None:
         return message_seconds(message, mesh, cluster)
-    return float(collective_time(message.kind, message.nbytes, cluster.group(bound.plan.pipeline, mesh.size)))
+    links = links_of_all(machine, bound.plan.pipeline, mesh.size)
+    return max(float(collective_time(message.kind, message.nbytes, group)) for group in links)

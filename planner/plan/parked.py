@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from hardware_profiles import GIB, Bytes, Cluster
+from hardware_profiles import GIB, Bytes, Machine, parts_of
 from planner.plan.bind import BoundPlan
 from planner.plan.once import gathering_buckets
 from planner.plan.plan import Prediction
@@ -12,13 +12,15 @@ _MOMENTS = {"adamw": 2}
 """Of a row of a table, beside itself."""
 
 
-def parked_fault(prediction: Prediction, cluster: Cluster) -> str | None:
-    """What is parked outside of a device in excess of the room that it has there, in words; None where all fits."""
+def parked_fault(prediction: Prediction, cluster: Machine) -> str | None:
+    """What is parked outside of a device in excess of the room that it has there, in words; None where all fits. Of
+    several kinds of devices each must have the room."""
     for home, nbytes in prediction.parked:
-        room = cluster.store(home).capacity
+        least = min(parts_of(cluster), key=lambda part: part.store(home).capacity)
+        room = least.store(home).capacity
         if nbytes > room * (1 + _TOLERANCE):
             return (
-                f"{nbytes / GIB:.1f} GiB are kept on the {home} for each device, and {cluster.name} has"
+                f"{nbytes / GIB:.1f} GiB are kept on the {home} for each device, and {least.name} has"
                 f" {room / GIB:.1f} GiB there for it"
             )
     return None

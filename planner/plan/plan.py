@@ -87,6 +87,7 @@ class ClusterReference:
     """Which machine: profile, the digest of its content, and the number of devices used.
 
     `composition` makes its levels from those of the profile (see `hardware_profiles.compose`); empty: they are those.
+    Of several kinds of devices `profile` lists the groups in the order of the pipeline (see `hardware_profiles.mixed`).
     `software` is the training stack that it is priced for.
     """
 
@@ -108,11 +109,12 @@ class ClusterReference:
 class Stage:
     """A stage of the model, in model order: it has the blocks first_block ... first_block + blocks - 1; the first stage
     also what comes before the blocks, the last also what comes after. With virtual stages the devices of one pipeline
-    rank hold several of them.
+    rank hold several of them. `group` is the profile of its devices, where the plan is for several kinds of them.
     """
 
     first_block: int
     blocks: int
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

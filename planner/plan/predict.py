@@ -20,35 +20,45 @@ import math
 from collections.abc import Sequence
 
 from costmodels import peak_memory, step_time
-from hardware_profiles import HOMES, Bytes, Cluster, spread_of
+from hardware_profiles import HOMES, Bytes, Cluster, Machine, clusters_of_ranks, parts_of, spread_of
 from planner.plan.bind import BoundPlan
 from planner.plan.plan import Plan, Prediction, StagePrediction
 from planner.plan.stage_cost import StageCost
 from planner.plan.step import AHEAD, COVERED, PIPELINE_BUBBLE, UNCOVERED, step_of
-from planner.plan.walk import Walk, hides
+from planner.plan.walk import hides, walks_of
 
 
-def predict(bound: BoundPlan, cluster: Cluster) -> Prediction:
-    """Step time and peak memory of a plan, in parts that sum to the whole."""
+def predict(bound: BoundPlan, cluster: Machine) -> Prediction:
+    """Step time and peak memory of a plan, in parts that sum to the whole. Every pipeline rank is priced by the devices
+    that it is on; the fullest is the one that fills most of its own."""
     (found,) = predict_alike([bound], cluster)
     assert found is not None
     return found
 
 
-def predict_alike(bounds: Sequence[BoundPlan], cluster: Cluster, limit: Bytes = math.inf) -> list[Prediction | None]:
+def predict_alike(
+    bounds: Sequence[BoundPlan], cluster: Machine, limits: Sequence[Bytes] | None = None
+) -> list[Prediction | None]:
     """`predict` for plans that differ in their schedule only: prices of operators and messages are found once. None for
-    one of which some rank needs more than `limit` bytes."""
-    found, walk = list[Prediction | None](), Walk(bound=bounds[0], cluster=cluster)
+    one of which some rank needs more than `limits` says of it, in bytes."""
+    found, walks = list[Prediction | None](), walks_of(bounds[0], cluster)
+    clusters, apart = clusters_of_ranks(cluster, len(walks)), tuple({id(walk): walk for walk in walks}.values())
+    limits = (math.inf,) * len(walks) if limits is None else limits
     for bound in bounds:
-        walk.begin(bound)
-        costs = list[StageCost]()
-        while len(costs) < bound.plan.pipeline and (not costs or _peak(costs[-1], cluster) <= limit):
-            costs.append(walk.rank(len(costs)))
-        if _peak(costs[-1], cluster) > limit:
+        for walk in apart:
+            walk.begin(bound)
+        costs, fits = list[StageCost](), True
+        for rank, walk in enumerate(walks):
+            costs.append(walk.rank(rank))
+            fits = _peak(costs[-1], clusters[rank]) <= limits[rank]
+            if not fits:
+                break
+        if not fits:
             found.append(None)
             continue
         experts = any(operator.rule.op_class == "experts" for operator in bound.operators)
-        found.append(_assemble(bound.plan, walk.flops, costs, cluster, experts=experts))
+        flops = sum(walk.flops for walk in apart)
+        found.append(_assemble(bound.plan, flops, costs, cluster, experts=experts))
     return found
 
 
@@ -56,14 +66,13 @@ def _peak(cost: StageCost, cluster: Cluster) -> Bytes:
     return float(peak_memory(sum(cost.memory.values()), 0.0, 0.0, cluster.device))
 
 
-def stage_costs(bound: BoundPlan, cluster: Cluster) -> tuple[StageCost, ...]:
+def stage_costs(bound: BoundPlan, cluster: Machine) -> tuple[StageCost, ...]:
     """The sums of every pipeline rank, for those who want to look inside."""
-    walk = Walk(bound=bound, cluster=cluster)
-    return tuple(walk.rank(rank) for rank in range(bound.plan.pipeline))
+    return tuple(walk.rank(rank) for rank, walk in enumerate(walks_of(bound, cluster)))
 
 
 def _assemble(
-    plan: Plan, flops_per_part: float, costs: list[StageCost], cluster: Cluster, *, experts: bool
+    plan: Plan, flops_per_part: float, costs: list[StageCost], cluster: Machine, *, experts: bool
 ) -> Prediction:
     m, virtual = plan.training.micro_batches * plan.slices, plan.virtual_stages
     per_part = [sum(cost.micro_batch.values()) for cost in costs]
@@ -78,25 +87,26 @@ def _assemble(
         time.append((COVERED, -step.covered))
     if busiest.ahead:
         time.append((AHEAD, -m * busiest.ahead))
-    fullest = max(costs, key=lambda cost: sum(cost.memory.values()))
-    wanted = sum(fullest.memory.values())
-    peaks = [_peak(cost, cluster) for cost in costs]
-    peak = max(peaks)
-    memory = [*fullest.memory.items(), ("allocator slack and reserved", peak - wanted)]
+    clusters = clusters_of_ranks(cluster, len(costs))
+    wanted = [sum(cost.memory.values()) for cost in costs]
+    peaks = [_peak(cost, own) for cost, own in zip(costs, clusters, strict=True)]
+    fullest = max(range(len(costs)), key=lambda rank: (peaks[rank] / clusters[rank].device.memory, wanted[rank]))
+    memory = [*costs[fullest].memory.items(), ("allocator slack and reserved", peaks[fullest] - wanted[fullest])]
     outside = max(costs, key=lambda cost: sum(cost.parked.values())).parked
-    spread = spread_of(cluster.name, experts)
+    spreads = [spread_of(part.name, experts) for part in parts_of(cluster)]
+    peak_flops = [own.device.peak(plan.training.precision) for own in clusters]
     flops = flops_per_part * m
     devices = plan.cluster.devices
     return Prediction(
         step_seconds=step.seconds,
         objective_seconds=float(step_time(per_part, per_step, m, virtual)),
-        peak_bytes=peak,
-        capacity_bytes=cluster.device.memory,
+        peak_bytes=peaks[fullest],
+        capacity_bytes=clusters[fullest].device.memory,
         model_flops=flops,
-        model_flops_utilisation=flops / (step.seconds * devices * cluster.device.peak(plan.training.precision)),
+        model_flops_utilisation=flops / (step.seconds * devices * _mean(peak_flops)),
         samples_per_second=plan.training.global_batch / step.seconds,
-        low_seconds=step.seconds * spread.low,
-        high_seconds=step.seconds * spread.high,
+        low_seconds=step.seconds * min(spread.low for spread in spreads),
+        high_seconds=step.seconds * max(spread.high for spread in spreads),
         time=tuple(time),
         memory=tuple(memory),
         parked=tuple((home, outside[home]) for home in HOMES if outside[home]),
@@ -105,3 +115,8 @@ def _assemble(
             for part, once, bytes_ in zip(per_part, per_step, peaks, strict=True)
         ),
     )
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The mean; exactly the value where all are equal."""
+    return values[0] if len(set(values)) == 1 else sum(values) / len(values)

@@ -7,18 +7,18 @@ made longer or shorter; the global batch stays what it is, so each group has les
 import math
 from dataclasses import replace
 
-from hardware_profiles import Cluster
+from hardware_profiles import Machine
 from planner.errors import RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan, bind
-from planner.plan.machine import cluster_reference
+from planner.plan.machine import cluster_reference, placed
 from planner.plan.plan import Plan
 from planner.plan.predict import predict
 from planner.plan.roles import roles
 from planner.sharding.mesh import build_mesh
 
 
-def repriced(plan: Plan, traced: OperatorGraph, batch: int, cluster: Cluster) -> BoundPlan:
+def repriced(plan: Plan, traced: OperatorGraph, batch: int, cluster: Machine) -> BoundPlan:
     """The plan on a cluster, bound to the traced graph of its model, with a new prediction.
 
     Raises RequestError where no data parallel axis can be stretched to the devices, PlanFileError, StrategyError or
@@ -26,7 +26,8 @@ def repriced(plan: Plan, traced: OperatorGraph, batch: int, cluster: Cluster) ->
     """
     sizes = _sizes(plan, traced, batch, cluster.devices)
     known = cluster_reference(cluster)
-    moved = replace(plan, cluster=known, mesh=build_mesh(cluster, sizes, zigzag=plan.mesh.zigzag))
+    mesh = build_mesh(cluster, sizes, zigzag=plan.mesh.zigzag)
+    moved = replace(plan, cluster=known, mesh=mesh, stages=placed(plan.stages, plan.pipeline, cluster))
     if moved.cluster != plan.cluster:  # nothing is proved about it there
         moved = replace(moved, provenance=replace(plan.provenance, status="feasible", gap=1.0))
     bound = bind(moved, traced, batch)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from costmodels import Visit, collective_time, visits_time
-from hardware_profiles import Cluster
+from hardware_profiles import Group
 from planner.plan.charges import Charges
 from planner.plan.step import ChunkCost, Launches
 from planner.pricing import ParameterPrices
@@ -72,12 +72,12 @@ class StageCost:
             self.beyond[OFFLOAD] = seconds - self.once["optimizer"] - self.once[OFFLOAD]
 
 
-def transfer_seconds(nbytes: float, stride: int, cluster: Cluster) -> float:
-    """Sending one tensor of `nbytes` per device to the device so many further on: those of a pipeline rank, to the
-    next one."""
-    return float(collective_time("send_recv", nbytes, cluster.group(2, stride)))
+def transfer_seconds(nbytes: float, links: Sequence[Group]) -> float:
+    """Sending one tensor of `nbytes` per device to its like on another pipeline rank, over the slowest of the links
+    between them (`hardware_profiles.links_of_ranks`)."""
+    return max(float(collective_time("send_recv", nbytes, group)) for group in links)
 
 
-def tied_seconds(nbytes: float, distance: int, stage_devices: int, cluster: Cluster) -> float:
-    """Summing the gradient of a parameter that two stages, `distance` apart, both hold."""
-    return float(collective_time("all_reduce", nbytes, cluster.group(2, distance * stage_devices)))
+def tied_seconds(nbytes: float, links: Sequence[Group]) -> float:
+    """Summing the gradient of a parameter that two stages both hold, over the slowest of the links between them."""
+    return max(float(collective_time("all_reduce", nbytes, group)) for group in links)

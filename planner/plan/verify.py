@@ -7,7 +7,7 @@ search or from the figures that the plan carries. A plan that was edited by hand
 import math
 from dataclasses import dataclass
 
-from hardware_profiles import Cluster
+from hardware_profiles import Machine
 from planner.errors import PlanFileError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan, bind
@@ -51,7 +51,7 @@ class Verdict:
         return not self.remarks
 
 
-def verify(plan: Plan, traced: OperatorGraph, batch: int, cluster: Cluster) -> Verdict:
+def verify(plan: Plan, traced: OperatorGraph, batch: int, cluster: Machine) -> Verdict:
     """Check a plan against the traced graph of its model and its cluster.
 
     Raises PlanFileError or StrategyError where the plan is not legal; a legal plan that does not fit, or costs
@@ -89,7 +89,7 @@ def _figures(prediction: Prediction) -> dict[str, float]:
     }
 
 
-def _check_cluster(plan: Plan, cluster: Cluster) -> None:
+def _check_cluster(plan: Plan, cluster: Machine) -> None:
     if plan.cluster.profile != cluster.name or plan.cluster.digest != cluster.digest():
         raise PlanFileError(
             f"cluster: the plan is for profile {plan.cluster.profile} ({plan.cluster.digest[:12]}), this one is "

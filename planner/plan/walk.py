@@ -9,7 +9,7 @@ block begins: it counts as one more such block.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hardware_profiles import Cluster, Hidden
+from hardware_profiles import Cluster, Group, Hidden, Machine, clusters_of_ranks, links_of_ranks
 from planner.graph.blocks import IDENTITY, Blocks
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
@@ -45,21 +45,23 @@ BEFORE, AFTER = -2, -1
 """What stands before and after the blocks, where blocks are numbered."""
 
 
-def hides(cluster: Cluster) -> bool:
+def hides(cluster: Machine) -> bool:
     """Whether the software hides any communication."""
     return cluster.software.hidden != Hidden()
 
 
 @dataclass(kw_only=True)
 class Walk:
-    """Operator by operator over the graph of a bound plan. For those who take a prediction apart
-    (`planner.plan.dissection`)."""
+    """Operator by operator over the graph of a bound plan, by the prices of one cluster, which may be one group of the
+    `machine`. For those who take a prediction apart (`planner.plan.dissection`)."""
 
     bound: BoundPlan
     cluster: Cluster
+    machine: Machine | None = None
 
     def __post_init__(self) -> None:
         graph, plan = self.bound.graph, self.bound.plan
+        self._machine = self.cluster if self.machine is None else self.machine
         self.update = plan.training.update
         self.pricers = Pricers.of(plan.mesh, self.cluster, self.update.bucket_size)
         software = self.cluster.software
@@ -140,7 +142,7 @@ class Walk:
         cost.end_visits(visiting_order(self.bound, used))
         if nbytes := tables_on_hosts(self.bound):
             cost.parked["host"] += nbytes
-        once = once_of(self.bound, used, self.cluster, self.pricers)
+        once = once_of(self.bound, used, self.cluster, self.pricers, self._machine)
         for part, seconds in once.seconds.items():
             cost.beyond[part] += seconds
         for (part, message), times in once.messages.items():
@@ -445,7 +447,7 @@ class Walk:
             return
         plan, tensor = self.bound.plan, self.bound.graph.types[name]
         nbytes = summed(tensor, self.update).nbytes * local_fraction(self.bound.parameters[name].state, plan.mesh.sizes)
-        seconds = tied_seconds(nbytes, ranks[-1] - ranks[0], plan.mesh.size, self.cluster)
+        seconds = tied_seconds(nbytes, self._links(ranks[0], ranks[-1]))
         cost.once["gradient reduction"] += seconds
         charge(
             cost.messages, "gradient reduction", "", Message(kind="all_reduce", axis=None, nbytes=nbytes), {"update": 1}
@@ -502,16 +504,20 @@ class Walk:
         """Charge a value that crosses from the stage before into `stage`, or its gradient that goes back, in the pass
         that waits for it; returns its bytes on a device."""
         ranks = self.bound.plan.pipeline
-        distance = 1 if stage % ranks else ranks - 1  # from the last rank back to the first
         tensor, mesh = self.bound.graph.types[name], self.bound.plan.mesh
         nbytes = tensor.nbytes * local_fraction(self._made(name).forward, mesh.sizes)
-        seconds = transfer_seconds(nbytes, distance * mesh.size, self.cluster)
+        seconds = transfer_seconds(nbytes, self._links((stage - 1) % ranks, stage % ranks))
         cost.micro_batch["stage transfer"] += seconds
         into = chunk.forward if phase == "forward" else chunk.backward
         into.add(waits=seconds)
         into.transfers += seconds
         charge(cost.messages, "stage transfer", "", Message(kind="send_recv", axis=None, nbytes=nbytes), {phase: 1})
         return nbytes
+
+    def _links(self, one: int, other: int) -> tuple[Group, ...]:
+        """The links between two pipeline ranks."""
+        plan = self.bound.plan
+        return links_of_ranks(self._machine, one, other, plan.pipeline, plan.mesh.size)
 
     def _made(self, name: str) -> Duplex:
         """Layouts in which a value is made."""
@@ -535,6 +541,13 @@ class Walk:
         seen = self.bound.plan.slices if rule.op_class == "attention" else 1  # of them a slice reads half, in the mean
         self.flops += self._alone[alone] * seen if counted else 0.0
         return self._prices[key]
+
+
+def walks_of(bound: BoundPlan, machine: Machine) -> tuple[Walk, ...]:
+    """For every pipeline rank the walk by the prices of the devices that it is on; ranks of one group share it."""
+    clusters = clusters_of_ranks(machine, bound.plan.pipeline)
+    known = {cluster: Walk(bound=bound, cluster=cluster, machine=machine) for cluster in dict.fromkeys(clusters)}
+    return tuple(known[cluster] for cluster in clusters)
 
 
 def _save(chunk: ChunkCost, name: str, seconds: float) -> None:

@@ -1,5 +1,6 @@
 """What every report of a plan says in rows of a name and a text: on a terminal, on a page."""
 
+from planner.plan.group_runs import group_runs
 from planner.plan.plan import Plan, Prediction
 from planner.plan.roles import Roles
 from planner.plan.words import gradient_words, recomputation_words
@@ -38,7 +39,9 @@ def degree_rows(plan: Plan, roles: Roles) -> Rows:
         blocks = ", ".join(sorted({str(stage.blocks) for stage in plan.stages}))
         virtual = f", {plan.virtual_stages} stages a device" if plan.virtual_stages > 1 else ""
         slices = f", the sequence in {plan.slices} slices" if plan.slices > 1 else ""
-        rows.append(("pipeline", f"{plan.schedule}, {blocks} blocks a stage{virtual}{slices}"))
+        groups = _groups(plan)
+        a_stage = f"{blocks} blocks a stage" if not groups else "stages sized to their devices"
+        rows += [("pipeline", f"{plan.schedule}, {a_stage}{virtual}{slices}"), *groups]
     long = len(roles.recomputation) > _LONG
     rows.append(("recomputation", recomputation_words(plan) if long else roles.recomputation))
     tables = [
@@ -49,6 +52,23 @@ def degree_rows(plan: Plan, roles: Roles) -> Rows:
     if roles.offload != "none":
         rows.append(("offload", roles.offload))
     return tuple(rows)
+
+
+def _groups(plan: Plan) -> Rows:
+    """Which stages are on which devices, where there are several kinds of them."""
+    return tuple(
+        (
+            "" if number else "devices",
+            f"{span_text(run.first_stage, run.stages, 'stage')} on {run.group}, "
+            f"{span_text(run.first_device, run.devices, 'rank')}: {', '.join(map(str, run.blocks))} blocks",
+        )
+        for number, run in enumerate(group_runs(plan))
+    )
+
+
+def span_text(first: int, count: int, what: str) -> str:
+    """`stage 3`, `stages 0 to 3`."""
+    return f"{what} {first}" if count == 1 else f"{what}s {first} to {first + count - 1}"
 
 
 def _degrees(roles: Roles) -> str:
@@ -80,5 +100,7 @@ def figure_rows(plan: Plan, prediction: Prediction) -> Rows:
     rows.append(("model FLOPs utilisation", percent_text(prediction.model_flops_utilisation)))
     share = prediction.peak_bytes / prediction.capacity_bytes
     peak = f"{bytes_text(prediction.peak_bytes)} of {bytes_text(prediction.capacity_bytes)} ({percent_text(share)})"
+    fullest = next((one for one in group_runs(plan) if prediction.peak_bytes in one.peaks(prediction)), None)
+    where = "" if fullest is None else f", on {fullest.group}"
     outside = tuple((f"kept on the {home}", bytes_text(nbytes)) for home, nbytes in prediction.parked)
-    return (*rows, ("peak memory", peak), *outside)
+    return (*rows, ("peak memory", peak + where), *outside)

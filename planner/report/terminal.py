@@ -9,6 +9,7 @@ from rich.text import Text
 from planner.graph.blocks import Blocks
 from planner.plan.bind import BoundPlan
 from planner.plan.discovered import discovered
+from planner.plan.group_runs import group_runs
 from planner.plan.plan import Plan, Prediction
 from planner.plan.roles import Roles
 from planner.report.discovered import discovered_table
@@ -83,22 +84,28 @@ def _costs(plan: Plan, prediction: Prediction) -> RenderableType:
         table.add_row(*row)
     return Group(
         table,
-        *_stages(prediction),
+        *_stages(plan, prediction),
         _parts("\nTime of a step", prediction.time, prediction.step_seconds, seconds_text),
         _parts("\nMemory of the fullest device", prediction.memory, prediction.peak_bytes, bytes_text),
     )
 
 
-def _stages(prediction: Prediction) -> tuple[Table, ...]:
+def _stages(plan: Plan, prediction: Prediction) -> tuple[Table, ...]:
     """Every pipeline rank, equal neighbours in one row; nothing where there is one."""
     if len(prediction.stages) < 2:
         return ()
+    groups = [run.group for run in group_runs(plan) for _ in range(run.stages)]
     table = table_of("\nPipeline stages", "stage", "a micro-batch", "once a step", "peak memory")
     for column in table.columns[1:]:
         column.justify = "right"
+    if groups:
+        table.add_column("devices")
     rows = [
-        (seconds_text(stage.micro_batch_seconds), seconds_text(stage.once_seconds), bytes_text(stage.peak_bytes))
-        for stage in prediction.stages
+        (
+            *(seconds_text(stage.micro_batch_seconds), seconds_text(stage.once_seconds), bytes_text(stage.peak_bytes)),
+            *groups[rank : rank + 1],
+        )
+        for rank, stage in enumerate(prediction.stages)
     ]
     first = 0
     for after in range(1, len(rows) + 1):

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from hardware_profiles import HardwareProfileError, load_profile, profile_names
+from hardware_profiles import HardwareProfileError, MixedCluster, load_profile, profile_names
 from planner.errors import PlannerError
 from planner.graph.placed import tables_of
 from planner.nearest import divisors
@@ -214,14 +214,16 @@ def _all_given_up(request: SearchRequest) -> Sequence[Step]:
 
 def _more_devices(request: SearchRequest) -> list[Step]:
     """Doublings of the devices, by way of one whole node; the batch grows with them where it would not divide."""
-    devices, steps = request.cluster.devices, list[Step]()
-    node = request.cluster.devices_per_node or 1
+    cluster, steps = request.cluster, list[Step]()
+    if isinstance(cluster, MixedCluster):  # of which group there should be more, nobody says
+        return steps
+    devices, node = cluster.devices, cluster.devices_per_node or 1
     for _ in range(_DOUBLINGS):
         devices = devices * 2 if devices * 2 <= node or devices >= node else node
         batch = max(request.global_batch, devices)
 
         def made(devices: int = devices, batch: int = batch) -> SearchRequest:
-            return replace(request, cluster=request.cluster.with_devices(devices), global_batch=batch)
+            return replace(request, cluster=cluster.with_devices(devices), global_batch=batch)
 
         steps.append((f"{devices} devices (--devices {devices})", made))
     return steps
@@ -240,6 +242,8 @@ def _shorter(length: int, retrace: Retrace) -> list[Step]:
 
 def _larger_devices(request: SearchRequest, needed: float | None) -> list[Step]:
     """Profiles of the same kind of device with more memory, the smallest first."""
+    if isinstance(request.cluster, MixedCluster):
+        return []
     here = request.cluster.device
     profiles = [load_profile(name) for name in profile_names()]
     larger = [one for one in profiles if one.device.memory > here.memory and one.device.device_type == here.device_type]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hardware_profiles import Cluster, load_profile
+from hardware_profiles import Machine, load_machine
 from planner.errors import RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.uneven import EVEN
@@ -33,7 +33,7 @@ SAMPLES_PER_DEVICE = 4
 
 def search(
     model: Any,
-    cluster: Cluster | str,
+    cluster: Machine | str,
     *,
     devices: int | None = None,
     args: tuple[Any, ...] = (),
@@ -60,7 +60,8 @@ def search(
 
     Args:
         model: the name of a zoo model, a torch module whose call gives the loss, or a traced OperatorGraph.
-        cluster: a cluster, or the name of a hardware profile.
+        cluster: a cluster, or the name of a hardware profile, or a text for several kinds of devices,
+            "h100-80gb:32,a100-80gb:32" (see `hardware_profiles.mixed`).
         devices: how many devices of the cluster to use; all that it says it has where not given.
         args, kwargs: example inputs of a module, with `batch` samples (the first dim of the first tensor where not
             given). Parameters and inputs may be on the meta device.
@@ -87,7 +88,7 @@ def search(
         RuleError: where an operator has no rule and cannot get one, as it draws random numbers.
         InfeasibleError: where nothing fits; it says how much is missing.
     """
-    machine = load_profile(cluster) if isinstance(cluster, str) else cluster
+    machine = load_machine(cluster) if isinstance(cluster, str) else cluster
     if devices is not None:
         machine = machine.with_devices(devices)
     graph, reference, samples = _traced(model, args, kwargs or {}, batch, sequence_length, precision)

@@ -20,7 +20,7 @@ from costmodels import least_step_time
 from planner.plan.plan import INTERLEAVED
 from planner.search.duals import Duals, setting_of
 from planner.search.evaluation import Outcome
-from planner.search.pieces import Chain
+from planner.search.lineup import Lineup
 from planner.search.space import Configuration
 
 CONTENDERS = 5
@@ -36,7 +36,7 @@ class Contender:
 
     configuration: Configuration
     outcome: Outcome
-    chain: Chain
+    lineup: Lineup
 
     @property
     def objective(self) -> float:
@@ -46,12 +46,12 @@ class Contender:
     def order(self) -> tuple[object, ...]:
         """Contenders that are equally good come in a fixed order."""
         c = self.configuration
-        return c.pipeline, c.virtual_stages, c.micro_batches, c.mesh, c.roles
+        return c.pipeline, c.virtual_stages, c.micro_batches, c.mesh, c.roles, c.order
 
     def least_step(self) -> float:
         """No step of what was found takes less, but for what its hosts save by launching ahead."""
         setting = setting_of(self.configuration, math.inf)
-        duals, parts, steps = Duals(self.chain, setting.weight, columns=False), [], []
+        duals, parts, steps = Duals(self.lineup.chain, setting.weight, columns=False), [], []
         for rank, filling in enumerate(self.outcome.ranks):
             ends = [column.amounts for column in (filling.head, filling.tail) if column is not None]
             inner = [column.amounts for column in filling.inner]

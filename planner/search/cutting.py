@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hardware_profiles import Cluster
+from hardware_profiles import Cluster, Group, Machine, MixedCluster, links_of_ranks
 from planner.plan.stage_cost import tied_seconds, transfer_seconds
 from planner.pricing.keeping import keeping, keeping_fault
 from planner.pricing.parameter_price import summed
@@ -37,14 +37,21 @@ def cut(
     recomputation: Collection[Running],
     stages: int,
     free: Collection[int] = (),
+    machine: Machine | None = None,
 ) -> Chain:
-    """Cut a template into pieces, with blocks run in the given ways.
+    """Cut a template into pieces, with blocks run in the given ways, by the prices of a cluster, which may be one group
+    of a `machine`.
 
     `stages` is the number of pipeline ranks: a parameter of the first and of the last is priced in both. Operators in
     `free` and their edges cost nothing: what comes out is a bound on templates in which only these differ.
     """
     return _Cutter(
-        tables=tables, cluster=cluster, recomputation=recomputation, stages=stages, free=frozenset(free)
+        tables=tables,
+        cluster=cluster,
+        machine=cluster if machine is None else machine,
+        recomputation=recomputation,
+        stages=stages,
+        free=frozenset(free),
     ).cut()
 
 
@@ -52,6 +59,7 @@ def cut(
 class _Cutter:
     tables: CostTables
     cluster: Cluster
+    machine: Machine
     recomputation: Collection[Running]
     stages: int
     free: frozenset[int]
@@ -200,31 +208,54 @@ class _Cutter:
         if self.stages < 2 or parameter.name not in self.boundary or not trainable or local:
             return np.zeros(len(parameter.stored))
         whole = summed(template.graph.types[parameter.name], self.tables.update).nbytes
-        mesh, distance = self.tables.mesh, self.stages - 1
-        nbytes = [whole * local_fraction(stored.state, mesh.sizes) for stored in parameter.stored]
-        return np.array([tied_seconds(n, distance, mesh.size, self.cluster) for n in nbytes])
+        links = self._links(0, self.stages - 1)
+        sizes = self.tables.mesh.sizes
+        nbytes = [whole * local_fraction(stored.state, sizes) for stored in parameter.stored]
+        return np.array([tied_seconds(n, links) for n in nbytes])
+
+    def _links(self, one: int, other: int) -> tuple[Group, ...]:
+        """The links between two pipeline ranks."""
+        return links_of_ranks(self.machine, one, other, self.stages, self.tables.mesh.size)
 
     def _crossing(self) -> Crossing:
-        graph = self.tables.template.graph
-        nbytes, *seconds = (np.zeros([self._size(key) for key in self.boundary]) for _ in range(5))
         template = self.tables.template
-        for name in (*template.carried, *template.passing) if self.stages > 1 else ():
-            sizes = self._spread(graph.producer[name], self.tables.result_bytes[name])
-            nbytes = nbytes + sizes
-            for place, distance in enumerate((1, self.stages - 1)):
-                stride = distance * self.tables.mesh.size
-                known = {n: transfer_seconds(n, stride, self.cluster) for n in np.unique(sizes).tolist()}
-                one = np.vectorize(known.__getitem__, otypes=[float])(sizes)
-                seconds[place] = seconds[place] + one
-                seconds[2 + place] = seconds[2 + place] + (one if name in graph.differentiable else 0.0)
-        forward, forward_around, backward, backward_around = seconds
+        nbytes = np.zeros([self._size(key) for key in self.boundary])
+        if self.stages == 1:
+            return Crossing(
+                nbytes=nbytes, forward=nbytes, backward=nbytes, forward_around=nbytes, backward_around=nbytes
+            )
+        for name in (*template.carried, *template.passing):
+            nbytes = nbytes + self._spread(template.graph.producer[name], self.tables.result_bytes[name])
+        (forward, backward), (forward_around, backward_around) = (
+            self._over(self._links(*ranks)) for ranks in ((0, 1), (0, self.stages - 1))
+        )
+        known: dict[tuple[Group, ...], tuple[Array, Array]] = {}
+        between = []
+        for rank in range(self.stages - 1) if isinstance(self.machine, MixedCluster) else ():
+            links = self._links(rank, rank + 1)
+            if links not in known:
+                known[links] = self._over(links)
+            between.append(known[links])
         return Crossing(
             nbytes=nbytes,
             forward=forward,
             backward=backward,
             forward_around=forward_around,
             backward_around=backward_around,
+            between=tuple(between),
         )
+
+    def _over(self, links: tuple[Group, ...]) -> tuple[Array, Array]:
+        """Seconds in which what crosses passes over some links, and its gradients, of each state of the boundary."""
+        graph, template = self.tables.template.graph, self.tables.template
+        forward = backward = np.zeros([self._size(key) for key in self.boundary])
+        for name in (*template.carried, *template.passing):
+            sizes = self._spread(graph.producer[name], self.tables.result_bytes[name])
+            known = {n: transfer_seconds(n, links) for n in np.unique(sizes).tolist()}
+            one = np.vectorize(known.__getitem__, otypes=[float])(sizes)
+            forward = forward + one
+            backward = backward + (one if name in graph.differentiable else 0.0)
+        return forward, backward
 
     def _handed(self) -> Array:
         template = self.tables.template

@@ -116,7 +116,7 @@ class Priced:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Lines:
+class Lines:
     """What is proved for some equal ranks: busy for a + n b with n units of inner blocks, for every (a, b) of `ends`
     and `slopes`, (prices, states) each; and no `room` for more units, (states). `wholes` is what all blocks take."""
 
@@ -166,7 +166,7 @@ class Duals:
         self.blocks = chain.stretches.blocks
         self.counts = chain.stretches.totals
         self.priced: list[Priced] = []
-        self._parts: Array | None = None
+        self._alone: Priced | None = None
         self._averaged: Array | None = None
 
     def solve(self, price: float, flights: float, cap: float = math.inf) -> None:
@@ -245,9 +245,9 @@ class Duals:
         """
         possible = np.isfinite(self._sum_of_parts(setting))
         slowest = np.zeros(self.chain.shape)
-        for units in self._units(possible):
-            total = self._whole(units)
-            lines = self._lines(setting, possible, units)
+        for units in self.units(possible):
+            total = self.whole(units)
+            lines = self.lines(setting, possible, units)
             busy: Array = np.max([line.busy(1 / setting.ranks) for line in lines], axis=0)  # if all ranks hold as many
             if setting.ranks == 1 or setting.chunks > 1:
                 possible &= np.min([line.room for line in lines], axis=0) >= total / setting.ranks * (1 - _ROUNDING)
@@ -255,7 +255,7 @@ class Duals:
                 possible &= np.min([line.room for line in lines], axis=0) >= 0
                 room = sum(np.maximum(line.room, 0.0) * line.ranks for line in lines)
                 possible &= room >= total * (1 - _ROUNDING)
-                busy = self._pace(lines, busy, total)
+                busy = self.pace(lines, busy, total)
             slowest = np.maximum(slowest, busy)
         if setting.ranks == 1:
             return np.where(possible, slowest, math.inf)
@@ -274,16 +274,16 @@ class Duals:
     def value(self, priced: Priced) -> Array:
         """What all pieces come to at a price, for every state."""
         head, inner, tail = priced.values
-        whole: Array = head + self._whole(inner) + tail
+        whole: Array = head + self.whole(inner) + tail
         return whole
 
-    def _whole(self, inner: Array) -> Array:
+    def whole(self, inner: Array) -> Array:
         """Values of all inner blocks, from those of one of each kind."""
         return sum(
             (count * values for count, values in zip(self.counts, inner, strict=True)), np.zeros(inner.shape[1:])
         )
 
-    def _units(self, possible: NDArray[np.bool_]) -> list[Array]:
+    def units(self, possible: NDArray[np.bool_]) -> list[Array]:
         """Units to measure blocks in, of every kind and state: one where there is one kind, else what they take at the
         prices."""
         shape = (len(self.counts), *self.chain.shape)
@@ -293,24 +293,27 @@ class Duals:
         found = []
         for priced in known:
             values = np.where(possible, np.maximum(priced.values[1], 1e-30), 1.0)
-            found.append(values * (self.blocks / self._whole(values)))
+            found.append(values * (self.blocks / self.whole(values)))
         return found
 
-    def _lines(self, setting: Setting, possible: NDArray[np.bool_], units: Array) -> list["_Lines"]:
-        """What the prices prove for the ranks; those for which the same is known are taken together."""
-        alike: dict[tuple[tuple[int, ...], bool, bool], int] = {}
-        for rank in range(setting.ranks):
+    def lines(
+        self, setting: Setting, possible: NDArray[np.bool_], units: Array, among: Sequence[int] | None = None
+    ) -> list["Lines"]:
+        """What the prices prove for the ranks, or some `among` them; those for which the same is known are taken
+        together."""
+        alike: dict[tuple[tuple[int, ...], bool, bool, tuple[int, ...]], list[int]] = {}
+        for rank in range(setting.ranks) if among is None else among:
             flights = setting.flights(rank) * (1 + 1e-12)
             usable = tuple(
                 at
                 for at, known in enumerate(self.priced)
                 if known.proves and (not known.price or known.flights <= flights)
             )
-            key = (usable, rank == 0, rank == setting.ranks - 1)
-            alike[key] = alike.get(key, 0) + 1
+            between = tuple(map(id, self.chain.crossing.between[max(0, rank - 1) : rank + 1]))
+            key = (usable, rank == 0, rank == setting.ranks - 1, between)
+            alike.setdefault(key, []).append(rank)
         return [
-            self._line(setting, possible, usable, first, last, count, units)
-            for (usable, first, last), count in alike.items()
+            self._line(setting, possible, usable, ranks[0], len(ranks), units) for (usable, *_), ranks in alike.items()
         ]
 
     def _line(
@@ -318,12 +321,13 @@ class Duals:
         setting: Setting,
         possible: NDArray[np.bool_],
         usable: tuple[int, ...],
-        first: bool,
-        last: bool,
+        rank: int,
         ranks: int,
         units: Array,
-    ) -> "_Lines":
-        crossing = self._crossing_seconds(setting, first, last) * (self.weight / self.parts)
+    ) -> "Lines":
+        """What the prices that are `usable` prove for a rank and others like it, `ranks` in all."""
+        first, last = rank == 0, rank == setting.ranks - 1
+        crossing = self.crossing_seconds(setting, rank) * (self.weight / self.parts)
         capacity = setting.capacity - self._least_transient(first, last)
         own = last and self.blocks and not self.chain.blocks_in_tail  # the last block is an inner one and may hold less
         less = np.minimum(self.chain.ending, 0.0) * setting.in_flight[-1][-1] if own else np.zeros(self.chain.shape)
@@ -337,16 +341,16 @@ class Duals:
             slope = (inner / units).min(axis=0) if len(inner) else np.full(self.chain.shape, 1.0)
             if math.isinf(priced.price):
                 left = np.where(possible, capacity + 1e-9 * setting.capacity - value, 0.0)
-                room = np.minimum(room, np.where(left < 0, -math.inf, self._count(left / slope + 1e-6)))
+                room = np.minimum(room, np.where(left < 0, -math.inf, self.whole_blocks(left / slope + 1e-6)))
             else:
-                wholes.append(self._whole(inner))
+                wholes.append(self.whole(inner))
                 ends.append(
                     np.where(possible, crossing + value - (priced.price * capacity if priced.price else 0.0), 0.0)
                 )
                 slopes.append(slope)
-        return _Lines(ends=np.array(ends), slopes=np.array(slopes), wholes=np.array(wholes), room=room, ranks=ranks)
+        return Lines(ends=np.array(ends), slopes=np.array(slopes), wholes=np.array(wholes), room=room, ranks=ranks)
 
-    def _count(self, units: Array) -> Array:
+    def whole_blocks(self, units: Array) -> Array:
         """Whole blocks, where every block is a unit."""
         return np.floor(units) if len(self.counts) < 2 else units
 
@@ -356,7 +360,7 @@ class Duals:
         held = [pieces for pieces, here in sides if here and pieces]
         return max((min(piece.least_transient for piece in pieces) for pieces in held), default=0.0) / self.parts
 
-    def _pace(self, lines: list["_Lines"], high: Array, total: Array) -> Array:
+    def pace(self, lines: Sequence["Lines"], high: Array, total: Array) -> Array:
         """The least time, for every state, in which the ranks have room for all units; found by bisection from below.
 
         `high` is the time that the slowest takes if all hold as many.
@@ -368,14 +372,21 @@ class Duals:
             room = np.zeros(high.shape)
             for line in lines:
                 most = ((middle - line.ends) / line.slopes).min(axis=0)
-                room += np.where(most < 0, -math.inf, np.minimum(self._count(most + 1e-9), line.room) * line.ranks)
+                room += np.where(
+                    most < 0, -math.inf, np.minimum(self.whole_blocks(most + 1e-9), line.room) * line.ranks
+                )
             enough = room >= total
             low, high = np.where(enough, low, middle), np.where(enough, middle, high)
         return low
 
     def crossing_seconds(self, setting: Setting, rank: int) -> Array:
         """Seconds of a micro-batch of the chain to receive and to send back, of every state."""
-        return self._crossing_seconds(setting, rank == 0, rank == setting.ranks - 1)
+        between, last = self.chain.crossing.between, setting.ranks - 1
+        if not between:
+            return self._crossing_seconds(setting, rank == 0, rank == last)
+        found = np.zeros(self.chain.shape)
+        found = found if rank == 0 else found + between[rank - 1][0]
+        return found if rank == last else found + between[rank][1]
 
     def _crossing_seconds(self, setting: Setting, first: bool, last: bool) -> Array:
         crossing = self.chain.crossing
@@ -385,13 +396,16 @@ class Duals:
         forward = (chunks - 1) * crossing.forward_around if first else chunks * crossing.forward
         return forward + ((chunks - 1) * crossing.backward_around if last else chunks * crossing.backward)
 
+    def alone(self) -> Priced:
+        """The pieces solved for the least seconds of one micro-batch."""
+        if self._alone is None:
+            weights = Weights(part=1 / self.parts, steady=1 - 1 / self.parts)
+            (self._alone,) = _answers([(self, self._question(weights, 0.0, 0.0, proves=False))])
+        return self._alone
+
     def _sum_of_parts(self, setting: Setting) -> Array:
         """Least seconds of one micro-batch on all ranks."""
-        if self._parts is None:
-            weights = Weights(part=1 / self.parts, steady=1 - 1 / self.parts)
-            question = self._question(weights, 0.0, 0.0, proves=False)
-            self._parts = self.value(*_answers([(self, question)]))
-        return self._parts + self._crossings(setting)
+        return self.value(self.alone()) + self.crossings(setting)
 
     def _average(self, setting: Setting) -> "_Question":
         """For ranks that are all as quick as the average one: best where micro-batches are few."""
@@ -401,15 +415,18 @@ class Duals:
 
     def _note_average(self, setting: Setting) -> None:
         """The last answer is to that."""
-        self._averaged = self.value(self.priced[-1]) + self._average_weight(setting) * self._crossings(setting)
+        self._averaged = self.value(self.priced[-1]) + self._average_weight(setting) * self.crossings(setting)
 
     def _average_weight(self, setting: Setting) -> float:
         return 1 / setting.chunks + self.weight / setting.ranks
 
-    def _crossings(self, setting: Setting) -> Array:
+    def crossings(self, setting: Setting) -> Array:
         """Seconds of a micro-batch in transfers between all ranks."""
         if setting.ranks == 1:
             return np.zeros(self.chain.shape)
+        if self.chain.crossing.between:
+            alone = [self.crossing_seconds(setting, rank) for rank in range(setting.ranks)]
+            return sum(alone, np.zeros(self.chain.shape)) / self.parts
         ends = self._crossing_seconds(setting, True, False) + self._crossing_seconds(setting, False, True)
         between = (setting.ranks - 2) * self._crossing_seconds(setting, False, False)
         return (ends + between) / self.parts

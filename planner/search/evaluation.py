@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from planner.search.decided import NothingAgreesError
 from planner.search.division import Division, Filled, Filling, Rank, Way, divide, fill_best
 from planner.search.duals import Duals, Priced, Setting, State
+from planner.search.lineup import Lineup, step_bounds
 from planner.search.pieces import Chain, Column, Piece
 from planner.search.solvers import dynamic_programming
 from planner.search.stage_problem import Part, parts_problem
@@ -88,7 +89,7 @@ class Outcome:
 
 
 class Evaluation:
-    """Evaluates one configuration of a chain.
+    """Evaluates one configuration of a chain, or of one for every kind of devices that the ranks are on.
 
     `cutoff`: plans as slow as that are of no interest; `enough`: one as fast as that will do; `hint`: a price of memory
     to try early; `rounds`: prices to try at most.
@@ -96,7 +97,7 @@ class Evaluation:
 
     def __init__(
         self,
-        chain: Chain,
+        chain: Chain | Lineup,
         setting: Setting,
         *,
         cutoff: float = math.inf,
@@ -105,30 +106,34 @@ class Evaluation:
         rounds: int = ROUNDS,
     ) -> None:
         self.rounds = rounds
-        self.chain, self.setting, self.cutoff, self.enough, self.hint = chain, setting, cutoff, enough, hint
-        self.duals = Duals(chain, setting.weight)
-        self.stretches = chain.stretches
+        self.setting, self.cutoff, self.enough, self.hint = setting, cutoff, enough, hint
+        self.lineup = chain if isinstance(chain, Lineup) else Lineup.alike(chain, setting)
+        self.chain = self.lineup.chain
+        self.duals = [Duals(one, setting.weight) for one in self.lineup.chains]
+        self.stretches = self.chain.stretches
         self.blocks = self.stretches.blocks
-        self.pool: list[Way] = []
-        self.tried: set[tuple[float, float]] = set()
+        self.pools: list[list[Way]] = [[] for _ in self.duals]
+        self.tried: set[tuple[int, float, float]] = set()
         self.least, self.fullest = math.inf, 0
         self.price = 0.0
-        self.cap = math.inf
-        self.caps = [setting.capacity / share for share in CAPS]
+        self.share = 0.0  # of the capacity, one by so much, to which what lives for a moment is kept; 0 is no limit
+        self.shares = list(CAPS)
 
     def run(self) -> Outcome:
         """Try prices until the best result is proved, or nothing more can be learnt."""
         best: tuple[float, State, tuple[RankFilling, ...]] | None = None
-        setting, duals = self.setting, self.duals
-        duals.solve_all([(0.0, 0.0)], average=setting if setting.ranks > 1 else None)
-        bounds = duals.bounds(setting)
-        if self.hint and bounds.min() < self.cutoff and not self._roomy(bounds):
+        setting = self.setting
+        for duals in self.duals:
+            duals.solve_all([(0.0, 0.0)], average=setting if setting.ranks > 1 and len(self.duals) == 1 else None)
+        proved = self._bounds()
+        if self.hint and proved.min() < self.cutoff and not self._roomy(proved):
             hinted = [(self.hint, flights) for flights in sorted({self._flights(0), self._flights(setting.ranks // 2)})]
-            duals.solve_all([one for one in hinted if self._new(*one)])
-            bounds = np.maximum(bounds, duals.bounds(setting))
+            for kind, duals in enumerate(self.duals):
+                duals.solve_all([one for one in hinted if self._new(kind, *one)])
+            proved = np.maximum(proved, self._bounds())
         closed = np.zeros(self.chain.shape, dtype=bool)
         for _ in range(3 * self.rounds):
-            open_bounds = np.where(closed, math.inf, bounds)
+            open_bounds = np.where(closed, math.inf, proved)
             state = tuple(int(i) for i in np.unravel_index(int(open_bounds.argmin()), open_bounds.shape))
             limit = min(self.cutoff, math.inf if best is None else best[0])
             if open_bounds[state] >= limit * (1 - TOLERANCE):
@@ -138,40 +143,48 @@ class Evaluation:
                 best = found
             if best is not None and best[0] <= self.enough:
                 break
-            if found is not None and found[0] <= bounds[state] * (1 + TOLERANCE):
+            if found is not None and found[0] <= proved[state] * (1 + TOLERANCE):
                 closed[state] = True
                 continue
-            weights = self._next(ranks, division)
-            if weights is None or len(duals.priced) >= self.rounds:
+            asked = self._next(ranks, division)
+            if asked is None or len(self.duals[asked[0]].priced) >= self.rounds:
                 closed[state] = True
                 continue
-            duals.solve(*weights)
-            cap = min(self.cap, setting.capacity / CAPS[1]) if weights[0] == math.inf else self.cap
-            if cap < math.inf:
-                duals.solve(*weights, cap=cap)
-            bounds = np.where(bounds == math.inf, bounds, np.maximum(bounds, duals.bounds(setting)))
-        bound = float(bounds.min())
-        if best is None and setting.ranks == 1 and bound < self.cutoff and len(duals.priced) < self.rounds:
+            kind, price, flights = asked
+            self.duals[kind].solve(price, flights)
+            share = max(self.share, CAPS[1]) if price == math.inf else self.share
+            if share:
+                self.duals[kind].solve(price, flights, cap=self.lineup.capacities[kind] / share)
+            proved = np.where(proved == math.inf, proved, np.maximum(proved, self._bounds()))
+        bound = float(proved.min())
+        if best is None and setting.ranks == 1 and bound < self.cutoff and len(self.duals[0].priced) < self.rounds:
             best, bound = self._settled(bound)
         if best is None:
             self._look_at_the_leanest()
             return self._outcome(math.inf, bound, (), ())
         return self._outcome(best[0], min(bound, best[0]), best[1], best[2])
 
+    def _bounds(self) -> Array:
+        return step_bounds(self.lineup, self.duals, self.setting)
+
     def _look_at_the_leanest(self) -> None:
         """Compose where the boundary takes the least memory, to know how much is missing."""
         flights = self._flights(0)
-        if self._new(math.inf, flights):
-            self.duals.solve(math.inf, flights)
-        for known in [known for known in self.duals.priced if math.isinf(known.price)]:
-            total = self.duals.value(known)
-            self._compose(tuple(int(i) for i in np.unravel_index(int(total.argmin()), total.shape)))
+        for kind, duals in enumerate(self.duals):
+            if self._new(kind, math.inf, flights):
+                duals.solve(math.inf, flights)
+        for duals in self.duals:
+            for known in [known for known in duals.priced if math.isinf(known.price)]:
+                total = duals.value(known)
+                self._compose(tuple(int(i) for i in np.unravel_index(int(total.argmin()), total.shape)))
 
-    def _roomy(self, bounds: Array) -> bool:
+    def _roomy(self, proved: Array) -> bool:
         """Whether the fastest way to run the first rank fits without a price, so that no hint is needed."""
-        state = tuple(int(i) for i in np.unravel_index(int(bounds.argmin()), bounds.shape))
+        if len(self.duals) > 1:
+            return False
+        state = tuple(int(i) for i in np.unravel_index(int(proved.argmin()), proved.shape))
         flights, ends = self._flights(0), self.setting.in_flight
-        free, chain = self.duals.priced[0], self.chain
+        free, chain = self.duals[0].priced[0], self.chain
         sides = [(free.best_column(free.head, state, chain), 1.0, ends[0][0])]
         for solved, count in zip(free.inner, self.stretches.totals, strict=True):
             sides.append((free.best_column(solved, state, chain), count / self.setting.ranks, flights))
@@ -232,12 +245,12 @@ class Evaluation:
         columns = [part.piece.chosen(*choice) for part, choice in zip(parts, taken, strict=True)]
         state = tuple(columns[0].candidates[key] for key in chain.boundary)
         head, tail = columns[0], columns[-1] if chain.tail else None
-        self.pool = [tuple(columns[1 : 1 + len(chain.kinds)])] if self.blocks else []
+        self.pools = [[tuple(columns[1 : 1 + len(chain.kinds)])] if self.blocks else []]
         rank, whole = self._rank(0, state, head, tail), self.stretches.whole
-        filled = fill_best([[rank]], self.pool, self.stretches, setting.micro_batches, setting.capacity)[0]
+        filled = fill_best([[rank]], self.pools[0], self.stretches, setting.micro_batches, setting.capacity)[0]
         if math.isinf(filled.busy[whole]):
             return None, True
-        return (float(filled.busy[whole]), state, (self._filling(filled, [(head, tail)], whole),)), True
+        return (float(filled.busy[whole]), state, (self._filling(0, filled, [(head, tail)], whole),)), True
 
     def _outcome(self, seconds: float, bound: float, state: State, ranks: tuple[RankFilling, ...]) -> Outcome:
         return Outcome(
@@ -248,7 +261,7 @@ class Evaluation:
             least=self.least,
             fullest=self.fullest,
             price=self.price,
-            solved=len(self.duals.priced),
+            solved=sum(len(duals.priced) for duals in self.duals),
         )
 
     # Composing
@@ -258,9 +271,11 @@ class Evaluation:
     ) -> tuple[tuple[float, State, tuple[RankFilling, ...]] | None, list[Filled], Division | None]:
         """The best division with the columns known at a state."""
         setting = self.setting
-        chain = self.chain
-        self.pool = _distinct([way for priced in self.duals.priced for way in self._ways(priced, state)])
-        ends = [(p.best_column(p.head, state, chain), p.best_column(p.tail, state, chain)) for p in self.duals.priced]
+        chain, last = self.chain, setting.ranks - 1
+        self.pools = [
+            _distinct([way for priced in duals.priced for way in self._ways(duals.chain, priced, state)])
+            for duals in self.duals
+        ]
         described: list[tuple[Rank, ...]] = []
         variants = []
         whole = not chain.blocks_in_head and not chain.blocks_in_tail
@@ -268,8 +283,15 @@ class Evaluation:
         alone = self.blocks if setting.ranks == 1 else None
         equal = self.blocks // (setting.ranks * setting.chunks) if even else alone
         for rank in range(setting.ranks):
+            duals = self.duals[self.lineup.kinds[rank]]
             chosen = _distinct_ends(
-                [(head if rank == 0 else None, tail if rank == setting.ranks - 1 else None) for head, tail in ends]
+                [
+                    (
+                        priced.best_column(priced.head, state, duals.chain) if rank == 0 else None,
+                        priced.best_column(priced.tail, state, duals.chain) if rank == last else None,
+                    )
+                    for priced in (duals.priced if rank in (0, last) else duals.priced[:1])
+                ]
             )
             described.append(tuple(self._rank(rank, state, head, tail) for head, tail in chosen))
             variants.append(chosen)
@@ -277,12 +299,14 @@ class Evaluation:
         if division is None:
             share = math.ceil(self.blocks / setting.ranks) if equal is None else equal
             wanted = [float(filled.least[n]) for filled, n in zip(ranks, self._shared(share), strict=True)]
-            if max(wanted) < self.least:
-                self.least, self.fullest = max(wanted), wanted.index(max(wanted))
+            fullest = max(range(setting.ranks), key=lambda rank: (wanted[rank] - self._capacity(rank), -rank))
+            known = self.least - self._capacity(self.fullest)
+            if wanted[fullest] - self._capacity(fullest) < known:
+                self.least, self.fullest = wanted[fullest], fullest
             return None, ranks, None
         fillings = tuple(
-            self._filling(filled, chosen, stretch)
-            for filled, chosen, stretch in zip(ranks, variants, division.stretches, strict=True)
+            self._filling(rank, filled, chosen, stretch)
+            for rank, (filled, chosen, stretch) in enumerate(zip(ranks, variants, division.stretches, strict=True))
         )
         return (division.seconds, state, fillings), ranks, division
 
@@ -295,13 +319,16 @@ class Evaluation:
         prove that they are of no use: where a rank would be busy with them for no longer than the step found takes.
         """
         setting, lengths = self.setting, self.stretches.lengths
-        distinct = list(dict.fromkeys(described))
+        kinds = self.lineup.kinds
         longest = 2 * math.ceil(self.blocks / setting.ranks) + 1 if equal is None else equal + 1
         while True:
             some = np.flatnonzero(lengths <= longest if equal is None else (lengths == equal) | (lengths == longest))
-            filled = fill_best(distinct, self.pool, self.stretches, setting.micro_batches, setting.capacity, some)
-            known = dict(zip(distinct, filled, strict=True))
-            ranks = [known[each] for each in described]
+            known: dict[tuple[int, tuple[Rank, ...]], Filled] = {}
+            for kind, (pool, capacity) in enumerate(zip(self.pools, self.lineup.capacities, strict=True)):
+                own = list(dict.fromkeys(each for each, home in zip(described, kinds, strict=True) if home == kind))
+                filled = fill_best(own, pool, self.stretches, setting.micro_batches, capacity, some)
+                known.update(((kind, each), found) for each, found in zip(own, filled, strict=True))
+            ranks = [known[home, each] for home, each in zip(kinds, described, strict=True)]
             division = divide(
                 ranks,
                 self._fewest(),
@@ -321,7 +348,7 @@ class Evaluation:
             return False
         m = self.setting.micro_batches
         busy = [
-            min(m * way[kind].amounts.part + way[kind].amounts.step for way in self.pool)
+            min(m * way[kind].amounts.part + way[kind].amounts.step for pool in self.pools for way in pool)
             for kind in range(len(self.stretches.counts))
         ]
         held = self.stretches.numbers[:, self.stretches.lengths == longest]
@@ -329,6 +356,7 @@ class Evaluation:
 
     def _filling(
         self,
+        rank: int,
         filled: Filled,
         ends: Sequence[tuple[Column | None, Column | None]],
         stretch: int,
@@ -336,14 +364,15 @@ class Evaluation:
         taken: Filling = filled.filling(stretch)
         head, tail = ends[taken.variant]
         start, count = int(self.stretches.starts[stretch]), int(self.stretches.lengths[stretch])
+        pool = self.pools[self.lineup.kinds[rank]]
         inner = tuple(
-            self.pool[taken.second if at < taken.lean else taken.first][kind]
+            pool[taken.second if at < taken.lean else taken.first][kind]
             for at, kind in enumerate(self.stretches.kinds[start : start + count])
         )
         peak, beside = float(filled.peak[stretch]), float(filled.beside[stretch])
         return RankFilling(head=head, inner=inner, tail=tail, peak=peak, beside=beside)
 
-    def _ways(self, priced: Priced, state: State) -> list[Way]:
+    def _ways(self, chain: Chain, priced: Priced, state: State) -> list[Way]:
         """Ways to run a block of each kind that a price knows: each in its cheapest; with one kind all of them, and so
         with several where memory is free, or all that counts."""
         if not priced.inner:
@@ -351,9 +380,9 @@ class Evaluation:
         every = len(priced.inner) == 1 or priced.price in (0.0, math.inf)
         found: list[Way] = []
         if every:
-            found += zip(*(priced.columns(solved, state, self.chain) for solved in priced.inner), strict=True)
+            found += zip(*(priced.columns(solved, state, chain) for solved in priced.inner), strict=True)
         if len(priced.inner) > 1:
-            best = [priced.best_column(solved, state, self.chain) for solved in priced.inner]
+            best = [priced.best_column(solved, state, chain) for solved in priced.inner]
             found.append(tuple(column for column in best if column is not None))
         return found
 
@@ -380,7 +409,7 @@ class Evaluation:
             outliving=float(chain.handed[state]) * math.fsum(flights),
             before=head.recompute if head is not None and chain.blocks_in_head else None,
             after=tail.recompute if tail is not None and chain.blocks_in_tail else None,
-            seconds=float(self.duals.crossing_seconds(self.setting, rank)[state]),
+            seconds=float(self.duals[0].crossing_seconds(self.setting, rank)[state]),
         )
 
     def _fewest(self) -> list[int]:
@@ -395,38 +424,41 @@ class Evaluation:
 
     # Which price to try next
 
-    def _next(self, ranks: Sequence[Filled], division: Division | None) -> tuple[float, float] | None:
-        """A price of memory and the micro-batches in flight for which it matters; None where nothing is left to try."""
-        setting = self.setting
+    def _next(self, ranks: Sequence[Filled], division: Division | None) -> tuple[int, float, float] | None:
+        """A price of memory, for which kind of devices, and the micro-batches in flight for which it matters; None
+        where nothing is left to try."""
+        setting, kinds = self.setting, self.lineup.kinds
         if division is None:
             shares = self._shared(self.blocks // (setting.ranks * setting.chunks))
-            order = sorted(range(setting.ranks), key=lambda r: -float(ranks[r].least[shares[r]]))
-            for rank in order[:2]:
-                if self._new(math.inf, flights := self._flights(rank)):
-                    return math.inf, flights
-            if not self.caps:
+            wanted = [float(filled.least[share]) for filled, share in zip(ranks, shares, strict=True)]
+            order = sorted(range(setting.ranks), key=lambda r: self._capacity(r) - wanted[r])
+            firsts = [next(rank for rank in order if kinds[rank] == kind) for kind in dict.fromkeys(kinds)]
+            for rank in (*order[:2], *(rank for rank in firsts if len(firsts) > 1)):
+                if self._new(kinds[rank], math.inf, flights := self._flights(rank)):
+                    return kinds[rank], math.inf, flights
+            if not self.shares:
                 return None
-            self.cap = self.caps.pop(0)
-            return math.inf, self._flights(order[0])
+            self.share = self.shares.pop(0)
+            return kinds[order[0]], math.inf, self._flights(order[0])
         held = division.stretches
         busy = [float(filled.busy[stretch]) for filled, stretch in zip(ranks, held, strict=True)]
         slowest = max(range(setting.ranks), key=lambda rank: busy[rank])
-        self.price = self._crossing_price(ranks[slowest], held[slowest], self._flights(slowest)) or 0.0
+        self.price = self._crossing_price(slowest, ranks[slowest], held[slowest]) or 0.0
         probes = dict.fromkeys((slowest, *(setting.ranks * part // _PROBES for part in range(_PROBES)), -1))
         for rank in sorted((probe % setting.ranks for probe in probes), key=lambda probe: -busy[probe]):
-            flights, start = self._flights(rank), sum(division.blocks[:rank])
+            start = sum(division.blocks[:rank])
             wider = self.stretches.wider(start, division.blocks[rank]) if setting.chunks == 1 else None
             idle = busy[rank] < _IDLE * busy[slowest] and wider is not None
             if idle and math.isinf(ranks[rank].busy[wider]):
                 price: float | None = math.inf
             else:  # with one block more it would take work off the others
-                price = self._crossing_price(ranks[rank], wider if idle and wider is not None else held[rank], flights)
-            if price is not None and self._new(price, flights):
-                return price, flights
+                price = self._crossing_price(rank, ranks[rank], wider if idle and wider is not None else held[rank])
+            if price is not None and self._new(kinds[rank], price, flights := self._flights(rank)):
+                return kinds[rank], price, flights
         return None
 
-    def _new(self, price: float, flights: float) -> bool:
-        key = (float(f"{price:.6g}"), flights)
+    def _new(self, kind: int, price: float, flights: float) -> bool:
+        key = (kind, float(f"{price:.6g}"), flights)
         if key in self.tried:
             return False
         self.tried.add(key)
@@ -435,8 +467,12 @@ class Evaluation:
     def _flights(self, rank: int) -> float:
         return self.setting.flights(rank)
 
-    def _crossing_price(self, filled: Filled, stretch: int, flights: float) -> float | None:
+    def _capacity(self, rank: int) -> float:
+        return self.lineup.capacities[self.lineup.kinds[rank]]
+
+    def _crossing_price(self, rank: int, filled: Filled, stretch: int) -> float | None:
         """The price of memory at which the two ways to run blocks in a rank cost the same."""
+        flights, pool = self._flights(rank), self.pools[self.lineup.kinds[rank]]
         m, counts = self.setting.micro_batches, self.stretches.counts[:, stretch].tolist()
         counts = counts if sum(counts) > 1 and len(counts) > 1 else [1] * len(counts)
 
@@ -445,21 +481,21 @@ class Evaluation:
             memory = math.fsum(number * (a.fixed + flights * a.live) for number, a in pairs)
             return memory, math.fsum(number * (m * a.part + a.step) for number, a in pairs)
 
-        if not self.pool:
+        if not pool:
             return self._ends_price(flights)
         taken = filled.filling(stretch)
-        memory, busy = cost(self.pool[taken.second])
+        memory, busy = cost(pool[taken.second])
         if taken.lean:
-            rich, fast = cost(self.pool[taken.first])
+            rich, fast = cost(pool[taken.first])
             if fast < busy and rich > memory:  # of several kinds of blocks not all need be slower
                 return (busy - fast) / (rich - memory)
-        faster = [(rich, fast) for rich, fast in map(cost, self.pool) if fast < busy and rich > memory]
+        faster = [(rich, fast) for rich, fast in map(cost, pool) if fast < busy and rich > memory]
         return min(((busy - fast) / (rich - memory) for rich, fast in faster), default=None)
 
     def _ends_price(self, flights: float) -> float | None:
         """The same for a model without repeated blocks, between the leanest and the fastest way known."""
         m = self.setting.micro_batches
-        columns = [p.columns(p.head, (), self.chain)[0].amounts for p in self.duals.priced]
+        columns = [p.columns(p.head, (), self.chain)[0].amounts for p in self.duals[0].priced]
         points = sorted({(a.fixed + flights * a.live, m * a.part + a.step) for a in columns})
         if len(points) < 2:
             return None

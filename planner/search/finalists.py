@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 from planner.errors import InfeasibleError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan, bind_prepared
-from planner.plan.machine import cluster_reference
+from planner.plan.machine import cluster_reference, placed
 from planner.plan.parked import parked_fault
 from planner.plan.plan import PLANNER_VERSION, Plan, Prediction, Provenance, Training
 from planner.plan.predict import predict
 from planner.plan.step import AHEAD
 from planner.search.assemble import assembly, groups_of, input_layouts, stages_of
 from planner.search.contenders import Contender
-from planner.search.duals import setting_of
 from planner.search.engine import Engine
 from planner.search.evaluation import RankFilling
 from planner.search.request import SearchRequest
@@ -77,8 +76,8 @@ class Ranked:
 class Finalists:
     """Contenders `found` by the search, where no plan has an objective below `bound`.
 
-    `prepared` is the whole graph of the engine's template; `limit_bytes` the most that a plan may be predicted to need;
-    `covered`: whether the bound speaks about the fastest of them.
+    `prepared` is the whole graph of the engine's template; `limits` the most bytes that a plan may be predicted to need
+    on a device of each group of the request; `covered`: whether the bound speaks about the fastest of them.
     """
 
     request: SearchRequest
@@ -86,7 +85,7 @@ class Finalists:
     prepared: OperatorGraph
     found: Sequence[Contender]
     bound: float
-    limit_bytes: float
+    limits: tuple[float, ...]
     covered: bool
 
     def __post_init__(self) -> None:
@@ -107,9 +106,9 @@ class Finalists:
                 best = sorted(other.seconds for other in scheduled)
                 scheduled.append(self._scheduled(ranked, best[top - 1] if len(best) >= top else math.inf))
             plans = sorted(scheduled, key=lambda ranked: ranked.seconds)
-        fitting = [ranked for ranked in plans if ranked.plan.prediction.peak_bytes <= self.limit_bytes]
+        fitting = [ranked for ranked in plans if self._fits(ranked.configuration, ranked.plan.prediction)]
         if not fitting:
-            raise _overfull(plans, self.limit_bytes)
+            raise _overfull(plans, self.limits[0])
         faults = [parked_fault(ranked.plan.prediction, self.request.cluster) for ranked in fitting]
         if all(faults):
             raise InfeasibleError(
@@ -118,26 +117,35 @@ class Finalists:
             )
         return tuple(ranked for ranked, fault in zip(fitting, faults, strict=True) if fault is None)[:top]
 
+    def _limits(self, configuration: Configuration) -> tuple[float, ...]:
+        """The most bytes that a device of each pipeline rank may be predicted to need."""
+        return tuple(self.limits[self.engine.group_of(configuration, rank)] for rank in range(configuration.pipeline))
+
+    def _fits(self, configuration: Configuration, prediction: Prediction) -> bool:
+        limits = self._limits(configuration)
+        return all(stage.peak_bytes <= limit for stage, limit in zip(prediction.stages, limits, strict=True))
+
     def _scheduled(self, ranked: Ranked, cutoff: float) -> Ranked:
         """A result in the order of turns that takes it least; as it is where none can take less than that."""
+        limits, machine = self._limits(ranked.configuration), self.engine.machine(ranked.configuration)
         if asks(self.request.pinned):
-            bound = as_asked(ranked.bound, self.request, self.limit_bytes)
+            bound = as_asked(ranked.bound, self.request, machine, limits)
         else:
-            bound = fastest_schedule(ranked.bound, self.request.cluster, self.limit_bytes, cutoff)
+            bound = fastest_schedule(ranked.bound, machine, limits, cutoff)
         configuration = replace(ranked.configuration, schedule=bound.plan.schedule)
         return replace(ranked, bound=bound, configuration=configuration)
 
     def _ranked(self, found: Contender) -> Ranked:
         """A result as a plan, bound to its graph and priced by the judge."""
         request, configuration = self.request, found.configuration
-        setting = setting_of(configuration, self.engine.capacity)
-        ranks, busy, certificate = settle_and_certify(request, found.chain, setting, found.outcome)
+        setting = self.engine.setting(configuration)
+        ranks, busy, certificate = settle_and_certify(request, found.lineup, setting, found.outcome)
         priced: BoundPlan | None = None
         if ranks != found.outcome.ranks:
             settled = self._priced(found, ranks)
             prediction = settled.plan.prediction
             # settled, another block's interior may be the largest; less per step may not make up for more per part
-            if prediction.peak_bytes <= self.limit_bytes and prediction.objective_seconds < found.objective:
+            if self._fits(configuration, prediction) and prediction.objective_seconds < found.objective:
                 priced = settled
                 certificate = None if certificate is None else replace(certificate, busy_seconds=busy)
         if priced is None:
@@ -152,7 +160,8 @@ class Finalists:
     def _priced(self, found: Contender, ranks: tuple[RankFilling, ...]) -> BoundPlan:
         """What ranks run as a plan, bound and priced."""
         request, configuration = self.request, found.configuration
-        whole = assembly(found.chain, ranks, configuration.virtual_stages)
+        chain, machine = found.lineup.chain, self.engine.machine(configuration)
+        whole = assembly(chain, ranks, configuration.virtual_stages)
         blocks = self.engine.template.blocks
         plan = Plan(
             model=request.model,
@@ -161,12 +170,12 @@ class Finalists:
                 micro_batches=configuration.micro_batches,
                 precision=request.precision,
                 optimizer=request.optimizer,
-                update=found.chain.tables.update,
+                update=chain.tables.update,
                 imbalance=request.imbalance,
             ),
-            cluster=cluster_reference(request.cluster),
-            mesh=found.chain.tables.mesh,
-            stages=stages_of(whole),
+            cluster=cluster_reference(machine),
+            mesh=chain.tables.mesh,
+            stages=placed(stages_of(whole), configuration.pipeline, machine),
             virtual_stages=configuration.virtual_stages,
             schedule=configuration.schedule,
             inputs=input_layouts(whole),
@@ -176,7 +185,7 @@ class Finalists:
             provenance=Provenance(planner=PLANNER_VERSION, search=request.algorithm, status="feasible", gap=0.0),
         )
         bound_plan = bind_prepared(plan, self._whole(plan.training.part), blocks)
-        prediction = predict(bound_plan, request.cluster)
+        prediction = predict(bound_plan, machine)
         gap = max(0.0, 1 - self.bound / prediction.objective_seconds)
         provenance = replace(
             plan.provenance,

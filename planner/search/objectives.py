@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from costmodels import peak_memory
+from hardware_profiles import of_one_kind
 from planner.errors import InfeasibleError, PlannerError
 from planner.nearest import divisors
 from planner.search.request import SearchRequest
@@ -96,4 +97,5 @@ def front(
 
 def _reserved(request: SearchRequest) -> float:
     """Bytes of a device that no plan can use."""
-    return float(peak_memory(0.0, 0.0, 0.0, request.cluster.device))
+    cluster = of_one_kind(request.cluster, "search by memory")
+    return float(peak_memory(0.0, 0.0, 0.0, cluster.device))

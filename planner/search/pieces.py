@@ -294,7 +294,8 @@ class Crossing:
     """What crosses from one pipeline stage to the next, of each state of the boundary.
 
     Bytes received, which a stage keeps; seconds per micro-batch to receive them, and for their gradients to come back:
-    from the next rank, or all `around`, between the last rank and the first.
+    from the next rank, or all `around`, between the last rank and the first. `between` has the seconds there and back
+    from each rank to the next, where links differ from rank to rank; else it is empty.
     """
 
     nbytes: Array
@@ -302,3 +303,4 @@ class Crossing:
     backward: Array
     forward_around: Array
     backward_around: Array
+    between: tuple[tuple[Array, Array], ...] = ()

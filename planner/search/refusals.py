@@ -9,11 +9,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from hardware_profiles import MixedCluster
 from planner.errors import RequestError
 from planner.nearest import divisors, multiples, nearest_of
 from planner.plan.plan import INTERLEAVED
 from planner.search.checks import check_pinned, check_turns
 from planner.search.model_checks import Clash, expert_counts, model_clash
+from planner.search.orders import groups_fault, in_orders
 from planner.search.request import SearchRequest
 from planner.search.space import Configuration, Pinned, configurations
 from planner.search.template import Template
@@ -34,12 +36,17 @@ def check_request(request: SearchRequest, template: Template) -> None:
 def space_of(request: SearchRequest, template: Template) -> Iterator[Configuration]:
     """All configurations of a request, as far as it contradicts neither itself nor the model."""
     check_request(request, template)
-    yield from configurations(template, request.cluster.devices, request.global_batch, request.pinned)
+    yield from _configurations(request, template)
+
+
+def _configurations(request: SearchRequest, template: Template) -> Iterator[Configuration]:
+    found = configurations(template, request.cluster.devices, request.global_batch, request.pinned)
+    return in_orders(found, request.cluster)
 
 
 def no_configuration(request: SearchRequest, template: Template) -> str:
     """Why a request has no configuration at all."""
-    rules = (_pipelines, _degrees, _mesh, _experts, _replicas, _parts, _samples, _copies, _virtual)
+    rules = (_groups, _pipelines, _degrees, _mesh, _experts, _replicas, _parts, _samples, _copies, _virtual)
     found = (clash for rule in rules if (clash := rule(request, template)) is not None)
     return _said(next(found, None) or _anything(request, template), request, template)
 
@@ -76,6 +83,19 @@ def _pipelines(request: SearchRequest, template: Template) -> Clash | None:
     if pipeline > max(1, blocks):
         return Clash(text=f"{model} has {blocks} blocks, too few for pipeline = {pipeline}", options=("pipeline",))
     return None
+
+
+def _groups(request: SearchRequest, template: Template) -> Clash | None:
+    """Stages lie within groups of devices."""
+    cluster, pipeline = request.cluster, request.pinned.pipeline
+    if not isinstance(cluster, MixedCluster):
+        return None
+    fewest = cluster.devices // math.gcd(*(group.devices for group in cluster.groups))
+    if template.blocks.count < fewest:
+        text = f"{cluster.name} takes {fewest} pipeline stages or more, of equally many devices in one group each, and"
+        return Clash(text=f"{text} {request.model.reference} has {template.blocks.count} blocks", options=())
+    fault = None if pipeline is None else groups_fault(cluster, pipeline)
+    return None if fault is None else Clash(text=fault, options=("pipeline",))
 
 
 def _degrees(request: SearchRequest, template: Template) -> Clash | None:
@@ -270,5 +290,4 @@ def _possible(request: SearchRequest, template: Template) -> bool:
         return False
     if model_clash(request, template) is not None:
         return False
-    found = configurations(template, request.cluster.devices, request.global_batch, request.pinned)
-    return next(found, None) is not None
+    return next(_configurations(request, template), None) is not None

@@ -4,12 +4,12 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from hardware_profiles import Cluster
+from hardware_profiles import Machine, MixedCluster, of_one_kind
 from planner.errors import RequestError, nearest_names, unknown_name
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.placed import placed_tables
 from planner.graph.uneven import EVEN, EXPERTS_OPERATOR, imbalance_fault
-from planner.plan.plan import PRECISIONS, ModelReference
+from planner.plan.plan import INTERLEAVED, PRECISIONS, ModelReference
 from planner.search.offload import NOTHING
 from planner.search.space import FREE, Pinned
 from planner.sharding.stored import offload_fault
@@ -58,7 +58,7 @@ class SearchRequest:
     graph: OperatorGraph
     batch: int
     model: ModelReference
-    cluster: Cluster
+    cluster: Machine
     global_batch: int
     precision: str = "bf16"
     optimizer: str = "adamw"
@@ -82,6 +82,8 @@ class SearchRequest:
         fault = update_fault(self.update)
         if fault is not None:
             raise RequestError(f"{fault[0]}: {fault[1]}")
+        if isinstance(self.cluster, MixedCluster):
+            self._check_mixed(self.cluster)
         uneven = imbalance_fault(self.imbalance)
         if uneven is not None:
             raise RequestError(f"imbalance: {uneven}")
@@ -115,10 +117,27 @@ class SearchRequest:
         if self.pinned.pipeline not in (None, 1):
             raise RequestError(
                 f"place: tables elsewhere are read by one pipeline stage, and {self.pinned.pipeline} are asked for;"
-                f" take"
-                " --pipeline 1"
+                " take --pipeline 1"
             )
         object.__setattr__(self, "pinned", replace(self.pinned, pipeline=1))
+
+    def _check_mixed(self, cluster: MixedCluster) -> None:
+        """Raise RequestError for what there is not for several kinds of devices."""
+        pinned, where = self.pinned, f"on {cluster.name}, which has several kinds of devices"
+        if self.algorithm not in ("dynamic_programming", "ilp"):
+            raise RequestError(f"algorithm = {self.algorithm} {where}: take dynamic_programming or ilp")
+        if self.objective != "time":
+            raise RequestError(f"objective = {self.objective} {where}: only time is searched there; leave it out")
+        if pinned.virtual_stages not in (None, 1) or pinned.schedule == INTERLEAVED:
+            raise RequestError(
+                f"virtual_stages {where}: virtual stages hold equal blocks on every device; leave them at 1"
+            )
+        if pinned.offload != NOTHING:
+            raise RequestError(f"offload {where}: nothing is parked there; leave it out")
+        if pinned.even:
+            raise RequestError(f"even {where}: stages are sized to their devices; leave it out")
+        if self.update.placed:
+            raise RequestError(f"place {where}: stages on each of them would read the tables; leave it out")
 
 
 def _check_offload(request: SearchRequest) -> None:
@@ -126,7 +145,7 @@ def _check_offload(request: SearchRequest) -> None:
     it."""
     asked = request.pinned.offload
     for home in asked.stores:
-        request.cluster.store(home)
+        of_one_kind(request.cluster, "offload").store(home)
     fault = offload_fault(request.optimizer, request.pinned.schedule) if asked != NOTHING else None
     if fault is not None:
         raise RequestError(f"offload: {fault}; leave --offload out, or take another optimizer or schedule")

@@ -12,9 +12,10 @@ Not good for: plans that another order would have divided otherwise, with fewer 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
-from hardware_profiles import PYTORCH, Bytes, Cluster
+from hardware_profiles import PYTORCH, Bytes, Machine
 from planner.errors import PlannerError, RequestError
 from planner.plan.bind import BoundPlan, bind
 from planner.plan.plan import ASYNCHRONOUS
@@ -30,9 +31,12 @@ WORTH = 0.005
 """Share of the step that another schedule must save."""
 
 
-def fastest_schedule(bound: BoundPlan, cluster: Cluster, limit: Bytes, cutoff: float = math.inf) -> BoundPlan:
-    """The same plan in the order that takes it least, on devices that may use so many bytes; orders are of no interest
-    where without any waiting it took longer than `cutoff`. Software other than ours runs what it was measured with."""
+def fastest_schedule(
+    bound: BoundPlan, cluster: Machine, limits: Sequence[Bytes], cutoff: float = math.inf
+) -> BoundPlan:
+    """The same plan in the order that takes it least, on ranks whose devices may use so many bytes; orders are of no
+    interest where without any waiting it took longer than `cutoff`. Software other than ours runs what it was measured
+    with."""
     plan = bound.plan
     if plan.pipeline == 1 or plan.schedule != "1f1b" or plan.training.copies > 1 or cluster.software != PYTORCH:
         return bound
@@ -40,7 +44,7 @@ def fastest_schedule(bound: BoundPlan, cluster: Cluster, limit: Bytes, cutoff: f
         return bound
     best = bound
     others = [replace(bound, plan=replace(plan, schedule=schedule)) for schedule in COMPARED]
-    for other, prediction in zip(others, predict_alike(others, cluster, limit), strict=True):
+    for other, prediction in zip(others, predict_alike(others, cluster, limits), strict=True):
         if prediction is None:
             continue
         least = best.plan.prediction.step_seconds
@@ -56,9 +60,10 @@ def asks(pinned: Pinned) -> bool:
     return behind or pinned.copies not in (None, 1) or pinned.slices not in (None, 1)
 
 
-def as_asked(bound: BoundPlan, request: SearchRequest, limit: Bytes) -> BoundPlan:
+def as_asked(bound: BoundPlan, request: SearchRequest, cluster: Machine, limits: Sequence[Bytes]) -> BoundPlan:
     """The same plan with the copies and slices that are asked for, or the fastest number of them that fits, and without
-    a flush where that is asked for; on devices that may use so many bytes. Where nothing fits the leanest is returned.
+    a flush where that is asked for; on ranks whose devices may use so many bytes. Where nothing fits the leanest is
+    returned.
 
     Raises RequestError, with the numbers, where the plan cannot be taken so.
     """
@@ -74,11 +79,15 @@ def as_asked(bound: BoundPlan, request: SearchRequest, limit: Bytes) -> BoundPla
             except PlannerError as error:
                 refusal = error
                 continue
-            prediction = predict(again, request.cluster)
+            prediction = predict(again, cluster)
             found.append(replace(again, plan=replace(other, prediction=prediction)))
     if not found:
         raise RequestError(f"the plan that was found cannot be taken so: {refusal}")
-    fitting = [one for one in found if one.plan.prediction.peak_bytes <= limit]
+    fitting = [
+        one
+        for one in found
+        if all(stage.peak_bytes <= limit for stage, limit in zip(one.plan.prediction.stages, limits, strict=True))
+    ]
     if not fitting:
         return min(found, key=lambda one: one.plan.prediction.peak_bytes)
     return min(fitting, key=lambda one: one.plan.prediction.step_seconds)

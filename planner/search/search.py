@@ -27,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from costmodels import peak_memory
-from hardware_profiles import Hidden
+from hardware_profiles import Cluster, Hidden, MixedCluster, parts_of
 from planner.errors import InfeasibleError, RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan, prepare
@@ -139,11 +139,13 @@ def search(
         try:
             return attempt.run()
         except OverfullError as error:
-            stated = stated or attempt.limit_bytes
+            if isinstance(request.cluster, MixedCluster):
+                raise InfeasibleError(error.message) from None
+            stated = stated or attempt.limits
             memory = max(attempt.memory - error.excess, attempt.memory / 2)
             leaner = replace(attempt.request, memory_limit=memory)
             attempt = _Search(leaner, on_progress, cancelled, cutoff)
-            attempt.limit_bytes = stated
+            attempt.limits = stated
             known = error
         except InfeasibleError:
             if stated is None:
@@ -156,7 +158,7 @@ def find_fitting(request: SearchRequest, cancelled: Callable[[], bool] = lambda:
     """Whether anything fits. Tries the leanest configurations first and stops at the first that does, or, without an
     answer and so with False, where it is cancelled."""
     engine, _ = _engine(request)
-    if engine.limits.device_bytes(request.cluster.devices) > engine.capacity:
+    if engine.hopeless:
         return False
     for members in _families(_space(engine)):
         family = _family(engine, members)
@@ -198,7 +200,7 @@ def _engine(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
     repeated = frozenset(request.pinned.repeated)
     template = fold(prepared, blocks, request.cluster.software, repeated)
     asked = (request.precision, request.optimizer, request.update, request.pinned.offload)
-    limits = bounds(template, request.batch, request.cluster, *asked)
+    limits = tuple(bounds(template, request.batch, group, *asked) for group in parts_of(request.cluster))
     return Engine(request=request, template=template, limits=limits), prepared
 
 
@@ -217,11 +219,12 @@ class _Search:
         self.engine, self.prepared = _engine(request)
         hidden = request.cluster.software.hidden
         self.contenders = Contenders(request.top, decided=request.pinned.pipeline == 1 and hidden == Hidden())
-        device, buffers = request.cluster.device, self.engine.buffers
-        self.memory = min(device.memory, device.memory if request.memory_limit is None else request.memory_limit)
-        self.limit_bytes = float(peak_memory(self.engine.capacity, 0.0, buffers, device)) * (1 + OPTIMAL)
-        self.least = math.inf
+        memory = max(group.device.memory for group in self.engine.groups)
+        self.memory = min(memory, memory if request.memory_limit is None else request.memory_limit)
+        self.limits = tuple(self.engine.limit_bytes(group) * (1 + OPTIMAL) for group in self.engine.groups)
+        self.least = self.missing = math.inf
         self.fullest = (0, 1)  # the rank that needs it, of so many
+        self.short = self.engine.groups[0]  # the group of devices that it is on
         self.proved = math.inf
         self.total = self.evaluated = self.solved = 0
         self.queue: list[tuple[float, tuple[object, ...], Family | None, tuple[Configuration, ...], float]] = []
@@ -259,7 +262,7 @@ class _Search:
         if not found or self.request.algorithm != "dynamic_programming" or not self.request.prune:
             return
         best = found[0]
-        whole = assembly(best.chain, best.outcome.ranks, best.configuration.virtual_stages)
+        whole = assembly(best.lineup.chain, best.outcome.ranks, best.configuration.virtual_stages)
         refined = self.engine.refined(best.configuration, whole, best.objective)
         if refined is not None:
             adopted = self.engine.adopt(best.configuration, refined)
@@ -381,8 +384,8 @@ class _Search:
         _LOG.info("%s: %s", _words(configuration), _fate(outcome, self.cutoff))
         self.proved = min(self.proved, bound)
         if outcome.ranks and outcome.seconds < self.cutoff:
-            chain = self.engine.chain(configuration)
-            self.contenders.add(Contender(configuration=configuration, outcome=outcome, chain=chain))
+            lineup = self.engine.lineup(configuration)
+            self.contenders.add(Contender(configuration=configuration, outcome=outcome, lineup=lineup))
         self.on_progress(
             Progress(
                 total=self.total,
@@ -403,7 +406,7 @@ class _Search:
                 raise self.disagreement
             if self.least == math.inf and not stopped:
                 self._look_at_the_leanest()
-            raise _nothing_fits(self.request, self.least, self.fullest, stopped)
+            raise _nothing_fits(self.request, self.least, self.fullest, self.short, stopped)
         bound = self._bound()
         for ahead, _, _, members, _ in sorted(self.queue, key=lambda one: one[:2]):
             self.contexts.note(members[0], bound=ahead)
@@ -417,7 +420,7 @@ class _Search:
                 prepared=self.prepared,
                 found=self.contenders.found,
                 bound=bound,
-                limit_bytes=self.limit_bytes,
+                limits=self.limits,
                 covered=self.covered,
             ).plans(),
             bound_seconds=bound,
@@ -445,8 +448,11 @@ class _Search:
 
     def _missed(self, configuration: Configuration, outcome: Outcome) -> None:
         """Note what would be enough, and where, for a configuration in which nothing fits."""
-        if outcome.least < self.least:
-            self.least, self.fullest = outcome.least, (outcome.fullest, configuration.pipeline)
+        group = self.engine.group_of(configuration, outcome.fullest)
+        missing = outcome.least - self.engine.capacities[group]
+        if missing < self.missing:
+            self.missing, self.least = missing, outcome.least
+            self.fullest, self.short = (outcome.fullest, configuration.pipeline), self.engine.groups[group]
 
 
 def _samples(request: SearchRequest, configuration: Configuration) -> float:
@@ -458,7 +464,7 @@ def _samples(request: SearchRequest, configuration: Configuration) -> float:
 def _order(configuration: Configuration) -> tuple[object, ...]:
     """Configurations of equal bound come in a fixed order."""
     c = configuration
-    return c.pipeline, c.virtual_stages, c.micro_batches, c.mesh, c.roles
+    return c.pipeline, c.virtual_stages, c.micro_batches, c.mesh, c.roles, c.order
 
 
 def _words(configuration: Configuration) -> str:
@@ -467,7 +473,8 @@ def _words(configuration: Configuration) -> str:
     roles = f" ({', '.join(c.roles)})" if c.roles else ""
     virtual = f" of {c.virtual_stages} stages" if c.virtual_stages > 1 else ""
     mesh = "x".join(map(str, c.mesh)) or "1"
-    return f"pipeline {c.pipeline}{virtual}, mesh {mesh}{roles}, {c.micro_batches} micro-batches"
+    groups = f", groups {'-'.join(str(group + 1) for group in c.order)}" if c.order else ""
+    return f"pipeline {c.pipeline}{virtual}, mesh {mesh}{roles}, {c.micro_batches} micro-batches{groups}"
 
 
 def _fate(outcome: Outcome, cutoff: float) -> str:
@@ -480,12 +487,15 @@ def _fate(outcome: Outcome, cutoff: float) -> str:
     return f"does not fit{least}"
 
 
-def _nothing_fits(request: SearchRequest, least: float, fullest: tuple[int, int], stopped: bool) -> InfeasibleError:
-    device = request.cluster.device
+def _nothing_fits(
+    request: SearchRequest, least: float, fullest: tuple[int, int], group: Cluster, stopped: bool
+) -> InfeasibleError:
+    device = group.device
     if stopped:
         return InfeasibleError("no plan that fits was found before the search was stopped; give it more time")
     needed = float(peak_memory(least, 0.0, request.cluster.software.buffers, device))
     memory = device.memory if request.memory_limit is None else min(device.memory, request.memory_limit)
+    where = _rank_words(*fullest) + (f" ({group.name})" if isinstance(request.cluster, MixedCluster) else "")
     if not memory < needed < math.inf:
         return InfeasibleError(
             f"{request.algorithm} found no plan of {request.model.reference} that fits on {request.cluster.devices} x "
@@ -493,7 +503,7 @@ def _nothing_fits(request: SearchRequest, least: float, fullest: tuple[int, int]
         )
     return InfeasibleError(
         f"{request.model.reference} does not fit on {request.cluster.devices} x {request.cluster.name}: the "
-        f"leanest plan looked at needs {_gib(needed)} per device{_rank_words(*fullest)}, {_gib(needed - memory)} more"
+        f"leanest plan looked at needs {_gib(needed)} per device{where}, {_gib(needed - memory)} more"
         f" than the {_gib(memory)} there are",
         needed=needed,
         missing=needed - memory,

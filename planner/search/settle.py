@@ -21,6 +21,7 @@ from typing import Any
 from planner.errors import RequestError
 from planner.search.duals import Setting, State
 from planner.search.evaluation import Outcome, RankFilling
+from planner.search.lineup import Lineup
 from planner.search.pieces import Chain, Column, Piece
 from planner.search.problem import OPTIMALITY_TOLERANCE, Problem, Solution
 from planner.search.request import SearchRequest
@@ -75,20 +76,21 @@ class Certificate:
 
 
 def settle_and_certify(
-    request: SearchRequest, chain: Chain, setting: Setting, outcome: Outcome
+    request: SearchRequest, lineup: Lineup, setting: Setting, outcome: Outcome
 ) -> tuple[tuple[RankFilling, ...], float, Certificate | None]:
     """The slowest rank solved exactly by the solver of the request's algorithm, its division into groups given; how
     long it is busy then; and, where asked for, what the integer program says of it as it was planned."""
-    planned: dict[tuple[int, ...], float] = {}  # ranks that run the same take the same time
+    planned: dict[tuple[int, ...], float] = {}  # ranks that run the same columns take the same time
     slowest, busy, ranks = 0, -math.inf, list(outcome.ranks)
     for rank, filling in enumerate(ranks):
         runs = tuple(map(id, (filling.head, *filling.inner, filling.tail)))
         if runs not in planned:
-            own = rank_problem(chain, setting, rank, filling, outcome.state)
+            own = rank_problem(lineup.chain_of(rank), lineup.setting_of(setting, rank), rank, filling, outcome.state)
             planned[runs] = own.problem.evaluate(own.choice).time
         if planned[runs] > busy:
             slowest, busy = rank, planned[runs]
-    found = rank_problem(chain, setting, slowest, ranks[slowest], outcome.state)
+    own_setting = lineup.setting_of(setting, slowest)
+    found = rank_problem(lineup.chain_of(slowest), own_setting, slowest, ranks[slowest], outcome.state)
     solver = request.algorithm if request.algorithm in SOLVERS else "dynamic_programming"
     certificate, solution = _certificate(solver, found, busy, request)
     if certificate.found_seconds < busy * (1 - OPTIMALITY_TOLERANCE):

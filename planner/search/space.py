@@ -47,6 +47,7 @@ class Configuration:
         schedule: in which order the ranks take them (`planner.plan.plan.SCHEDULES`).
         even: whether the ranks hold equally many blocks, where they divide.
         zigzag: whether rings cut the sequence in zigzag order.
+        order: numbers of the groups of devices of the request, in the order of the pipeline; empty where there is one.
     """
 
     pipeline: int
@@ -57,6 +58,7 @@ class Configuration:
     schedule: str = "1f1b"
     even: bool = False
     zigzag: bool = False
+    order: tuple[int, ...] = ()
 
     @property
     def zigzag_axes(self) -> frozenset[int]:
@@ -70,9 +72,9 @@ class Configuration:
         return degrees.get("ring", 1), degrees.get("context", 1)
 
     @property
-    def family(self) -> tuple[int, tuple[int, ...], tuple[Role, ...]]:
-        """What configurations that share their candidates have in common."""
-        return self.pipeline, self.mesh, self.roles
+    def family(self) -> tuple[int, tuple[int, ...], tuple[Role, ...], tuple[int, ...]]:
+        """What configurations that share their candidates and prices have in common."""
+        return self.pipeline, self.mesh, self.roles, self.order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,6 +339,17 @@ class Bounds:
     def device_bytes(self, devices: int) -> float:
         """Least bytes on the fullest device."""
         return self.parameters / devices
+
+
+def mixed_step_seconds(
+    limits: Sequence[Bounds], devices: Sequence[int], configuration: Configuration, global_batch: int, recompute: bool
+) -> float:
+    """Least step time on groups of devices, one stage on each rank: all of them together work for as long as the
+    slowest stage, and one micro-batch takes on all stages what it takes on the quickest devices, or more."""
+    seconds = [own.work + (own.recomputed if recompute else 0.0) for own in limits]
+    part = global_batch / configuration.micro_batches
+    pace = part / math.fsum(count / own for count, own in zip(devices, seconds, strict=True))
+    return (configuration.micro_batches - 1) * pace + part * min(seconds) * configuration.pipeline / sum(devices)
 
 
 def bounds(

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from hardware_profiles import Cluster
+from hardware_profiles import Cluster, of_one_kind
 from planner.graph.blocks import block_parameters
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan, bind, prepare
@@ -65,7 +65,7 @@ def usual_plan(request: SearchRequest, usual: Usual) -> BoundPlan:
     It may not fit: that is what its prediction says. Raises RequestError or PlanFileError where the configuration is
     none that a plan can have.
     """
-    cluster = request.cluster
+    cluster = of_one_kind(request.cluster, "plan from the settings of another engine")
     endless = replace(cluster, device=replace(cluster.device, memory=_ENDLESS))
     pinned = replace(usual.pinned, recompute="none", even=True)
     shards = _shards(request, usual)

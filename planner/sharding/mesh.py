@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Literal
 
 from costmodels.collectives import collective_time
-from hardware_profiles import Cluster, Group
+from hardware_profiles import Group, Machine, parts_of
 from planner.errors import RequestError
 
 _PROBE_BYTES = float(2**30)
@@ -65,19 +65,20 @@ class Mesh:
         return tuple(rank // axis.stride % axis.size for axis in self.axes)
 
 
-def build_mesh(cluster: Cluster, sizes: Sequence[int], innermost: int = 1, zigzag: Collection[int] = ()) -> Mesh:
+def build_mesh(cluster: Machine, sizes: Sequence[int], innermost: int = 1, zigzag: Collection[int] = ()) -> Mesh:
     """The mesh with axes of these sizes over the first prod(sizes) devices of a cluster, or over every `innermost`-th
     where each point of it stands for that many devices. Axes are named axis0, axis1, ...; those of `zigzag` cut
-    sequences in that order."""
+    sequences in that order. Of several kinds of devices each group has it; an axis is as slow as on the slowest."""
     if any(size < 1 for size in sizes):
         raise RequestError(f"mesh {'x'.join(map(str, sizes))}: every axis needs a size of 1 or more")
     stride = math.prod(sizes) * innermost
-    if stride > cluster.devices:
-        raise RequestError(f"mesh {'x'.join(map(str, sizes))} needs {stride} devices; there are {cluster.devices}")
+    fewest = min(part.devices for part in parts_of(cluster))
+    if stride > fewest:
+        raise RequestError(f"mesh {'x'.join(map(str, sizes))} needs {stride} devices; there are {fewest}")
     axes = []
     for index, size in enumerate(sizes):
         stride //= size
-        bandwidth = _all_gather_bandwidth(cluster.group(size, stride))
+        bandwidth = min(_all_gather_bandwidth(part.group(size, stride)) for part in parts_of(cluster))
         order: Order = "zigzag" if index in zigzag else "contiguous"
         axes.append(MeshAxis(name=f"axis{index}", size=size, stride=stride, bandwidth=bandwidth, order=order))
     return Mesh(axes=tuple(axes))

@@ -12,6 +12,7 @@ runs that ended is cleared by the next run in the same folder (`prepare`). Two r
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from planner.errors import CheckpointError
@@ -60,17 +61,18 @@ def prepare(folder: Path) -> None:
         raise CheckpointError(f"{folder}: cannot be written: {error.strerror}; name another place") from error
 
 
-def publish(part: Path, step: int, token: str) -> Path:
-    """Give a folder in which everything has been written the name of its checkpoint, in place of an older one."""
-    folder = part.parent / name_of(step)
+def publish(part: Path, step: int, token: str, keep: int) -> list[Path]:
+    """Give a folder in which everything has been written the name of its checkpoint, in place of an older one, and take
+    the names of all checkpoints but the last `keep`. Returns what is to be deleted, which takes longer."""
+    folder, gone = part.parent / name_of(step), []
     if folder.exists():
         old = part.parent / f".{folder.name}.{token}.old"
         folder.rename(old)
         take_name(part, folder)
-        _delete(old, folder.name, token)
+        gone.append(_without_name(old, folder.name, token))
     else:
         take_name(part, folder)
-    return folder
+    return gone + [_without_name(path, path.name, token) for path in checkpoints(part.parent)[:-keep]]
 
 
 def take_name(part: Path, folder: Path) -> None:
@@ -80,17 +82,17 @@ def take_name(part: Path, folder: Path) -> None:
     _sync(part.parent)
 
 
-def keep_last(folder: Path, count: int, token: str) -> None:
-    """Delete all checkpoints but the last ones."""
-    for path in checkpoints(folder)[:-count]:
-        _delete(path, path.name, token)
-
-
-def _delete(path: Path, name: str, token: str) -> None:
-    """Rename first: what is half deleted must not look whole."""
+def _without_name(path: Path, name: str, token: str) -> Path:
+    """What is half deleted must not look whole."""
     gone = path.parent / f".{name}.{token}.gone"
     path.rename(gone)
-    shutil.rmtree(gone)
+    return gone
+
+
+def delete(gone: Sequence[Path]) -> None:
+    """Delete what has no name any more; what cannot be deleted is left to the next run."""
+    for path in gone:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _sync(folder: Path) -> None:

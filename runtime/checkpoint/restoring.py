@@ -5,7 +5,7 @@ holds. Nothing has been changed where one of the first two fails, and all ranks 
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from runtime.checkpoint.manifest import Manifest, Progress, SavedTensor
 from runtime.checkpoint.source import Source, located, open_checkpoint
 from runtime.checkpoint.spread import BESIDE, PREVIOUS, Spread
 from runtime.checkpoint.state import check_tables, live_tensors, settle, spreads, start
+from runtime.checkpoint.tensor_files import dtype_of
 from runtime.checkpoint.together import rank_number, said_by_first, together, world
 from runtime.step import RankStep
 from runtime.training_step import TrainingStep
@@ -36,15 +37,20 @@ class Restored:
     data: Mapping[str, Any] | None
 
 
-def load(step: TrainingStep, path: Path, *, weights_only: bool = False, verify: bool = True) -> Restored:
+def load(
+    step: TrainingStep, path: Path, *, weights_only: bool = False, cast: bool = False, verify: bool = True
+) -> Restored:
     """`restore` from the checkpoint at a path, the newest of a folder with several. Collective."""
     rank = step.rank
-    return restore(rank, open_together(path), weights_only=weights_only, verify=verify)
+    return restore(rank, open_together(path), weights_only=weights_only, cast=cast, verify=verify)
 
 
-def restore(rank: RankStep, source: Source, *, weights_only: bool = False, verify: bool = True) -> Restored:
+def restore(
+    rank: RankStep, source: Source, *, weights_only: bool = False, cast: bool = False, verify: bool = True
+) -> Restored:
     """Write a checkpoint into a rank. Collective. With `weights_only`, and from files that have no more, the model
-    alone: training starts at step 0 then. `verify` reads all files once, for their checksums.
+    alone: training starts at step 0 then, and with `cast` its floating point numbers become those of the plan. `verify`
+    reads all files once, for their checksums.
 
     Raises CheckpointError, on every rank, where a file is not what was written, or names, shapes or dtypes differ.
     """
@@ -53,7 +59,7 @@ def restore(rank: RankStep, source: Source, *, weights_only: bool = False, verif
         together(lambda: source.check(lambda number: number % world() == rank_number()))
     manifest = source.manifest
     if manifest is None or manifest.kind == "merged" or weights_only:
-        _fill(rank, source, None)
+        _fill(rank, source, None, cast)
         return Restored(path=source.path, step=0, samples=0, seed=None, data=None)
     check_optimizer(source.path, manifest, rank.bound.plan)
     found = manifest.progress
@@ -62,7 +68,7 @@ def restore(rank: RankStep, source: Source, *, weights_only: bool = False, verif
     return Restored(path=source.path, step=found.step, samples=found.samples, seed=found.seed, data=found.data)
 
 
-def _fill(rank: RankStep, source: Source, progress: Progress | None) -> None:
+def _fill(rank: RankStep, source: Source, progress: Progress | None, cast: bool = False) -> None:
     """Write all tensors of a state after some progress, or of the model where there is none."""
     updates = 0 if progress is None else progress.updates
     wanted, found = spreads(rank, updates), dict(source.tensors)
@@ -71,7 +77,7 @@ def _fill(rank: RankStep, source: Source, progress: Progress | None) -> None:
         found = {name: tensor for name, tensor in found.items() if not name.startswith(BESIDE)}
     tied = {**source.tied, **rank.kept_buffers.tied}
     names = {spread.name: name_in(found, spread.name, tied) for spread in wanted}
-    check_same(source.path, wanted, names, found, tied)
+    check_same(source.path, [_as_saved(s, found.get(names[s.name])) if cast else s for s in wanted], names, found, tied)
 
     def read() -> None:
         live = live_tensors(rank)
@@ -98,6 +104,13 @@ def name_in(found: Mapping[str, SavedTensor], name: str, tied: Mapping[str, str]
     if name.startswith(f"{PREVIOUS}/"):
         return name_in(found, name.removeprefix(f"{PREVIOUS}/"), tied)
     return next((alias for alias, first in tied.items() if first == name and alias in found), name)
+
+
+def _as_saved(spread: Spread, tensor: SavedTensor | None) -> Spread:
+    """Floating point numbers in the dtype in which they were saved."""
+    if tensor is None or not all(dtype_of(one.dtype).is_floating_point for one in (spread, tensor)):
+        return spread
+    return replace(spread, dtype=tensor.dtype)
 
 
 def check_optimizer(path: Path, manifest: Manifest, plan: Plan) -> None:
@@ -136,7 +149,8 @@ def check_same(
     kinds = {"it lacks": missing, "nobody asks for": unexpected, "other shape": shapes, "other dtype": dtypes}
     if any(kinds.values()):
         said = "; ".join(f"{kind}: {_listed(names)}" for kind, names in kinds.items() if names)
-        raise CheckpointError(f"{path}: is not for this model: {said}")
+        advice = "" if missing or unexpected or shapes else "; weights alone can be converted: --weights PATH --cast"
+        raise CheckpointError(f"{path}: is not for this model: {said}{advice}")
 
 
 def _listed(names: list[str]) -> str:

@@ -41,7 +41,7 @@ class RunCheckpoints:
         source = open_together(path)
         if settings.weights is None:
             self._check(source)
-        found: Restored = restore(step.rank, source, weights_only=settings.weights is not None)
+        found: Restored = restore(step.rank, source, weights_only=settings.weights is not None, cast=settings.cast)
         self.resumed = f"{found.path}, step {found.step}" if settings.weights is None else f"the model in {found.path}"
         return source
 

@@ -2,7 +2,7 @@
 
     main thread     copies of what this rank writes ──▶ the next step …            an error is raised at the next step
     thread          rank-00003.safetensors ─▶ on disk ─▶ note rank-00003.json
-    thread, rank 0  … all notes ─▶ manifest ─▶ one rename: whole ─▶ all but the last few are deleted
+    thread, rank 0  … all notes ─▶ manifest ─▶ one rename: whole ─▶ the others but the last few are deleted
 
 Ranks tell each other by notes in the folder that is being written, not by collectives: a rank that dies, at whatever
 moment, leaves a folder that nobody takes for a checkpoint, and no other rank waits for it but the thread of rank 0, for
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from planner.errors import CheckpointError, RequestError
-from runtime.checkpoint.folder import keep_last, name_of, newest, part_of, prepare, publish
+from runtime.checkpoint.folder import delete, name_of, newest, part_of, prepare, publish
 from runtime.checkpoint.manifest import (
     FORMAT_VERSION,
     Manifest,
@@ -93,6 +93,8 @@ class Checkpoints:
         self._token = said_by_first(lambda: _prepared(self.folder))
         self._copies: dict[str, torch.Tensor] = {}
         self._thread: threading.Thread | None = None
+        self._written = threading.Event()  # what the thread does after that is nobody's concern
+        self._written.set()
         self._error: CheckpointError | None = None
 
     def newest(self) -> Path | None:
@@ -132,24 +134,34 @@ class Checkpoints:
         )
 
         def write() -> None:
+            gone: list[Path] = []
             try:
-                job.write(entries, progress, lambda files: layout.manifest(rank, progress, files))
+                gone = job.write(entries, progress, lambda files: layout.manifest(rank, progress, files))
             except CheckpointError as error:
                 self._error = error
+            finally:
+                self._written.set()
+            delete(gone)
 
-        if self._asynchronous:
-            self._thread = threading.Thread(target=write, name=f"checkpoint of step {progress.step}")
-            self._thread.start()
-        else:
-            write()
+        self._written.clear()
+        self._thread = threading.Thread(target=write, name=f"checkpoint of step {progress.step}")
+        self._thread.start()
+        if not self._asynchronous:
             self.wait()
         return self.folder / name_of(progress.step)
 
     def restore(
-        self, step: TrainingStep, path: str | Path | None = None, *, weights_only: bool = False, verify: bool = True
+        self,
+        step: TrainingStep,
+        path: str | Path | None = None,
+        *,
+        weights_only: bool = False,
+        cast: bool = False,
+        verify: bool = True,
     ) -> Restored | None:
         """Load the newest checkpoint of the folder, or the one at a path, whatever plan it was written under; None
-        where the folder has none. Collective; the model must have been traced (`TrainingStep.prepare`).
+        where the folder has none. With `weights_only` the model alone, from step 0; with `cast` in whatever floating
+        point dtype it was saved. Collective; the model must have been traced (`TrainingStep.prepare`).
 
         Raises CheckpointError, on every rank and before anything is changed, where the checkpoint is damaged or for
         another model.
@@ -157,7 +169,7 @@ class Checkpoints:
         found = self.newest() if path is None else Path(path)
         if found is None:
             return None
-        return load(step, found, weights_only=weights_only, verify=verify)
+        return load(step, found, weights_only=weights_only, cast=cast, verify=verify)
 
     def check(self) -> None:
         """Raise CheckpointError where saving has failed on this rank."""
@@ -165,8 +177,9 @@ class Checkpoints:
             raise self._error
 
     def wait(self) -> None:
-        """Wait until what was saved is whole. Collective. Raises CheckpointError, on every rank, where that failed."""
-        self._join()
+        """Wait until what was saved is whole; older ones may still be deleted then. Collective. Raises CheckpointError,
+        on every rank, where that failed."""
+        self._written.wait()
         together(self.check)
 
     def _join(self) -> None:
@@ -219,8 +232,9 @@ class _Job:
 
     def write(
         self, entries: Sequence[Entry], progress: Progress, manifest: Callable[[Sequence[SavedFile]], Manifest]
-    ) -> None:
-        """Write this rank's file and note; as rank 0, finish the checkpoint. Raises CheckpointError."""
+    ) -> list[Path]:
+        """Write this rank's file and note; as rank 0, finish the checkpoint, and return what is to be deleted. Raises
+        CheckpointError."""
         part = part_of(self.folder, progress.step, self.token)
         try:
             part.mkdir(exist_ok=True)
@@ -232,8 +246,8 @@ class _Job:
                 write_manifest(part, manifest(files))
                 for note in part.glob("rank-*.json"):
                     note.unlink()
-                publish(part, progress.step, self.token)
-                keep_last(self.folder, self.keep, self.token)
+                return publish(part, progress.step, self.token, self.keep)
+            return []
         except OSError as error:
             message = f"{part}: cannot be written: {error.strerror}"
             _fail(part, self.number, message)

@@ -50,6 +50,15 @@ class Choices(Strict):
     offload: str
 
 
+class GroupRun(Strict):
+    group: str
+    first_stage: int
+    stages: int
+    first_device: int
+    devices: int
+    blocks: list[int]
+
+
 class PlanContent(Choices):
     """What is said of a plan."""
 
@@ -60,6 +69,7 @@ class PlanContent(Choices):
     cluster: Text
     software: str
     devices: int
+    groups: list[GroupRun] | None
     sequence_length: int | None
     global_batch: int
     precision: str

@@ -76,7 +76,7 @@ def test_transfers_go_round() -> None:
     flow = 4 * plans.BATCH / PARTS * plans.SEQUENCE * plans.LLAMA.hidden_size
     for cost in costs_of(plan):
         sent = [sent.message.nbytes for sent in cost.messages.elements() if sent.part == "stage transfer"]
-        one = transfer_seconds(flow, plan.mesh.size, cluster)
+        one = transfer_seconds(flow, (cluster.group(2, plan.mesh.size),))
         assert sent == [flow] * 3
         assert cost.micro_batch["stage transfer"] == pytest.approx(3 * one)
 
@@ -93,7 +93,7 @@ def test_the_way_back_to_the_first_rank_is_as_long_as_the_pipeline() -> None:
     )
     cluster = cluster_of(plan)
     flow = 4.0 * plans.BATCH * plans.SEQUENCE * plans.LLAMA.hidden_size / 4
-    near, far = transfer_seconds(flow, 4, cluster), transfer_seconds(flow, 12, cluster)
+    near, far = (transfer_seconds(flow, (cluster.group(2, stride),)) for stride in (4, 12))
     assert far > near
     found = [cost.micro_batch["stage transfer"] for cost in costs_of(plan)]
     assert found == pytest.approx([2 * near + far, 4 * near, 4 * near, 2 * near + far])
@@ -111,7 +111,7 @@ def test_tied_parameters_are_summed_between_ranks_only() -> None:
             if sent.part == "gradient reduction" and sent.message.axis is None
         ]
         assert tied == [("all_reduce", nbytes)]
-        assert tied_seconds(nbytes, distance, 4, cluster) > 0
+        assert tied_seconds(nbytes, (cluster.group(2, 4 * distance),)) > 0
 
 
 def test_parameters_of_one_rank_are_held_once() -> None:

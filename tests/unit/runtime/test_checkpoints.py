@@ -277,9 +277,12 @@ def test_a_folder_has_whole_checkpoints_only(pristine: Path, tmp_path: Path) -> 
         part = folders.part_of(runs, step, "aa")
         _copy(pristine, tmp_path).rename(part)
         assert folders.newest(runs) == (runs / folders.name_of(step - 7) if step > 7 else None)
-        folders.publish(part, step, "aa")
-    folders.publish(_copy(pristine, tmp_path).rename(folders.part_of(runs, 28, "bb")), 28, "bb")  # once more
-    folders.keep_last(runs, 2, "aa")
+        assert folders.publish(part, step, "aa", keep=9) == []
+    part = _copy(pristine, tmp_path).rename(folders.part_of(runs, 28, "bb"))
+    gone = folders.publish(part, 28, "bb", keep=2)  # the same step once more
+    assert len(gone) == 3
+    assert [path.name for path in folders.checkpoints(runs)] == ["step-000021", "step-000028"]
+    folders.delete(gone)
     assert [path.name for path in folders.checkpoints(runs)] == ["step-000021", "step-000028"]
     assert len(list(runs.iterdir())) == 2
     assert open_checkpoint(runs).path == runs / "step-000028"

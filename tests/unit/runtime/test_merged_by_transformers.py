@@ -7,10 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from planner.errors import CheckpointError
 from runtime.checkpoint.offline import merge
+from runtime.checkpoint.restoring import load
 from runtime.checkpoint.source import open_checkpoint
+from tests.contract.one_rank import one_rank
 from tests.distributed import plans
-from tests.unit.runtime.checkpoint_states import Memory, manifest_of
+from tests.unit.runtime.checkpoint_states import Memory, manifest_of, plan_of
 
 transformers = pytest.importorskip("transformers")
 
@@ -40,7 +43,7 @@ def test_transformers_load_a_merged_llama(model: str, tmp_path: Path) -> None:
     loaded, report = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "merged", output_loading_info=True)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     tokens, labels = plans.batch()
-    wanted = float(module(tokens, labels))
+    wanted = float(module(tokens, labels).detach())
     found = F.cross_entropy(loaded(input_ids=tokens).logits.flatten(0, 1), labels.flatten())
     assert float(found) == pytest.approx(wanted, rel=1e-5)
 
@@ -54,3 +57,15 @@ def test_files_that_transformers_write_are_read(tmp_path: Path) -> None:
     module = plans.build("llama")
     module.load_state_dict({name: source.read(name) for name in source.tensors}, strict=True)
     assert torch.equal(module.lm_head.weight, written.lm_head.weight)
+
+
+def test_weights_in_another_dtype_are_taken_where_that_is_asked_for(tmp_path: Path) -> None:
+    """A step on one rank, from files in bfloat16 for a plan in float32."""
+    written = transformers.LlamaForCausalLM(theirs("llama")).bfloat16()
+    written.save_pretrained(tmp_path)
+    with one_rank("llama", plan_of("llama", "zero1", (1,)), plans.traced("llama")) as (step, _):
+        with pytest.raises(CheckpointError, match=r"other dtype: .*; weights alone can be converted: --weights PATH"):
+            load(step, tmp_path)
+        assert load(step, tmp_path, cast=True).step == 0
+        found = step.full_parameters()["lm_head.weight"]
+    assert torch.equal(found, written.lm_head.weight.float())

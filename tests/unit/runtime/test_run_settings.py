@@ -13,8 +13,9 @@ from runtime.run_settings import RunSettings, arguments_parser, settings_of
 from tests.distributed import plans
 
 OTHER = RunSettings(
-    steps=7, seed=3, check=False, model="a.b:c", data="d:e", shuffle=True, full_batch=False, workers=2, timeout=1.5
-)
+    steps=7, seed=3, check=False, model="a.b:c", data="d:e", shuffle=True, full_batch=False, workers=2, timeout=1.5,
+    save="runs/a b", save_every=5, keep=2, resume="c", go_on=True, weights="d", cast=True,
+)  # fmt: skip
 SUMMARY = RunSummary(
     steps=2, data="d:e", seconds=None, samples=4, tokens=None, predicted_seconds=0.5, low_seconds=None,
     high_seconds=None, profile="cpu", elsewhere="", peak_bytes=(2.0**30, 2.0**31), peak_kind="allocated",
@@ -35,6 +36,12 @@ def test_settings_reach_the_ranks(settings: RunSettings) -> None:
         ({"timeout": 0.0}, "--timeout 0: give seconds"),
         ({"workers": 2}, "--workers: synthetic data is drawn, not read"),
         ({"full_batch": False}, "--own-samples: synthetic data is drawn"),
+        ({"keep": 0}, "--keep 0: give 1 or more"),
+        ({"save_every": 0}, "--save-every 0: give 1 or more"),
+        ({"go_on": True}, "--continue: goes on from the newest checkpoint in --save; give --save DIR"),
+        ({"save": "a", "go_on": True, "resume": "b"}, "--resume and --continue: say one place to start from"),
+        ({"cast": True}, "--cast: converts what --weights PATH loads"),
+        ({"resume": "a", "weights": "b"}, "--resume and --weights: say one place to start from"),
     ],
     ids=str,
 )
@@ -48,6 +55,12 @@ def test_what_cannot_be_run_is_refused(tmp_path: Path, settings: dict[str, objec
 def test_reports_reach_the_parent(report: StepReport | RunSummary) -> None:
     assert report_of(record_of(report)) == report
     assert report_of("step 1 of a model that prints") is None
+
+
+def test_a_summary_says_where_it_came_from_and_what_it_left() -> None:
+    lines = lines_of(replace(SUMMARY, resumed="runs/a/step-000002, step 2", saved="runs/a/step-000004"))
+    assert lines[0] == "went on from runs/a/step-000002, step 2"
+    assert "saved: runs/a/step-000004" in lines
 
 
 def test_a_step_as_text_and_for_programs() -> None:

@@ -13,24 +13,27 @@ import torch.nn.functional as F
 from torch import nn
 
 from costmodels import step_time, usable_memory
-from hardware_profiles import PYTORCH, Cluster, load_profile
+from hardware_profiles import PYTORCH, Cluster, Machine, MixedCluster, load_profile
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.models.gpt import GPT, GPTConfig
 from planner.models.llama import Llama, LlamaConfig
 from planner.models.zoo import ZOO, with_dimensions
 from planner.plan.bind import prepare
-from planner.plan.plan import ClusterReference, ModelReference, Plan, Prediction, Provenance, Training
+from planner.plan.machine import cluster_reference, placed
+from planner.plan.plan import ModelReference, Plan, Prediction, Provenance, Training
 from planner.search.assemble import assembly, groups_of, input_layouts, stages_of
 from planner.search.cost_table import TableBuilder
 from planner.search.cutting import cut
 from planner.search.duals import Duals, Setting, State
 from planner.search.engine import setting_of
 from planner.search.evaluation import RankFilling
+from planner.search.lineup import Lineup
 from planner.search.offload import NOTHING, Offload
 from planner.search.pieces import Chain, Column, Key, Piece
 from planner.search.request import SearchRequest
-from planner.search.space import Configuration, Running
+from planner.search.search import _engine as engine_of_request
+from planner.search.space import Configuration, Pinned, Running
 from planner.search.template import Template, fold
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rescale import rescale_batch
@@ -351,16 +354,22 @@ ALL_WAYS: tuple[Running, ...] = ("none", "selective", "full")
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A model on a cluster in one configuration, cut into pieces."""
+    """A model on a cluster in one configuration, cut into pieces; `mixed` where it has several kinds of devices, of
+    which `chain` is the first."""
 
     model: str
-    cluster: Cluster
+    cluster: Machine
     configuration: Configuration
     global_batch: int
     precision: str
     optimizer: str
     chain: Chain
     setting: Setting
+    mixed: Lineup | None = None
+
+    @property
+    def lineup(self) -> Lineup:
+        return Lineup.alike(self.chain, self.setting) if self.mixed is None else self.mixed
 
     @property
     def inner_blocks(self) -> int:
@@ -407,6 +416,31 @@ def make_case(
         optimizer=optimizer,
         chain=cut(tables, cluster, recomputation=recomputation, stages=configuration.pipeline),
         setting=setting_of(configuration, usable_memory(cluster.device)),
+    )
+
+
+def make_mixed(
+    model: str,
+    machine: MixedCluster,
+    configuration: Configuration,
+    global_batch: int,
+    recomputation: Running | None = None,
+    repeated: tuple[str, ...] = (),
+) -> Case:
+    """A model on several kinds of devices."""
+    pinned = Pinned(recompute=recomputation, repeated=repeated)
+    engine, _ = engine_of_request(request_of(model, machine, global_batch, pinned=pinned))
+    lineup = engine.lineup(configuration)
+    return Case(
+        model=model,
+        cluster=engine.machine(configuration),
+        configuration=configuration,
+        global_batch=global_batch,
+        precision="fp32",
+        optimizer="adamw",
+        chain=lineup.chain,
+        setting=engine.setting(configuration),
+        mixed=lineup,
     )
 
 
@@ -458,10 +492,10 @@ def random_counts(case: Case, draw: random.Random) -> list[int]:
 
 def random_ranks(case: Case, draw: random.Random, state: State) -> tuple[RankFilling, ...]:
     """Any way to run every block: some lean ones first, then others, on every rank. Their peaks are left at zero."""
-    chain = case.chain
     ranks: list[RankFilling] = []
     done = 0
     for rank, count in enumerate(random_counts(case, draw)):
+        chain = case.lineup.chain_of(rank)
         kinds = chain.stretches.kinds[done : done + count]
         done = done + count if case.setting.chunks == 1 else 0
         lean, fast = (
@@ -560,9 +594,9 @@ def plan_of(case: Case, ranks: Sequence[RankFilling]) -> Plan:
             optimizer=case.optimizer,
             update=case.chain.tables.update,
         ),
-        cluster=ClusterReference(profile=case.cluster.name, digest=case.cluster.digest(), devices=case.cluster.devices),
+        cluster=cluster_reference(case.cluster),
         mesh=case.chain.tables.mesh,
-        stages=stages_of(whole),
+        stages=placed(stages_of(whole), configuration.pipeline, case.cluster),
         virtual_stages=configuration.virtual_stages,
         schedule=configuration.schedule if configuration.virtual_stages == 1 else "interleaved_1f1b",
         inputs=input_layouts(whole),
@@ -578,7 +612,7 @@ def small_memory(cluster: Cluster, memory: float) -> Cluster:
     return replace(cluster, device=device)
 
 
-def request_of(model: str, cluster: Cluster, global_batch: int, **options: object) -> SearchRequest:
+def request_of(model: str, cluster: Machine, global_batch: int, **options: object) -> SearchRequest:
     graph = traced(model)
     reference = ModelReference(
         reference=model, sequence_length=SEQUENCE, parameters=graph.parameter_count(), fingerprint=graph.fingerprint()

@@ -186,7 +186,7 @@ def test_what_follows_the_blocks_is_in_flight_once() -> None:
 def engine_of(model: str, profile: str, devices: int, memory: float | None) -> Engine:
     request = request_of(model, cluster_of(profile, devices), 12, memory_limit=memory)
     template = template_of(model)
-    limits = bounds(template, BATCH, request.cluster, request.precision, request.optimizer)
+    limits = (bounds(template, BATCH, cluster_of(profile, devices), request.precision, request.optimizer),)
     return Engine(request=request, template=template, limits=limits)
 
 

@@ -96,7 +96,7 @@ def check(case: Case, state: State, ranks: tuple[RankFilling, ...]) -> None:
         outcome=Outcome(
             seconds=prediction.objective_seconds, bound=0.0, state=state, ranks=ranks, least=0.0, price=0.0, solved=0
         ),
-        chain=case.chain,
+        lineup=case.lineup,
     )
     in_turn = prediction.step_seconds + case.setting.micro_batches * ahead
     assert contender.least_step() <= in_turn * (1 + TOLERANCE), case.configuration
