@@ -11,11 +11,12 @@
     ├── AuditError              the runtime does something that an audit cannot judge
     ├── RunError                a run that broke down: a rank failed, was killed, or does nothing
     ├── InfeasibleError         nothing fits into the memory of the devices
-    └── NonFiniteError          a loss or a gradient of a training step is NaN or infinite
+    ├── NonFiniteError          a loss or a gradient of a training step is NaN or infinite
+    └── LossSpikeError          a loss that is far above those before it, where that shall stop the run
 
 A message says what was asked, the numbers that clash, where, and what to do. The command line turns each into one line
 and the exit code `exit_code`: 1 for a run that broke down, 2 for bad input, 3 where nothing fits, 4 where a loss is not
-finite.
+finite or leaps.
 """
 
 import difflib
@@ -94,6 +95,12 @@ class InfeasibleError(PlannerError):
 
 class NonFiniteError(PlannerError):
     """A loss, or a gradient, that is NaN or infinite: training cannot go on."""
+
+    exit_code = 4
+
+
+class LossSpikeError(PlannerError):
+    """A loss that is far above those before it, in a run that shall stop then."""
 
     exit_code = 4
 

@@ -6,6 +6,7 @@
     for tokens, labels in runtime.loader(dataset, step):     # whole global batches, the same on every rank
         loss = step(tokens, labels)
 
+    runtime.get_rank("data"), runtime.get_group_size("tensor")     # places in the groups of the plan
     checkpoints = runtime.Checkpoints("runs/a")              # on every rank
     checkpoints.save(step)                                   # goes on in the background
     checkpoints.restore(step)                                # the newest, under any plan
@@ -22,17 +23,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from runtime.auditing import StageAudit, audit
     from runtime.checkpoint.saving import Checkpoints
+    from runtime.groups import Groups, get_group, get_group_size, get_rank
+    from runtime.guard_settings import GuardSettings
     from runtime.loading import BatchLoader, loader
     from runtime.optimizers import OptimizerSettings
+    from runtime.tokens import TokensDataset
     from runtime.training_step import TrainingStep, parallelize
 
 __all__ = [
     "BatchLoader",
     "Checkpoints",
+    "Groups",
+    "GuardSettings",
     "OptimizerSettings",
     "StageAudit",
+    "TokensDataset",
     "TrainingStep",
     "audit",
+    "get_group",
+    "get_group_size",
+    "get_rank",
     "loader",
     "parallelize",
 ]
@@ -40,10 +50,16 @@ __all__ = [
 _HOMES = {
     "BatchLoader": "runtime.loading",
     "Checkpoints": "runtime.checkpoint.saving",
+    "Groups": "runtime.groups",
+    "GuardSettings": "runtime.guard_settings",
     "OptimizerSettings": "runtime.optimizers",
     "StageAudit": "runtime.auditing",
+    "TokensDataset": "runtime.tokens",
     "TrainingStep": "runtime.training_step",
     "audit": "runtime.auditing",
+    "get_group": "runtime.groups",
+    "get_group_size": "runtime.groups",
+    "get_rank": "runtime.groups",
     "loader": "runtime.loading",
     "parallelize": "runtime.training_step",
 }

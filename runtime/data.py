@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from planner.plan.plan import Plan
 from runtime.arguments import Arguments
 from runtime.loading import BatchLoader, loader
 from runtime.run_settings import RunSettings
+from runtime.tokens import SUFFIXES, TokensDataset
 from runtime.training_step import TrainingStep
 
 _SEED_STRIDE = 1_000_003  # a prime: seeds and steps do not meet in one stream below it
@@ -51,7 +53,7 @@ def dataset_batches(
     dataset, and at once for a dataset that is too short, where that can be known.
     """
     assert settings.data is not None
-    dataset = load_dataset(settings.data)
+    dataset = load_dataset(settings.data, step.plan.model.sequence_length)
     own = _opened(dataset, settings, step, dtype, full_batch=settings.full_batch)
     own.go_on(step.rank.samples)
     count = own.start + settings.steps - step.steps
@@ -94,12 +96,19 @@ def _one(batch: Any) -> Arguments:
     return Arguments(args=(batch,), kwargs={})
 
 
-def load_dataset(reference: str) -> Dataset[Any]:
-    """The dataset that `package.module:factory` makes, from the import path or the current folder. Raises
-    RequestError."""
+def load_dataset(reference: str, sequence_length: int | None = None) -> Dataset[Any]:
+    """The dataset that `package.module:factory` makes, from the import path or the current folder; or the windows of a
+    file of tokens. Raises RequestError."""
+    if Path(reference).suffix in SUFFIXES:
+        if sequence_length is None:
+            raise RequestError(f"--data {reference}: the model of the plan has no sequences, and takes no tokens")
+        return TokensDataset(reference, sequence_length)
     path, _, name = reference.partition(":")
     if not name or "/" in path or path.endswith(".py"):
-        raise RequestError(f"--data {reference}: write package.module:factory, with dots and without .py")
+        raise RequestError(
+            f"--data {reference}: write package.module:factory, with dots and without .py, or a file of"
+            " tokens, .npy or .bin"
+        )
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)

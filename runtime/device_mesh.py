@@ -8,6 +8,7 @@ The device is the accelerator that torch finds, else the CPU; the backend (gloo,
 torch has registered for that type of device. Nothing here names a vendor.
 """
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import torch.distributed as dist
 
 from planner.errors import RequestError
 from planner.sharding.mesh import Mesh
+from runtime.launchers import launched_by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,20 +78,23 @@ def start_processes(device: torch.device) -> None:
         if found is None:
             raise
         raise RequestError(
-            f"port {found[1] or found[2]} of MASTER_PORT is in use on this machine; choose another one, or let torchrun"
-            " choose: --rdzv-backend c10d --rdzv-endpoint HOST:0"
+            f"port {found[1] or found[2]} of MASTER_PORT is in use on this machine; set MASTER_PORT to another, or let"
+            " torchrun choose one: --rdzv-backend c10d --rdzv-endpoint HOST:0"
         ) from error
 
 
 def join_processes(device: torch.device) -> None:
-    """`start_processes`, where torchrun started this process and nobody has joined yet."""
-    if dist.is_torchelastic_launched() and not dist.is_initialized():
+    """`start_processes`, where a launcher started this process and nobody has joined yet. Raises RequestError where
+    what the launcher says is not complete."""
+    if not dist.is_initialized() and (launched := launched_by(os.environ)) is not None:
+        os.environ.update(launched.environment())
         start_processes(device)
 
 
 def local_rank() -> int:
-    """Number of this process on its node; 0 where nothing says otherwise."""
-    return dist.get_node_local_rank(fallback_rank=0)
+    """Number of this process on its node; 0 where no launcher says otherwise."""
+    launched = launched_by(os.environ)
+    return 0 if launched is None else launched.local_rank
 
 
 class Communicators:

@@ -5,9 +5,11 @@ model computes.
                                       ├─ rank 1
                                       └─ ...            see `runtime.ranks` for how all of them end
 
-Started under torchrun already (several nodes), it is one of the ranks:
+Started by a launcher already, on one host or several, it is one of the ranks (`runtime.launchers`):
 
     torchrun --nnodes 4 --nproc-per-node 8 ... -m runtime PLAN --steps 10
+    srun --nodes 4 --ntasks-per-node 8 plan run PLAN --steps 10
+    mpirun -n 8 plan run PLAN --steps 10
 
 Exit codes: 0 the losses agree, 1 they do not or a rank broke down, 2 and 3 those of `PlannerError`.
 """
@@ -25,8 +27,9 @@ from typing import TYPE_CHECKING
 from planner.errors import PlannerError, RequestError
 from planner.plan.file import load_plan
 from planner.plan.plan import Plan
+from runtime.launchers import Launched, launched_by
 from runtime.rank import At, be_a_rank
-from runtime.ranks import run_ranks
+from runtime.ranks import run_ranks, threads_per_rank
 from runtime.run_settings import RunSettings, arguments_parser, settings_of
 
 if TYPE_CHECKING:
@@ -39,15 +42,18 @@ def launch(
     on_report: Callable[["Report"], None],
     on_line: Callable[[str], None] = print,
 ) -> int:
-    """Run the training steps of a plan on this machine, or as one rank of them under torchrun; returns the exit code.
+    """Run the training steps of a plan on this machine, or as one rank of them under a launcher; returns the exit code.
 
     `on_report` gets the report of each step and the summary, `on_line` what the ranks print besides. Raises
     PlannerError for a plan that cannot be read or executed, RunError where a rank breaks down.
     """
     plan = load_plan(Path(plan_path))
     _check(settings)
-    _check_tables(plan, settings)
-    if "RANK" in os.environ:
+    launched = launched_by(os.environ)
+    _check_tables(plan, settings, started_here=launched is None)
+    if launched is not None:
+        launched.check(plan.cluster.devices)
+        _join(launched)
         return be_a_rank(lambda at: _train(plan, settings, on_report, at), None, settings.timeout)
 
     def read(line: str) -> None:
@@ -119,6 +125,15 @@ def _write(text: str) -> None:
     sys.stdout.flush()
 
 
+def _join(launched: Launched) -> None:
+    """Be the process that a launcher has started: torch reads who that is from the environment."""
+    if launched.rank == 0:
+        sys.stderr.write(launched.text() + "\n")
+    os.environ.update(launched.environment())
+    if launched.local_world is not None:  # torch takes all cores where nobody says how many
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(launched.local_world)))
+
+
 def _check(settings: RunSettings) -> None:
     """What is wrong with a request whatever the plan is."""
     counts = (("steps", settings.steps, 1), ("workers", settings.workers, 0), ("servers", settings.servers, 1))
@@ -127,6 +142,8 @@ def _check(settings: RunSettings) -> None:
             raise RequestError(f"--{name} {value}: give {least} or more")
     if not settings.timeout > 0:
         raise RequestError(f"--timeout {settings.timeout:g}: give seconds, more than 0")
+    if settings.guard().rolls_back:
+        raise RequestError("rollback: `plan run` does not go back by itself; let it skip, or stop")
     if settings.go_on and settings.save is None:
         raise RequestError(
             "--continue: goes on from the newest checkpoint in --save; give --save DIR, or --resume PATH"
@@ -141,7 +158,7 @@ def _check(settings: RunSettings) -> None:
         raise RequestError(f"{flag}: synthetic data is drawn, not read; give --data package.module:factory")
 
 
-def _check_tables(plan: Plan, settings: RunSettings) -> None:
+def _check_tables(plan: Plan, settings: RunSettings, *, started_here: bool) -> None:
     """Tables outside of the devices are in no checkpoint, and servers on several nodes must be there before."""
     placed = plan.training.update.placed
     asked = ("save", settings.save), ("resume", settings.resume), ("weights", settings.weights)
@@ -150,7 +167,7 @@ def _check_tables(plan: Plan, settings: RunSettings) -> None:
         raise RequestError(
             f"{flag}: the plan has tables outside of its devices ({placed[0][0]}), which no checkpoint holds"
         )
-    if any(place == "servers" for _, place in placed) and "RANK" in os.environ and settings.server_folder is None:
+    if any(place == "servers" for _, place in placed) and not started_here and settings.server_folder is None:
         raise RequestError(
             "the plan has tables on servers: start them with python -m runtime.servers DIR --servers N, and say where"
             " they"

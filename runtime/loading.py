@@ -8,12 +8,15 @@ a dataset draws at random for a sample (from `random`, numpy or torch) on those 
 not matter which rank reads a sample, in which worker, or how often. Ranks with the same samples read the same ones.
 
 A plan takes whole global batches, so samples that are left over at the end of an epoch are left out.
+
+Where a loader stands is one small state (`BatchLoader.state`), counted in samples of the epoch. It says nothing of
+ranks, processes or batches: whoever goes on from it, under whatever plan, reads the samples that would have come next.
 """
 
+import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from planner.errors import RequestError
 from planner.plan.plan import Plan
+from runtime.data_position import DataPosition, position_of
 from runtime.inputs import InputPieces, LocalBatch
 from runtime.training_step import TrainingStep
 
@@ -46,7 +50,8 @@ def loader(
 
     A map-style dataset needs `__len__`; with a step it is read for an example, where the model has not been traced yet
     (collective then). An iterable one is read whole by every rank (`full_batch`), in its own order, and must give every
-    rank the same items. Pinned memory is used where there is an accelerator, unless `pin_memory` says otherwise.
+    rank the same items, each time it is begun. Pinned memory is used where there is an accelerator, unless `pin_memory`
+    says otherwise.
 
     Raises RequestError for a dataset that is shorter than one global batch, for samples that are left over with
     `drop_last=False`, and for what cannot be done with an iterable dataset or without a step.
@@ -83,8 +88,8 @@ class _Own:
 class BatchLoader:
     """The global batches of one epoch after the other. Make it with `loader`.
 
-    Iterating goes through one epoch: the same one again, until `set_epoch` says which. The first `start` batches of it
-    are left out: unread, but of an iterable dataset.
+    Iterating goes through one epoch: the same one again, until `set_epoch` says which. `samples` of it have been handed
+    out. After `load_state` the next iteration begins where the state was taken.
     """
 
     dataset: Dataset[Any]
@@ -96,7 +101,8 @@ class BatchLoader:
     pin_memory: bool
     own: _Own | None
     epoch: int = 0
-    start: int = 0
+    samples: int = 0
+    _start: int = 0
 
     @property
     def iterable(self) -> bool:
@@ -108,7 +114,13 @@ class BatchLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Number of the epoch that is iterated next: another order where the samples are shuffled."""
-        self.epoch, self.start = epoch, 0
+        if epoch != self.epoch:
+            self.epoch, self.samples, self._start = epoch, 0, 0
+
+    @property
+    def start(self) -> int:
+        """Global batches of the epoch that the next iteration leaves out."""
+        return self._start // self.plan.training.global_batch
 
     def go_on(self, samples: int) -> None:
         """Iterate next what follows after training on so many samples, epoch by epoch, under this plan or another: the
@@ -120,27 +132,64 @@ class BatchLoader:
                 f"{samples} samples were trained on, which are no whole global batches of {size}; go on with a plan"
                 f" whose --global-batch divides {samples}"
             )
-        self.epoch, self.start = (0, batches) if self.iterable else divmod(batches, len(self))
+        self.epoch, left_out = (0, batches) if self.iterable else divmod(batches, len(self))
+        self.samples = self._start = left_out * size
+
+    def state(self) -> dict[str, Any]:
+        """Where it stands, as plain JSON: behind the last batch that was handed out, whatever was read ahead."""
+        return asdict(self._position(self.epoch, self.samples))
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken, under this plan or another one. The samples of an iterable dataset are read
+        again up to there. Raises RequestError for a state of another dataset, seed or order, and for none at all."""
+        position = position_of(state)
+        position.check(self._position(position.epoch, position.samples))
+        self.epoch, self.samples, self._start = position.epoch, position.samples, position.samples
+
+    def endless(self) -> Iterator[Any]:
+        """One epoch after the other, without an end. Raises RequestError for an epoch without a batch."""
+        while True:
+            begun = self._start
+            yield from self
+            if self.samples == begun == 0:
+                raise RequestError(f"{type(self.dataset).__name__} gave no batch in epoch {self.epoch}")
+            self.set_epoch(self.epoch + 1)
+
+    def _position(self, epoch: int, samples: int) -> DataPosition:
+        count = None if self.iterable else len(self.dataset)  # type: ignore[arg-type]
+        return DataPosition(epoch=epoch, samples=samples, seed=self.seed, shuffle=self.shuffle, count=count)
 
     def __iter__(self) -> Iterator[Any]:
         """Whole batches as the dataset gives them, or a `LocalBatch` with this rank's pieces: a step takes both."""
+        start, self._start = self._start, 0
+        self.samples = start
+        return self._counting(self._from(start))
+
+    def _counting(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            self.samples += self.plan.training.global_batch
+            yield batch
+
+    def _from(self, start: int) -> Iterator[Any]:
+        """The batches of the epoch after so many samples."""
         if self.own is not None:
-            return self._local(self.own)
+            return self._local(self.own, start)
         if self.iterable:
-            read = self._torch_loader(self.dataset, batch_size=self.plan.training.global_batch, drop_last=True)
-            return islice(read, self.start, None)
-        return iter(self._torch_loader(self._seeded(), batch_sampler=list(self._batches())))
+            rest = _Rest(self.dataset, start)
+            return iter(self._torch_loader(rest, batch_size=self.plan.training.global_batch, drop_last=True))
+        return iter(self._torch_loader(self._seeded(), batch_sampler=list(self._batches(start))))
 
     def steps(self, count: int) -> Iterator[Any]:
         """The batches of `count` steps of one epoch, those left out among them. Raises RequestError where there are
         fewer: at once for a map-style dataset, at the step for which nothing is left for an iterable one."""
         size = self.plan.training.global_batch
-        if not self.iterable and len(self) < count:
+        whole = 0 if self.iterable else self.start + self._left(self._start)
+        if not self.iterable and whole < count:
             raise RequestError(
-                f"{_samples_of(self.dataset)} make {len(self)} global batches of {size}, and {count} steps take"
-                f" {count}; ask for {len(self)} steps, or give {count * size} samples"
+                f"{_samples_of(self.dataset)} make {whole} global batches of {size}, and {count} steps take"
+                f" {count}; ask for {whole} steps, or give {count * size} samples"
             )
-        return self._counted(count)
+        return self._counted(count, self.start)
 
     def example(self) -> Any:
         """A batch of as many samples as the model was traced with, from the front of a map-style dataset."""
@@ -153,9 +202,9 @@ class BatchLoader:
         seeded = self._seeded()
         return self.collate([seeded[number] for number in range(min(count, len(seeded)))])
 
-    def _counted(self, count: int) -> Iterator[Any]:
+    def _counted(self, count: int, start: int) -> Iterator[Any]:
         batches, size = iter(self), self.plan.training.global_batch
-        for number in range(self.start, count):
+        for number in range(start, count):
             batch = next(batches, None)
             if batch is None:
                 raise RequestError(
@@ -164,14 +213,14 @@ class BatchLoader:
                 )
             yield batch
 
-    def _local(self, own: _Own) -> Iterator[LocalBatch]:
+    def _local(self, own: _Own, start: int) -> Iterator[LocalBatch]:
         """This rank's pieces of every micro-batch, read by itself."""
         parts, samples = self.plan.training.micro_batches, own.pieces.own
         if not samples:
-            yield from (LocalBatch(parts=({},) * (parts * self.plan.slices)) for _ in self._batches())
+            yield from (LocalBatch(parts=({},) * (parts * self.plan.slices)) for _ in self._batches(start))
             return
         size = self.plan.training.part
-        order = [[b[part * size + at] for at in samples] for b in self._batches() for part in range(parts)]
+        order = [[b[part * size + at] for at in samples] for b in self._batches(start) for part in range(parts)]
         read = iter(self._torch_loader(self._seeded(), batch_sampler=order))
         for _ in range(len(order) // parts):
             pieces = []
@@ -180,14 +229,18 @@ class BatchLoader:
                 pieces.extend(own.pieces.of_samples(own.step.matcher.inputs((batch,), {})))
             yield LocalBatch(parts=tuple(pieces))
 
-    def _batches(self) -> Iterator[list[int]]:
-        """The samples of each global batch of the epoch."""
-        size, count = self.plan.training.global_batch, len(self)
+    def _left(self, start: int) -> int:
+        """Global batches of the epoch after so many samples."""
+        return max(len(self.dataset) - start, 0) // self.plan.training.global_batch  # type: ignore[arg-type]
+
+    def _batches(self, start: int) -> Iterator[list[int]]:
+        """The samples of each global batch of the epoch after so many samples."""
+        size, count = self.plan.training.global_batch, self._left(start)
         order: Sequence[int] = range(len(self.dataset))  # type: ignore[arg-type]
         if self.shuffle:
             generator = torch.Generator().manual_seed(self.seed * _SEED_STRIDE + self.epoch)
             order = torch.randperm(len(order), generator=generator).tolist()
-        return (list(order[number * size : (number + 1) * size]) for number in range(self.start, count))
+        return (list(order[start + number * size : start + (number + 1) * size]) for number in range(count))
 
     def _seeded(self) -> "_Seeded":
         return _Seeded(dataset=self.dataset, seed=self.seed * _SEED_STRIDE + self.epoch)
@@ -213,6 +266,11 @@ def _check(made: BatchLoader, *, full_batch: bool, drop_last: bool, with_step: b
                 f"{asked}: {type(made.dataset).__name__} is an iterable dataset, whose samples have no numbers; every"
                 " rank reads it whole and in its own order, so leave that out, or give a map-style dataset"
             )
+        if made.workers > 1:
+            raise RequestError(
+                f"workers={made.workers}: {type(made.dataset).__name__} is an iterable dataset, and each worker would"
+                " read all of it; give 1, or a map-style dataset"
+            )
         return
     if not hasattr(made.dataset, "__len__"):
         raise RequestError(f"{type(made.dataset).__name__} has no __len__; a map-style dataset needs one")
@@ -234,6 +292,16 @@ def _check(made: BatchLoader, *, full_batch: bool, drop_last: bool, with_step: b
 def _samples_of(dataset: Dataset[Any]) -> str:
     count = len(dataset)  # type: ignore[arg-type]
     return f"the {count} samples of {type(dataset).__name__}"
+
+
+class _Rest(IterableDataset[Any]):
+    """An iterable dataset without its first samples, which are read all the same."""
+
+    def __init__(self, dataset: Any, start: int) -> None:
+        self._dataset, self._start = dataset, start
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(self._dataset, self._start, None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ States that the plan parks outside of the device come to it one after the other,
 of its weight (`runtime.parked_states`); those that stay are updated while the first of them arrive.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -153,10 +153,13 @@ class ShardedOptimizer:
                 group["lr"] = rate
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, accept: Callable[[Iterable[torch.Tensor]], bool] = lambda gradients: True) -> bool:
         """Reduce the gradients, clip them, update, bring the new weights to the layout in which they are kept, and drop
-        the gradients."""
+        the gradients. Where `accept`, which is collective, does not take the reduced gradients, they are dropped and
+        nothing else happens; returns whether it took them."""
         gradients = self.reduction.finish()
+        if not accept(gradients.values()):
+            return False
         if self._update.clip_norm is not None:
             norm = global_norm(gradients, self._trainable, self._place)
             clip(gradients, norm, self._update.clip_norm)
@@ -185,6 +188,7 @@ class ShardedOptimizer:
             }
             self._parked.step(self._visiting, wide, lambda name: publication.visited(self._visitors[name]), stayed)
         publication.end(self._masters)
+        return True
 
 
 class _Publication:

@@ -17,8 +17,9 @@ SCHEMA_VERSION = 1  # of the objects below as JSON
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """One optimizer step: its number from 1, its loss, that of the unsharded model (None where that is not run),
-    seconds, and the samples and tokens trained on (no tokens for a model without sequences)."""
+    """One batch: its number from 1, its loss, that of the unsharded model (None where that is not run), seconds, and
+    the samples and tokens trained on (no tokens for a model without sequences). `trouble` says why no step was made
+    with it; None where one was."""
 
     step: int
     steps: int
@@ -27,11 +28,13 @@ class StepReport:
     seconds: float
     samples: int
     tokens: int | None
+    trouble: str | None = None
 
     @property
     def difference(self) -> float:
-        """Relative difference of the two losses; NaN in either is infinitely different."""
-        if self.unsharded is None:
+        """Relative difference of the two losses; NaN in either is infinitely different, but in a step that was not
+        made."""
+        if self.unsharded is None or (self.trouble is not None and not math.isfinite(self.loss)):
             return 0.0
         relative = abs(self.loss - self.unsharded) / max(abs(self.unsharded), 1e-12)
         return relative if relative == relative else float("inf")
@@ -43,6 +46,7 @@ class StepReport:
         return (
             f"step {self.step:>4}   loss {self.loss:.6f}{beside}   {self.seconds:.3g} s"
             f"   {rate_text(self.samples, self.tokens, self.seconds)}"
+            f"{'' if self.trouble is None else f'   NOT MADE: {self.trouble}'}"
         )
 
 

@@ -3,6 +3,8 @@
 import argparse
 from dataclasses import dataclass
 
+from runtime.guard_settings import GuardSettings
+
 TIMEOUT = 600.0
 """Seconds without progress after which a run is ended."""
 SAVE_EVERY = 100
@@ -21,7 +23,8 @@ class RunSettings:
     `check` runs the unsharded model beside it, in the memory of rank 0's device. `model` and `data` are factories,
     `package.module:factory`: of the model where the plan does not name it, of a dataset where there shall be one.
     `shuffle`, `full_batch` and `workers` are those of `runtime.loader`. A run in which no rank makes progress for
-    `timeout` seconds is ended.
+    `timeout` seconds is ended. `on_nonfinite`, `on_spike`, `spike_factor` and `spike_window` are those of
+    `runtime.guard`.
 
     `save` is the folder of checkpoints: one every `save_every` steps and one behind the last, of which `keep` stay.
     Training goes on from the checkpoint at `resume`, or with `go_on` from the newest in `save` where there is one;
@@ -50,11 +53,26 @@ class RunSettings:
     go_on: bool = False
     weights: str | None = None
     cast: bool = False
+    on_nonfinite: str = "stop"
+    on_spike: str = "ignore"
+    spike_factor: float = 2.0
+    spike_window: int = 32
+
+    def guard(self) -> GuardSettings:
+        """What becomes of steps that break. Raises RequestError for what cannot be asked for."""
+        return GuardSettings(
+            on_nonfinite=self.on_nonfinite,
+            on_spike=self.on_spike,
+            spike_factor=self.spike_factor,
+            spike_window=self.spike_window,
+        )
 
     def flags(self) -> list[str]:
         """The settings as `arguments_parser` reads them."""
         words = ["--steps", str(self.steps), "--seed", str(self.seed), "--workers", str(self.workers)]
-        words += ["--timeout", str(self.timeout), "--servers", str(self.servers)]
+        words += ["--timeout", str(self.timeout), "--on-nonfinite", self.on_nonfinite, "--on-spike", self.on_spike]
+        words += ["--spike-factor", str(self.spike_factor), "--spike-window", str(self.spike_window)]
+        words += ["--servers", str(self.servers)]
         words += ["--server-folder", self.server_folder] if self.server_folder is not None else []
         words += ["--model", self.model] if self.model is not None else []
         words += ["--data", self.data] if self.data is not None else []
@@ -79,6 +97,10 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--own-samples", action="store_true", help="each rank reads only the samples of its pieces")
     parser.add_argument("--workers", type=int, default=0, help="processes that read --data, per rank (default 0)")
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds without progress (default 600)")
+    parser.add_argument("--on-nonfinite", default="stop", help="stop or skip a step that is not finite (stop)")
+    parser.add_argument("--on-spike", default="ignore", help="ignore, stop or skip a step whose loss leaps (ignore)")
+    parser.add_argument("--spike-factor", type=float, default=2.0, help="times the median of a loss that leaps (2)")
+    parser.add_argument("--spike-window", type=int, default=32, help="steps of which the median is taken (32)")
     parser.add_argument("--servers", type=int, default=SERVERS, help="parameter servers (default 2)")
     parser.add_argument("--server-folder", help="where they keep their files, and are found")
     parser.add_argument("--save", metavar="DIR", help="folder of checkpoints")
@@ -105,6 +127,10 @@ def settings_of(given: argparse.Namespace) -> RunSettings:
         full_batch=not given.own_samples,
         workers=given.workers,
         timeout=given.timeout,
+        on_nonfinite=given.on_nonfinite,
+        on_spike=given.on_spike,
+        spike_factor=given.spike_factor,
+        spike_window=given.spike_window,
         servers=given.servers,
         server_folder=given.server_folder,
         save=given.save,

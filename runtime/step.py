@@ -9,7 +9,7 @@ the losses of the micro-batches.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import NoReturn
@@ -30,6 +30,8 @@ from runtime.checking import LayoutCheck
 from runtime.device_mesh import RankMesh
 from runtime.executor import Executor, build_executor
 from runtime.finiteness import FiniteWatch, check_gradients, explain
+from runtime.guard import LossGuard, Trouble
+from runtime.guard_settings import GuardSettings
 from runtime.inputs import Inputs
 from runtime.kept_buffers import kept_buffers
 from runtime.observer import Observer
@@ -52,7 +54,8 @@ class RankStep:
     `batched` are the inputs whose leading dim is the samples; `pieces` into how many parts the plan cuts those.
     `seed` is that of what is drawn at random while training: dropout. `check_layouts` holds for the next step, and is
     off after it; `check_gradients` for every step. `observer` looks on at every operator. `outside` is where what the
-    plan parks goes, `servers` where those are that have tables of the plan.
+    plan parks goes. `guard` says what becomes of steps whose loss or gradients are not finite, or whose loss leaps.
+    `servers` are where those are that have tables of the plan.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class RankStep:
         seed: int = 0,
         check_layouts: bool = True,
         outside: Outside | None = None,
+        guard: GuardSettings | None = None,
         servers: Addresses | None = None,
     ) -> None:
         self.bound = bound
@@ -75,6 +79,8 @@ class RankStep:
         self.check_layouts = check_layouts
         self.check_gradients = False
         self.observer: Observer | None = None
+        self.guard = LossGuard(guard or GuardSettings(), place.device)
+        self.trouble: Trouble | None = None  # why the last step was not made
         self.cuts = tuple(cut_stage(bound, stage) for stage in range(len(bound.plan.stages)))
         check_updates(bound, self.cuts)
         own = self.cuts[place.stage :: place.stages]
@@ -131,7 +137,8 @@ class RankStep:
         """Train on one global batch, of which `inputs` gives the pieces of this rank; returns the mean loss.
 
         Raises NonFiniteError on every rank, before the update, where it is not finite (or a gradient is not, if
-        `check_gradients` is set), and StrategyError where a tensor does not lie as the plan promises.
+        `check_gradients` is set), and StrategyError where a tensor does not lie as the plan promises. Where `guard`
+        wants no update, `trouble` says why, and weights, states and buffers are what they were.
         """
         if self.asynchronous is not None:
             return self.asynchronous.window([inputs], [learning_rate])[0]
@@ -139,17 +146,27 @@ class RankStep:
             self.optimizer.reduction.begin()
         buffers = dict(self.buffers)
         loss = float(self.accumulate(inputs))
-        if not math.isfinite(loss):
+        if not math.isfinite(loss) and self.guard.settings.on_nonfinite == "stop":
             self._explain(loss, inputs, buffers)
         if self.check_gradients:
             check_gradients(self.parameters.values(), self.steps + 1, self.place.device)
         self.optimizer.set_learning_rate(learning_rate)
-        self.optimizer.step()
+        self.trouble = None
+        if not self.optimizer.step(lambda gradients: self._accepts(loss, gradients)):
+            self.buffers.update(buffers)
+            self.tables.forget()
+            steps, samples = self._start  # the batch is gone all the same
+            self._start = (steps, samples + self.bound.plan.training.global_batch)
+            return loss
         self.tables.step(learning_rate)
         for end in self.ends:
             end.apply(self.buffers)
         self.steps += 1
         return loss
+
+    def _accepts(self, loss: float, gradients: Iterable[torch.Tensor]) -> bool:
+        self.trouble = self.guard.judge(self.steps + 1, loss, gradients)
+        return self.trouble is None
 
     def window(self, batches: Sequence[Inputs], rates: Sequence[float]) -> list[float]:
         """Train on global batches, each with its learning rate; returns the mean loss of each."""

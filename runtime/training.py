@@ -50,7 +50,15 @@ def train(
     at("tracing the model and building the step")
     folder = settings.server_folder
     servers = None if folder is None else Addresses(folder=Path(folder), count=settings.servers)
-    step = parallelize(built.module, plan, optimizer=optimizer, device=device, seed=settings.seed, servers=servers)
+    step = parallelize(
+        built.module,
+        plan,
+        optimizer=optimizer,
+        device=device,
+        seed=settings.seed,
+        guard=settings.guard(),
+        servers=servers,
+    )
     step.prepare(*built.args, **built.kwargs)
     checkpoints = RunCheckpoints(settings, at)
     source = checkpoints.restore(step)
@@ -147,6 +155,7 @@ class _Run:
             steps=self.settings.steps,
             loss=loss,
             unsharded=None if self.plain is None or whole is None else self._unsharded(self.plain, whole),
+            trouble=None if self.step.trouble is None else self.step.trouble.message,
             seconds=seconds,
             samples=samples,
             tokens=None if length is None else samples * length,
@@ -156,7 +165,7 @@ class _Run:
         device, matcher = self.step.place.device, self.step.matcher
         given = matcher.arguments(whole.args, whole.kwargs)
         moved = given.with_tensors([tensor.to(device) for tensor in given.tensors()])
-        return plain(moved.args, moved.kwargs)
+        return plain(moved.args, moved.kwargs, update=self.step.trouble is None)
 
     def summary(self, seconds: list[float], worst: float | None) -> RunSummary:
         plan, device = self.plan, self.step.place.device

@@ -30,6 +30,9 @@ from planner.plan.plan import ASYNCHRONOUS, Plan
 from planner.sharding.discover import prove, with_rules
 from runtime.arguments import InputMatcher, arguments_of, forward_of, matcher
 from runtime.device_mesh import Communicators, RankMesh, current_device, join_processes, local_rank, rank_mesh
+from runtime.groups import Groups, set_last
+from runtime.guard import Trouble
+from runtime.guard_settings import GuardSettings
 from runtime.hyperparameters import RunningOptimizer
 from runtime.initial_values import check_values
 from runtime.inputs import InputPieces, Inputs, LocalBatch
@@ -43,7 +46,8 @@ from runtime.step import RankStep
 class TrainingStep:
     """A training step on this rank. Make it with `parallelize`; every call is collective.
 
-    `optimizer` has the hyperparameters, `steps` how many steps were made, `loss` the mean loss of the last one.
+    `optimizer` has the hyperparameters, `steps` how many steps were made, `loss` the mean loss of the last batch, and
+    `trouble` why no step was made with it, where that is so.
     """
 
     def __init__(
@@ -57,13 +61,17 @@ class TrainingStep:
         check_layouts: bool = True,
         check_gradients: bool = False,
         outside: Outside | None = None,
+        guard: GuardSettings | None = None,
+        rollback: Callable[["TrainingStep"], None] | None = None,
         servers: Addresses | None = None,
     ) -> None:
         self.plan = plan
         self._servers = servers
         self._outside = outside
+        self._guard, self._rollback = guard, rollback
         self._seed, self._check_layouts, self._check_gradients = seed, check_layouts, check_gradients
         self.place = place
+        self._groups = Groups(place=place, bound=None)
         self.optimizer = RunningOptimizer(settings)
         self.loss: float | None = None
         self.before_step: Callable[[], None] = _nothing  # raises what went wrong beside training
@@ -73,6 +81,7 @@ class TrainingStep:
         self._traced = traced
         self._built: tuple[RankStep, InputPieces, InputMatcher] | None = None
         _alive.add(self)
+        set_last(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> float:
         """Train on one global batch and return its mean loss.
@@ -84,6 +93,9 @@ class TrainingStep:
         self.before_step()
         inputs = self.inputs_of(*args, **kwargs)
         self.loss = self.rank(inputs, self.optimizer.rate(self.steps))
+        if self.trouble is not None and self.trouble.action == "rollback":
+            assert self._rollback is not None, "parallelize has asked for it"
+            self._rollback(self)
         return self.loss
 
     def window(self, batches: Sequence[Any]) -> list[float]:
@@ -100,6 +112,11 @@ class TrainingStep:
         return losses
 
     @property
+    def trouble(self) -> Trouble | None:
+        """Why the last batch made no step, where `guard` skips such or rolls back; None where it made one."""
+        return self.rank.trouble if self.ready else None
+
+    @property
     def steps(self) -> int:
         """How many steps were made."""
         return self.rank.steps if self.ready else 0
@@ -108,6 +125,14 @@ class TrainingStep:
         """Forward and backward of a global batch: adds to the gradients, changes no weight. Returns the mean loss."""
         inputs = self.inputs_of(*args, **kwargs)
         return self.rank.accumulate(inputs)
+
+    @property
+    def groups(self) -> Groups:
+        """The processes of the plan by name: data, tensor, pipeline, mesh axes and so on."""
+        bound = None if self._built is None else self._built[0].bound
+        if self._groups.bound is not bound:
+            self._groups = Groups(place=self.place, bound=bound)
+        return self._groups
 
     @property
     def gradient_norm(self) -> float | None:
@@ -164,6 +189,7 @@ class TrainingStep:
             self._seed,
             self._check_layouts,
             self._outside,
+            self._guard,
             self._servers,
         )
         rank.check_gradients = self._check_gradients
@@ -245,6 +271,8 @@ def parallelize(
     check_layouts: bool = True,
     check_gradients: bool = False,
     offload_folder: str | os.PathLike[str] | None = None,
+    guard: GuardSettings | None = None,
+    rollback: Callable[[TrainingStep], None] | None = None,
     servers: Addresses | None = None,
 ) -> TrainingStep:
     """The training step of `plan`, or of the plan in a file, for `model`, whose real weights are taken over.
@@ -255,8 +283,10 @@ def parallelize(
     on every rank, decides which elements are dropped where the model has dropout, whatever the plan; with
     `check_layouts` the first step checks that every tensor lies as the plan promises, with `check_gradients` every step
     that gradients are finite. `offload_folder` is where the plan's files are that keep what it parks on a disk, the
-    folder of temporary files where it is not given. `servers` is where the parameter servers are that have tables of
-    the plan, if it has any there.
+    folder of temporary files where it is not given. `guard` says what becomes of a step whose loss or gradients are not
+    finite or whose loss leaps; where that is to roll back, `rollback`, called on every rank, brings weights, states and
+    buffers back to what they were at some earlier step. `servers` is where the parameter
+    servers are that have tables of the plan, if it has any there.
 
     Raises PlanFileError for a plan that cannot be read, RequestError for one for another number of devices, and with an
     example all that `TrainingStep.prepare` raises.
@@ -266,6 +296,14 @@ def parallelize(
         raise RequestError(
             f"check_gradients looks at all gradients before they are used, and '{loaded.schedule}' lets"
             " none wait; leave it out, or take the schedule '1f1b'"
+        )
+    if guard is not None:
+        guard.check_schedule(loaded.schedule)
+        if guard.rolls_back and rollback is None:
+            raise RequestError("guard: rolling back needs a way back; give parallelize rollback=, or let it skip")
+    if rollback is not None and loaded.training.update.placed:
+        raise RequestError(
+            "the plan has tables outside of its devices, which cannot be rolled back; skip steps instead"
         )
     own = device or current_device(local_rank())
     join_processes(own)
@@ -280,6 +318,8 @@ def parallelize(
         check_layouts,
         check_gradients,
         Outside(folder=None if offload_folder is None else Path(offload_folder)),
+        guard,
+        rollback,
         servers,
     )
     if example is not None:

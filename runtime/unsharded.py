@@ -84,8 +84,9 @@ class UnshardedStep:
                 assert found is not None, name
                 kept[kind].copy_(found)
 
-    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
-        """The mean loss of the micro-batches, before the update."""
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], update: bool = True) -> float:
+        """The mean loss of the micro-batches, before the update; without `update` nothing changes."""
+        buffers = {} if update else {name: buffer.clone() for name, buffer in self._module.named_buffers()}
         total = 0.0
         for part in range(self._parts):
             part_args, part_kwargs = self._part((args, dict(kwargs)), part)
@@ -94,8 +95,13 @@ class UnshardedStep:
             torch.autograd.backward(loss, torch.full_like(loss, self._scale))
             self._accumulate()
             total += float(loss.detach()) / self._parts
-        self._step()
-        self._steps += 1
+        if update:
+            self._step()
+            self._steps += 1
+        else:
+            self._gradients = [None] * len(self._weights)
+            for name, buffer in self._module.named_buffers():
+                buffer.copy_(buffers[name])
         return total
 
     def _master(self, weight: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """`plan diff`: what sets two plans apart, and what each difference costs."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,7 @@ from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
 from planner.cli.output import write_json
 from planner.cli.printing import console_of
 from planner.cli.showing import naming, traced_again
+from planner.cli.stopping import SAID, stoppable
 from planner.cli.waiting import waiting
 
 if TYPE_CHECKING:
@@ -33,15 +35,18 @@ def diff(
         from planner.plan.file import load_plan
 
         plans = load_plan(first), load_plan(second)
-        with waiting() as note:
-            note("tracing")
+        with waiting() as wait:
+            wait.phase("tracing")
             graphs = _graphs(plans, (first, second))
-            note("pricing the plans on the way")
-            found = compare(*plans, graphs)
+            wait.phase("pricing both plans")
+            with stoppable(lambda: wait.phase("stopping")) as stopped:
+                found = compare(*plans, graphs, partial(wait.phase, "pricing the plans on the way"), stopped)
         if as_json:
-            write_json(_content((first, second), found))
+            write_json({**_content((first, second), found), "stopped": stopped()})
         else:
             _print((first, second), plans, found)
+            if stopped():
+                typer.echo(f"{SAID}: the differences that were left are priced together, in the last row.")
 
 
 def _graphs(plans: "tuple[Plan, Plan]", files: tuple[Path, Path]) -> Any:

@@ -59,6 +59,7 @@ def estimate_model(options: Options) -> None:
     with planning.undisturbed():
         options = applied(options)
         check(options)
+        planning.check_output(options)
         exact, choices = completed(options)
         request = request_of(exact, console)
         with telling(options.verbose):

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,16 +12,17 @@ from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
 from planner.cli.output import explanation_content, write_json
 from planner.cli.printing import console_of
 from planner.cli.showing import naming, traced_again
-from planner.cli.waiting import waiting
+from planner.cli.stopping import SAID, stoppable
+from planner.cli.waiting import Waiting, waiting
 
 if TYPE_CHECKING:
     from planner.models.zoo import BuiltModel
     from planner.plan.alternatives import Priced, Subject
     from planner.plan.bind import BoundPlan
     from planner.plan.explanation import Explanation, Outcome, Sensitivity
-    from planner.search.sensitivity import Traced, World
+    from planner.search.sensitivity import Search, Traced, World
 
-Note = Callable[[str], None]
+_NOTHING_YET = "interrupted before anything was known"
 
 
 def explain(
@@ -48,22 +50,60 @@ def explain(
     [bold]plan explain llama70b-64.json '*.mlp.up_proj'[/bold]
     """
     with reporting(as_json):
-        started = time.perf_counter()
-        with waiting() as note:
-            note("tracing the model")
+        patience = _Patience(wanted=search, ends=time.perf_counter() + time_limit)
+        with waiting() as wait:
+            wait.phase("tracing the model")
             world, model, bound = _world(plan_file)
-
-            def more() -> bool:
-                return search and time.perf_counter() - started < time_limit
-
-            if name is not None:
-                found = _choices(world, bound, name, more, note)
-            else:
-                rows = _sensitivities(world, model, more, note)
+            with stoppable(lambda: wait.phase("stopping")) as stopped:
+                again = _again(patience, wait, stopped)
+                if name is not None:
+                    found = _choices(world, bound, name, again, wait)
+                else:
+                    rows = _sensitivities(world, model, again, wait)
+        ended = _Ended(by_hand=stopped(), late=patience.late, limit=time_limit)
         if name is not None:
-            _show_choices(found, bound, as_json)
+            _show_choices(found, bound, ended, as_json)
         else:
-            _show_sensitivities(bound, rows, as_json)
+            _show_sensitivities(bound, rows, ended, as_json)
+
+
+@dataclass(kw_only=True)
+class _Patience:
+    """Whether there is to be one more search, and whether one was left out as it was too late."""
+
+    wanted: bool
+    ends: float
+    late: bool = False
+
+    def begins(self) -> bool:
+        if self.wanted and time.perf_counter() >= self.ends:
+            self.late = True
+        return self.wanted and not self.late
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ended:
+    """Why not everything was looked at, if so."""
+
+    by_hand: bool
+    late: bool
+    limit: float
+
+    @property
+    def early(self) -> bool:
+        return self.by_hand or self.late
+
+    @property
+    def line(self) -> str:
+        if self.by_hand:
+            return f"{SAID}: what was not looked at by then is missing."
+        return f"Not all was searched again within {self.limit:g} s; --time-limit SECONDS gives more."
+
+
+def _again(patience: _Patience, wait: Waiting, stopped: Callable[[], bool]) -> "Search":
+    from planner.search.sensitivity import Search
+
+    return Search(begins=patience.begins, on_progress=wait.searched, cancelled=stopped)
 
 
 def _world(plan_file: Path) -> "tuple[World, BuiltModel, BoundPlan]":
@@ -82,16 +122,13 @@ def _world(plan_file: Path) -> "tuple[World, BuiltModel, BoundPlan]":
     return World(plan=bound.plan, graph=graph, batch=model.batch, cluster=cluster), model, bound
 
 
-def _sensitivities(
-    world: "World", model: "BuiltModel", more: Callable[[], bool], note: Note
-) -> "tuple[Sensitivity, ...]":
+def _sensitivities(world: "World", model: "BuiltModel", again: "Search", wait: Waiting) -> "tuple[Sensitivity, ...]":
     from planner.search.sensitivity import sensitivities
 
-    found = []
-    for row in sensitivities(world, _retracing(world, model), more):
-        found.append(row)
-        note(f"after {row.name} {row.change}")
-    return tuple(found)
+    found = tuple(sensitivities(world, _retracing(world, model), again, wait.phase))
+    if not found:
+        raise KeyboardInterrupt(_NOTHING_YET)
+    return found
 
 
 def _retracing(world: "World", model: "BuiltModel") -> "Callable[[int], Traced]":
@@ -116,20 +153,24 @@ def _retracing(world: "World", model: "BuiltModel") -> "Callable[[int], Traced]"
 Found = tuple["Subject", tuple["Priced", ...], Mapping[str, "Outcome"]]
 
 
-def _choices(world: "World", bound: "BoundPlan", name: str, more: Callable[[], bool], note: Note) -> list[Found]:
+def _choices(world: "World", bound: "BoundPlan", name: str, again: "Search", wait: Waiting) -> list[Found]:
     from planner.plan.alternatives import alternatives, subjects
 
     found: list[Found] = []
     for subject in subjects(bound, name):
-        note(f"pricing {subject.name}")
+        if again.cancelled():
+            break
+        wait.phase(f"pricing {subject.name}")
         priced = alternatives(bound, world.cluster, subject)
-        around = {} if subject.parameter else _around(world, subject, priced, more, note)
+        around = {} if subject.parameter else _around(world, subject, priced, again, wait)
         found.append((subject, priced, around))
+    if not found:
+        raise KeyboardInterrupt(_NOTHING_YET)
     return found
 
 
 def _around(
-    world: "World", subject: "Subject", priced: "tuple[Priced, ...]", more: Callable[[], bool], note: Note
+    world: "World", subject: "Subject", priced: "tuple[Priced, ...]", again: "Search", wait: Waiting
 ) -> "dict[str, Outcome]":
     """What the best plan of the same configuration costs with each strategy of an operator, the likeliest first."""
     from dataclasses import replace
@@ -141,15 +182,17 @@ def _around(
         return {}
     request = replace(request_for(world.plan, world.graph, world.batch, world.cluster), pinned=pinned)
     found = {}
-    for one in priced:
-        if not more():
+    for at, one in enumerate(priced, start=1):
+        if again.cancelled() or not again.begins():
             break
-        note(f"searching around {subject.name} as {one.choice}")
-        found[one.choice] = searched(with_strategy(request, subject.name, one.names))
+        wait.phase(f"around {one.choice}", at, len(priced))
+        best = searched(with_strategy(request, subject.name, one.names), again.on_progress, again.cancelled)
+        if best is not None:
+            found[one.choice] = best
     return found
 
 
-def _show_sensitivities(bound: "BoundPlan", rows: "tuple[Sensitivity, ...]", as_json: bool) -> None:
+def _show_sensitivities(bound: "BoundPlan", rows: "tuple[Sensitivity, ...]", ended: _Ended, as_json: bool) -> None:
     from planner.plan.explanation import explain as explained
 
     plan = bound.plan
@@ -161,7 +204,7 @@ def _show_sensitivities(bound: "BoundPlan", rows: "tuple[Sensitivity, ...]", as_
         next_best=None,
     )
     if as_json:
-        write_json(_sensitivity_content(bound, found, rows))
+        write_json(_sensitivity_content(bound, found, rows, ended))
         return
     from planner.report.alternatives import ABOUT, binding_lines, sensitivity_table
     from planner.report.explanation import explanation_table
@@ -172,11 +215,13 @@ def _show_sensitivities(bound: "BoundPlan", rows: "tuple[Sensitivity, ...]", as_
         console.print(line)
     console.print(sensitivity_table(rows))
     console.print(ABOUT)
+    if ended.early:
+        console.print(ended.line)
 
 
-def _show_choices(found: list[Found], bound: "BoundPlan", as_json: bool) -> None:
+def _show_choices(found: list[Found], bound: "BoundPlan", ended: _Ended, as_json: bool) -> None:
     if as_json:
-        write_json({**_head(bound), "subjects": [_subject_content(one) for one in found]})
+        write_json({**_head(bound, ended), "subjects": [_subject_content(one) for one in found]})
         return
     from planner.report.alternatives import alternatives_table
 
@@ -184,23 +229,28 @@ def _show_choices(found: list[Found], bound: "BoundPlan", as_json: bool) -> None
     console = console_of()
     for subject, priced, around in found:
         console.print(alternatives_table(subject, rules.get(subject.name, ""), priced, around))
+    if ended.early:
+        console.print(ended.line)
 
 
-def _head(bound: "BoundPlan") -> dict[str, Any]:
+def _head(bound: "BoundPlan", ended: _Ended) -> dict[str, Any]:
     prediction = bound.plan.prediction
     return {
         "schema_version": OUTPUT_SCHEMA_VERSION,
         "step_seconds": prediction.step_seconds,
         "peak_bytes": prediction.peak_bytes,
         "capacity_bytes": prediction.capacity_bytes,
+        "stopped": ended.early,
     }
 
 
-def _sensitivity_content(bound: "BoundPlan", found: "Explanation", rows: "tuple[Sensitivity, ...]") -> dict[str, Any]:
+def _sensitivity_content(
+    bound: "BoundPlan", found: "Explanation", rows: "tuple[Sensitivity, ...]", ended: _Ended
+) -> dict[str, Any]:
     shares = explanation_content(found)
     kept = ("seconds", "free_bytes", "slowest_rank", "fullest_rank")
     return {
-        **_head(bound),
+        **_head(bound, ended),
         "explanation": {name: shares[name] for name in kept},
         "sensitivities": [
             {

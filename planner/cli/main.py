@@ -86,10 +86,12 @@ def plan(
     if version:
         planning.print_version()
         return
-    if options.model is None:
+    if options.model is None and not options.given():
         typer.echo(invocation.get_help())
         raise typer.Exit(2)
     with errors_reported(options.as_json):
+        if options.model is None:
+            raise RequestError("plan what? give --model NAME; plan models lists those of the zoo")
         planning.make_plan(options)
 
 

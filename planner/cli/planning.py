@@ -35,6 +35,7 @@ def make_plan(options: Options) -> None:
     with undisturbed():
         options = applied(options)
         check(options)
+        check_output(options)
         request = request_of(options, console)
         with telling(options.verbose):
             found = find(request, console, pareto=options.pareto, retrace=retracing(options, request))
@@ -68,6 +69,14 @@ def undisturbed() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def check_output(options: Options) -> None:
+    """Raise PlanFileError where a plan is to be written and cannot be, before it is searched."""
+    from planner.plan.file import check_place
+
+    if options.output:
+        check_place(Path(options.output))
 
 
 def write_plans(options: Options, found: Found) -> tuple[Path, ...]:

@@ -3,13 +3,14 @@
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, cast, get_args
 
 import typer
 
 from planner.cli.machines import machine
 from planner.cli.options import Options, flag
 from planner.cli.values import parse_buckets, parse_count, parse_memory, parse_mesh, parse_places, parse_shards
+from planner.cli.waiting import waiting
 from planner.errors import RequestError, unknown_name
 from planner.graph.uneven import EVEN
 
@@ -36,6 +37,7 @@ def check(options: Options) -> None:
     """Raise RequestError for words that are not known and for options that contradict each other."""
     from planner.plan.plan import OPTIMIZERS, PRECISIONS, RECOMPUTATION
     from planner.search.request import ALGORITHMS, OBJECTIVES
+    from planner.search.space import ContextBy
     from planner.sharding.update import GRADIENT_DTYPES, GRADIENTS
 
     words: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -44,6 +46,7 @@ def check(options: Options) -> None:
         ("precision", tuple(PRECISIONS)),
         ("optimizer", OPTIMIZERS),
         ("recompute", RECOMPUTATION),
+        ("context_by", get_args(ContextBy)),
         ("gradients", GRADIENTS),
         ("gradient_dtype", GRADIENT_DTYPES),
     )
@@ -95,7 +98,8 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
     sources = _sources(options.shard_from or ())
     update = update_of(options)
     pinned, shards = _with_mesh(pinned_of(options), sources), parse_shards(options.shard or ())
-    with console.status(f"tracing {reference}"):
+    with waiting(console) as wait:
+        wait.phase(f"tracing {reference}")
         model = build_model(reference, dtype=PRECISIONS[precision], sequence_length=options.seq_len)
         graph = traced(model, full=options.full_trace)
     cache = None if options.rule_cache is None else Path(options.rule_cache)

@@ -61,6 +61,14 @@ def run(
     timeout: Annotated[
         float, typer.Option(help="Seconds without progress of any rank after which the run is ended.")
     ] = 600.0,
+    on_nonfinite: Annotated[
+        str, typer.Option(help="What becomes of a step whose loss is not finite: stop or skip (gradients count too).")
+    ] = "stop",
+    on_spike: Annotated[
+        str, typer.Option(help="What becomes of a step whose loss leaps: ignore, stop or skip.")
+    ] = "ignore",
+    spike_factor: Annotated[float, typer.Option(help="A loss leaps above so many times the median...")] = 2.0,
+    spike_window: Annotated[int, typer.Option(help="...of the last so many steps.")] = 32,
     servers: Annotated[
         int, typer.Option(help="Parameter servers to start, where the plan has tables on servers.", min=1)
     ] = 2,
@@ -72,7 +80,7 @@ def run(
 ) -> None:
     """Execute a plan with real processes and compare the losses with those of the unsharded model.
 
-    One process per device (torchrun underneath), or one rank of them where torchrun has started it on several nodes.
+    One process per device (torchrun underneath), or one rank of them where torchrun, mpirun or srun has started it.
 
     [bold]plan run tiny.json --steps 5[/bold]
 
@@ -85,7 +93,8 @@ def run(
 
     settings = RunSettings(
         steps=steps, seed=seed, check=check, model=model, data=data, shuffle=shuffle, full_batch=full_batch,
-        workers=workers, timeout=timeout, save=_text(save), save_every=save_every, keep=keep, resume=_text(resume),
+        workers=workers, timeout=timeout, on_nonfinite=on_nonfinite, on_spike=on_spike, spike_factor=spike_factor,
+        spike_window=spike_window, save=_text(save), save_every=save_every, keep=keep, resume=_text(resume),
         go_on=go_on, weights=_text(weights), cast=cast, servers=servers, server_folder=_text(server_folder),
     )  # fmt: skip
     with reporting(as_json), _shown(as_json, steps) as (on_report, on_line):
@@ -106,10 +115,11 @@ def _shown(as_json: bool, steps: int) -> Iterator[tuple[OnReport, OnLine]]:
     """How reports and all other lines of the ranks are shown: JSON on a clean stdout, a bar on a terminal, else plain
     lines."""
     from runtime.launch import write_json, write_text
+    from runtime.launchers import launched_by
 
     if as_json:
         yield write_json, lambda line: typer.echo(line, err=True)
-    elif sys.stdout.isatty() and "RANK" not in os.environ:
+    elif sys.stdout.isatty() and launched_by(os.environ) is None:
         with _bar(steps) as shown:
             yield shown
     else:

@@ -3,13 +3,13 @@
 import contextlib
 import logging
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from planner.cli.stopping import stoppable
+from planner.cli.waiting import Waiting, waiting
 from planner.errors import InfeasibleError
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from planner.search.advice import Retrace
     from planner.search.request import SearchRequest
-    from planner.search.search import Progress as SearchProgress
     from planner.search.search import SearchResult
 
 _NOTHING_YET = "interrupted before there was a plan"
@@ -56,18 +55,17 @@ def find(
     """
     from planner.search.objectives import front, plan_for
 
-    with _progress(console) as (show, note), _stoppable(lambda: note("stopping")) as stopped:
+    with waiting(console) as wait, stoppable(lambda: wait.phase("stopping")) as stopped:
         started = time.perf_counter()
         try:
-            results = front(request, show, stopped) if pareto else (plan_for(request, show, stopped),)
+            results = front(request, wait.searched, stopped) if pareto else (plan_for(request, wait.searched, stopped),)
         except InfeasibleError as error:
             if stopped():
                 raise KeyboardInterrupt(_NOTHING_YET) from error
             limit = math.inf if request.time_limit is None else request.time_limit
             if not advise or time.perf_counter() - started > limit:
                 raise
-            note("looking for what would fit")
-            raise _advised(error, request, retrace) from error
+            raise _advised(error, request, retrace, wait, stopped) from error
     if not results:
         raise KeyboardInterrupt(_NOTHING_YET)
     return Found(results=results, interrupted=stopped())
@@ -91,69 +89,29 @@ def telling(verbose: bool) -> Iterator[None]:
         log.setLevel(before)
 
 
-@contextlib.contextmanager
-def _progress(console: "Console") -> Iterator[tuple[Callable[["SearchProgress"], None], Callable[[str], None]]]:
-    """A line that says where the search is, and a way to say what else is done; nothing on a quiet console."""
-    if console.quiet:
-        yield (lambda _: None), (lambda _: None)
-        return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    counts = TextColumn("{task.completed}/{task.total} {task.fields[news]}")
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), counts, TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("searching", total=None, news="")
-
-        def show(progress: "SearchProgress") -> None:
-            bar.update(task, total=progress.total, completed=progress.done, news=news_of(progress))
-
-        yield show, lambda text: bar.update(task, description=text)
-
-
-def news_of(progress: "SearchProgress") -> str:
-    """`best 31.8 s, bound 31.2 s, gap 1.9%`, as far as it is known."""
-    from planner.report.units import percent_text, seconds_text
-
-    best, bound = progress.best_seconds, progress.bound_seconds
-    if best == math.inf:
-        return "nothing fits yet"
-    if not 0 < bound < math.inf:
-        return f"best {seconds_text(best)}"
-    gap = max(0.0, 1 - bound / best)
-    return f"best {seconds_text(best)}, bound {seconds_text(bound)}, gap {percent_text(gap)}"
-
-
-@contextlib.contextmanager
-def _stoppable(notice: Callable[[], None]) -> Iterator[Callable[[], bool]]:
-    """Make the first Ctrl-C a request to stop, which the function that is handed out tells of; the next one is as
-    usual."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
-        return
-    before = signal.getsignal(signal.SIGINT) or signal.default_int_handler
-
-    def stop(*_: object) -> None:
-        asked.set()
-        signal.signal(signal.SIGINT, before)
-        notice()
-
-    signal.signal(signal.SIGINT, stop)
-    try:
-        yield asked.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _advised(error: InfeasibleError, request: "SearchRequest", retrace: "Retrace | None") -> InfeasibleError:
-    """The same error with what would help and what that costs, in words and for programs."""
+def _advised(
+    error: InfeasibleError,
+    request: "SearchRequest",
+    retrace: "Retrace | None",
+    wait: Waiting,
+    stopped: Callable[[], bool],
+) -> InfeasibleError:
+    """The same error with what would help and what that costs, in words and for programs, as far as was looked."""
     from planner.report.advice import advice_text
     from planner.search.advice import PATIENCE, changes
 
     patience = PATIENCE if request.time_limit is None else request.time_limit
-    found = changes(request, error.needed, retrace, patience)
+    found = changes(
+        request,
+        error.needed,
+        retrace,
+        patience,
+        stopped,
+        on_change=lambda text: wait.phase(f"does not fit; trying {text}"),
+    )
     texts = [advice_text(one.text, one.seconds, one.samples, one.tokens, one.devices) for one in found]
     said = f"It would fit with: {', or '.join(texts)}" if texts else "No change was found with which it would fit"
+    said += "; stopped by Ctrl-C before all were tried" if stopped() else ""
     advice = tuple(
         {
             "change": one.text,

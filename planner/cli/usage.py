@@ -22,6 +22,10 @@ _ParserError: type[Exception] = next(
 """Base of what the parser raises; newer versions of Typer have classes of their own for it."""
 
 
+_LISTED = 8
+"""Legal numbers that are told one by one."""
+
+
 class Commands(TyperGroup):
     """All commands; what is wrong with a call becomes one line on stderr, or an object where `--json` is given."""
 
@@ -80,18 +84,43 @@ def fault_of(error: Any, given: Sequence[str]) -> str:
         hint = f"; did you mean {' or '.join(near)}?" if near else ";"
         return f"{place} has no option '{option}'{hint} {place} --help lists those that it has"
     message = error.format_message().rstrip(".")
-    return f"{_named(error, message, given)}; {place} --help says what it takes"
-
-
-def _named(error: Any, message: str, given: Sequence[str]) -> str:
-    """A message with the option in front of it, and what was given for it."""
-    names = [name for name in getattr(getattr(error, "param", None), "opts", ()) if name.startswith("-")]
+    parameter = getattr(error, "param", None)
+    names = [name for name in getattr(parameter, "opts", ()) if name.startswith("-")]
     said, parted, reason = message.partition(": ")
     if not (names and parted and said.startswith("Invalid value")):
-        return message[:1].lower() + message[1:]
+        return f"{message[:1].lower()}{message[1:]}; {place} --help says what it takes"
+    legal = legal_numbers(parameter)
+    what = f"give {legal}" if legal else f"{reason[:1].lower()}{reason[1:]}; {place} --help says what it takes"
+    return f"{_as_given(names, given)}: {what}"
+
+
+def _as_given(names: Sequence[str], given: Sequence[str]) -> str:
+    """An option with the value that was given for it."""
     for at, word in enumerate(given):
         name, equals, value = word.partition("=")
         if name in names:
-            value = value if equals else " ".join(given[at + 1 : at + 2])
-            return f"{name} {value}: {reason[:1].lower()}{reason[1:]}"
-    return f"{names[-1]}: {reason[:1].lower()}{reason[1:]}"
+            return f"{name} {value if equals else ' '.join(given[at + 1 : at + 2])}"
+    return names[-1]
+
+
+def legal_numbers(parameter: Any) -> str:
+    """What an option with a number takes, in words: `0, 1, 2 or 3`, `a whole number of 1 or more`; empty for others.
+
+    Newer versions of Typer keep the limits in the option, older ones in its type.
+    """
+    kind = getattr(parameter, "type", None)
+    annotation = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+    name = getattr(annotation, "__name__", "") or getattr(kind, "name", "")
+    whole = name.startswith("int")
+    if not whole and not name.startswith("float"):
+        return ""
+    least, most = (getattr(parameter, end, getattr(kind, end, None)) for end in ("min", "max"))
+    number = "a whole number" if whole else "a number"
+    if least is None:
+        return number
+    if most is None:
+        return f"{number} of {least:g} or more"
+    if whole and most - least < _LISTED:
+        *others, last = map(str, range(int(least), int(most) + 1))
+        return f"{', '.join(others)} or {last}"
+    return f"{number} from {least:,} to {most:,}"

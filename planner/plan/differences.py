@@ -14,6 +14,8 @@ every strategy with them.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 from costmodels import CostModelError
 from hardware_profiles import HardwareProfileError
@@ -34,8 +36,12 @@ from planner.plan.machine import machine_of
 from planner.plan.plan import Plan, Prediction
 from planner.plan.repricing import repriced
 from planner.plan.words import recomputation_words
+from planner.sharding.stored import StoredParameter
 
 _FITS = 1 + 1e-9
+
+Choice = TypeVar("Choice", tuple[str | None, ...], StoredParameter)
+"""What is chosen for an operator, or for a parameter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,16 +96,27 @@ class Comparison:
         return self.second.plan.prediction.peak_bytes - self.first.plan.prediction.peak_bytes
 
 
+Listener = Callable[[int, int], None]
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Change:
     difference: Difference
     apply: Callable[[Plan], Plan]
 
 
-def compare(first: Plan, second: Plan, traced: Mapping[str, Traced]) -> Comparison:
+def compare(
+    first: Plan,
+    second: Plan,
+    traced: Mapping[str, Traced],
+    on_progress: Listener = lambda made, of: None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Comparison:
     """Price two plans and every difference between them, by the profiles of machines as they are now.
 
-    `traced` has the graphs of both by their fingerprints. Raises PlanFileError and the like where one is not legal.
+    `traced` has the graphs of both by their fingerprints. `on_progress` is told how many differences are made, and of
+    how many. Where `cancelled` says so, those that are left are made at once, as the last step. Raises PlanFileError
+    and the like where one of the plans is not legal.
     """
     here, there = (_priced(plan, traced) for plan in (first, second))
     start, end = loosened(here), loosened(there)
@@ -111,7 +128,7 @@ def compare(first: Plan, second: Plan, traced: Mapping[str, Traced]) -> Comparis
             after=there.plan.prediction,
         )
         return Comparison(first=here, second=there, steps=(step,))
-    way = _Way(plan=start, traced=traced)
+    way = _Way(plan=start, traced=traced, on_progress=on_progress, cancelled=cancelled)
     steps = tuple(way.steps(changes))
     last = way.plan.prediction
     assert (last.step_seconds, last.peak_bytes) == (
@@ -132,18 +149,27 @@ class _Way:
 
     plan: Plan
     traced: Mapping[str, Traced]
+    on_progress: Listener
+    cancelled: Callable[[], bool]
 
     def steps(self, changes: Sequence[_Change]) -> Iterator[Step]:
         """Changes one by one, what is not legal yet after the others, what never is together."""
-        waiting = list(changes)
+        waiting, made = list(changes), 0
         while waiting:
             left = []
             for change in waiting:
-                step = self._made((change,))
+                step = None if self.cancelled() else self._made((change,))
                 if step is None:
                     left.append(change)
                 else:
+                    made += 1
+                    self.on_progress(made, len(changes))
                     yield step
+            if self.cancelled() and left:
+                step = self._made(left)
+                assert step is not None
+                yield step
+                return
             if len(left) == len(waiting):
                 together = next(size for size in range(2, len(left) + 1) if self._legal(left[:size]) is not None)
                 step = self._made(left[:together])
@@ -175,8 +201,8 @@ def _changes(here: BoundPlan, there: BoundPlan, start: Plan, end: Plan) -> Itera
     yield from _asked(start, end)
     yield from _used(here, there, start, end)
     if len(start.mesh.axes) == len(end.mesh.axes):
-        yield from _operators(start, end)
-        yield from _parameters(start, end)
+        yield from _part_by_part("strategies", strategies_of(start), strategies_of(end), with_strategies)
+        yield from _part_by_part("stored layouts", stored_of(start), stored_of(end), with_stored)
         if start.inputs != end.inputs:
             difference = Difference(name="layouts of inputs", here="", there="")
             yield _Change(difference=difference, apply=lambda plan: replace(plan, inputs=end.inputs))
@@ -249,26 +275,24 @@ def _used(here: BoundPlan, there: BoundPlan, start: Plan, end: Plan) -> Iterator
     )
 
 
-def _operators(start: Plan, end: Plan) -> Iterator[_Change]:
-    ours, theirs = strategies_of(start), strategies_of(end)
+def _part_by_part(
+    what: str,
+    ours: Mapping[str, Choice],
+    theirs: Mapping[str, Choice],
+    write: Callable[[Plan, Mapping[str, Choice]], Plan],
+) -> Iterator[_Change]:
+    """What is chosen otherwise for operators or parameters, a change for each part of the model."""
     different = [name for name in ours if name in theirs and ours[name] != theirs[name]]
     for part, names in in_parts(different).items():
-        strategies = {name: theirs[name] for name in names}
+        chosen = {name: theirs[name] for name in names}
         yield _Change(
-            difference=item_rows(f"strategies of {part}", ours, strategies),
-            apply=lambda plan, strategies=strategies: with_strategies(plan, strategies),  # type: ignore[misc]
+            difference=item_rows(f"{what} of {part}", ours, chosen),
+            apply=partial(_written, write, chosen),
         )
 
 
-def _parameters(start: Plan, end: Plan) -> Iterator[_Change]:
-    ours, theirs = stored_of(start), stored_of(end)
-    different = [name for name in ours if name in theirs and ours[name] != theirs[name]]
-    for part, names in in_parts(different).items():
-        stored = {name: theirs[name] for name in names}
-        yield _Change(
-            difference=item_rows(f"stored layouts of {part}", ours, stored),
-            apply=lambda plan, stored=stored: with_stored(plan, stored),  # type: ignore[misc]
-        )
+def _written(write: Callable[[Plan, Mapping[str, Choice]], Plan], chosen: Mapping[str, Choice], plan: Plan) -> Plan:
+    return write(plan, chosen)
 
 
 def _scheduled(start: Plan, end: Plan) -> Iterator[_Change]:

@@ -5,6 +5,7 @@ the second. A layout is one of R, P, S0, S1, ... per axis. Keys are exact; whate
 place and the reason, and nothing in a file is ever executed.
 """
 
+import errno
 import json
 import os
 import tempfile
@@ -301,11 +302,33 @@ def write_atomically(path: Path, text: str) -> None:
         os.replace(temporary, path)
         temporary = None
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise PlanFileError(f"{path}: cannot be written: {reason}; name another place") from error
+        raise _unwritable(path, error) from error
     finally:
         if temporary is not None:
             os.unlink(temporary)
+
+
+def check_place(path: Path) -> None:
+    """Raise PlanFileError where a file cannot be written, before anybody has waited for what is to be in it."""
+    try:
+        number = errno.EISDIR if path.is_dir() else _folder_fault(path)
+    except (OSError, ValueError) as error:
+        raise _unwritable(path, error) from error
+    if number:
+        raise _unwritable(path, OSError(number, os.strerror(number)))
+
+
+def _folder_fault(path: Path) -> int:
+    """Why nothing can be put into the folder of a path, or into the first above it that is there; 0 where it can."""
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir():
+        return errno.ENOTDIR
+    return 0 if os.access(folder, os.W_OK | os.X_OK) else errno.EACCES
+
+
+def _unwritable(path: Path, error: OSError | ValueError) -> PlanFileError:
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    return PlanFileError(f"{path}: cannot be written: {reason}; name another place")
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:

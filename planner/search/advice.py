@@ -55,7 +55,12 @@ class Change:
 
 
 def changes(
-    request: SearchRequest, needed: float | None = None, retrace: Retrace | None = None, patience: float = PATIENCE
+    request: SearchRequest,
+    needed: float | None = None,
+    retrace: Retrace | None = None,
+    patience: float = PATIENCE,
+    cancelled: Callable[[], bool] = lambda: False,
+    on_change: Callable[[str], None] = lambda _: None,
 ) -> tuple[Change, ...]:
     """Changes to an infeasible request after which something fits, the cheapest first.
 
@@ -63,11 +68,13 @@ def changes(
         needed: bytes that the leanest plan needs on a device, where that is known.
         retrace: the same request for sequences of another length.
         patience: seconds after which no further change is looked for.
+        cancelled: asked on the way; where it returns True those found so far are returned.
+        on_change: told each change that is tried, in words.
     """
     end = time.perf_counter() + patience
     plain = "sharding_propagation" if request.algorithm == "sharding_propagation" else "dynamic_programming"
     asked = replace(request, algorithm=plain, top=1, certify=False, time_limit=None)
-    advisor = _Advisor(end=end)
+    advisor = _Advisor(end=end, cancelled=cancelled, on_change=on_change)
     found = [change for ladder in _ladders(asked, needed, retrace) if (change := advisor.first(ladder))]
     if asked.pinned != FREE and not any(change.text.endswith("left out") for change in found):
         given_up = advisor.first(_all_given_up(asked))
@@ -78,28 +85,31 @@ def changes(
 @dataclass(frozen=True, kw_only=True)
 class _Advisor:
     end: float
+    cancelled: Callable[[], bool]
+    on_change: Callable[[str], None]
 
     def late(self) -> bool:
-        return time.perf_counter() > self.end
+        return self.cancelled() or time.perf_counter() > self.end
 
     def first(self, ladder: Sequence[Step]) -> Change | None:
         """The first step of a ladder that fits, and what it costs."""
         for text, made in ladder:
             if self.late():
                 return None
+            self.on_change(text)
             try:
                 request = made()
                 if find_fitting(request, self.late):
-                    return _priced(text, request)
+                    return _priced(text, request, self.cancelled)
             except (PlannerError, HardwareProfileError):  # nothing divides, no machine has so many devices, or no disk
                 continue
         return None
 
 
-def _priced(text: str, request: SearchRequest) -> Change:
+def _priced(text: str, request: SearchRequest, cancelled: Callable[[], bool]) -> Change:
     devices, length = request.cluster.devices, request.model.sequence_length
     try:
-        plan = search(replace(request, time_limit=_SEARCHED)).plan
+        plan = search(replace(request, time_limit=_SEARCHED), cancelled=cancelled).plan
     except PlannerError:
         return Change(text=text, devices=devices)
     prediction = plan.prediction

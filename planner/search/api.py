@@ -79,7 +79,7 @@ def search(
             be known of them is given as a UserWarning.
         time_limit: seconds after which the best plan so far is returned, with its gap.
         memory_limit: bytes of a device that may be used, if less than it has.
-        on_progress: called after every configuration that was evaluated.
+        on_progress: called after every configuration that was evaluated, and where another phase begins.
         cancelled: asked between configurations; where it returns True the best plans so far are returned.
 
     Raises:

@@ -12,6 +12,7 @@ from hardware_profiles import Cluster
 from planner.errors import PlannerError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.plan import Plan, Prediction
+from planner.search.objectives import Listener, Stop
 from planner.search.request import SearchRequest, Shard
 from planner.search.search import search
 from planner.search.space import Pinned
@@ -50,12 +51,16 @@ def configuration_of(plan: Plan) -> Pinned | None:
     )
 
 
-def searched(request: SearchRequest) -> Prediction | str:
-    """What the best plan of a request costs, or why there is none."""
+def searched(
+    request: SearchRequest, on_progress: Listener = lambda _: None, cancelled: Stop = lambda: False
+) -> Prediction | str | None:
+    """What the best plan of a request costs, or why there is none; None where the search was cancelled, as then nobody
+    knows."""
     try:
-        return search(request).plan.prediction
+        found = search(request, on_progress, cancelled)
     except PlannerError as error:
-        return str(error)
+        return None if cancelled() else str(error)
+    return None if found.statistics.stopped else found.plan.prediction
 
 
 def with_strategy(request: SearchRequest, operator: str, names: tuple[str | None, ...]) -> SearchRequest:

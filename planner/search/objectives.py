@@ -37,19 +37,34 @@ def plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> 
 
 def least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
     """The fastest plan within the least memory, to `PRECISION`, in which anything was found to fit."""
-    found = search(request, on_progress, cancelled)
+    found = search(request, _named(on_progress, "for any plan"), cancelled)
     high = found.plan.prediction.peak_bytes
     low = _reserved(request)
     while high - low > PRECISION * high and not cancelled():
         middle = (low + high) / 2
+        on_progress(_bisecting(low, high))
         if find_fitting(replace(request, memory_limit=middle), cancelled):
             high = middle
         else:
             low = middle
     try:
-        return search(replace(request, memory_limit=high), on_progress, cancelled)
+        return search(replace(request, memory_limit=high), _named(on_progress, f"within {_gib(high)}"), cancelled)
     except InfeasibleError:
         return found
+
+
+def _named(on_progress: Listener, what: str) -> Listener:
+    """Tells of one of several searches, by what it is for."""
+    return lambda progress: on_progress(replace(progress, phase=f"{progress.phase} {what}"))
+
+
+def _bisecting(low: float, high: float) -> Progress:
+    phase = f"narrowing the least memory: {_gib(low)} to {_gib(high)}"
+    return Progress(total=0, done=0, best_seconds=math.inf, bound_seconds=0.0, phase=phase)
+
+
+def _gib(nbytes: float) -> str:
+    return f"{nbytes / 2**30:.1f} GiB"
 
 
 def least_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
@@ -59,7 +74,8 @@ def least_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -
     for devices in reversed(divisors(request.cluster.devices)):
         try:
             cluster = request.cluster.with_devices(devices)
-            result = search(replace(request, cluster=cluster), on_progress, cancelled, cost / devices)
+            told = _named(on_progress, f"on {devices} devices")
+            result = search(replace(request, cluster=cluster), told, cancelled, cost / devices)
         except PlannerError as error:  # too little memory, no division, or not legal on this machine
             if devices == request.cluster.devices and not isinstance(error, InfeasibleError):
                 raise
@@ -84,7 +100,8 @@ def front(
     limit, reserved = request.memory_limit, _reserved(request)
     while not cancelled():
         try:
-            found = search(replace(request, memory_limit=limit, top=1), on_progress, cancelled)
+            told = on_progress if limit is None else _named(on_progress, f"within {_gib(limit)}")
+            found = search(replace(request, memory_limit=limit, top=1), told, cancelled)
         except InfeasibleError:
             if limit == request.memory_limit:
                 raise

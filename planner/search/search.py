@@ -64,12 +64,14 @@ class Progress:
         done: evaluated so far.
         best_seconds: objective of the best plan yet; infinite before the first.
         bound_seconds: no plan has a smaller one, as far as is known.
+        phase: what is being done.
     """
 
     total: int
     done: int
     best_seconds: float
     bound_seconds: float
+    phase: str = "searching"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +244,7 @@ class _Search:
         if self.request.algorithm == "recursive_programming":
             return self._recursively()
         self._open_families()
+        self._tell()
         stopped = False
         while self.queue and self.queue[0][0] < self.cutoff:
             if self._out_of_time():
@@ -261,6 +264,7 @@ class _Search:
         found = self.contenders.found
         if not found or self.request.algorithm != "dynamic_programming" or not self.request.prune:
             return
+        self._tell("refining")
         best = found[0]
         whole = assembly(best.lineup.chain, best.outcome.ranks, best.configuration.virtual_stages)
         refined = self.engine.refined(best.configuration, whole, best.objective)
@@ -386,12 +390,16 @@ class _Search:
         if outcome.ranks and outcome.seconds < self.cutoff:
             lineup = self.engine.lineup(configuration)
             self.contenders.add(Contender(configuration=configuration, outcome=outcome, lineup=lineup))
+        self._tell()
+
+    def _tell(self, phase: str = "searching") -> None:
         self.on_progress(
             Progress(
                 total=self.total,
                 done=self.evaluated,
                 best_seconds=self.contenders.best,
                 bound_seconds=self._bound(),
+                phase=phase,
             )
         )
 
@@ -405,8 +413,10 @@ class _Search:
             if self.disagreement is not None and not self.evaluated:
                 raise self.disagreement
             if self.least == math.inf and not stopped:
+                self._tell("measuring what is missing")
                 self._look_at_the_leanest()
             raise _nothing_fits(self.request, self.least, self.fullest, self.short, stopped)
+        self._tell("scheduling the best")
         bound = self._bound()
         for ahead, _, _, members, _ in sorted(self.queue, key=lambda one: one[:2]):
             self.contexts.note(members[0], bound=ahead)

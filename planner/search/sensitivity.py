@@ -21,6 +21,7 @@ from planner.plan.explanation import Outcome, Sensitivity
 from planner.plan.plan import ModelReference, Plan
 from planner.plan.repricing import repriced
 from planner.search.around import request_for, searched
+from planner.search.objectives import Listener, Stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,17 +37,36 @@ class World:
 Traced = tuple[ModelReference, OperatorGraph, int]
 
 
-def sensitivities(world: World, retrace: Callable[[int], Traced], search: Callable[[], bool]) -> Iterator[Sensitivity]:
-    """Everything made more and less, one after the other.
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """How it is searched again: `begins` is asked whether there is time for one more search, `cancelled` whether all
+    is to end, and `on_progress` is told where a search is."""
 
-    `retrace` traces the model for sequences of another length; `search` is asked whether there is time to search again.
+    begins: Callable[[], bool]
+    on_progress: Listener = lambda _: None
+    cancelled: Stop = lambda: False
+
+
+def sensitivities(
+    world: World,
+    retrace: Callable[[int], Traced],
+    search: Search,
+    on_change: Callable[[str], None] = lambda _: None,
+) -> Iterator[Sensitivity]:
+    """Everything made more and less, one after the other, until `search` is cancelled.
+
+    `retrace` traces the model for sequences of another length; `on_change` is told what is looked at.
     """
     for name, change, other in _worlds(world, retrace):
+        if search.cancelled():
+            return
+        on_change(f"{name} {change}".rstrip())
         kept: Outcome = other if isinstance(other, str) else _kept(other)
         best: Outcome | None = None
         then = world if isinstance(other, str) else other
-        if not isinstance(other, str) and search():
-            best = searched(request_for(other.plan, other.graph, other.batch, other.cluster))
+        if not isinstance(other, str) and search.begins():
+            request = request_for(other.plan, other.graph, other.batch, other.cluster)
+            best = searched(request, search.on_progress, search.cancelled)
         yield Sensitivity(
             name=name,
             change=change,

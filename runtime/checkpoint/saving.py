@@ -202,6 +202,8 @@ class Checkpoints:
                 found.append((spread, self._copied(spread.name, tensor)))
         if place.device.type != "cpu":
             torch.accelerator.synchronize(place.device)
+        written = {spread.name for spread, _ in found}
+        self._copies = {name: copy for name, copy in self._copies.items() if name in written}
         return [
             Entry(name=s.name, dtype=s.dtype, shape=tuple(copy.shape), blocks=lambda copy=copy: (copy,))  # type: ignore[misc]
             for s, copy in found

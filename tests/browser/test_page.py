@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 
 from planner.report.data.lanes import Bar, Lane
 from planner.report.html import page as page_text
@@ -60,6 +61,53 @@ def test_every_figure_is_drawn_and_can_be_zoomed_and_pointed_at(opened: Open) ->
     hover.wait_for()
     for words in ("forward", "micro-batch 0", "stage 0"):
         assert words in hover.text_content()
+
+
+@pytest.mark.thorough
+def test_names_of_a_legend_leave_out_what_they_name(opened: Open) -> None:
+    page = opened()
+    for key in ("timeline", "memory"):
+        drawn = f"document.getElementById('chart-{key}').data.filter(one => one.visible !== false).map(one => one.name)"
+        whole, name = page.evaluate(drawn), page.locator(f"#figure-{key} .legend button").first
+        assert name.get_attribute("aria-pressed") == "true"
+        name.press("Enter")
+        assert name.get_attribute("aria-pressed") == "false"
+        assert page.evaluate(drawn) == [one for one in whole if one != name.text_content()] != whole
+        page.get_by_role("button", name="Switch to dark colours").click()  # what is left out stays so
+        assert name.text_content() not in page.evaluate(drawn)
+        page.get_by_role("button", name="Switch to light colours").click()
+        name.click()
+        assert page.evaluate(drawn) == whole
+
+
+@pytest.mark.thorough
+def test_every_name_of_a_legend_is_drawn(opened: Open) -> None:
+    """Else its button would do nothing."""
+    page = opened()
+    for chart in page.locator(".chart").all():
+        key = chart.get_attribute("data-figure")
+        drawn = set(page.evaluate(f"document.getElementById('chart-{key}').data.map(one => one.name)"))
+        named = page.locator(f"#figure-{key} .legend button").all_text_contents()
+        assert set(named) <= drawn, key
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 360])
+def test_axe_finds_nothing_against_accessibility(opened: Open, scheme: str, width: int) -> None:
+    """The rules of WCAG 2.2 up to AA, and axe's own best practices: names, roles, contrast, headings, focus."""
+    page = opened(scheme=scheme, width=width)
+    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    found = Axe().run(page).response["violations"]
+    assert [(one["id"], [node["html"][:200] for node in one["nodes"]][:5]) for one in found] == []
+
+
+@pytest.mark.thorough
+def test_axe_would_find_something(opened: Open) -> None:
+    page = opened()
+    page.evaluate("document.getElementById('theme').removeAttribute('aria-label')")
+    page.evaluate("document.getElementById('theme').textContent = ''")
+    assert [one["id"] for one in Axe().run(page).response["violations"]] == ["button-name"]
 
 
 @pytest.mark.thorough

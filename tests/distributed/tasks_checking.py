@@ -1,5 +1,6 @@
 """What the worker processes do for tests of the checks of the first step, and of losses that are not finite."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import plans
@@ -9,7 +10,7 @@ import torch.distributed as dist
 from tasks import CPU, KEPT, Counted, build_step, known
 from torch import nn
 
-from planner.errors import NonFiniteError, PlannerError, StrategyError
+from planner.errors import LossSpikeError, NonFiniteError, PlannerError, StrategyError
 from planner.graph.call import Call
 from planner.graph.trace import trace
 from planner.plan.plan import Plan
@@ -20,6 +21,7 @@ from planner.sharding.rule import FactorKind, Rule, Strategy
 from planner.sharding.rules.spec import RuleSpec
 from planner.sharding.update import Update
 from runtime import local_ops
+from runtime.guard_settings import GuardSettings
 from runtime.optimizers import OptimizerSettings
 from runtime.training_step import TrainingStep, parallelize
 
@@ -230,7 +232,13 @@ def fragile_batch(dtype: torch.dtype, offset: float) -> tuple[torch.Tensor, torc
 
 
 def fragile_step(
-    dtype: torch.dtype, sizes: tuple[int, ...], seed: int, buckets: int | str = "none", **settings: object
+    dtype: torch.dtype,
+    sizes: tuple[int, ...],
+    seed: int,
+    buckets: int | str = "none",
+    guard: GuardSettings | None = None,
+    rollback: Callable[[TrainingStep], None] | None = None,
+    **settings: object,
 ) -> TrainingStep:
     torch.manual_seed(0)
     module = Fragile().to(dtype)
@@ -246,6 +254,8 @@ def fragile_step(
         optimizer=OptimizerSettings(learning_rate=1e-4),
         device=CPU,
         known=known(),
+        guard=guard,
+        rollback=rollback,
     )
 
 
@@ -294,3 +304,74 @@ def broken_gradient(check: bool, sizes: tuple[int, ...], seed: int, settings: di
         except PlannerError as error:
             return number, f"{type(error).__name__}: {error}"
     return 0, ""
+
+
+def everything(step: TrainingStep) -> list[torch.Tensor]:
+    """Copies of all that a step changes on this rank."""
+    pieces = [parameter.piece for parameter in step.rank.parameters.values()]
+    kept = (*pieces, *step.rank.optimizer.states(), *step.rank.buffers.values())
+    return [tensor.detach().clone() for tensor in kept]
+
+
+def left_alone(
+    trouble: str, action: str, sizes: tuple[int, ...], seed: int, settings: dict[str, object]
+) -> tuple[list[str | None], bool, bool, int, list[int]]:
+    """Three good batches, one that is in trouble, and a good one, of Adam: what was said of each, whether the bad one
+    left everything as it was, whether the last is as if it had not been there, how many steps were made, and at which
+    of them it was rolled back."""
+    guard = GuardSettings(
+        on_nonfinite=action, on_spike=action if trouble == "spike" else "ignore", spike_factor=3.0, spike_window=3
+    )
+    back: list[int] = []
+    step = fragile_step(
+        torch.float32, sizes, seed, guard=guard, rollback=lambda step: back.append(step.steps), **settings
+    )
+    plain = fragile_step(torch.float32, sizes, seed, **settings)
+    good, bad = fragile_batch(torch.float32, 0.0), fragile_batch(torch.float32, {"spike": 5.5}.get(trouble, -100.0))
+    said = []
+    for _ in range(3):
+        step(*good)
+        plain(*good)
+        said.append(None if step.trouble is None else step.trouble.message)
+    roots = (
+        [p.piece for p in step.rank.parameters.values() if p.name == "blocks.0.root"] if trouble == "gradient" else []
+    )
+    with torch.no_grad():
+        kept = [root.clone() for root in roots]
+        for root in roots:
+            root.zero_()  # whose square root has an infinite gradient
+    before = everything(step)
+    step(*(good if trouble == "gradient" else bad))
+    said.append(None if step.trouble is None else step.trouble.message)
+    same = all(map(torch.equal, before, everything(step)))
+    with torch.no_grad():
+        for root, value in zip(roots, kept, strict=True):
+            root.copy_(value)
+    step(*good)
+    plain(*good)
+    said.append(None if step.trouble is None else step.trouble.message)
+    return said, same, all(map(torch.equal, everything(plain), everything(step))), step.steps, back
+
+
+def too_many(in_a_row: int) -> tuple[str, int]:
+    """A batch that breaks, again and again: what ends it, and after how many."""
+    step = fragile_step(torch.float32, (2, 2), 0, guard=GuardSettings(on_nonfinite="skip", in_a_row=in_a_row))
+    for number in range(1, 10):
+        try:
+            step(*fragile_batch(torch.float32, -100.0))
+        except NonFiniteError as error:
+            return str(error), number
+    return "", 0
+
+
+def stops_at_a_leap() -> tuple[str, bool]:
+    """What a loss that leaps is refused with, and whether it left everything as it was."""
+    step = fragile_step(torch.float32, (2, 2), 0, guard=GuardSettings(on_spike="stop", spike_window=2))
+    for _ in range(2):
+        step(*fragile_batch(torch.float32, 0.0))
+    before = everything(step)
+    try:
+        step(*fragile_batch(torch.float32, 5.5))
+    except LossSpikeError as error:
+        return str(error), all(map(torch.equal, before, everything(step)))
+    return "", False

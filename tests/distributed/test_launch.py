@@ -17,6 +17,7 @@ from planner.plan.plan import Plan
 from runtime.launch import launch
 from runtime.progress import Report, RunSummary, StepReport
 from runtime.run_settings import RunSettings
+from tests.unit.cli.answers import ANSWERS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -115,6 +116,23 @@ def test_a_dataset_is_read_whole_or_in_pieces_alike(
 
 
 @pytest.mark.thorough
+def test_a_batch_that_breaks_is_skipped_by_the_plan_and_by_the_unsharded_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "squares.py").write_text(
+        MODULE.replace("1.0 + number", 'float("nan") if number == 5 else 1.0 + number')
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "squares", raising=False)
+    save_plan(plan_for("squares:make", None), tmp_path / "plan.json")
+    code, steps, _ = reports_of(tmp_path / "plan.json", steps=3, data="squares:rows", on_nonfinite="skip")
+    assert code == 0, "the steps before and after agree"
+    assert [step.trouble for step in steps] == [None, "the loss is nan", None]
+    assert "NOT MADE: the loss is nan" in steps[1].text()
+
+
+@pytest.mark.thorough
 def test_json_is_one_object_per_step_and_a_summary(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     save_plan(plan_for("llama-tiny", 8), path)
@@ -122,6 +140,8 @@ def test_json_is_one_object_per_step_and_a_summary(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     step, summary = map(json.loads, done.stdout.splitlines())
+    for line in done.stdout.splitlines():
+        ANSWERS["plan run"].model_validate_json(line)
     assert (step["event"], step["step"], step["unsharded"]) == ("step", 1, None)
     assert (summary["event"], summary["seconds"], summary["agrees"]) == ("summary", None, None)
 

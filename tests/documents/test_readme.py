@@ -2,6 +2,9 @@
 
 Commands are the indented lines that start with `plan`, and the lists in its text. Where one names what a reader has and
 we have not, something else takes its place (`STANDS_FOR`); some are run smaller (`SMALLER`).
+
+What a command prints is shown below it, and must be what it prints: a line `...` stands for any lines. Left open is
+what depends on the machine (`OPEN`).
 """
 
 import json
@@ -24,6 +27,12 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 COMMANDS = tuple(dict.fromkeys(re.findall(r"^    (plan .*)$", README, re.MULTILINE)))
 LISTS = tuple(dict.fromkeys(re.findall(r"`(plan (?:models|profiles|stacks)(?: NAME)?(?: --fit)?)`", README)))
+SHOWN = dict(re.findall(r"^    (plan .*)\n\n```text\n((?:(?!```).*\n)*)```", README, re.MULTILINE))
+"""What is printed, by the command that prints it."""
+
+WIDTH = 120
+"""Columns of the terminal that is shown."""
+
 BLOCKS = tuple(re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL))
 
 STANDS_FOR = {
@@ -56,6 +65,21 @@ SMALLER = {
 
 FAILS = {"plan estimate --model llama8b --devices 8 --zero 2 --recompute none": 3}
 """Exit codes of those that show how something is refused."""
+
+OPEN = {
+    "plan run": r"[0-9][0-9.,]*(?:e[-+][0-9]+)?|AMD EPYC, |[0-9]+ cores?",  # losses and times of this machine, its name
+    "plan estimate --model llama8b": r"It would fit with: .*",  # what was found in the time that there was
+    "plan": r"(?<= in )[0-9.]+ s(?= \()|(?<=\()[0-9.]+ s(?= in all\))",  # how long the search took
+}
+"""What may differ from what the README shows, by how a command begins; the first that fits counts."""
+
+NOT_COMPARED = (
+    "plan estimate --model llama8b --devices 8 --zero 2 --recompute none",
+    "plan --model llama70b --devices 64 --top 3 --explain -o best.json",
+    "plan --model llama-tiny --devices 4 --hardware cpu --pareto",
+    "plan diff llama70b-64.json llama70b-64-by-hand.json",
+)
+"""Run, but not held against the README yet; the output of `--top 3` is known to differ from it."""
 
 MINE = """\
 import torch
@@ -115,7 +139,7 @@ def run(command: str) -> tuple[int, str]:
         words = [sys.executable, "-m", "planner.cli.main", *arguments]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout + done.stderr
-    result = CliRunner().invoke(app, arguments)
+    result = CliRunner(env={"COLUMNS": str(WIDTH)}).invoke(app, arguments)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.output
@@ -125,6 +149,9 @@ def test_commands_are_found_and_those_named_here_are_among_them() -> None:
     assert len(COMMANDS) > 20
     assert len(LISTS) >= 5
     assert len(BLOCKS) == 2
+    assert len(SHOWN) >= 7
+    assert set(NOT_COMPARED) <= set(SHOWN)
+    assert set(SHOWN) <= set(COMMANDS) - set(SMALLER)
     assert set(FIRST) | set(SMALLER) | set(FAILS) <= set(COMMANDS)
     assert [written for written in STANDS_FOR if written not in README] == []
 
@@ -138,6 +165,40 @@ def test_a_command_runs(here: Path, command: str) -> None:
     code, output = run(SMALLER.get(command, command))
     assert code == FAILS.get(command, 0), output
     assert output
+    if command in SHOWN and command not in NOT_COMPARED:
+        missing = not_printed(SHOWN[command], output, command)
+        assert missing == "", f"the README shows what is not printed:\n{missing}\nPrinted is:\n{output}"
+
+
+def not_printed(shown: str, output: str, command: str) -> str:
+    """The first part of what is shown, between lines that stand for others, which is not printed after those before
+    it; empty where all are. Lines that the README breaks are taken as one."""
+    opened = next(pattern for start, pattern in OPEN.items() if command.startswith(start))
+
+    def comparable(text: str) -> str:
+        return " ".join(re.sub(opened, "#", line.rstrip()) for line in text.splitlines() if line.strip())
+
+    left = comparable(output)
+    for part in re.split(r"^\.\.\.\n", shown, flags=re.MULTILINE):
+        wanted = comparable(part)
+        if wanted not in left:
+            return part
+        left = left[left.index(wanted) + len(wanted) :]
+    return ""
+
+
+def test_what_is_not_printed_is_noticed() -> None:
+    output = "a 1\n\nb  2\nevaluated 3 of 4 in 5.0 s (6.1 s in all)\n"
+    for shown, missing in (
+        ("a 1\n\nb  2\n", ""),
+        ("...\nb  2\nevaluated 3 of 4 in 7 s (8 s in all)\n", ""),
+        ("a 1\n...\nevaluated 3 of 4 in 7 s (8 s in all)\n", ""),
+        ("a 2\n...\nb  2\n", "a 2\n"),
+        ("b  2\n...\na 1\n", "a 1\n"),
+        ("b 2\n", "b 2\n"),
+        ("evaluated 2 of 4 in 5.0 s (6.1 s in all)\n", "evaluated 2 of 4 in 5.0 s (6.1 s in all)\n"),
+    ):
+        assert not_printed(shown, output, "plan --model llama70b") == missing
 
 
 @pytest.mark.thorough

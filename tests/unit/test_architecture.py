@@ -49,10 +49,17 @@ HOMES = {
         "planner.sharding.redistribute",
         "runtime.loading",  # datasets draw from numpy's generator
         "runtime.servers",  # hold rows without torch, so that they start in a fraction of a second
+        "runtime.tokens",  # maps files
     ),
     "ortools": ("planner.search.solvers",),
     "plotly": ("planner.report.html",),
-    "pydantic": ("hardware_profiles", "planner.plan", "planner.sharding.discover", "runtime.checkpoint.manifest"),
+    "pydantic": (
+        "hardware_profiles",
+        "planner.plan",
+        "planner.sharding.discover",
+        "runtime.checkpoint.manifest",
+        "runtime.launchers.rank_table",
+    ),
     "rich": ("planner.cli", "planner.report"),
     "safetensors": ("runtime.checkpoint",),
     "torch": ("planner.graph", "planner.models", "planner.sharding.discover", "runtime"),

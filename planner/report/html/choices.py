@@ -14,6 +14,7 @@ def choices_figure(choices: Choices) -> Figure:
     words = [dict(plan.words) for plan in choices.plans]
     names = telling(words) if words else ()
     fastest = choices.plans[0].step_seconds
+    series = _series(choices)
     return Figure(
         key="choices",
         title="Time against memory",
@@ -22,8 +23,7 @@ def choices_figure(choices: Choices) -> Figure:
         spec={
             "data": [
                 _front(choices),
-                _points("other plans", [plan for plan in choices.plans if not plan.this], names, "@forward", 9),
-                _points("this plan", [plan for plan in choices.plans if plan.this], names, "@limit", 14),
+                *(_points(name, plans, names, *look) for name, plans, look in series),
             ],
             "layout": layout(x="GiB per device", y="time of a step", hovermode="closest", yaxis=SECONDS),
         },
@@ -32,7 +32,7 @@ def choices_figure(choices: Choices) -> Figure:
             columns=("plan", "step time", "slower by", "peak memory", *names),
             rows=tuple(
                 (
-                    "this plan" if plan.this else str(number),
+                    "this plan" if plan.this else f"{number}, these degrees" if plan.kept else str(number),
                     seconds_text(plan.step_seconds),
                     percent_text(plan.step_seconds / fastest - 1) if number > 1 else "",
                     bytes_text(plan.peak_bytes),
@@ -42,8 +42,19 @@ def choices_figure(choices: Choices) -> Figure:
             ),
         ),
         height=340,
-        legend=(("@forward", "other plans"), ("@limit", "this plan")),
+        legend=tuple((look[0], name) for name, _, look in series),
     )
+
+
+def _series(choices: Choices) -> list[tuple[str, list[Choice], tuple[str, int, str]]]:
+    """Plans by where they are from, with colour, size and symbol of their points; those that there are."""
+    plans = choices.plans
+    found = [
+        ("other plans", [plan for plan in plans if not plan.this and not plan.kept], ("@forward", 9, "circle")),
+        ("with these degrees", [plan for plan in plans if plan.kept], ("@optimizer", 9, "square")),
+        ("this plan", [plan for plan in plans if plan.this], ("@limit", 14, "diamond")),
+    ]
+    return [one for one in found if one[1]]
 
 
 def _front(choices: Choices) -> Spec:
@@ -64,7 +75,7 @@ def _front(choices: Choices) -> Spec:
     }
 
 
-def _points(name: str, plans: list[Choice], names: tuple[str, ...], colour: str, size: int) -> Spec:
+def _points(name: str, plans: list[Choice], names: tuple[str, ...], colour: str, size: int, symbol: str) -> Spec:
     texts = []
     for plan in plans:
         told = "<br>".join(f"{word}: {dict(plan.words)[word]}" for word in names)
@@ -77,5 +88,5 @@ def _points(name: str, plans: list[Choice], names: tuple[str, ...], colour: str,
         "y": [plan.step_seconds for plan in plans],
         "hovertext": texts,
         "hoverinfo": "text",
-        "marker": {"color": colour, "size": size, "symbol": "diamond" if size > 9 else "circle"},
+        "marker": {"color": colour, "size": size, "symbol": symbol},
     }

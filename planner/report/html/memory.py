@@ -59,6 +59,11 @@ def _full(memory: Memory, *, across: bool) -> Spec:
     return {"type": "line", **ends, "line": {"color": "@limit", "width": 2, "dash": "dash"}}
 
 
+def _only_some(memory: Memory) -> str:
+    drawn, ranks = len(memory.curves), len(memory.ranks)
+    return f" Of {ranks} stages {drawn} are drawn: the first, the last and the fullest." if drawn < ranks else ""
+
+
 def curves_figure(memory: Memory) -> Figure:
     """What is stored, and what micro-batches in flight hold, over the step."""
     data = [
@@ -80,7 +85,8 @@ def curves_figure(memory: Memory) -> Figure:
         label="Memory of a device over the step, by pipeline rank: what is stored, what micro-batches in flight hold."
         f" At most {bytes_text(most)}.",
         caption="What is stored and what passes need while they run, and on it what every micro-batch holds from its"
-        " forward to the end of its backward pass. A line from above; what allocators hold beyond tensors is left out.",
+        " forward to the end of its backward pass. A line from above; what allocators hold beyond tensors is left out."
+        + _only_some(memory),
         spec={
             "data": data,
             "layout": layout(

@@ -45,7 +45,7 @@ def interval_figure(trust: Trust) -> Figure | None:
         },
         table=Table(
             caption="Interval of the prediction",
-            columns=("", "step"),
+            columns=("what", "value"),
             rows=(
                 ("predicted", seconds_text(step)),
                 ("low end", seconds_text(low)),

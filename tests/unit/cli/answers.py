@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, RootModel
 from pydantic.json_schema import models_json_schema
 
 PATH = Path(__file__).parents[3] / "docs" / "json-schema.json"
@@ -230,6 +230,7 @@ class Diff(Strict):
     difference_seconds: float
     difference_bytes: float
     steps: list[DiffStep]
+    stopped: bool
 
 
 class Outcome(Strict):
@@ -262,6 +263,7 @@ class Explained(Strict):
     step_seconds: float
     peak_bytes: float
     capacity_bytes: float
+    stopped: bool
     explanation: Binding
     sensitivities: list[Sensitivity]
 
@@ -290,7 +292,31 @@ class ExplainedNames(Strict):
     step_seconds: float
     peak_bytes: float
     capacity_bytes: float
+    stopped: bool
     subjects: list[Subject]
+
+
+class ListedModel(Strict):
+    """Dimensions are numbers, words or truth values, those of images lists of numbers."""
+
+    model: str
+    family: str
+    parameters: int
+    dimensions: dict[str, Any]
+    source: str
+
+
+class Model(ListedModel):
+    """`plan models NAME`."""
+
+    schema_version: Literal[1]
+
+
+class Models(Strict):
+    """`plan models`."""
+
+    schema_version: Literal[1]
+    models: list[ListedModel]
 
 
 class Level(Strict):
@@ -359,6 +385,50 @@ class Collective(Strict):
     nbytes: float
     predicted: int
     emitted: int
+
+
+class RunStep(Strict):
+    """`plan run`, a line for each step."""
+
+    schema_version: Literal[1]
+    event: Literal["step"]
+    step: int
+    steps: int
+    loss: Number
+    unsharded: Number
+    seconds: float
+    samples: int
+    tokens: int | None
+
+
+class RunSummary(Strict):
+    """`plan run`, the last line."""
+
+    schema_version: Literal[1]
+    event: Literal["summary"]
+    steps: int
+    data: str
+    seconds: Number
+    samples: int
+    tokens: int | None
+    predicted_seconds: float
+    low_seconds: Number
+    high_seconds: Number
+    profile: str
+    elsewhere: str
+    peak_bytes: list[float]
+    peak_kind: str
+    predicted_peak_bytes: float
+    precision: str
+    difference: Number
+    tolerance: float
+    resumed: Text
+    saved: Text
+    agrees: bool | None
+
+
+class Run(RootModel[RunStep | RunSummary]):
+    """`plan run`: every line by itself."""
 
 
 class Product(Strict):
@@ -555,6 +625,9 @@ ANSWERS: dict[str, type[BaseModel]] = {
     "plan verify": Verified,
     "plan audit": Audit,
     "plan validate": Validated,
+    "plan run": Run,
+    "plan models": Models,
+    "plan models NAME": Model,
     "plan profiles": Profiles,
     "plan profiles NAME": Profile,
     "plan profiles NAME --fit": Fitted,

@@ -1,5 +1,7 @@
 """What `--json` prints has the form that docs/json-schema.json states, command by command, and help has examples."""
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from planner.cli.main import app
+from runtime.progress import RunSummary, StepReport, content_of
 from tests.unit.cli.answers import ANSWERS, COMMAND, PATH, Refused, content
 from tests.unit.runtime.checkpoint_states import write_model
 from tests.unit.validation.runs import row, write
@@ -44,6 +47,8 @@ CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("plan export", ("export", "b.json", *TO_MEGATRON, "-o", "again")),
     ("plan import", ("import", "megatron", "--from", "megatron", "--model", "llama-tiny", "--hardware", "cpu")),
     ("plan report", ("report", "a.json", "--no-search")),
+    ("plan models", ("models",)),
+    ("plan models NAME", ("models", "vit-l16")),
     ("plan profiles", ("profiles",)),
     ("plan profiles NAME", ("profiles", "h100-80gb")),
     ("plan profiles NAME --fit", ("profiles", "h100-80gb", "--fit")),
@@ -67,13 +72,41 @@ def test_an_answer_has_its_form(name: str, arguments: tuple[str, ...], files: Pa
     ANSWERS[name].model_validate_json(result.stdout)
 
 
+def test_what_a_run_reports_has_its_form() -> None:
+    step = StepReport(step=1, steps=2, loss=math.nan, unsharded=None, seconds=0.5, samples=8, tokens=None)
+    summary = RunSummary(
+        steps=2,
+        data="synthetic",
+        seconds=None,
+        samples=8,
+        tokens=None,
+        predicted_seconds=0.5,
+        low_seconds=None,
+        high_seconds=None,
+        profile="cpu",
+        elsewhere="",
+        peak_bytes=(1.0, 2.0),
+        peak_kind="resident",
+        predicted_peak_bytes=2.0,
+        precision="fp32",
+        difference=math.inf,
+        tolerance=1e-4,
+    )
+    for report, kind in ((step, "step"), (summary, "summary")):
+        content = content_of(report)
+        ANSWERS["plan run"].model_validate_json(json.dumps(content))
+        assert content["event"] == kind
+        with pytest.raises(ValueError, match="seconds"):
+            ANSWERS["plan run"].model_validate_json(json.dumps({**content, "seconds": "soon"}))
+
+
 def test_every_command_has_a_form() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     forms = {name.split()[1] for name in ANSWERS if " " in name}
     single = {name: command for name, command in commands.items() if not hasattr(command, "commands")}
     with_json = {name for name, command in single.items() if _has_json(command)}
     assert with_json == set(single)
-    assert forms <= set(commands)
+    assert forms == set(commands)
     for name in set(commands) - set(single):
         inner = commands[name].commands
         assert {word for word, command in inner.items() if _has_json(command)} == set(inner)

@@ -43,9 +43,12 @@ def test_other_plans_are_those_of_the_front(plan: Any, here: Path, file: str) ->
     plans = plan.json("report", file, "-o", "page.html", "--time-limit", "300")["choices"]["plans"]
     assert sum(one["this"] for one in plans) == 1
     front = plan.json(*TINY, "--pareto", "-o", "best.json")["plans"]
-    others = [one["step_seconds"] for one in plans if not one["this"]]
+    others = [one["step_seconds"] for one in plans if not one["this"] and not one["kept"]]
     assert others == pytest.approx([one["step_seconds"] for one in front])
     assert "Alternatives" in (here / "page.html").read_text()
+    kept = [dict(one["words"])["degrees"] for one in plans if one["kept"]]
+    assert kept
+    assert set(kept) == {dict(one["words"])["degrees"] for one in plans if one["this"]}
 
 
 def test_no_time_to_search_leaves_the_plan_alone(plan: Any, file: str) -> None:
@@ -66,5 +69,7 @@ def test_a_plan_that_was_changed_and_does_not_fit_says_so(plan: Any, here: Path)
 
 def test_what_cannot_be_written_or_read_is_said_in_a_line(plan: Any, here: Path, file: str) -> None:
     assert "is the plan file itself" in plan.refused("report", file, "-o", file)
-    assert "none/page.html: cannot be written" in plan.refused("report", file, "--no-search", "-o", "none/page.html")
+    for option in ("-o", "--trace"):  # before anything is searched
+        words = plan.refused("report", file, option, f"{file}/page.html")
+        assert f"{file}/page.html: cannot be written: Not a directory; name another place" in words
     assert "none.json" in plan.refused("report", "none.json")

@@ -1,14 +1,18 @@
 """Progress and Ctrl-C."""
 
+import io
 import math
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from planner.cli.searching import news_of
+from planner.cli.waiting import news_of, waiting
+from planner.plan import differences
 from planner.search import search as searching
+from planner.search import sensitivity
 from planner.search.search import Progress
 
 TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4")
@@ -80,10 +84,118 @@ def test_an_interrupt_before_any_plan(plan: Any, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("best", "bound", "words"),
     [
-        (math.inf, 1.0, "nothing fits yet"),
-        (2.0, 0.0, "best 2 s"),
-        (2.0, 1.9, "best 2 s, bound 1.9 s, gap 5.0%"),
+        (math.inf, 1.0, ("1/10 tried, nothing fits yet", "1/10 tried", "")),
+        (2.0, 0.0, ("1/10 tried, best 2 s", "1/10 tried", "")),
+        (
+            2.0,
+            1.9,
+            (
+                "1/10 tried, best 2 s, bound 1.9 s, gap 5.0%",
+                "1/10 tried, best 2 s, bound 1.9 s",
+                "1/10 tried, best 2 s",
+                "1/10 tried",
+                "",
+            ),
+        ),
     ],
 )
-def test_news(best: float, bound: float, words: str) -> None:
+def test_news(best: float, bound: float, words: tuple[str, ...]) -> None:
     assert news_of(Progress(total=10, done=1, best_seconds=best, bound_seconds=bound)) == words
+
+
+@pytest.mark.parametrize(
+    ("width", "words"),
+    [
+        (120, ("searching", "━", "13/198 tried", "best 31.8 s", "bound 31.2 s", "gap 1.9%", "0:00:0")),
+        (80, ("searching", "13/198 tried", "best 31.8 s", "bound 31.2 s", "gap 1.9%", "0:00:0")),
+        (50, ("searching", "13/198 tried", "best 31.8 s", "0:00:0")),
+        (20, ("searc", "…", "0:00:0")),
+    ],
+)
+def test_a_line_says_as_much_as_there_is_room_for(width: int, words: tuple[str, ...]) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+    with waiting(console) as wait:
+        wait.searched(Progress(total=198, done=13, best_seconds=31.8, bound_seconds=31.2))
+    with console.capture() as shown:
+        console.print(wait)
+    (line,) = shown.get().splitlines()
+    at = [line.index(word) for word in words]
+    assert at == sorted(at)
+    assert len(line) <= width
+
+
+def test_nothing_is_said_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with waiting() as wait:
+        wait.phase("tracing")
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.fixture
+def file(plan: Any) -> str:
+    """A plan file."""
+    plan.json(*TINY, "-o", "plan.json")
+    return "plan.json"
+
+
+def test_an_interrupted_explanation_has_what_was_found(plan: Any, file: str, interrupting: Callable[..., None]) -> None:
+    searched = plan.json("explain", file, "--no-search")["sensitivities"]
+    interrupting(0)
+    content = plan.json("explain", file)
+    assert content["stopped"] is True
+    assert content["sensitivities"] == searched[:1]
+    interrupting(0)
+    outcome = plan("explain", file, "*.mlp.up_proj*")
+    assert outcome.code == 0
+    assert "Stopped by Ctrl-C: what was not looked at by then is missing." in outcome.out
+    assert "chosen" in outcome.out
+
+
+def test_an_explanation_that_ran_out_of_time_says_so(plan: Any, file: str) -> None:
+    assert plan.json("explain", file, "*.mlp.up_proj*", "--time-limit", "0")["stopped"] is True
+    outcome = plan("explain", file, "*.mlp.up_proj*", "--time-limit", "0")
+    assert "Not all was searched again within 0 s; --time-limit SECONDS gives more." in outcome.out
+    assert plan.json("explain", file, "*.mlp.up_proj*", "--no-search")["stopped"] is False
+
+
+def test_an_interrupted_explanation_without_anything_says_so(
+    plan: Any, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configured = sensitivity._worlds
+
+    def pressed(*arguments: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return configured(*arguments)
+
+    monkeypatch.setattr(sensitivity, "_worlds", pressed)
+    assert plan.refused("explain", file, code=130) == "plan: interrupted before anything was known\n"
+
+
+def test_an_interrupted_comparison_prices_what_is_left_at_once(
+    plan: Any, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan.json(*TINY, "--pipeline", "2", "--zero", "0", "--recompute", "full", "--global-batch", "32", "-o", "b.json")
+    whole = plan.json("diff", file, "b.json")
+    assert len(whole["steps"]) > 2
+    assert whole["stopped"] is False
+    reprice, calls = differences.repriced, iter(range(1000))
+
+    def pressed(*arguments: Any) -> Any:
+        if next(calls) == 2:  # both plans are priced, and the first on the way is about to be
+            signal.raise_signal(signal.SIGINT)
+        return reprice(*arguments)
+
+    monkeypatch.setattr(differences, "repriced", pressed)
+    content = plan.json("diff", file, "b.json")
+    assert content["stopped"] is True
+    first, last = content["steps"]
+    assert first == whole["steps"][0]
+    named = [one["name"] for step in whole["steps"][1:] for one in step["differences"]]
+    assert sorted(one["name"] for one in last["differences"]) == sorted(named)
+    assert last["step_seconds_after"] == whole["second"]["step_seconds"]
+
+
+def test_an_interrupted_report_has_what_was_found(plan: Any, file: str, interrupting: Callable[..., None]) -> None:
+    interrupting(1)
+    choices = plan.json("report", file)["choices"]
+    assert "The search was stopped by Ctrl-C" in choices["note"]
+    assert sum(one["this"] for one in choices["plans"]) == 1

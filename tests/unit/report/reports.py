@@ -15,7 +15,7 @@ def verdict_named(name: str) -> Verdict:
 
 @cache
 def reported(name: str) -> Reported:
-    """The report of a plan of `tests.unit.plan.plans`, among two others."""
+    """The report of a plan of `tests.unit.plan.plans`, among three others."""
     verdict = verdict_named(name)
     plan, figures = verdict.bound.plan, verdict.prediction
     cluster = cluster_of(plan.cluster.profile, plan.cluster.devices)
@@ -24,5 +24,6 @@ def reported(name: str) -> Reported:
     )
     lean = Choice(step_seconds=2 * figures.step_seconds, peak_bytes=1.0, words=(("degrees", "lean <script>"),))
     slow = Choice(step_seconds=3 * figures.step_seconds, peak_bytes=0.5, words=(("degrees", "slow"),))
-    choices = Choices(plans=(this, lean, slow), note="Three plans.")
+    near = Choice(step_seconds=4 * figures.step_seconds, peak_bytes=0.4, words=(("degrees", "this"),), kept=True)
+    choices = Choices(plans=(this, lean, slow, near), note="Four plans.")
     return report_of(verdict.bound, figures, cluster, choices=choices)

@@ -1,8 +1,11 @@
 """Which samples a rank reads, in which order, and what is refused."""
 
+import json
+import pickle
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ import runtime
 from planner.errors import RequestError
 from planner.plan.plan import Plan
 from planner.sharding.layout import REPLICATE, shard
+from runtime.data import load_dataset
 from runtime.inputs import LocalBatch
 from runtime.training_step import TrainingStep
 from tests.contract.one_rank import one_rank
@@ -143,3 +147,113 @@ def test_a_dataset_prepares_the_step() -> None:
     assert "lm_head.weight" in step.full_parameters()
     losses = [step(batch) for batch in batches]
     assert (step.steps, step.loss) == (4, losses[-1])
+
+
+def batches_of(samples: int, micro_batches: int = 1) -> Plan:
+    """A plan that takes so many samples in a step."""
+    plan = plans.hand_plan("zero1", "llama", plans.mesh_of())
+    return replace(plan, training=replace(plan.training, global_batch=samples, micro_batches=micro_batches))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_who_goes_on_from_a_position_reads_what_would_have_come(workers: int) -> None:
+    """Under another plan too, and whatever workers have read ahead."""
+
+    def read(batches: Any, count: int) -> list[int]:
+        return [int(row) for _, (tokens, _) in zip(range(count), batches, strict=False) for row in tokens[:, 0]]
+
+    def opened(plan: Plan) -> Any:
+        return runtime.loader(Rows(24), plan, shuffle=True, seed=2, workers=workers)
+
+    unbroken = read(opened(batches_of(4)).endless(), 12)
+    first = opened(batches_of(4))
+    begun = read(first.endless(), 2)
+    state = json.loads(json.dumps(first.state()))
+    assert state == {"epoch": 0, "samples": 8, "seed": 2, "shuffle": True, "count": 24}
+    for plan, steps in ((batches_of(4), 10), (batches_of(2), 20), (batches_of(8, 2), 5)):
+        again = opened(plan)
+        again.load_state(state)
+        assert begun + read(again.endless(), steps) == unbroken, "two epochs, each in its own order"
+        assert again.state() == {**state, "epoch": 1, "samples": 24}
+    done = opened(batches_of(4))
+    done.load_state({**state, "samples": 24})
+    assert list(done) == [], "that epoch is over"
+    assert len(list(done)) == 6, "and may be begun again"
+
+
+def test_a_position_in_a_stream() -> None:
+    first = runtime.loader(Stream(), batches_of(2))
+    batches = iter(first)
+    next(batches)
+    second = runtime.loader(Stream(), batches_of(3))
+    second.load_state(first.state())
+    assert [batch[0][:, 0].tolist() for batch in second] == [[2, 3, 4], [5, 6, 7]]
+    with pytest.raises(RequestError, match="workers=2: Stream is an iterable dataset, and each worker would read all"):
+        runtime.loader(Stream(), batches_of(3), workers=2)
+    with pytest.raises(RequestError, match="Stream gave no batch in epoch 0"):
+        next(runtime.loader(Stream(), batches_of(10)).endless())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"seed": 3}, "taken with seed 3, and here it is 0"),
+        ({"shuffle": True}, "taken with shuffle True, and here it is False"),
+        ({"count": 20}, "taken with number of samples 20, and here it is 19"),
+        ({"samples": -1}, "wrong here: samples"),
+        ({"epoch": "1"}, "wrong here: epoch"),
+        ({"more": 1}, "wrong here: more"),
+    ],
+    ids=str,
+)
+def test_a_position_in_other_data_is_refused(changes: dict[str, Any], words: str) -> None:
+    batches = runtime.loader(Rows(), plan_of())
+    with pytest.raises(RequestError, match=words):
+        batches.load_state({**batches.state(), **changes})
+
+
+def test_steps_after_a_position_need_samples() -> None:
+    batches = runtime.loader(Rows(), plan_of())
+    batches.load_state({**batches.state(), "samples": 8})
+    with pytest.raises(RequestError, match="make 4 global batches of 4, and 5 steps take 5"):
+        batches.steps(5)
+    assert len(list(batches.steps(4))) == 2
+
+
+def test_a_file_of_tokens(tmp_path: Path) -> None:
+    tokens = np.arange(70_000, 70_022, dtype=np.int32)
+    np.save(tmp_path / "tokens.npy", tokens)
+    rows = runtime.TokensDataset(tmp_path / "tokens.npy", 5)
+    assert len(rows) == 4, "the fifth has no last label"
+    assert [part.tolist() for part in rows[1]] == [tokens[5:10].tolist(), tokens[6:11].tolist()]
+    assert rows[3][0].dtype == torch.int64
+    with pytest.raises(IndexError):
+        rows[4]
+    (tokens % 1000).astype(np.uint16).tofile(tmp_path / "tokens.bin")
+    plain = load_dataset(str(tmp_path / "tokens.bin"), 5)
+    assert isinstance(plain, runtime.TokensDataset)
+    assert plain[0][1].tolist() == [1, 2, 3, 4, 5]
+    assert pickle.loads(pickle.dumps(plain))[2][0].tolist() == [10, 11, 12, 13, 14]
+    assert len(pickle.dumps(plain)) < 1000, "workers open the file themselves"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("none.npy", None, "none.npy: No such file"),
+        ("short.bin", np.zeros(5, np.uint16).tobytes(), "5 tokens; a sample of 5 with its labels takes 6"),
+        ("odd.bin", b"abc", "3 bytes are no uint16 tokens of 2 bytes"),
+        ("text.npy", b"hello", "text.npy: "),
+        ("float.npy", np.zeros(9), r"holds float64 of shape \(9,\); tokens are integers in one row"),
+    ],
+)
+def test_what_is_no_file_of_tokens(tmp_path: Path, name: str, content: Any, words: str) -> None:
+    path = tmp_path / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        np.save(path, content)
+    with pytest.raises(RequestError, match=words):
+        runtime.TokensDataset(path, 5)
+    with pytest.raises(RequestError, match="the model of the plan has no sequences"):
+        load_dataset(str(path))

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from planner.errors import CheckpointError
+from planner.models.zoo import build_model
 from runtime.checkpoint.offline import merge
 from runtime.checkpoint.restoring import load
 from runtime.checkpoint.source import open_checkpoint
@@ -17,6 +18,7 @@ from tests.unit.runtime.checkpoint_states import Memory, manifest_of, plan_of
 
 transformers = pytest.importorskip("transformers")
 
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SIZES = {
     "vocab_size": plans.VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": plans.SEQUENCE,
@@ -69,3 +71,18 @@ def test_weights_in_another_dtype_are_taken_where_that_is_asked_for(tmp_path: Pa
         assert load(step, tmp_path, cast=True).step == 0
         found = step.full_parameters()["lm_head.weight"]
     assert torch.equal(found, written.lm_head.weight.float())
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen3", "bert-hf", "t5-hf", "vit"])
+def test_models_of_a_config_keep_their_names(name: str, tmp_path: Path) -> None:
+    """What was planned from a `config.json` is loaded whole by the class that it names; tied weights are there once."""
+    config = CONFIGS / name / "config.json"
+    module = build_model(str(config), dtype="float32", device="cpu").module
+    buffers = {n: b for n, b in module.named_buffers() if n in module.state_dict()}
+    state = Memory(contents={**dict(module.named_parameters()), **buffers})
+    merge(state, manifest_of(state), tmp_path / "merged")
+    (tmp_path / "merged" / "config.json").write_text(config.read_text())
+    loaded, report = type(module).from_pretrained(tmp_path / "merged", output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    known = loaded.state_dict()
+    assert all(torch.equal(value, known[name]) for name, value in module.state_dict().items())

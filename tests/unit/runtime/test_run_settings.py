@@ -14,6 +14,7 @@ from tests.distributed import plans
 
 OTHER = RunSettings(
     steps=7, seed=3, check=False, model="a.b:c", data="d:e", shuffle=True, full_batch=False, workers=2, timeout=1.5,
+    on_nonfinite="skip", on_spike="stop", spike_factor=3.0, spike_window=5,
     save="runs/a b", save_every=5, keep=2, resume="c", go_on=True, weights="d", cast=True,
 )  # fmt: skip
 SUMMARY = RunSummary(
@@ -36,6 +37,8 @@ def test_settings_reach_the_ranks(settings: RunSettings) -> None:
         ({"timeout": 0.0}, "--timeout 0: give seconds"),
         ({"workers": 2}, "--workers: synthetic data is drawn, not read"),
         ({"full_batch": False}, "--own-samples: synthetic data is drawn"),
+        ({"on_spike": "skp"}, "unknown answer of --on-spike 'skp'; did you mean skip"),
+        ({"on_nonfinite": "rollback"}, "rollback: `plan run` does not go back by itself"),
         ({"keep": 0}, "--keep 0: give 1 or more"),
         ({"save_every": 0}, "--save-every 0: give 1 or more"),
         ({"go_on": True}, "--continue: goes on from the newest checkpoint in --save; give --save DIR"),

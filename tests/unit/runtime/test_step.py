@@ -216,11 +216,14 @@ def test_importing_the_package_does_not_import_torch() -> None:
     names = [
         "BatchLoader",
         "Checkpoints",
+        "Groups",
+        "GuardSettings",
         "OptimizerSettings",
         "StageAudit",
+        "TokensDataset",
         "TrainingStep",
         "audit",
-        "loader",
-        "parallelize",
+        "get_group",
     ]
+    names += ["get_group_size", "get_rank", "loader", "parallelize"]
     assert done.stdout == f"False {names}\n"

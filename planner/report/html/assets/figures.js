@@ -25,11 +25,27 @@ function sized(layout) {
   return printing ? { ...layout, width: PAPER } : { ...layout, autosize: true };
 }
 
+const leftOut = {}; // names of the legend that are not drawn, by figure
+
+function legendApplied(key, traces) {
+  return traces.map((trace) => ({ ...trace, visible: !leftOut[key]?.has(trace.name) }));
+}
+
+for (const button of document.querySelectorAll(".legend button")) {
+  button.addEventListener("click", () => {
+    const { of: key, name } = button.dataset;
+    const names = (leftOut[key] ??= new Set());
+    if (!names.delete(name)) names.add(name);
+    button.setAttribute("aria-pressed", String(!names.has(name)));
+    if (window.Plotly !== undefined) draw(key);
+  });
+}
+
 function draw(key) {
   const element = document.getElementById("chart-" + key);
   const { spec, by } = specs[key];
   if (by === "timeline") return drawTimeline(element, spec);
-  return Plotly.react(element, coloured(spec.data), sized(coloured(spec.layout)), config);
+  return Plotly.react(element, legendApplied(key, coloured(spec.data)), sized(coloured(spec.layout)), config);
 }
 
 function drawAll() {

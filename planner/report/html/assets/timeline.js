@@ -94,7 +94,8 @@ function drawTimeline(element, spec) {
   const range = timelineRange ?? [0, spec.seconds];
   const layout = sized(coloured(spec.layout));
   layout.xaxis.range = [...range];
-  const drawn = Plotly.react(element, timelineTraces(spec, range, element.clientWidth), layout, config);
+  const traces = legendApplied(element.dataset.figure, timelineTraces(spec, range, element.clientWidth));
+  const drawn = Plotly.react(element, traces, layout, config);
   if (!element.dataset.bound) bindTimeline(element, spec);
   return drawn;
 }

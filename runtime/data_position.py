@@ -1,0 +1,45 @@
+"""Where in the data a training is, as a checkpoint keeps it: a few plain numbers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from planner.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataPosition:
+    """Behind `samples` samples of epoch `epoch`, in the order that `seed` and `shuffle` make of `count` samples; an
+    iterable dataset, which goes in its own order, has no `count`."""
+
+    epoch: int
+    samples: int
+    seed: int
+    shuffle: bool
+    count: int | None
+
+    def check(self, here: "DataPosition") -> None:
+        """Raise RequestError where the samples that come next `here` are not those that would have come."""
+        for name in ("seed", "shuffle", "count"):
+            then, now = getattr(self, name), getattr(here, name)
+            if then != now:
+                what = {"count": "number of samples"}.get(name, name)
+                raise RequestError(
+                    f"the data position was taken with {what} {then}, and here it is {now}: other samples would follow;"
+                    " open the same data in the same order, or begin without the position"
+                )
+
+
+def position_of(state: Mapping[str, Any]) -> DataPosition:
+    """A position from plain JSON. Raises RequestError for what is none."""
+    names = [field.name for field in fields(DataPosition)]
+    wrong = sorted(set(names) ^ set(state))
+    for name in ("epoch", "samples", "seed", "shuffle"):
+        kind = bool if name == "shuffle" else int
+        if not wrong and (type(state[name]) is not kind or (name in ("epoch", "samples") and state[name] < 0)):
+            wrong = [name]
+    if not wrong and not (state["count"] is None or type(state["count"]) is int):
+        wrong = ["count"]
+    if wrong:
+        raise RequestError(f"a data position has {', '.join(names)}; wrong here: {', '.join(wrong)}")
+    return DataPosition(**state)

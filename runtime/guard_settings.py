@@ -1,0 +1,53 @@
+"""What is asked for where a loss or a gradient is not finite, or a loss leaps (`runtime.guard`). Needs no torch."""
+
+import math
+from dataclasses import dataclass
+
+from planner.errors import RequestError, unknown_name
+from planner.plan.plan import ASYNCHRONOUS
+
+ON_NONFINITE = ("stop", "skip", "rollback")
+ON_SPIKE = ("ignore", "stop", "skip", "rollback")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardSettings:
+    """What shall become of a step whose loss or gradients are not finite (`ON_NONFINITE`) and of one whose loss leaps
+    (`ON_SPIKE`). After `in_a_row` steps that were not made the run stops all the same.
+
+    Raises RequestError for words and numbers that there are not.
+    """
+
+    on_nonfinite: str = "stop"
+    on_spike: str = "ignore"
+    spike_factor: float = 2.0
+    spike_window: int = 32
+    in_a_row: int = 10
+
+    def __post_init__(self) -> None:
+        for name, word, known in (("nonfinite", self.on_nonfinite, ON_NONFINITE), ("spike", self.on_spike, ON_SPIKE)):
+            if word not in known:
+                raise RequestError(unknown_name(f"answer of --on-{name}", word, known))
+        if not self.spike_factor > 1 or not math.isfinite(self.spike_factor):
+            raise RequestError(f"--spike-factor {self.spike_factor:g}: give a number above 1")
+        if self.spike_window < 1 or self.in_a_row < 1:
+            raise RequestError(f"--spike-window {self.spike_window}: give a number of steps, 1 or more")
+
+    @property
+    def looks(self) -> bool:
+        """Whether anything else is asked for than to stop before an update with a loss that is not finite."""
+        return self.on_nonfinite != "stop" or self.on_spike != "ignore"
+
+    @property
+    def rolls_back(self) -> bool:
+        """Whether a way back is needed."""
+        return "rollback" in (self.on_nonfinite, self.on_spike)
+
+    def check_schedule(self, schedule: str) -> None:
+        """Raise RequestError for a schedule that updates weights before the loss of a batch is known."""
+        if self.looks and schedule in ASYNCHRONOUS:
+            raise RequestError(
+                f"--on-nonfinite {self.on_nonfinite}, --on-spike {self.on_spike}: with schedule '{schedule}' weights"
+                " are updated before the loss of a batch is known, so that none can be taken back; take the schedule"
+                " '1f1b'"
+            )

@@ -1,0 +1,80 @@
+"""Who has launched this process: torchrun, Open MPI's mpirun, Slurm's srun, a rank table, or variables set by hand.
+
+    launcher ── environment variables ──> Launched ── RANK, WORLD_SIZE, MASTER_ADDR, .. ──> torch.distributed
+
+Launchers stand inside each other: srun starts one agent of torchrun on every node, or mpirun its daemons through Slurm.
+The innermost knows the processes; what an outer one says of them must fit, and is refused where it does not.
+"""
+
+from collections.abc import Callable, Mapping
+
+from planner.errors import RequestError
+from runtime.launchers import open_mpi, rank_table, slurm, torchrun
+from runtime.launchers.launched import Environment, Launched
+
+__all__ = ["LAUNCHERS", "Launched", "launched_by"]
+
+LAUNCHERS: Mapping[str, Callable[[Environment], Launched | None]] = {
+    "torchrun": torchrun.read,
+    "variables": torchrun.read_variables,
+    "open_mpi": open_mpi.read,
+    "slurm": slurm.read,
+    "rank_table": rank_table.read,
+}
+"""From the innermost to the outermost."""
+
+
+def launched_by(environment: Environment) -> Launched | None:
+    """What the launcher of this process says; None where nothing did, so that this process may start others.
+
+    Raises RequestError for variables that are missing or wrong, and where two launchers contradict each other.
+    """
+    inner = torchrun.read(environment)
+    if inner is not None:
+        for outer in (open_mpi.read(environment), slurm.read(environment)):
+            if outer is not None:
+                _check_agents(inner, outer)
+    else:
+        mpi = open_mpi.read(environment)
+        task = (
+            slurm.read(environment) if mpi is None else None
+        )  # mpirun's daemons are tasks of Slurm, its processes not
+        inner = mpi or task
+        if inner is None:
+            inner = torchrun.read_variables(environment)
+        else:
+            _check_variables(environment, inner)
+    return _with_table(environment, inner)
+
+
+def _check_agents(inner: Launched, outer: Launched) -> None:
+    if inner.agents != outer.world:
+        raise RequestError(
+            f"two launchers at once: {outer.launcher} started {outer.world} processes, and in each torchrun starts"
+            f" processes for {inner.agents} host{'' if inner.agents == 1 else 's'}; start one torchrun on each host"
+            f" with --nnodes {outer.world}, or leave torchrun out"
+        )
+
+
+def _check_variables(environment: Environment, inner: Launched) -> None:
+    """Scripts set RANK and WORLD_SIZE from what a launcher says; then they say the same."""
+    for name, said in (("RANK", inner.rank), ("WORLD_SIZE", inner.world)):
+        if name in environment and environment[name].strip() != str(said):
+            raise RequestError(
+                f"two launchers at once: {inner.launcher} says rank {inner.rank} of {inner.world}, and"
+                f" {name}={environment[name]}; unset RANK and WORLD_SIZE"
+            )
+
+
+def _with_table(environment: Environment, inner: Launched | None) -> Launched | None:
+    """The process by its rank table where no launcher says more; else the table must have as many processes."""
+    if inner is None:
+        return rank_table.read(environment)
+    if environment.get(rank_table.VARIABLE):
+        table = rank_table.read_table(environment[rank_table.VARIABLE])
+        if len(table.servers) != inner.world:
+            raise RequestError(
+                f"{rank_table.VARIABLE}={table.path} lists {len(table.servers)} processes, and {inner.launcher} started"
+                f" {inner.world}; unset {rank_table.VARIABLE}, or start as many"
+            )
+    return inner

@@ -1,0 +1,87 @@
+"""One process of a job, as whoever launched it says in environment variables."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner.errors import RequestError
+
+Environment = Mapping[str, str]
+
+LOOPBACK = "127.0.0.1"
+_FIRST_PORT, _PORTS = 15000, 15000  # below those that operating systems give away by themselves (32768 on Linux)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """Process `rank` of `world`, `local_rank` of the `local_world` on its host; the processes meet at `address` and
+    `port`, where the first one listens. `launcher` is who said so, `agents` how many processes launch these
+    (torchrun's agents; 1 elsewhere)."""
+
+    launcher: str
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int | None
+    hosts: int | None
+    address: str
+    port: int
+    agents: int = 1
+
+    def environment(self) -> dict[str, str]:
+        """The variables that torch.distributed reads."""
+        found = {
+            "RANK": self.rank,
+            "WORLD_SIZE": self.world,
+            "LOCAL_RANK": self.local_rank,
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": self.port,
+        }
+        if self.local_world is not None:
+            found["LOCAL_WORLD_SIZE"] = self.local_world
+        return {name: str(value) for name, value in found.items()}
+
+    def text(self) -> str:
+        """What was found, in one line."""
+        hosts = "" if self.hosts is None else f" on {self.hosts} host{'' if self.hosts == 1 else 's'}"
+        processes = f"{self.world} process{'' if self.world == 1 else 'es'}"
+        return f"started by {self.launcher}: {processes}{hosts}, which meet at {self.address}:{self.port}"
+
+    def check(self, devices: int) -> None:
+        """Raise RequestError where the job has not one process for each of so many devices of a plan."""
+        if self.world != devices:
+            raise RequestError(
+                f"the plan is for {devices} devices, and {self.launcher} started {self.world}"
+                f" process{'' if self.world == 1 else 'es'}; start {devices}, or plan for {self.world}"
+            )
+
+
+def whole_number(environment: Environment, name: str, launcher: str, least: int = 0) -> int:
+    """A variable that has to be there. Raises RequestError where it is not, or is no whole number."""
+    text = environment.get(name, "").strip()
+    if not text:
+        raise RequestError(f"{launcher} starts this process, but {name} is not set; set it for every process")
+    if not text.isdecimal() or int(text) < least:
+        raise RequestError(f"{name}={text}: {launcher} writes a whole number there, {least} or more")
+    return int(text)
+
+
+def rank_in(environment: Environment, name: str, world: int, launcher: str) -> int:
+    """The rank in a variable. Raises RequestError where there is no such rank."""
+    rank = whole_number(environment, name, launcher)
+    if rank >= world:
+        raise RequestError(f"{name}={rank}, and {launcher} counts {world} processes: ranks go from 0 to {world - 1}")
+    return rank
+
+
+def meeting_point(environment: Environment, first_host: str, job: int) -> tuple[str, int]:
+    """Address and port of the first process: MASTER_ADDR and MASTER_PORT where they are set, else its host and a port
+    that depends on the number of the job, so that all processes of a job find the same and jobs rarely do."""
+    port = environment.get("MASTER_PORT", "").strip()
+    if port and (not port.isdecimal() or not 0 < int(port) < 2**16):
+        raise RequestError(f"MASTER_PORT={port}: give the number of a port, 1 to 65535")
+    return environment.get("MASTER_ADDR") or first_host, int(port) if port else _FIRST_PORT + job % _PORTS
+
+
+def digits(text: str) -> int:
+    """The number that the digits in a text make, 0 without any."""
+    return int("".join(filter(str.isdecimal, text)) or "0")

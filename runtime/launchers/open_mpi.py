@@ -1,0 +1,45 @@
+"""mpirun of Open MPI (https://docs.open-mpi.org/en/main/tuning-apps/environment-var.html).
+
+Read are OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE. No variable tells on which host the first process is,
+so on several hosts MASTER_ADDR has to (`mpirun -x MASTER_ADDR=HOST`). The job's number, from which the port is made, is
+PMIX_NAMESPACE.
+"""
+
+from planner.errors import RequestError
+from runtime.launchers.launched import (
+    LOOPBACK,
+    Environment,
+    Launched,
+    digits,
+    meeting_point,
+    rank_in,
+    whole_number,
+)
+
+_NAME = "Open MPI"
+_OWN = "OMPI_COMM_WORLD_"
+
+
+def read(environment: Environment) -> Launched | None:
+    """Process of mpirun."""
+    if not {f"{_OWN}RANK", f"{_OWN}SIZE"} & environment.keys():
+        return None
+    world = whole_number(environment, f"{_OWN}SIZE", _NAME, 1)
+    rank = rank_in(environment, f"{_OWN}RANK", world, _NAME)
+    local_world = whole_number(environment, f"{_OWN}LOCAL_SIZE", _NAME, 1)
+    if local_world < world and not environment.get("MASTER_ADDR"):
+        raise RequestError(
+            f"mpirun started {local_world} of {world} processes on this host, and Open MPI tells none where the first"
+            " one is; give mpirun -x MASTER_ADDR=HOST with the host of rank 0"
+        )
+    address, port = meeting_point(environment, LOOPBACK, digits(environment.get("PMIX_NAMESPACE", "")))
+    return Launched(
+        launcher=_NAME,
+        rank=rank,
+        world=world,
+        local_rank=whole_number(environment, f"{_OWN}LOCAL_RANK", _NAME),
+        local_world=local_world,
+        hosts=1 if local_world == world else None,
+        address=address,
+        port=port,
+    )
