@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,10 @@ from runtime.training_step import TrainingStep
 _SEED_STRIDE = 1_000_003  # a prime: seeds and steps do not meet in one stream below it
 
 
-def synthetic_batches(built: BuiltModel, plan: Plan, seed: int, steps: int, first: int = 0) -> Iterator[Arguments]:
-    """Global batches like the example of a model, of all steps but the `first` ones."""
+def synthetic_batches(built: BuiltModel, plan: Plan, seed: int, first: int = 0) -> Iterator[Arguments]:
+    """Global batches like the example of a model, without an end, but for the `first` ones."""
     example = Arguments(args=tuple(built.args), kwargs=built.kwargs)
-    for number in range(first, steps):
+    for number in count(first):
         drawn = synthetic_batch(
             example.tensors(),
             batch=built.batch,
@@ -55,14 +56,25 @@ def dataset_batches(
     assert settings.data is not None
     dataset = load_dataset(settings.data, step.plan.model.sequence_length)
     own = _opened(dataset, settings, step, dtype, full_batch=settings.full_batch)
-    own.go_on(step.rank.samples)
-    count = own.start + settings.steps - step.steps
-    read = own.steps(count)
+    read = _read(own, step, settings.steps)
     if not whole or own.own is None:
-        return ((given, given) for given in map(_one, read))
+        return ((given, given) for given in read)
     full = _opened(dataset, settings, step.plan, dtype, full_batch=True)
-    full.go_on(step.rank.samples)
-    return zip(map(_one, read), map(_one, full.steps(count)), strict=True)
+    return zip(read, _read(full, step, settings.steps), strict=True)
+
+
+def _read(batches: BatchLoader, step: TrainingStep, steps: int) -> Iterator[Arguments]:
+    """The batches from where a step is until it has made so many `steps`, and then some. Those that make no step are
+    made up for at the end, if need be from the next epoch."""
+    batches.go_on(step.rank.samples)
+    used = step.rank.samples // step.plan.training.global_batch
+    return map(_one, chain(batches.steps(batches.start + steps - max(step.steps, used)), _more(batches, step)))
+
+
+def _more(batches: BatchLoader, step: TrainingStep) -> Iterator[Any]:
+    while True:
+        batches.go_on(step.rank.samples)
+        yield from (batches.steps(batches.start + 1) if batches.iterable else batches)
 
 
 def _opened(

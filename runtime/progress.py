@@ -19,7 +19,7 @@ SCHEMA_VERSION = 1  # of the objects below as JSON
 class StepReport:
     """One batch: its number from 1, its loss, that of the unsharded model (None where that is not run), seconds, and
     the samples and tokens trained on (no tokens for a model without sequences). `trouble` says why no step was made
-    with it; None where one was."""
+    with it, and the next batch has its number; None where one was."""
 
     step: int
     steps: int

@@ -124,7 +124,7 @@ class RankStep:
 
     @property
     def samples(self) -> int:
-        """Samples that have been trained on, by whatever plans."""
+        """Samples that have been used up, by whatever plans: those of batches that made no step, too."""
         steps, samples = self._start
         return samples + (self.steps - steps) * self.bound.plan.training.global_batch
 

@@ -69,14 +69,20 @@ def train(
     at("opening the data")
     batches = _batches(built, step, settings)
     seconds, worst = [], 0.0
-    for number, (call, whole) in enumerate(batches, start=step.steps + 1):
+    for call, whole in batches:
+        number = step.steps + 1
         at(f"step {number}")
         report = run.step_report(number, call, whole)
         seconds.append(report.seconds)
         worst = max(worst, report.difference)
         yield report
+        if step.steps < number:  # the batch made no step
+            continue
         checkpoints.save(step)
-        at(f"reading the batch of step {number + 1}" if number < settings.steps else "summing up")
+        if number == settings.steps:
+            break
+        at(f"reading the batch of step {number + 1}")
+    at("summing up")
     checkpoints.wait()
     yield run.summary(seconds, worst if _compares(plan, settings) else None)
 
@@ -125,7 +131,8 @@ def _batches(
 ) -> Iterator[tuple[Arguments, Arguments | None]]:
     """For each step what this rank is given, and the whole batch where the unsharded model needs it."""
     if settings.data is None:
-        drawn = synthetic_batches(built, step.plan, settings.seed, settings.steps, step.steps)
+        used = step.rank.samples // step.plan.training.global_batch
+        drawn = synthetic_batches(built, step.plan, settings.seed, used)
         return ((batch, batch) for batch in drawn)
     wanted = _compares(step.plan, settings) and _is_first(step.place)
     dtype = PRECISIONS[step.plan.training.precision]

@@ -59,7 +59,7 @@ class SavedTensor:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """How far training has come: optimizer steps, updates (as many, or one for each micro-batch under "pipedream"),
-    samples of the data that were trained on; the seed of what is drawn at random, which with the step is all there is
+    samples of the data that were used up; the seed of what is drawn at random, which with the step is all there is
     to know of it; and what the user keeps of the data's position."""
 
     __pydantic_config__ = _STRICT

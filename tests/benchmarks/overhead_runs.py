@@ -111,7 +111,7 @@ def run(folder: Path, rounds: int) -> int:
     losses = {name: {who: [] for who in pair} for name, (_, pair) in steps.items()}
     for number in range(rounds + 2):
         for name, (plan, pair) in steps.items():
-            (batch,) = synthetic_batches(built_example(plan), plan, number, 1)
+            batch = next(synthetic_batches(built_example(plan), plan, number))
             order = list(pair.items())
             random.Random(number).shuffle(order)
             for who, step in order:

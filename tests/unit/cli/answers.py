@@ -399,6 +399,7 @@ class RunStep(Strict):
     seconds: float
     samples: int
     tokens: int | None
+    trouble: Text
 
 
 class RunSummary(Strict):

@@ -1,0 +1,83 @@
+"""The loop of `plan run`: what becomes of batches that make no step."""
+
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from planner.graph.trace import trace
+from runtime.checkpoint.manifest import read_manifest
+from runtime.progress import RunSummary, StepReport
+from runtime.run_settings import RunSettings
+from runtime.training import train
+from tests.distributed import plans
+
+BATCHES, BROKEN = 5, 2  # of an epoch, and the number of the one that has no finite loss
+SIZE = plans.BATCH
+
+
+class Squares(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x_BH: torch.Tensor) -> torch.Tensor:
+        return self.linear(x_BH).pow(2).mean()
+
+
+def _rows() -> list[torch.Tensor]:
+    rows = torch.randn(BATCHES * SIZE, 8, generator=torch.Generator().manual_seed(0))
+    rows[BROKEN * SIZE] = torch.nan
+    return list(rows)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Runs a plan of one device in this process, up to a step; returns what it reports of steps, and the summary."""
+    given = ModuleType("given_by_a_test")
+    given.build, given.rows = lambda: (Squares(), (torch.zeros(SIZE, 8),)), _rows  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, given.__name__, given)
+    monkeypatch.syspath_prepend(os.getcwd())  # what a run would do itself, and leave behind
+    graph = trace(Squares(), (torch.zeros(SIZE, 8),))
+    plan = plans.hand_plan("zero1", "squares", plans.mesh_of(1), graph=graph, samples=SIZE)
+
+    def runs(steps: int, folder: str) -> tuple[list[StepReport], RunSummary]:
+        settings = RunSettings(
+            steps=steps, model="given_by_a_test:build", save=str(tmp_path / folder), save_every=1, keep=9, go_on=True,
+            data="given_by_a_test:rows", on_nonfinite="skip",
+        )  # fmt: skip
+        *reports, summary = train(plan, settings)
+        assert isinstance(summary, RunSummary)
+        assert summary.agrees, "the unsharded model beside it skips the same"
+        return [report for report in reports if isinstance(report, StepReport)], summary
+
+    return runs
+
+
+def _losses(reports: list[StepReport]) -> list[float]:
+    return [report.loss for report in reports if report.trouble is None]
+
+
+def test_batches_without_a_step_are_made_up_for(run: Any, tmp_path: Path) -> None:
+    """From the next epoch, as this one has just enough; the run makes all its steps, and saves behind the last."""
+    reports, summary = run(5, "whole")
+    assert [report.step for report in reports] == [1, 2, 3, 3, 4, 5]
+    assert [report.trouble is None for report in reports] == [True, True, False, True, True, True]
+    assert summary.saved == str(tmp_path / "whole/step-000005")
+    saved = read_manifest(tmp_path / "whole/step-000005").progress
+    assert (saved.step, saved.samples) == (5, 6 * SIZE)
+
+
+@pytest.mark.parametrize("stop", [2, 3, 4])
+def test_what_is_resumed_skips_the_same(run: Any, stop: int) -> None:
+    """Before the broken batch, behind it, and where the epoch ends."""
+    whole, _ = run(5, "whole")
+    first, _ = run(stop, "parts")
+    then, summary = run(5, "parts")
+    assert f"step {stop}" in summary.resumed
+    assert _losses(first) + _losses(then) == _losses(whole)
