@@ -10,7 +10,8 @@ and optimizer parallelism are all just layouts here.
 
 A value is dropped after its last use. A block that is recomputed runs under a checkpoint: what it computes is dropped
 after the forward pass and computed again, communication included, when its gradient is needed. Under "selective" the
-results of some of its operators are kept instead (see `runtime.kept_results`).
+results of some of its operators are kept instead (see `runtime.kept_results`). What flows into it may be parked outside
+of the device (see `runtime.parked_reads`).
 
 A stage may take several micro-batches at a time, its copies. They go through the same program operator by operator in
 turn, so that one computes while what another has sent is on its way (see `runtime.interleaving`).
@@ -20,15 +21,17 @@ what is recomputed later reads what was there before.
 """
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from hardware_profiles import Home
 from planner.errors import StrategyError
 from planner.plan.bind import BoundOperator, BoundPlan
+from planner.plan.parked_reads import parked_reads
 from planner.plan.put_off import put_off
 from planner.plan.stage_cut import StageCut, promised_layouts, recomputed_runs
 from planner.pricing.liveness import replays
@@ -41,6 +44,7 @@ from runtime.kept_results import KeptResults
 from runtime.local_ops import LocalCall, local_call
 from runtime.observer import Observer
 from runtime.parameters import LocalParameter, Version
+from runtime.parked_reads import ParkedReads, Told, Trail
 from runtime.placed_tables import PlacedTables
 from runtime.put_off import Call, PutOff
 from runtime.randomness import FIRST, Draw
@@ -79,13 +83,16 @@ class Instruction:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
     """Consecutive instructions. `recomputed` ones run under a checkpoint, from the values `reads` to the values
-    `writes`; the first `again` of them are all that the backward pass needs anything of."""
+    `writes`; the first `again` of them are all that the backward pass needs anything of. What of the `reads` it `parks`
+    has a `home` outside of the device until then."""
 
     instructions: tuple[Instruction, ...]
     recomputed: bool = False
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     again: int = 0
+    parks: tuple[str, ...] = ()
+    home: Home = "device"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +129,7 @@ class Executor:
     loss: str | None
     last: Transfer | None = field(default=None)
     updates: tuple[tuple[str, str], ...] = ()
+    parking: ParkedReads | None = None
 
     def __call__(
         self,
@@ -158,11 +166,14 @@ class Executor:
                 inputs, draws, observers, put_off or [None] * len(inputs), strict=True
             )
         ]
+        trail = Trail(self.parking) if self.parking is not None else None
         for section in self.sections:
             if section.recomputed and torch.is_grad_enabled():
-                self._recomputed(section, copies)
+                self._recomputed(section, copies, trail)
             else:
                 self._run(section, copies)
+        if trail is not None:
+            trail.end()
         for copy in copies:
             for buffer, content in self.updates:
                 buffers[buffer] = copy.values[content].detach()
@@ -174,14 +185,16 @@ class Executor:
             made[self.loss] = self.last(made[self.loss], self.place)
         return made
 
-    def _recomputed(self, section: Section, copies: Sequence["_Copy"]) -> None:
+    def _recomputed(self, section: Section, copies: Sequence["_Copy"], trail: Trail | None) -> None:
         kept = [KeptResults() for _ in copies]
         count = len(section.reads)
         program = section
         bare = [replace(copy, values={}) for copy in copies]  # what is kept to compute it again holds no other value
+        back: Callable[[], None] = _nothing
 
         def block(*reads: torch.Tensor) -> tuple[torch.Tensor, ...]:
             nonlocal program
+            back()
             inside = [
                 replace(
                     copy,
@@ -196,7 +209,12 @@ class Executor:
             return tuple(copy.values[name] for copy in inside for name in section.writes)
 
         reads = [copy.values[name] for copy in copies for name in section.reads]
-        writes = iter(checkpoint(block, *reads, use_reentrant=False, preserve_rng_state=False))
+        made = checkpoint(block, *reads, use_reentrant=False, preserve_rng_state=False)
+        if trail is not None and section.parks:
+            parked = [copy.values[name] for copy in copies for name in section.parks]
+            back = trail.park(parked, section.home, made, _teller(copies[0].observer))
+        del reads
+        writes = iter(made)
         for copy in copies:
             copy.values.update(zip(section.writes, writes, strict=False))
             for instruction in section.instructions:
@@ -255,6 +273,15 @@ class Executor:
             copy.observer.results(instruction, [result for result, promise in made if promise is not None])
 
 
+def _nothing() -> None:
+    """What a block that parks nothing waits for."""
+
+
+def _teller(observer: Observer | None) -> Told:
+    """Who wants to know of memory that is given back."""
+    return (lambda storage: None) if observer is None else observer.resized
+
+
 def _broken_promise(instruction: Instruction, name: str, shape: Sequence[int], result: torch.Tensor) -> StrategyError:
     bound = instruction.bound
     names = ",".join(str(factor) for factor in strategy_names(bound.rule, bound.strategy))
@@ -265,9 +292,15 @@ def _broken_promise(instruction: Instruction, name: str, shape: Sequence[int], r
     )
 
 
-def build_executor(bound: BoundPlan, place: RankMesh, cut: StageCut, tables: PlacedTables | None = None) -> Executor:
-    """The program of this rank for its stage of a plan, with the `tables` that are not on the devices. Raises
-    ModelError for an operator that cannot run yet."""
+def build_executor(
+    bound: BoundPlan,
+    place: RankMesh,
+    cut: StageCut,
+    parking: ParkedReads | None = None,
+    tables: PlacedTables | None = None,
+) -> Executor:
+    """The program of this rank for its stage of a plan, with room for what it parks, and the `tables` that are not on
+    the devices. Raises ModelError for an operator that cannot run yet."""
     graph, mesh = bound.graph, place.mesh
     promised = promised_layouts(bound)
     results = (*cut.sends, *((graph.loss,) if cut.last else ()))
@@ -303,6 +336,7 @@ def build_executor(bound: BoundPlan, place: RankMesh, cut: StageCut, tables: Pla
     return Executor(
         place=place,
         sections=_sections(bound, instructions, outlive),
+        parking=parking if bound.parked_blocks else None,
         results=results,
         updates=updates,
         loss=graph.loss if cut.last else None,
@@ -346,7 +380,15 @@ def _recomputed_section(
     block = bound.blocks.block_of(run[0])
     assert block is not None, "blocks are recomputed"
     again = replays(graph, bound.blocks)[bound.blocks.kinds[block]].moves
-    return Section(instructions=tuple(inside), recomputed=True, reads=reads, writes=writes, again=again)
+    return Section(
+        instructions=tuple(inside),
+        recomputed=True,
+        reads=reads,
+        writes=writes,
+        again=again,
+        parks=parked_reads(bound, block),
+        home=bound.parked_blocks.get(block, "device"),
+    )
 
 
 def _ordered(names: Iterable[str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@
 
 A lane does one thing after the other. Each leaves a mark, for which the main thread, or the other lane, waits: first
 until the thread has issued it, then, where the device has streams, in the stream that goes on. A CPU has none, and the
-thread itself copies. Where nothing is real (tensors without data belong to one thread) a lane does all at once.
+thread itself copies. Where nothing is real (tensors without data have nothing to copy) a lane does nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,7 +46,6 @@ class Lane:
     def run(self, work: Callable[[], None], after: Sequence[Mark] = ()) -> Mark:
         """Do something once these points are reached."""
         if self._pool is None:
-            work()
             return Mark(None)
         return Mark(self._pool.submit(self._go, work, tuple(after)))
 

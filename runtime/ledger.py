@@ -77,6 +77,9 @@ class Ledger(TorchDispatchMode, Observer):
         """Mark the nodes of autograd that the running operator has made."""
         self._mark(results)
 
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        self.live.resized(storage)
+
     def put_off(self, instruction: "Instruction", start: torch.Tensor) -> None:
         self._mark([start])
 

@@ -48,6 +48,17 @@ class LiveTensors:
         if self._total > self.peak:
             self.peak, self.at_peak = self._total, {name: self.now[name] for name in CLASSES}
 
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage as large as it is by now."""
+        held = self._held.get(storage._cdata)
+        if held is None:
+            return
+        more, held.nbytes = storage.nbytes() - held.nbytes, storage.nbytes()
+        self.now[held.of] += more
+        self._total += more
+        if self._total > self.peak:
+            self.peak, self.at_peak = self._total, {name: self.now[name] for name in CLASSES}
+
     def claim(self, tensor: torch.Tensor, of: str) -> None:
         """Count the memory of a tensor in this class, whichever it was in."""
         held = self._held.get(tensor.untyped_storage()._cdata)

@@ -25,5 +25,8 @@ class Observer:
     def results(self, instruction: "Instruction", results: Sequence[torch.Tensor]) -> None:
         """It has made these; what is no tensor is left out."""
 
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Memory that is parked outside of the device was given back, or has been taken again."""
+
     def put_off(self, instruction: "Instruction", start: torch.Tensor) -> None:
         """The gradients of its weights wait for a turn of their own, which begins with the gradient of `start`."""

@@ -39,6 +39,7 @@ from runtime.optimizer import ShardedOptimizer
 from runtime.optimizers import OptimizerSettings
 from runtime.outside import Outside
 from runtime.parameters import LocalParameter, Version, local_parameters, unused_parameters, whole_buffers
+from runtime.parked_reads import ParkedReads
 from runtime.pipeline import Pipeline, Values
 from runtime.placed_tables import PlacedTables
 from runtime.put_off import PutOff
@@ -84,8 +85,11 @@ class RankStep:
         self.cuts = tuple(cut_stage(bound, stage) for stage in range(len(bound.plan.stages)))
         check_updates(bound, self.cuts)
         own = self.cuts[place.stage :: place.stages]
+        parking = ParkedReads(device=place.device, outside=outside or Outside()) if bound.parked_blocks else None
         self.tables = PlacedTables(module, bound, place, settings, servers)
-        self.executors: tuple[Executor, ...] = tuple(build_executor(bound, place, cut, self.tables) for cut in own)
+        self.executors: tuple[Executor, ...] = tuple(
+            build_executor(bound, place, cut, parking, self.tables) for cut in own
+        )
         update = bound.plan.training.update
         self.pieces = sample_pieces((bound.inputs[name] for name in batched), bound.plan.mesh.sizes)
         # gradient of the loss of a micro-batch, which is the mean over its slices

@@ -239,8 +239,9 @@ class Options:
         _word(
             BLOCKS,
             "WHAT[:WHERE]",
-            "What is kept outside of the device while it is not needed: optimizer (its states), on the host or, as in"
-            " optimizer:disk, on a disk; auto: what makes the step fastest; none.",
+            "What is kept outside of the device while it is not needed: optimizer (its states), activations (those that"
+            " flow into recomputed blocks), on the host or, as in optimizer:disk, on a disk; auto: what makes the step"
+            " fastest; none. Several are joined by commas.",
             "none",
             known=completion.offload,
         ),

@@ -141,7 +141,7 @@ class Difference:
 
 def differences(bound: BoundPlan, usual: BoundPlan) -> tuple[Difference, ...]:
     """How a plan differs from that of its description: what computes first, then what is stored."""
-    found = [*_mesh_differences(bound, usual), *_block_differences(bound, usual)]
+    found = [*_mesh_differences(bound, usual), *_block_differences(bound, usual), *_offload_differences(bound, usual)]
     operators: Counter[tuple[str, str, str]] = Counter()
     for op_class in _COMPUTING:
         for here, there in zip(bound.operators, usual.operators, strict=True):
@@ -185,6 +185,13 @@ def _axes(bound: BoundPlan) -> str:
         else:
             merged.append((role, axis.size))
     return " x ".join(f"{role} {size}" for role, size in merged) or "one device"
+
+
+def _offload_differences(bound: BoundPlan, usual: BoundPlan) -> Iterable[Difference]:
+    """What is kept outside of the devices, of which no engine is told."""
+    here, there = roles(bound).offload, roles(usual).offload
+    if here != there:
+        yield Difference(what="offload", here=here, usual=there)
 
 
 def _block_differences(bound: BoundPlan, usual: BoundPlan) -> Iterable[Difference]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+from hardware_profiles import Home
 from planner.errors import LayoutError, PlanFileError, StrategyError, unknown_name
 from planner.graph.blocks import Blocks, block_parameters, share_values
 from planner.graph.kinds import find_blocks
@@ -15,7 +16,7 @@ from planner.graph.operator_graph import Operator, OperatorGraph
 from planner.graph.placed import Placed, with_places
 from planner.graph.uneven import EVEN, with_imbalance
 from planner.plan.outline import difference
-from planner.plan.plan import RECOMPUTATION, Group, Plan
+from planner.plan.plan import ASYNCHRONOUS, RECOMPUTATION, Group, Plan
 from planner.plan.samples import samples_fault
 from planner.plan.schedule import check_stale
 from planner.plan.schedule_checks import check_schedule
@@ -64,6 +65,7 @@ class BoundPlan:
     parameters: Mapping[str, StoredParameter]
     inputs: Mapping[str, Layout]
     recomputed: Mapping[int, frozenset[int]]
+    parked_blocks: Mapping[int, Home]
     sequences: Sequences
 
     def recompute_of(self, block: int | None) -> frozenset[int] | None:
@@ -164,6 +166,7 @@ def bind_prepared(plan: Plan, whole: OperatorGraph, blocks: Blocks) -> BoundPlan
         parameters=stored,
         inputs=inputs,
         recomputed=_recomputed(plan, graph, blocks),
+        parked_blocks=_parked_blocks(plan),
         sequences=sequences,
     )
     stages = stage_of_operators(whole_plan)
@@ -253,6 +256,26 @@ def _recomputed(plan: Plan, graph: OperatorGraph, blocks: Blocks) -> dict[int, f
         places = frozenset(_kept_place(graph, blocks, group, name, known, place) for name in group.kept)
         if group.recomputation != "none":
             found.update((group.first_block + k, places) for k in range(group.blocks))
+    return found
+
+
+def _parked_blocks(plan: Plan) -> dict[int, Home]:
+    """The blocks that park what flows into them, and where."""
+    found: dict[int, Home] = {}
+    for group in plan.groups:
+        if group.activations_home == "device":
+            continue
+        if group.recomputation == "none":
+            raise PlanFileError(
+                f"group '{group.name}': keeps activations on the {group.activations_home}, which takes recomputed"
+                " blocks; recompute them, or set activations_home to device"
+            )
+        if plan.schedule in ASYNCHRONOUS:
+            raise PlanFileError(
+                f"group '{group.name}': keeps activations on the {group.activations_home}, which schedule"
+                f" '{plan.schedule}' cannot; set activations_home to device"
+            )
+        found.update((group.first_block + k, group.activations_home) for k in range(group.blocks))
     return found
 
 

@@ -207,8 +207,8 @@ def _changes(here: BoundPlan, there: BoundPlan, start: Plan, end: Plan) -> Itera
             difference = Difference(name="layouts of inputs", here="", there="")
             yield _Change(difference=difference, apply=lambda plan: replace(plan, inputs=end.inputs))
     yield from _scheduled(start, end)
-    if [(group.recomputation, group.kept) for group in start.groups] != [
-        (group.recomputation, group.kept) for group in end.groups
+    if [(group.recomputation, group.kept, group.activations_home) for group in start.groups] != [
+        (group.recomputation, group.kept, group.activations_home) for group in end.groups
     ]:
         words = recomputation_words(start), recomputation_words(end)
         difference = Difference(name="recomputation", here=words[0], there=words[1])

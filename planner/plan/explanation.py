@@ -7,7 +7,8 @@ memory (recomputation is time that is paid for memory), or fewer pipeline stages
 from dataclasses import dataclass
 
 from planner.plan.plan import Prediction
-from planner.plan.step import AHEAD, COVERED, PIPELINE_BUBBLE, UNCOVERED
+from planner.plan.stage_cost import OFFLOAD, READS
+from planner.plan.step import AHEAD, BESIDE, COVERED, PIPELINE_BUBBLE, UNCOVERED
 
 RESOURCE_OF = {
     "forward": "compute",
@@ -21,6 +22,9 @@ RESOURCE_OF = {
     "stage transfer": "communication",
     "gradient reduction": "communication",
     "weight gathering": "communication",
+    OFFLOAD: "offload",
+    READS: "offload",
+    BESIDE: "offload",  # less than nothing: what other blocks compute meanwhile
     UNCOVERED: "communication",
     COVERED: "communication",  # less than nothing, too
     PIPELINE_BUBBLE: "pipeline bubble",

@@ -122,6 +122,7 @@ class _Group(_Strict):
     blocks: Index
     recomputation: str
     kept: list[str]
+    activations_home: str = "device"
     operators: dict[str, str]
     parameters: dict[str, _Stored]
 
@@ -258,6 +259,7 @@ def _group_content(group: Group) -> dict[str, Any]:
         "blocks": group.blocks,
         "recomputation": group.recomputation,
         "kept": list(group.kept),
+        **({} if group.activations_home == "device" else {"activations_home": group.activations_home}),
         "operators": {name: format_strategy(strategy) for name, strategy in group.operators},
         "parameters": {
             name: {
@@ -550,6 +552,7 @@ def _group(group: _Group, place: str) -> Group:
         blocks=group.blocks,
         recomputation=group.recomputation,
         kept=tuple(group.kept),
+        activations_home=_home(group.activations_home, f"{place}.activations_home"),
         operators=tuple((name, parse_strategy(text)) for name, text in group.operators.items()),
         parameters=tuple(
             (

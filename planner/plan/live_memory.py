@@ -25,6 +25,7 @@ from planner.graph.operator_graph import DTYPE_BYTES
 from planner.plan.bind import BoundOperator, BoundPlan
 from planner.plan.memory_account import MemoryAccount, Piece, Storage, moved
 from planner.plan.parked import visiting_order
+from planner.plan.parked_reads import parked_reads
 from planner.plan.put_off import put_off
 from planner.plan.schedule import orders, telling_micro_batches
 from planner.plan.stage_cut import StageCut, cut_stage
@@ -83,6 +84,7 @@ class _Section:
     reads: Values = field(default_factory=dict)
     results: dict[int, list[Storage]] = field(default_factory=dict)
     again: bool = False
+    parked: list[Storage] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,15 +161,19 @@ class _Chunk:
         received = {name: self._fresh(name, self.tensors.promised[name].forward) for name in self.cut.receives}
         values = {name: Piece(self.account.hold(p.storage), p.shape, p.contiguous) for name, p in received.items()}
         found = []
+        leaving: list[Storage] = []
         for again, operators in self.tensors.sections:
             section = _Section(operators, {}, again=again)
             if again:
                 self._checkpoint(section, values)
+                self._leave(leaving)
+                leaving = section.parked = self._parked(section, values)
             else:
                 for at in operators:
                     section.kept[at] = self._compute(at, values)
                     self._drop(at, values)
             found.append(section)
+        self._leave(leaving)
         for name in self.cut.sends:
             self.held.send(values[name].storage)
         self._release([piece.storage for piece in values.values()])
@@ -191,6 +197,15 @@ class _Chunk:
             self.account.release(piece.storage)
         for at in section.operators:
             self._drop(at, values)
+
+    def _parked(self, section: _Section, values: Values) -> list[Storage]:
+        """Memory of what a block parks, as soon as the next one is done."""
+        names = parked_reads(self.bound, self.bound.blocks.block_of(section.operators[0]))
+        return list({id(one): one for one in (section.reads[n].storage for n in names if n in section.reads)}.values())
+
+    def _leave(self, leaving: Sequence[Storage]) -> None:
+        for storage in leaving:
+            self.account.lend(storage)
 
     def _compute(self, at: int, values: Values, section: _Section | None = None, results: bool = True) -> _Kept:
         """Run one operator; in a recomputed `section` what it has kept is there. Without `results` its operands are
@@ -271,7 +286,7 @@ class _Chunk:
             section = sections.pop()
             for at in reversed(section.operators):
                 if section.again and at not in section.kept and self.tensors.keeps(at):
-                    self._again(section)
+                    self._again(section, sections)
                 self._differentiate(at, section, gradients)
             self._release([piece.storage for piece in section.reads.values()])
         for name in self.cut.receives:
@@ -280,8 +295,13 @@ class _Chunk:
         self._release([*gradients.values(), *begun])
         self._release([piece.storage for piece in received.values()])
 
-    def _again(self, section: _Section) -> None:
-        """Compute a block once more, until all that its backward pass needs is there."""
+    def _again(self, section: _Section, sections: Sequence[_Section]) -> None:
+        """Compute a block once more, until all that its backward pass needs is there. What it has parked comes back,
+        and so does what the block before it has."""
+        before = next((one for one in reversed(sections) if one.parked), None)
+        for storage in (*section.parked, *(before.parked if before is not None and section.parked else ())):
+            if storage.lent:
+                self.account.take_back(storage)
         inside = {name: self._held(piece) for name, piece in section.reads.items()}
         blocks = self.bound.blocks
         block = blocks.block_of(section.operators[0])

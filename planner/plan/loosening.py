@@ -38,6 +38,7 @@ def _group(bound: BoundPlan, block: int, parameters: Mapping[str, StoredParamete
         blocks=1,
         recomputation="none" if places is None else "selective" if kept else "full",
         kept=kept,
+        activations_home=bound.parked_blocks.get(block, "device"),
         operators=_strategies(bound, inside),
         parameters=tuple(parameters.items()),
     )
@@ -81,7 +82,12 @@ def with_recomputation(plan: Plan, other: Plan) -> Plan:
     """A loose plan whose blocks are recomputed like those of another one, of the same blocks."""
     like = {group.name: group for group in other.groups}
     groups = (
-        replace(group, recomputation=like[group.name].recomputation, kept=like[group.name].kept)
+        replace(
+            group,
+            recomputation=like[group.name].recomputation,
+            kept=like[group.name].kept,
+            activations_home=like[group.name].activations_home,
+        )
         for group in plan.groups
     )
     return replace(plan, groups=tuple(groups))

@@ -11,12 +11,14 @@ from planner.sharding.redistribute import Step
 
 @dataclass(slots=True, eq=False)
 class Storage:
-    """A piece of memory and how many hold it. What the account does not count is `standing`."""
+    """A piece of memory and how many hold it. What the account does not count is `standing`, what it does not count at
+    the moment `lent`."""
 
     nbytes: Bytes
     of: str
     holders: int = 1
     standing: bool = False
+    lent: bool = False
 
 
 @dataclass(kw_only=True)
@@ -47,7 +49,7 @@ class MemoryAccount:
     def release(self, storage: Storage) -> None:
         storage.holders -= 1
         assert storage.holders >= 0, storage
-        if storage.holders == 0 and not storage.standing:
+        if storage.holders == 0 and not storage.standing and not storage.lent:
             self.now[storage.of] -= storage.nbytes
             self._total -= storage.nbytes
 
@@ -57,6 +59,22 @@ class MemoryAccount:
         self.now[of] += storage.nbytes
         storage.of = of
         return storage
+
+    def lend(self, storage: Storage) -> None:
+        """Let a storage, which is held, have no memory for some time."""
+        assert not storage.lent, storage
+        storage.lent = True
+        self.now[storage.of] -= storage.nbytes
+        self._total -= storage.nbytes
+
+    def take_back(self, storage: Storage) -> None:
+        """Let it have its memory again."""
+        assert storage.lent, storage
+        storage.lent = False
+        self.now[storage.of] += storage.nbytes
+        self._total += storage.nbytes
+        if self._total > self.peak:
+            self.peak, self.at_peak = self._total, dict(self.now)
 
     def brief(self, nbytes: Bytes, of: str) -> None:
         """Memory that is let go at once."""

@@ -10,6 +10,7 @@ the group: "recompute 12 of 20 blocks" is two groups.
 
 from dataclasses import dataclass, field
 
+from hardware_profiles import Home
 from planner.graph.operator_graph import WrittenRule
 from planner.graph.uneven import EVEN
 from planner.sharding.layout import Layout
@@ -127,6 +128,7 @@ class Group:
     `recomputation` says what becomes of the activations of each block of the group between its forward and its backward
     pass: "none" keeps them, "full" keeps what flows into the block and computes the rest again, "selective" does so too
     but keeps what the operators in `kept` have computed (names of the first block), which are not computed again.
+    `activations_home` is where a recomputed block keeps what flows into it until then (`planner.plan.parked_reads`).
     """
 
     name: str
@@ -134,6 +136,7 @@ class Group:
     blocks: int = 0
     recomputation: str = "none"
     kept: tuple[str, ...] = ()
+    activations_home: Home = "device"
     operators: tuple[tuple[str, tuple[str | None, ...]], ...]
     parameters: tuple[tuple[str, StoredParameter], ...]
 

@@ -223,6 +223,8 @@ def _offload(bound: BoundPlan) -> str:
             share = sizes[home] / whole
             some = "" if sizes[home] == whole else f"{share:.0%} of the " if share >= 0.005 else "a few of the "
             words.append(f"{some}optimizer states on the {home}")
+    parked = Counter(bound.parked_blocks.values())
+    words += [f"activations of {parked[home]} of {bound.blocks.count} blocks on the {home}" for home in sorted(parked)]
     return ", ".join(words) or "none"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from costmodels import Visit, collective_time, visits_time
-from hardware_profiles import Group
+from hardware_profiles import Bytes, Group, Seconds
 from planner.plan.charges import Charges
 from planner.plan.step import ChunkCost, Launches
 from planner.pricing import ParameterPrices
@@ -22,6 +22,9 @@ TIME_PER_MICRO_BATCH = (
 TIME_PER_STEP = ("gradient reduction", "optimizer", "weight gathering")
 OFFLOAD = "offload"
 """What optimizer states that are parked take beside their updates, once a step; in plans that park any."""
+
+READS = "activation offload"
+"""What it takes to park what flows into recomputed blocks, and to bring it back, a micro-batch."""
 
 MEMORY = ("weights", "gradients", "optimizer state", "activations", "transient")
 
@@ -63,6 +66,17 @@ class StageCost:
         self.rows[name] = float(prices.parked[0])
         self.visits[name] = Visit(float(prices.fetch[0]), float(prices.update[0]), float(prices.store[0]))
         self.memory["transient"] = max(self.memory["transient"], float(prices.transient[0]))
+
+    def park_reads(self, chunk: ChunkCost, home: str, nbytes: Bytes, fetch: Seconds, store: Seconds) -> None:
+        """Count what a block parks of every micro-batch in flight, `nbytes` in all. The first to leave in a pass, and
+        the first to come back, is waited for; the others are under the work of other blocks."""
+        self.micro_batch[READS] = self.micro_batch.get(READS, 0.0) + fetch + store
+        self.parked[home] += nbytes
+        first = not chunk.parks
+        chunk.parks = True
+        for one, seconds in ((chunk.forward, store), (chunk.backward, fetch)):
+            one.add(waits=seconds if first else 0.0, hidden=0.0 if first else seconds)
+            one.beside += 0.0 if first else seconds
 
     def end_visits(self, order: Sequence[str]) -> None:
         """What parked states take in this order, more or less than the sum of their paces."""

@@ -51,6 +51,9 @@ UNCOVERED = "uncovered communication"
 COVERED = "covered by other copies"
 """Communication of one copy while another computes; negative."""
 
+BESIDE = "offload under computation"
+"""Parked activations that leave and come while other blocks compute; negative."""
+
 AHEAD = "launches ahead"
 """What a host saves that launches the operators of a block while longer kernels before them still run; negative."""
 
@@ -80,7 +83,8 @@ class PassCost:
     """Sums over one pass of a micro-batch, or of the middle one of its slices, through a chunk, in seconds. `sent` is
     what of `waits` other copies may compute under; `operators` has for each what it sends and what else it takes, where
     the plan has several copies. `grows` is what a slice takes more than the one before it, `transfers` what of `waits`
-    comes from the stage before, or back from the one behind."""
+    comes from the stage before, or back from the one behind, `beside` what of `hidden` is charged all the same: parked
+    activations on their way."""
 
     work: float = 0.0
     waits: float = 0.0
@@ -88,6 +92,7 @@ class PassCost:
     sent: float = 0.0
     grows: float = 0.0
     transfers: float = 0.0
+    beside: float = 0.0
     operators: list[tuple[float, float]] = field(default_factory=list)
 
     def add(self, *, work: float = 0.0, waits: float = 0.0, hidden: float = 0.0, sent: float = 0.0) -> None:
@@ -122,7 +127,7 @@ class PassCost:
 class ChunkCost:
     """Sums of one chunk of a rank, which takes so many `copies` a turn, in so many `slices`; `later` is the part of the
     backward pass that has a turn of its own, where the schedule takes it apart; `reductions` and `weights` are the
-    hidden seconds once a step."""
+    hidden seconds once a step; `parks` says whether blocks of it park what flows into them."""
 
     blocks: int
     forward: PassCost = field(default_factory=PassCost)
@@ -132,6 +137,7 @@ class ChunkCost:
     slices: int = 1
     reductions: float = 0.0
     weights: float = 0.0
+    parks: bool = False
 
     @property
     def passes(self) -> tuple[PassCost, ...]:

@@ -9,6 +9,7 @@ block begins: it counts as one more such block.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from costmodels import parked_bytes
 from hardware_profiles import Cluster, Group, Hidden, Machine, clusters_of_ranks, links_of_ranks
 from planner.graph.blocks import IDENTITY, Blocks
 from planner.graph.operator_graph import OperatorGraph, TensorType
@@ -16,6 +17,7 @@ from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.charges import UNCHARGED, Phase, Times, charge
 from planner.plan.once import once_of
 from planner.plan.parked import tables_on_hosts, visiting_order
+from planner.plan.parked_reads import home_of, parked_reads
 from planner.plan.plan import ASYNCHRONOUS
 from planner.plan.put_off import put_off
 from planner.plan.schedule import in_flight_of, put_off_at_most, splits, updates_of, weight_versions, whole_in_flight
@@ -243,7 +245,7 @@ class Walk:
                 if pieces:
                     kept += min(nbytes, self._local_bytes(name, made.forward))
                 if again and self.bound.blocks.block_of(graph.producer[name]) != block and name in graph.differentiable:
-                    self._checkpoint(cost, name, made.forward, live, seen, block)
+                    kept += self._checkpoint(cost, chunk, name, made.forward, live, seen, block)
         brief = at >= self.ending  # the backward pass of what follows the blocks comes first, and frees what it kept
         if again or brief:
             where = block if block is not None else AFTER
@@ -342,14 +344,30 @@ class Walk:
         )
 
     def _checkpoint(
-        self, cost: StageCost, name: str, layout: Layout, live: int, seen: set[str], block: int | None
-    ) -> None:
-        """A recomputed block keeps what flows into it."""
+        self,
+        cost: StageCost,
+        chunk: ChunkCost,
+        name: str,
+        layout: Layout,
+        live: int,
+        seen: set[str],
+        block: int | None,
+    ) -> float:
+        """A recomputed block keeps what flows into it; returns the bytes of what it parks that are on the device at a
+        time, its own and those of a neighbour."""
         key = f"{block}<-{name}"
-        if key not in seen:
-            seen.add(key)
-            tensor = self.bound.graph.types[name]
-            cost.memory["activations"] += live * tensor.nbytes * local_fraction(layout, self.bound.plan.mesh.sizes)
+        if key in seen:
+            return 0.0
+        seen.add(key)
+        nbytes = self.bound.graph.types[name].nbytes * local_fraction(layout, self.bound.plan.mesh.sizes)
+        if block is None or name not in parked_reads(self.bound, block):
+            cost.memory["activations"] += live * nbytes
+            return 0.0
+        home = home_of(self.bound, block)
+        store = self.cluster.store(home)
+        latency = self.cluster.device.launch_latency
+        cost.park_reads(chunk, home, live * nbytes, latency + nbytes / store.read, latency + nbytes / store.write)
+        return float(parked_bytes(nbytes))
 
     def _move(
         self,

@@ -11,6 +11,7 @@ _MEANING = {
     "compute": "arithmetic of the model itself and of the optimizer",
     "recomputation": "paid in time for memory",
     "communication": "links between devices, weights gathered and gradients reduced included",
+    "offload": "waiting for what is kept outside of the device",
     "pipeline bubble": "stages that wait for each other",
 }
 

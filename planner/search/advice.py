@@ -149,7 +149,7 @@ def _parked(request: SearchRequest) -> list[Step]:
         return lambda: replace(request, pinned=replace(request.pinned, offload=parse_offload(word)))
 
     return [
-        ("optimizer states on the host where that helps (--offload auto)", made("auto")),
+        ("offload to the host where that helps (--offload auto)", made("auto")),
         ("optimizer states on disks (--offload optimizer:disk)", made("optimizer:disk")),
     ]
 

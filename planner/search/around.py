@@ -13,13 +13,14 @@ from planner.errors import PlannerError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.plan import Plan, Prediction
 from planner.search.objectives import Listener, Stop
+from planner.search.offload import offload_of
 from planner.search.request import SearchRequest, Shard
 from planner.search.search import search
 from planner.search.space import Pinned
 
 
 def request_for(plan: Plan, graph: OperatorGraph, batch: int, cluster: Cluster) -> SearchRequest:
-    """What a plan is an answer to, with nothing decided."""
+    """What a plan is an answer to, with nothing decided, but where it parks something that may be parked again."""
     training = plan.training
     return SearchRequest(
         graph=graph,
@@ -31,6 +32,7 @@ def request_for(plan: Plan, graph: OperatorGraph, batch: int, cluster: Cluster) 
         optimizer=training.optimizer,
         update=training.update,
         imbalance=training.imbalance,
+        pinned=Pinned(offload=offload_of(plan)),
     )
 
 
@@ -48,6 +50,7 @@ def configuration_of(plan: Plan) -> Pinned | None:
         slices=plan.slices if plan.slices > 1 else None,
         micro_batches=plan.training.micro_batches,
         mesh=plan.mesh.sizes,
+        offload=offload_of(plan),
     )
 
 

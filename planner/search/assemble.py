@@ -112,7 +112,7 @@ def _signature(found: Assembly, column: Column, kind: int) -> tuple[object, ...]
     template = found.tables.template
     choice = tuple(candidate(found, column, at) for at in template.held[kind])
     own = tuple(column.candidates.get(name, 0) for name in sorted(template.own_parameters[kind]))
-    return kind, column.recompute, column.kept, choice, own
+    return kind, column.recompute, column.kept, column.home, choice, own
 
 
 def _strategy(found: Assembly, column: Column, index: int) -> tuple[str | None, ...]:
@@ -164,6 +164,7 @@ def _inside(graph: OperatorGraph, blocks: Blocks, found: Assembly, first: int, c
         blocks=count,
         recomputation="none" if not column.recompute else "selective" if kept else "full",
         kept=kept,
+        activations_home=column.home,
         operators=operators,
         parameters=tuple((name, stored(found, (column,), twin)) for name, twin in names),
     )

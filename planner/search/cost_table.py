@@ -254,7 +254,7 @@ class TableBuilder:
         key = (tensor, trainable, among, local)
         if key not in self._parameters:
             stored = legal_stored(tensor.shape, self.mesh.sizes, trainable) if among is None else among
-            if trainable and self.offload != NOTHING:
+            if trainable and self.offload.optimizer != NOTHING.optimizer:
                 stored = with_homes(
                     dict.fromkeys(replace(one, state_home="device") for one in stored), self.offload.optimizer
                 )

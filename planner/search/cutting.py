@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hardware_profiles import Cluster, Group, Machine, MixedCluster, links_of_ranks
+from costmodels import parked_bytes
+from hardware_profiles import Cluster, Group, Home, Machine, MixedCluster, links_of_ranks
 from planner.plan.stage_cost import tied_seconds, transfer_seconds
 from planner.pricing.keeping import keeping, keeping_fault
 from planner.pricing.parameter_price import summed
@@ -37,6 +38,7 @@ def cut(
     recomputation: Collection[Running],
     stages: int,
     free: Collection[int] = (),
+    activations: Sequence[Home] = ("device",),
     machine: Machine | None = None,
 ) -> Chain:
     """Cut a template into pieces, with blocks run in the given ways, by the prices of a cluster, which may be one group
@@ -44,6 +46,7 @@ def cut(
 
     `stages` is the number of pipeline ranks: a parameter of the first and of the last is priced in both. Operators in
     `free` and their edges cost nothing: what comes out is a bound on templates in which only these differ.
+    `activations` are homes of what flows into recomputed blocks.
     """
     return _Cutter(
         tables=tables,
@@ -52,6 +55,7 @@ def cut(
         recomputation=recomputation,
         stages=stages,
         free=frozenset(free),
+        activations=tuple(activations),
     ).cut()
 
 
@@ -63,6 +67,7 @@ class _Cutter:
     recomputation: Collection[Running]
     stages: int
     free: frozenset[int]
+    activations: tuple[Home, ...]
 
     def cut(self) -> Chain:
         template = self.tables.template
@@ -81,10 +86,10 @@ class _Cutter:
         first = (*before, *template.held[blocks.kinds[0]]) if into_head else tuple(before)
         final = (*template.held[blocks.kinds[-1]], *after) if into_tail else tuple(after)
         ways = self._ways()
-        head = [self._piece(first, Share(blocks=int(into_head), first=True, last=False), way) for way in ways]
-        tail = [self._piece(final, Share(blocks=int(into_tail), first=False, last=True), way) for way in ways]
+        head = [self._piece(first, Share(blocks=int(into_head), first=True, last=False), *way) for way in ways]
+        tail = [self._piece(final, Share(blocks=int(into_tail), first=False, last=True), *way) for way in ways]
         inner = [
-            replace(self._piece(tuple(template.held[kind]), Share(blocks=1, first=False, last=False), way), kind=kind)
+            replace(self._piece(tuple(template.held[kind]), Share(blocks=1, first=False, last=False), *way), kind=kind)
             for kind in dict.fromkeys(blocks.kinds[int(into_head) : blocks.count - int(into_tail)])
             for way in ways
         ]
@@ -126,14 +131,21 @@ class _Cutter:
             ending=nothing,
         )
 
-    def _ways(self) -> list[Running]:
-        """Ways to run a block that need a piece of their own: keeping nothing is a choice of a "selective" piece."""
-        ways: list[Running] = ["none"] if "none" in self.recomputation else []
+    def _ways(self) -> list[tuple[Running, Home]]:
+        """Ways to run a block that need a piece of their own: keeping nothing is a choice of a "selective" piece. What
+        flows into a recomputed one may be parked."""
+        ways: list[tuple[Running, Home]] = [("none", "device")] if "none" in self.recomputation else []
+        homes: tuple[Home, ...] = self.activations if self._parks() else ("device",)
         if "selective" in self.recomputation:
-            ways.append("selective")
+            ways += [("selective", home) for home in homes]
         elif "full" in self.recomputation:
-            ways.append("full")
+            ways += [("full", home) for home in homes]
         return ways
+
+    def _parks(self) -> bool:
+        """Whether nothing but blocks reads what flows into them, as `planner.plan.parked_reads` wants it."""
+        entering = {table.edge.name for table in self.tables.edges if table.edge.kind == "enter"}
+        return not any(table.edge.kind == "outside" and table.edge.name in entering for table in self.tables.edges)
 
     def _aliases(self, makers: Sequence[int]) -> dict[int, int] | None:
         """Makers before the blocks that may stand for the makers at the boundary; None where the first block differs.
@@ -185,8 +197,10 @@ class _Cutter:
     def _parameter(self, name: str) -> ParameterTable:
         return next(table for table in self.tables.parameters if table.name == name)
 
-    def _piece(self, operators: tuple[int, ...], share: Share, way: Running, *, whole: bool = False) -> Piece:
-        maker = _PieceMaker(cutter=self, operators=operators, share=share, way=way, whole=whole)
+    def _piece(
+        self, operators: tuple[int, ...], share: Share, way: Running, home: Home = "device", *, whole: bool = False
+    ) -> Piece:
+        maker = _PieceMaker(cutter=self, operators=operators, share=share, way=way, home=home, whole=whole)
         return maker.make()
 
     def counted(self, name: str, share: Share, used: bool) -> bool:
@@ -293,6 +307,7 @@ class _PieceMaker:
     operators: tuple[int, ...]
     share: Share
     way: Running
+    home: Home
     whole: bool
 
     def make(self) -> Piece:
@@ -399,17 +414,25 @@ class _PieceMaker:
                 self._add(key, **{"replay" if again else "live": self.tables.result_bytes[name]})
 
     def _checkpoints(self, inside: set[int]) -> None:
-        """A recomputed block keeps what flows into it."""
+        """A recomputed block keeps what flows into it; what it parks is on the device while it leaves and comes back,
+        beside that of a neighbour. The transfers are charged in full."""
         if self.way == "none" or not any(self.template.in_block(index) for index in inside):
             return
         held = bool(self.share.first and self.share.blocks)
         seen = set()
+        everywhere = {table.edge.name for table in self.tables.edges if table.edge.kind == "every"}
         for table in self.tables.edges:
             edge = table.edge
             flows = edge.kind == "every" or edge.kind == ("enter" if held else "loop")
             if flows and edge.name not in seen and edge.name in self.template.graph.differentiable:
                 seen.add(edge.name)
-                self._add(self._key(edge.producer), live=self.tables.result_bytes[edge.name])
+                nbytes, key = self.tables.result_bytes[edge.name], self._key(edge.producer)
+                if self.home == "device" or edge.name in everywhere:
+                    self._add(key, live=nbytes)
+                else:
+                    store, latency = self.cutter.cluster.store(self.home), self.cutter.cluster.device.launch_latency
+                    seconds = 2 * latency + nbytes / store.read + nbytes / store.write
+                    self._add(key, part=seconds, replay=parked_bytes(nbytes))
 
     def _edge(self, table: EdgeTable) -> None:
         edge = table.edge
@@ -481,6 +504,7 @@ class _PieceMaker:
             plan=plan,
             boundary=boundary,
             recompute=self.way != "none",
+            home=self.home,
             part=joined["part"],
             steady=joined["steady"],
             step=nodes["step"],

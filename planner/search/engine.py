@@ -229,6 +229,7 @@ class Engine:
                 recomputation=self.request.pinned.recomputation,
                 stages=ranks,
                 free=free,
+                activations=self.request.pinned.offload.activations,
                 machine=machine,
             )
             for own, group in zip(tables, parts_of(machine), strict=True)

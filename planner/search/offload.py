@@ -2,6 +2,8 @@
 
 --offload optimizer                 the states of the optimizer in the memory of the host
 --offload optimizer:disk            ... on a disk
+--offload activations               what flows into recomputed blocks, until their backward pass
+--offload optimizer,activations     both
 --offload auto                      wherever that makes the step fastest: on the device or on the host
 --offload none                      nothing (the default)
 """
@@ -10,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 
 from hardware_profiles import Home
 from planner.errors import RequestError, unknown_name
+from planner.plan.plan import Plan
 
 _PARKED: tuple[Home, ...] = ("host", "disk")
 _EITHER: tuple[Home, ...] = ("device", "host")
@@ -18,9 +21,11 @@ _CHOICES: dict[str, tuple[Home, ...]] = {"host": ("host",), "disk": ("disk",), "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offload:
-    """Homes from which the search may choose for the optimizer's state of every parameter."""
+    """Homes from which the search may choose: for the optimizer's state of every parameter, and for the activations
+    that flow into every recomputed block."""
 
     optimizer: tuple[Home, ...] = ("device",)
+    activations: tuple[Home, ...] = ("device",)
 
     @property
     def stores(self) -> tuple[Home, ...]:
@@ -32,12 +37,23 @@ class Offload:
 NOTHING = Offload()
 """Everything stays on the device."""
 
-ANYTHING = Offload(optimizer=_EITHER)
+ANYTHING = Offload(optimizer=_EITHER, activations=_EITHER)
 """Each thing where it makes the step fastest, but for disks."""
 
 KINDS = tuple(kind.name for kind in fields(Offload))
 WORDS = ("none", "auto", *KINDS, *(f"{kind}:{home}" for kind in KINDS for home in ("disk", "auto")))
 """Words that are understood, of which several may be joined by commas."""
+
+
+def offload_of(plan: Plan) -> Offload:
+    """What a plan parks, as a request that may park the same, or keep it on the device."""
+    states = {stored.state_home for group in plan.groups for _, stored in group.parameters}
+    activations = {group.activations_home for group in plan.groups}
+
+    def among(used: set[Home]) -> tuple[Home, ...]:
+        return ("device", *(home for home in _PARKED if home in used))
+
+    return Offload(optimizer=among(states), activations=among(activations))
 
 
 def parse_offload(text: str) -> Offload:

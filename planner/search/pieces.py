@@ -20,6 +20,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from hardware_profiles import Home
 from planner.search.cost_table import CostTables
 from planner.search.solvers.elimination.messages import backtrack, eliminate_together, remainder
 from planner.search.solvers.elimination.order import Schedule
@@ -59,13 +60,14 @@ class Amounts:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Column:
     """One choice for a piece: a candidate for every variable, the operators whose results are kept, what it costs, and
-    the kind of block where the piece is one."""
+    the kind of block where the piece is one. `home` is where recomputed blocks keep what flows into them."""
 
     recompute: bool
     candidates: Mapping[Key, int]
     kept: frozenset[int]
     amounts: Amounts
     kind: int = 0
+    home: Home = "device"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -93,6 +95,7 @@ class Piece:
     keeping_replay: Array
     transient: tuple[Array, ...]
     kind: int = 0  # of an inner block
+    home: Home = "device"  # of what flows into its recomputed block
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -163,7 +166,14 @@ class Piece:
         """A choice, made elsewhere, as a column."""
         own = {key: candidates[key] for key in self.keys}
         amounts = self.amounts_of(own, kept)
-        return Column(recompute=self.recompute, candidates=own, kept=frozenset(kept), amounts=amounts, kind=self.kind)
+        return Column(
+            recompute=self.recompute,
+            candidates=own,
+            kept=frozenset(kept),
+            amounts=amounts,
+            kind=self.kind,
+            home=self.home,
+        )
 
     def amounts_of(self, candidates: Mapping[Key, int], kept: Collection[int]) -> Amounts:
         """What a choice costs in which these operators keep their results."""
@@ -229,6 +239,7 @@ class Solved:
             kept=kept,
             amounts=amounts,
             kind=piece.kind,
+            home=piece.home,
         )
 
 

@@ -313,7 +313,13 @@ class _Descent:
         """The best of the candidates, or, where none fits, the least bytes; infinite where none beats the bar."""
         task = self.task
         tables = builder.build(task.template, among)
-        chain = cut(tables, task.cluster, recomputation=task.recomputation, stages=task.configuration.pipeline)
+        chain = cut(
+            tables,
+            task.cluster,
+            recomputation=task.recomputation,
+            stages=task.configuration.pipeline,
+            activations=task.offload.activations,
+        )
         setting = setting_of(task.configuration, limit)
         check_virtual_stages(chain, setting)
         outcome = Evaluation(chain, setting, cutoff=bar, rounds=_ROUNDS).run()

@@ -146,6 +146,7 @@ def _check_offload(request: SearchRequest) -> None:
     asked = request.pinned.offload
     for home in asked.stores:
         of_one_kind(request.cluster, "offload").store(home)
-    fault = offload_fault(request.optimizer, request.pinned.schedule) if asked != NOTHING else None
+    states = asked.optimizer != NOTHING.optimizer
+    fault = offload_fault(request.optimizer if states else "", request.pinned.schedule) if asked != NOTHING else None
     if fault is not None:
         raise RequestError(f"offload: {fault}; leave --offload out, or take another optimizer or schedule")

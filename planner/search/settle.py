@@ -175,7 +175,7 @@ def _ran(chain: Chain, setting: Setting, rank: int, filling: RankFilling) -> lis
     flights = setting.in_flight[rank]
 
     def one(pieces: Sequence[Piece], column: Column, times: int, number: float) -> tuple[Part, Column]:
-        piece = next(p for p in pieces if p.recompute == column.recompute and p.kind == column.kind)
+        piece = next(p for p in pieces if (p.recompute, p.kind, p.home) == (column.recompute, column.kind, column.home))
         return Part(piece=piece, times=times, flights=number), column
 
     ran = [] if filling.head is None else [one(chain.head, filling.head, 1, flights[0])]

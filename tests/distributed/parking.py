@@ -19,11 +19,17 @@ def mixed(name: str) -> Home:
     return "device" if name.endswith("bias") or "norm" in name else "host" if "mlp" in name else "disk"
 
 
-def parked(plan: Plan, homes: Homes) -> Plan:
-    """The same plan with the state of every parameter where `homes` says."""
+def homes_of(word: str) -> Homes:
+    """All in the home of that name, or "mixed"."""
+    return mixed if word == "mixed" else everywhere(word)  # type: ignore[arg-type]
+
+
+def parked(plan: Plan, homes: Homes, activations: Home = "device") -> Plan:
+    """The same plan with the state of every parameter where `homes` says, and what flows into recomputed blocks."""
 
     def moved(group):  # type: ignore[no-untyped-def]
         parameters = ((name, replace(stored, state_home=homes(name))) for name, stored in group.parameters)
-        return replace(group, parameters=tuple(parameters))
+        home = "device" if group.recomputation == "none" else activations
+        return replace(group, parameters=tuple(parameters), activations_home=home)
 
     return replace(plan, groups=tuple(moved(group) for group in plan.groups))

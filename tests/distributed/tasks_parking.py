@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import plans
 import torch
-from parking import everywhere, mixed, parked
+from parking import homes_of, parked
 from tasks import build_step, plan_of, relative
 
+from hardware_profiles import Home
 from planner.plan.plan import Plan
 from planner.sharding.update import Update
 from runtime.optimizers import OptimizerSettings
@@ -17,15 +18,20 @@ STEPS = 3
 
 
 def same_training(
-    model: str, kind: int | str, sizes: tuple[int, ...], home: str, settings: Mapping[str, object], update: Update
+    model: str,
+    kind: int | str,
+    sizes: tuple[int, ...],
+    home: str,
+    settings: Mapping[str, object],
+    update: Update,
+    activations: Home = "device",
 ) -> tuple[float, int, int]:
     """Largest difference of losses and weights after some steps with states parked, relatively; bytes outside of the
     device; and bytes of states that are on it."""
     plan = plan_of(model, plans.mesh_of(*sizes), kind, **settings)
     plan = replace(plan, training=replace(plan.training, update=update))
-    homes = mixed if home == "mixed" else everywhere(home)
     plain_losses, plain, _ = _trained(model, plan)
-    losses, weights, step = _trained(model, parked(plan, homes))
+    losses, weights, step = _trained(model, parked(plan, homes_of(home), activations))
     worst = max(relative(weights[name].double(), plain[name].double()) for name in plain)
     differ = max(abs(one - other) / abs(other) for one, other in zip(losses, plain_losses, strict=True))
     optimizer = step.rank.optimizer

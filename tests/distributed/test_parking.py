@@ -25,3 +25,38 @@ def test_parked_states_change_nothing(pool, model, kind, sizes, home, settings, 
         assert difference == 0
         assert outside > 0
         assert (inside == 0) == (home != "mixed")
+
+
+ACTIVATIONS = (
+    ("llama4", "zero1", (4,), "device", {"micro_batches": 2, "global_batch": 8, "recomputation": "full"}, "host"),
+    ("llama4", "zero3", (2,), "disk", {"stages": (2, 2), "micro_batches": 4, "recomputation": "full"}, "disk"),
+    (
+        "gpt4", 21, (2,), "device",
+        {"stages": (1, 3), "micro_batches": 4, "recomputation": "selective", "kept": ("linear", "gelu")}, "host",
+    ),
+    (
+        "llama4", 22, (2,), "host",
+        {"stages": (1, 1, 1, 1), "virtual_stages": 2, "schedule": "interleaved_1f1b", "micro_batches": 4,
+         "recomputation": "full"}, "disk",
+    ),
+    ("llama4", 23, (2, 2), "device", {"recomputation": ("full", "none", "full", "full")}, "host"),
+    (
+        "llama4", "zero1", (2,), "device",
+        {"stages": (2, 2), "micro_batches": 4, "global_batch": 8, "copies": 2, "recomputation": "full"}, "host",
+    ),
+    (
+        "llama4", "zero1", (2,), "device",
+        {"stages": (2, 2), "micro_batches": 2, "schedule": "seqpipe", "slices": 2, "recomputation": "full"}, "host",
+    ),
+    ("llama4", "zero2", (2,), "device", {"stages": (2, 2), "micro_batches": 4, "schedule": "zb_h1",
+     "recomputation": "full"}, "disk"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "kind", "sizes", "home", "settings", "activations"), first(4, ACTIVATIONS), ids=str)
+def test_parked_activations_change_nothing(pool, model, kind, sizes, home, settings, activations) -> None:  # type: ignore[no-untyped-def]
+    """What flows into recomputed blocks is on the host or a disk until their backward pass."""
+    for difference, *_ in pool.run(
+        "tasks_parking", "same_training", model, kind, sizes, home, settings, PLAIN, activations
+    ):
+        assert difference == 0

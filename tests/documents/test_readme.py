@@ -73,14 +73,6 @@ OPEN = {
 }
 """What may differ from what the README shows, by how a command begins; the first that fits counts."""
 
-NOT_COMPARED = (
-    "plan estimate --model llama8b --devices 8 --zero 2 --recompute none",
-    "plan --model llama70b --devices 64 --top 3 --explain -o best.json",
-    "plan --model llama-tiny --devices 4 --hardware cpu --pareto",
-    "plan diff llama70b-64.json llama70b-64-by-hand.json",
-)
-"""Run, but not held against the README yet; the output of `--top 3` is known to differ from it."""
-
 MINE = """\
 import torch
 from torch import nn
@@ -150,7 +142,6 @@ def test_commands_are_found_and_those_named_here_are_among_them() -> None:
     assert len(LISTS) >= 5
     assert len(BLOCKS) == 2
     assert len(SHOWN) >= 7
-    assert set(NOT_COMPARED) <= set(SHOWN)
     assert set(SHOWN) <= set(COMMANDS) - set(SMALLER)
     assert set(FIRST) | set(SMALLER) | set(FAILS) <= set(COMMANDS)
     assert [written for written in STANDS_FOR if written not in README] == []
@@ -165,7 +156,7 @@ def test_a_command_runs(here: Path, command: str) -> None:
     code, output = run(SMALLER.get(command, command))
     assert code == FAILS.get(command, 0), output
     assert output
-    if command in SHOWN and command not in NOT_COMPARED:
+    if command in SHOWN:
         missing = not_printed(SHOWN[command], output, command)
         assert missing == "", f"the README shows what is not printed:\n{missing}\nPrinted is:\n{output}"
 

@@ -414,7 +414,13 @@ def make_case(
         global_batch=global_batch,
         precision=precision,
         optimizer=optimizer,
-        chain=cut(tables, cluster, recomputation=recomputation, stages=configuration.pipeline),
+        chain=cut(
+            tables,
+            cluster,
+            recomputation=recomputation,
+            stages=configuration.pipeline,
+            activations=offload.activations,
+        ),
         setting=setting_of(configuration, usable_memory(cluster.device)),
     )
 
@@ -473,6 +479,7 @@ def column_of(piece: Piece, candidates: Mapping[Key, int], kept: Collection[int]
         kept=frozenset(kept),
         amounts=piece.amounts_of(candidates, kept),
         kind=piece.kind,
+        home=piece.home,
     )
 
 

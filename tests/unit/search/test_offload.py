@@ -18,7 +18,7 @@ from planner.plan.predict import predict, stage_costs
 from planner.search.duals import Duals
 from planner.search.offload import ANYTHING, NOTHING, Offload, parse_offload
 from planner.search.request import SearchRequest
-from planner.search.search import search
+from planner.search.search import find_fitting, search
 from planner.search.space import Configuration, Pinned
 from planner.sharding.update import Update
 from tests.distributed.parking import parked
@@ -37,24 +37,33 @@ from tests.unit.search.cases import (
 from tests.unit.search.test_objectives import bare
 from tests.unit.search.test_tables_equal_judge import check_bytes, same
 
-ALL_HOMES = Offload(optimizer=("device", "host", "disk"))
+ALL_HOMES = Offload(optimizer=("device", "host", "disk"), activations=("device", "host", "disk"))
 HOST = Offload(optimizer=("host",))
 
 
 @pytest.mark.parametrize("update", [Update(), Update(gradient_dtype="parameter", master_weights=False)], ids=str)
 @pytest.mark.parametrize(
-    ("model", "mesh", "pipeline"), [("llama-4", (2, 2), 1), ("gpt-4-tied", (4,), 2), ("perceptron", (2,), 1)]
+    ("model", "mesh", "pipeline"),
+    [
+        ("llama-4", (2, 2), 1),
+        ("gpt-4-tied", (4,), 2),
+        ("perceptron", (2,), 1),
+        ("kinds-in-turn", (2,), 2),
+        ("residual-first", (2,), 1),
+        ("chain-from-input", (2,), 2),
+    ],
 )
 def test_the_pieces_and_the_judge_agree(model: str, mesh: tuple[int, ...], pipeline: int, update: Update) -> None:
     draw = random.Random(model)
     configuration = Configuration(pipeline=pipeline, mesh=mesh, micro_batches=4)
     case = make_case(model, "h100-80gb", configuration, 16, "bf16", update=update, offload=ALL_HOMES)
-    duals, homes = Duals(case.chain, case.setting.weight), set[str]()
-    for _ in range(6):
+    duals, homes, parking = Duals(case.chain, case.setting.weight), set[str](), set[str]()
+    for _ in range(8):
         state = random_state(case, draw)
         ranks = random_ranks(case, draw, state)
         bound = bind(plan_of(case, ranks), traced(model), BATCH)
         homes |= {stored.state_home for stored in bound.parameters.values()}
+        parking |= {*bound.parked_blocks.values()}
         parts, steps = [], []
         for rank, cost in enumerate(stage_costs(bound, case.cluster)):
             columns = columns_of(case, ranks, rank)
@@ -69,6 +78,7 @@ def test_the_pieces_and_the_judge_agree(model: str, mesh: tuple[int, ...], pipel
         plan = replace(bound.plan, prediction=prediction)
         assert parse_plan(dump_plan(plan)) == plan
     assert homes == {"device", "host", "disk"}
+    assert parking == ({"host", "disk"} if case.chain.inner else set())
 
 
 def small(model: str, memory: float | None = None, offload: Offload = ANYTHING) -> SearchRequest:
@@ -119,6 +129,30 @@ def test_what_does_not_fit_otherwise_is_parked_in_some_blocks() -> None:
     assert dict(found.prediction.time)["offload"] > 0
 
 
+@pytest.mark.parametrize("pipeline", [1, 2])
+def test_activations_are_parked_where_they_do_not_fit(pipeline: int) -> None:
+    """Below what recomputation alone can do; and nowhere where there is room."""
+    cluster = bare(cluster_of("h100-80gb", 8).with_devices(pipeline))
+    request = request_of("residual-8", cluster, 256, pinned=Pinned(pipeline=pipeline, micro_batches=8))
+    parking = replace(request.pinned, offload=Offload(activations=("device", "host")))
+    roomy = search(replace(request, pinned=parking))
+    assert roomy.plan.prediction.objective_seconds == search(request).plan.prediction.objective_seconds
+    assert not roomy.bound.parked_blocks
+
+    low, high = 0.0, roomy.plan.prediction.peak_bytes  # where recomputation alone is no more enough
+    while high > 1.01 * low:
+        middle = (low + high) / 2
+        low, high = (low, middle) if find_fitting(replace(request, memory_limit=middle)) else (middle, high)
+    found = search(replace(request, memory_limit=0.98 * low, pinned=parking))
+    assert found.bound.parked_blocks
+    assert set(found.bound.parked_blocks.values()) == {"host"}
+    assert found.plan.prediction.peak_bytes <= 0.98 * low * (1 + 1e-9)
+    time = dict(found.plan.prediction.time)
+    assert time["activation offload"] > 0
+    assert time["offload under computation"] < 0
+    assert found.bound_seconds <= found.plan.prediction.objective_seconds * (1 + 1e-9)
+
+
 def test_the_host_may_be_full_too() -> None:
     request = request_of("llama-4", bare(cluster_of("h100-80gb", 8).with_devices(1)), 4, pinned=Pinned(offload=HOST))
     assert request.cluster.host is not None
@@ -150,7 +184,8 @@ def test_what_cannot_be_parked_is_refused() -> None:
 
 def test_words() -> None:
     assert parse_offload("none") == NOTHING
-    assert parse_offload("auto") == parse_offload("optimizer:auto") == ANYTHING
+    assert parse_offload("auto") == parse_offload("optimizer:auto,activations:auto") == ANYTHING
+    assert parse_offload("activations") == Offload(activations=("host",))
     assert parse_offload("optimizer") == parse_offload("optimizer:host") == HOST
     assert parse_offload("optimizer:disk") == Offload(optimizer=("disk",))
     with pytest.raises(RequestError, match=r"unknown value for --offload 'optimiser'.*optimizer"):
