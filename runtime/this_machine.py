@@ -50,7 +50,7 @@ def elsewhere(reference: ClusterReference, device: torch.device) -> str:
         alike = profile.name.startswith(name) or _codes(profile.name) & _codes(name)
         if profile.device_type == device.type and alike:
             return ""
-    names = " and ".join(profile.name for profile in profiles)
+    names = " and ".join(dict.fromkeys(profile.name for profile in profiles))
     return f"that is {names}, and this machine has {name}: make a profile of it with plan calibrate"
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hardware_profiles import Cluster, load_profile
+from hardware_profiles import Cluster, Machine, load_profile
 from planner.plan.plan import ModelReference, Plan
 from planner.search.search import SearchRequest, search
 from planner.search.space import FREE, Pinned
@@ -29,9 +29,10 @@ def searched_plan(
     pinned: Pinned = FREE,
     update: Update = PLAIN,
     global_batch: int = plans.BATCH,
+    machine: Machine | None = None,
 ) -> Plan:
-    """The best plan on some devices with so many bytes of memory each. What is in float64 is priced as float32, as no
-    machine profile says how quick the former is."""
+    """The best plan on some devices with so many bytes of memory each, or on a machine. What is in float64 is
+    priced as float32, as no machine profile says how quick the former is."""
     traced = plans.traced(model)
     types = {name: replace(t, dtype="float32") if t.dtype == "float64" else t for name, t in traced.types.items()}
     graph = replace(traced, types=types)
@@ -46,7 +47,7 @@ def searched_plan(
         graph=graph,
         batch=plans.BATCH,
         model=reference,
-        cluster=eager_cluster(devices, memory),
+        cluster=eager_cluster(devices, memory) if machine is None else machine,
         global_batch=global_batch,
         precision="fp32",
         pinned=pinned,
