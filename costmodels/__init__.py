@@ -41,6 +41,7 @@ from costmodels.schedules import (
     order_interleaved_1f1b,
     step_time,
 )
+from costmodels.tables import ID_BYTES, host_rows_time, server_rows_time
 from costmodels.timeline import (
     ChunkSeconds,
     Event,
@@ -63,6 +64,7 @@ __all__ = [
     "Event",
     "ExpertsShape",
     "FREE_OP_CLASS",
+    "ID_BYTES",
     "ORDERS",
     "Optimizer",
     "Orders",
@@ -95,6 +97,7 @@ __all__ = [
     "experts_time",
     "fit_attention",
     "fit_matmul",
+    "host_rows_time",
     "in_flight",
     "in_flight_of_chunks",
     "interleaved_time",
@@ -112,6 +115,7 @@ __all__ = [
     "percentage_error",
     "rank_ends",
     "schedule_orders",
+    "server_rows_time",
     "simulate",
     "slots_of",
     "step_time",

@@ -32,13 +32,21 @@ class Host:
     """One device's part of its host.
 
     `memory` is that of the host over its devices, `link` what a device has of its uplink in each direction while all
-    devices that share it transfer. `disk` has the part of the disks, as they read and write by themselves; None where
-    the profile says nothing of any.
+    devices that share it transfer. `bandwidth` is its part of that of the memory, reading and writing counted, None
+    where the profile does not say it. `disk` has the part of the disks, as they read and write by themselves; None
+    where the profile says nothing of any.
     """
 
     memory: Bytes
     link: BytesPerSecond
     disk: Store | None = None
+    bandwidth: BytesPerSecond | None = None
+
+    @property
+    def memory_rate(self) -> BytesPerSecond:
+        """Bytes/s at which the host moves what it looks up in its memory; where the profile does not say it, those of
+        the link, which memory is hardly slower than."""
+        return self.link if self.bandwidth is None else self.bandwidth
 
     def store(self, home: str) -> Store:
         """The store of that name, "host" or "disk", as a device reaches it: what comes from a disk comes through the

@@ -241,6 +241,7 @@ class _Host(Strict):
     memory_gib: Positive
     link_gb_per_s: Positive
     devices_per_uplink: _Units | None = None
+    memory_bandwidth_gb_per_s: Positive | None = None
     disk: _Disk | None = None
 
     def convert(self) -> Host:
@@ -249,6 +250,9 @@ class _Host(Strict):
         return Host(
             memory=bytes_from_gib(self.memory_gib.value) / count,
             link=bytes_per_second_from_gb_per_s(self.link_gb_per_s.value) / behind,
+            bandwidth=None
+            if self.memory_bandwidth_gb_per_s is None
+            else bytes_per_second_from_gb_per_s(self.memory_bandwidth_gb_per_s.value) / count,
             disk=None
             if disk is None
             else Store(

@@ -120,6 +120,12 @@ def audit(
     strange = [rank for rank in ranks or () if not 0 <= rank < plan.pipeline]
     if strange:
         raise AuditError(f"pipeline rank {strange[0]} of a plan with {plan.pipeline}; the first one is 0")
+    if plan.training.update.placed:
+        raise AuditError(
+            "the plan has tables outside of its devices: which rows a step moves depends on the values of its batch,"
+            " and an"
+            " audit has none; audit the plan without --place, which differs in the look-ups of these tables alone"
+        )
     few = _few(plan)
     whole = bind(plan, traced, batch)
     costs, clusters = stage_costs(whole, cluster), clusters_of_ranks(cluster, plan.pipeline)

@@ -45,6 +45,7 @@ from runtime.local_ops import LocalCall, local_call
 from runtime.observer import Observer
 from runtime.parameters import LocalParameter, Version
 from runtime.parked_reads import ParkedReads, Told, Trail
+from runtime.placed_tables import PlacedTables
 from runtime.put_off import Call, PutOff
 from runtime.randomness import FIRST, Draw
 from runtime.redistribute import Transfer, transfer
@@ -291,9 +292,15 @@ def _broken_promise(instruction: Instruction, name: str, shape: Sequence[int], r
     )
 
 
-def build_executor(bound: BoundPlan, place: RankMesh, cut: StageCut, parking: ParkedReads | None = None) -> Executor:
-    """The program of this rank for its stage of a plan, with room for what it parks. Raises ModelError for an operator
-    that cannot run yet."""
+def build_executor(
+    bound: BoundPlan,
+    place: RankMesh,
+    cut: StageCut,
+    parking: ParkedReads | None = None,
+    tables: PlacedTables | None = None,
+) -> Executor:
+    """The program of this rank for its stage of a plan, with room for what it parks, and the `tables` that are not on
+    the devices. Raises ModelError for an operator that cannot run yet."""
     graph, mesh = bound.graph, place.mesh
     promised = promised_layouts(bound)
     results = (*cut.sends, *((graph.loss,) if cut.last else ()))
@@ -317,7 +324,7 @@ def build_executor(bound: BoundPlan, place: RankMesh, cut: StageCut, parking: Pa
             index=index,
             bound=op,
             operands=operands,
-            call=local_call(graph, op, place, bound.sequences),
+            call=local_call(graph, op, place, bound.sequences, tables),
             results=tuple(None if name is None else (name, shapes[name]) for name in op.operator.results),
             last=tuple(sorted(ended - set(outlive))),
             kept=bound.is_kept(index),

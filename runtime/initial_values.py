@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from planner.errors import ModelError
+from planner.graph.operator_graph import ROWS_FROM
 from planner.plan.bind import BoundPlan
 
 _AS_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -64,7 +65,8 @@ def _values(module: nn.Module, bound: BoundPlan) -> dict[str, torch.Tensor]:
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
     }
-    names = (*(parameter.name for parameter in bound.graph.parameters), *bound.graph.buffers)
+    tables = (str(dict(op.keywords)["table"]) for op in bound.graph.operators if op.op in ROWS_FROM.values())
+    names = (*(parameter.name for parameter in bound.graph.parameters), *bound.graph.buffers, *tables)
     return {name: known[name] for name in names if name in known}
 
 

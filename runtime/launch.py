@@ -14,10 +14,13 @@ Started by a launcher already, on one host or several, it is one of the ranks (`
 Exit codes: 0 the losses agree, 1 they do not or a rank broke down, 2 and 3 those of `PlannerError`.
 """
 
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +51,7 @@ def launch(
     plan = load_plan(Path(plan_path))
     _check(settings)
     launched = launched_by(os.environ)
+    _check_tables(plan, settings, started_here=launched is None)
     if launched is not None:
         if settings.restarts:
             raise RequestError("--restarts: the launcher starts the ranks; ask it, such as torchrun --max-restarts")
@@ -62,8 +66,24 @@ def launch(
         return run_on_and_on(Path(plan_path), plan, settings, on_report, on_line)
     from runtime.progress import reading
 
-    words, read = [str(plan_path), *settings.flags()], reading(on_report, on_line)
-    return run_ranks("runtime", words, plan.cluster.devices, read, settings.timeout)
+    read = reading(on_report, on_line)
+    with _servers(plan, settings) as found:
+        flags = replace(settings, server_folder=found).flags()
+        return run_ranks("runtime", [str(plan_path), *flags], plan.cluster.devices, read, settings.timeout)
+
+
+@contextlib.contextmanager
+def _servers(plan: Plan, settings: RunSettings) -> Iterator[str | None]:
+    """The parameter servers of a run on this machine, where its plan needs any: the folder in which they are found."""
+    if not any(place == "servers" for _, place in plan.training.update.placed):
+        yield None
+        return
+    from runtime.servers.fleet import Fleet
+
+    with tempfile.TemporaryDirectory(prefix="plan-servers-") as temporary:
+        folder = settings.server_folder or temporary
+        with Fleet(Path(folder), settings.servers):
+            yield folder
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -121,8 +141,8 @@ def _join(launched: Launched) -> None:
 
 def _check(settings: RunSettings) -> None:
     """What is wrong with a request whatever the plan is."""
-    counts = (("steps", settings.steps, 1), ("workers", settings.workers, 0), ("keep", settings.keep, 1))
-    for name, value, least in (*counts, ("save-every", settings.save_every, 1)):
+    counts = (("steps", settings.steps, 1), ("workers", settings.workers, 0), ("servers", settings.servers, 1))
+    for name, value, least in (*counts, ("keep", settings.keep, 1), ("save-every", settings.save_every, 1)):
         if value < least:
             raise RequestError(f"--{name} {value}: give {least} or more")
     if not settings.timeout > 0:
@@ -162,6 +182,22 @@ def _check_folder(settings: RunSettings) -> None:
         raise RequestError(
             f"--save {settings.save}: has checkpoints already, the last is {found.name}; go on from it with --continue,"
             " or name another folder"
+        )
+
+
+def _check_tables(plan: Plan, settings: RunSettings, *, started_here: bool) -> None:
+    """Tables outside of the devices are in no checkpoint, and servers on several nodes must be there before."""
+    placed = plan.training.update.placed
+    asked = ("save", settings.save), ("resume", settings.resume), ("weights", settings.weights)
+    flag = next((f"--{name}" for name, path in asked if path is not None), None)
+    if placed and flag is not None:
+        raise RequestError(
+            f"{flag}: the plan has tables outside of its devices ({placed[0][0]}), which no checkpoint holds"
+        )
+    if any(place == "servers" for _, place in placed) and not started_here and settings.server_folder is None:
+        raise RequestError(
+            "the plan has tables on servers: start them with python -m runtime.servers DIR --servers N, and say where"
+            " they are with --server-folder DIR --servers N"
         )
 
 

@@ -32,6 +32,7 @@ from runtime.biased_attention import biased_attention
 from runtime.cross_entropy import SplitLoss, split_cross_entropy
 from runtime.device_mesh import RankMesh
 from runtime.experts import Cut, SplitExperts, split_experts
+from runtime.placed_tables import PlacedTables
 from runtime.randomness import FIRST, Draw, Region, drop, drop_probability, keep_mask, operator_code, region_of
 from runtime.ring_attention import Ring, ring_attention
 from runtime.rms_norm import fused_rms_norm
@@ -121,11 +122,18 @@ key of its random numbers between the two."""
 
 
 def local_call(
-    graph: OperatorGraph, bound: BoundOperator, place: RankMesh, sequences: Sequences | None = None
+    graph: OperatorGraph,
+    bound: BoundOperator,
+    place: RankMesh,
+    sequences: Sequences | None = None,
+    tables: PlacedTables | None = None,
 ) -> LocalCall:
-    """The call of one operator on this rank. `sequences` are the dims that axes with an order of their own cut in it.
-    Raises ModelError for what cannot be executed yet."""
+    """The call of one operator on this rank. `sequences` are the dims that axes with an order of their own cut in it,
+    `tables` those that are not on the devices. Raises ModelError for what cannot be executed yet."""
     op = bound.operator
+    if bound.rule.outside is not None:
+        assert tables is not None, op.name
+        return _looked_up(graph, bound, place, tables)
     made = [name for name in op.results if name is not None]
     types = [graph.types[name] for name in made]
     layouts = [duplex.forward for duplex in bound.layouts.results]
@@ -148,6 +156,16 @@ def local_call(
         made = chosen(*key, *filled(arguments, rest), **{name: filled(value, rest) for name, value in keywords.items()})
         results = made if isinstance(made, tuple | list) else (made,)
         return results if scale == 1.0 else [result * scale for result in results]
+
+    return call
+
+
+def _looked_up(graph: OperatorGraph, bound: BoundOperator, place: RankMesh, tables: PlacedTables) -> LocalCall:
+    """The call of an operator that gets rows of a table which is not on the devices."""
+    dtype: torch.dtype = getattr(torch, next(graph.types[name].dtype for name in bound.operator.results if name))
+
+    def call(operands: Sequence[torch.Tensor], draw: Draw = FIRST) -> Sequence[Any]:
+        return [tables.look_up(bound, place, operands[0], dtype)]
 
     return call
 

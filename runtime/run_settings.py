@@ -12,6 +12,9 @@ SAVE_EVERY = 100
 KEEP = 3
 """Checkpoints that stay."""
 
+SERVERS = 2
+"""Parameter servers, where a plan has tables on servers and nobody says how many."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
@@ -31,6 +34,9 @@ class RunSettings:
     Ranks that break down are started again, `restarts` times in a row without a step between (None: 3 times where the
     run is elastic, else never). `elastic` is a range of devices, such as "2:4", within which training goes on with
     fewer or more. `copies` keeps copies of the state in the memory of the hosts, after every step.
+
+    `servers` are the parameter servers of a plan with tables on servers, which keep their files in `server_folder`:
+    those that run there, or, of a run on this machine, new ones; a temporary folder where not given.
     """
 
     steps: int = 5
@@ -42,6 +48,8 @@ class RunSettings:
     full_batch: bool = True
     workers: int = 0
     timeout: float = TIMEOUT
+    servers: int = SERVERS
+    server_folder: str | None = None
     save: str | None = None
     save_every: int = SAVE_EVERY
     keep: int = KEEP
@@ -71,6 +79,8 @@ class RunSettings:
         words = ["--steps", str(self.steps), "--seed", str(self.seed), "--workers", str(self.workers)]
         words += ["--timeout", str(self.timeout), "--on-nonfinite", self.on_nonfinite, "--on-spike", self.on_spike]
         words += ["--spike-factor", str(self.spike_factor), "--spike-window", str(self.spike_window)]
+        words += ["--servers", str(self.servers)]
+        words += ["--server-folder", self.server_folder] if self.server_folder is not None else []
         words += ["--model", self.model] if self.model is not None else []
         words += ["--data", self.data] if self.data is not None else []
         words += ["--save-every", str(self.save_every), "--keep", str(self.keep)]
@@ -100,6 +110,8 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--on-spike", default="ignore", help="ignore, stop or skip a step whose loss leaps (ignore)")
     parser.add_argument("--spike-factor", type=float, default=2.0, help="times the median of a loss that leaps (2)")
     parser.add_argument("--spike-window", type=int, default=32, help="steps of which the median is taken (32)")
+    parser.add_argument("--servers", type=int, default=SERVERS, help="parameter servers (default 2)")
+    parser.add_argument("--server-folder", help="where they keep their files, and are found")
     parser.add_argument("--save", metavar="DIR", help="folder of checkpoints")
     parser.add_argument("--save-every", type=int, default=SAVE_EVERY, help="steps between two (default 100)")
     parser.add_argument("--keep", type=int, default=KEEP, help="how many of them stay (default 3)")
@@ -131,6 +143,8 @@ def settings_of(given: argparse.Namespace) -> RunSettings:
         on_spike=given.on_spike,
         spike_factor=given.spike_factor,
         spike_window=given.spike_window,
+        servers=given.servers,
+        server_folder=given.server_folder,
         save=given.save,
         save_every=given.save_every,
         keep=given.keep,

@@ -41,8 +41,10 @@ from runtime.outside import Outside
 from runtime.parameters import LocalParameter, Version, local_parameters, unused_parameters, whole_buffers
 from runtime.parked_reads import ParkedReads
 from runtime.pipeline import Pipeline, Values
+from runtime.placed_tables import PlacedTables
 from runtime.put_off import PutOff
 from runtime.randomness import Draw
+from runtime.servers.addresses import Addresses
 from runtime.slices import Slices
 from runtime.stage_links import build_chunks, everyone, share_parameters, whole_value
 
@@ -54,6 +56,7 @@ class RankStep:
     `seed` is that of what is drawn at random while training: dropout. `check_layouts` holds for the next step, and is
     off after it; `check_gradients` for every step. `observer` looks on at every operator. `outside` is where what the
     plan parks goes. `guard` says what becomes of steps whose loss or gradients are not finite, or whose loss leaps.
+    `servers` are where those are that have tables of the plan.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class RankStep:
         check_layouts: bool = True,
         outside: Outside | None = None,
         guard: GuardSettings | None = None,
+        servers: Addresses | None = None,
     ) -> None:
         self.bound = bound
         self.place = place
@@ -82,7 +86,10 @@ class RankStep:
         check_updates(bound, self.cuts)
         own = self.cuts[place.stage :: place.stages]
         parking = ParkedReads(device=place.device, outside=outside or Outside()) if bound.parked_blocks else None
-        self.executors: tuple[Executor, ...] = tuple(build_executor(bound, place, cut, parking) for cut in own)
+        self.tables = PlacedTables(module, bound, place, settings, servers)
+        self.executors: tuple[Executor, ...] = tuple(
+            build_executor(bound, place, cut, parking, self.tables) for cut in own
+        )
         update = bound.plan.training.update
         self.pieces = sample_pieces((bound.inputs[name] for name in batched), bound.plan.mesh.sizes)
         # gradient of the loss of a micro-batch, which is the mean over its slices
@@ -151,9 +158,11 @@ class RankStep:
         self.trouble = None
         if not self.optimizer.step(lambda gradients: self._accepts(loss, gradients)):
             self.buffers.update(buffers)
+            self.tables.forget()
             steps, samples = self._start  # the batch is gone all the same
             self._start = (steps, samples + self.bound.plan.training.global_batch)
             return loss
+        self.tables.step(learning_rate)
         for end in self.ends:
             end.apply(self.buffers)
         self.steps += 1
@@ -227,6 +236,7 @@ class RankStep:
         self.buffers.update(buffers)
         for parameter in self.parameters.values():
             parameter.gradient = None
+        self.tables.forget()
 
         def again(part: int, watch: FiniteWatch) -> None:
             slices = self.bound.plan.slices
@@ -251,7 +261,8 @@ class RankStep:
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
         """The whole weights by name, gathered from all ranks; tied weights under their first name."""
-        return self._everywhere({name: parameter.whole(self.place) for name, parameter in self.parameters.items()})
+        held = {name: parameter.whole(self.place) for name, parameter in self.parameters.items()}
+        return self._everywhere({**held, **self.tables.whole()})
 
     def full_gradients(self) -> dict[str, torch.Tensor]:
         """The whole gradients of the trainable parameters accumulated since the last update, summed over all ranks."""

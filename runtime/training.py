@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from runtime.progress import Report, RunSummary, StepReport
 from runtime.randomness import dropping
 from runtime.rank import At
 from runtime.run_settings import RunSettings
+from runtime.servers.addresses import Addresses
 from runtime.this_machine import elsewhere, peak_memory
 from runtime.training_step import TrainingStep, parallelize
 from runtime.unsharded import UnshardedStep
@@ -51,8 +53,16 @@ def train(
     at("building the model")
     built = _build(plan, settings)
     at("tracing the model and building the step")
+    folder = settings.server_folder
+    servers = None if folder is None else Addresses(folder=Path(folder), count=settings.servers)
     step = parallelize(
-        built.module, plan, optimizer=optimizer, device=device, seed=settings.seed, guard=settings.guard()
+        built.module,
+        plan,
+        optimizer=optimizer,
+        device=device,
+        seed=settings.seed,
+        guard=settings.guard(),
+        servers=servers,
     )
     step.prepare(*built.args, **built.kwargs)
     checkpoints = RunCheckpoints(settings, at)

@@ -39,6 +39,7 @@ from runtime.inputs import InputPieces, Inputs, LocalBatch
 from runtime.optimizers import OptimizerSettings
 from runtime.outside import Outside
 from runtime.same_batch import check_same_batch
+from runtime.servers.addresses import Addresses
 from runtime.step import RankStep
 
 
@@ -62,8 +63,10 @@ class TrainingStep:
         outside: Outside | None = None,
         guard: GuardSettings | None = None,
         rollback: Callable[["TrainingStep"], None] | None = None,
+        servers: Addresses | None = None,
     ) -> None:
         self.plan = plan
+        self._servers = servers
         self._outside = outside
         self._guard, self._rollback = guard, rollback
         self._seed, self._check_layouts, self._check_gradients = seed, check_layouts, check_gradients
@@ -187,6 +190,7 @@ class TrainingStep:
             self._check_layouts,
             self._outside,
             self._guard,
+            self._servers,
         )
         rank.check_gradients = self._check_gradients
         pieces = InputPieces(bound=bound, place=self.place, batched=batched, reads=rank.reads)
@@ -269,6 +273,7 @@ def parallelize(
     offload_folder: str | os.PathLike[str] | None = None,
     guard: GuardSettings | None = None,
     rollback: Callable[[TrainingStep], None] | None = None,
+    servers: Addresses | None = None,
 ) -> TrainingStep:
     """The training step of `plan`, or of the plan in a file, for `model`, whose real weights are taken over.
 
@@ -280,7 +285,8 @@ def parallelize(
     that gradients are finite. `offload_folder` is where the plan's files are that keep what it parks on a disk, the
     folder of temporary files where it is not given. `guard` says what becomes of a step whose loss or gradients are not
     finite or whose loss leaps; where that is to roll back, `rollback`, called on every rank, brings weights, states and
-    buffers back to what they were at some earlier step.
+    buffers back to what they were at some earlier step. `servers` is where the parameter
+    servers are that have tables of the plan, if it has any there.
 
     Raises PlanFileError for a plan that cannot be read, RequestError for one for another number of devices, and with an
     example all that `TrainingStep.prepare` raises.
@@ -295,6 +301,10 @@ def parallelize(
         guard.check_schedule(loaded.schedule)
         if guard.rolls_back and rollback is None:
             raise RequestError("guard: rolling back needs a way back; give parallelize rollback=, or let it skip")
+    if rollback is not None and loaded.training.update.placed:
+        raise RequestError(
+            "the plan has tables outside of its devices, which cannot be rolled back; skip steps instead"
+        )
     own = device or current_device(local_rank())
     join_processes(own)
     place = rank_mesh(loaded.mesh, own, loaded.pipeline, known)
@@ -310,6 +320,7 @@ def parallelize(
         Outside(folder=None if offload_folder is None else Path(offload_folder)),
         guard,
         rollback,
+        servers,
     )
     if example is not None:
         step.prepare(example)

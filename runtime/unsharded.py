@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from planner.graph.operator_graph import Operator
+from planner.graph.placed import place_of
 from planner.graph.returned import loss_in
 from planner.plan.plan import Training
 from runtime.after_step import step_ends
@@ -24,6 +25,7 @@ from runtime.optimizers import (
     start_moments,
     wide_dtype,
 )
+from runtime.plain_tables import sparse_tables
 from runtime.randomness import Draw
 from runtime.same_dropout import SameDropout
 
@@ -55,7 +57,11 @@ class UnshardedStep:
         self._names, self._weights = list(trained), list(trained.values())
         self._gradients: list[torch.Tensor | None] = [None] * len(self._weights)
         self._masters = [self._master(weight) for weight in self._weights]
-        self._optimizer = make_optimizer(training.optimizer, self._masters, settings)
+        masters = dict(zip(self._names, self._masters, strict=True))
+        tables = [name for name in self._names if place_of(name, training.update.placed) is not None]
+        self._sparse = sparse_tables(module, {name: masters.pop(name) for name in tables}, training.optimizer, settings)
+        self._dense = masters  # those that the optimizer has
+        self._optimizer = make_optimizer(training.optimizer, list(masters.values()), settings)
         self._moments = moments_of(training.optimizer, settings)
 
     @torch.no_grad()
@@ -71,8 +77,8 @@ class UnshardedStep:
         for name, weight, master in zip(self._names, self._weights, self._masters, strict=True):
             found = read(f"optimizer/master/{name}")
             master.copy_(weight if found is None else found)
-        start_moments(self._optimizer, self._masters, self._moments, updates)
-        for name, kept in zip(self._names, kept_of(self._optimizer), strict=True):
+        start_moments(self._optimizer, list(self._dense.values()), self._moments, updates)
+        for name, kept in zip(self._dense, kept_of(self._optimizer), strict=True):
             for kind in self._moments if updates else ():
                 found = read(f"optimizer/{kind}/{name}")
                 assert found is not None, name
@@ -129,6 +135,8 @@ class UnshardedStep:
         if self._update.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._masters, self._update.clip_norm)
         self._optimizer.step()
+        if self._sparse is not None:
+            self._sparse.step()
         held = dict(self._module.named_buffers())
         for end in step_ends(self._module):
             after = dict(held)

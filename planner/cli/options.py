@@ -321,6 +321,16 @@ class Options:
         ),
     ] = None
 
+    place: Annotated[
+        list[str] | None,
+        _word(
+            OPERATORS,
+            "PATTERN=WHERE",
+            "Tables of embeddings that are not on the devices: on the host, shared out over the ranks, or on servers"
+            " (docs/parameter-servers.md). Repeat it for more.",
+        ),
+    ] = None
+
     search: Annotated[
         str | None,
         _word(

@@ -9,7 +9,7 @@ import typer
 
 from planner.cli.machines import machine
 from planner.cli.options import Options, flag
-from planner.cli.values import parse_buckets, parse_count, parse_memory, parse_mesh, parse_shards
+from planner.cli.values import parse_buckets, parse_count, parse_memory, parse_mesh, parse_places, parse_shards
 from planner.cli.waiting import waiting
 from planner.errors import RequestError, unknown_name
 from planner.graph.uneven import EVEN
@@ -158,6 +158,7 @@ def update_of(options: Options) -> "Update":
         broadcast=options.broadcast,
         buckets=parse_buckets(options.buckets or "none"),
         local_parameters=tuple(options.local_parameters or ()),
+        placed=parse_places(options.place or ()),
     )
     fault = update_fault(update)
     if fault is not None:

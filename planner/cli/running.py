@@ -88,6 +88,13 @@ def run(
     ] = "ignore",
     spike_factor: Annotated[float, typer.Option(help="A loss leaps above so many times the median...")] = 2.0,
     spike_window: Annotated[int, typer.Option(help="...of the last so many steps.")] = 32,
+    servers: Annotated[
+        int, typer.Option(help="Parameter servers to start, where the plan has tables on servers.", min=1)
+    ] = 2,
+    server_folder: Annotated[
+        Path | None,
+        typer.Option(help="Where those keep their files; under torchrun, where running ones are found."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per step and a summary on stdout.")] = False,
 ) -> None:
     """Execute a plan with real processes and compare the losses with those of the unsharded model.
@@ -109,7 +116,8 @@ def run(
         steps=steps, seed=seed, check=check, model=model, data=data, shuffle=shuffle, full_batch=full_batch,
         workers=workers, timeout=timeout, on_nonfinite=on_nonfinite, on_spike=on_spike, spike_factor=spike_factor,
         spike_window=spike_window, save=_text(save), save_every=save_every, keep=keep, resume=_text(resume),
-        go_on=go_on, weights=_text(weights), cast=cast, restarts=restarts, elastic=elastic, copies=copies,
+        go_on=go_on, weights=_text(weights), cast=cast, servers=servers, server_folder=_text(server_folder),
+        restarts=restarts, elastic=elastic, copies=copies,
     )  # fmt: skip
     with reporting(as_json), _shown(as_json, steps) as (on_report, on_line):
         code = launch(plan_file, settings, on_report, on_line)

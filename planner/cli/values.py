@@ -70,6 +70,17 @@ def parse_buckets(text: str) -> "Buckets":
     return int(float(sized[1]) * _BYTES[sized[2]])
 
 
+def parse_places(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Tables and where they are, each PATTERN=PLACE."""
+    found = []
+    for text in texts:
+        pattern, equals, place = text.rpartition("=")
+        if not equals or not pattern.strip() or not place.strip():
+            raise RequestError(f"--place '{text}': write PATTERN=host or PATTERN=servers, as in 'tables.*=host'")
+        found.append((pattern.strip(), place.strip()))
+    return tuple(found)
+
+
 def parse_shards(texts: Sequence[str]) -> tuple["Shard", ...]:
     """The strategies decided by hand; a pattern may contain '='."""
     from planner.search.api import shard

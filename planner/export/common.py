@@ -16,6 +16,12 @@ def refuse_other_training(description: Description, engine: str, optimizers: tup
         )
     if update.gradients != "mean":
         raise ExportError(f"{engine} takes the mean of gradients, the plan their sum; plan again with --gradients mean")
+    if update.placed:
+        raise ExportError(
+            f"{engine} has no tables outside of the devices, the plan has {', '.join(dict(update.placed))}; plan"
+            f" again without"
+            " --place"
+        )
     if update.local_parameters:
         raise ExportError(
             f"{engine} has no parameters that every device has for itself, the plan has"

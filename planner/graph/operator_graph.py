@@ -69,6 +69,10 @@ DETACH = "aten.detach.default"
 """The operator through which no gradient flows."""
 
 
+ROWS_FROM = {"host": "planner.rows_from_host", "servers": "planner.rows_from_servers"}
+"""The operators that get rows of tables which are not on the devices, by where those are (`planner.graph.placed`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class ValueRef:
     """An argument of an operator that is a value of the graph."""
@@ -130,6 +134,11 @@ class Operator:
         found = references((*self.arguments, *(value for _, value in self.keywords)))
         object.__setattr__(self, "operands", tuple(reference.name for reference in found))
 
+    @property
+    def trains_rows(self) -> bool:
+        """Whether it gives gradients to a table that is no parameter of the graph."""
+        return self.op in ROWS_FROM.values() and bool(dict(self.keywords)["trainable"])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
@@ -188,7 +197,8 @@ class OperatorGraph:
         """Values through which a gradient flows back to some trainable parameter."""
         found = {p.name for p in self.parameters if p.trainable and self.types[p.name].floating}
         for op in self.operators:
-            if op.op != DETACH and any(name in found for name in op.operands):
+            grown = any(name in found for name in op.operands) or op.trains_rows
+            if op.op != DETACH and grown:
                 found.update(name for name in op.results if name is not None and self.types[name].has_gradient)
         return frozenset(found)
 

@@ -13,6 +13,7 @@ from planner.errors import LayoutError, PlanFileError, StrategyError, unknown_na
 from planner.graph.blocks import Blocks, block_parameters, share_values
 from planner.graph.kinds import find_blocks
 from planner.graph.operator_graph import Operator, OperatorGraph
+from planner.graph.placed import Placed, with_places
 from planner.graph.uneven import EVEN, with_imbalance
 from planner.plan.outline import difference
 from planner.plan.plan import ASYNCHRONOUS, RECOMPUTATION, Group, Plan
@@ -83,10 +84,11 @@ class BoundPlan:
         return bool(kept) and self.place_of(at) in (kept or ())
 
 
-def prepare(traced: OperatorGraph, imbalance: float = EVEN) -> tuple[OperatorGraph, Blocks]:
-    """The graph that plans speak about: shared values have an identity, repeated blocks are known, and routers give the
-    fullest device `imbalance` times the average."""
-    uneven = with_imbalance(traced, imbalance)
+def prepare(traced: OperatorGraph, imbalance: float = EVEN, placed: Placed = ()) -> tuple[OperatorGraph, Blocks]:
+    """The graph that plans speak about: shared values have an identity, repeated blocks are known, routers give the
+    fullest device `imbalance` times the average, and tables that are `placed` elsewhere are no parameters. Raises
+    RequestError for what cannot be placed so."""
+    uneven = with_imbalance(with_places(traced, placed), imbalance)
     graph, blocks = share_values(uneven, find_blocks(uneven))
     return graph, uniform_blocks(graph, blocks)
 
@@ -105,12 +107,18 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
             f"{plan.model.fingerprint[:19]}..., this model has"
             f" {found[:19]}...: {difference(plan, traced)}; the model changed since the plan was made, so plan it again"
         )
-    prepared, blocks = prepare(with_rules(traced, plan.rules), plan.training.imbalance)
+    prepared, blocks = prepare(with_rules(traced, plan.rules), plan.training.imbalance, plan.training.update.placed)
     return bind_prepared(plan, rescale_batch(prepared, batch, plan.training.part), blocks)
 
 
 def bind_prepared(plan: Plan, whole: OperatorGraph, blocks: Blocks) -> BoundPlan:
     """`bind` to a graph of the plan's model that is prepared already, and has the batch of one micro-batch."""
+    if plan.training.update.placed and len(plan.stages) > 1:
+        raise PlanFileError(
+            f"stages: there are {len(plan.stages)}, and training.placed has tables outside of the devices, which one"
+            f" stage"
+            " reads; make it one, or place them on the devices"
+        )
     graph = one_slice(whole, plan.model.sequence_length, plan.slices)
     _check_stages(plan, blocks)
     _check_copies(plan, graph)

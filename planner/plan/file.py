@@ -83,6 +83,7 @@ class _Training(_Strict):
     broadcast: bool = False
     buckets: str | Count | list[Count] | dict[str, Index] = "none"
     local_parameters: list[str] = []
+    placed: dict[str, str] = {}
     imbalance: float = EVEN
 
 
@@ -483,7 +484,8 @@ def _training(training: _Training) -> Training:
     if uneven is not None:
         raise PlanFileError(f"training.imbalance: {uneven}")
     buckets, local = content.pop("buckets"), tuple(content.pop("local_parameters"))
-    update = Update(**content, buckets=_buckets(buckets), local_parameters=local)
+    placed = tuple(content.pop("placed").items())
+    update = Update(**content, buckets=_buckets(buckets), local_parameters=local, placed=placed)
     fault = update_fault(update)
     if fault is not None:
         raise PlanFileError(f"training.{fault[0]}: {fault[1]}")

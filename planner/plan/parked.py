@@ -2,12 +2,14 @@
 
 from collections.abc import Collection
 
-from hardware_profiles import GIB, Machine, parts_of
+from hardware_profiles import GIB, Bytes, Machine, parts_of
 from planner.plan.bind import BoundPlan
 from planner.plan.once import gathering_buckets
 from planner.plan.plan import Prediction
 
 _TOLERANCE = 1e-9
+_MOMENTS = {"adamw": 2}
+"""Of a row of a table, beside itself."""
 
 
 def parked_fault(prediction: Prediction, cluster: Machine) -> str | None:
@@ -22,6 +24,19 @@ def parked_fault(prediction: Prediction, cluster: Machine) -> str | None:
                 f" {room / GIB:.1f} GiB there for it"
             )
     return None
+
+
+def tables_on_hosts(bound: BoundPlan) -> Bytes:
+    """Bytes of tables on the hosts, with the state of their optimizers, for each of the devices that share them out."""
+    tables = {
+        str(dict(op.operator.keywords)["table"]): op.rule.outside
+        for op in bound.operators
+        if op.rule.outside is not None and op.rule.outside.place == "host"
+    }
+    kept = 1 + _MOMENTS.get(bound.plan.training.optimizer, 0)
+    return (
+        sum(one.rows * one.row_bytes * (kept if one.trained else 1) for one in tables.values()) / bound.plan.mesh.size
+    )
 
 
 def visiting_order(bound: BoundPlan, held: Collection[str]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.charges import UNCHARGED, Phase, Times, charge
 from planner.plan.once import once_of
-from planner.plan.parked import visiting_order
+from planner.plan.parked import tables_on_hosts, visiting_order
 from planner.plan.parked_reads import home_of, parked_reads
 from planner.plan.plan import ASYNCHRONOUS
 from planner.plan.put_off import put_off
@@ -142,6 +142,8 @@ class Walk:
             if parameter.name in used:
                 self._parameter(cost, parameter.name, cost.chunks[used[parameter.name]])
         cost.end_visits(visiting_order(self.bound, used))
+        if nbytes := tables_on_hosts(self.bound):
+            cost.parked["host"] += nbytes
         once = once_of(self.bound, used, self.cluster, self.pricers, self._machine)
         for part, seconds in once.seconds.items():
             cost.beyond[part] += seconds

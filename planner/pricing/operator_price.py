@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodels import host_rows_time, server_rows_time
 from hardware_profiles import Cluster
-from planner.errors import RuleError
+from planner.errors import RequestError, RuleError
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.pricing.kernels import KernelCall, host_seconds, kernel_seconds, score_bytes
 from planner.pricing.liveness import Liveness
@@ -22,6 +23,7 @@ from planner.sharding.mesh import Mesh
 from planner.sharding.rule import (
     Dims,
     InnerCollective,
+    Outside,
     Rule,
     Strategy,
     Work,
@@ -120,6 +122,13 @@ def price_operator(
     if graded and rule.op_class in cluster.software.repeats:
         backward, inner_backward = backward + forward, inner_backward + inner_forward
         late, extra, again, launches = (late[0], late[0] + late[1]), again, extra, (host, 2 * host)
+    if rule.outside is not None:
+        got, given = _outside(rule.outside, extents, mesh, cluster)
+        inner_forward = inner_forward + got
+        extra = _sum_work(rule.saved_extra, extents) if rule.outside.trained else extra
+        if rule.outside.trained:
+            inner_backward = inner_backward + given
+            backward = backward + forward  # gradients of results are added up row by row
     free = rule.op_class == "view"
     saved = {i for i, needed_by in rule.saves if set(needed_by) & set(graded)}
     passing = sum(
@@ -139,6 +148,22 @@ def price_operator(
         transient=np.zeros(len(extents)) if free else written + np.maximum(passing, gradients) + scratch + again,
         flops=flops * (1 + rule.backward_work(worked)),
     )
+
+
+def _outside(outside: Outside, extents: Array, mesh: Mesh, cluster: Cluster) -> tuple[Array, Array]:
+    """Seconds to get the rows of a table that is not on the devices, and to give back their gradients, (K,) each.
+    Raises RequestError for a machine of whose hosts nothing is known."""
+    rows = np.minimum(_product(extents, outside.ids), float(outside.rows))
+    if outside.place == "servers":
+        return server_rows_time(rows, outside.row_bytes, cluster)
+    if cluster.host is None:
+        raise RequestError(
+            f"place: profile {cluster.name} says nothing of the host beside its devices; add a section [host] to it,"
+            f" or place"
+            " tables on servers"
+        )
+    group = cluster.group(mesh.size, 1) if mesh.size > 1 else None
+    return host_rows_time(rows, outside.row_bytes, cluster.host, group)
 
 
 def _hops(rule: Rule, strategy: Strategy, mesh: Mesh) -> float:

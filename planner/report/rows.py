@@ -44,6 +44,11 @@ def degree_rows(plan: Plan, roles: Roles) -> Rows:
         rows += [("pipeline", f"{plan.schedule}, {a_stage}{virtual}{slices}"), *groups]
     long = len(roles.recomputation) > _LONG
     rows.append(("recomputation", recomputation_words(plan) if long else roles.recomputation))
+    tables = [
+        f"{pattern} on {'the host' if place == 'host' else place}" for pattern, place in plan.training.update.placed
+    ]
+    if tables:
+        rows.append(("tables", ", ".join(tables)))
     if roles.offload != "none":
         rows.append(("offload", roles.offload))
     return tuple(rows)

@@ -7,12 +7,14 @@ a token or a sample.
 """
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hardware_profiles import HardwareProfileError, MixedCluster, load_profile, profile_names
 from planner.errors import PlannerError
+from planner.graph.placed import tables_of
 from planner.nearest import divisors
 from planner.search.offload import NOTHING, parse_offload
 from planner.search.request import SearchRequest
@@ -125,6 +127,7 @@ def _ladders(request: SearchRequest, needed: float | None, retrace: Retrace | No
     """Changes by degrees; the first that fits of each counts."""
     yield from _decisions(request)
     yield _parked(request)
+    yield _placed(request)
     yield _more_devices(request)
     if retrace is not None and request.model.sequence_length is not None:
         yield _shorter(request.model.sequence_length, retrace)
@@ -151,6 +154,26 @@ def _parked(request: SearchRequest) -> list[Step]:
     ]
 
 
+def _placed(request: SearchRequest) -> list[Step]:
+    """Tables of embeddings outside of the devices, as far as they are tables and nothing else."""
+    patterns = tuple(dict.fromkeys(_NUMBER.sub("*", name) for name in tables_of(request.graph)))
+    if request.update.placed or not patterns or request.pinned.pipeline not in (None, 1) or request.optimizer == "lamb":
+        return []
+
+    def made(place: str) -> Callable[[], SearchRequest]:
+        placed = tuple((pattern, place) for pattern in patterns)
+        return lambda: replace(request, update=replace(request.update, placed=placed))
+
+    def words(place: str) -> str:
+        return " ".join(f"--place '{pattern}={place}'" for pattern in patterns)
+
+    return [
+        (f"tables on the host ({words('host')})", made("host")),
+        (f"tables on servers ({words('servers')})", made("servers")),
+    ]
+
+
+_NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
 _PINS = (
     "recompute",
     "tensor",

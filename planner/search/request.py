@@ -1,12 +1,13 @@
 """What is asked of the search."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
 from hardware_profiles import Machine, MixedCluster, of_one_kind
 from planner.errors import RequestError, nearest_names, unknown_name
 from planner.graph.operator_graph import OperatorGraph
+from planner.graph.placed import placed_tables
 from planner.graph.uneven import EVEN, EXPERTS_OPERATOR, imbalance_fault
 from planner.plan.plan import INTERLEAVED, PRECISIONS, ModelReference
 from planner.search.offload import NOTHING
@@ -89,6 +90,7 @@ class SearchRequest:
         if self.imbalance != EVEN and not any(op.op == EXPERTS_OPERATOR for op in self.graph.operators):
             raise RequestError(f"imbalance = {self.imbalance:g}: no operator of this model routes to experts")
         _check_offload(self)
+        self._check_places()
         for pattern in self.update.local_parameters:
             if not any(fnmatchcase(name, pattern) for name in self.graph.parameter_names):
                 near = nearest_names(pattern, self.graph.parameter_names)
@@ -101,6 +103,23 @@ class SearchRequest:
             raise RequestError(f"time_limit = {self.time_limit}: seconds are 0 or more")
         if self.memory_limit is not None and self.memory_limit <= 0:
             raise RequestError(f"memory_limit = {self.memory_limit}: bytes are more than 0")
+
+    def _check_places(self) -> None:
+        """Tables outside of the devices are read by one pipeline stage, and updated by optimizers that look at a
+        row."""
+        if not self.update.placed:
+            return
+        placed_tables(self.graph, self.update.placed)
+        if self.optimizer == "lamb":
+            raise RequestError(
+                "place: lamb takes norms of whole weights, which tables elsewhere have not; take adamw or sgd"
+            )
+        if self.pinned.pipeline not in (None, 1):
+            raise RequestError(
+                f"place: tables elsewhere are read by one pipeline stage, and {self.pinned.pipeline} are asked for;"
+                " take --pipeline 1"
+            )
+        object.__setattr__(self, "pinned", replace(self.pinned, pipeline=1))
 
     def _check_mixed(self, cluster: MixedCluster) -> None:
         """Raise RequestError for what there is not for several kinds of devices."""
@@ -117,6 +136,8 @@ class SearchRequest:
             raise RequestError(f"offload {where}: nothing is parked there; leave it out")
         if pinned.even:
             raise RequestError(f"even {where}: stages are sized to their devices; leave it out")
+        if self.update.placed:
+            raise RequestError(f"place {where}: stages on each of them would read the tables; leave it out")
 
 
 def _check_offload(request: SearchRequest) -> None:

@@ -198,7 +198,7 @@ def _family(engine: Engine, members: tuple[Configuration, ...]) -> Family | None
 
 
 def _engine(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
-    prepared, blocks = prepare(request.graph, request.imbalance)
+    prepared, blocks = prepare(request.graph, request.imbalance, request.update.placed)
     repeated = frozenset(request.pinned.repeated)
     template = fold(prepared, blocks, request.cluster.software, repeated)
     asked = (request.precision, request.optimizer, request.update, request.pinned.offload)

@@ -116,6 +116,18 @@ class InnerCollective:
     home: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """What an operator gets from a table that is not on the devices: of its `rows`, one for each point of the factors
+    `ids`, `row_bytes` each, from a `place` ("host" or "servers"); `trained` says that gradients go back."""
+
+    place: str
+    ids: tuple[int, ...]
+    rows: int
+    row_bytes: int
+    trained: bool
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rule:
     """The rule of one call; equal calls share one object, so rules are compared by identity.
@@ -133,7 +145,7 @@ class Rule:
     `roles` names the factors whose product is each extent that the time of the op's kernel depends on, where the
     operands do not tell, `causal` says that half of its work is masked, and `unfused` that attention has its scores in
     memory. `passes` says that the gradient of an operand of the same type is that of the result itself, and of a copy
-    that none is made where nothing would change.
+    that none is made where nothing would change. `outside` is what it gets of a table that is not on the devices.
     """
 
     op: str
@@ -159,6 +171,7 @@ class Rule:
     causal: bool = False
     passes: bool = False
     unfused: bool = False
+    outside: Outside | None = None
 
     @cached_property
     def index(self) -> Mapping[str, int]:

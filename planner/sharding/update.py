@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 from costmodels import UpdateVariant
+from planner.graph.placed import PLACES, Placed
 from planner.sharding.layout import Layout
 
 GRADIENTS = ("mean", "sum")
@@ -50,6 +51,8 @@ class Update:
         buckets: messages that are sent as one. A plan holds no "auto": the search writes the size it chose.
         local_parameters: patterns of parameters that every device has for itself: neither compared nor sent, and their
             gradients are not reduced.
+        placed: patterns of tables that are not on the devices, and where they are: "host" or "servers" (see
+            `planner.graph.placed`). Their rows are updated where they are, those that a step has touched.
     """
 
     gradients: str = "mean"
@@ -59,6 +62,7 @@ class Update:
     broadcast: bool = False
     buckets: Buckets = "none"
     local_parameters: tuple[str, ...] = ()
+    placed: Placed = ()
 
     @property
     def bucketed(self) -> bool:
@@ -106,6 +110,14 @@ def update_fault(update: Update) -> tuple[str, str] | None:
     for name, known in (("gradients", GRADIENTS), ("gradient_dtype", GRADIENT_DTYPES)):
         if getattr(update, name) not in known:
             return name, f"'{getattr(update, name)}' is not one of {', '.join(known)}"
+    for _, place in update.placed:
+        if place not in PLACES:
+            return "place", f"'{place}' is not one of {', '.join(PLACES)}"
+    if update.placed and update.clip_norm is not None:
+        return (
+            "place",
+            "rows of tables are updated where they are, so that no norm over all gradients is known; clip none",
+        )
     if update.clip_norm is not None and not 0 < update.clip_norm < math.inf:
         return "clip_norm", f"{update.clip_norm} is no norm to clip to; it is more than 0"
     fault = _buckets_fault(update.buckets)
@@ -151,4 +163,6 @@ def update_words(update: Update) -> dict[str, Any]:
     different = {name: value for name, value in found.items() if value != getattr(PLAIN, name)}
     if numbers := bucket_numbers(update.buckets):
         different["buckets"] = dict(numbers)
+    if update.placed:
+        different["placed"] = dict(update.placed)
     return {name: list(value) if isinstance(value, tuple) else value for name, value in different.items()}

@@ -16,7 +16,7 @@ from planner.plan.plan import Plan
 from runtime.checkpoint.manifest import Manifest, Progress, SavedTensor
 from runtime.checkpoint.source import Source, located, open_checkpoint
 from runtime.checkpoint.spread import BESIDE, PREVIOUS, Spread
-from runtime.checkpoint.state import live_tensors, settle, spreads, start
+from runtime.checkpoint.state import check_tables, live_tensors, settle, spreads, start
 from runtime.checkpoint.tensor_files import dtype_of
 from runtime.checkpoint.together import rank_number, said_by_first, together, world
 from runtime.step import RankStep
@@ -54,6 +54,7 @@ def restore(
 
     Raises CheckpointError, on every rank, where a file is not what was written, or names, shapes or dtypes differ.
     """
+    check_tables(rank)
     if verify:
         together(lambda: source.check(lambda number: number % world() == rank_number()))
     manifest = source.manifest

@@ -10,6 +10,7 @@ in place, so that whoever writes into them restores the rank.
 
 import torch
 
+from planner.errors import RequestError
 from runtime.checkpoint.spread import OPTIMIZER, PREVIOUS, Spread, StateOfPlan, own_name
 from runtime.checkpoint.tensor_files import dtype_name
 from runtime.step import RankStep
@@ -56,3 +57,13 @@ def settle(rank: RankStep, *, every_master: bool = False) -> None:
     """Derive what is not saved, after tensors were written: the masters of weights that are wide themselves, or all of
     them."""
     rank.optimizer.settle(every_master)
+
+
+def check_tables(rank: RankStep) -> None:
+    """Raise RequestError where the plan has tables outside of its devices, which checkpoints do not hold."""
+    if rank.tables.names:
+        raise RequestError(
+            f"the plan has tables outside of its devices ('{rank.tables.names[0]}'), and checkpoints do not hold"
+            f" those: servers"
+            " keep a log of their own, of tables on the host take step.full_parameters()"
+        )

@@ -44,6 +44,8 @@ class TableClient:
     servers refuse, RunError where they, or other workers, are not heard of for `patience` seconds.
     """
 
+    collective = False
+
     def __init__(
         self,
         addresses: Addresses,

@@ -91,7 +91,8 @@ class Fleet:
         if process.stdin is not None:
             process.stdin.close()
         listened = self._at(number).exists()
-        self._failed[number] = 0 if listened else self._failed[number] + 1
+        by_itself = code >= 0 and not listened  # who was killed can be started again
+        self._failed[number] = self._failed[number] + 1 if by_itself else 0
         said = (self.addresses.folder / f"server-{number}.err").read_text(encoding="utf-8", errors="replace").strip()
         last = said.splitlines()[-1] if said else f"it ended with {code}"
         if code == 2 or self._failed[number] >= _IN_A_ROW:

@@ -9,7 +9,7 @@ A row is pulled once a step, however often and in however many look-ups it occur
 
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -48,11 +48,29 @@ class _Pulled:
         return self.rows[np.searchsorted(self.ids, ids)]
 
 
+class RowSource(Protocol):
+    """Where rows come from. What is `collective` is asked by all workers for the same tables, also for no rows."""
+
+    collective: bool
+    workers: int
+
+    @property
+    def tables(self) -> Mapping[str, Table]: ...
+
+    def pull(self, ids: Mapping[str, Ids]) -> dict[str, Array]: ...
+
+    def push(self, gradients: Mapping[str, tuple[Ids, Array]], learning_rate: float | None = None) -> None: ...
+
+    def whole(self, name: str) -> Array: ...
+
+    def close(self) -> None: ...
+
+
 class ServedTables:
     """The tables of a client as torch sees them. `scale` is what gradients are multiplied with before they are pushed:
     the sum over workers of those of their mean losses, divided by their number, is that of the mean over all."""
 
-    def __init__(self, client: TableClient, scale: float | None = None) -> None:
+    def __init__(self, client: RowSource, scale: float | None = None) -> None:
         self.client = client
         self._scale = 1.0 / client.workers if scale is None else scale
         self._pulled = {name: _Pulled(table) for name, table in client.tables.items()}
@@ -61,22 +79,20 @@ class ServedTables:
         """Pull all rows that the next look-ups of these tables will touch, in one message to every server."""
         self._pull({name: torch.unique(one).cpu().numpy() for name, one in ids.items()})
 
-    def rows(self, name: str, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def rows(
+        self, name: str, ids: torch.Tensor, *, trained: bool = True, pushes: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows that some ids touch, U H, on the device of the ids, and the place of every id among them. Gradients
-        of the rows are pushed at the end of the step."""
+        of rows that are `trained` are pushed at the end of the step, where this worker `pushes` them."""
         unique, inverse = torch.unique(ids, return_inverse=True)
         wanted: Ids = unique.cpu().numpy()
         self._pull({name: wanted})
         pulled = self._pulled[name]
-        rows = torch.from_numpy(pulled.of(wanted)).to(ids.device).requires_grad_(torch.is_grad_enabled())
-        if rows.requires_grad:
+        rows = torch.from_numpy(pulled.of(wanted)).to(ids.device).requires_grad_(trained and torch.is_grad_enabled())
+        if rows.requires_grad and pushes:
             keep = pulled.gradients.append
             rows.register_hook(lambda gradient: keep((wanted, gradient.cpu().numpy())))  # type: ignore[no-untyped-call]
         return rows, inverse
-
-    def add_gradient(self, name: str, ids: torch.Tensor, gradient_UH: torch.Tensor) -> None:
-        """Push this with the step, for rows that each occur once, in ascending order."""
-        self._pulled[name].gradients.append((ids.cpu().numpy(), gradient_UH.cpu().numpy()))
 
     def step(self, learning_rate: float | None = None) -> None:
         """Push the gradients of this worker's step. Rows are pulled anew by the next one."""
@@ -100,7 +116,7 @@ class ServedTables:
 
     def _pull(self, ids: Mapping[str, Ids]) -> None:
         missing = {name: self._pulled[name].missing(one) for name, one in ids.items()}
-        missing = {name: one for name, one in missing.items() if len(one)}
+        missing = {name: one for name, one in missing.items() if len(one) or self.client.collective}
         for name, rows in self.client.pull(missing).items() if missing else ():
             self._pulled[name].add(missing[name], rows)
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 from planner.graph.call import Call, Typed
-from planner.graph.operator_graph import TorchConstant
+from planner.graph.operator_graph import ROWS_FROM, TorchConstant
 from planner.graph.trace import resolve, tensor_type
 from planner.models import experts as experts  # makes the operator known to torch
 from planner.sharding.rule import Rule
@@ -70,6 +70,9 @@ def run(op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[torc
         weight, indices, *offsets = args
         word = ("sum", "mean", "max")[kwargs["mode"]]
         return (F.embedding_bag(indices, weight, *offsets, **{**kwargs, "mode": word}),)
+    if op in ROWS_FROM.values():
+        rows = _random(kwargs["rows"], kwargs["width"])
+        return (F.embedding_bag(args[0], rows) if kwargs["bag"] else F.embedding(args[0], rows),)
     made = args[0].view_as(args[0]) if op == "planner.identity" else resolve(op)(*args, **kwargs)
     return tuple(made) if isinstance(made, tuple | list) else (made,)
 
@@ -420,6 +423,10 @@ def _channels() -> Iterator[tuple[Any, ...]]:
 
 
 def _bags() -> Iterator[tuple[Any, ...]]:
+    for op in ROWS_FROM.values():
+        words = {"table": "users", "rows": 12, "width": 8, "trainable": True}
+        yield op, "", _integers(12, 8, 4), {**words, "bag": False}
+        yield op, "bags", _integers(12, 8, 4), {**words, "bag": True}
     table, flat, offsets = _random(8, 4), _integers(8, 10), torch.tensor([0, 3, 3, 7])
     numbers, bags = _integers(8, 4, 3), "planner.embedding_bag"
     for mode, label in enumerate(("sum", "mean", "max")):

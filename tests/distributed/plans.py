@@ -45,6 +45,7 @@ from planner.sharding.rule import (
 )
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter, legal_stored
+from planner.sharding.update import Update
 from tests.distributed.towers import Towers, pairs
 from tests.distributed.unusual import Gated, Unusual
 
@@ -336,6 +337,7 @@ def make_plan(
     graph: OperatorGraph | None = None,
     samples: int = BATCH,
     global_batch: int = BATCH,
+    placed: tuple[tuple[str, str], ...] = (),
 ) -> Plan:
     """A plan with one group outside the blocks and one per block, so that every operator is chosen by itself.
 
@@ -344,7 +346,7 @@ def make_plan(
     is that of all blocks or one for each; blocks under "selective" keep the operators whose names end as one of `kept`.
     """
     original = graph or traced(model)
-    prepared, blocks = prepare(original)
+    prepared, blocks = prepare(original, placed=placed)
     scaled = one_slice(rescale_batch(prepared, samples, global_batch // micro_batches), SEQUENCE, slices)
     found: dict[int | None, tuple[list[tuple[str, tuple[str | None, ...]]], list[tuple[str, StoredParameter]]]] = {}
     for index, op in enumerate(scaled.operators):
@@ -375,7 +377,8 @@ def make_plan(
     return Plan(
         model=model_reference(original, name=model, sequence_length=SEQUENCE, batch=samples),
         training=Training(
-            global_batch=global_batch, micro_batches=micro_batches, precision="fp32", optimizer=optimizer, copies=copies
+            global_batch=global_batch, micro_batches=micro_batches, precision="fp32", optimizer=optimizer,
+            copies=copies, update=Update(placed=placed),
         ),
         cluster=ClusterReference(profile="cpu", digest="", devices=mesh.size * max(1, len(stages) // virtual_stages)),
         mesh=mesh,

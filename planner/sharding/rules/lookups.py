@@ -1,12 +1,14 @@
-"""The rule of bags of rows: lookups that are added up."""
+"""Rules of lookups: bags of rows that are added up, and rows of tables that are not on the devices."""
 
 from dataclasses import dataclass
 from typing import final
 
 from planner.graph.call import Call
-from planner.sharding.rule import Dims, FactorKind, Rule, Work
+from planner.sharding.rule import Dims, FactorKind, Outside, Rule, Work
 from planner.sharding.rules.spec import FactorTable, RuleSpec, dims_of
 
+_FP32 = 4  # bytes of a number in a row of such a table, at least
+_PLACE = 8  # and of the place of an id among the rows that came
 _MAX = 2  # torch's number for bags whose largest element counts; 0 are sums, 1 averages
 
 
@@ -42,6 +44,48 @@ class EmbeddingBag(RuleSpec):
             work=(Work(coefficient=1.0, factors=(*h, *(f for dim in held for f in dim))),),
             looked_up=(0,),
             saves=tuple((operand, (0, *range(2 + uneven, 3 + uneven))) for operand in range(1, 2 + uneven)),
+        )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class OutsideRows(RuleSpec):
+    """`b s -> b s h`, or for bags `b k -> b h`: rows of a table that is not on the devices, at a `place`.
+
+    Every device gets the rows of its own ids, whole: h is blocked, and so are the numbers in a bag. The ids' places
+    among the rows that came, and those rows, are kept for the backward pass.
+    """
+
+    place: str
+
+    def build(self, call: Call) -> Rule:
+        table, words = FactorTable(call.op), dict(call.keywords)
+        (ids,) = call.operands
+        rows, width = words["rows"], words["width"]
+        assert isinstance(rows, int), call
+        assert isinstance(width, int), call
+        bags = bool(words["bag"])
+        counted = len(ids.shape) - bags
+        held: Dims = tuple(
+            _factor(
+                table, f"b{dim}" if dim else "b", extent, FactorKind.PARALLEL if dim < counted else FactorKind.BLOCKED
+            )
+            for dim, extent in enumerate(ids.shape)
+        )
+        h = _factor(table, "h", width, FactorKind.BLOCKED)
+        looked_up = tuple(factor for dim in held for factor in dim)
+        row_bytes = width * max(_FP32, call.results[0].element_bytes)
+        return Rule(
+            op=call.op,
+            factors=table.freeze(),
+            operands=(held,),
+            results=((*held[:counted], h),),
+            op_class="embedding",
+            work=(Work(coefficient=1.0, factors=(*looked_up, *h)),),
+            saved_extra=(Work(coefficient=float(_PLACE + row_bytes), factors=looked_up),),
+            outside=Outside(
+                place=self.place, ids=looked_up, rows=rows, row_bytes=row_bytes, trained=bool(words["trainable"])
+            ),
         )
 
 

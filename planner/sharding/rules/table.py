@@ -12,7 +12,7 @@ from planner.sharding.rules.channels import BatchNorm, GroupNorm
 from planner.sharding.rules.convolution import Convolution, Pool
 from planner.sharding.rules.einsum import Einsum, InnerPattern, Matmul
 from planner.sharding.rules.experts import Experts
-from planner.sharding.rules.lookups import EmbeddingBag
+from planner.sharding.rules.lookups import EmbeddingBag, OutsideRows
 from planner.sharding.rules.losses import PairLoss
 from planner.sharding.rules.picks import Gather, Index, IndexSelect
 from planner.sharding.rules.shapes import Elementwise, Factory, Filled, Normalise, Reduce
@@ -128,6 +128,8 @@ RULES: Mapping[str, RuleSpec] = {
     "aten.group_norm.default": GroupNorm(),
     # further lookups and losses
     "planner.embedding_bag": EmbeddingBag(),
+    "planner.rows_from_host": OutsideRows(place="host"),
+    "planner.rows_from_servers": OutsideRows(place="servers"),
     "aten.mse_loss.default": PairLoss(),
     "aten.l1_loss.default": PairLoss(saves=(), saved_elements=1.0),  # the difference
     "aten.smooth_l1_loss.default": PairLoss(),

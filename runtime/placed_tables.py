@@ -1,0 +1,178 @@
+"""The tables of a plan that are not on its devices, as the operators of one rank reach them.
+
+    plan: tables.0.weight is on the host       ranks share it out in the memory of their hosts   (`HostTables`)
+          tables.1.weight is on servers        this rank is a worker of the servers              (`TableClient`)
+
+An operator gets the rows of its ids and looks them up on the device; gradients of the rows are summed over the
+micro-batches, and pushed once a step. Ranks that look up the same ids, as the plan does not cut them on some axis, have
+the same gradients: the first of them pushes, the others push nothing.
+
+Rows are updated by torch's SparseAdam under a plan with adamw, by SGD without momentum under sgd; neither decays
+weights or moments of rows that are not touched.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from planner.errors import ModelError, RequestError
+from planner.graph.operator_graph import ROWS_FROM, Operator
+from planner.plan.bind import BoundOperator, BoundPlan
+from runtime.device_mesh import RankMesh
+from runtime.optimizers import OptimizerSettings
+from runtime.servers.addresses import Addresses
+from runtime.servers.client import TableClient
+from runtime.servers.host_tables import HostTables
+from runtime.servers.served import ServedTables
+from runtime.servers.sparse_optimizers import SparseOptimizer
+from runtime.servers.tables import Table
+
+_SPARSE = {"adamw": "adam", "sgd": "sgd"}
+_BAGS = ("sum", "mean", "max")
+
+
+class PlacedTables:
+    """Tables by where they are. Building it, and every method but `look_up`, is collective over the ranks of a stage;
+    looking up is, where tables are on the host."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        bound: BoundPlan,
+        place: RankMesh,
+        settings: OptimizerSettings,
+        servers: Addresses | None = None,
+    ) -> None:
+        self._served: dict[str, ServedTables] = {}
+        operators = {where: _reading(bound, op) for where, op in ROWS_FROM.items()}
+        if not any(operators.values()):
+            return
+        _check(bound, place, operators, servers)
+        rule = sparse_optimizer(bound.plan.training.optimizer, settings)
+        weights = dict(module.named_parameters(remove_duplicate=False))
+        for where, found in operators.items():
+            tables = {str(words["table"]): _table(words, weights, rule) for words in map(_words, found)}
+            wide = {name: getattr(torch, table.dtype) for name, table in tables.items()}
+            values = {name: weights[name].detach().to(wide[name]).cpu().numpy() for name in tables}
+            if where == "host" and tables:
+                ranks = [list(range(place.mesh.size))]
+                group = place.known.of(ranks, "tables") if place.mesh.size > 1 else None
+                host = HostTables(tables.values(), values, group, place.device, place.rank)
+                self._served[where] = ServedTables(host, scale=1.0)
+            elif tables:
+                assert servers is not None
+                client = TableClient(servers, tables.values(), worker=place.rank, workers=place.mesh.size)
+                client.begin(values)
+                self._served[where] = ServedTables(client, scale=1.0)
+        self._where = {str(_words(op)["table"]): where for where, ops in operators.items() for op in ops}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tables that are not on the devices."""
+        return tuple(self._where) if self._served else ()
+
+    def all(self) -> tuple[ServedTables, ...]:
+        """The tables by where they are."""
+        return tuple(self._served.values())
+
+    def host_bytes(self) -> int:
+        """Bytes of tables, and of the state of their optimizers, in the memory of this rank's host."""
+        tables = [served.client for served in self._served.values()]
+        return sum(one.nbytes for one in tables if isinstance(one, HostTables))
+
+    def look_up(self, bound: BoundOperator, place: RankMesh, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """What a look-up of these ids gives, on the device of the ids."""
+        words = _words(bound.operator)
+        served = self._served[self._where[str(words["table"])]]
+        pushes = all(
+            choice is not None or place.coordinate[axis] == 0 for axis, choice in enumerate(bound.strategy)
+        ) and bool(words["trainable"])
+        rows_UH, places = served.rows(str(words["table"]), ids, pushes=pushes, trained=bool(words["trainable"]))
+        padding = _padding(words, ids, places)
+        if words["bag"]:
+            found = F.embedding_bag(places, rows_UH, mode=_BAGS[words.get("mode", 0)], padding_idx=padding)
+        else:
+            found = F.embedding(places, rows_UH, padding)
+        return found.to(dtype)
+
+    def step(self, learning_rate: float) -> None:
+        """Push the gradients of the step."""
+        for served in self._served.values():
+            served.step(learning_rate)
+
+    def forget(self) -> None:
+        """Drop the gradients of a step that is not made."""
+        for served in self._served.values():
+            served.forget()
+
+    def whole(self) -> dict[str, torch.Tensor]:
+        """All tables, whole, by name."""
+        return {name: self._served[where].whole(name) for name, where in self._where.items()} if self._served else {}
+
+    def close(self) -> None:
+        for served in self._served.values():
+            served.close()
+
+
+def sparse_optimizer(name: str, settings: OptimizerSettings) -> SparseOptimizer:
+    """What updates rows of tables where a plan has the optimizer `name`. Raises RequestError where there is nothing
+    like it."""
+    if name not in _SPARSE:
+        raise RequestError(
+            f"optimizer '{name}' takes norms of whole weights, which tables outside of the devices have not; plan with"
+            f" --optimizer {' or '.join(_SPARSE)}"
+        )
+    return SparseOptimizer(
+        name=_SPARSE[name], learning_rate=settings.learning_rate, betas=settings.betas, epsilon=settings.epsilon
+    )
+
+
+def _words(op: Operator) -> dict[str, Any]:
+    return dict(op.keywords)
+
+
+def tables_of(bound: BoundPlan) -> tuple[str, ...]:
+    """The tables of a bound plan that are not on its devices."""
+    return tuple(
+        dict.fromkeys(str(_words(op)["table"]) for where in ROWS_FROM.values() for op in _reading(bound, where))
+    )
+
+
+def _reading(bound: BoundPlan, op: str) -> list[Operator]:
+    return [one.operator for one in bound.operators if one.operator.op == op]
+
+
+def _table(words: Mapping[str, Any], weights: Mapping[str, torch.Tensor], rule: SparseOptimizer) -> Table:
+    name = str(words["table"])
+    if weights[name].is_meta:
+        raise ModelError(
+            f"table '{name}' is on the meta device and has no values; build the module on a real device to run it"
+        )
+    wide = "float64" if weights[name].dtype == torch.float64 else "float32"
+    return Table(name=name, rows=words["rows"], width=words["width"], optimizer=rule, dtype=wide)
+
+
+def _check(
+    bound: BoundPlan, place: RankMesh, operators: Mapping[str, list[Operator]], servers: Addresses | None
+) -> None:
+    if place.stages > 1:
+        raise RequestError(
+            f"the plan has {place.stages} pipeline stages and tables outside of the devices; plan with --pipeline 1"
+        )
+    if operators["servers"] and servers is None:
+        raise RequestError(
+            f"the plan has table '{_words(operators['servers'][0])['table']}' on servers: start them with python -m"
+            " runtime.servers FOLDER --servers N, and say where they are: parallelize(..., servers=Addresses(...))"
+        )
+
+
+def _padding(words: Mapping[str, Any], ids: torch.Tensor, places: torch.Tensor) -> int | None:
+    """The place among the rows of the id that trains nothing."""
+    padding = words.get("padding_idx")
+    if padding is None or padding < 0:
+        return None
+    here = places[ids == padding]
+    return int(here[0]) if here.numel() else None

@@ -1,0 +1,120 @@
+"""Tables in the memory of the hosts of the ranks themselves: every rank has its part of the rows, and is worker and
+server at once. There is no socket and no log: what ranks ask of each other travels over their process group.
+
+    pull    ids ──to their owners──> numbers of rows ──looked up on the host──> rows ──back──> the rank that asked
+    push    gradients ──to the owners of their rows──> summed in the order of the ranks, applied once
+
+Rows are looked up, summed and updated on the host, by the code of a server (`shard.py`); a device sees the rows that it
+touches and nothing else. Every method is collective.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from runtime.servers.client import Traffic
+from runtime.servers.frames import Frame
+from runtime.servers.shard import Shard
+from runtime.servers.tables import Ids, Table, partition_of
+
+Array = NDArray[Any]
+
+
+class HostTables:
+    """The tables of a group of ranks, of which this one is number `rank`; None for a rank alone. Values come from every
+    rank's own rows of `values`, the whole tables, which are equal everywhere."""
+
+    collective = True
+
+    def __init__(
+        self,
+        tables: Iterable[Table],
+        values: Mapping[str, Array],
+        group: dist.ProcessGroup | None,
+        device: torch.device,
+        rank: int = 0,
+    ) -> None:
+        self.tables = {table.name: table for table in tables}
+        self._group, self._device = group, device
+        self.worker, self.workers = rank, 1 if group is None else group.size()
+        self.step = 0
+        self.traffic = Traffic()
+        self._shard = Shard(number=rank, count=self.workers)
+        self._apply(Frame(kind="open", fields={"workers": self.workers, "staleness": None}))
+        self._parts = {}
+        for table in self.tables.values():
+            self._parts[table.name] = part = partition_of(table, self.workers)
+            self._apply(Frame(kind="create", fields={"table": table.content()}))
+            own = part.ids_of(rank, 0, part.held(rank))
+            first = values[table.name][own].astype(table.dtype, copy=False)
+            arrays = {"rows": np.arange(len(own), dtype=np.int64), "values": first}
+            self._apply(Frame(kind="load", fields={"table": table.name}, arrays=arrays))
+            self._apply(Frame(kind="ready", fields={"table": table.name}))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of rows and of the state of their optimizers on this rank's host."""
+        held = self._shard.tables.values()
+        return sum(array.nbytes for one in held for array in (one.weight, *one.state.values()))
+
+    def pull(self, ids: Mapping[str, Ids]) -> dict[str, Array]:
+        """Rows of tables, (ids, width) each; each id once, the same tables on every rank."""
+        found = {}
+        for name, wanted in ids.items():
+            table, split = self.tables[name], self._parts[name].split(wanted.astype(np.int64, copy=False))
+            asked = self._exchange([rows for _, rows in split])
+            answers = self._exchange([self._shard.rows(name, rows) for rows in asked])
+            found[name] = np.empty((len(wanted), table.width), table.dtype)
+            for (positions, _), rows in zip(split, answers, strict=True):
+                found[name][positions] = rows
+            self.traffic.pulled_rows += len(wanted)
+            self.traffic.pulled_bytes += found[name].nbytes
+        return found
+
+    def push(self, gradients: Mapping[str, tuple[Ids, Array]], learning_rate: float | None = None) -> None:
+        """Apply the sums of what all ranks push for this step."""
+        arrays: list[dict[str, Array]] = [{} for _ in range(self.workers)]
+        for number, (name, (ids, values)) in enumerate(gradients.items()):
+            split = self._parts[name].split(ids)
+            rows = self._exchange([rows for _, rows in split])
+            sums = self._exchange([values[positions] for positions, _ in split])
+            for worker, (its, given) in enumerate(zip(rows, sums, strict=True)):
+                arrays[worker] |= {f"rows{number}": its, f"gradients{number}": given}
+            self.traffic.pushed_rows += len(ids)
+            self.traffic.pushed_bytes += values.nbytes
+        for worker, pushed in enumerate(arrays):
+            fields = {"worker": worker, "step": self.step, "tables": list(gradients), "learning_rate": learning_rate}
+            self._apply(Frame(kind="push", fields=fields, arrays=pushed))
+        self.step += 1
+
+    def whole(self, name: str) -> Array:
+        """All rows of a table, (rows, width)."""
+        table, part = self.tables[name], self._parts[name]
+        found = np.empty((table.rows, table.width), table.dtype)
+        for owner, rows in enumerate(self._exchange([self._shard.tables[name].weight] * self.workers)):
+            found[part.ids_of(owner, 0, part.held(owner))] = rows
+        return found
+
+    def close(self) -> None:
+        """Let go of the rows."""
+        self._shard.tables.clear()
+
+    def _apply(self, record: Frame) -> None:
+        if self._shard.check(record):
+            self._shard.apply(record)
+
+    def _exchange(self, parts: list[Array]) -> list[Array]:
+        """One array for every rank, equal but for their first dim: those that all ranks have for this one."""
+        if self._group is None:
+            return parts
+        counts = torch.tensor([len(part) for part in parts], device=self._device)
+        coming = torch.empty_like(counts)
+        dist.all_to_all_single(coming, counts, group=self._group)
+        sent = torch.from_numpy(np.concatenate(parts)).to(self._device)
+        received = sent.new_empty((int(coming.sum()), *sent.shape[1:]))
+        dist.all_to_all_single(received, sent, coming.tolist(), counts.tolist(), group=self._group)
+        return list(np.split(received.cpu().numpy(), np.cumsum(coming.tolist())[:-1]))

@@ -1,0 +1,126 @@
+"""Tables outside of the devices in a search: what is saved, what it costs, and what cannot be."""
+
+from dataclasses import replace
+
+import pytest
+
+from hardware_profiles import Cluster, load_profile
+from planner.errors import InfeasibleError, RequestError
+from planner.graph.operator_graph import OperatorGraph
+from planner.graph.placed import Placed
+from planner.graph.trace import trace
+from planner.models.zoo import build_model
+from planner.plan.bind import bind
+from planner.plan.outline import model_reference
+from planner.plan.plan import Plan
+from planner.plan.predict import predict
+from planner.search.advice import changes
+from planner.search.api import search
+from planner.search.request import SearchRequest
+from planner.search.space import FREE, Pinned
+from planner.sharding.update import Update
+
+HOST: Placed = (("tables.*", "host"),)
+SERVERS: Placed = (("tables.*", "servers"),)
+KAGGLE = "dlrm-kaggle"
+
+
+@pytest.fixture(scope="module")
+def kaggle() -> tuple[OperatorGraph, int]:
+    model = build_model(KAGGLE, dtype="float32")
+    return trace(model.module, model.args), model.batch
+
+
+def planned(
+    kaggle: tuple[OperatorGraph, int], placed: Placed, cluster: Cluster | None = None, pinned: Pinned = FREE
+) -> Plan:
+    machine = load_profile("h100-80gb").with_devices(2) if cluster is None else cluster
+    graph, batch = kaggle
+    found = search(
+        graph, machine, batch=batch, global_batch=64, precision="fp32", update=Update(placed=placed), pinned=pinned
+    )
+    return found.plan
+
+
+@pytest.mark.parametrize("placed", [HOST, SERVERS], ids=["host", "servers"])
+def test_tables_elsewhere_take_no_memory_of_the_devices(kaggle: tuple[OperatorGraph, int], placed: Placed) -> None:
+    graph, _ = kaggle
+    tables = sum(graph.types[p.name].nbytes for p in graph.parameters if p.name.startswith("tables"))
+    plan = planned(kaggle, placed)
+    memory = dict(plan.prediction.memory)
+    every = sum(graph.types[p.name].nbytes for p in graph.parameters)
+    assert memory["weights"] + memory["gradients"] + memory["optimizer state"] <= 4 * (every - tables)
+    assert every - tables < tables / 100
+    parked = dict(plan.prediction.parked)
+    assert parked == ({"host": pytest.approx(3 * tables / 2)} if placed is HOST else {})  # weight and two moments
+
+
+@pytest.mark.parametrize("placed", [HOST, SERVERS, (("tables.2.*", "host"), *SERVERS)], ids=["host", "servers", "both"])
+def test_search_and_judge_price_them_alike(kaggle: tuple[OperatorGraph, int], placed: Placed) -> None:
+    """The gap compares the bound of the search with what the judge makes of its plan."""
+    plan = planned(kaggle, placed)
+    assert plan.provenance.status == "optimal"
+    assert plan.provenance.gap == pytest.approx(0.0, abs=1e-9)
+    again = predict(bind(plan, *kaggle), load_profile("h100-80gb").with_devices(2))
+    assert again.objective_seconds == pytest.approx(plan.prediction.objective_seconds, rel=1e-9)
+
+
+def test_more_samples_move_more_rows(kaggle: tuple[OperatorGraph, int]) -> None:
+    cluster, seconds = load_profile("h100-80gb").with_devices(1), []
+    for samples in (1024, 4096, 16384):
+        found = search(
+            kaggle[0], cluster, batch=kaggle[1], global_batch=samples, precision="fp32", update=Update(placed=HOST),
+            pinned=Pinned(micro_batches=1),
+        )  # fmt: skip
+        seconds.append(dict(found.plan.prediction.time)["communication"])
+    assert seconds[0] < seconds[1] < seconds[2] < 16 * seconds[0]
+
+
+def test_what_the_hosts_have_no_room_for_does_not_fit() -> None:
+    """Tables of 89.5 GiB with two moments each, and 256 GiB of the host for each of its devices."""
+    model = build_model("dlrm-terabyte", dtype="float32")
+    given = (trace(model.module, model.args), model.batch)
+    with pytest.raises(
+        InfeasibleError, match=r"GiB are kept on the host for each device, and h100-80gb has 256\.0 GiB"
+    ):
+        planned(given, HOST, load_profile("h100-80gb").with_devices(1))
+    assert planned(given, HOST).prediction.peak_bytes < 10e9
+
+
+def test_what_does_not_fit_is_told_to_fit_with_tables_elsewhere() -> None:
+    model = build_model("dlrm-terabyte", dtype="float32")
+    graph = trace(model.module, model.args)
+    request = SearchRequest(
+        graph=graph, batch=model.batch,
+        model=model_reference(graph, name="dlrm-terabyte", sequence_length=None, batch=model.batch),
+        cluster=load_profile("h100-80gb").with_devices(2), global_batch=64, precision="fp32",
+    )  # fmt: skip
+    texts = [change.text for change in changes(request)]
+    assert "tables on the host (--place 'tables.*.weight=host')" in texts
+
+
+@pytest.mark.parametrize(
+    ("decided", "message"),
+    [
+        ({"pinned": Pinned(pipeline=2)}, "tables elsewhere are read by one pipeline stage, and 2 are asked for"),
+        (
+            {"optimizer": "lamb"},
+            "lamb takes norms of whole weights, which tables elsewhere have not; take adamw or sgd",
+        ),
+        ({"update": Update(placed=(("tables.*", "moon"),))}, "place: 'moon' is not one of host, servers"),
+        ({"update": Update(placed=HOST, clip_norm=1.0)}, "no norm over all gradients is known; clip none"),
+    ],
+)
+def test_what_cannot_be_decided_together(
+    kaggle: tuple[OperatorGraph, int], decided: dict[str, object], message: str
+) -> None:
+    graph, batch = kaggle
+    settings = {"update": Update(placed=HOST), **decided}
+    with pytest.raises(RequestError, match=message):
+        search(graph, "h100-80gb", devices=2, batch=batch, **settings)  # type: ignore[arg-type]
+
+
+def test_a_machine_without_a_host_is_told(kaggle: tuple[OperatorGraph, int]) -> None:
+    cluster = replace(load_profile("h100-80gb").with_devices(2), host=None)
+    with pytest.raises(RequestError, match=r"profile h100-80gb says nothing of the host beside its devices"):
+        planned(kaggle, HOST, cluster)
