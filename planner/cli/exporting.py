@@ -73,7 +73,7 @@ def export(
 ) -> None:
     """Write what another engine needs to run a plan, with the command that starts it.
 
-    Engines: accelerate, deepspeed, megatron, mindformers, mindspeed, mindspore, torch, torchtitan.
+    Engines: accelerate, deepspeed, megatron, mindformers, mindspeed, mindspore, nemo, torch, torchtitan.
 
     What an engine cannot say is listed with what it costs, and refused unless you ask for the nearest plan.
 

@@ -43,7 +43,7 @@ def import_(
 ) -> None:
     """Read the settings of another engine as a plan for a model, price it, and write it with -o.
 
-    Engines: accelerate, deepspeed, megatron, mindformers, mindspeed, torch, torchtitan.
+    Engines: accelerate, deepspeed, megatron, mindformers, mindspeed, nemo, torch, torchtitan.
 
     [bold]plan import launch.sh --from megatron --model llama70b --devices 64 -o megatron.json[/bold]
 

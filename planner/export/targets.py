@@ -8,12 +8,13 @@ from planner.export.megatron import MEGATRON
 from planner.export.mindformers import MINDFORMERS
 from planner.export.mindspeed import MINDSPEED
 from planner.export.mindspore import MINDSPORE
+from planner.export.nemo import NEMO
 from planner.export.target import OperatorTarget, Target
 from planner.export.torch_script import TORCH
 from planner.export.torchtitan import TORCHTITAN
 
 TARGETS: Mapping[str, Target] = {
-    target.name: target for target in (ACCELERATE, DEEPSPEED, MEGATRON, MINDFORMERS, MINDSPEED, TORCH, TORCHTITAN)
+    target.name: target for target in (ACCELERATE, DEEPSPEED, MEGATRON, MINDFORMERS, MINDSPEED, NEMO, TORCH, TORCHTITAN)
 }
 """The engines that plans can be carried to, and from."""
 

@@ -1,6 +1,7 @@
 """Every engine: what it can say is read back as it was, and what it cannot say is given up until it can."""
 
 import argparse
+import ast
 import json
 import math
 import tomllib
@@ -184,6 +185,20 @@ def test_deepspeed_knows_every_key(model: str, data: st.DataObject) -> None:
             assert set(keys) <= set(known[section])
     sizes = (content["train_micro_batch_size_per_gpu"], content["gradient_accumulation_steps"])
     assert content["train_batch_size"] % math.prod(sizes) == 0
+
+
+@pytest.mark.parametrize("model", MODELS)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_nemo_knows_every_path(model: str, data: st.DataObject) -> None:
+    _, text = said("nemo", model, data.draw(descriptions(model)))
+    known = recorded("nemo")["sections"]
+    for line in text.splitlines():
+        path, equals, _ = line.partition(" = ")
+        if equals and path.startswith("recipe."):
+            section, _, key = path.removeprefix("recipe.").rpartition(".")
+            assert key in known[section], path
+    ast.parse(text)
 
 
 MINDFORMERS_ALSO = {

@@ -1,0 +1,68 @@
+"""Recipes that people wrote, and what is no recipe."""
+
+import pytest
+
+from planner.export.description import Description, ExportError
+from planner.export.target import Facts
+from planner.export.targets import TARGETS
+from tests.unit.export.descriptions import architecture, job_of
+
+NEMO = TARGETS["nemo"]
+FACTS = Facts(layers=80, devices=64, architecture=architecture("llama70b"))
+
+THEIRS = """
+import nemo_run as run
+from nemo.collections import llm
+
+def configure():
+    return llm.llama3_70b.pretrain_recipe(name="mine", num_nodes=8)
+
+recipe = configure()
+recipe.trainer.strategy.tensor_model_parallel_size = 8
+recipe.trainer.strategy.pipeline_model_parallel_size = 4
+recipe.trainer.strategy.virtual_pipeline_model_parallel_size = 5
+recipe.trainer.strategy.sequence_parallel = True
+recipe.trainer.strategy.ddp.use_distributed_optimizer = True
+recipe.trainer.strategy.context_parallel_size = 2
+recipe.trainer.callbacks = [run.Config(object)]
+recipe.trainer.val_check_interval = 100
+recipe.data.micro_batch_size = 1
+recipe.data.global_batch_size = 128
+recipe.model.config.recompute_granularity = "full"
+recipe.model.config.recompute_method = "block"
+recipe.model.config.recompute_num_layers = 2
+"""
+
+
+def test_what_people_assign_is_read() -> None:
+    reading = NEMO.read(THEIRS, FACTS)
+    d = reading.description
+    assert (d.tensor, d.pipeline, d.virtual_stages, d.ring, d.data, d.zero) == (8, 4, 5, 2, 1, 1)
+    assert (d.layers, d.full, d.sequence_parallel, d.micro_batches) == ((4,) * 20, (2,) * 20, True, 128)
+    assert (d.precision, d.update.gradient_dtype) == ("bf16", "mixed")
+    assert reading.notes == ("not read: trainer.val_check_interval",)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("recipe.trainer = (", "not a Python file"),
+        ("x = 3", "no setting of a recipe is assigned"),
+        ("recipe.model.config.num_layers = 40", "the model that --model names has 80"),
+        ("recipe.trainer.plugins = run.Config(X, precision='8')", "precision 8: plans are read with bf16-mixed"),
+        ("recipe.optim.config.optimizer = 'muon'", "plans have adam"),
+    ],
+)
+def test_what_is_no_recipe_of_the_model(text: str, message: str) -> None:
+    with pytest.raises(ExportError, match=message):
+        NEMO.read(text, FACTS)
+
+
+def test_both_ways_to_split_a_context_become_one() -> None:
+    d = Description(layers=(80,), ring=2, heads=2, zigzag=True, full=(0,), selective=(0,), sequence_length=8192)
+    (loss, *_) = NEMO.nearest(d)
+    assert (loss.what, loss.there) == ("context parallelism", "ring of 4")
+    assert (
+        "cp_comm_type = 'a2a'"
+        in NEMO.write(job_of(Description(layers=(80,), heads=4, full=(0,), selective=(0,)), "llama70b"))["recipe.py"]
+    )
