@@ -11,7 +11,8 @@ import pytest
 
 from planner.plan.file import save_plan
 from runtime.checkpoint.folder import checkpoints, newest
-from tests.distributed.soak import Found, Hurt, equal, faults_of, run, state_of
+from runtime.checkpoint.source import open_checkpoint
+from tests.distributed.soak import Found, Hurt, difference, equal, faults_of, run, state_of
 from tests.distributed.test_launch import plan_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,3 +98,17 @@ def _is_rank(status: Path, agent: "subprocess.Popen[bytes]") -> bool:
         return f"PPid:\t{agent.pid}\n" in status.read_text()
     except OSError:
         return False
+
+
+@pytest.mark.thorough
+def test_ranks_take_the_plan_for_as_many_as_were_started(two: Path, undisturbed: Found, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [*_torchrun(two, tmp_path, each=1), "--elastic", "1:2"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=DEADLINE, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    plan = open_checkpoint(tmp_path).manifest.written_under()  # type: ignore[union-attr]
+    assert plan is not None
+    assert plan.cluster.devices == 1
+    assert difference(dict(state_of(tmp_path)), undisturbed.state) < 1e-5
