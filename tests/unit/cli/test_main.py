@@ -155,7 +155,8 @@ def made(*arguments: str, output: str = "plan.json") -> dict[str, Any]:
 def test_the_main_job_as_json(folder: Path) -> None:
     content = made(*TINY, "--devices", "4")
     assert list(content) == [
-        "schema_version", "model", "parameters", "hardware", "cluster", "software", "devices", "groups", "sequence_length",
+        "schema_version", "model", "parameters", "hardware", "cluster", "software", "devices", "groups",
+        "sequence_length",
         "global_batch", "precision", "optimizer", "update", "step_seconds", "objective_seconds", "low_seconds",
         "high_seconds", "peak_bytes", "capacity_bytes",
         "tokens_per_second_per_device", "samples_per_second", "model_flops_utilisation", "degrees",
