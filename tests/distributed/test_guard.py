@@ -3,6 +3,8 @@ weights, optimizer states and buffers bit for bit."""
 
 import pytest
 
+from tests.long_lists import first
+
 PLANS = (
     ((2, 2), 7, {"micro_batches": 2, "buckets": 4096}),
     ((2,), 1, {"micro_batches": 2, "stages": (1, 1), "recomputation": "full"}),
@@ -10,7 +12,7 @@ PLANS = (
 WORDS = {"loss": "the loss is nan", "gradient": "and a gradient is not finite", "spike": "more than 3 times"}
 
 
-@pytest.mark.parametrize("trouble", list(WORDS))
+@pytest.mark.parametrize("trouble", first(1, list(WORDS)))
 @pytest.mark.parametrize(("sizes", "seed", "settings"), PLANS, ids=str)
 def test_a_step_that_is_skipped_leaves_no_trace(
     pool, trouble: str, sizes: tuple[int, ...], seed: int, settings: dict[str, object]

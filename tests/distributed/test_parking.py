@@ -17,7 +17,7 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize(("model", "kind", "sizes", "home", "settings", "update"), first(4, CASES), ids=str)
+@pytest.mark.parametrize(("model", "kind", "sizes", "home", "settings", "update"), first(2, CASES), ids=str)
 def test_parked_states_change_nothing(pool, model, kind, sizes, home, settings, update) -> None:  # type: ignore[no-untyped-def]
     for difference, outside, inside in pool.run(
         "tasks_parking", "same_training", model, kind, sizes, home, settings, update
@@ -53,7 +53,7 @@ ACTIVATIONS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("model", "kind", "sizes", "home", "settings", "activations"), first(4, ACTIVATIONS), ids=str)
+@pytest.mark.parametrize(("model", "kind", "sizes", "home", "settings", "activations"), first(2, ACTIVATIONS), ids=str)
 def test_parked_activations_change_nothing(pool, model, kind, sizes, home, settings, activations) -> None:  # type: ignore[no-untyped-def]
     """What flows into recomputed blocks is on the host or a disk until their backward pass."""
     for difference, *_ in pool.run(

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.long_lists import first
+
 ROOT = Path(__file__).resolve().parents[2]
 
 CASES = {
@@ -39,7 +41,11 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+USUAL = ("zero3", "mixture", "uneven pipeline", "tied over stages", "narrow with masters", "stale weights")
+"""Cases that are not among the long lists."""
+
+
+@pytest.mark.parametrize("case", [*USUAL, *first(0, [case for case in CASES if case not in USUAL])])
 def test_what_is_resumed_goes_on_bit_by_bit(pool, tmp_path: Path, case: str) -> None:
     model, kind, sizes, settings = CASES[case]
     for wanted, found, unequal in pool.run(
@@ -63,7 +69,7 @@ MOVES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", MOVES)
+@pytest.mark.parametrize("case", first(2, list(MOVES)))
 def test_another_plan_goes_on_from_the_same_weights(pool, tmp_path: Path, case: str) -> None:
     model, first, then = MOVES[case]
     allowed = 2e-2 if first[2].get("half") else 1e-5
@@ -116,6 +122,7 @@ def tokens():
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_plan_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """On two ranks, with data that is shuffled; resumed losses are those of a run that was not interrupted, bit by bit,
     and the unsharded model beside it goes on too."""
