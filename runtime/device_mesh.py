@@ -71,8 +71,16 @@ def start_processes(device: torch.device) -> None:
     RequestError where the port of the first process is taken."""
     if device.type != "cpu":
         torch.accelerator.set_device_index(device)
+    backend = dist.get_default_backend_for_device(device)
     try:
-        dist.init_process_group(dist.get_default_backend_for_device(device))
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        if attempt != "0" and os.environ.get("GROUP_WORLD_SIZE") == "1":
+            # torchrun keeps the store in which the processes that have died left their addresses
+            store, rank, world = next(dist.rendezvous("env://"))
+            store = dist.PrefixStore(f"attempt-{attempt}", store)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=world)
+        else:
+            dist.init_process_group(backend)
     except dist.DistNetworkError as error:
         found = re.search(r"EADDRINUSE.*?port[^0-9]*([0-9]+)|port[^0-9]*([0-9]+)[^\n]*EADDRINUSE", str(error))
         if found is None:
