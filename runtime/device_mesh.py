@@ -16,6 +16,8 @@ from functools import cached_property
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from planner.errors import RequestError
 from planner.sharding.mesh import Mesh
@@ -76,8 +78,8 @@ def start_processes(device: torch.device) -> None:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         if attempt != "0" and os.environ.get("GROUP_WORLD_SIZE") == "1":
             # torchrun keeps the store in which the processes that have died left their addresses
-            store, rank, world = next(dist.rendezvous("env://"))
-            store = dist.PrefixStore(f"attempt-{attempt}", store)
+            store, rank, world = next(rendezvous("env://"))
+            store = PrefixStore(f"attempt-{attempt}", store)
             dist.init_process_group(backend, store=store, rank=rank, world_size=world)
         else:
             dist.init_process_group(backend)
