@@ -193,11 +193,11 @@ class Checkpoints:
         number = place.stage * place.mesh.size + place.rank
         found = []
         for spread in layout.spreads:
-            if not spread.held_at(place.stage, place.rank):
+            cell = spread.cell_of(place.mesh, number)
+            if cell is None:
                 continue
             tensor, region = live[spread.name], spread.region(place.mesh, place.rank)
             assert (tuple(tensor.shape), dtype_name(tensor.dtype)) == (region.extent, spread.dtype), spread.name
-            cell = spread.cell(place.mesh, place.rank) if spread.only is None else 0
             if layout.writers[spread.name][cell] == number:
                 found.append((spread, self._copied(spread.name, tensor)))
         if place.device.type != "cpu":

@@ -12,7 +12,7 @@ the largest cells first, each is written by the holder that has least to write s
 time first: at most 4/3 of the best).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -49,7 +49,7 @@ class Spread:
         return cuts(len(self.shape), self.layout, mesh.sizes)
 
     def cell(self, mesh: Mesh, place: int) -> int:
-        """Number of the cell that the device at a place of the mesh holds."""
+        """Number of the cell that the device at a place of the mesh holds, where it holds any."""
         return cell_number(len(self.shape), self.layout, mesh.sizes, mesh.coordinate(place))
 
     def region(self, mesh: Mesh, place: int) -> Region:
@@ -59,6 +59,15 @@ class Spread:
     def held_at(self, stage: int, place: int) -> bool:
         """Whether the rank at a place of the mesh of a stage holds a cell of it."""
         return stage in self.stages and self.only in (None, place)
+
+    def cell_of(self, mesh: Mesh, rank: int) -> int | None:
+        """Number of the cell that a rank holds; None where it has nothing of it."""
+        stage, place = divmod(rank, mesh.size)
+        return self.cell(mesh, place) if self.held_at(stage, place) else None
+
+    def cell_bytes(self, mesh: Mesh) -> int:
+        """Of each of its cells."""
+        return cell_region(self.shape, self.cuts(mesh), 0).elements * dtype_of(self.dtype).itemsize
 
     def saved(self, mesh: Mesh, files: Sequence[int]) -> SavedTensor:
         """As a manifest lists it."""
@@ -154,17 +163,11 @@ def writers(spreads: Sequence[Spread], mesh: Mesh, stages: int) -> dict[str, tup
     O(T D log T) for T tensors and D devices.
     """
     load = [0] * (stages * mesh.size)
-    holders: dict[tuple[int, Layout], list[list[int]]] = {}
     found = {}
-    for spread in sorted(spreads, key=lambda spread: (-_cell_bytes(spread, mesh), spread.name)):
-        size = _cell_bytes(spread, mesh)
-        key = (len(spread.shape), spread.layout)
-        if key not in holders:
-            holders[key] = _holders(spread, mesh)
+    for spread, cells in holders(sorted(spreads, key=lambda spread: (-spread.cell_bytes(mesh), spread.name)), mesh):
+        size = spread.cell_bytes(mesh)
         chosen = []
-        for places in holders[key]:
-            own = places if spread.only is None else [spread.only]
-            ranks = (stage * mesh.size + place for stage in spread.stages for place in own)
+        for ranks in cells:
             rank = min(ranks, key=lambda rank: (load[rank], rank))
             load[rank] += size
             chosen.append(rank)
@@ -172,13 +175,29 @@ def writers(spreads: Sequence[Spread], mesh: Mesh, stages: int) -> dict[str, tup
     return found
 
 
-def _holders(spread: Spread, mesh: Mesh) -> list[list[int]]:
+def holders(spreads: Iterable[Spread], mesh: Mesh) -> Iterator[tuple[Spread, list[list[int]]]]:
+    """Every tensor with the ranks that hold it, cell by cell; each layout is looked at once."""
+    known: dict[tuple[int, Layout], list[list[int]]] = {}
+    for spread in spreads:
+        key = (len(spread.shape), spread.layout)
+        if key not in known:
+            known[key] = _places(spread, mesh)
+        yield (
+            spread,
+            [
+                [stage * mesh.size + place for stage in spread.stages for place in _own(spread, places)]
+                for places in known[key]
+            ],
+        )
+
+
+def _own(spread: Spread, places: list[int]) -> list[int]:
+    return places if spread.only is None else [spread.only]
+
+
+def _places(spread: Spread, mesh: Mesh) -> list[list[int]]:
     """For every cell of a layout the places of the mesh that hold it."""
     cells: dict[int, list[int]] = {}
     for place in range(mesh.size):
         cells.setdefault(spread.cell(mesh, place), []).append(place)
     return [cells[number] for number in range(len(cells))]
-
-
-def _cell_bytes(spread: Spread, mesh: Mesh) -> int:
-    return cell_region(spread.shape, spread.cuts(mesh), 0).elements * dtype_of(spread.dtype).itemsize

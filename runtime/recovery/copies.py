@@ -39,7 +39,7 @@ from runtime.checkpoint.spread import Spread
 from runtime.checkpoint.state import live_tensors, spreads
 from runtime.checkpoint.tensor_files import Entry, check_file, dtype_name, dtype_of, write_tensors
 from runtime.checkpoint.together import rank_number, said_by_first, together
-from runtime.recovery.keepers import Cell, held, keepers
+from runtime.recovery.keepers import Cell, keepers
 from runtime.recovery.transfers import Transfer, transfer
 from runtime.step import RankStep
 from runtime.training_step import TrainingStep
@@ -82,26 +82,37 @@ class Copies:
 
     def __init__(self, run: str) -> None:
         given = os.environ.get(FOLDER)
-        self.folder = Path(given) if given else shared_memory() / f"plan-run-{run}"
+        self.folder = Path(given) if given else in_memory(run)
         tokens = _gathered(_token(self.folder))
         numbers = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
         self.hosts = tuple(numbers[token] for token in tokens)  # of every rank
+        self._kept_by: tuple[dict[str, Spread], dict[Cell, tuple[int, ...]]] | None = None  # for the state as it was
 
     def take(self, step: TrainingStep, data: Mapping[str, Any] | None = None) -> None:
         """Keep what a training step has after the last one that was made, with what the user keeps of the data's
         position. Collective. Raises CheckpointError, on every rank, where the memory does not suffice."""
         rank, mesh, own = step.rank, step.rank.place.mesh, rank_number()
         found = {spread.name: spread for spread in spreads(rank, rank.optimizer.updates)}
-        kept_by = keepers(list(found.values()), mesh, rank.place.stages, self.hosts)
+        if self._kept_by is None or self._kept_by[0] != found:  # as long as it is not, nobody needs to look again
+            self._kept_by = (found, keepers(list(found.values()), mesh, rank.place.stages, self.hosts))
+        kept_by = self._kept_by[1]
         live = live_tensors(rank)
         sent = [
-            Transfer(cell=cell, source=ranks[0], target=ranks[1], shape=_extent(found[cell[0]], mesh), dtype=dtype)
+            Transfer(
+                cell=cell,
+                source=ranks[0],
+                target=ranks[1],
+                shape=_extent(found[cell[0]], mesh),
+                dtype=dtype_of(found[cell[0]].dtype),
+            )
             for cell, ranks in kept_by.items()
-            if len(ranks) > 1 and held(found[cell[0]], mesh, ranks[1]) != cell[1]
-            for dtype in (dtype_of(found[cell[0]].dtype),)
+            if len(ranks) > 1 and found[cell[0]].cell_of(mesh, ranks[1]) != cell[1]
         ]
-        kept = {cell: live[cell[0]] for cell, ranks in kept_by.items() if own in ranks and cell[0] in live}
-        kept = {cell: tensor for cell, tensor in kept.items() if held(found[cell[0]], mesh, own) == cell[1]}
+        kept = {
+            cell: live[cell[0]]
+            for cell, ranks in kept_by.items()
+            if own in ranks and found[cell[0]].cell_of(mesh, own) == cell[1]
+        }
         kept |= transfer(sent, own, lambda cell: live[cell[0]], rank.place.device)
         cells: dict[str, list[int]] = {}
         for name, number in kept:
@@ -191,7 +202,7 @@ class Copies:
                 continue  # said when it is restored
             shape = tuple(size // count for size, count in zip(tensor.shape, tensor.cuts, strict=True))
             for target in range(len(self.hosts)):
-                if held(spread, mesh, target) is None:
+                if spread.cell_of(mesh, target) is None:
                     continue
                 for number, _ in cells_meeting(tensor.shape, tensor.cuts, spread.region(mesh, target % mesh.size)):
                     cell = (spread.name, number)
@@ -256,6 +267,11 @@ def run_of(folder: Path) -> str:
         return _first_said(folder / RUN)
 
     return said_by_first(made)
+
+
+def in_memory(run: str) -> Path:
+    """Where the copies of a run are kept on a host, unless `FOLDER` says otherwise."""
+    return shared_memory() / f"plan-run-{run}"
 
 
 def shared_memory() -> Path:

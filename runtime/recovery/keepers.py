@@ -1,11 +1,9 @@
 """Which ranks keep which cells of a run's state in the memory of their hosts: every cell lies on two hosts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from planner.sharding.mesh import Mesh
-from runtime.checkpoint.regions import cell_region
-from runtime.checkpoint.spread import Spread
-from runtime.checkpoint.tensor_files import dtype_of
+from runtime.checkpoint.spread import Spread, holders
 
 Cell = tuple[str, int]
 """A tensor of the state, and the number of one of its cells."""
@@ -19,9 +17,9 @@ def keepers(found: Sequence[Spread], mesh: Mesh, stages: int, hosts: Sequence[in
     """
     load = [0] * (stages * mesh.size)
     answer: dict[Cell, tuple[int, ...]] = {}
-    for spread in found:
-        size = cell_region(spread.shape, spread.cuts(mesh), 0).elements * dtype_of(spread.dtype).itemsize
-        for number, holding in sorted(_holders(spread, mesh).items()):
+    for spread, cells in holders(found, mesh):
+        size = spread.cell_bytes(mesh)
+        for number, holding in enumerate(cells):
             first = min(holding, key=lambda rank: (load[rank], rank))
             elsewhere = [rank for rank in holding if hosts[rank] != hosts[first]] or _next(hosts, hosts[first])
             chosen = [first, *sorted(elsewhere, key=lambda rank: (load[rank], rank))[:1]]
@@ -29,25 +27,6 @@ def keepers(found: Sequence[Spread], mesh: Mesh, stages: int, hosts: Sequence[in
                 load[rank] += size
             answer[spread.name, number] = tuple(chosen)
     return answer
-
-
-def held(spread: Spread, mesh: Mesh, rank: int) -> int | None:
-    """The number of the cell of a tensor that a rank holds; None where it has nothing of it."""
-    stage, place = divmod(rank, mesh.size)
-    if not spread.held_at(stage, place):
-        return None
-    return spread.cell(mesh, place) if spread.only is None else 0
-
-
-def _holders(spread: Spread, mesh: Mesh) -> Mapping[int, list[int]]:
-    """The ranks that hold each cell."""
-    cells: dict[int, list[int]] = {}
-    for stage in spread.stages:
-        for rank in range(stage * mesh.size, (stage + 1) * mesh.size):
-            number = held(spread, mesh, rank)
-            if number is not None:
-                cells.setdefault(number, []).append(rank)
-    return cells
 
 
 def _next(hosts: Sequence[int], host: int) -> list[int]:

@@ -62,8 +62,8 @@ def run_on_and_on(
 
 def _forget(folder: Path) -> None:
     """Nothing of a run that is over stays in memory."""
-    from runtime.recovery.copies import RUN, shared_memory
+    from runtime.recovery.copies import RUN, in_memory
 
     name = folder / RUN
     if name.is_file():
-        shutil.rmtree(shared_memory() / f"plan-run-{name.read_text(encoding='utf-8')}", ignore_errors=True)
+        shutil.rmtree(in_memory(name.read_text(encoding="utf-8")), ignore_errors=True)

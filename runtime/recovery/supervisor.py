@@ -58,8 +58,9 @@ class Supervisor:
         """Run to the end and return the exit code. Raises RunError after too many failures, and whatever else the ranks
         say on purpose."""
         failures, attempts = 0, 0
+        attempt = self._attempt(attempts)
         while True:
-            before, attempt = self.done, self._attempt(attempts)
+            before = self.done
             try:
                 code = self.start(attempt)
             except RunError as error:
@@ -74,11 +75,9 @@ class Supervisor:
                     return code
                 failures, why = 0, "the number of devices changed"
             attempts += 1
-            self.tell(
-                RestartReport(
-                    restart=attempts, step=self.done, devices=self._attempt(attempts).plan.cluster.devices, reason=why
-                )
-            )
+            attempt = self._attempt(attempts)
+            devices = attempt.plan.cluster.devices
+            self.tell(RestartReport(restart=attempts, step=self.done, devices=devices, reason=why))
 
     def _attempt(self, number: int) -> Attempt:
         if self.plans is None or self.folder is None:
