@@ -19,23 +19,24 @@ import statistics
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from planner.errors import LossSpikeError, NonFiniteError
-from runtime.guard_settings import GuardSettings
+from runtime.guard_settings import GuardSettings, GuardState
 
 _FINE, _SPIKE, _GRADIENT, _LOSS = range(4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """Why a step was not made, and what shall become of the run: "skip" or "rollback"."""
+    """Why a step was not made, the error that says it where the run ends, and what shall become of the run: "skip" or
+    "rollback"."""
 
     action: str
     message: str
+    error: type[LossSpikeError] | type[NonFiniteError]
 
 
 class LossGuard:
@@ -47,14 +48,15 @@ class LossGuard:
         self._losses: deque[float] = deque(maxlen=settings.spike_window)
         self._in_a_row = 0
 
-    def state(self) -> dict[str, Any]:
-        """What it remembers, for a checkpoint."""
-        return {"losses": list(self._losses), "in_a_row": self._in_a_row}
+    def state(self) -> GuardState | None:
+        """What it remembers, for a checkpoint; None where it does not look."""
+        return GuardState(losses=tuple(self._losses), in_a_row=self._in_a_row) if self.settings.looks else None
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Remember what `state` has given."""
-        self._losses = deque(state["losses"], maxlen=self.settings.spike_window)
-        self._in_a_row = int(state["in_a_row"])
+    def load_state(self, state: GuardState | None) -> None:
+        """Remember what `state` has given, as far as the window reaches; nothing of None."""
+        known = GuardState(losses=(), in_a_row=0) if state is None else state
+        self._losses = deque(known.losses, maxlen=self.settings.spike_window)
+        self._in_a_row = known.in_a_row
 
     def judge(self, step: int, loss: float, gradients: Iterable[torch.Tensor]) -> Trouble | None:
         """Whether step number `step` (from 1) may be made: None, or why not. Collective where the settings look.
@@ -77,7 +79,7 @@ class LossGuard:
             raise kind(f"step {step}: {why}; this step has changed no weight")
         if self._in_a_row >= settings.in_a_row:
             raise kind(f"step {step}: {self._in_a_row} batches in a row made no step, the last as {why}")
-        return Trouble(action=action, message=why)
+        return Trouble(action=action, message=why, error=kind)
 
     def _verdict(self, loss: float, gradients: Iterable[torch.Tensor]) -> int:
         if not math.isfinite(loss):

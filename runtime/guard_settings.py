@@ -2,12 +2,24 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from planner.errors import RequestError, unknown_name
 from planner.plan.plan import ASYNCHRONOUS
 
 ON_NONFINITE = ("stop", "skip", "rollback")
 ON_SPIKE = ("ignore", "stop", "skip", "rollback")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardState:
+    """What a guard remembers, as a checkpoint keeps it: the losses of the last steps that were made, oldest first, and
+    how many batches in a row have made none."""
+
+    __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+
+    losses: tuple[float, ...]
+    in_a_row: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -142,13 +142,13 @@ def _join(launched: Launched) -> None:
 def _check(settings: RunSettings) -> None:
     """What is wrong with a request whatever the plan is."""
     counts = (("steps", settings.steps, 1), ("workers", settings.workers, 0), ("servers", settings.servers, 1))
-    for name, value, least in (*counts, ("keep", settings.keep, 1), ("save-every", settings.save_every, 1)):
+    more = (("keep", settings.keep, 1), ("save-every", settings.save_every, 1), ("rollbacks", settings.rollbacks, 1))
+    for name, value, least in (*counts, *more):
         if value < least:
             raise RequestError(f"--{name} {value}: give {least} or more")
     if not settings.timeout > 0:
         raise RequestError(f"--timeout {settings.timeout:g}: give seconds, more than 0")
-    if settings.guard().rolls_back:
-        raise RequestError("rollback: `plan run` does not go back by itself; let it skip, or stop")
+    settings.guard()
     if settings.go_on and settings.save is None:
         raise RequestError(
             "--continue: goes on from the newest checkpoint in --save; give --save DIR, or --resume PATH"

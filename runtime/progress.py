@@ -20,7 +20,8 @@ SCHEMA_VERSION = 1  # of the objects below as JSON
 class StepReport:
     """One batch: its number from 1, its loss, that of the unsharded model (None where that is not run), seconds, and
     the samples and tokens trained on (no tokens for a model without sequences). `trouble` says why no step was made
-    with it, and the next batch has its number; None where one was."""
+    with it, and the next batch has its number; None where one was. `back_to` is the step after which training goes on,
+    where it was rolled back; the next batch has the number behind that."""
 
     step: int
     steps: int
@@ -30,6 +31,7 @@ class StepReport:
     samples: int
     tokens: int | None
     trouble: str | None = None
+    back_to: int | None = None
 
     @property
     def difference(self) -> float:
@@ -48,6 +50,7 @@ class StepReport:
             f"step {self.step:>4}   loss {self.loss:.6f}{beside}   {self.seconds:.3g} s"
             f"   {rate_text(self.samples, self.tokens, self.seconds)}"
             f"{'' if self.trouble is None else f'   NOT MADE: {self.trouble}'}"
+            f"{'' if self.back_to is None else f'; went back to step {self.back_to}'}"
         )
 
 

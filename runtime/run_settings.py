@@ -11,6 +11,8 @@ SAVE_EVERY = 100
 """Steps from one checkpoint to the next."""
 KEEP = 3
 """Checkpoints that stay."""
+ROLLBACKS = 3
+"""Rollbacks in a row that are borne."""
 
 SERVERS = 2
 """Parameter servers, where a plan has tables on servers and nobody says how many."""
@@ -24,7 +26,7 @@ class RunSettings:
     `package.module:factory`: of the model where the plan does not name it, of a dataset where there shall be one.
     `shuffle`, `full_batch` and `workers` are those of `runtime.loader`. A run in which no rank makes progress for
     `timeout` seconds is ended. `on_nonfinite`, `on_spike`, `spike_factor` and `spike_window` are those of
-    `runtime.guard`.
+    `runtime.guard`; a run that rolls back does so `rollbacks` times in a row without getting any further.
 
     `save` is the folder of checkpoints: one every `save_every` steps and one behind the last, of which `keep` stay.
     Training goes on from the checkpoint at `resume`, or with `go_on` from the newest in `save` where there is one;
@@ -64,6 +66,7 @@ class RunSettings:
     on_spike: str = "ignore"
     spike_factor: float = 2.0
     spike_window: int = 32
+    rollbacks: int = ROLLBACKS
 
     def guard(self) -> GuardSettings:
         """What becomes of steps that break. Raises RequestError for what cannot be asked for."""
@@ -79,7 +82,7 @@ class RunSettings:
         words = ["--steps", str(self.steps), "--seed", str(self.seed), "--workers", str(self.workers)]
         words += ["--timeout", str(self.timeout), "--on-nonfinite", self.on_nonfinite, "--on-spike", self.on_spike]
         words += ["--spike-factor", str(self.spike_factor), "--spike-window", str(self.spike_window)]
-        words += ["--servers", str(self.servers)]
+        words += ["--rollbacks", str(self.rollbacks), "--servers", str(self.servers)]
         words += ["--server-folder", self.server_folder] if self.server_folder is not None else []
         words += ["--model", self.model] if self.model is not None else []
         words += ["--data", self.data] if self.data is not None else []
@@ -106,10 +109,11 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--own-samples", action="store_true", help="each rank reads only the samples of its pieces")
     parser.add_argument("--workers", type=int, default=0, help="processes that read --data, per rank (default 0)")
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds without progress (default 600)")
-    parser.add_argument("--on-nonfinite", default="stop", help="stop or skip a step that is not finite (stop)")
-    parser.add_argument("--on-spike", default="ignore", help="ignore, stop or skip a step whose loss leaps (ignore)")
+    parser.add_argument("--on-nonfinite", default="stop", help="a step that is not finite: stop, skip or rollback")
+    parser.add_argument("--on-spike", default="ignore", help="one that leaps: ignore, stop, skip or rollback")
     parser.add_argument("--spike-factor", type=float, default=2.0, help="times the median of a loss that leaps (2)")
     parser.add_argument("--spike-window", type=int, default=32, help="steps of which the median is taken (32)")
+    parser.add_argument("--rollbacks", type=int, default=ROLLBACKS, help="in a row that are borne (default 3)")
     parser.add_argument("--servers", type=int, default=SERVERS, help="parameter servers (default 2)")
     parser.add_argument("--server-folder", help="where they keep their files, and are found")
     parser.add_argument("--save", metavar="DIR", help="folder of checkpoints")
@@ -143,6 +147,7 @@ def settings_of(given: argparse.Namespace) -> RunSettings:
         on_spike=given.on_spike,
         spike_factor=given.spike_factor,
         spike_window=given.spike_window,
+        rollbacks=given.rollbacks,
         servers=given.servers,
         server_folder=given.server_folder,
         save=given.save,

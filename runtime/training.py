@@ -24,6 +24,7 @@ from runtime.optimizers import OptimizerSettings
 from runtime.progress import Report, RunSummary, StepReport
 from runtime.randomness import dropping
 from runtime.rank import At
+from runtime.recovery.way_back import WayBack
 from runtime.run_settings import RunSettings
 from runtime.servers.addresses import Addresses
 from runtime.this_machine import elsewhere, peak_memory
@@ -55,22 +56,26 @@ def train(
     at("tracing the model and building the step")
     folder = settings.server_folder
     servers = None if folder is None else Addresses(folder=Path(folder), count=settings.servers)
+    guard, checkpoints = settings.guard(), RunCheckpoints(settings, at)
+    way_back = WayBack(settings, checkpoints) if guard.rolls_back else None
     step = parallelize(
         built.module,
         plan,
         optimizer=optimizer,
         device=device,
         seed=settings.seed,
-        guard=settings.guard(),
+        guard=guard,
+        rollback=lambda step: None,  # the report goes back, once the unsharded model has seen the batch
         servers=servers,
     )
     step.prepare(*built.args, **built.kwargs)
-    checkpoints = RunCheckpoints(settings, at)
     source = checkpoints.restore(step)
     plain = _plain(built, step, settings, device)
     if plain is not None and source is not None:
         restore_plain(plain, step.rank, source)
-    run = _Run(plan=plan, settings=settings, step=step, plain=plain, checkpoints=checkpoints)
+    if way_back is not None:
+        way_back.begin(step, plain)
+    run = _Run(plan=plan, settings=settings, step=step, plain=plain, checkpoints=checkpoints, way_back=way_back)
     at("opening the data")
     batches = _batches(built, step, settings)
     seconds, worst = [], 0.0
@@ -78,11 +83,14 @@ def train(
         number = step.steps + 1
         at(f"step {number}")
         report = run.step_report(number, call, whole)
-        seconds.append(report.seconds)
+        if report.trouble is None:
+            seconds.append(report.seconds)
         worst = max(worst, report.difference)
         yield report
         if step.steps < number:  # the batch made no step
             continue
+        if way_back is not None:
+            way_back.keep(step, plain)
         leaving = settings.elastic is not None and number < settings.steps and _said_by_first(leave(), device)
         checkpoints.save(step, leaving=leaving)
         if leaving:
@@ -165,6 +173,7 @@ class _Run:
     step: TrainingStep
     plain: UnshardedStep | None
     checkpoints: RunCheckpoints
+    way_back: WayBack | None
 
     def step_report(self, number: int, call: Arguments, whole: Arguments | None) -> StepReport:
         if _compares(self.plan, self.settings) and dist.is_initialized():
@@ -174,12 +183,18 @@ class _Run:
         seconds = time.perf_counter() - started
         samples = self.plan.training.global_batch
         length = self.plan.model.sequence_length
+        unsharded = None if self.plain is None or whole is None else self._unsharded(self.plain, whole)
+        back = self.step.trouble is not None and self.step.trouble.action == "rollback"
+        if back:
+            assert self.way_back is not None, "the settings ask for it"
+            self.way_back.go_back(self.step, self.plain)
         return StepReport(
             step=number,
             steps=self.settings.steps,
             loss=loss,
-            unsharded=None if self.plain is None or whole is None else self._unsharded(self.plain, whole),
+            unsharded=unsharded,
             trouble=None if self.step.trouble is None else self.step.trouble.message,
+            back_to=self.step.steps if back else None,
             seconds=seconds,
             samples=samples,
             tokens=None if length is None else samples * length,

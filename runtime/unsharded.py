@@ -84,6 +84,14 @@ class UnshardedStep:
                 assert found is not None, name
                 kept[kind].copy_(found)
 
+    def kept(self) -> dict[str, torch.Tensor]:
+        """Copies of what `restore` reads, by the names of a checkpoint."""
+        found = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
+        found.update((f"optimizer/master/{n}", master) for n, master in zip(self._names, self._masters, strict=True))
+        for name, kept in zip(self._dense, kept_of(self._optimizer), strict=True):
+            found.update((f"optimizer/{kind}/{name}", kept[kind]) for kind in self._moments if kind in kept)
+        return {name: tensor.detach().clone() for name, tensor in found.items()}
+
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], update: bool = True) -> float:
         """The mean loss of the micro-batches, before the update; without `update` nothing changes."""
         buffers = {} if update else {name: buffer.clone() for name, buffer in self._module.named_buffers()}

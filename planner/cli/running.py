@@ -42,7 +42,9 @@ def run(
     save: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of checkpoints: any plan can go on from them.")
     ] = None,
-    save_every: Annotated[int, typer.Option(help="Steps from one checkpoint to the next.", min=1)] = 100,
+    save_every: Annotated[
+        int, typer.Option(help="Steps from one checkpoint, or copy to roll back to, to the next.", min=1)
+    ] = 100,
     keep: Annotated[int, typer.Option(help="How many of the last checkpoints stay.", min=1)] = 3,
     resume: Annotated[
         Path | None,
@@ -81,13 +83,19 @@ def run(
         float, typer.Option(help="Seconds without progress of any rank after which the run is ended.")
     ] = 600.0,
     on_nonfinite: Annotated[
-        str, typer.Option(help="What becomes of a step whose loss is not finite: stop or skip (gradients count too).")
+        str,
+        typer.Option(
+            help="What becomes of a step whose loss is not finite: stop, skip or rollback (gradients count too)."
+        ),
     ] = "stop",
     on_spike: Annotated[
-        str, typer.Option(help="What becomes of a step whose loss leaps: ignore, stop or skip.")
+        str, typer.Option(help="What becomes of a step whose loss leaps: ignore, stop, skip or rollback.")
     ] = "ignore",
     spike_factor: Annotated[float, typer.Option(help="A loss leaps above so many times the median...")] = 2.0,
     spike_window: Annotated[int, typer.Option(help="...of the last so many steps.")] = 32,
+    rollbacks: Annotated[
+        int, typer.Option(help="Rollbacks that are borne without a step beyond the furthest one.", min=1)
+    ] = 3,
     servers: Annotated[
         int, typer.Option(help="Parameter servers to start, where the plan has tables on servers.", min=1)
     ] = 2,
@@ -115,9 +123,9 @@ def run(
     settings = RunSettings(
         steps=steps, seed=seed, check=check, model=model, data=data, shuffle=shuffle, full_batch=full_batch,
         workers=workers, timeout=timeout, on_nonfinite=on_nonfinite, on_spike=on_spike, spike_factor=spike_factor,
-        spike_window=spike_window, save=_text(save), save_every=save_every, keep=keep, resume=_text(resume),
-        go_on=go_on, weights=_text(weights), cast=cast, servers=servers, server_folder=_text(server_folder),
-        restarts=restarts, elastic=elastic, copies=copies,
+        spike_window=spike_window, rollbacks=rollbacks, save=_text(save), save_every=save_every, keep=keep,
+        resume=_text(resume), go_on=go_on, weights=_text(weights), cast=cast, servers=servers,
+        server_folder=_text(server_folder), restarts=restarts, elastic=elastic, copies=copies,
     )  # fmt: skip
     with reporting(as_json), _shown(as_json, steps) as (on_report, on_line):
         code = launch(plan_file, settings, on_report, on_line)

@@ -20,6 +20,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from planner.errors import CheckpointError, PlannerError
 from planner.plan.file import dump_plan, parse_plan, write_atomically
 from planner.plan.plan import Plan
+from runtime.guard_settings import GuardState
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
@@ -60,7 +61,8 @@ class SavedTensor:
 class Progress:
     """How far training has come: optimizer steps, updates (as many, or one for each micro-batch under "pipedream"),
     samples of the data that were used up; the seed of what is drawn at random, which with the step is all there is
-    to know of it; and what the user keeps of the data's position."""
+    to know of it; what the user keeps of the data's position; and what the guard remembers (`runtime.guard`), where
+    there is one that looks."""
 
     __pydantic_config__ = _STRICT
 
@@ -69,6 +71,7 @@ class Progress:
     samples: _Count
     seed: int
     data: dict[str, Any] | None = None
+    guard: GuardState | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

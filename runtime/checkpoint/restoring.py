@@ -16,7 +16,7 @@ from planner.plan.plan import Plan
 from runtime.checkpoint.manifest import Manifest, Progress, SavedTensor
 from runtime.checkpoint.source import Source, located, open_checkpoint
 from runtime.checkpoint.spread import BESIDE, PREVIOUS, Spread
-from runtime.checkpoint.state import check_tables, live_tensors, settle, spreads, start
+from runtime.checkpoint.state import check_tables, live_tensors, resume, settle, spreads, start
 from runtime.checkpoint.tensor_files import dtype_of
 from runtime.checkpoint.together import rank_number, said_by_first, together, world
 from runtime.step import RankStep
@@ -64,7 +64,6 @@ def restore(
     check_optimizer(source.path, manifest, rank.bound.plan)
     found = manifest.progress
     _fill(rank, source, found)
-    rank.seed = found.seed
     return Restored(path=source.path, step=found.step, samples=found.samples, seed=found.seed, data=found.data)
 
 
@@ -89,7 +88,7 @@ def _fill(rank: RankStep, source: Source, progress: Progress | None, cast: bool 
     if progress is None:
         start(rank, 0, 0, 0)
     else:
-        start(rank, progress.step, progress.updates, progress.samples)
+        resume(rank, progress)
     with torch.no_grad():
         together(read)
     source.release()

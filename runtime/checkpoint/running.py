@@ -25,6 +25,7 @@ class RunCheckpoints:
         self._settings, self._at = settings, at
         self.resumed: str | None = None
         self.saved: str | None = None
+        self._last: Path | None = None  # what a run can go back to: the last that it has saved, or went on from
         self._own: Checkpoints | None = None
         if settings.save is not None:
             at("opening the checkpoints")
@@ -53,6 +54,7 @@ class RunCheckpoints:
             self._check(source)
         found: Restored = restore(step.rank, source, weights_only=weights_only, cast=weights_only and settings.cast)
         self.resumed = f"the model in {found.path}" if weights_only else f"{found.path}, step {found.step}"
+        self._last = None if weights_only else found.path
         return source
 
     def _from_copies(self, step: TrainingStep, path: Path | None) -> bool:
@@ -94,11 +96,32 @@ class RunCheckpoints:
         step."""
         due = step.steps % self._settings.save_every == 0 or step.steps == self._settings.steps
         if self._own is not None and (due or leaving):
-            self._at(f"saving step {step.steps}")
-            self.saved = str(self._own.save(step))
+            self._save(self._own, step)
         if self._copies is not None:
             self._at(f"copying step {step.steps}")
             self._copies.take(step)
+
+    def _save(self, own: Checkpoints, step: TrainingStep) -> None:
+        self._at(f"saving step {step.steps}")
+        self._last = own.save(step)
+        self.saved = str(self._last)
+
+    def save_start(self, step: TrainingStep) -> bool:
+        """Have a checkpoint to go back to from the first step on; False where the run saves none."""
+        if self._own is not None and self._last is None:
+            self._save(self._own, step)
+        return self._own is not None
+
+    def go_back(self, step: TrainingStep) -> Source:
+        """Load the last checkpoint that this run has saved or went on from, once it is whole, and return it. Raises
+        CheckpointError where it cannot be loaded."""
+        assert self._own is not None, "the run saves"
+        assert self._last is not None, "it has saved its start"
+        self._own.wait()
+        self._at(f"going back to {self._last}")
+        source = open_together(self._last)
+        restore(step.rank, source)
+        return source
 
     def wait(self) -> None:
         """Wait until the last checkpoint is whole; nothing in memory is needed then."""

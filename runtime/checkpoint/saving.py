@@ -33,7 +33,7 @@ from runtime.checkpoint.manifest import (
 )
 from runtime.checkpoint.restoring import Restored, load
 from runtime.checkpoint.spread import Spread, writers
-from runtime.checkpoint.state import check_tables, live_tensors, spreads
+from runtime.checkpoint.state import check_tables, live_tensors, progress_of, spreads
 from runtime.checkpoint.tensor_files import Entry, dtype_name, write_tensors
 from runtime.checkpoint.together import said_by_first, together
 from runtime.step import RankStep
@@ -115,13 +115,7 @@ class Checkpoints:
         step.before_step = self.check
         rank = step.rank
         check_tables(rank)
-        progress = Progress(
-            step=rank.steps,
-            updates=rank.optimizer.updates,
-            samples=rank.samples,
-            seed=rank.seed,
-            data=None if data is None else dict(data),
-        )
+        progress = progress_of(rank, data)
         layout = layout_of(rank)
         entries = self._entries(rank, layout)
         job = _Job(

@@ -8,9 +8,13 @@ in place, so that whoever writes into them restores the rank.
             live_tensors(rank)[spread.name]          has the elements spread.region(mesh, rank.place.rank)
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from planner.errors import RequestError
+from runtime.checkpoint.manifest import Progress
 from runtime.checkpoint.spread import OPTIMIZER, PREVIOUS, Spread, StateOfPlan, own_name
 from runtime.checkpoint.tensor_files import dtype_name
 from runtime.step import RankStep
@@ -45,12 +49,31 @@ def spreads(rank: RankStep, updates: int | None = None) -> list[Spread]:
     return StateOfPlan(bound=rank.bound).tensors(rank.optimizer.moments, made, buffers)
 
 
+def progress_of(rank: RankStep, data: Mapping[str, Any] | None = None) -> Progress:
+    """How far a rank has come, with what the user keeps of the data's position: the same on every rank."""
+    return Progress(
+        step=rank.steps,
+        updates=rank.optimizer.updates,
+        samples=rank.samples,
+        seed=rank.seed,
+        data=None if data is None else dict(data),
+        guard=rank.guard.state(),
+    )
+
+
 def start(rank: RankStep, steps: int, updates: int, samples: int) -> None:
     """Make room for a state after so many steps and updates, whose tensors are written next; `settle` follows."""
     rank.start_from(steps, samples)
     rank.optimizer.start(updates)
     if rank.asynchronous is not None:
         rank.asynchronous.start(steps)
+
+
+def resume(rank: RankStep, progress: Progress) -> None:
+    """Count on from some progress, with its seed and what its guard remembers, and make room for its state."""
+    start(rank, progress.step, progress.updates, progress.samples)
+    rank.seed = progress.seed
+    rank.guard.load_state(progress.guard)
 
 
 def settle(rank: RankStep, *, every_master: bool = False) -> None:

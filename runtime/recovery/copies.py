@@ -36,7 +36,7 @@ from runtime.checkpoint.regions import cell_region, cells_meeting
 from runtime.checkpoint.restoring import Restored, restore
 from runtime.checkpoint.source import Source
 from runtime.checkpoint.spread import Spread
-from runtime.checkpoint.state import live_tensors, spreads
+from runtime.checkpoint.state import live_tensors, progress_of, spreads
 from runtime.checkpoint.tensor_files import Entry, check_file, dtype_name, dtype_of, write_tensors
 from runtime.checkpoint.together import rank_number, said_by_first, together
 from runtime.recovery.keepers import Cell, keepers
@@ -118,13 +118,7 @@ class Copies:
         for name, number in kept:
             cells.setdefault(name, []).append(number)
         note = Kept(
-            progress=Progress(
-                step=rank.steps,
-                updates=rank.optimizer.updates,
-                samples=rank.samples,
-                seed=rank.seed,
-                data=None if data is None else dict(data),
-            ),
+            progress=progress_of(rank, data),
             optimizer=rank.bound.plan.training.optimizer,
             every=len(kept_by),
             file=SavedFile(name="", bytes=0, checksum=""),

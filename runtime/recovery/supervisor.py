@@ -51,7 +51,7 @@ class Supervisor:
 
     def see(self, report: Report) -> None:
         """Take note of how far the ranks are."""
-        if isinstance(report, StepReport):
+        if isinstance(report, StepReport) and report.trouble is None:
             self.done = max(self.done, report.step)
 
     def run(self) -> int:

@@ -400,6 +400,7 @@ class RunStep(Strict):
     samples: int
     tokens: int | None
     trouble: Text
+    back_to: int | None
 
 
 class RunSummary(Strict):

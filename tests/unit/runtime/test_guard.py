@@ -2,14 +2,16 @@
 
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 import runtime
 from planner.errors import RequestError
 from runtime.guard import LossGuard
-from runtime.guard_settings import GuardSettings
+from runtime.guard_settings import GuardSettings, GuardState
 from tests.distributed import plans
 
 CPU = torch.device("cpu")
@@ -35,9 +37,15 @@ def test_what_was_remembered_goes_on() -> None:
     settings = GuardSettings(on_spike="skip", on_nonfinite="skip", spike_window=2)
     first, second = LossGuard(settings, CPU), LossGuard(settings, CPU)
     judged(first, [1.0, 1.0, math.nan])
-    second.load_state(json.loads(json.dumps(first.state())))
-    assert second.state() == {"losses": [1.0, 1.0], "in_a_row": 1}
+    kept = TypeAdapter(GuardState).validate_json(json.dumps(asdict(first.state())))
+    second.load_state(kept)
+    assert second.state() == kept == GuardState(losses=(1.0, 1.0), in_a_row=1)
     assert judged(second, [3.0]) == [False]
+    second.load_state(None)
+    assert judged(second, [1.0, 3.0]) == [True, True], (
+        "a checkpoint of a run without a guard has nothing to compare with"
+    )
+    assert LossGuard(GuardSettings(), CPU).state() is None
 
 
 def test_gradients_are_looked_at_where_that_is_asked_for() -> None:

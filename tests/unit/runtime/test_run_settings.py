@@ -14,7 +14,7 @@ from tests.distributed import plans
 
 OTHER = RunSettings(
     steps=7, seed=3, check=False, model="a.b:c", data="d:e", shuffle=True, full_batch=False, workers=2, timeout=1.5,
-    on_nonfinite="skip", on_spike="stop", spike_factor=3.0, spike_window=5,
+    on_nonfinite="skip", on_spike="stop", spike_factor=3.0, spike_window=5, rollbacks=2,
     save="runs/a b", save_every=5, keep=2, resume="c", go_on=True, weights="d", cast=True,
 )  # fmt: skip
 SUMMARY = RunSummary(
@@ -38,7 +38,7 @@ def test_settings_reach_the_ranks(settings: RunSettings) -> None:
         ({"workers": 2}, "--workers: synthetic data is drawn, not read"),
         ({"full_batch": False}, "--own-samples: synthetic data is drawn"),
         ({"on_spike": "skp"}, "unknown answer of --on-spike 'skp'; did you mean skip"),
-        ({"on_nonfinite": "rollback"}, "rollback: `plan run` does not go back by itself"),
+        ({"on_nonfinite": "rollback", "rollbacks": 0}, "--rollbacks 0: give 1 or more"),
         ({"keep": 0}, "--keep 0: give 1 or more"),
         ({"save_every": 0}, "--save-every 0: give 1 or more"),
         ({"go_on": True}, "--continue: goes on from the newest checkpoint in --save; give --save DIR"),
@@ -71,6 +71,8 @@ def test_a_step_as_text_and_for_programs() -> None:
         "step    1   loss 2.500000   unsharded 2.000000   difference 2.5e-01   0.25 s   16 samples/s"
     ]
     assert content_of(STEP)["event"] == "step"
+    back = replace(STEP, trouble="the loss is nan", back_to=0)
+    assert back.text().endswith("   NOT MADE: the loss is nan; went back to step 0")
     assert replace(STEP, tokens=512).text().endswith("2,048 tokens/s")
 
 
