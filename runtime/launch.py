@@ -14,12 +14,10 @@ Started by a launcher already, on one host or several, it is one of the ranks (`
 Exit codes: 0 the losses agree, 1 they do not or a rank broke down, 2 and 3 those of `PlannerError`.
 """
 
-import contextlib
 import json
 import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +28,7 @@ from planner.plan.plan import Plan
 from runtime.launchers import Launched, launched_by
 from runtime.rank import At, be_a_rank
 from runtime.ranks import run_ranks, threads_per_rank
+from runtime.run_servers import servers_of
 from runtime.run_settings import RunSettings, arguments_parser, settings_of
 from runtime.watch import LEAVE
 
@@ -67,23 +66,9 @@ def launch(
     from runtime.progress import reading
 
     read = reading(on_report, on_line)
-    with _servers(plan, settings) as found:
+    with servers_of(plan, settings) as found:
         flags = replace(settings, server_folder=found).flags()
         return run_ranks("runtime", [str(plan_path), *flags], plan.cluster.devices, read, settings.timeout)
-
-
-@contextlib.contextmanager
-def _servers(plan: Plan, settings: RunSettings) -> Iterator[str | None]:
-    """The parameter servers of a run on this machine, where its plan needs any: the folder in which they are found."""
-    if not any(place == "servers" for _, place in plan.training.update.placed):
-        yield None
-        return
-    from runtime.servers.fleet import Fleet
-
-    with tempfile.TemporaryDirectory(prefix="plan-servers-") as temporary:
-        folder = settings.server_folder or temporary
-        with Fleet(Path(folder), settings.servers):
-            yield folder
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -186,15 +171,21 @@ def _check_folder(settings: RunSettings) -> None:
 
 
 def _check_tables(plan: Plan, settings: RunSettings, *, started_here: bool) -> None:
-    """Tables outside of the devices are in no checkpoint, and servers on several nodes must be there before."""
+    """No copies are kept of tables outside of the devices, and servers on several nodes must be there before."""
     placed = plan.training.update.placed
-    asked = ("save", settings.save), ("resume", settings.resume), ("weights", settings.weights)
-    flag = next((f"--{name}" for name, path in asked if path is not None), None)
-    if placed and flag is not None:
+    if placed and settings.copies:
         raise RequestError(
-            f"{flag}: the plan has tables outside of its devices ({placed[0][0]}), which no checkpoint holds"
+            f"--copies: the plan has tables outside of its devices ({placed[0][0]}), of which no copies are kept in"
+            " memory; leave it out, checkpoints have them"
         )
-    if any(place == "servers" for _, place in placed) and not started_here and settings.server_folder is None:
+    served = any(place == "servers" for _, place in placed)
+    again = "--elastic" if settings.elastic is not None else "--restarts" if settings.restarts else None
+    if served and again is not None and settings.server_folder is not None:
+        raise RequestError(
+            f"{again}: every attempt starts its own servers, with the tables of the last checkpoint; leave"
+            " --server-folder out"
+        )
+    if served and not started_here and settings.server_folder is None:
         raise RequestError(
             "the plan has tables on servers: start them with python -m runtime.servers DIR --servers N, and say where"
             " they are with --server-folder DIR --servers N"

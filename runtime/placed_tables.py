@@ -11,24 +11,26 @@ Rows are updated by torch's SparseAdam under a plan with adamw, by SGD without m
 weights or moments of rows that are not touched.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
 from planner.errors import ModelError, RequestError
-from planner.graph.operator_graph import ROWS_FROM, Operator
+from planner.graph.operator_graph import Operator
+from planner.graph.placed import PLACES, OutsideTable, tables_outside
 from planner.plan.bind import BoundOperator, BoundPlan
 from runtime.device_mesh import RankMesh
 from runtime.optimizers import OptimizerSettings
 from runtime.servers.addresses import Addresses
 from runtime.servers.client import TableClient
 from runtime.servers.host_tables import HostTables
-from runtime.servers.served import ServedTables
+from runtime.servers.served import RowSource, ServedTables
 from runtime.servers.sparse_optimizers import SparseOptimizer
-from runtime.servers.tables import Table
+from runtime.servers.tables import Ids, Table
 
 _SPARSE = {"adamw": "adam", "sgd": "sgd"}
 _BAGS = ("sum", "mean", "max")
@@ -47,32 +49,33 @@ class PlacedTables:
         servers: Addresses | None = None,
     ) -> None:
         self._served: dict[str, ServedTables] = {}
-        operators = {where: _reading(bound, op) for where, op in ROWS_FROM.items()}
-        if not any(operators.values()):
+        outside = tables_outside(bound.whole)
+        self._where = {table.name: table.where for table in outside}
+        self._group: dist.ProcessGroup | None = None
+        if not outside:
             return
-        _check(bound, place, operators, servers)
+        _check(place, outside, servers)
+        if place.mesh.size > 1:
+            self._group = place.known.of([list(range(place.mesh.size))], "tables")
         rule = sparse_optimizer(bound.plan.training.optimizer, settings)
         weights = dict(module.named_parameters(remove_duplicate=False))
-        for where, found in operators.items():
-            tables = {str(words["table"]): _table(words, weights, rule) for words in map(_words, found)}
+        for where in PLACES:
+            tables = {table.name: _table(table, weights, rule) for table in outside if table.where == where}
             wide = {name: getattr(torch, table.dtype) for name, table in tables.items()}
             values = {name: weights[name].detach().to(wide[name]).cpu().numpy() for name in tables}
             if where == "host" and tables:
-                ranks = [list(range(place.mesh.size))]
-                group = place.known.of(ranks, "tables") if place.mesh.size > 1 else None
-                host = HostTables(tables.values(), values, group, place.device, place.rank)
+                host = HostTables(tables.values(), values, self._group, place.device, place.rank)
                 self._served[where] = ServedTables(host, scale=1.0)
             elif tables:
                 assert servers is not None
                 client = TableClient(servers, tables.values(), worker=place.rank, workers=place.mesh.size)
                 client.begin(values)
                 self._served[where] = ServedTables(client, scale=1.0)
-        self._where = {str(_words(op)["table"]): where for where, ops in operators.items() for op in ops}
 
     @property
     def names(self) -> tuple[str, ...]:
         """The tables that are not on the devices."""
-        return tuple(self._where) if self._served else ()
+        return tuple(self._where)
 
     def all(self) -> tuple[ServedTables, ...]:
         """The tables by where they are."""
@@ -110,7 +113,40 @@ class PlacedTables:
 
     def whole(self) -> dict[str, torch.Tensor]:
         """All tables, whole, by name."""
-        return {name: self._served[where].whole(name) for name, where in self._where.items()} if self._served else {}
+        return {name: self._served[where].whole(name) for name, where in self._where.items()}
+
+    def read(self, name: str, part: str, ids: Ids) -> torch.Tensor:
+        """Rows of a part of a table, (ids, width), each id once, after the last step; every rank its own ids, none
+        where it wants none."""
+        return torch.from_numpy(self._of(name).read(name, part, ids))
+
+    def restart(self, steps: int) -> None:
+        """Stand after so many steps, tables with other contents, which `write` gives next, and `ready` then; what is
+        not written of the states of optimizers begins anew."""
+        self.forget()
+        self._meet()
+        for served in self._served.values():
+            served.client.restart(steps)
+        self._meet()
+
+    def write(self, name: str, part: str, ids: Ids, values: torch.Tensor) -> None:
+        """Give rows of a part of a table their contents, as `read` gives them."""
+        tables = self._of(name)
+        tables.write(name, part, ids, values.to(getattr(torch, tables.tables[name].dtype)).numpy())
+
+    def ready(self) -> None:
+        """All tables have their contents."""
+        self._meet()
+        for served in self._served.values():
+            served.client.ready()
+        self._meet()
+
+    def _of(self, name: str) -> RowSource:
+        return self._served[self._where[name]].client
+
+    def _meet(self) -> None:
+        if self._group is not None:
+            dist.barrier(self._group)
 
     def close(self) -> None:
         for served in self._served.values():
@@ -134,37 +170,25 @@ def _words(op: Operator) -> dict[str, Any]:
     return dict(op.keywords)
 
 
-def tables_of(bound: BoundPlan) -> tuple[str, ...]:
-    """The tables of a bound plan that are not on its devices."""
-    return tuple(
-        dict.fromkeys(str(_words(op)["table"]) for where in ROWS_FROM.values() for op in _reading(bound, where))
-    )
-
-
-def _reading(bound: BoundPlan, op: str) -> list[Operator]:
-    return [one.operator for one in bound.operators if one.operator.op == op]
-
-
-def _table(words: Mapping[str, Any], weights: Mapping[str, torch.Tensor], rule: SparseOptimizer) -> Table:
-    name = str(words["table"])
+def _table(table: OutsideTable, weights: Mapping[str, torch.Tensor], rule: SparseOptimizer) -> Table:
+    name = table.name
     if weights[name].is_meta:
         raise ModelError(
             f"table '{name}' is on the meta device and has no values; build the module on a real device to run it"
         )
     wide = "float64" if weights[name].dtype == torch.float64 else "float32"
-    return Table(name=name, rows=words["rows"], width=words["width"], optimizer=rule, dtype=wide)
+    return Table(name=name, rows=table.rows, width=table.width, optimizer=rule, dtype=wide)
 
 
-def _check(
-    bound: BoundPlan, place: RankMesh, operators: Mapping[str, list[Operator]], servers: Addresses | None
-) -> None:
+def _check(place: RankMesh, outside: Sequence[OutsideTable], servers: Addresses | None) -> None:
     if place.stages > 1:
         raise RequestError(
             f"the plan has {place.stages} pipeline stages and tables outside of the devices; plan with --pipeline 1"
         )
-    if operators["servers"] and servers is None:
+    served = [table.name for table in outside if table.where == "servers"]
+    if served and servers is None:
         raise RequestError(
-            f"the plan has table '{_words(operators['servers'][0])['table']}' on servers: start them with python -m"
+            f"the plan has table '{served[0]}' on servers: start them with python -m"
             " runtime.servers FOLDER --servers N, and say where they are: parallelize(..., servers=Addresses(...))"
         )
 

@@ -1,13 +1,13 @@
 """Tables of the unsharded model as a plan with tables outside of its devices trains them: sparse gradients, and torch's
 own optimizers for those, which know nothing of servers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
 
 from planner.errors import RequestError
-from runtime.optimizers import OptimizerSettings
+from runtime.optimizers import MOMENTS, OptimizerSettings
 
 
 def sparse_tables(
@@ -31,3 +31,20 @@ def sparse_tables(
     if optimizer == "sgd":
         return torch.optim.SGD(masters, lr=settings.learning_rate)
     return torch.optim.SparseAdam(masters, lr=settings.learning_rate, betas=settings.betas, eps=settings.epsilon)
+
+
+def start_sparse(
+    optimizer: torch.optim.Optimizer,
+    tables: Mapping[str, torch.Tensor],
+    read: Callable[[str], torch.Tensor | None],
+    updates: int,
+) -> None:
+    """Give the optimizer of `sparse_tables` the state of its masters after so many updates: `read` gives a whole tensor
+    by its name in a checkpoint."""
+    optimizer.state.clear()
+    if not updates or not isinstance(optimizer, torch.optim.SparseAdam):
+        return
+    for name, master in tables.items():
+        moments = {kind: read(f"optimizer/{kind}/{name}") for kind in MOMENTS["adamw"]}
+        known = {kind: torch.zeros_like(master) if found is None else found for kind, found in moments.items()}
+        optimizer.state[master] = {"step": updates, **{kind: one.to(master) for kind, one in known.items()}}

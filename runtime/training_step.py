@@ -301,10 +301,6 @@ def parallelize(
         guard.check_schedule(loaded.schedule)
         if guard.rolls_back and rollback is None:
             raise RequestError("guard: rolling back needs a way back; give parallelize rollback=, or let it skip")
-    if rollback is not None and loaded.training.update.placed:
-        raise RequestError(
-            "the plan has tables outside of its devices, which cannot be rolled back; skip steps instead"
-        )
     own = device or current_device(local_rank())
     join_processes(own)
     place = rank_mesh(loaded.mesh, own, loaded.pipeline, known)

@@ -25,7 +25,7 @@ from runtime.optimizers import (
     start_moments,
     wide_dtype,
 )
-from runtime.plain_tables import sparse_tables
+from runtime.plain_tables import sparse_tables, start_sparse
 from runtime.randomness import Draw
 from runtime.same_dropout import SameDropout
 
@@ -74,6 +74,7 @@ class UnshardedStep:
             found = read(name)
             if found is not None:
                 tensor.copy_(found)
+        masters = dict(zip(self._names, self._masters, strict=True))
         for name, weight, master in zip(self._names, self._weights, self._masters, strict=True):
             found = read(f"optimizer/master/{name}")
             master.copy_(weight if found is None else found)
@@ -81,8 +82,13 @@ class UnshardedStep:
         for name, kept in zip(self._dense, kept_of(self._optimizer), strict=True):
             for kind in self._moments if updates else ():
                 found = read(f"optimizer/{kind}/{name}")
-                assert found is not None, name
-                kept[kind].copy_(found)
+                if found is None:  # of a table that was outside of the devices
+                    kept[kind].zero_()
+                else:
+                    kept[kind].copy_(found)
+        if self._sparse is not None:
+            tables = {name: master for name, master in masters.items() if name not in self._dense}
+            start_sparse(self._sparse, tables, read, updates)
 
     def kept(self) -> dict[str, torch.Tensor]:
         """Copies of what `restore` reads, by the names of a checkpoint."""

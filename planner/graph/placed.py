@@ -11,8 +11,9 @@ memory, execution) follows from its rule.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 from planner.errors import RequestError, nearest_names
 from planner.graph.bags import BAG
@@ -28,6 +29,37 @@ Placed = tuple[tuple[str, str], ...]
 _EMBEDDING = "aten.embedding.default"
 _BY_FREQUENCY = 3  # positions of arguments of an embedding
 _PADDING = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutsideTable:
+    """A table of a placed graph: `rows` of `width` numbers, of the dtype that its look-ups give, and where it is."""
+
+    name: str
+    where: str
+    rows: int
+    width: int
+    dtype: str
+    trainable: bool
+
+
+def tables_outside(graph: OperatorGraph) -> tuple[OutsideTable, ...]:
+    """The tables that a placed graph gets rows of, each once, in the order of their first look-ups."""
+    found: dict[str, OutsideTable] = {}
+    for op in graph.operators:
+        where = next((place for place, name in ROWS_FROM.items() if name == op.op), None)
+        if where is not None:
+            words: dict[str, Any] = dict(op.keywords)
+            table = OutsideTable(
+                name=words["table"],
+                where=where,
+                rows=words["rows"],
+                width=words["width"],
+                dtype=graph.types[str(op.results[0])].dtype,
+                trainable=words["trainable"],
+            )
+            found.setdefault(table.name, table)
+    return tuple(found.values())
 
 
 def place_of(name: str, placed: Placed) -> str | None:

@@ -2,9 +2,9 @@
 
     {"digest": "…", "content": {…}}      the digest is that of the content as one line of JSON
 
-A tensor is cut into equal cells: `cuts` says into how many on each dim, `files` has for each cell, row by row, the
-number of its file, in which it goes by the name of the tensor. Whatever is read is checked before it is used: exact
-keys, counts that fit each other, names of files that are no paths.
+A tensor is cut into equal cells, the last of a dim may be shorter (`regions`): `cuts` says into how many on each dim,
+`files` has for each cell, row by row, the number of its file, in which it goes by the name of the tensor. Whatever is
+read is checked before it is used: exact keys, counts that fit each other, names of files that are no paths.
 """
 
 import json
@@ -18,8 +18,10 @@ import xxhash
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from planner.errors import CheckpointError, PlannerError
+from planner.graph.placed import place_of
 from planner.plan.file import dump_plan, parse_plan, write_atomically
 from planner.plan.plan import Plan
+from runtime.checkpoint.regions import can_be_cut
 from runtime.guard_settings import GuardState
 
 MANIFEST = "manifest.json"
@@ -96,6 +98,11 @@ class Manifest:
         """Of all files but the manifest."""
         return sum(file.bytes for file in self.files)
 
+    def tables_outside(self) -> frozenset[str]:
+        """Its tensors that were tables outside of the devices."""
+        placed = tuple((self.plan or {}).get("training", {}).get("placed", {}).items())
+        return frozenset(name for name in self.tensors if place_of(name, placed) is not None)
+
     def written_under(self) -> Plan | None:
         """The plan that it was written under. Raises PlanFileError where this version cannot read it."""
         return None if self.plan is None else parse_plan(json.dumps(self.plan))
@@ -164,7 +171,7 @@ def _fault(manifest: Manifest) -> str | None:
         if name != Path(name).name or not name.endswith(".safetensors"):
             return f"{name!r} is no name of a file of tensors"
     for name, tensor in manifest.tensors.items():
-        if len(tensor.cuts) != len(tensor.shape) or any(n % c for n, c in zip(tensor.shape, tensor.cuts, strict=True)):
+        if len(tensor.cuts) != len(tensor.shape) or not all(map(can_be_cut, tensor.shape, tensor.cuts)):
             return f"tensor '{name}' of shape {tensor.shape} cannot be cut into {tensor.cuts} pieces"
         if len(tensor.files) != math.prod(tensor.cuts) or any(file >= len(names) for file in tensor.files):
             return f"tensor '{name}' has cells in files that are not listed"

@@ -19,12 +19,13 @@ from typing import Protocol
 import torch
 
 from planner.errors import CheckpointError
+from planner.graph.placed import tables_outside
 from planner.plan.bind import BoundPlan
 from planner.sharding.mesh import Mesh
 from runtime.checkpoint.folder import take_name
 from runtime.checkpoint.manifest import Manifest, Progress, SavedFile, SavedTensor, plan_content, write_manifest
 from runtime.checkpoint.regions import Region, blocks, cell_region, whole
-from runtime.checkpoint.restoring import check_optimizer, check_same, name_in
+from runtime.checkpoint.restoring import check_optimizer, check_same, in_both_places, name_in
 from runtime.checkpoint.saving import file_of
 from runtime.checkpoint.source import INDEX, SINGLE
 from runtime.checkpoint.spread import BESIDE, MASTER, OPTIMIZER, Spread, StateOfPlan, parameter_of, writers
@@ -94,8 +95,8 @@ def convert(
 
 def _wanted(
     source: Tensors, manifest: Manifest, bound: BoundPlan, buffers: Mapping[str, tuple[int, ...]], place: Path
-) -> tuple[list[Spread], dict[str, str]]:
-    """What a plan keeps, and the name under which each was saved."""
+) -> tuple[list[Spread], Mapping[str, str | None]]:
+    """What a plan keeps, and the name under which each was saved; None for what begins with zeros."""
     found, updates = source.tensors, manifest.progress.updates
     kinds = {name.split("/")[1] for name in found if name.startswith(f"{OPTIMIZER}/")}
     moments = [kind for kind in MOMENTS[bound.plan.training.optimizer] if kind in kinds]
@@ -107,14 +108,23 @@ def _wanted(
         masters = f"{OPTIMIZER}/{MASTER}/"
         names.update({name: names[name.removeprefix(masters)] for name in names if name.startswith(masters)})
         promised = [spread for spread in wanted if not spread.name.startswith(masters)]
-    check_same(place, promised, names, found, manifest.tied, lacking=sorted(set(buffers) - set(found)))
-    return wanted, names
+    here = [table.name for table in tables_outside(bound.whole)]
+    promised, saved = in_both_places(promised, names, found, here, manifest.tables_outside())
+    check_same(place, promised, names, saved, manifest.tied, lacking=sorted(set(buffers) - set(found)))
+    return wanted, {name: _read_as(name, names[name], found) for name in names}
+
+
+def _read_as(name: str, saved: str, found: Mapping[str, SavedTensor]) -> str | None:
+    """Where a tensor is read from: a wide weight that was not saved from the narrow one, another state from nothing."""
+    if saved in found:
+        return saved
+    return parameter_of(name)[0] if name.startswith(f"{OPTIMIZER}/{MASTER}/") else None
 
 
 def _entries(
     source: Tensors,
     wanted: Sequence[Spread],
-    names: Mapping[str, str],
+    names: Mapping[str, str | None],
     ranks: Mapping[str, tuple[int, ...]],
     rank: int,
     mesh: Mesh,
@@ -130,12 +140,13 @@ def _entries(
     return found
 
 
-def _entry(source: Tensors, name: str, saved: str, dtype: str, region: Region, most: int) -> Entry:
+def _entry(source: Tensors, name: str, saved: str | None, dtype: str, region: Region, most: int) -> Entry:
+    """What is read under the name `saved`; zeros where there is none."""
     kind = dtype_of(dtype)
 
     def read() -> Iterator[torch.Tensor]:
         for block in blocks(region, max(1, most // kind.itemsize)):
-            yield source.read(saved, block).to(kind)
+            yield torch.zeros(block.extent, dtype=kind) if saved is None else source.read(saved, block).to(kind)
             source.release()
 
     return Entry(name=name, dtype=dtype, shape=region.extent, blocks=read)

@@ -1,5 +1,7 @@
 """Boxes of a tensor: the cells into which a layout cuts it, which cells a box meets, and a walk in small blocks.
 
+The cells of a dim are equally long, but for a shorter last one where its size does not divide, as that of tables.
+
 shape 8 x 6, cuts (4, 2)      cell (1, 0), number 2: rows 2-3, columns 0-2
 0 1
 2 3                           layout S0,S1,S0 on axes of 2: the first axis that cuts a dim cuts it coarsest
@@ -45,13 +47,29 @@ def whole(shape: Sequence[int]) -> Region:
 
 
 def cell_region(shape: Sequence[int], cuts: Sequence[int], number: int) -> Region:
-    """A cell of a tensor that is cut into so many equal pieces on every dim; cells are numbered row by row."""
-    extent = tuple(size // count for size, count in zip(shape, cuts, strict=True))
-    offset = []
-    for count, size in zip(reversed(cuts), reversed(extent), strict=True):
+    """A cell of a tensor that is cut into so many pieces on every dim; cells are numbered row by row."""
+    offset, extent = [], []
+    for count, size in zip(reversed(cuts), reversed(shape), strict=True):
         number, place = divmod(number, count)
-        offset.append(place * size)
-    return Region(offset=tuple(reversed(offset)), extent=extent)
+        each = cell_length(size, count)
+        offset.append(place * each)
+        extent.append(max(0, min(each, size - place * each)))
+    return Region(offset=tuple(reversed(offset)), extent=tuple(reversed(extent)))
+
+
+def cell_length(size: int, count: int) -> int:
+    """How long the cells of a dim are that is cut into so many, all but the last."""
+    return -(-size // count)
+
+
+def can_be_cut(size: int, count: int) -> bool:
+    """Whether a dim has something for each of so many cells."""
+    return size % count == 0 or (count - 1) * cell_length(size, count) < size
+
+
+def most_cells(size: int, count: int) -> int:
+    """Into how many cells a dim is cut that so many could have one of: fewer where the last ones would have nothing."""
+    return -(-size // cell_length(size, count))
 
 
 def cell_number(dims: int, layout: Layout, sizes: Sequence[int], coordinate: Sequence[int]) -> int:
@@ -73,7 +91,7 @@ def cells_meeting(shape: Sequence[int], cuts: Sequence[int], region: Region) -> 
         return
     ranges = []
     for size, count, start, length in zip(shape, cuts, region.offset, region.extent, strict=True):
-        each = size // count
+        each = cell_length(size, count)
         ranges.append(range(start // each, (start + length - 1) // each + 1))
     for places in product(*ranges):
         number = 0

@@ -4,7 +4,7 @@ Sizes and checksums first, each file by one rank; then names, shapes and dtypes;
 holds. Nothing has been changed where one of the first two fails, and all ranks then say the same.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from planner.errors import CheckpointError
 from planner.plan.plan import Plan
 from runtime.checkpoint.manifest import Manifest, Progress, SavedTensor
 from runtime.checkpoint.source import Source, located, open_checkpoint
-from runtime.checkpoint.spread import BESIDE, PREVIOUS, Spread
-from runtime.checkpoint.state import check_tables, live_tensors, resume, settle, spreads, start
+from runtime.checkpoint.spread import BESIDE, PREVIOUS, Spread, between_places
+from runtime.checkpoint.state import live_tensors, resume, settle, spreads, start
+from runtime.checkpoint.tables import fill_tables
 from runtime.checkpoint.tensor_files import dtype_of
 from runtime.checkpoint.together import rank_number, said_by_first, together, world
 from runtime.step import RankStep
@@ -54,7 +55,6 @@ def restore(
 
     Raises CheckpointError, on every rank, where a file is not what was written, or names, shapes or dtypes differ.
     """
-    check_tables(rank)
     if verify:
         together(lambda: source.check(lambda number: number % world() == rank_number()))
     manifest = source.manifest
@@ -76,12 +76,20 @@ def _fill(rank: RankStep, source: Source, progress: Progress | None, cast: bool 
         found = {name: tensor for name, tensor in found.items() if not name.startswith(BESIDE)}
     tied = {**source.tied, **rank.kept_buffers.tied}
     names = {spread.name: name_in(found, spread.name, tied) for spread in wanted}
-    check_same(source.path, [_as_saved(s, found.get(names[s.name])) if cast else s for s in wanted], names, found, tied)
+    there = frozenset[str]() if source.manifest is None else source.manifest.tables_outside()
+    promised, found = in_both_places(wanted, names, found, rank.tables.names, there)
+    asked = [_as_saved(s, found.get(names[s.name])) if cast else s for s in promised]
+    check_same(source.path, asked, names, found, tied)
+    new = {spread.name for spread in wanted} - {spread.name for spread in promised}
 
     def read() -> None:
         live = live_tensors(rank)
         for spread in wanted:
-            if spread.held_at(rank.place.stage, rank.place.rank):
+            if spread.shares is not None:
+                continue
+            if spread.name in new and spread.held_at(rank.place.stage, rank.place.rank):
+                live[spread.name].zero_()
+            elif spread.held_at(rank.place.stage, rank.place.rank):
                 region = spread.region(rank.place.mesh, rank.place.rank)
                 source.read(names[spread.name], region, into=live[spread.name])
 
@@ -92,7 +100,27 @@ def _fill(rank: RankStep, source: Source, progress: Progress | None, cast: bool 
     with torch.no_grad():
         together(read)
     source.release()
+    tables = [spread for spread in promised if spread.shares is not None]
+    if rank.tables.names:
+        together(lambda: fill_tables(rank, tables, rank.optimizer.updates, names, source.read))
+        source.release()
     settle(rank, every_master=progress is None)
+
+
+def in_both_places(
+    wanted: Sequence[Spread],
+    names: Mapping[str, str],
+    found: Mapping[str, SavedTensor],
+    here: Collection[str],
+    there: Collection[str],
+) -> tuple[list[Spread], dict[str, SavedTensor]]:
+    """What is wanted of what was saved, and the other way round, without what a table has in one place alone
+    (`between_places`): it begins with zeros, or is left where it is."""
+    asked = set(names.values())
+    return (
+        [s for s in wanted if names[s.name] in found or not between_places(s.name, here, there)],
+        {name: one for name, one in found.items() if name in asked or not between_places(name, here, there)},
+    )
 
 
 def name_in(found: Mapping[str, SavedTensor], name: str, tied: Mapping[str, str]) -> str:

@@ -1,6 +1,7 @@
 """Saving while training goes on.
 
     main thread     copies of what this rank writes ──▶ the next step …            an error is raised at the next step
+                    (tables outside of the devices are written by now: tables-00003.safetensors)
     thread          rank-00003.safetensors ─▶ on disk ─▶ note rank-00003.json
     thread, rank 0  … all notes ─▶ manifest ─▶ one rename: whole ─▶ the others but the last few are deleted
 
@@ -33,7 +34,8 @@ from runtime.checkpoint.manifest import (
 )
 from runtime.checkpoint.restoring import Restored, load
 from runtime.checkpoint.spread import Spread, writers
-from runtime.checkpoint.state import check_tables, live_tensors, progress_of, spreads
+from runtime.checkpoint.state import live_tensors, progress_of, spreads
+from runtime.checkpoint.tables import tables_file_of, write_tables
 from runtime.checkpoint.tensor_files import Entry, dtype_name, write_tensors
 from runtime.checkpoint.together import said_by_first, together
 from runtime.step import RankStep
@@ -54,7 +56,9 @@ class Layout:
         """That of the whole checkpoint, from the files that ranks have written."""
         plan = rank.bound.plan
         number = {file.name: at for at, file in enumerate(files)}
-        cells = {name: [number[file_of(one)] for one in ranks] for name, ranks in self.writers.items()}
+        cells = {
+            spread.name: [number[_file(spread, one)] for one in self.writers[spread.name]] for spread in self.spreads
+        }
         return Manifest(
             format_version=FORMAT_VERSION,
             kind="sliced",
@@ -76,6 +80,10 @@ def layout_of(rank: RankStep) -> Layout:
 def file_of(rank: int) -> str:
     """The file that a rank writes."""
     return f"rank-{rank:05d}.safetensors"
+
+
+def _file(spread: Spread, rank: int) -> str:
+    return file_of(rank) if spread.shares is None else tables_file_of(rank)
 
 
 class Checkpoints:
@@ -114,7 +122,6 @@ class Checkpoints:
         self.check()
         step.before_step = self.check
         rank = step.rank
-        check_tables(rank)
         progress = progress_of(rank, data)
         layout = layout_of(rank)
         entries = self._entries(rank, layout)
@@ -122,17 +129,26 @@ class Checkpoints:
             folder=self.folder,
             token=self._token,
             number=rank.place.stage * rank.place.mesh.size + rank.place.rank,
-            files=tuple(sorted({file_of(one) for ranks in layout.writers.values() for one in ranks})),
+            files=tuple(
+                sorted({_file(spread, one) for spread in layout.spreads for one in layout.writers[spread.name]})
+            ),
             keep=self._keep,
             timeout=self._timeout,
         )
+
+        tables = [spread for spread in layout.spreads if spread.shares is not None]
+        if tables:
+            try:
+                job.write_tables(rank, tables, progress.step)
+            except CheckpointError as error:
+                self._error = error
 
         def write() -> None:
             gone: list[Path] = []
             try:
                 gone = job.write(entries, progress, lambda files: layout.manifest(rank, progress, files))
             except CheckpointError as error:
-                self._error = error
+                self._error = self._error or error
             finally:
                 self._written.set()
             delete(gone)
@@ -187,6 +203,8 @@ class Checkpoints:
         number = place.stage * place.mesh.size + place.rank
         found = []
         for spread in layout.spreads:
+            if spread.shares is not None:
+                continue
             cell = spread.cell_of(place.mesh, number)
             if cell is None:
                 continue
@@ -236,21 +254,33 @@ class _Job:
             part.mkdir(exist_ok=True)
             if entries:
                 metadata = {"format": "pt", "step": str(progress.step)}
-                _leave(part, self.number, asdict(write_tensors(part / file_of(self.number), entries, metadata)))
+                name = file_of(self.number)
+                _leave(part, name, asdict(write_tensors(part / name, entries, metadata)))
             if self.number == 0:
                 files = self._await_notes(part)
                 write_manifest(part, manifest(files))
-                for note in part.glob("rank-*.json"):
-                    note.unlink()
+                for file in files:
+                    _note(part, file.name).unlink()
                 return publish(part, progress.step, self.token, self.keep)
             return []
         except OSError as error:
             message = f"{part}: cannot be written: {error.strerror}"
-            _fail(part, self.number, message)
+            _fail(part, file_of(self.number), message)
             raise CheckpointError(message) from error
         except CheckpointError as error:
-            _fail(part, self.number, str(error))
+            _fail(part, file_of(self.number), str(error))
             raise
+
+    def write_tables(self, rank: RankStep, tables: Sequence[Spread], step: int) -> None:
+        """Write this rank's shares of tables outside of the devices, and a note. Collective. Raises CheckpointError."""
+        part, name = part_of(self.folder, step, self.token), tables_file_of(self.number)
+        try:
+            saved = write_tables(rank, tables, part / name)
+        except CheckpointError as error:
+            _fail(part, name, str(error))
+            raise
+        if saved is not None:
+            _leave(part, name, asdict(saved))
 
     def _await_notes(self, part: Path) -> list[SavedFile]:
         """What the ranks have written, in the order of their files."""
@@ -258,7 +288,7 @@ class _Job:
         deadline, alone = time.monotonic() + self.timeout, False
         while waiting:
             for name in list(waiting):
-                note = part / name.replace(".safetensors", ".json")
+                note = _note(part, name)
                 if note.exists():
                     said = json.loads(note.read_text(encoding="utf-8"))
                     if "error" in said:
@@ -276,18 +306,23 @@ class _Job:
         return [found[name] for name in self.files]
 
 
-def _leave(part: Path, rank: int, content: Mapping[str, Any]) -> None:
+def _note(part: Path, file: str) -> Path:
+    """Where it is noted that a file has been written."""
+    return (part / file).with_suffix(".json")
+
+
+def _leave(part: Path, file: str, content: Mapping[str, Any]) -> None:
     """A note is whole or not there."""
-    note = part / file_of(rank).replace(".safetensors", ".json")
+    note = _note(part, file)
     fresh = note.with_suffix(".fresh")
     fresh.write_text(json.dumps(content), encoding="utf-8")
     fresh.replace(note)
 
 
-def _fail(part: Path, rank: int, message: str) -> None:
+def _fail(part: Path, file: str, message: str) -> None:
     """Tell rank 0 that it waits in vain, where that can be written at all."""
     try:
-        _leave(part, rank, {"error": message})
+        _leave(part, file, {"error": message})
     except OSError:
         return
 

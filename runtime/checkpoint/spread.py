@@ -6,28 +6,33 @@
     previous/model.norm.weight               the weight of one update ago ("pipedream_2bw"), as the weight
     own.weight@3                             of a parameter that each device has for itself: that of place 3 of a stage
     model.mean                               any other name: a buffer, whole on all ranks
+    tables.0.weight                          a table outside of the devices: rows in their order, as many on each rank
+    optimizer/exp_avg/tables.0.weight        ... who reads them from where they are, and writes them there
 
 All of it follows from the plan, so every rank finds the same without asking. Ranks that hold the same cell take turns:
 the largest cells first, each is written by the holder that has least to write so far (Graham 1969, longest processing
 time first: at most 4/3 of the best).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from planner.graph.placed import tables_outside
 from planner.plan.bind import BoundPlan
 from planner.plan.stage_cut import cut_stage
 from planner.sharding.layout import Layout, cuts, replicated
 from planner.sharding.mesh import Mesh
 from runtime.checkpoint.manifest import SavedTensor
-from runtime.checkpoint.regions import Region, cell_number, cell_region
+from runtime.checkpoint.regions import Region, cell_number, cell_region, most_cells
 from runtime.checkpoint.tensor_files import dtype_name, dtype_of
 from runtime.optimizers import wide_dtype
 
 OPTIMIZER, PREVIOUS, MASTER = "optimizer", "previous", "master"
 BESIDE = (f"{OPTIMIZER}/", f"{PREVIOUS}/")
 """How the names of tensors begin that are kept beside the model."""
+TABLE_PARTS: Mapping[str, str] = {"exp_avg": "first", "exp_avg_sq": "second"}
+"""What the optimizers of tables outside of the devices call what is kept under these names."""
 STALE = "pipedream_2bw"
 """The schedule whose next step needs the weights of one update ago."""
 
@@ -35,7 +40,8 @@ STALE = "pipedream_2bw"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
     """A tensor of a plan's state: its whole shape, its layout over the mesh of a stage, the pipeline ranks that hold
-    it; `only` the place of the mesh that does, where it is not all."""
+    it; `only` the place of the mesh that does, where it is not all. A table outside of the devices is held by none:
+    its rows are shared out in `shares`, which the first places of the mesh read and write."""
 
     name: str
     shape: tuple[int, ...]
@@ -43,13 +49,18 @@ class Spread:
     layout: Layout
     stages: tuple[int, ...]
     only: int | None = None
+    shares: int | None = None
 
     def cuts(self, mesh: Mesh) -> tuple[int, ...]:
         """Into how many cells each dim is cut."""
+        if self.shares is not None:
+            return (self.shares, *(1 for _ in self.shape[1:]))
         return cuts(len(self.shape), self.layout, mesh.sizes)
 
     def cell(self, mesh: Mesh, place: int) -> int:
         """Number of the cell that the device at a place of the mesh holds, where it holds any."""
+        if self.shares is not None:
+            return place
         return cell_number(len(self.shape), self.layout, mesh.sizes, mesh.coordinate(place))
 
     def region(self, mesh: Mesh, place: int) -> Region:
@@ -58,7 +69,7 @@ class Spread:
 
     def held_at(self, stage: int, place: int) -> bool:
         """Whether the rank at a place of the mesh of a stage holds a cell of it."""
-        return stage in self.stages and self.only in (None, place)
+        return stage in self.stages and self.only in (None, place) and (self.shares is None or place < self.shares)
 
     def cell_of(self, mesh: Mesh, rank: int) -> int | None:
         """Number of the cell that a rank holds; None where it has nothing of it."""
@@ -104,7 +115,24 @@ class StateOfPlan:
                 found += self._kept(kind, self._wide)
             if self.bound.plan.schedule == STALE:
                 found += [replace(spread, name=f"{PREVIOUS}/{spread.name}") for spread in self._weights()]
-        return found + [self._of(name, *buffer) for name, buffer in buffers.items()]
+        found += [self._of(name, *buffer) for name, buffer in buffers.items()]
+        return found + list(self._tables(moments, updates))
+
+    def _tables(self, moments: Sequence[str], updates: int) -> Iterator[Spread]:
+        """Those outside of the devices, and what their optimizers keep. A narrow model's table is wide where it is."""
+        mesh, whole = self.bound.plan.mesh, replicated(len(self.bound.plan.mesh.axes))
+        kept = [kind for kind in moments if kind in TABLE_PARTS]
+        for table in tables_outside(self.bound.whole):
+            wide = dtype_name(wide_dtype(dtype_of(table.dtype)))
+            names = {table.name: table.dtype}
+            if wide != table.dtype:
+                names[f"{OPTIMIZER}/{MASTER}/{table.name}"] = wide
+            if updates and table.trainable:
+                names |= {f"{OPTIMIZER}/{kind}/{table.name}": wide for kind in kept}
+            shares = most_cells(table.rows, mesh.size)
+            for name, dtype in names.items():
+                shape = (table.rows, table.width)
+                yield Spread(name=name, shape=shape, dtype=dtype, layout=whole, stages=(0,), shares=shares)
 
     @cached_property
     def _wide(self) -> Mapping[str, str]:
@@ -157,6 +185,13 @@ def parameter_of(name: str) -> tuple[str, int | None]:
     return (base, int(place)) if parted and place.isdecimal() else (plain, None)
 
 
+def between_places(name: str, here: Collection[str], there: Collection[str]) -> bool:
+    """Whether a tensor is one of those that a table has on the devices or outside of them, but not in both places: what
+    dense SGD remembers, or a wide weight; `here` and `there` are the tables outside under two plans."""
+    parts, table = name.split("/"), parameter_of(name)[0]
+    return parts[0] == OPTIMIZER and parts[1] not in TABLE_PARTS and (table in here) != (table in there)
+
+
 def writers(spreads: Sequence[Spread], mesh: Mesh, stages: int) -> dict[str, tuple[int, ...]]:
     """For every tensor the ranks that write its cells, cell by cell; all ranks find the same.
 
@@ -177,9 +212,9 @@ def writers(spreads: Sequence[Spread], mesh: Mesh, stages: int) -> dict[str, tup
 
 def holders(spreads: Iterable[Spread], mesh: Mesh) -> Iterator[tuple[Spread, list[list[int]]]]:
     """Every tensor with the ranks that hold it, cell by cell; each layout is looked at once."""
-    known: dict[tuple[int, Layout], list[list[int]]] = {}
+    known: dict[tuple[int, Layout, int | None], list[list[int]]] = {}
     for spread in spreads:
-        key = (len(spread.shape), spread.layout)
+        key = (len(spread.shape), spread.layout, spread.shares)
         if key not in known:
             known[key] = _places(spread, mesh)
         yield (
@@ -198,6 +233,6 @@ def _own(spread: Spread, places: list[int]) -> list[int]:
 def _places(spread: Spread, mesh: Mesh) -> list[list[int]]:
     """For every cell of a layout the places of the mesh that hold it."""
     cells: dict[int, list[int]] = {}
-    for place in range(mesh.size):
+    for place in range(mesh.size if spread.shares is None else spread.shares):
         cells.setdefault(spread.cell(mesh, place), []).append(place)
     return [cells[number] for number in range(len(cells))]

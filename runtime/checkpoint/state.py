@@ -4,8 +4,10 @@
 in place, so that whoever writes into them restores the rank.
 
     for spread in spreads(rank):
-        if spread.held_at(rank.place.stage, rank.place.rank):
+        if spread.shares is None and spread.held_at(rank.place.stage, rank.place.rank):
             live_tensors(rank)[spread.name]          has the elements spread.region(mesh, rank.place.rank)
+
+Tables outside of the devices (`spread.shares`) have no memory of the rank's: `tables` reads and writes their rows.
 """
 
 from collections.abc import Mapping
@@ -13,7 +15,6 @@ from typing import Any
 
 import torch
 
-from planner.errors import RequestError
 from runtime.checkpoint.manifest import Progress
 from runtime.checkpoint.spread import OPTIMIZER, PREVIOUS, Spread, StateOfPlan, own_name
 from runtime.checkpoint.tensor_files import dtype_name
@@ -80,13 +81,3 @@ def settle(rank: RankStep, *, every_master: bool = False) -> None:
     """Derive what is not saved, after tensors were written: the masters of weights that are wide themselves, or all of
     them."""
     rank.optimizer.settle(every_master)
-
-
-def check_tables(rank: RankStep) -> None:
-    """Raise RequestError where the plan has tables outside of its devices, which checkpoints do not hold."""
-    if rank.tables.names:
-        raise RequestError(
-            f"the plan has tables outside of its devices ('{rank.tables.names[0]}'), and checkpoints do not hold"
-            f" those: servers"
-            " keep a log of their own, of tables on the host take step.full_parameters()"
-        )

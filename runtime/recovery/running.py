@@ -11,6 +11,7 @@ from runtime.progress import Report, reading
 from runtime.ranks import run_ranks
 from runtime.recovery.replanning import PLANS, Plans, range_of
 from runtime.recovery.supervisor import Attempt, Supervisor
+from runtime.run_servers import servers_of
 from runtime.run_settings import RunSettings
 
 ELASTIC_RESTARTS = 3
@@ -42,8 +43,9 @@ def run_on_and_on(
         if last is not None and step_of(last) >= settings.steps and last != before:
             return 0  # it broke down behind its last step
         given = settings if attempt.first else replace(settings, go_on=True)  # else from where it started
-        words = [str(attempt.path or path), *given.flags()]
-        return run_ranks("runtime", words, attempt.plan.cluster.devices, read, settings.timeout, attempt.leave)
+        with servers_of(attempt.plan, settings) as found:
+            words = [str(attempt.path or path), *replace(given, server_folder=found).flags()]
+            return run_ranks("runtime", words, attempt.plan.cluster.devices, read, settings.timeout, attempt.leave)
 
     supervisor = Supervisor(
         start=start, plan=plan, steps=settings.steps, restarts=restarts or 0, tell=on_report, plans=plans, folder=folder

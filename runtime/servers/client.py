@@ -18,11 +18,10 @@ from planner.errors import RequestError, unknown_name
 from runtime.servers.addresses import Addresses
 from runtime.servers.connection import PATIENCE, Link, ask_all, program_name
 from runtime.servers.frames import Frame
-from runtime.servers.tables import Ids, Table, partition_of
+from runtime.servers.shard import WEIGHT
+from runtime.servers.tables import Ids, Table, partition_of, pieces
 
 Array = NDArray[Any]
-
-_PIECE = 2**22  # numbers of a message that carries a whole table
 
 
 @dataclass(kw_only=True)
@@ -72,7 +71,7 @@ class TableClient:
         self._everywhere(Frame(kind="open", fields={"workers": workers, "staleness": staleness}))
         for table in self.tables.values():
             self._everywhere(Frame(kind="create", fields={"table": table.content()}))
-        self.step = self._clock()
+        self.step, self._torn = self._clock()
 
     def __enter__(self) -> Self:
         return self
@@ -104,8 +103,19 @@ class TableClient:
         for name, whole in (values or {}).items():
             if not ready[self._table(name).name]:
                 self._load(self.tables[name], whole)
-        for name in self.tables:
+        self.ready()
+
+    def ready(self) -> None:
+        """Say, as worker 0, that all tables have their contents; they are given out from then on."""
+        for name in self.tables if self.worker == 0 else ():
             self._everywhere(Frame(kind="ready", fields={"table": name}))
+
+    def restart(self, step: int) -> None:
+        """Go on after so many steps with other contents, which `write` gives next, and `ready` then. Worker 0 does it;
+        the others say so too, and come back to the servers when it has."""
+        if self.worker == 0:
+            self._everywhere(Frame(kind="restart", fields={"step": step}))
+        self.step, self._torn = step, None
 
     def pull(self, ids: Mapping[str, Ids]) -> dict[str, Array]:
         """Rows of tables for this step, (ids, width) each; each id once. In synchronous mode they have the updates of
@@ -114,6 +124,7 @@ class TableClient:
             name: np.empty((len(one), self._table(name).width), self.tables[name].dtype) for name, one in ids.items()
         }
         split = {name: self._split(name, one) for name, one in ids.items()}
+        self._check_clock()
         frames = {}
         for server in self._links:
             here = [name for name in ids if len(split[name][server][0])]
@@ -133,6 +144,7 @@ class TableClient:
         """Push the gradients of rows, each row once, and with them the end of this worker's step. A server learns of
         the step also where none of its rows was touched. `learning_rate` None is that of the table's optimizer."""
         split = {name: self._split(name, ids) for name, (ids, _) in gradients.items()}
+        self._check_clock()
         frames = {}
         for server in self._links:
             here = [name for name in gradients if len(split[name][server][0])]
@@ -151,14 +163,35 @@ class TableClient:
 
     def whole(self, name: str) -> Array:
         """All rows of a table, (rows, width), with the updates that a pull would see."""
-        table, part = self._table(name), self._parts[name]
-        found = np.empty((table.rows, table.width), table.dtype)
-        for server in self._links:
-            for start, stop in _pieces(part.held(server), table.width):
-                fields = {"step": self.step, "tables": [name], "start": start, "stop": stop}
-                answer = ask_all(self._links, {server: Frame(kind="fetch", fields=fields)})[server]
-                found[part.ids_of(server, start, stop)] = answer.arrays["values"]
+        table = self._table(name)
+        return np.concatenate([self.read(name, WEIGHT, ids) for ids in pieces(0, table.rows, table.width)])
+
+    def read(self, name: str, part: str, ids: Ids) -> Array:
+        """Rows of a table (`part` "weight") or of what its optimizer keeps, (ids, width), each id once, after the
+        steps of which a pull would see the updates."""
+        self._check_clock()
+        table, split = self._table(name), self._split(name, ids)
+        found = np.empty((len(ids), table.width), table.dtype)
+        fields = {"step": self.step, "tables": [name], "part": part}
+        frames = {
+            server: Frame(kind="read", fields=fields, arrays={"rows0": rows})
+            for server, (_, rows) in enumerate(split)
+            if len(rows)
+        }
+        for server, answer in ask_all(self._links, frames).items():
+            found[split[server][0]] = answer.arrays["values0"]
         return found
+
+    def write(self, name: str, part: str, ids: Ids, values: Array) -> None:
+        """Give rows of a table, or of what its optimizer keeps, their contents, before the table is ready."""
+        fields = {"table": self._table(name).name, "part": part}
+        given = values.astype(self.tables[name].dtype, copy=False)
+        frames = {
+            server: Frame(kind="load", fields=fields, arrays={"rows": rows, "values": given[positions]})
+            for server, (positions, rows) in enumerate(self._split(name, ids))
+            if len(rows)
+        }
+        ask_all(self._links, frames)
 
     def snapshot(self) -> None:
         """Have every server write its state to its files now."""
@@ -170,14 +203,8 @@ class TableClient:
                 f"first values of table '{table.name}' have shape {whole.shape}; it has {table.rows} rows of"
                 f" {table.width}"
             )
-        part = self._parts[table.name]
-        for server in self._links:
-            for start, stop in _pieces(part.held(server), table.width):
-                arrays = {
-                    "rows": np.arange(start, stop, dtype=np.int64),
-                    "values": whole[part.ids_of(server, start, stop)].astype(table.dtype, copy=False),
-                }
-                ask_all(self._links, {server: Frame(kind="load", fields={"table": table.name}, arrays=arrays)})
+        for ids in pieces(0, table.rows, table.width):
+            self.write(table.name, WEIGHT, ids, whole[ids])
 
     def _split(self, name: str, ids: Ids) -> list[tuple[Ids, Ids]]:
         table = self._table(name)
@@ -196,21 +223,21 @@ class TableClient:
     def _status(self) -> dict[int, Frame]:
         return self._everywhere(Frame(kind="status"))
 
-    def _clock(self) -> int:
-        """How many steps this worker has pushed. Raises RequestError where it went away between two servers."""
+    def _clock(self) -> tuple[int, str | None]:
+        """How many steps this worker has pushed, and what is wrong where it went away between two servers: nothing but
+        a restart is possible then."""
         clocks = {server: frame.fields["clocks"][self.worker] for server, frame in self._status().items()}
-        if len(set(clocks.values())) > 1:
-            steps = ", ".join(map(str, clocks.values()))
-            raise RequestError(
-                f"worker {self.worker} went away in the midst of a push: servers have {steps} of its steps; begin in a"
-                " new folder, or with an older copy of this one"
-            )
-        return int(clocks[0])
+        if len(set(clocks.values())) == 1:
+            return int(clocks[0]), None
+        steps = ", ".join(map(str, clocks.values()))
+        return int(clocks[0]), (
+            f"worker {self.worker} went away in the midst of a push: servers have {steps} of its steps; go on from a"
+            " checkpoint, or begin in a new folder, or with an older copy of this one"
+        )
+
+    def _check_clock(self) -> None:
+        if self._torn is not None:
+            raise RequestError(self._torn)
 
     def _everywhere(self, frame: Frame) -> dict[int, Frame]:
         return ask_all(self._links, dict.fromkeys(self._links, frame))
-
-
-def _pieces(rows: int, width: int) -> list[tuple[int, int]]:
-    step = max(1, _PIECE // width)
-    return [(start, min(rows, start + step)) for start in range(0, rows, step)]

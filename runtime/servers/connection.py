@@ -148,8 +148,17 @@ class Link:
 def ask_all(
     links: dict[int, Link], frames: dict[int, Frame], looked: Callable[[], None] = lambda: None
 ) -> dict[int, Frame]:
-    """Ask several servers at once, and the answer of each."""
+    """Ask several servers at once, and the answer of each. Raises what `Link.answer` does, when all have answered that
+    do: what one refuses is not taken for the answer to the next question."""
     for server, frame in frames.items():
         links[server].ask(frame)
     looked()
-    return {server: links[server].answer() for server in frames}
+    found, refusals = {}, []
+    for server in frames:
+        try:
+            found[server] = links[server].answer()
+        except RequestError as error:
+            refusals.append(error)
+    if refusals:
+        raise refusals[0]
+    return found

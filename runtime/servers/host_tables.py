@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from runtime.servers.client import Traffic
 from runtime.servers.frames import Frame
-from runtime.servers.shard import Shard
-from runtime.servers.tables import Ids, Table, partition_of
+from runtime.servers.shard import WEIGHT, Shard
+from runtime.servers.tables import Ids, Table, partition_of, pieces
 
 Array = NDArray[Any]
 
@@ -52,8 +52,8 @@ class HostTables:
             own = part.ids_of(rank, 0, part.held(rank))
             first = values[table.name][own].astype(table.dtype, copy=False)
             arrays = {"rows": np.arange(len(own), dtype=np.int64), "values": first}
-            self._apply(Frame(kind="load", fields={"table": table.name}, arrays=arrays))
-            self._apply(Frame(kind="ready", fields={"table": table.name}))
+            self._apply(Frame(kind="load", fields={"table": table.name, "part": WEIGHT}, arrays=arrays))
+        self.ready()
 
     @property
     def nbytes(self) -> int:
@@ -65,12 +65,7 @@ class HostTables:
         """Rows of tables, (ids, width) each; each id once, the same tables on every rank."""
         found = {}
         for name, wanted in ids.items():
-            table, split = self.tables[name], self._parts[name].split(wanted.astype(np.int64, copy=False))
-            asked = self._exchange([rows for _, rows in split])
-            answers = self._exchange([self._shard.rows(name, rows) for rows in asked])
-            found[name] = np.empty((len(wanted), table.width), table.dtype)
-            for (positions, _), rows in zip(split, answers, strict=True):
-                found[name][positions] = rows
+            found[name] = self.read(name, WEIGHT, wanted)
             self.traffic.pulled_rows += len(wanted)
             self.traffic.pulled_bytes += found[name].nbytes
         return found
@@ -93,11 +88,39 @@ class HostTables:
 
     def whole(self, name: str) -> Array:
         """All rows of a table, (rows, width)."""
-        table, part = self.tables[name], self._parts[name]
-        found = np.empty((table.rows, table.width), table.dtype)
-        for owner, rows in enumerate(self._exchange([self._shard.tables[name].weight] * self.workers)):
-            found[part.ids_of(owner, 0, part.held(owner))] = rows
+        table = self.tables[name]
+        return np.concatenate([self.read(name, WEIGHT, ids) for ids in pieces(0, table.rows, table.width)])
+
+    def read(self, name: str, part: str, ids: Ids) -> Array:
+        """Rows of a table (`part` "weight") or of what its optimizer keeps, (ids, width); each id once."""
+        table, split = self.tables[name], self._parts[name].split(ids.astype(np.int64, copy=False))
+        asked = self._exchange([rows for _, rows in split])
+        answers = self._exchange([self._shard.rows(name, rows, part) for rows in asked])
+        found = np.empty((len(ids), table.width), table.dtype)
+        for (positions, _), rows in zip(split, answers, strict=True):
+            found[positions] = rows
         return found
+
+    def restart(self, step: int) -> None:
+        """Go on after so many steps with other contents, which `write` gives next, and `ready` then."""
+        self._apply(Frame(kind="restart", fields={"step": step}))
+        self.step = step
+
+    def write(self, name: str, part: str, ids: Ids, values: Array) -> None:
+        """Give rows of a table, or of what its optimizer keeps, their contents, between `restart` and `ready`; every
+        rank its own ids, none where it has none."""
+        split = self._parts[name].split(ids)
+        given = values.astype(self.tables[name].dtype, copy=False)
+        rows = self._exchange([rows for _, rows in split])
+        contents = self._exchange([given[positions] for positions, _ in split])
+        for its, content in zip(rows, contents, strict=True):
+            arrays = {"rows": its, "values": content}
+            self._apply(Frame(kind="load", fields={"table": name, "part": part}, arrays=arrays))
+
+    def ready(self) -> None:
+        """All tables have their contents."""
+        for name in self.tables:
+            self._apply(Frame(kind="ready", fields={"table": name}))
 
     def close(self) -> None:
         """Let go of the rows."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from planner.errors import PlannerError, RequestError
 from runtime.servers.frames import Frame, FrameReader, encode
-from runtime.servers.shard import RECORDS, Shard
+from runtime.servers.shard import RECORDS, WEIGHT, Shard
 from runtime.servers.storage import Storage
 
 LOOPBACK = "127.0.0.1"
@@ -140,7 +140,7 @@ class Server:
                 raise RequestError("say hello first")
             elif frame.kind in RECORDS:
                 self._record(connection, frame)
-            elif frame.kind in ("pull", "fetch"):
+            elif frame.kind in ("pull", "read"):
                 connection.waits = frame
                 self._give(connection)
             else:
@@ -188,12 +188,10 @@ class Server:
         if not self.shard.may_pull(int(frame.fields["step"]), frame.fields["tables"]):
             return
         names, connection.waits = frame.fields["tables"], None
-        if frame.kind == "fetch":
-            part = self.shard.tables[names[0]].weight[int(frame.fields["start"]) : int(frame.fields["stop"])]
-            connection.send("rows", {"version": self.shard.version}, {"values": part})
-            return
+        part = frame.fields.get("part", WEIGHT)
         arrays = {
-            f"values{number}": self.shard.rows(name, frame.arrays[f"rows{number}"]) for number, name in enumerate(names)
+            f"values{number}": self.shard.rows(name, frame.arrays[f"rows{number}"], part)
+            for number, name in enumerate(names)
         }
         connection.send("rows", {"version": self.shard.version}, arrays)
 

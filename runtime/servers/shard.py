@@ -9,24 +9,28 @@ Every worker pushes once a step, also where it touched no row of this server; it
     at
                   least t - s: the fastest is at most s steps ahead (Ho et al. 2013, stale synchronous parallel).
 
-A push whose step is behind its worker's clock was applied before: it is acknowledged and changes nothing.
+A push whose step is behind its worker's clock was applied before: it is acknowledged and changes nothing. A restart
+sets all clocks, and tables and states have their contents loaded anew: that is how a checkpoint is restored.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.errors import RequestError
+from planner.errors import RequestError, unknown_name
 from runtime.servers.frames import Frame
 from runtime.servers.tables import Partition, Table, first_values, partition_of
 
 Array = NDArray[Any]
 
-RECORDS = ("open", "create", "load", "ready", "push")
+RECORDS = ("open", "create", "load", "ready", "push", "restart")
 """Kinds of frames that change a shard."""
+
+WEIGHT = "weight"
+"""The part of a table that is looked up; the other parts are those of the state of its optimizer."""
 
 _CHUNK = 2**24  # numbers of a snapshot's frame
 
@@ -41,6 +45,13 @@ class HeldTable:
     weight: Array
     state: dict[str, Array]
     ready: bool
+
+    def part(self, name: str) -> Array:
+        """The weights, or what the optimizer keeps under this name. Raises RequestError where it keeps no such."""
+        parts = {WEIGHT: self.weight, **self.state}
+        if name not in parts:
+            raise RequestError(f"table '{self.table.name}': " + unknown_name("part", name, parts))
+        return parts[name]
 
 
 @dataclass(kw_only=True)
@@ -71,8 +82,11 @@ class Shard:
         if record.kind in ("load", "ready"):
             held = self._held(str(fields["table"]))
             if record.kind == "load" and not held.ready:
+                held.part(fields["part"])
                 _check_rows(held, record.arrays["rows"], record.arrays["values"])
             return not held.ready
+        if record.kind == "restart":
+            return True
         worker, step = int(fields["worker"]), int(fields["step"])
         self._check_worker(worker)
         if step > self.clocks[worker]:
@@ -93,9 +107,11 @@ class Shard:
         elif record.kind == "create":
             self._create(Table.of(fields["table"]))
         elif record.kind == "load":
-            self.tables[fields["table"]].weight[record.arrays["rows"]] = record.arrays["values"]
+            self.tables[fields["table"]].part(fields["part"])[record.arrays["rows"]] = record.arrays["values"]
         elif record.kind == "ready":
             self.tables[fields["table"]].ready = True
+        elif record.kind == "restart":
+            self._restart(int(fields["step"]))
         else:
             self._push(record)
 
@@ -121,11 +137,12 @@ class Shard:
         least = step if self.staleness is None else step - self.staleness
         return [worker for worker, clock in enumerate(self.clocks) if clock < least]
 
-    def rows(self, name: str, rows: Array) -> Array:
-        """Rows of a table by their numbers here. Raises RequestError for what is not there."""
+    def rows(self, name: str, rows: Array, part: str = WEIGHT) -> Array:
+        """Rows of a table, or of what its optimizer keeps, by their numbers here. Raises RequestError for what is not
+        there."""
         held = self.ready(name)
         _check_rows(held, rows)
-        return held.weight[rows]
+        return held.part(part)[rows]
 
     def _push(self, record: Frame) -> None:
         worker = int(record.fields["worker"])
@@ -152,6 +169,15 @@ class Shard:
             rows, gradient = summed(found, held.table)
             chosen = held.table.optimizer.learning_rate if rate is None else float(rate)
             held.table.optimizer.update(held.weight, held.state, rows, gradient, self.version, chosen)
+
+    def _restart(self, step: int) -> None:
+        """Stand after so many steps of every worker; all tables wait for their contents, states begin anew."""
+        assert self.workers is not None
+        self.clocks, self.version = [step] * self.workers, step
+        self.pending.clear()
+        for held in self.tables.values():
+            held.ready = False
+            held.state = held.table.optimizer.new_state(len(held.weight), held.table.width, held.table.dtype)
 
     def _create(self, table: Table) -> None:
         partition = partition_of(table, self.count)
@@ -227,7 +253,7 @@ class Shard:
             },
         )  # fmt: skip
         for name, held in self.tables.items():
-            for part, array in {"weight": held.weight, **held.state}.items():
+            for part, array in {WEIGHT: held.weight, **held.state}.items():
                 step = max(1, _CHUNK // max(1, array[:1].size))
                 for start in range(0, len(array), step):
                     yield Frame(
@@ -255,8 +281,7 @@ class Shard:
                 shard.pending[int(frame.fields["worker"])] = frame
                 continue
             held, values, start = shard.tables[frame.fields["table"]], frame.arrays["values"], frame.fields["start"]
-            into: Mapping[str, Array] = {"weight": held.weight, **held.state}
-            into[frame.fields["part"]][start : start + len(values)] = values
+            held.part(frame.fields["part"])[start : start + len(values)] = values
         raise ValueError("it has no end")
 
 

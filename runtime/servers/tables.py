@@ -9,7 +9,7 @@ Servers may have unequal shares: `shares` (1, 2) gives the second one two thirds
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -25,6 +25,7 @@ Ids = NDArray[np.int64]
 LARGEST_TABLE = 2**31
 PARTITIONS = ("hashed", "ranges")
 DTYPES = ("float32", "float64")
+_PIECE = 2**22  # numbers that travel at a time, where a whole table does
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0  # multiples of it are spread evenly (Knuth, volume 3, section 6.4)
 
 
@@ -70,6 +71,13 @@ class Table:
         return Table(**{**content, "optimizer": optimizer, "shares": tuple(content["shares"])})
 
 
+def pieces(start: int, stop: int, width: int) -> Iterator[Ids]:
+    """Rows start ... stop - 1 of a table of this width, in pieces of 2^22 numbers, one row at least."""
+    step = max(1, _PIECE // width)
+    for first in range(start, stop, step):
+        yield np.arange(first, min(stop, first + step), dtype=np.int64)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
     """Which of `servers` servers has which rows of a table. Server s has the places bounds[s] ... bounds[s + 1] - 1."""
@@ -108,12 +116,8 @@ class Partition:
 
 
 def partition_of(table: Table, servers: int) -> Partition:
-    """The partition of a table over so many servers. Raises RequestError where some would have no row, or the shares
-    are not theirs."""
-    if servers > table.rows:
-        raise RequestError(
-            f"table '{table.name}' has {table.rows} rows, fewer than the {servers} servers; start {table.rows} or fewer"
-        )
+    """The partition of a table over so many servers, of which some have no row where there are fewer rows. Raises
+    RequestError where the shares are not theirs."""
     bounds = _bounds(table, table.shares or (1.0,) * servers, servers)
     if table.partition == "ranges" or table.rows < 3:
         return Partition(rows=table.rows, bounds=bounds)
@@ -129,6 +133,8 @@ def _bounds(table: Table, shares: Sequence[float], servers: int) -> tuple[int, .
             f"table '{table.name}' has shares {', '.join(f'{share:g}' for share in shares)} for {servers} servers;"
             " give each server one number above 0"
         )
+    if servers > table.rows:
+        return tuple(min(server, table.rows) for server in range(servers + 1))
     total, reached, bounds = sum(shares), 0.0, [0]
     for server, share in enumerate(shares, 1):
         reached += share

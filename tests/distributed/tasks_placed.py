@@ -2,14 +2,18 @@
 
 from pathlib import Path
 
+import numpy as np
 import plans
 import torch.distributed as dist
 from tasks import CPU, SEED, known, relative
 from tasks_models import SETTINGS
 
-from planner.errors import PlannerError
+from planner.errors import CheckpointError, PlannerError
 from planner.plan.file import parse_plan
+from runtime.checkpoint.folder import part_of
 from runtime.checkpoint.saving import Checkpoints
+from runtime.checkpoint.spread import TABLE_PARTS
+from runtime.checkpoint.tables import tables_file_of
 from runtime.servers.addresses import Addresses
 from runtime.training_step import TrainingStep, parallelize
 from runtime.unsharded import UnshardedStep
@@ -62,18 +66,69 @@ def held(model: str, text: str) -> list[str]:
     return [*names, *states]
 
 
-def refusals(model: str, text: str, folder: str) -> list[str]:
-    """What is said where there are no servers, and where a checkpoint is to be saved."""
-    found = []
-    try:
-        built(model, text.replace('"host"', '"servers"')).prepare(*plans.inputs(model))
-    except PlannerError as error:
-        found.append(str(error))
+State = tuple[list[float], dict[str, np.ndarray]]
+"""Losses of two steps, and the whole state of the tables and the whole weights after them."""
+
+
+def saved(model: str, text: str, folder: str, servers: tuple[str, int] | None) -> State:
+    """Train two steps, save, and train two more."""
+    step = built(model, text, _addresses(servers))
+    for seed in range(2):
+        step(*plans.inputs(model, seed=seed))
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(step)
+    found = _two_more(model, step)
+    checkpoints.wait()
+    return found
+
+
+def restored(model: str, text: str, folder: str, servers: tuple[str, int] | None) -> State:
+    """Train one step from other weights, as tables that are not restored would show, then go on from a checkpoint."""
+    step = built(model, text, _addresses(servers))
+    step(*plans.inputs(model, seed=9))
+    found = Checkpoints(folder).restore(step)
+    assert found is not None
+    assert (found.step, step.steps) == (2, 2)
+    return _two_more(model, step)
+
+
+def _addresses(servers: tuple[str, int] | None) -> Addresses | None:
+    return None if servers is None else Addresses(folder=Path(servers[0]), count=servers[1])
+
+
+def _two_more(model: str, step: TrainingStep) -> State:
+    losses = [step(*plans.inputs(model, seed=seed)) for seed in (2, 3)]
+    tables, weights = step.rank.tables, {name: one.numpy() for name, one in step.full_parameters().items()}
+    for name in tables.names:
+        rows = np.arange(len(weights[name]))
+        for part in TABLE_PARTS.values() if step.plan.training.optimizer == "adamw" else ():
+            weights[f"{part}/{name}"] = tables.read(name, part, rows).numpy()
+    tables.close()
+    return losses, weights
+
+
+def unwritable(model: str, text: str, folder: str) -> tuple[str, int]:
+    """What saving says where rank 1 cannot write its share of the tables, and how many checkpoints there are."""
     step = built(model, text)
     step(*plans.inputs(model))
-    try:
-        Checkpoints(folder).save(step)
-    except PlannerError as error:
-        found.append(str(error))
+    checkpoints = Checkpoints(folder)
+    if dist.get_rank() == 1:
+        part = part_of(Path(folder), 1, checkpoints._token)
+        part.mkdir(parents=True, exist_ok=True)
+        (part / tables_file_of(1)).write_text("somebody was here")
     dist.barrier()
-    return found
+    checkpoints.save(step)
+    try:
+        checkpoints.wait()
+    except CheckpointError as error:
+        return str(error), len(list(Path(folder).glob("step-*")))
+    return "", -1
+
+
+def without_servers(model: str, text: str) -> str:
+    """What is said where nobody says where the servers are."""
+    try:
+        built(model, text).prepare(*plans.inputs(model))
+    except PlannerError as error:
+        return str(error)
+    return ""

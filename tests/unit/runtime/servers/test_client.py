@@ -215,5 +215,55 @@ def test_a_worker_that_went_away_between_two_servers_is_told(tmp_path: Path) -> 
             fields = {"worker": 0, "step": 0, "tables": [], "learning_rate": None}
             client._links[1].ask(Frame(kind="push", fields=fields))
             client._links[1].answer()
-        with pytest.raises(RequestError, match="worker 0 went away in the midst of a push: servers have 0, 1 of its"):
-            TableClient(addresses, [USERS], workers=2)
+        with TableClient(addresses, [USERS], workers=2) as client:
+            message = "worker 0 went away in the midst of a push: servers have 0, 1 of its"
+            for work in (lambda: client.pull({"users": np.array([1])}), lambda: client.push({})):
+                with pytest.raises(RequestError, match=message):
+                    work()
+
+
+def test_tables_that_are_restarted_have_the_contents_that_were_read(tmp_path: Path) -> None:
+    """Also on servers of another number, that have trained something else, and are killed afterwards: the losses of all
+    that follow are those of the first servers."""
+    rows = Table(name="users", rows=41, width=3, optimizer=SparseOptimizer(name="adam"), deviation=1.0)
+    parts, ids = ("weight", "first", "second"), np.arange(rows.rows)
+
+    def trained(client: TableClient, seed: int) -> np.ndarray:
+        for step in range(2):
+            gradients = np.random.default_rng(seed + step).standard_normal((5, 3), np.float32)
+            client.push({"users": (np.array([40, 2, 7, 11, 30]), gradients)})
+        return np.concatenate([client.read("users", part, ids) for part in parts])
+
+    with serving(tmp_path / "first", 2) as addresses, TableClient(addresses, [rows]) as client:
+        client.begin()
+        trained(client, 0)
+        kept = {part: client.read("users", part, ids) for part in parts}
+        wanted = trained(client, 10)
+    with serving(tmp_path / "other", 3) as addresses, TableClient(addresses, [rows]) as client:
+        client.begin()
+        trained(client, 20)
+        trained(client, 30)
+        client.restart(2)
+        for part, values in kept.items():
+            client.write("users", part, ids, values)
+        client.ready()
+    with serving(tmp_path / "other", 3) as addresses, TableClient(addresses, [rows]) as client:  # replayed from the log
+        assert client.step == 2
+        with pytest.raises(RequestError, match="table 'users': unknown part 'third'"):
+            client.read("users", "third", ids)
+        assert np.array_equal(trained(client, 10), wanted)
+
+
+def test_a_torn_push_is_mended_by_a_restart(tmp_path: Path) -> None:
+    with serving(tmp_path, 2) as addresses:
+        with TableClient(addresses, [USERS]) as client:
+            client.begin()
+            fields = {"worker": 0, "step": 0, "tables": [], "learning_rate": None}
+            client._links[1].ask(Frame(kind="push", fields=fields))
+            client._links[1].answer()
+        with TableClient(addresses, [USERS]) as client:
+            client.restart(5)
+            client.write("users", "weight", np.arange(40), np.ones((40, 6), np.float32))
+            client.ready()
+            assert client.step == 5
+            assert client.pull({"users": np.array([3])})["users"].tolist() == [[1.0] * 6]

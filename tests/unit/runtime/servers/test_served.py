@@ -146,7 +146,6 @@ class Shared(nn.Module):
         (nn.Linear(2, 2), ["*"], r"no embedding of the model matches '\*'; there are: none"),
         (Shared(), ["*"], "embeddings one and other share one table; leave them on the device"),
         (nn.Sequential(nn.Embedding(4, 2, max_norm=1.0)), ["*"], "embedding '0' has max_norm or scale_grad_by_freq"),
-        (nn.Sequential(nn.Embedding(1, 2)), ["*"], "table '0' has 1 rows, fewer than the 2 servers; start 1 or fewer"),
     ],
 )
 def test_what_cannot_be_served_is_refused(

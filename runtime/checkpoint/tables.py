@@ -1,0 +1,145 @@
+"""Tables outside of the devices, to files and back, in bounded memory.
+
+    where rows are                          rows in their order                      files
+    host of rank 0, 1, ... ──┐                                                  ┌──▶ tables-00000.safetensors
+    server 0, 1, ...       ──┴──pieces──▶ rows 0 ... 9 │ 10 ... 19 │ 20 ... 24 ─┴──▶ tables-00001.safetensors ...
+
+In a checkpoint a table is a tensor like any other, with its rows in their order, so that neither the number of ranks or
+servers nor how they share rows out is in it, and a plan with the table on its devices reads the same. Each rank reads
+its share of the rows from wherever they are, a piece at a time, and writes it. Rows of hosts travel in exchanges, which
+all ranks make together, also those that have no share or cannot write any more.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from planner.errors import CheckpointError
+from runtime.checkpoint.manifest import SavedFile
+from runtime.checkpoint.regions import Region, cell_region
+from runtime.checkpoint.spread import MASTER, OPTIMIZER, TABLE_PARTS, Spread, parameter_of
+from runtime.checkpoint.tensor_files import Entry, dtype_of, write_tensors
+from runtime.placed_tables import PlacedTables
+from runtime.servers.shard import WEIGHT
+from runtime.servers.tables import Ids, pieces
+from runtime.step import RankStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """Some rows of a tensor of a table; none on a rank that has no share of it, or a smaller one."""
+
+    spread: Spread
+    ids: Ids
+
+    @property
+    def table(self) -> str:
+        return parameter_of(self.spread.name)[0]
+
+    @property
+    def part(self) -> str:
+        """What the tensor is of the table."""
+        words = self.spread.name.split("/")
+        return TABLE_PARTS[words[1]] if words[0] == OPTIMIZER and words[1] != MASTER else WEIGHT
+
+    @property
+    def region(self) -> Region:
+        return Region(offset=(int(self.ids[0]), 0), extent=(len(self.ids), self.spread.shape[1]))
+
+
+def _own_pieces(rank: RankStep, spreads: Sequence[Spread]) -> Iterator[_Piece]:
+    """The pieces of this rank's shares: as many on every rank."""
+    mesh, place = rank.place.mesh, rank.place.rank
+    for spread in sorted(spreads, key=lambda spread: (-dtype_of(spread.dtype).itemsize, spread.name)):
+        largest = cell_region(spread.shape, spread.cuts(mesh), 0).extent[0]
+        own = spread.region(mesh, place) if spread.held_at(rank.place.stage, place) else None
+        for first in pieces(0, largest, spread.shape[1]):
+            ids = first[:0] if own is None else first[first < own.extent[0]] + own.offset[0]
+            yield _Piece(spread=spread, ids=ids)
+
+
+def tables_file_of(rank: int) -> str:
+    """The file of the shares of tables that a rank writes."""
+    return f"tables-{rank:05d}.safetensors"
+
+
+def write_tables(rank: RankStep, spreads: Sequence[Spread], path: Path) -> SavedFile | None:
+    """Write this rank's shares of tables into a new file; None where it has none. Collective, and done when it
+    returns. Raises CheckpointError on a rank that cannot write, after it has read for the others."""
+    place = rank.place
+    reading = _Reading(rank.tables, _own_pieces(rank, spreads))
+    entries = []
+    for spread in spreads:
+        if spread.held_at(place.stage, place.rank):
+            shape = spread.region(place.mesh, place.rank).extent
+            blocks = reading.of(spread, shape[0])
+            entries.append(Entry(name=spread.name, dtype=spread.dtype, shape=shape, blocks=blocks))
+    try:
+        if not entries:
+            return None
+        _make(path.parent)
+        return write_tensors(path, entries, {"format": "pt"})
+    finally:
+        reading.drain()
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be written: {error.strerror}") from error
+
+
+class _Reading:
+    """Reads pieces one after the other, whoever wants them."""
+
+    def __init__(self, tables: PlacedTables, wanted: Iterator[_Piece]) -> None:
+        self._read = ((piece, tables.read(piece.table, piece.part, piece.ids)) for piece in wanted)
+
+    def of(self, spread: Spread, rows: int) -> Callable[[], Iterator[torch.Tensor]]:
+        """The pieces of a tensor of which this rank has so many rows; what comes before them is nobody's here."""
+
+        def blocks() -> Iterator[torch.Tensor]:
+            left = rows
+            while left:
+                piece, values = next(self._read)
+                if len(piece.ids):
+                    assert piece.spread == spread, f"{piece.spread.name} comes before {spread.name}"
+                    yield values.to(dtype_of(spread.dtype))
+                    left -= len(piece.ids)
+
+        return blocks
+
+    def drain(self) -> None:
+        for _ in self._read:
+            pass
+
+
+Read = Callable[[str, Region], torch.Tensor]
+"""Reads a box of a tensor of a checkpoint by its name."""
+
+
+def fill_tables(rank: RankStep, wanted: Sequence[Spread], steps: int, names: Mapping[str, str], read: Read) -> None:
+    """Give tables what `read` finds of what is wanted, under `names`; they stand after so many steps then. Other states
+    begin anew. Collective. Raises CheckpointError where this rank cannot read, after it has written with the others."""
+    tables, fault = rank.tables, None
+    masters = {parameter_of(spread.name)[0] for spread in wanted if _is_master(spread)}
+    wanted = [spread for spread in wanted if _is_master(spread) or spread.name not in masters]
+    tables.restart(steps)
+    for piece in _own_pieces(rank, wanted):
+        values = torch.zeros(len(piece.ids), piece.spread.shape[1])
+        if len(piece.ids) and fault is None:
+            try:
+                values = read(names[piece.spread.name], piece.region)
+            except CheckpointError as error:
+                fault = error
+        tables.write(piece.table, piece.part, piece.ids, values)
+    tables.ready()
+    if fault is not None:
+        raise fault
+
+
+def _is_master(spread: Spread) -> bool:
+    return spread.name.startswith(f"{OPTIMIZER}/{MASTER}/")

@@ -1,0 +1,23 @@
+"""The parameter servers of a run on this machine."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from planner.plan.plan import Plan
+from runtime.run_settings import RunSettings
+
+
+@contextlib.contextmanager
+def servers_of(plan: Plan, settings: RunSettings) -> Iterator[str | None]:
+    """The parameter servers of a run on this machine, where its plan needs any: the folder in which they are found."""
+    if not any(place == "servers" for _, place in plan.training.update.placed):
+        yield None
+        return
+    from runtime.servers.fleet import Fleet
+
+    with tempfile.TemporaryDirectory(prefix="plan-servers-") as temporary:
+        folder = settings.server_folder or temporary
+        with Fleet(Path(folder), settings.servers):
+            yield folder
