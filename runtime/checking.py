@@ -30,7 +30,7 @@ from planner.sharding.layout import REPLICATE, Layout, format_layout, local_shap
 from planner.sharding.rule import strategy_names
 from runtime.agreement import Finding, Moment, first_of_all
 from runtime.device_mesh import RankMesh, stage_line
-from runtime.executor import Instruction, Operand
+from runtime.instruction import Instruction, Operand
 from runtime.observer import Observer
 from runtime.parameters import LocalParameter
 

@@ -20,64 +20,34 @@ Buffers that the model changes get their new contents after the micro-batch. The
 what is recomputed later reads what was there before.
 """
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from hardware_profiles import Home
-from planner.errors import StrategyError
-from planner.plan.bind import BoundOperator, BoundPlan
+from planner.plan.bind import BoundPlan
 from planner.plan.parked_reads import parked_reads
 from planner.plan.put_off import put_off
 from planner.plan.stage_cut import StageCut, promised_layouts, recomputed_runs
 from planner.pricing.liveness import replays
 from planner.sharding.layout import PARTIAL, local_shape, replicated
-from planner.sharding.rule import Duplex, strategy_names
+from planner.sharding.rule import Duplex
 from runtime.device_mesh import RankMesh
-from runtime.gather_again import Gathered, gather_again, memory_of
+from runtime.instruction import Copy, Instruction, Operand, Values, compute
 from runtime.interleaving import Departed, depart, take_turns
 from runtime.kept_results import KeptResults
-from runtime.local_ops import LocalCall, local_call
+from runtime.local_ops import local_call
+from runtime.lowering.programs import Programs
 from runtime.observer import Observer
 from runtime.parameters import LocalParameter, Version
 from runtime.parked_reads import ParkedReads, Told, Trail
 from runtime.placed_tables import PlacedTables
-from runtime.put_off import Call, PutOff
+from runtime.put_off import PutOff
 from runtime.randomness import FIRST, Draw
 from runtime.redistribute import Transfer, transfer
-
-Values = MutableMapping[str, torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operand:
-    """Where an operand comes from, what lies in between, and whether it is a weight."""
-
-    name: str
-    transfer: Transfer | None
-    weight: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Instruction:
-    """Operator number `index` of the graph, ready to run. `results` has names and promised local shapes, None for what
-    is not a tensor; `last` the values that nothing after it reads; `kept` says whether its results outlive a recomputed
-    block, `repeated` whether a recomputed block computes them again, `put_off` whether the gradients of its weights
-    wait for a turn of their own."""
-
-    index: int
-    bound: BoundOperator
-    operands: tuple[Operand, ...]
-    call: LocalCall
-    results: tuple[tuple[str, tuple[int, ...]] | None, ...]
-    last: tuple[str, ...]
-    kept: bool = False
-    repeated: bool = False
-    put_off: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,30 +65,6 @@ class Section:
     home: Home = "device"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Copy:
-    """One micro-batch on its way through the program: what is there before the first operator (weights and buffers, the
-    leaves of weights that are none), what random numbers depend on, who looks on, and the values that are alive. `kept`
-    has what a recomputed block keeps, None where nothing is recomputed, `put_off` weight gradients that wait, if any
-    do."""
-
-    tensors: Mapping[str, torch.Tensor]
-    stubs: Mapping[str, torch.Tensor]
-    draw: Draw
-    observer: Observer | None
-    values: Values
-    put_off: PutOff | None = None
-    kept: KeptResults | None = None
-
-    def piece(self, name: str) -> torch.Tensor:
-        """A value, weight or buffer as this rank has it."""
-        return self.values[name] if name in self.values else self.tensors[name]
-
-    def looking(self, instruction: Instruction) -> AbstractContextManager[None]:
-        """What happens meanwhile is the operator's."""
-        return nullcontext() if self.observer is None else self.observer.operator(instruction)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Executor:
     """The program of one rank. Build it with `build_executor`."""
@@ -130,6 +76,7 @@ class Executor:
     last: Transfer | None = field(default=None)
     updates: tuple[tuple[str, str], ...] = ()
     parking: ParkedReads | None = None
+    programs: Programs | None = None
 
     def __call__(
         self,
@@ -161,7 +108,7 @@ class Executor:
         stubs = {name: stub for name, parameter in parameters.items() if (stub := parameter.stub) is not None}
         tensors = {**pieces, **buffers}
         copies = [
-            _Copy(tensors=tensors, stubs=stubs, draw=draw, observer=observer, values={**given}, put_off=later)
+            Copy(tensors=tensors, stubs=stubs, draw=draw, observer=observer, values={**given}, put_off=later)
             for given, draw, observer, later in zip(
                 inputs, draws, observers, put_off or [None] * len(inputs), strict=True
             )
@@ -185,7 +132,7 @@ class Executor:
             made[self.loss] = self.last(made[self.loss], self.place)
         return made
 
-    def _recomputed(self, section: Section, copies: Sequence["_Copy"], trail: Trail | None) -> None:
+    def _recomputed(self, section: Section, copies: Sequence[Copy], trail: Trail | None) -> None:
         kept = [KeptResults() for _ in copies]
         count = len(section.reads)
         program = section
@@ -221,10 +168,19 @@ class Executor:
                 for name in instruction.last:
                     copy.values.pop(name, None)
 
-    def _run(self, section: Section, copies: Sequence["_Copy"]) -> None:
-        take_turns([self._program(section, copy, departs=len(copies) > 1) for copy in copies])
+    def _run(self, section: Section, copies: Sequence[Copy]) -> None:
+        departs = len(copies) > 1
+        if self.programs is None or any(copy.observer is not None for copy in copies):
+            take_turns([self._general(section, copy, departs=departs) for copy in copies])
+            return
+        bodies = self.programs.bodies(section.instructions, recomputed=section.recomputed, departs=departs)
+        if departs:
+            take_turns([chain.from_iterable(body.in_turns(copy) for body in bodies) for copy in copies])
+            return
+        for body in bodies:
+            body(copies[0])
 
-    def _program(self, section: Section, copy: "_Copy", *, departs: bool) -> Iterator[None]:
+    def _general(self, section: Section, copy: Copy, *, departs: bool) -> Iterator[None]:
         """The instructions on one copy. One that `departs` lets others go on whenever it has sent something."""
         for instruction in section.instructions:
             with copy.looking(instruction):
@@ -232,45 +188,18 @@ class Executor:
             if any(isinstance(operand, Departed) for operand in operands):
                 yield
             with copy.looking(instruction):
-                self._compute(instruction, copy, [o.arrive() if isinstance(o, Departed) else o for o in operands])
+                arrived = [o.arrive() if isinstance(o, Departed) else o for o in operands]
+                compute(instruction, copy, arrived, self.place)
             for name in instruction.last:
                 copy.values.pop(name, None)
 
-    def _departed(self, operand: Operand, copy: "_Copy", *, departs: bool) -> torch.Tensor | Departed:
+    def _departed(self, operand: Operand, copy: Copy, *, departs: bool) -> torch.Tensor | Departed:
         """An operand where the operator wants it, or under way to there."""
         piece, steps, stub = copy.piece(operand.name), operand.transfer, copy.stubs.get(operand.name)
         assert steps is not None or stub is None, operand.name  # no gradient is lost
         if steps is None:
             return piece
         return depart(piece, steps, self.place, stub) if departs and steps.departs else steps(piece, self.place, stub)
-
-    def _compute(self, instruction: Instruction, copy: "_Copy", operands: Sequence[torch.Tensor]) -> None:
-        if copy.observer is not None:
-            copy.observer.operands(instruction, operands)
-        gathered = {
-            memory_of(moved): Gathered(piece=copy.piece(operand.name), steps=operand.transfer, place=self.place)
-            for operand, moved in zip(instruction.operands, operands, strict=True)
-            if copy.kept is None and operand.weight and operand.transfer is not None and operand.transfer.gathers
-        }
-        call: Call = functools.partial(instruction.call, draw=copy.draw)
-        if copy.put_off is not None and instruction.put_off:
-            call = functools.partial(copy.put_off.run, instruction, call, copy.observer)
-        if gathered:
-            with gather_again(gathered):
-                results = call(operands)
-        elif copy.kept is not None and instruction.kept:
-            results = copy.kept.run(instruction.bound.operator.name, call, operands)
-        else:
-            results = call(operands)
-        for result, promise in zip(results, instruction.results, strict=True):
-            if promise is not None:
-                name, shape = promise
-                if result.shape != shape:
-                    raise _broken_promise(instruction, name, shape, result)
-                copy.values[name] = result
-        if copy.observer is not None:
-            made = zip(results, instruction.results, strict=True)
-            copy.observer.results(instruction, [result for result, promise in made if promise is not None])
 
 
 def _nothing() -> None:
@@ -282,22 +211,13 @@ def _teller(observer: Observer | None) -> Told:
     return (lambda storage: None) if observer is None else observer.resized
 
 
-def _broken_promise(instruction: Instruction, name: str, shape: Sequence[int], result: torch.Tensor) -> StrategyError:
-    bound = instruction.bound
-    names = ",".join(str(factor) for factor in strategy_names(bound.rule, bound.strategy))
-    return StrategyError(
-        f"operator '{bound.operator.name}' ({bound.rule.format()}, split {names}): its local result '{name}' has shape"
-        f" {tuple(result.shape)}, its rule promises {tuple(shape)};"
-        f" the rule of {bound.operator.op} is wrong for this call"
-    )
-
-
 def build_executor(
     bound: BoundPlan,
     place: RankMesh,
     cut: StageCut,
     parking: ParkedReads | None = None,
     tables: PlacedTables | None = None,
+    programs: Programs | None = None,
 ) -> Executor:
     """The program of this rank for its stage of a plan, with room for what it parks, and the `tables` that are not on
     the devices. Raises ModelError for an operator that cannot run yet."""
@@ -337,6 +257,7 @@ def build_executor(
         place=place,
         sections=_sections(bound, instructions, outlive),
         parking=parking if bound.parked_blocks else None,
+        programs=programs,
         results=results,
         updates=updates,
         loss=graph.loss if cut.last else None,

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from planner.errors import NonFiniteError
 from planner.graph.operator_graph import Argument, OperatorGraph
 from runtime.agreement import Finding, Moment, first_of_all
-from runtime.executor import Instruction
+from runtime.instruction import Instruction
 from runtime.observer import Observer
 from runtime.parameters import LocalParameter
 

@@ -28,7 +28,7 @@ from runtime.live_tensors import LiveTensors
 from runtime.observer import Observer
 
 if TYPE_CHECKING:
-    from runtime.executor import Instruction
+    from runtime.instruction import Instruction
 
 _MARK = "operator"  # under which a node of autograd knows its operator
 

@@ -49,6 +49,27 @@ class LocalCall(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FormCall:
+    """A form with the operator's own arguments, in which references stand for tensors. The results are multiplied by
+    `scale`; `code` is that of an operator that drops elements, `sliced` the form in a slice of the sequence, where that
+    is another."""
+
+    form: Callable[..., Any]
+    code: int | None
+    sliced: Callable[..., Any] | None
+    arguments: Any
+    keywords: Mapping[str, Any]
+    scale: float
+
+    def __call__(self, operands: Sequence[torch.Tensor], draw: Draw = FIRST) -> Sequence[Any]:
+        rest, key = iter(operands), () if self.code is None else (draw.key(self.code),)
+        form = self.form if draw.slice is None or self.sliced is None else functools.partial(self.sliced, draw.slice)
+        made = form(*key, *filled(self.arguments, rest), **{name: filled(v, rest) for name, v in self.keywords.items()})
+        results = made if isinstance(made, tuple | list) else (made,)
+        return results if self.scale == 1.0 else [result * self.scale for result in results]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
     """What a local form may know: the operator under its strategy, this rank, the local shapes of the results, and
     which piece of the first result that is."""
@@ -141,23 +162,17 @@ def local_call(
     shapes = tuple(local_shape(t.shape, layout, sizes) for t, layout in zip(types, layouts, strict=True))
     region = region_of(types[0].shape, layouts[0], place, (sequences or {}).get(made[0], ()))
     shard = Shard(bound=bound, place=place, shapes=shapes, region=region)
-    drops = drop_probability(op) > 0
     sliced = SLICED.get(op.op)
-    form, code = functools.partial(DROPPING[op.op], shard) if drops else _form(shard), operator_code(op.name)
-    arguments = template(op.arguments, place.device)
-    keywords = {key: template(value, place.device) for key, value in op.keywords}
-    scale = 1.0 / math.prod(
-        size for choice, size in zip(bound.strategy, sizes, strict=True) if choice in bound.rule.mean_over
+    drops = drop_probability(op) > 0
+    return FormCall(
+        form=functools.partial(DROPPING[op.op], shard) if drops else _form(shard),
+        code=operator_code(op.name) if drops else None,
+        sliced=None if sliced is None else functools.partial(sliced, shard),
+        arguments=template(op.arguments, place.device),
+        keywords={key: template(value, place.device) for key, value in op.keywords},
+        scale=1.0
+        / math.prod(size for choice, size in zip(bound.strategy, sizes, strict=True) if choice in bound.rule.mean_over),
     )
-
-    def call(operands: Sequence[torch.Tensor], draw: Draw = FIRST) -> Sequence[Any]:
-        rest, key = iter(operands), (draw.key(code),) if drops else ()
-        chosen = form if draw.slice is None or sliced is None else functools.partial(sliced, shard, draw.slice)
-        made = chosen(*key, *filled(arguments, rest), **{name: filled(value, rest) for name, value in keywords.items()})
-        results = made if isinstance(made, tuple | list) else (made,)
-        return results if scale == 1.0 else [result * scale for result in results]
-
-    return call
 
 
 def _looked_up(graph: OperatorGraph, bound: BoundOperator, place: RankMesh, tables: PlacedTables) -> LocalCall:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from runtime.executor import Instruction
+    from runtime.instruction import Instruction
 
 
 class Observer:

@@ -22,7 +22,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from runtime.observer import Observer
 
 if TYPE_CHECKING:
-    from runtime.executor import Instruction
+    from runtime.instruction import Instruction
 
 Call = Callable[[Sequence[torch.Tensor]], Sequence[Any]]
 

@@ -22,7 +22,8 @@ from planner.plan.bind import BoundPlan
 from planner.plan.slices import LOSS, positional
 from planner.plan.stage_cut import StageCut, promised_layouts
 from runtime.device_mesh import RankMesh
-from runtime.executor import Executor, Operand, build_executor, build_operand
+from runtime.executor import Executor, build_executor, build_operand
+from runtime.instruction import Operand
 from runtime.local_ops import filled, template
 from runtime.redistribute import apply_steps, local_piece
 from runtime.slice_pass import SlicePass, Together

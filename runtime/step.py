@@ -34,6 +34,7 @@ from runtime.guard import LossGuard, Trouble
 from runtime.guard_settings import GuardSettings
 from runtime.inputs import Inputs
 from runtime.kept_buffers import kept_buffers
+from runtime.lowering.programs import Programs
 from runtime.observer import Observer
 from runtime.optimizer import ShardedOptimizer
 from runtime.optimizers import OptimizerSettings
@@ -56,7 +57,8 @@ class RankStep:
     `seed` is that of what is drawn at random while training: dropout. `check_layouts` holds for the next step, and is
     off after it; `check_gradients` for every step. `observer` looks on at every operator. `outside` is where what the
     plan parks goes. `guard` says what becomes of steps whose loss or gradients are not finite, or whose loss leaps.
-    `servers` are where those are that have tables of the plan.
+    `servers` are where those are that have tables of the plan. Not `lowered`, the general executor runs every operator;
+    it does so anyway where somebody looks on.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class RankStep:
         outside: Outside | None = None,
         guard: GuardSettings | None = None,
         servers: Addresses | None = None,
+        lowered: bool = True,
     ) -> None:
         self.bound = bound
         self.place = place
@@ -87,8 +90,9 @@ class RankStep:
         own = self.cuts[place.stage :: place.stages]
         parking = ParkedReads(device=place.device, outside=outside or Outside()) if bound.parked_blocks else None
         self.tables = PlacedTables(module, bound, place, settings, servers)
+        self.programs = Programs(bound=bound, place=place) if lowered else None
         self.executors: tuple[Executor, ...] = tuple(
-            build_executor(bound, place, cut, parking, self.tables) for cut in own
+            build_executor(bound, place, cut, parking, self.tables, self.programs) for cut in own
         )
         update = bound.plan.training.update
         self.pieces = sample_pieces((bound.inputs[name] for name in batched), bound.plan.mesh.sizes)

@@ -1,0 +1,99 @@
+"""The programs of one rank: Python functions that are written from the plan, one for each distinct block.
+
+    plan ──bind──> instructions ──emit──> text ──compile──> program ──bodies──> block 0, block 1, ...
+
+The general executor asks of every operator, every time, what its operands need, who looks on, and what is over. All
+of that is known from the plan; a program has only the answers in it (see `runtime.lowering.emit`). Blocks that do the
+same share one program and differ in the names of their weights and values; the first and the last block of a stage are
+often programs of their own, as what they read comes from elsewhere. Autograd records what a program does as it would
+record a model, so the backward pass, recomputation, accumulation and schedules are those of the general executor.
+
+A body is checked once: when it first runs, all its results are compared with what their rules promise. Nothing is
+checked after that.
+"""
+
+import linecache
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from planner.plan.bind import BoundPlan
+from runtime.device_mesh import RankMesh
+from runtime.instruction import Copy, Instruction, called
+from runtime.interleaving import depart
+from runtime.lowering.emit import Text, emit
+
+Program = Callable[[Copy, "Body"], Iterator[None] | None]
+
+
+@dataclass(kw_only=True)
+class Body:
+    """A program on the values and weights of one block. `checked` does the same and looks at what is made; it has run
+    where it is None."""
+
+    instructions: tuple[Instruction, ...]
+    names: tuple[str, ...]
+    program: Program
+    checked: Program | None
+
+    def __call__(self, copy: Copy) -> None:
+        """Run it; the values that others read are with the copy's after it."""
+        (self.checked or self.program)(copy, self)
+        self.checked = None
+
+    def in_turns(self, copy: Copy) -> Iterator[None]:
+        """The same, one that lets others go on whenever it has sent something."""
+        turns = (self.checked or self.program)(copy, self)
+        assert turns is not None, "written as a generator"
+        yield from turns
+        self.checked = None
+
+
+@dataclass(kw_only=True)
+class Programs:
+    """The programs of the stages of one rank, each written when it is first needed."""
+
+    bound: BoundPlan
+    place: RankMesh
+    texts: dict[str, Text] = field(default_factory=dict)  # of each distinct program, by its name
+    _programs: dict[Hashable, Program] = field(default_factory=dict)
+    _bodies: dict[tuple[int, int, bool, bool], tuple[Body, ...]] = field(default_factory=dict)
+
+    def bodies(self, instructions: Sequence[Instruction], *, recomputed: bool, departs: bool) -> tuple[Body, ...]:
+        """The programs of consecutive instructions, block by block."""
+        if not instructions:
+            return ()
+        key = (instructions[0].index, instructions[-1].index, recomputed, departs)
+        if key not in self._bodies:
+            parts = groupby(instructions, key=lambda instruction: self.bound.blocks.block_of(instruction.index))
+            self._bodies[key] = tuple(self._body(tuple(part), recomputed, departs) for _, part in parts)
+        return self._bodies[key]
+
+    def _body(self, instructions: tuple[Instruction, ...], recomputed: bool, departs: bool) -> Body:
+        bare, checked = (
+            emit(self.bound, instructions, recomputed=recomputed, departs=departs, checked=checked)
+            for checked in (False, True)
+        )
+        return Body(
+            instructions=instructions,
+            names=tuple(checked.names),
+            program=self._program(bare),
+            checked=self._program(checked),
+        )
+
+    def _program(self, text: Text) -> Program:
+        if text.key not in self._programs:
+            name = f"<program {len(self._programs)}>"
+            source = "\n".join(text.lines) + "\n"
+            known: dict[str, Any] = {"called": called, "depart": depart, "place": self.place, "sequence": _sequence}
+            known.update((f"k{number}", value) for number, (_, value) in enumerate(text.constants))
+            exec(compile(source, name, "exec"), known)
+            linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)  # for tracebacks
+            self._programs[text.key] = known["program"]
+            self.texts[name] = text
+        return self._programs[text.key]
+
+
+def _sequence(made: Any) -> Sequence[Any]:
+    return made if isinstance(made, tuple | list) else (made,)
