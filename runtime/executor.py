@@ -22,7 +22,6 @@ what is recomputed later reads what was there before.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -40,7 +39,7 @@ from runtime.instruction import Copy, Instruction, Operand, Values, compute
 from runtime.interleaving import Departed, depart, take_turns
 from runtime.kept_results import KeptResults
 from runtime.local_ops import local_call
-from runtime.lowering.programs import Programs
+from runtime.lowering.programs import Programs, in_turns
 from runtime.observer import Observer
 from runtime.parameters import LocalParameter, Version
 from runtime.parked_reads import ParkedReads, Told, Trail
@@ -170,12 +169,12 @@ class Executor:
 
     def _run(self, section: Section, copies: Sequence[Copy]) -> None:
         departs = len(copies) > 1
-        if self.programs is None or any(copy.observer is not None for copy in copies):
+        if self.programs is None:
             take_turns([self._general(section, copy, departs=departs) for copy in copies])
             return
         bodies = self.programs.bodies(section.instructions, recomputed=section.recomputed, departs=departs)
         if departs:
-            take_turns([chain.from_iterable(body.in_turns(copy) for body in bodies) for copy in copies])
+            take_turns([in_turns(bodies, copy) for copy in copies])
             return
         for body in bodies:
             body(copies[0])

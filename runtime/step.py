@@ -57,8 +57,7 @@ class RankStep:
     `seed` is that of what is drawn at random while training: dropout. `check_layouts` holds for the next step, and is
     off after it; `check_gradients` for every step. `observer` looks on at every operator. `outside` is where what the
     plan parks goes. `guard` says what becomes of steps whose loss or gradients are not finite, or whose loss leaps.
-    `servers` are where those are that have tables of the plan. Not `lowered`, the general executor runs every operator;
-    it does so anyway where somebody looks on.
+    `servers` are where those are that have tables of the plan. Not `lowered`, the general executor runs every operator.
     """
 
     def __init__(

@@ -17,6 +17,7 @@ spelled out: such an operator runs as the general executor runs it, `called(ops[
 import functools
 import math
 from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,25 +62,27 @@ class Text:
 
 
 def emit(
-    bound: BoundPlan, instructions: Sequence[Instruction], *, recomputed: bool, departs: bool, checked: bool
+    bound: BoundPlan, instructions: Sequence[Instruction], *, recomputed: bool, departs: bool, watched: bool
 ) -> Text:
     """The text of consecutive instructions, which are `recomputed` or not. One that `departs` is a generator and lets
-    others go on whenever it has sent something; one that is `checked` compares the shapes of results with what their
-    rules promise."""
-    return _Emitter(bound, instructions, recomputed=recomputed, departs=departs, checked=checked).text
+    others go on whenever it has sent something; one that is `watched` compares the shapes of results with what their
+    rules promise, and lets the copy's observer look on."""
+    return _Emitter(bound, instructions, recomputed=recomputed, departs=departs, watched=watched).text
 
 
 class _Emitter:
     def __init__(
-        self, bound: BoundPlan, instructions: Sequence[Instruction], *, recomputed: bool, departs: bool, checked: bool
+        self, bound: BoundPlan, instructions: Sequence[Instruction], *, recomputed: bool, departs: bool, watched: bool
     ) -> None:
-        self._bound, self._recomputed, self._departs, self._checked = bound, recomputed, departs, checked
+        self._bound, self._recomputed, self._departs, self._watched = bound, recomputed, departs, watched
         self._held = bound.graph.parameter_names | set(bound.graph.buffers)
         self._ended = {name for instruction in instructions for name in instruction.last}
         self._local: dict[str, str] = {}  # values that have a variable
-        self._departures = 0
+        self._depth = 0
+        self._moves: list[str] = []  # variables of one instruction
         self.text = Text()
-        self._line("def program(copy, body):", 0)
+        self._line("def program(copy, body):")
+        self._depth = 1
         self._line("values, tensors, stubs = copy.values, copy.tensors, copy.stubs")
         self._line("names, ops = body.names, body.instructions")
         for number, instruction in enumerate(instructions):
@@ -87,35 +90,64 @@ class _Emitter:
         if departs:
             self._line("yield from ()")
 
-    def _line(self, line: str, depth: int = 1) -> None:
-        self.text.lines.append(_INDENT * depth + line)
+    def _line(self, line: str) -> None:
+        self.text.lines.append(_INDENT * self._depth + line)
+
+    @contextmanager
+    def _looking(self, number: int) -> Iterator[None]:
+        """What is written here is the operator's to whoever looks on."""
+        if not self._watched:
+            yield
+            return
+        before = self.text.lines
+        self.text.lines, self._depth = [], self._depth + 1
+        yield
+        inside, self.text.lines, self._depth = self.text.lines, before, self._depth - 1
+        if inside:
+            self._line(f"with copy.looking(ops[{number}]):")
+            self.text.lines += inside
 
     def _instruction(self, number: int, instruction: Instruction) -> None:
-        operands = [self._moved(operand) for operand in instruction.operands]
+        with self._looking(number):
+            operands = [self._moved(operand) for operand in instruction.operands]
         if any(arrives for _, arrives in operands):
             self._line("yield")
-        given = [f"{operand}.arrive()" if arrives else operand for operand, arrives in operands]
-        targets = []
+        with self._looking(number):
+            given = [f"{operand}.arrive()" if arrives else operand for operand, arrives in operands]
+            self._computed(number, instruction, self._looked_at(number, given) if self._watched else given)
+        over = [self._local[name] for name in instruction.last if name in self._local] + self._moves
+        if over:
+            self._line(f"del {', '.join(over)}")
+        self._moves = []
+
+    def _looked_at(self, number: int, given: Sequence[str]) -> list[str]:
+        """The operands in variables, to be looked at."""
+        variables = [self._fresh() for _ in given]
+        for variable, operand in zip(variables, given, strict=True):
+            self._line(f"{variable} = {operand}")
+        self._line("if copy.observer is not None:")
+        self._line(f"{_INDENT}copy.observer.operands(ops[{number}], [{', '.join(variables)}])")
+        return variables
+
+    def _computed(self, number: int, instruction: Instruction, given: Sequence[str]) -> None:
+        made, single = self._call(number, instruction, given)
+        tensors, targets = [], []
         for promise in instruction.results:
             if promise is not None:
                 self._local[promise[0]] = f"t{len(self._local)}"
-            targets.append("_" if promise is None else self._local[promise[0]])
-        made, single = self._call(number, instruction, given)
+                tensors.append(self._local[promise[0]])
+            targets.append("_" if promise is None else tensors[-1])
         self._line(f"{', '.join(targets)}{'' if single else ','} = {made}" if targets else made)
         for slot, promise in enumerate(instruction.results):
-            if promise is not None:
-                self._made(number, slot, *promise)
-        over = [self._local[name] for name in instruction.last if name in self._local]
-        if over:
-            self._line(f"del {', '.join(over)}")
-
-    def _made(self, number: int, slot: int, name: str, shape: tuple[int, ...]) -> None:
-        variable = self._local[name]
-        if self._checked:
-            self._line(f"if {variable}.shape != {shape!r}:")
-            self._line(f"raise ops[{number}].broken_promise({slot}, {variable})", 2)
-        if name not in self._ended:
-            self._line(f"values[{self.text.name(name)}] = {variable}")
+            if promise is not None and self._watched:
+                self._line(f"if {targets[slot]}.shape != {promise[1]!r}:")
+                self._line(f"{_INDENT}raise ops[{number}].broken_promise({slot}, {targets[slot]})")
+        for slot, promise in enumerate(instruction.results):
+            if promise is not None and promise[0] not in self._ended:
+                self._line(f"values[{self.text.name(promise[0])}] = {targets[slot]}")
+        if self._watched:
+            self._line("if copy.observer is not None:")
+            self._line(f"{_INDENT}copy.observer.results(ops[{number}], [{', '.join(tensors)}])")
 
     def _moved(self, operand: Operand) -> tuple[str, bool]:
         """An operand where the operator wants it, or under way to there."""
@@ -129,15 +161,15 @@ class _Emitter:
             self._line(f"{variable} = depart({found}, {way}, place{stub})")
             return variable, True
         moved = f"{way}({found}, place{stub})"
-        if not self._departs:
+        if not (self._departs or self._watched):
             return moved, False
-        variable = self._fresh()  # before anybody else goes on
+        variable = self._fresh()  # before anybody else goes on, or looks
         self._line(f"{variable} = {moved}")
         return variable, False
 
     def _fresh(self) -> str:
-        self._departures += 1
-        return f"d{self._departures}"
+        self._moves.append(f"m{len(self._moves)}")
+        return self._moves[-1]
 
     def _found(self, name: str) -> str:
         if name in self._held:

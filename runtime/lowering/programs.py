@@ -8,8 +8,9 @@ same share one program and differ in the names of their weights and values; the 
 often programs of their own, as what they read comes from elsewhere. Autograd records what a program does as it would
 record a model, so the backward pass, recomputation, accumulation and schedules are those of the general executor.
 
-A body is checked once: when it first runs, all its results are compared with what their rules promise. Nothing is
-checked after that.
+Every program is written twice. One is bare, the other watches: it compares all results with what their rules promise
+and lets observers look on. A body watches when it first runs, and whenever somebody looks on; nothing is checked after
+that.
 """
 
 import linecache
@@ -29,25 +30,31 @@ Program = Callable[[Copy, "Body"], Iterator[None] | None]
 
 @dataclass(kw_only=True)
 class Body:
-    """A program on the values and weights of one block. `checked` does the same and looks at what is made; it has run
-    where it is None."""
+    """A program on the values and weights of one block: the `bare` one, and the one that is `watched`. `seen` says
+    whether the latter has run."""
 
     instructions: tuple[Instruction, ...]
     names: tuple[str, ...]
-    program: Program
-    checked: Program | None
+    bare: Program
+    watched: Program
+    seen: bool = False
 
     def __call__(self, copy: Copy) -> None:
         """Run it; the values that others read are with the copy's after it."""
-        (self.checked or self.program)(copy, self)
-        self.checked = None
+        if self.seen and copy.observer is None:
+            self.bare(copy, self)
+        else:
+            self.watched(copy, self)
+            self.seen = True
 
-    def in_turns(self, copy: Copy) -> Iterator[None]:
-        """The same, one that lets others go on whenever it has sent something."""
-        turns = (self.checked or self.program)(copy, self)
+
+def in_turns(bodies: Sequence[Body], copy: Copy) -> Iterator[None]:
+    """Bodies one after the other, whose programs let others go on whenever they have sent something."""
+    for body in bodies:
+        turns = (body.bare if body.seen and copy.observer is None else body.watched)(copy, body)
         assert turns is not None, "written as a generator"
         yield from turns
-        self.checked = None
+        body.seen = True
 
 
 @dataclass(kw_only=True)
@@ -71,15 +78,16 @@ class Programs:
         return self._bodies[key]
 
     def _body(self, instructions: tuple[Instruction, ...], recomputed: bool, departs: bool) -> Body:
-        bare, checked = (
-            emit(self.bound, instructions, recomputed=recomputed, departs=departs, checked=checked)
-            for checked in (False, True)
+        bare, watched = (
+            emit(self.bound, instructions, recomputed=recomputed, departs=departs, watched=watched)
+            for watched in (False, True)
         )
+        assert bare.names == watched.names, "the same values in the same order"
         return Body(
             instructions=instructions,
-            names=tuple(checked.names),
-            program=self._program(bare),
-            checked=self._program(checked),
+            names=tuple(bare.names),
+            bare=self._program(bare),
+            watched=self._program(watched),
         )
 
     def _program(self, text: Text) -> Program:
