@@ -93,7 +93,7 @@ class LocalParameter:
     def accumulate(self, leaf: torch.Tensor) -> None:
         """Move what autograd has just left in `leaf.grad` into `gradient`. Autograd calls it."""
         assert leaf.grad is not None, self.name
-        new = leaf.grad.to(self.sums)
+        new = leaf.grad if leaf.grad.dtype is self.sums else leaf.grad.to(self.sums)
         leaf.grad = None
         if self.gradient is None:
             self.gradient = (

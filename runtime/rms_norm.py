@@ -2,10 +2,13 @@
 
     y = x r w,  r = 1 / sqrt(mean(x^2) + epsilon)        over the last dims D of x, in float32 (float64 for float64)
 
-    gradient of x = r (g w - x r^2 mean(g w x))         gradient of w = sum of g x r over the other dims
+    gradient of x = r (g w - x r mean(g w x r))         gradient of w = sum of g x r over the other dims
 
 Composed, autograd keeps the normalised input beside the input; fused, it keeps the input, the weight and r, as the
 kernels of accelerators do (Zhang and Sennrich 2019, arXiv 1910.07467). Memory is then what a plan predicts everywhere.
+
+Who watches kernels (`TorchDispatchMode`) sees one. Where nobody does, the way through the dispatcher, which takes
+longer than the work on a small tensor, is left out.
 """
 
 from collections.abc import Sequence
@@ -27,9 +30,8 @@ class _RMSNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, dims: int, epsilon: float | None
     ) -> torch.Tensor:
-        made: tuple[torch.Tensor, torch.Tensor] = _forward(
-            x, weight, dims, torch.finfo(_wide_dtype(x)).eps if epsilon is None else epsilon
-        )
+        kernel = _FORWARD if torch._C._len_torch_dispatch_stack() else _forward
+        made = kernel(x, weight, dims, torch.finfo(_wide_dtype(x)).eps if epsilon is None else epsilon)
         ctx.dims = dims
         ctx.save_for_backward(x, weight, made[1])
         return made[0]
@@ -37,21 +39,20 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None, None]:
         x, weight, reciprocal = ctx.saved_tensors
-        of_x, of_weight = _backward(gradients[0], x, weight, reciprocal, ctx.dims)
+        kernel = _BACKWARD if torch._C._len_torch_dispatch_stack() else _backward
+        of_x, of_weight = kernel(gradients[0], x, weight, reciprocal, ctx.dims)
         return of_x, None if weight is None else of_weight, None, None
 
 
-@torch.library.custom_op("planner::rms_norm", mutates_args=())
 def _forward(
     x: torch.Tensor, weight: torch.Tensor | None, dims: int, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     wide = _wide(x)
-    reciprocal = torch.rsqrt(wide.square().mean(_last(dims), keepdim=True) + epsilon)
+    reciprocal = (wide * wide).mean(_last(dims), keepdim=True).add_(epsilon).rsqrt_()
     y = wide * reciprocal
-    return (y if weight is None else y * weight).to(x.dtype), reciprocal
+    return _narrow(y if weight is None else y.mul_(weight), x), reciprocal
 
 
-@_forward.register_fake
 def _forward_types(
     x: torch.Tensor, weight: torch.Tensor | None, dims: int, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,23 +60,21 @@ def _forward_types(
     return torch.empty_like(x), reciprocal
 
 
-@torch.library.custom_op("planner::rms_norm_backward", mutates_args=())
 def _backward(
     gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, reciprocal: torch.Tensor, dims: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of x and of the weight; without a weight the second is empty."""
-    wide, scaled = _wide(x), _wide(gradient)
+    scaled, normalised = _wide(gradient), _wide(x) * reciprocal
     of_weight = x.new_empty(0)
     if weight is not None:
         others = tuple(range(x.dim() - dims))
-        of_weight = scaled * wide * reciprocal
-        of_weight = (of_weight.sum(others) if others else of_weight).to(weight.dtype)
+        terms = scaled * normalised
+        of_weight = _narrow(terms.sum(others) if others else terms, weight)
         scaled = scaled * weight
-    mean = (scaled * wide).mean(_last(dims), keepdim=True)
-    return (reciprocal * (scaled - wide * reciprocal.square() * mean)).to(x.dtype), of_weight
+    mean = (scaled * normalised).mean(_last(dims), keepdim=True)
+    return _narrow((scaled - normalised.mul_(mean)).mul_(reciprocal), x), of_weight
 
 
-@_backward.register_fake
 def _backward_types(
     gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, reciprocal: torch.Tensor, dims: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,4 +90,14 @@ def _wide_dtype(x: torch.Tensor) -> torch.dtype:
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x.to(_wide_dtype(x))
+    return x if x.dtype is torch.float32 else x.to(_wide_dtype(x))
+
+
+def _narrow(made: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return made if made.dtype is like.dtype else made.to(like.dtype)
+
+
+_FORWARD = torch.library.custom_op("planner::rms_norm", _forward, mutates_args=())
+_FORWARD.register_fake(_forward_types)
+_BACKWARD = torch.library.custom_op("planner::rms_norm_backward", _backward, mutates_args=())
+_BACKWARD.register_fake(_backward_types)

@@ -64,8 +64,10 @@ class TrainingStep:
         guard: GuardSettings | None = None,
         rollback: Callable[["TrainingStep"], None] | None = None,
         servers: Addresses | None = None,
+        lowered: bool = True,
     ) -> None:
         self.plan = plan
+        self._lowered = lowered
         self._servers = servers
         self._outside = outside
         self._guard, self._rollback = guard, rollback
@@ -191,6 +193,7 @@ class TrainingStep:
             self._outside,
             self._guard,
             self._servers,
+            self._lowered,
         )
         rank.check_gradients = self._check_gradients
         pieces = InputPieces(bound=bound, place=self.place, batched=batched, reads=rank.reads)
@@ -274,6 +277,7 @@ def parallelize(
     guard: GuardSettings | None = None,
     rollback: Callable[[TrainingStep], None] | None = None,
     servers: Addresses | None = None,
+    lowered: bool = True,
 ) -> TrainingStep:
     """The training step of `plan`, or of the plan in a file, for `model`, whose real weights are taken over.
 
@@ -286,7 +290,9 @@ def parallelize(
     folder of temporary files where it is not given. `guard` says what becomes of a step whose loss or gradients are not
     finite or whose loss leaps; where that is to roll back, `rollback`, called on every rank, brings weights, states and
     buffers back to what they were at some earlier step. `servers` is where the parameter
-    servers are that have tables of the plan, if it has any there.
+    servers are that have tables of the plan, if it has any there. Not `lowered`, operators run one by one in the
+    general executor, which does the same and takes longer on the host: the reference of the programs that are written
+    from the plan (see `runtime.lowering`).
 
     Raises PlanFileError for a plan that cannot be read, RequestError for one for another number of devices, and with an
     example all that `TrainingStep.prepare` raises.
@@ -317,6 +323,7 @@ def parallelize(
         guard,
         rollback,
         servers,
+        lowered,
     )
     if example is not None:
         step.prepare(example)
