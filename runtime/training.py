@@ -67,6 +67,7 @@ def train(
         guard=guard,
         rollback=lambda step: None,  # the report goes back, once the unsharded model has seen the batch
         servers=servers,
+        lowered=settings.lowered,
     )
     step.prepare(*built.args, **built.kwargs)
     source = checkpoints.restore(step)

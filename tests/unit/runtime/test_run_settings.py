@@ -14,7 +14,7 @@ from tests.distributed import plans
 
 OTHER = RunSettings(
     steps=7, seed=3, check=False, model="a.b:c", data="d:e", shuffle=True, full_batch=False, workers=2, timeout=1.5,
-    on_nonfinite="skip", on_spike="stop", spike_factor=3.0, spike_window=5, rollbacks=2,
+    on_nonfinite="skip", on_spike="stop", spike_factor=3.0, spike_window=5, rollbacks=2, lowered=False,
     save="runs/a b", save_every=5, keep=2, resume="c", go_on=True, weights="d", cast=True,
 )  # fmt: skip
 SUMMARY = RunSummary(
