@@ -327,7 +327,8 @@ class Options:
             OPERATORS,
             "PATTERN=WHERE",
             "Tables of embeddings that are not on the devices: on the host, shared out over the ranks, or on servers"
-            " (docs/parameter-servers.md). Repeat it for more.",
+            " (docs/parameter-servers.md). Repeat it for more. auto: on the host where that is faster; none: all on the"
+            " devices; where nothing is said, on the host where nothing fits otherwise.",
         ),
     ] = None
 

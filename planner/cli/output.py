@@ -120,6 +120,7 @@ def _search(answer: Answer) -> dict[str, Any]:
         "solved": statistics.solved,
         "search_seconds": statistics.seconds,
         "total_seconds": answer.seconds,
+        "placements": result.placements,
         "stopped": answer.found.stopped,
         "certificate": _certificate(answer.shown[0].certificate),
     }

@@ -61,7 +61,7 @@ def _print_choices(console: "Console", answer: Answer) -> None:
 
 
 def _print_proof(console: "Console", answer: Answer) -> None:
-    from planner.report.search import certificate_text, effort_text, objective_text, proof_text
+    from planner.report.search import certificate_text, effort_text, objective_text, placements_text, proof_text
 
     best, searches = answer.shown[0], [result.statistics for result in answer.found.results]
     console.print()
@@ -70,6 +70,8 @@ def _print_proof(console: "Console", answer: Answer) -> None:
     elif answer.found.stopped:
         console.print("Stopped by the time limit; this is the best so far.")
     console.print(proof_text(answer.status, answer.gap, _where(answer)), soft_wrap=True)
+    if answer.result.placements:
+        console.print(placements_text(answer.result.placements), soft_wrap=True)
     if about := objective_text(best.seconds, best.objective):
         console.print(about, soft_wrap=True)
     effort = effort_text(
@@ -93,7 +95,9 @@ def _where(answer: Answer) -> str:
         return "with the strategies that were propagated"
     if answer.options.pareto:
         return "within the memory of each"
-    return "of this configuration" if answer.choices else SPACES[answer.request.objective]
+    if answer.choices:
+        return "of this configuration"
+    return SPACES[answer.request.objective] + (" with tables placed so" if answer.result.placements else "")
 
 
 def _print_files(console: "Console", answer: Answer) -> None:

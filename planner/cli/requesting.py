@@ -9,7 +9,15 @@ import typer
 
 from planner.cli.machines import machine
 from planner.cli.options import Options, flag
-from planner.cli.values import parse_buckets, parse_count, parse_memory, parse_mesh, parse_places, parse_shards
+from planner.cli.values import (
+    parse_buckets,
+    parse_count,
+    parse_memory,
+    parse_mesh,
+    parse_places,
+    parse_shards,
+    placing_of,
+)
 from planner.cli.waiting import waiting
 from planner.errors import RequestError, unknown_name
 from planner.graph.uneven import EVEN
@@ -113,6 +121,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         precision=precision,
         optimizer=options.optimizer or "adamw",
         update=update,
+        placing=placing_of(options.place or ()),
         imbalance=EVEN if options.imbalance is None else options.imbalance,
         algorithm=options.search or "dynamic_programming",
         pinned=pinned,

@@ -2,14 +2,14 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hardware_profiles.units import GIB, KIB, MIB
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
-    from planner.search.request import Shard
+    from planner.search.request import Placing, Shard
     from planner.sharding.update import Buckets
 
 _BYTES = {"": GIB, "gib": GIB, "mib": MIB, "kib": KIB, "tib": 1024 * GIB, "gb": 10**9, "mb": 10**6, "tb": 10**12}
@@ -70,13 +70,28 @@ def parse_buckets(text: str) -> "Buckets":
     return int(float(sized[1]) * _BYTES[sized[2]])
 
 
+_PLACING: Mapping[str, "Placing"] = {"auto": "auto", "none": "given"}
+
+
+def placing_of(texts: Sequence[str]) -> "Placing":
+    """Whether the search moves tables beside those that are given: "auto" and "none" say so, and nothing is "fit"."""
+    words = [text for text in texts if text in _PLACING]
+    if len(set(words)) > 1 or ("none" in words and len(texts) > len(words)):
+        raise RequestError(f"--place {' '.join(texts)}: none leaves all tables on the devices; give it alone")
+    return _PLACING[words[0]] if words else "given" if texts else "fit"
+
+
 def parse_places(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Tables and where they are, each PATTERN=PLACE."""
+    """Tables and where they are, each PATTERN=PLACE; words of `placing_of` are left out."""
     found = []
     for text in texts:
+        if text in _PLACING:
+            continue
         pattern, equals, place = text.rpartition("=")
         if not equals or not pattern.strip() or not place.strip():
-            raise RequestError(f"--place '{text}': write PATTERN=host or PATTERN=servers, as in 'tables.*=host'")
+            raise RequestError(
+                f"--place '{text}': write PATTERN=host or PATTERN=servers, as in 'tables.*=host', or auto, or none"
+            )
         found.append((pattern.strip(), place.strip()))
     return tuple(found)
 

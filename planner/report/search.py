@@ -25,6 +25,13 @@ def proof_text(status: str, gap: float, where: str) -> str:
     return f"No plan {where} is more than {_rounded_up(gap)} faster"
 
 
+def placements_text(compared: int) -> str:
+    """That tables were placed by the search, and how many ways it has tried."""
+    return (
+        f"Tables are placed by the search: the best of {compared} ways that were tried, each with the best plan for it"
+    )
+
+
 def objective_text(step: float, objective: float) -> str:
     """What the proof is about, where a step takes something else than the sum that was minimised; else nothing."""
     change = step / objective - 1

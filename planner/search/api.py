@@ -21,7 +21,7 @@ from planner.graph.uneven import EVEN
 from planner.plan.outline import model_reference
 from planner.plan.plan import PRECISIONS, ModelReference
 from planner.search.objectives import plan_for
-from planner.search.request import Objective, SearchRequest, Shard
+from planner.search.request import Objective, Placing, SearchRequest, Shard
 from planner.search.search import Progress, SearchResult
 from planner.search.space import FREE, Pinned
 from planner.sharding.discover import discover
@@ -44,6 +44,7 @@ def search(
     precision: str = "bf16",
     optimizer: str = "adamw",
     update: Update = PLAIN,
+    placing: Placing = "fit",
     imbalance: float = EVEN,
     algorithm: str = "dynamic_programming",
     pinned: Pinned = FREE,
@@ -69,6 +70,8 @@ def search(
         sequence_length: tokens per sample of a zoo model.
         global_batch: samples of an optimizer step; 4 per device where not given.
         update: what becomes of gradients: how they are added up, reduced and clipped; see `planner.Update`.
+        placing: "fit" moves tables of embeddings to the host where nothing fits otherwise and the model is mostly
+            tables, "auto" where that is better, "given" none but those that `update` places.
         imbalance: rows of the device with the most of them over the average, where experts are divided among devices;
             1, the default, is a router that gives all the same (see `planner.graph.uneven` for what is measured).
         pinned: degrees and other choices made by hand.
@@ -103,6 +106,7 @@ def search(
         precision=precision,
         optimizer=optimizer,
         update=update,
+        placing=placing,
         imbalance=imbalance,
         algorithm=algorithm,
         pinned=pinned,

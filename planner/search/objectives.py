@@ -13,6 +13,7 @@ from costmodels import peak_memory
 from hardware_profiles import of_one_kind
 from planner.errors import InfeasibleError, PlannerError
 from planner.nearest import divisors
+from planner.search.placing import with_placing
 from planner.search.request import SearchRequest
 from planner.search.search import Progress, SearchResult, find_fitting, search
 
@@ -27,12 +28,29 @@ Stop = Callable[[], bool]
 
 
 def plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
-    """The best plans by the objective of the request."""
-    if request.objective == "memory":
-        return least_memory(request, on_progress, cancelled)
-    if request.objective == "cost":
-        return least_cost(request, on_progress, cancelled)
-    return search(request, on_progress, cancelled)
+    """The best plans by the objective of the request, with tables on the host as it has it."""
+    solve, score = {"memory": (least_memory, _peak), "cost": (least_cost, _cost)}.get(
+        request.objective, (search, _time)
+    )
+    return with_placing(request, lambda one: solve(one, on_progress, cancelled), score, cancelled)
+
+
+def settled(request: SearchRequest, result: SearchResult) -> SearchRequest:
+    """A request with the tables given as a result of it has placed them."""
+    placed = result.plan.training.update.placed
+    return replace(request, placing="given", update=replace(request.update, placed=placed))
+
+
+def _peak(result: SearchResult) -> float:
+    return result.plan.prediction.peak_bytes
+
+
+def _cost(result: SearchResult) -> float:
+    return result.plans[0].objective * result.plan.cluster.devices
+
+
+def _time(result: SearchResult) -> float:
+    return result.plans[0].objective
 
 
 def least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
@@ -96,6 +114,8 @@ def front(
     request: SearchRequest, on_progress: Listener = lambda _: None, cancelled: Stop = lambda: False
 ) -> tuple[SearchResult, ...]:
     """The Pareto front of time against memory, fastest first: each plan is the fastest found within less memory."""
+    if request.placing != "given":
+        request = settled(request, plan_for(replace(request, objective="time", top=1), on_progress, cancelled))
     points: list[SearchResult] = []
     limit, reserved = request.memory_limit, _reserved(request)
     while not cancelled():

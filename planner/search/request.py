@@ -23,6 +23,11 @@ OBJECTIVES = ("time", "memory", "cost")
 
 Objective = Literal["time", "memory", "cost"]
 
+PLACINGS = ("given", "fit", "auto")
+"""Tables on the host: those that are given, more where nothing fits otherwise, more where that is better."""
+
+Placing = Literal["given", "fit", "auto"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
@@ -49,6 +54,7 @@ class SearchRequest:
     """What to plan: a traced graph whose example inputs have `batch` samples, a cluster with its devices, the training
     step, and what is decided already.
 
+    `placing` says whether tables go to the host beside those that `update` places (see `planner.search.placing`).
     `top` best plans are kept, of different configurations. `time_limit` is in seconds; the best plan by then is
     returned with its gap. `memory_limit` lowers what a device may fill, in bytes. `prune` is for tests: without it
     every configuration is evaluated in full. `imbalance` is that of routers (see `planner.graph.uneven`). `certify`
@@ -63,6 +69,7 @@ class SearchRequest:
     precision: str = "bf16"
     optimizer: str = "adamw"
     update: Update = PLAIN
+    placing: Placing = "given"
     imbalance: float = EVEN
     algorithm: str = "dynamic_programming"
     pinned: Pinned = FREE
@@ -75,7 +82,9 @@ class SearchRequest:
     certify: bool = False
 
     def __post_init__(self) -> None:
-        words = (("algorithm", ALGORITHMS), ("objective", OBJECTIVES), ("precision", PRECISIONS))
+        words = (
+            ("algorithm", ALGORITHMS), ("objective", OBJECTIVES), ("precision", PRECISIONS), ("placing", PLACINGS)
+        )  # fmt: skip
         for name, known in words:
             if getattr(self, name) not in known:
                 raise RequestError(unknown_name(name, getattr(self, name), known))

@@ -93,14 +93,16 @@ class SearchResult:
     No plan in the space of the request has an objective below `bound_seconds`; a step may take less than its objective
     (see `planner.search.contenders`). Where axes are free, that is the space of
     meshes of one and two axes whose virtual stages on a rank run alike; `covered` is False where the best plan has more
-    axes, so that nothing is proved about its like. `contexts` compares ways to split the sequence, where there was a
-    choice.
+    axes, so that nothing is proved about its like. `placements` is how many ways to place tables on the host were
+    compared, 0 where there was no choice: what is proved is about the one that was taken. `contexts` compares ways to
+    split the sequence, where there was a choice.
     """
 
     plans: tuple[Ranked, ...]
     bound_seconds: float
     statistics: Statistics
     covered: bool = True
+    placements: int = 0
     contexts: tuple[ContextOutcome, ...] = ()
 
     @property

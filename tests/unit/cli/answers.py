@@ -110,6 +110,7 @@ class Search(Strict):
     solved: int
     search_seconds: float
     total_seconds: float
+    placements: int
     stopped: bool
     certificate: Certificate | None
 
