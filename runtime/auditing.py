@@ -157,7 +157,7 @@ def _written(step: RankStep, inputs: Inputs) -> Ledger:
     ledger = Ledger()
     parts = range(step.bound.plan.training.micro_batches * step.bound.plan.slices)
     ledger.live.leave_out([*step.buffers.values(), *(piece for part in parts for piece in inputs(part).values())])
-    ledger.live.leave_out(step.optimizer.rows)
+    ledger.live.leave_out((*step.optimizer.rows, *step.weights.rows))
     for parameter in step.parameters.values():
         ledger.live.add(parameter.piece, WEIGHTS)
         if parameter.trainable:

@@ -78,7 +78,7 @@ class LayoutCheck:
             if name in parameters and not parameters[name].local:
                 self.note(
                     (_BESIDE, 0, place, 1),
-                    parameters[name].piece,
+                    parameters[name].present,
                     f"parameter '{name}'",
                     "the ranks were given different weights; build the module from the same seed, or load the same"
                     " checkpoint, on every rank",

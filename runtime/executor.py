@@ -11,7 +11,7 @@ and optimizer parallelism are all just layouts here.
 A value is dropped after its last use. A block that is recomputed runs under a checkpoint: what it computes is dropped
 after the forward pass and computed again, communication included, when its gradient is needed. Under "selective" the
 results of some of its operators are kept instead (see `runtime.kept_results`). What flows into it may be parked outside
-of the device (see `runtime.parked_reads`).
+of the device (see `runtime.parked_reads`), and so may the weights of any block (see `runtime.parked_weights`).
 
 A stage may take several micro-batches at a time, its copies. They go through the same program operator by operator in
 turn, so that one computes while what another has sent is on its way (see `runtime.interleaving`).
@@ -20,17 +20,15 @@ Buffers that the model changes get their new contents after the micro-batch. The
 what is recomputed later reads what was there before.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from hardware_profiles import Home
 from planner.plan.bind import BoundPlan
-from planner.plan.parked_reads import parked_reads
 from planner.plan.put_off import put_off
-from planner.plan.stage_cut import StageCut, promised_layouts, recomputed_runs
+from planner.plan.stage_cut import StageCut, promised_layouts
 from planner.pricing.liveness import replays
 from planner.sharding.layout import PARTIAL, local_shape, replicated
 from planner.sharding.rule import Duplex
@@ -40,28 +38,15 @@ from runtime.interleaving import Departed, depart, take_turns
 from runtime.kept_results import KeptResults
 from runtime.local_ops import local_call
 from runtime.lowering.programs import Programs, in_turns
-from runtime.observer import Observer
+from runtime.observer import Observer, Told, teller
 from runtime.parameters import LocalParameter, Version
-from runtime.parked_reads import ParkedReads, Told, Trail
+from runtime.parked_reads import ParkedReads, Trail
+from runtime.parked_weights import ParkedWeights, Visits
 from runtime.placed_tables import PlacedTables
 from runtime.put_off import PutOff
 from runtime.randomness import FIRST, Draw
 from runtime.redistribute import Transfer, transfer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """Consecutive instructions. `recomputed` ones run under a checkpoint, from the values `reads` to the values
-    `writes`; the first `again` of them are all that the backward pass needs anything of. What of the `reads` it `parks`
-    has a `home` outside of the device until then."""
-
-    instructions: tuple[Instruction, ...]
-    recomputed: bool = False
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
-    again: int = 0
-    parks: tuple[str, ...] = ()
-    home: Home = "device"
+from runtime.sections import Section, sections_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +61,7 @@ class Executor:
     updates: tuple[tuple[str, str], ...] = ()
     parking: ParkedReads | None = None
     programs: Programs | None = None
+    weights: ParkedWeights | None = None
 
     def __call__(
         self,
@@ -113,17 +99,27 @@ class Executor:
             )
         ]
         trail = Trail(self.parking) if self.parking is not None else None
-        for section in self.sections:
+        visits = self._visits(teller(copies[0].observer))
+        for number, section in enumerate(self.sections):
+            if visits is not None:
+                visits.enter(number)
             if section.recomputed and torch.is_grad_enabled():
                 self._recomputed(section, copies, trail)
             else:
                 self._run(section, copies)
+            if visits is not None:
+                visits.leave(number, [copy.values[name] for copy in copies for name in section.writes])
         if trail is not None:
             trail.end()
         for copy in copies:
             for buffer, content in self.updates:
                 buffers[buffer] = copy.values[content].detach()
         return [self._made(copy.values) for copy in copies]
+
+    def _visits(self, told: Told) -> Visits | None:
+        """The comings of parked weights in a pass; None where none are parked."""
+        runs = [section.visit for section in self.sections]
+        return Visits(self.weights, runs, told) if self.weights is not None and any(runs) else None
 
     def _made(self, values: Values) -> dict[str, torch.Tensor]:
         made = {name: values[name] for name in self.results}
@@ -158,7 +154,7 @@ class Executor:
         made = checkpoint(block, *reads, use_reentrant=False, preserve_rng_state=False)
         if trail is not None and section.parks:
             parked = [copy.values[name] for copy in copies for name in section.parks]
-            back = trail.park(parked, section.home, made, _teller(copies[0].observer))
+            back = trail.park(parked, section.home, made, teller(copies[0].observer))
         del reads
         writes = iter(made)
         for copy in copies:
@@ -205,11 +201,6 @@ def _nothing() -> None:
     """What a block that parks nothing waits for."""
 
 
-def _teller(observer: Observer | None) -> Told:
-    """Who wants to know of memory that is given back."""
-    return (lambda storage: None) if observer is None else observer.resized
-
-
 def build_executor(
     bound: BoundPlan,
     place: RankMesh,
@@ -217,9 +208,10 @@ def build_executor(
     parking: ParkedReads | None = None,
     tables: PlacedTables | None = None,
     programs: Programs | None = None,
+    weights: ParkedWeights | None = None,
 ) -> Executor:
-    """The program of this rank for its stage of a plan, with room for what it parks, and the `tables` that are not on
-    the devices. Raises ModelError for an operator that cannot run yet."""
+    """The program of this rank for its stage of a plan, with room for what it parks, the `tables` that are not on the
+    devices, and the parked `weights` of the rank. Raises ModelError for an operator that cannot run yet."""
     graph, mesh = bound.graph, place.mesh
     promised = promised_layouts(bound)
     results = (*cut.sends, *((graph.loss,) if cut.last else ()))
@@ -254,9 +246,10 @@ def build_executor(
     end = transfer(graph.types[graph.loss].shape, mesh, promised[graph.loss], everywhere, differentiable=True)
     return Executor(
         place=place,
-        sections=_sections(bound, instructions, outlive),
+        sections=sections_of(bound, instructions, outlive),
         parking=parking if bound.parked_blocks else None,
         programs=programs,
+        weights=weights,
         results=results,
         updates=updates,
         loss=graph.loss if cut.last else None,
@@ -276,41 +269,3 @@ def build_operand(bound: BoundPlan, name: str, promised: Duplex, index: int, pos
     if weight and between is not None:
         between = replace(between, reduced_in=getattr(torch, update.reduced_in(graph.types[name].dtype)))
     return Operand(name=name, transfer=between, weight=weight)
-
-
-def _sections(bound: BoundPlan, instructions: Mapping[int, Instruction], results: Sequence[str]) -> tuple[Section, ...]:
-    return tuple(
-        _recomputed_section(bound, instructions, run, results)
-        if recomputed
-        else Section(instructions=tuple(instructions[at] for at in run))
-        for recomputed, run in recomputed_runs(bound, tuple(instructions))
-    )
-
-
-def _recomputed_section(
-    bound: BoundPlan, instructions: Mapping[int, Instruction], run: Sequence[int], results: Sequence[str]
-) -> Section:
-    graph = bound.graph
-    inside = [instructions[at] for at in run]
-    made = {promise[0] for instruction in inside for promise in instruction.results if promise is not None}
-    held = graph.parameter_names | set(graph.buffers)
-    reads = _ordered(o.name for i in inside for o in i.operands if o.name not in made and o.name not in held)
-    later = {name for at in instructions if at > run[-1] for name in graph.operators[at].operands}
-    writes = _ordered(name for name in sorted(made) if name in results or name in later)
-    block = bound.blocks.block_of(run[0])
-    assert block is not None, "blocks are recomputed"
-    again = replays(graph, bound.blocks)[bound.blocks.kinds[block]].moves
-    return Section(
-        instructions=tuple(inside),
-        recomputed=True,
-        reads=reads,
-        writes=writes,
-        again=again,
-        parks=parked_reads(bound, block),
-        home=bound.parked_blocks.get(block, "device"),
-    )
-
-
-def _ordered(names: Iterable[str]) -> tuple[str, ...]:
-    """Each name once, in the order of first mention."""
-    return tuple(dict.fromkeys(names))

@@ -58,7 +58,7 @@ class FiniteWatch(Observer):
         since = f"the update of step {step - 1}" if step > 1 else "whoever built or loaded the model"
         for place, parameter in enumerate(self.graph.parameters):
             if parameter.name in parameters:
-                piece, what = parameters[parameter.name].piece, f"parameter '{parameter.name}'"
+                piece, what = parameters[parameter.name].present, f"parameter '{parameter.name}'"
                 self._find((_WEIGHT, place), what, piece, _counts(piece), f" since step {step}: {since} made it so")
         for place, (name, tensor) in enumerate([*buffers.items(), *inputs.items()]):
             nan, _ = _counts(tensor)

@@ -1,6 +1,6 @@
 """Who looks on while operators run: a seam of the executor, empty in a run of which nobody asks anything."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -8,6 +8,10 @@ import torch
 
 if TYPE_CHECKING:
     from runtime.instruction import Instruction
+
+
+Told = Callable[[torch.UntypedStorage], None]
+"""Called whenever memory is given back or taken again."""
 
 
 class Observer:
@@ -30,3 +34,12 @@ class Observer:
 
     def put_off(self, instruction: "Instruction", start: torch.Tensor) -> None:
         """The gradients of its weights wait for a turn of their own, which begins with the gradient of `start`."""
+
+
+def teller(observer: Observer | None) -> Told:
+    """Who wants to know of memory that is given back or taken again."""
+    return _nobody if observer is None else observer.resized
+
+
+def _nobody(storage: torch.UntypedStorage) -> None:
+    """Where nobody looks on."""

@@ -10,7 +10,8 @@ reduced says `runtime.reduction`, how they are clipped `runtime.norms`.
 The update is that of `runtime.optimizers`, element by element, or by norms of whole weights, so it is exact on pieces.
 What it updates is the *master*: the weight in the layout of the state and in float32, or, where the plan wants no
 master weights, in its own dtype. Where the weight is float32 and the state just cuts it finer
-(or not at all), the master is a view of the weight and costs no memory.
+(or not at all), the master is a view of the weight and costs no memory. A weight that is parked outside of the device
+has a master of its own, and is written to where it is parked (`runtime.parked_weights`).
 
 States that the plan parks outside of the device come to it one after the other, each for its update and the gathering
 of its weight (`runtime.parked_states`); those that stay are updated while the first of them arrive.
@@ -34,6 +35,7 @@ from runtime.optimizers import OptimizerSettings, kept_of, make_optimizer, momen
 from runtime.outside import Outside
 from runtime.parameters import LocalParameter
 from runtime.parked_states import MASTER, ParkedStates
+from runtime.parked_weights import ParkedWeights
 from runtime.redistribute import apply_steps, convert
 from runtime.reduction import Reduction
 
@@ -63,6 +65,7 @@ class ShardedOptimizer:
         place: RankMesh,
         arrivals: Mapping[str, int],
         outside: Outside | None = None,
+        parking: ParkedWeights | None = None,
     ) -> None:
         training = bound.plan.training
         self._place, self._update = place, training.update
@@ -73,6 +76,7 @@ class ShardedOptimizer:
         self.moments = moments_of(training.optimizer, settings)  # what is kept of every element, after an update
         self.updates = 0  # that were made
         self._parked = ParkedStates(self.moments, place.device, outside or Outside())
+        self._outward = parking  # of new weights
         self._visiting = visiting_order(bound, self._trainable)
         self._masters = [
             _master(p, place, training.update.master_weights, apart=self._renews)
@@ -168,7 +172,7 @@ class ShardedOptimizer:
         if self._renews:
             for parameter in self._trainable.values():
                 parameter.renew()
-        publication = _Publication(self._gathered, self._place)
+        publication = _Publication(self._gathered, self._place, self._outward)
 
         def stayed() -> None:
             for master in self._masters:
@@ -195,8 +199,8 @@ class _Publication:
     """The way of the updated masters into the kept weights of every rank: those of a bucket together, the others one by
     one. Collective, in the same order on every rank."""
 
-    def __init__(self, buckets: Sequence[Bucket], place: RankMesh) -> None:
-        self._place = place
+    def __init__(self, buckets: Sequence[Bucket], place: RankMesh, outward: ParkedWeights | None) -> None:
+        self._place, self._outward = place, outward
         self._waiting = {name: bucket for bucket in buckets for name in bucket.names}
         self._updated: dict[str, tuple[_Master, torch.Tensor]] = {}
         self._landed: set[str] = set()
@@ -205,7 +209,7 @@ class _Publication:
         """A master that will not be there for long."""
         bucket = self._waiting.get(master.parameter.name)
         if bucket is None:
-            _publish(master, self._place)
+            self._alone(master)
             return
         self._give(master, copied=True)
         if all(name in self._updated for name in bucket.names):
@@ -220,7 +224,24 @@ class _Publication:
             self._land(bucket)
         for master in masters:
             if master.parameter.name not in self._landed:
-                _publish(master, self._place)
+                self._alone(master)
+        if self._outward is not None:
+            self._outward.let_go()
+
+    def _alone(self, master: _Master) -> None:
+        """Write one updated master into the kept weight of every rank."""
+        parameter, stored = master.parameter, master.parameter.stored
+        if master.view and stored.state == stored.weight:
+            return
+        updated = master.weight.to(parameter.piece.dtype, copy=parameter.parked is not None)
+        self._write(parameter, convert(updated, parameter.shape, stored.state, stored.weight, self._place))
+
+    def _write(self, parameter: LocalParameter, weight: torch.Tensor) -> None:
+        if parameter.parked is None:
+            parameter.piece.detach().copy_(weight)
+        else:
+            assert self._outward is not None, parameter.name
+            self._outward.write(parameter.parked, weight.contiguous())
 
     def _give(self, master: _Master, *, copied: bool) -> None:
         self._updated[master.parameter.name] = master, master.weight.to(master.parameter.piece.dtype, copy=copied)
@@ -230,7 +251,7 @@ class _Publication:
         steps = [member.steps for member in bucket.members]
         whole = Flight(steps, [updated for _, updated in members], self._place, self._place.groups).land()
         for (master, _), weight in zip(members, whole, strict=True):
-            master.parameter.piece.detach().copy_(weight)
+            self._write(master.parameter, weight)
             del self._waiting[master.parameter.name]
             self._landed.add(master.parameter.name)
 
@@ -238,6 +259,7 @@ class _Publication:
 def _master(parameter: LocalParameter, place: RankMesh, widened: bool, *, apart: bool) -> _Master:
     weight, steps = _in_layout_of_state(parameter, place), _to_state(parameter, place)
     wide = wide_dtype(weight.dtype) if widened else weight.dtype
+    apart = apart or parameter.parked is not None
     view = not apart and wide == weight.dtype and not any(step.kind in COLLECTIVES for step in steps)
     weight = weight.detach() if view else weight.to(wide, copy=True).contiguous()
     weight.grad_dtype = wide_dtype(weight.dtype)
@@ -251,13 +273,4 @@ def _to_state(parameter: LocalParameter, place: RankMesh) -> tuple[Step, ...]:
 
 def _in_layout_of_state(parameter: LocalParameter, place: RankMesh) -> torch.Tensor:
     """This rank's piece of the weight in the layout of the state; may be a view of it."""
-    return apply_steps(parameter.piece.detach(), _to_state(parameter, place), place)
-
-
-def _publish(master: _Master, place: RankMesh) -> None:
-    """Write one updated master into the kept weight of every rank."""
-    parameter = master.parameter
-    stored, piece = parameter.stored, parameter.piece.detach()
-    if master.view and stored.state == stored.weight:
-        return
-    piece.copy_(convert(master.weight.to(piece.dtype), parameter.shape, stored.state, stored.weight, place))
+    return apply_steps(parameter.present, _to_state(parameter, place), place)

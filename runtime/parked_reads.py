@@ -18,10 +18,8 @@ import torch
 
 from hardware_profiles import Home
 from runtime.lanes import Lane, Mark, here
+from runtime.observer import Told
 from runtime.outside import Outside
-
-Told = Callable[[torch.UntypedStorage], None]
-"""Called whenever memory is given back or taken again."""
 
 
 @dataclass(eq=False, kw_only=True)

@@ -53,9 +53,9 @@ class Passed:
 class Pipeline:
     """One rank's share of the micro-batches of a step. Alone it talks to nobody.
 
-    In each turn it takes `copies` micro-batches. `order` are the turns of this rank in a step. Of the last step,
-    `turns` has those that were done, in their order, and `most_live` how many micro-batches, or slices of them, were at
-    most between their forward and the end of their backward pass.
+    In each turn it takes `copies` micro-batches, and calls `passed` when a backward pass is through. `order` are the
+    turns of this rank in a step. Of the last step, `turns` has those that were done, in their order, and `most_live`
+    how many micro-batches, or slices of them, were at most between their forward and the end of their backward pass.
     """
 
     chunks: tuple[Chunk, ...]
@@ -64,6 +64,7 @@ class Pipeline:
     loss: Crossing
     device: torch.device
     copies: int = 1
+    passed: Callable[[], None] = lambda: None
     has_gone: Callable[[dist.Work], bool] = dist.Work.is_completed
     turns: list[Turn] = field(default_factory=list)
     most_live: int = 0
@@ -180,6 +181,7 @@ class Pipeline:
         pairs = [(edge, given) for edge, given in zip(edges, gradients, strict=True) if edge is not None]
         if pairs:
             torch.autograd.backward([edge for edge, _ in pairs], [gradient for _, gradient in pairs])
+            self.passed()
         for values in passed.received:
             for arrival in chunk.arrivals:
                 if arrival.differentiable:

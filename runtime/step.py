@@ -35,12 +35,13 @@ from runtime.guard_settings import GuardSettings
 from runtime.inputs import Inputs
 from runtime.kept_buffers import kept_buffers
 from runtime.lowering.programs import Programs
-from runtime.observer import Observer
+from runtime.observer import Observer, teller
 from runtime.optimizer import ShardedOptimizer
 from runtime.optimizers import OptimizerSettings
 from runtime.outside import Outside
 from runtime.parameters import LocalParameter, Version, local_parameters, unused_parameters, whole_buffers
 from runtime.parked_reads import ParkedReads
+from runtime.parked_weights import ParkedWeights
 from runtime.pipeline import Pipeline, Values
 from runtime.placed_tables import PlacedTables
 from runtime.put_off import PutOff
@@ -87,11 +88,13 @@ class RankStep:
         self.cuts = tuple(cut_stage(bound, stage) for stage in range(len(bound.plan.stages)))
         check_updates(bound, self.cuts)
         own = self.cuts[place.stage :: place.stages]
-        parking = ParkedReads(device=place.device, outside=outside or Outside()) if bound.parked_blocks else None
+        outside = outside or Outside()
+        self.weights = ParkedWeights(place.device, outside)
+        parking = ParkedReads(device=place.device, outside=outside) if bound.parked_blocks else None
         self.tables = PlacedTables(module, bound, place, settings, servers)
         self.programs = Programs(bound=bound, place=place) if lowered else None
         self.executors: tuple[Executor, ...] = tuple(
-            build_executor(bound, place, cut, parking, self.tables, self.programs) for cut in own
+            build_executor(bound, place, cut, parking, self.tables, self.programs, self.weights) for cut in own
         )
         update = bound.plan.training.update
         self.pieces = sample_pieces((bound.inputs[name] for name in batched), bound.plan.mesh.sizes)
@@ -99,7 +102,7 @@ class RankStep:
         self.scale = update.seed(bound.plan.training.micro_batches, self.pieces) / bound.plan.slices
         held = frozenset[str]().union(*(cut.parameters for cut in own))
         held |= unused_parameters(bound) if place.stage == 0 else frozenset()
-        self.parameters = local_parameters(module, bound, place, held)
+        self.parameters = local_parameters(module, bound, place, held, self.weights)
         self.buffers = whole_buffers(module, bound.graph, place.device, update.broadcast)
         self.slices = Slices(bound, place, own, self.buffers) if bound.plan.slices > 1 else None
         self.pipeline = self._pipeline()
@@ -115,7 +118,7 @@ class RankStep:
         )  # inputs that an operator of this rank reads
         share_parameters(self.parameters, place, self.cuts)
         arriving = sum((arrivals(bound, cut) for cut in own), Counter[str]())
-        self.optimizer = ShardedOptimizer(bound, self.parameters, settings, place, arriving, outside)
+        self.optimizer = ShardedOptimizer(bound, self.parameters, settings, place, arriving, outside, self.weights)
         self.asynchronous = Asynchronous(self) if bound.plan.schedule in ASYNCHRONOUS else None
 
     def _pipeline(self) -> Pipeline:
@@ -127,7 +130,13 @@ class RankStep:
             loss=whole_value(bound, bound.graph.loss),
             device=place.device,
             copies=bound.plan.training.copies,
+            passed=self._passed,
         )
+
+    def _passed(self) -> None:
+        """A backward pass is through."""
+        if self.weights:
+            self.weights.hold((), (), teller(self.observer))
 
     @property
     def samples(self) -> int:

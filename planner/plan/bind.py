@@ -5,7 +5,7 @@ comes out is legal and complete, and is all that the runtime and the pricing nee
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from hardware_profiles import Home
@@ -143,6 +143,7 @@ def bind_prepared(plan: Plan, whole: OperatorGraph, blocks: Blocks) -> BoundPlan
         check_parameter(name, parameter, plan.mesh, sequences)
     _check_local(plan, stored)
     _check_parked(plan, stored)
+    _check_parked_weights(plan, graph, blocks, stored)
     inputs = dict(plan.inputs)
     for name in graph.inputs:
         if name not in inputs:
@@ -442,7 +443,7 @@ def _check_local(plan: Plan, stored: Mapping[str, StoredParameter]) -> None:
         if not named:
             raise PlanFileError(f"training.local_parameters: no parameter of the model matches '{pattern}'")
         for name in named:
-            if replace(stored[name], state_home="device") != own_copies(axes):
+            if stored[name].on_device != own_copies(axes):
                 raise StrategyError(
                     f"parameter '{name}': is local by '{pattern}', so that the plan may not cut or reduce it; store its"
                     f" weight and state as {format_layout(own_copies(axes).weight)} and its gradient as"
@@ -457,6 +458,26 @@ def _check_parked(plan: Plan, stored: Mapping[str, StoredParameter]) -> None:
         if one.parked:
             raise PlanFileError(
                 f"parameter '{name}': its state is kept on the {one.state_home}, but {fault}; keep it on the device"
+            )
+
+
+def _check_parked_weights(
+    plan: Plan, graph: OperatorGraph, blocks: Blocks, stored: Mapping[str, StoredParameter]
+) -> None:
+    """Weights are parked where one block alone reads them, and where they change once a step."""
+    fault = offload_fault("", plan.schedule)
+    for name, one in stored.items():
+        if not one.weight_parked:
+            continue
+        if fault is not None:
+            raise PlanFileError(
+                f"parameter '{name}': is kept on the {one.weight_home}, but {fault}; keep it on the device"
+            )
+        readers = {blocks.block_of(at) for at in graph.consumers.get(name, ())}
+        if len(readers) != 1 or None in readers:
+            raise PlanFileError(
+                f"parameter '{name}': is kept on the {one.weight_home}, which is for weights that one repeated block"
+                " reads, and nothing else; set its weight_home to device"
             )
 
 

@@ -70,7 +70,7 @@ def item_rows(
 def choice_text(choice: tuple[str | None, ...] | StoredParameter) -> str:
     """A strategy as plan files write it; of stored layouts weight, gradient and state."""
     if isinstance(choice, StoredParameter):
-        layouts = (format_layout(choice.weight), format_layout(choice.gradient), choice.state_words)
+        layouts = (choice.weight_words, format_layout(choice.gradient), choice.state_words)
         return "/".join(layout or "-" for layout in layouts)
     return format_strategy(choice) or "-"
 

@@ -114,6 +114,7 @@ class _Stored(_Strict):
     gradient: str
     state: str
     state_home: str = "device"
+    weight_home: str = "device"
 
 
 class _Group(_Strict):
@@ -265,6 +266,7 @@ def _group_content(group: Group) -> dict[str, Any]:
             name: {
                 **{kind: format_layout(getattr(stored, kind)) for kind in ("weight", "gradient", "state")},
                 **({"state_home": stored.state_home} if stored.parked else {}),
+                **({"weight_home": stored.weight_home} if stored.weight_parked else {}),
             }
             for name, stored in group.parameters
         },
@@ -562,6 +564,7 @@ def _group(group: _Group, place: str) -> Group:
                     gradient=_layout(stored.gradient, f"{place}.parameters.{name}.gradient"),
                     state=_layout(stored.state, f"{place}.parameters.{name}.state"),
                     state_home=_home(stored.state_home, f"{place}.parameters.{name}.state_home"),
+                    weight_home=_home(stored.weight_home, f"{place}.parameters.{name}.weight_home"),
                 ),
             )
             for name, stored in group.parameters.items()

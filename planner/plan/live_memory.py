@@ -104,6 +104,14 @@ class _Held:
     rows: Mapping[str, Bytes] = field(default_factory=dict)
     gradients: dict[str, Storage] = field(default_factory=dict)
     sent: list[Storage] = field(default_factory=list)
+    visiting: dict[str, Storage] = field(default_factory=dict)
+
+    def visit(self, weights: Mapping[str, Bytes]) -> None:
+        """Have these parked weights on the device, and no others."""
+        for name in self.visiting.keys() - weights.keys():
+            self.account.release(self.visiting.pop(name))
+        for name in weights.keys() - self.visiting.keys():
+            self.visiting[name] = self.account.new(weights[name], WEIGHTS)
 
     def send(self, storage: Storage) -> None:
         """What is sent is held until the next is, when it has gone."""
@@ -162,7 +170,8 @@ class _Chunk:
         values = {name: Piece(self.account.hold(p.storage), p.shape, p.contiguous) for name, p in received.items()}
         found = []
         leaving: list[Storage] = []
-        for again, operators in self.tensors.sections:
+        for number, (again, operators) in enumerate(self.tensors.sections):
+            self.held.visit({**self.tensors.visit(number), **self.tensors.ahead(number, number + 1)})
             section = _Section(operators, {}, again=again)
             if again:
                 self._checkpoint(section, values)
@@ -173,6 +182,7 @@ class _Chunk:
                     section.kept[at] = self._compute(at, values)
                     self._drop(at, values)
             found.append(section)
+            self.held.visit(self.tensors.ahead(number, number + 1))
         self._leave(leaving)
         for name in self.cut.sends:
             self.held.send(values[name].storage)
@@ -284,11 +294,14 @@ class _Chunk:
         ]  # who calls autograd has them till the end
         while sections:
             section = sections.pop()
+            number = len(sections)
+            self.held.visit({**self.tensors.visit(number), **self.tensors.ahead(number, number - 1)})
             for at in reversed(section.operators):
                 if section.again and at not in section.kept and self.tensors.keeps(at):
                     self._again(section, sections)
                 self._differentiate(at, section, gradients)
             self._release([piece.storage for piece in section.reads.values()])
+        self.held.visit({})
         for name in self.cut.receives:
             if name in gradients:
                 self.held.send(gradients[name])
@@ -455,6 +468,7 @@ class _Chunk:
         for name, piece in pieces.items():
             if name not in parked:
                 self._publish(name, piece)
+        self.held.let_go()
 
     def _places(self, parked: Sequence[str]) -> list[Storage]:
         """Where parked states are updated: one, and the next or the last."""
@@ -466,7 +480,10 @@ class _Chunk:
         stored, tensor = self.bound.parameters[name], self.bound.graph.types[name]
         steps = redistribution(tensor.shape, self.bound.plan.mesh, stored.state, stored.weight)
         narrow = Piece(self.account.new(self.tensors.bytes(name, piece.shape), OTHER), piece.shape)
-        self.account.release(self._moved(narrow, steps, name).storage)
+        new = self._moved(narrow, steps, name).storage
+        if stored.weight_parked:
+            self.held.send(new)
+        self.account.release(new)
         self.account.release(narrow.storage)
 
     # memory that is held and let go

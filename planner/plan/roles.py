@@ -14,7 +14,7 @@ Experts may be cut on an axis of any role, where tokens are exchanged: that is e
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from planner.plan.bind import BoundOperator, BoundPlan
@@ -212,20 +212,26 @@ def _recomputation(bound: BoundPlan) -> str:
 def _offload(bound: BoundPlan) -> str:
     """`none`, or what is parked outside of the devices: `optimizer states on the host`, `38% of the optimizer states on
     the host`."""
-    sizes: Counter[str] = Counter()
+    states: Counter[str] = Counter()
+    weights: Counter[str] = Counter()
     for name, stored in bound.parameters.items():
+        weights[stored.weight_home] += bound.graph.types[name].numel
         if name in bound.graph.differentiable:
-            sizes[stored.state_home] += bound.graph.types[name].numel
+            states[stored.state_home] += bound.graph.types[name].numel
+    words = [*_shares(states, "optimizer states"), *_shares(weights, "weights")]
+    parked = Counter(bound.parked_blocks.values())
+    words += [f"activations of {parked[home]} of {bound.blocks.count} blocks on the {home}" for home in sorted(parked)]
+    return ", ".join(words) or "none"
+
+
+def _shares(sizes: Counter[str], what: str) -> Iterator[str]:
+    """Which part of something is on the host, and which on a disk."""
     whole = sum(sizes.values())
-    words = []
     for home in ("host", "disk"):
         if sizes[home]:
             share = sizes[home] / whole
             some = "" if sizes[home] == whole else f"{share:.0%} of the " if share >= 0.005 else "a few of the "
-            words.append(f"{some}optimizer states on the {home}")
-    parked = Counter(bound.parked_blocks.values())
-    words += [f"activations of {parked[home]} of {bound.blocks.count} blocks on the {home}" for home in sorted(parked)]
-    return ", ".join(words) or "none"
+            yield f"{some}{what} on the {home}"
 
 
 def call_word(name: str, op_class: str) -> str:

@@ -1,12 +1,13 @@
 """What one pipeline rank costs, summed up while the judge walks over its operators."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from costmodels import Visit, collective_time, visits_time
 from hardware_profiles import Bytes, Group, Seconds
 from planner.plan.charges import Charges
+from planner.plan.parked_weights import waited_for
 from planner.plan.step import ChunkCost, Launches
 from planner.pricing import ParameterPrices
 
@@ -26,6 +27,12 @@ OFFLOAD = "offload"
 READS = "activation offload"
 """What it takes to park what flows into recomputed blocks, and to bring it back, a micro-batch."""
 
+FETCHED = "weight offload"
+"""What it takes to bring parked weights for the two passes of a micro-batch."""
+
+RETURNED = "weights going back"
+"""What it takes to bring new weights to where they are parked, once a step."""
+
 MEMORY = ("weights", "gradients", "optimizer state", "activations", "transient")
 
 
@@ -39,7 +46,7 @@ class StageCost:
     `chunks` has the seconds once more, by the passes through each chunk, and what software hides. `beyond` is what
     buckets and norms take once a step beyond the additive sums (see `planner.plan.once`), and the row of parked states
     (`visits`, see `costmodels.parking`). `parked` are the bytes outside of the device by where they are, `rows` those
-    of each parameter.
+    of each parameter. `fetched` are the seconds in which the weights of each block come that parks any.
     """
 
     chunks: list[ChunkCost]
@@ -53,6 +60,7 @@ class StageCost:
     parked: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     visits: dict[str, Visit] = field(default_factory=dict)
     rows: dict[str, float] = field(default_factory=dict)
+    fetched: dict[int, float] = field(default_factory=dict)
 
     @property
     def all_once(self) -> dict[str, float]:
@@ -75,8 +83,22 @@ class StageCost:
         first = not chunk.parks
         chunk.parks = True
         for one, seconds in ((chunk.forward, store), (chunk.backward, fetch)):
-            one.add(waits=seconds if first else 0.0, hidden=0.0 if first else seconds)
-            one.beside += 0.0 if first else seconds
+            one.bring(seconds, waits=first)
+
+    def park_weight(self, block: int, prices: ParameterPrices, home: str) -> None:
+        """Count a weight of a block that is parked."""
+        self.micro_batch[FETCHED] = self.micro_batch.get(FETCHED, 0.0) + float(prices.fetches[0])
+        self.once[RETURNED] = self.once.get(RETURNED, 0.0) + float(prices.weight_store[0])
+        self.parked[home] += float(prices.weight_parked[0])
+        self.fetched[block] = self.fetched.get(block, 0.0) + float(prices.weight_fetch[0])
+
+    def end_fetches(self, chunk: ChunkCost, blocks: Collection[int]) -> None:
+        """The weights of these blocks of a chunk, which are all of it that park any, come under the work of a pass, but
+        for those that it waits for."""
+        for block in blocks:
+            for one, backward in ((chunk.forward, False), (chunk.backward, True)):
+                waits = waited_for(blocks, block, backward=backward)
+                one.bring(self.fetched[block], waits=waits)
 
     def end_visits(self, order: Sequence[str]) -> None:
         """What parked states take in this order, more or less than the sum of their paces."""

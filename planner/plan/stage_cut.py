@@ -7,6 +7,7 @@ from itertools import groupby
 from planner.errors import PlannerError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan, stage_of_operators
+from planner.plan.parked_weights import parks_weights
 from planner.plan.slices import positional
 from planner.sharding.layout import replicated
 from planner.sharding.rule import Duplex
@@ -104,12 +105,14 @@ def promised_layouts(bound: BoundPlan) -> dict[str, Duplex]:
     return found
 
 
-def recomputed_runs(bound: BoundPlan, operators: Sequence[int]) -> tuple[tuple[bool, tuple[int, ...]], ...]:
-    """Runs of operators of one block that is recomputed (True), and of all others between them."""
+def runs_of(bound: BoundPlan, operators: Sequence[int]) -> tuple[tuple[bool, tuple[int, ...]], ...]:
+    """Runs of operators of one block that is recomputed (True), and of all others between them; each block by itself
+    where the plan parks weights."""
+    apart = parks_weights(bound)
 
-    def recomputed(at: int) -> int | None:
+    def alone(at: int) -> int | None:
         block = bound.blocks.block_of(at)
-        return None if bound.recompute_of(block) is None else block
+        return block if apart or bound.recompute_of(block) is not None else None
 
-    runs = ((block, tuple(run)) for block, run in groupby(operators, key=recomputed))
-    return tuple((block is not None, run) for block, run in runs)
+    runs = ((block, tuple(run)) for block, run in groupby(operators, key=alone))
+    return tuple((bound.recompute_of(block) is not None, run) for block, run in runs)

@@ -7,7 +7,8 @@ from functools import cached_property
 
 from hardware_profiles import Bytes
 from planner.plan.bind import BoundOperator, BoundPlan
-from planner.plan.stage_cut import StageCut, promised_layouts, recomputed_runs
+from planner.plan.parked_weights import parked_weights, parks_weights
+from planner.plan.stage_cut import StageCut, promised_layouts, runs_of
 from planner.pricing.operator_price import inner_messages
 from planner.sharding.layout import Layout, local_shape
 from planner.sharding.redistribute import COLLECTIVES, Step, is_view, redistribution
@@ -43,7 +44,22 @@ class StageTensors:
 
     @cached_property
     def sections(self) -> tuple[tuple[bool, tuple[int, ...]], ...]:
-        return recomputed_runs(self.bound, self.cut.operators)
+        return runs_of(self.bound, self.cut.operators)
+
+    def visit(self, number: int) -> Mapping[str, Bytes]:
+        """Bytes of the parked weights that come for a section."""
+        names = parked_weights(self.bound, self.sections[number][1]) if self._parks else ()
+        return {name: self.bytes(name, self.shape(name, self.bound.parameters[name].weight)) for name in names}
+
+    def ahead(self, number: int, neighbour: int) -> Mapping[str, Bytes]:
+        """Those that come for the next section while this one runs: none where this one has none itself."""
+        if not 0 <= neighbour < len(self.sections) or not self.visit(number):
+            return {}
+        return self.visit(neighbour)
+
+    @cached_property
+    def _parks(self) -> bool:
+        return parks_weights(self.bound)
 
     def move(self, at: int, place: int) -> Move:
         """How an operand comes to its operator."""

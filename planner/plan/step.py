@@ -52,7 +52,7 @@ COVERED = "covered by other copies"
 """Communication of one copy while another computes; negative."""
 
 BESIDE = "offload under computation"
-"""Parked activations that leave and come while other blocks compute; negative."""
+"""Parked activations and weights that leave and come while other blocks compute; negative."""
 
 AHEAD = "launches ahead"
 """What a host saves that launches the operators of a block while longer kernels before them still run; negative."""
@@ -84,7 +84,7 @@ class PassCost:
     what of `waits` other copies may compute under; `operators` has for each what it sends and what else it takes, where
     the plan has several copies. `grows` is what a slice takes more than the one before it, `transfers` what of `waits`
     comes from the stage before, or back from the one behind, `beside` what of `hidden` is charged all the same: parked
-    activations on their way."""
+    activations and weights on their way."""
 
     work: float = 0.0
     waits: float = 0.0
@@ -100,6 +100,11 @@ class PassCost:
         self.waits += waits
         self.hidden += hidden
         self.sent += sent
+
+    def bring(self, seconds: float, *, waits: bool) -> None:
+        """Something parked leaves or comes: the pass waits for it, or computes meanwhile."""
+        self.add(waits=seconds if waits else 0.0, hidden=0.0 if waits else seconds)
+        self.beside += 0.0 if waits else seconds
 
     def close(self, before: tuple[float, float]) -> None:
         """Everything since `before`, as `taken` was then, is one operator."""
@@ -232,6 +237,6 @@ def rank_seconds(chunks: Sequence[ChunkCost], once: Mapping[str, float]) -> Rank
         )
     return RankSeconds(
         chunks=tuple(timed),
-        optimizer=once["optimizer"] + once.get("offload", 0.0),
+        optimizer=once["optimizer"] + once.get("offload", 0.0) + once.get("weights going back", 0.0),
         weight_gather=once["weight gathering"] + excess,
     )

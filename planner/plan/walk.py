@@ -18,6 +18,7 @@ from planner.plan.charges import UNCHARGED, Phase, Times, charge
 from planner.plan.once import once_of
 from planner.plan.parked import tables_on_hosts, visiting_order
 from planner.plan.parked_reads import home_of, parked_reads
+from planner.plan.parked_weights import block_of_parked
 from planner.plan.plan import ASYNCHRONOUS
 from planner.plan.put_off import put_off
 from planner.plan.schedule import in_flight_of, put_off_at_most, splits, updates_of, weight_versions, whole_in_flight
@@ -131,16 +132,23 @@ class Walk:
             for one, taken in zip(passes, before, strict=True):
                 one.close(taken)
             after(at, cost, at_once)
-        cost.memory["activations"] += copies * max(at_once.values(), default=0.0)
         cost.memory["transient"] *= copies
         cost.memory["transient"] += self.cluster.software.buffers
         for (number, _, name), launches in cost.launches.items():
             _save(cost.chunks[number], name, launches.ahead)
             cost.ahead += launches.ahead
         used = {name: self._chunk(at) for at in reversed(own) for name in operators[at].operator.operands}
+        blocks = block_of_parked(self.bound, [name for name in used if name in self.bound.parameters])
         for parameter in self.bound.graph.parameters:  # in a fixed order: sums must not depend on hashes
             if parameter.name in used:
-                self._parameter(cost, parameter.name, cost.chunks[used[parameter.name]])
+                nbytes = self._parameter(
+                    cost, parameter.name, cost.chunks[used[parameter.name]], blocks.get(parameter.name)
+                )
+                if parameter.name in blocks:
+                    at_once[blocks[parameter.name]] = at_once.get(blocks[parameter.name], 0.0) + nbytes
+        cost.memory["activations"] += copies * max(at_once.values(), default=0.0)
+        for number, chunk in enumerate(cost.chunks):
+            cost.end_fetches(chunk, sorted({blocks[name] for name in blocks if used[name] == number}))
         cost.end_visits(visiting_order(self.bound, used))
         if nbytes := tables_on_hosts(self.bound):
             cost.parked["host"] += nbytes
@@ -426,7 +434,9 @@ class Walk:
             self._move(cost, chunk, owner, part, "gradients", moved, *back, {"backward": 1}, later)
         return bool(self.pricers.parameters.route(tensor, *there).messages)
 
-    def _parameter(self, cost: StageCost, name: str, chunk: ChunkCost) -> None:
+    def _parameter(self, cost: StageCost, name: str, chunk: ChunkCost, block: int | None) -> float:
+        """A parameter of a rank, whose weight is parked where its `block` is given; returns the bytes of what visits
+        the device while this block runs."""
         plan, graph = self.bound.plan, self.bound.graph
         tensor, stored, trainable = graph.types[name], self.bound.parameters[name], name in graph.differentiable
         local = self.update.is_local(name)
@@ -455,8 +465,11 @@ class Walk:
         cost.memory["optimizer state"] += float(prices.state[0])
         if stored.parked and trainable:
             cost.park(name, prices, stored.state_home)
+        if block is not None:
+            cost.park_weight(block, prices, stored.weight_home)
         if plan.schedule in ASYNCHRONOUS and trainable and tensor.dtype == "float32":  # no master is a view there
             cost.memory["optimizer state"] += tensor.nbytes * local_fraction(stored.state, plan.mesh.sizes)
+        return float(prices.visiting[0])
 
     def _tied(self, cost: StageCost, name: str) -> None:
         """A parameter used on several pipeline ranks: their gradients are summed once a step."""

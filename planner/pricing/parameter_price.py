@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodels import operator_time, optimizer_time, parameter_bytes, parked_bytes, visit_pace, visit_seconds
-from hardware_profiles import Cluster
+from hardware_profiles import Cluster, Home
 from planner.graph.operator_graph import TensorType
 from planner.pricing.redistribution_price import Pricers
 from planner.sharding.layout import PARTIAL, REPLICATE, local_fraction
@@ -47,6 +47,8 @@ class ParameterPrices:
 
     A state that is `parked` outside of the device, so many bytes, is not in `state`. `offload` are the seconds by which
     its update takes longer in a row of such, with all that is hidden; by itself it would take `fetch` and `store`, too.
+    A weight that is parked, `weight_parked` bytes, is not in `weight`. `weight_fetch` are the seconds in which it comes
+    for one pass through its block, `weight_store` those in which a new one goes back, once a step.
     """
 
     accumulation: Array
@@ -60,6 +62,19 @@ class ParameterPrices:
     fetch: Array
     store: Array
     offload: Array
+    weight_parked: Array
+    weight_fetch: Array
+    weight_store: Array
+
+    @property
+    def fetches(self) -> Array:
+        """Seconds of a micro-batch in which a parked weight comes: for its forward and for its backward pass."""
+        return 2 * self.weight_fetch
+
+    @property
+    def visiting(self) -> Array:
+        """Bytes of the device that a parked weight takes while its block runs: with those of the next block."""
+        return parked_bytes(self.weight_parked)
 
     @property
     def transient(self) -> Array:
@@ -84,59 +99,67 @@ def price_parameter(
     per = parameter_bytes(precision, optimizer, software, update.variant)
     pieces = np.array([_pieces(s, sizes) for s in stored]) if software.flat else np.ones(len(stored))
     weight = np.array([local_fraction(s.weight, sizes) for s in stored]) * tensor.numel
-    weight = weight / (pieces if software.flat > 2 else 1.0)
-    zeros = np.zeros(len(stored))
+    weight = weight / (pieces if software.flat > 2 else 1.0) * per.weight
+    cluster, zeros = pricers.parameters.cluster, np.zeros(len(stored))
+    apart = np.array([one.weight_parked for one in stored])
+    weight_fetch, weight_store = _visits(weight, [one.weight_home for one in stored], cluster)
     if not trainable:
         return ParameterPrices(
             accumulation=zeros,
             synchronisation=zeros,
             update=zeros,
             gather=zeros,
-            weight=weight * per.weight,
+            weight=np.where(apart, 0.0, weight),
             gradient=zeros,
             state=zeros,
             parked=zeros,
             fetch=zeros,
             store=zeros,
             offload=zeros,
+            weight_parked=np.where(apart, weight, 0.0),
+            weight_fetch=weight_fetch,
+            weight_store=zeros,
         )
     state = np.array([local_fraction(s.state, sizes) for s in stored]) * tensor.numel / pieces
     gradient = np.array([local_fraction(s.gradient, sizes) for s in stored]) * tensor.numel
     gradient = gradient / (pieces if software.flat > 1 else 1.0)
     accumulated = summed(tensor, update)
-    # an fp32 weight is its own master copy where the state cuts it finer; elsewhere the piece of the state is a copy
+    # an fp32 weight is its own master copy where the state cuts it finer; elsewhere the piece of the state is a copy,
+    # and that of a parked weight, too
     weights, gradients, states = ([getattr(s, kind) for s in stored] for kind in ("weight", "gradient", "state"))
     own = (tensor.element_bytes == _FP32 or not update.master_weights) and not software.offloaded
-    copies = pricers.parameters.pairs(tensor, weights, states).sends if own else zeros
+    copies = np.where(apart, 1.0, pricers.parameters.pairs(tensor, weights, states).sends) if own else zeros
     added = gradient * (tensor.element_bytes + 2 * accumulated.element_bytes)
     landing = _landing(accumulated, stored, mesh) if update.bucketed and not local else zeros
-    cluster = pricers.parameters.cluster
     device = cluster.device
     kept = state * (per.state + tensor.element_bytes * copies)
     updated = np.asarray(optimizer_time(state, precision, optimizer, device, update.variant))
     away = np.array([s.parked for s in stored])
-    fetch, store = _visits(kept, stored, cluster)
+    fetch, store = _visits(kept, [one.state_home for one in stored], cluster)
     passed = operator_time(op_class="copy", flops=0.0, bytes_moved=added, dtype="fp32", device=device)
     return ParameterPrices(
         accumulation=np.asarray(passed) if cluster.software.accumulates else zeros,
         synchronisation=zeros if local else pricers.sums.pairs(accumulated, gradients, states).seconds,
         update=updated,
         gather=pricers.updated.pairs(tensor, states, weights).seconds,
-        weight=weight * per.weight,
+        weight=np.where(apart, 0.0, weight),
         gradient=gradient * per.gradient + landing,
         state=np.where(away, 0.0, kept),
         parked=np.where(away, kept, 0.0),
         fetch=fetch,
         store=store,
         offload=np.where(away, visit_pace(fetch, updated, store) - updated, 0.0),
+        weight_parked=np.where(apart, weight, 0.0),
+        weight_fetch=weight_fetch,
+        weight_store=weight_store,
     )
 
 
-def _visits(nbytes: Array, stored: Sequence[StoredParameter], cluster: Cluster) -> tuple[Array, Array]:
-    """Seconds to fetch and to write back states of so many bytes; none where they are on the device."""
-    fetch, store = np.zeros(len(stored)), np.zeros(len(stored))
-    for home in dict.fromkeys(one.state_home for one in stored if one.parked):
-        here = np.array([one.state_home == home for one in stored])
+def _visits(nbytes: Array, homes: Sequence[Home], cluster: Cluster) -> tuple[Array, Array]:
+    """Seconds to fetch and to write back so many bytes; none where they are on the device."""
+    fetch, store = np.zeros(len(homes)), np.zeros(len(homes))
+    for home in dict.fromkeys(home for home in homes if home != "device"):
+        here = np.array([one == home for one in homes])
         fetch[here], store[here] = visit_seconds(nbytes[here], cluster.store(home), cluster.device.launch_latency)
     return fetch, store
 

@@ -64,7 +64,7 @@ def _layers(bound: BoundPlan) -> RenderableType:
             continue
         words = strategy_words(operator, labels[at])
         stored = [bound.parameters[name] for name in operator.operator.operands if name in bound.parameters]
-        weight = format_layout(stored[0].weight) if stored else ""
+        weight = stored[0].weight_words if stored else ""
         state = stored[0].state_words if stored else ""
         result = format_layout(operator.layouts.results[0].forward)
         table.add_row(short_name(operator.operator), *words, result, weight, state)

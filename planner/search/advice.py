@@ -141,7 +141,7 @@ def _ladders(request: SearchRequest, needed: float | None, retrace: Retrace | No
 
 
 def _parked(request: SearchRequest) -> list[Step]:
-    """States of the optimizer outside of the devices: on the host, then on disks, where there are."""
+    """ "States of the optimizer, and more, outside of the devices: on the host, then on disks, where there are."""
     if request.pinned.offload != NOTHING:
         return []
 
@@ -151,6 +151,10 @@ def _parked(request: SearchRequest) -> list[Step]:
     return [
         ("offload to the host where that helps (--offload auto)", made("auto")),
         ("optimizer states on disks (--offload optimizer:disk)", made("optimizer:disk")),
+        (
+            "optimizer states on disks and weights on the host (--offload optimizer:disk,weights)",
+            made("optimizer:disk,weights"),
+        ),
     ]
 
 

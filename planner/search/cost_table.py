@@ -6,7 +6,7 @@ step, bytes per device.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -251,13 +251,13 @@ class TableBuilder:
         local = trainable and self.update.is_local(name)
         if local:
             among = (own_copies(len(self.mesh.axes)),)
-        key = (tensor, trainable, among, local)
+        states = self.offload.optimizer if trainable else NOTHING.optimizer
+        weights = self.offload.weights if name in template.every_own_parameter else NOTHING.weights
+        key = (tensor, trainable, among, local, weights)
         if key not in self._parameters:
             stored = legal_stored(tensor.shape, self.mesh.sizes, trainable) if among is None else among
-            if trainable and self.offload.optimizer != NOTHING.optimizer:
-                stored = with_homes(
-                    dict.fromkeys(replace(one, state_home="device") for one in stored), self.offload.optimizer
-                )
+            if states != NOTHING.optimizer or weights != NOTHING.weights:
+                stored = with_homes(stored, states, weights)
             prices = price_parameter(
                 tensor, trainable, stored, self.precision, self.optimizer, self._pricers, self.update, local
             )

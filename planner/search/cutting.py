@@ -468,10 +468,16 @@ class _PieceMaker:
         prices = parameter.prices
         self._add(
             parameter.name,
-            part=prices.accumulation,
-            steady=prices.accumulation,
-            step=prices.synchronisation + prices.update + prices.gather + prices.offload + self.cutter.tied(parameter),
+            part=prices.accumulation + prices.fetches,
+            steady=prices.accumulation + prices.fetches,
+            step=prices.synchronisation
+            + prices.update
+            + prices.gather
+            + prices.offload
+            + prices.weight_store
+            + self.cutter.tied(parameter),
             fixed=prices.weight + prices.gradient + prices.state,
+            replay=prices.visiting,
         )
         at = self.place[parameter.name]
         self.columns["transient"][at] = np.maximum(self.columns["transient"][at], prices.transient)

@@ -3,7 +3,8 @@
 --offload optimizer                 the states of the optimizer in the memory of the host
 --offload optimizer:disk            ... on a disk
 --offload activations               what flows into recomputed blocks, until their backward pass
---offload optimizer,activations     both
+--offload weights                   those of repeated blocks, between the passes through their block
+--offload optimizer,weights         several
 --offload auto                      wherever that makes the step fastest: on the device or on the host
 --offload none                      nothing (the default)
 """
@@ -21,11 +22,12 @@ _CHOICES: dict[str, tuple[Home, ...]] = {"host": ("host",), "disk": ("disk",), "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offload:
-    """Homes from which the search may choose: for the optimizer's state of every parameter, and for the activations
-    that flow into every recomputed block."""
+    """Homes from which the search may choose: for the optimizer's state of every parameter, for the activations
+    that flow into every recomputed block, and for the weights of every repeated block."""
 
     optimizer: tuple[Home, ...] = ("device",)
     activations: tuple[Home, ...] = ("device",)
+    weights: tuple[Home, ...] = ("device",)
 
     @property
     def stores(self) -> tuple[Home, ...]:
@@ -37,7 +39,7 @@ class Offload:
 NOTHING = Offload()
 """Everything stays on the device."""
 
-ANYTHING = Offload(optimizer=_EITHER, activations=_EITHER)
+ANYTHING = Offload(optimizer=_EITHER, activations=_EITHER, weights=_EITHER)
 """Each thing where it makes the step fastest, but for disks."""
 
 KINDS = tuple(kind.name for kind in fields(Offload))
@@ -47,13 +49,14 @@ WORDS = ("none", "auto", *KINDS, *(f"{kind}:{home}" for kind in KINDS for home i
 
 def offload_of(plan: Plan) -> Offload:
     """What a plan parks, as a request that may park the same, or keep it on the device."""
-    states = {stored.state_home for group in plan.groups for _, stored in group.parameters}
+    stored = [one for group in plan.groups for _, one in group.parameters]
+    states, weights = {one.state_home for one in stored}, {one.weight_home for one in stored}
     activations = {group.activations_home for group in plan.groups}
 
     def among(used: set[Home]) -> tuple[Home, ...]:
         return ("device", *(home for home in _PARKED if home in used))
 
-    return Offload(optimizer=among(states), activations=among(activations))
+    return Offload(optimizer=among(states), activations=among(activations), weights=among(weights))
 
 
 def parse_offload(text: str) -> Offload:

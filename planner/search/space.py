@@ -361,7 +361,8 @@ def bounds(
     update: Update = PLAIN,
     offload: Offload = NOTHING,
 ) -> Bounds:
-    """Bounds of a model whose template graph has `batch` samples; states that may be parked take no memory."""
+    """Bounds of a model whose template graph has `batch` samples; what of them may be parked takes no
+    memory."""
     graph = template.graph
     forward = recomputed = backward = 0.0
     for index, op in enumerate(graph.operators):
@@ -373,10 +374,11 @@ def bounds(
         recomputed += seconds * count if template.works(index) else 0.0
         backward += seconds * count * rule.backward_work(graded)
     per = parameter_bytes(precision, optimizer, cluster.software, update.variant)
-    held = per.total - (0.0 if offload.optimizer == ("device",) else per.state)
+    parked = frozenset[str]() if offload.weights == NOTHING.weights else template.every_own_parameter
+    held = per.total - per.weight - (0.0 if offload.optimizer == NOTHING.optimizer else per.state)
     sizes = (
         graph.types[p.name].numel
-        * (held if p.name in graph.differentiable else per.weight)
+        * ((held if p.name in graph.differentiable else 0.0) + (0.0 if p.name in parked else per.weight))
         * template.parameter_times(p.name)
         for p in graph.parameters
     )

@@ -12,8 +12,9 @@ Per mesh axis, one of
 
 Rajbhandari et al. 2020 (ZeRO); Xu et al. 2020 (weight update sharding).
 
-Apart from how it is cut, a state has a home: on the device, or parked in the memory of the host or on a disk, from
-where it comes to the device for the update of its parameter (Rajbhandari et al. 2021, ZeRO-Infinity).
+Apart from how they are cut, a state and a weight have a home: on the device, or parked in the memory of the host or on
+a disk. From there a state comes to the device for the update of its parameter, and the weight of a block for each pass
+through its block (Rajbhandari et al. 2021, ZeRO-Infinity).
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,18 +32,35 @@ Option = tuple[Placement, Placement, Placement]
 class StoredParameter:
     """Layouts in which a parameter is kept: the weight between steps, its gradient while micro-batches are accumulated,
     and the optimizer's state. A gradient that is `P` on an axis is reduced once a step. `state_home` is where the state
-    is kept between updates.
+    is kept between updates, `weight_home` where the weight is between passes through its block.
     """
 
     weight: Layout
     gradient: Layout
     state: Layout
     state_home: Home = "device"
+    weight_home: Home = "device"
 
     @property
     def parked(self) -> bool:
         """Whether the state is kept outside of the device."""
         return self.state_home != "device"
+
+    @property
+    def weight_parked(self) -> bool:
+        """Whether the weight is kept outside of the device."""
+        return self.weight_home != "device"
+
+    @property
+    def weight_words(self) -> str:
+        """Layout and home of the weight: `S0`, `S0 host`."""
+        layout = format_layout(self.weight)
+        return f"{layout} {self.weight_home}".strip() if self.weight_parked else layout
+
+    @property
+    def on_device(self) -> "StoredParameter":
+        """The same layouts with everything on the device."""
+        return replace(self, state_home="device", weight_home="device")
 
     @property
     def state_words(self) -> str:
@@ -93,13 +111,19 @@ def _grown(
     )
 
 
-def with_homes(stored: Iterable[StoredParameter], homes: Sequence[Home]) -> tuple[StoredParameter, ...]:
-    """Some stored layouts, their states in each of these homes, in the order of the layouts."""
-    return tuple(replace(one, state_home=home) for one in stored for home in homes)
+def with_homes(
+    stored: Iterable[StoredParameter], states: Sequence[Home], weights: Sequence[Home]
+) -> tuple[StoredParameter, ...]:
+    """Some stored layouts, their states and weights in each of these homes, in the order of the layouts."""
+    layouts = dict.fromkeys(one.on_device for one in stored)
+    return tuple(
+        replace(one, state_home=state, weight_home=weight) for one in layouts for state in states for weight in weights
+    )
 
 
 def offload_fault(optimizer: str, schedule: str | None) -> str | None:
-    """Why states cannot be parked outside of the device; None where they can."""
+    """Why states cannot be parked outside of the device, or weights, for which `optimizer` is ""; None where they
+    can."""
     if optimizer == "lamb":
         return "LAMB knows the length of a step only when the states of all weights have been read"
     if schedule in ("pipedream", "pipedream_2bw"):

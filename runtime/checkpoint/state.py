@@ -24,7 +24,7 @@ from runtime.step import RankStep
 def live_tensors(rank: RankStep) -> dict[str, torch.Tensor]:
     """What this rank keeps, by the names of a checkpoint: its own memory, not copies. What the optimizer keeps is there
     after the first update."""
-    found = {_own(rank, name): parameter.piece.detach() for name, parameter in rank.parameters.items()}
+    found = {_own(rank, name): parameter.content for name, parameter in rank.parameters.items()}
     for kind, name, tensor in rank.optimizer.kept():
         found[f"{OPTIMIZER}/{kind}/{_own(rank, name)}"] = tensor.detach()
     if rank.asynchronous is not None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from hardware_profiles import Home
 from planner.plan.plan import Plan
 from planner.sharding.update import Update
 from runtime import StageAudit, audit, auditing
@@ -74,3 +75,33 @@ def test_live_memory_falls_as_predicted(make: Hand, home: str, update: Update) -
         assert abs(stage.peak / stage.predicted_peak - 1) < tolerance, (stage.live, stage.predicted_live)
         assert stage.peak <= stage.stated
         assert stage.peak < before.peak
+
+
+PLAIN = {"micro_batches": 2}
+WEIGHTS = (
+    (Hand(model="llama4", kind="megatron", mesh=(1, 2), settings=PLAIN), "device", ""),
+    (Hand(model="llama4", kind="zero1", mesh=(2,), settings={**PLAIN, **FULL}), "host", ""),
+    (Hand(model="gpt4", kind="zero2", mesh=(2,), settings={**PLAIN, "stages": (1, 3), **KEEPING}), "host", ""),
+    (Hand(model="llama4", kind="zero3", mesh=(2,), settings={**PLAIN, "stages": (1, 3)}), "device", ""),
+    (Hand(model="gpt4", kind="zero1", mesh=(1,), settings={"micro_batches": 1}), "disk", r"\.[023]\."),
+    (Hand(model="gpt4", kind="megatron", mesh=(1, 2), settings={**PLAIN, **FULL}), "host", "mlp|c_fc|c_proj"),
+)
+
+
+@pytest.mark.parametrize(("make", "states", "pattern"), first(2, WEIGHTS), ids=str)
+def test_weights_leave_the_device(make: Hand, states: Home, pattern: str) -> None:
+    """Those of no more than two blocks are there at a time."""
+    falls = []
+    kept = parking.parked(make(), parking.everywhere(states))
+    plan = parking.parked(make(), parking.everywhere(states), weights=parking.of_blocks("host", pattern))
+    for before, stage in zip(audited(kept, make.model), audited(plan, make.model), strict=True):
+        assert stage.unequal == ()
+        assert abs(stage.peak / stage.predicted_peak - 1) < auditing.MEMORY_TOLERANCE, (
+            stage.live,
+            stage.predicted_live,
+        )
+        assert stage.peak <= stage.stated
+        assert stage.live["weights"] == stage.predicted_live["weights"]
+        falls.append(before.live["weights"] - stage.live["weights"])
+    assert min(falls) >= 0  # of one block, or two, all are there
+    assert max(falls) > 0

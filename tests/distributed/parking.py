@@ -1,5 +1,6 @@
-"""Plans whose optimizer states are parked outside of the device."""
+"""Plans that park states, activations and weights outside of the device."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,6 +15,11 @@ def everywhere(home: Home) -> Homes:
     return lambda name: home
 
 
+def staying(name: str) -> Home:
+    """All on the device."""
+    return "device"
+
+
 def mixed(name: str) -> Home:
     """Some stay, some are on the host, some on a disk."""
     return "device" if name.endswith("bias") or "norm" in name else "host" if "mlp" in name else "disk"
@@ -24,11 +30,20 @@ def homes_of(word: str) -> Homes:
     return mixed if word == "mixed" else everywhere(word)  # type: ignore[arg-type]
 
 
-def parked(plan: Plan, homes: Homes, activations: Home = "device") -> Plan:
-    """The same plan with the state of every parameter where `homes` says, and what flows into recomputed blocks."""
+def of_blocks(home: Home, pattern: str = "") -> Homes:
+    """The weights of numbered blocks in one place, or those of them whose names match."""
+    return lambda name: home if re.search(r"\.\d+\.", name) and re.search(pattern, name) else "device"
+
+
+def parked(plan: Plan, homes: Homes, activations: Home = "device", weights: Homes = staying) -> Plan:
+    """The same plan with the state and the weight of every parameter where `homes` and `weights` say, and what flows
+    into recomputed blocks."""
 
     def moved(group):  # type: ignore[no-untyped-def]
-        parameters = ((name, replace(stored, state_home=homes(name))) for name, stored in group.parameters)
+        parameters = (
+            (name, replace(stored, state_home=homes(name), weight_home=weights(name)))
+            for name, stored in group.parameters
+        )
         home = "device" if group.recomputation == "none" else activations
         return replace(group, parameters=tuple(parameters), activations_home=home)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import plans
 import torch
-from parking import homes_of, parked
+from parking import homes_of, of_blocks, parked, staying
 from tasks import build_step, plan_of, relative
 
 from hardware_profiles import Home
@@ -25,17 +25,19 @@ def same_training(
     settings: Mapping[str, object],
     update: Update,
     activations: Home = "device",
+    weights: tuple[Home, str] | None = None,
 ) -> tuple[float, int, int]:
-    """Largest difference of losses and weights after some steps with states parked, relatively; bytes outside of the
-    device; and bytes of states that are on it."""
+    """Largest difference of losses and weights after some steps with states parked, and the `weights` of blocks where
+    a home is given and which of them, relatively; bytes outside of the device; and bytes of states that are on it."""
     plan = plan_of(model, plans.mesh_of(*sizes), kind, **settings)
     plan = replace(plan, training=replace(plan.training, update=update))
     plain_losses, plain, _ = _trained(model, plan)
-    losses, weights, step = _trained(model, parked(plan, homes_of(home), activations))
-    worst = max(relative(weights[name].double(), plain[name].double()) for name in plain)
+    away = staying if weights is None else of_blocks(*weights)
+    losses, found, step = _trained(model, parked(plan, homes_of(home), activations, away))
+    worst = max(relative(found[name].double(), plain[name].double()) for name in plain)
     differ = max(abs(one - other) / abs(other) for one, other in zip(losses, plain_losses, strict=True))
     optimizer = step.rank.optimizer
-    outside = sum(row.nbytes for row in optimizer.rows)
+    outside = sum(row.nbytes for row in (*optimizer.rows, *step.rank.weights.rows))
     return max(worst, differ), outside, sum(state.untyped_storage().nbytes() for state in optimizer.states())
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import plans
 import torch
 import torch.distributed as dist
-from parking import mixed, parked
+from parking import mixed, of_blocks, parked, staying
 from tasks import CPU, SEED, known
 
 from planner.errors import CheckpointError
@@ -26,9 +26,10 @@ Settings = dict[str, object]
 
 def plan_for(model: str, kind: int | str, sizes: tuple[int, ...], settings: Settings) -> Plan:
     """A plan by hand or at random; `half` has weights in bfloat16, `update` changes what becomes of gradients, `parked`
-    says that some states are on the host and some on a disk."""
+    says that some states are on the host and some on a disk, `weights` that those of blocks are on the host."""
     given = dict(settings)
     half, update, away = given.pop("half", False), given.pop("update", {}), given.pop("parked", False)
+    weights = of_blocks("host") if given.pop("weights", False) else staying
     if half:
         given["graph"] = trace(plans.build(model).bfloat16(), plans.inputs(model))
     mesh = plans.mesh_of(*sizes)
@@ -39,7 +40,7 @@ def plan_for(model: str, kind: int | str, sizes: tuple[int, ...], settings: Sett
     else:
         plan = plans.random_plan(model, mesh, kind, **given)
     training = replace(plan.training, update=replace(plan.training.update, **update))
-    return parked(replace(plan, training=training), mixed) if away else replace(plan, training=training)
+    return parked(replace(plan, training=training), mixed if away else staying, weights=weights)
 
 
 def _own_norms(name: str, shape: tuple[int, ...], mesh: Mesh) -> StoredParameter:

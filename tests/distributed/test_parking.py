@@ -60,3 +60,40 @@ def test_parked_activations_change_nothing(pool, model, kind, sizes, home, setti
         "tasks_parking", "same_training", model, kind, sizes, home, settings, PLAIN, activations
     ):
         assert difference == 0
+
+
+MICRO = {"micro_batches": 4, "global_batch": 8}
+WEIGHTS = (
+    ("llama4", "zero1", (4,), "host", {"micro_batches": 2, "global_batch": 8}, PLAIN, ("host", "")),
+    ("llama4", "zero3", (2,), "device", {**MICRO, "stages": (1, 3), "recomputation": "full"}, PLAIN, ("disk", "")),
+    ("gpt4", "zero2", (4,), "mixed", {"micro_batches": 2, "global_batch": 8}, Update(clip_norm=0.5), ("host", "")),
+    ("llama4", "megatron", (2, 2), "device", {"recomputation": "full"}, PLAIN, ("host", r"\.[03]\.")),
+    ("llama4", "zero1", (2,), "host", {**MICRO, "stages": (1, 1, 1, 1), "virtual_stages": 2,
+     "schedule": "interleaved_1f1b"}, PLAIN, ("host", "")),
+    ("gpt4", "zero1", (2,), "device", {**MICRO, "stages": (2, 2), "schedule": "zb_h1"}, PLAIN, ("disk", "")),
+    ("llama4", "zero3", (2,), "device", {**MICRO, "stages": (2, 2), "schedule": "zb_h1", "recomputation": "full"},
+     PLAIN, ("host", "")),
+    ("llama4", "zero1", (2,), "device", {"micro_batches": 2, "stages": (2, 2), "schedule": "seqpipe", "slices": 2},
+     PLAIN, ("host", "")),
+    ("llama4", "zero1", (2,), "device", {**MICRO, "stages": (2, 2), "copies": 2, "recomputation": "full"}, PLAIN,
+     ("host", "")),
+    ("gpt4", "zero3", (2,), "device", {**MICRO, "stages": (2, 2), "copies": 2}, PLAIN, ("host", "")),
+    ("llama4", "zero1", (4,), "host", {"recomputation": "selective", "kept": ("linear", "gelu")},
+     Update(buckets=4096), ("host", "")),
+    ("llama4", "zero1", (4,), "device", {}, Update(buckets=4096), ("disk", "mlp")),
+    ("llama4", "zero3", (2, 2), "device", {"micro_batches": 2, "recomputation": ("full", "none", "full", "none")},
+     PLAIN, ("host", "")),
+    ("gpt4", 32, (2, 2), "mixed", {"micro_batches": 2, "optimizer": "sgd"}, Update(master_weights=False), ("host", "")),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "sizes", "home", "settings", "update", "weights"), first(2, WEIGHTS), ids=str
+)
+def test_parked_weights_change_nothing(pool, model, kind, sizes, home, settings, update, weights) -> None:  # type: ignore[no-untyped-def]
+    """Those of blocks are on the host or a disk but while their block runs."""
+    for difference, outside, _ in pool.run(
+        "tasks_parking", "same_training", model, kind, sizes, home, settings, update, "device", weights
+    ):
+        assert difference == 0
+        assert outside > 0

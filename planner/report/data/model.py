@@ -173,7 +173,7 @@ class _Views:
             splits=strategy_words(bound, self.labels[at]),
             operands=tuple(format_layout(duplex.forward) for duplex in layouts.operands),
             results=tuple(format_layout(duplex.forward) for duplex in layouts.results),
-            weight=format_layout(stored[0].weight) if stored else "",
+            weight=stored[0].weight_words if stored else "",
             gradient=format_layout(stored[0].gradient) if stored else "",
             state=stored[0].state_words if stored else "",
             seconds=cost.seconds,

@@ -17,6 +17,8 @@ STEP = {
     "weight gathering": "@weight-gathering",
     "offload": "@transfer",
     "activation offload": "@transfer",
+    "weight offload": "@transfer",
+    "weights going back": "@transfer",
     "offload under computation": "@bubble",
     "pipeline bubble": "@bubble",
     "launches ahead": "@bubble",

@@ -8,11 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from hardware_profiles import UnknownKeyError
+from hardware_profiles import Home, UnknownKeyError
 from planner.errors import InfeasibleError, PlanFileError, RequestError
+from planner.graph.blocks import block_parameters
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import bind
 from planner.plan.file import dump_plan, parse_plan
+from planner.plan.loosening import loosened
 from planner.plan.plan import Plan
 from planner.plan.predict import predict, stage_costs
 from planner.search.duals import Duals
@@ -21,7 +23,7 @@ from planner.search.request import SearchRequest
 from planner.search.search import find_fitting, search
 from planner.search.space import Configuration, Pinned
 from planner.sharding.update import Update
-from tests.distributed.parking import parked
+from tests.distributed.parking import of_blocks, parked, staying
 from tests.unit.search.cases import (
     BATCH,
     cluster_of,
@@ -37,7 +39,8 @@ from tests.unit.search.cases import (
 from tests.unit.search.test_objectives import bare
 from tests.unit.search.test_tables_equal_judge import check_bytes, same
 
-ALL_HOMES = Offload(optimizer=("device", "host", "disk"), activations=("device", "host", "disk"))
+EVERY: tuple[Home, ...] = ("device", "host", "disk")
+ALL_HOMES = Offload(optimizer=EVERY, activations=EVERY, weights=EVERY)
 HOST = Offload(optimizer=("host",))
 
 
@@ -57,13 +60,14 @@ def test_the_pieces_and_the_judge_agree(model: str, mesh: tuple[int, ...], pipel
     draw = random.Random(model)
     configuration = Configuration(pipeline=pipeline, mesh=mesh, micro_batches=4)
     case = make_case(model, "h100-80gb", configuration, 16, "bf16", update=update, offload=ALL_HOMES)
-    duals, homes, parking = Duals(case.chain, case.setting.weight), set[str](), set[str]()
+    duals, homes, parking, away = Duals(case.chain, case.setting.weight), set[str](), set[str](), set[str]()
     for _ in range(8):
         state = random_state(case, draw)
         ranks = random_ranks(case, draw, state)
         bound = bind(plan_of(case, ranks), traced(model), BATCH)
         homes |= {stored.state_home for stored in bound.parameters.values()}
         parking |= {*bound.parked_blocks.values()}
+        away |= {stored.weight_home for stored in bound.parameters.values()}
         parts, steps = [], []
         for rank, cost in enumerate(stage_costs(bound, case.cluster)):
             columns = columns_of(case, ranks, rank)
@@ -79,6 +83,7 @@ def test_the_pieces_and_the_judge_agree(model: str, mesh: tuple[int, ...], pipel
         assert parse_plan(dump_plan(plan)) == plan
     assert homes == {"device", "host", "disk"}
     assert parking == ({"host", "disk"} if case.chain.inner else set())
+    assert away == ({"device", "host", "disk"} if case.chain.tables.template.every_own_parameter else {"device"})
 
 
 def small(model: str, memory: float | None = None, offload: Offload = ANYTHING) -> SearchRequest:
@@ -153,6 +158,50 @@ def test_activations_are_parked_where_they_do_not_fit(pipeline: int) -> None:
     assert found.bound_seconds <= found.plan.prediction.objective_seconds * (1 + 1e-9)
 
 
+def test_weights_are_parked_where_they_do_not_fit() -> None:
+    """Between states on the host and the weights of all blocks, too: those of some blocks."""
+    pinned = Pinned(micro_batches=1, recompute="none", offload=HOST)
+    request = request_of("llama-4", bare(cluster_of("h100-80gb", 8).with_devices(1)), 4, pinned=pinned)
+    hosted = search(request).plan.prediction
+    every = search(replace(request, pinned=replace(pinned, offload=replace(HOST, weights=("host",))))).plan.prediction
+    assert every.peak_bytes < hosted.peak_bytes
+    middle = (every.peak_bytes + hosted.peak_bytes) / 2
+    either = replace(pinned, offload=replace(HOST, weights=("device", "host")))
+    found = search(replace(request, memory_limit=middle, pinned=either))
+    away = {name for name, stored in found.bound.parameters.items() if stored.weight_parked}
+    assert away
+    assert all(found.bound.blocks.block_of(found.bound.graph.consumers[name][0]) is not None for name in away)
+    assert dict(hosted.parked)["host"] < dict(found.plan.prediction.parked)["host"] < dict(every.parked)["host"]
+    time = dict(found.plan.prediction.time)
+    assert time["weight offload"] > 0
+    assert time["weights going back"] > 0
+    assert found.bound_seconds <= found.plan.prediction.objective_seconds * (1 + 1e-9)
+    with pytest.raises(InfeasibleError):
+        search(replace(request, memory_limit=middle))
+
+
+def test_what_comes_beside_the_work_and_what_is_waited_for() -> None:
+    """Of the blocks of a pass the first one, and each behind one whose weights stay."""
+    request = request_of("llama-4", bare(cluster_of("h100-80gb", 8).with_devices(1)), 4)
+    graph, homes = traced("llama-4"), ("", r"\.[02]\.")
+    loose = loosened(bind(search(request).plan, graph, BATCH))
+    plans = (parked(loose, staying, weights=of_blocks("host", which)) for which in homes)
+    every, others = (stage_costs(bind(plan, graph, BATCH), request.cluster)[0] for plan in plans)
+    assert sorted(every.fetched) == [0, 1, 2, 3]
+    for cost, waits in ((every, 1), (others, 2)):
+        fetch = cost.fetched[0]
+        assert all(seconds == pytest.approx(fetch) for seconds in cost.fetched.values())
+        assert cost.micro_batch["weight offload"] == pytest.approx(2 * fetch * len(cost.fetched))
+        (chunk,) = cost.chunks
+        for one_pass in (chunk.forward, chunk.backward):
+            assert one_pass.beside == pytest.approx(fetch * (len(cost.fetched) - waits))
+    host, bound = request.cluster.store("host"), bind(loose, graph, BATCH)
+    sizes = [bound.graph.types[name].nbytes for name in block_parameters(bound.graph, bound.blocks, 0)]
+    latency = request.cluster.device.launch_latency
+    assert every.fetched[0] == pytest.approx(len(sizes) * latency + sum(sizes) / host.read)
+    assert every.once["weights going back"] == pytest.approx(4 * (len(sizes) * latency + sum(sizes) / host.write))
+
+
 def test_the_host_may_be_full_too() -> None:
     request = request_of("llama-4", bare(cluster_of("h100-80gb", 8).with_devices(1)), 4, pinned=Pinned(offload=HOST))
     assert request.cluster.host is not None
@@ -173,6 +222,8 @@ def test_what_cannot_be_parked_is_refused() -> None:
     bare_host = replace(cluster, host=replace(cluster.host, disk=None))
     with pytest.raises(UnknownKeyError, match=r"profile cpu: it says nothing of a disk; add \[host.disk\]"):
         request_of("llama-2", bare_host, 4, pinned=Pinned(offload=Offload(optimizer=("disk",))))
+    with pytest.raises(RequestError, match="offload: the weights of repeated blocks are parked, and this model has no"):
+        search(request_of("single-2", cluster, 4, pinned=Pinned(offload=Offload(weights=("host",)))))
     plan = search(request_of("llama-2", cluster, 4)).plan
     lamb = replace(parked(plan, lambda _: "host"), training=replace(plan.training, optimizer="lamb"))
     with pytest.raises(PlanFileError, match=r"its state is kept on the host, but LAMB .*; keep it on the device"):
@@ -184,7 +235,8 @@ def test_what_cannot_be_parked_is_refused() -> None:
 
 def test_words() -> None:
     assert parse_offload("none") == NOTHING
-    assert parse_offload("auto") == parse_offload("optimizer:auto,activations:auto") == ANYTHING
+    assert parse_offload("auto") == parse_offload("optimizer:auto,activations:auto,weights:auto") == ANYTHING
+    assert parse_offload("optimizer,weights:disk") == Offload(optimizer=("host",), weights=("disk",))
     assert parse_offload("activations") == Offload(activations=("host",))
     assert parse_offload("optimizer") == parse_offload("optimizer:host") == HOST
     assert parse_offload("optimizer:disk") == Offload(optimizer=("disk",))

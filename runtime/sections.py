@@ -1,0 +1,85 @@
+"""The operators of a stage in sections: blocks that are recomputed, or park their weights, by themselves, and what lies
+between them.
+
+    before | block 0 | block 1 | ... | after     each with what flows into it, what it makes for others, what it parks
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hardware_profiles import Home
+from planner.plan.bind import BoundPlan
+from planner.plan.parked_reads import parked_reads
+from planner.plan.parked_weights import parked_weights
+from planner.plan.stage_cut import runs_of
+from planner.pricing.liveness import replays
+from runtime.instruction import Instruction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Consecutive instructions. `recomputed` ones run under a checkpoint, from the values `reads` to the values
+    `writes`; the first `again` of them are all that the backward pass needs anything of. What of the `reads` it `parks`
+    has a `home` outside of the device until then. The weights that `visit` are on the device while it runs."""
+
+    instructions: tuple[Instruction, ...]
+    recomputed: bool = False
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    again: int = 0
+    parks: tuple[str, ...] = ()
+    visit: tuple[str, ...] = ()
+    home: Home = "device"
+
+
+def sections_of(
+    bound: BoundPlan, instructions: Mapping[int, Instruction], results: Sequence[str]
+) -> tuple[Section, ...]:
+    """A stage in sections; `results` are the values that outlive it."""
+    return tuple(
+        _recomputed_section(bound, instructions, run, results)
+        if recomputed
+        else Section(
+            instructions=tuple(instructions[at] for at in run),
+            writes=_writes(bound, instructions, run, results),
+            visit=parked_weights(bound, run),
+        )
+        for recomputed, run in runs_of(bound, tuple(instructions))
+    )
+
+
+def _recomputed_section(
+    bound: BoundPlan, instructions: Mapping[int, Instruction], run: Sequence[int], results: Sequence[str]
+) -> Section:
+    graph = bound.graph
+    inside = [instructions[at] for at in run]
+    made = {promise[0] for instruction in inside for promise in instruction.results if promise is not None}
+    held = graph.parameter_names | set(graph.buffers)
+    reads = _ordered(o.name for i in inside for o in i.operands if o.name not in made and o.name not in held)
+    block = bound.blocks.block_of(run[0])
+    assert block is not None, "blocks are recomputed"
+    again = replays(graph, bound.blocks)[bound.blocks.kinds[block]].moves
+    return Section(
+        instructions=tuple(inside),
+        recomputed=True,
+        reads=reads,
+        writes=_writes(bound, instructions, run, results),
+        again=again,
+        parks=parked_reads(bound, block),
+        visit=parked_weights(bound, run),
+        home=bound.parked_blocks.get(block, "device"),
+    )
+
+
+def _writes(
+    bound: BoundPlan, instructions: Mapping[int, Instruction], run: Sequence[int], results: Sequence[str]
+) -> tuple[str, ...]:
+    """What a run makes that is read after it, or is a result of the stage."""
+    made = {promise[0] for at in run for promise in instructions[at].results if promise is not None}
+    later = {name for at in instructions if at > run[-1] for name in bound.graph.operators[at].operands}
+    return tuple(name for name in sorted(made) if name in results or name in later)
+
+
+def _ordered(names: Iterable[str]) -> tuple[str, ...]:
+    """Each name once, in the order of first mention."""
+    return tuple(dict.fromkeys(names))
