@@ -177,7 +177,7 @@ def test_the_main_job_as_json(folder: Path) -> None:
     assert product == 4
     assert list(content["search"]) == [
         "algorithm", "status", "gap", "bound_seconds", "configurations", "evaluated", "solved", "search_seconds",
-        "total_seconds", "stopped", "certificate",
+        "total_seconds", "placements", "stopped", "certificate",
     ]  # fmt: skip
     assert content["search"]["status"] == "optimal"
     assert content["search"]["bound_seconds"] == pytest.approx(content["step_seconds"])
