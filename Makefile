@@ -5,9 +5,10 @@ VENV      := .venv
 BIN       := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-# Tests run in so many processes, each with one thread, whole files to each; 0 is this one.
+# Tests run in so many processes, each with one thread, whole files to each; 0 is this one. Files keep their order, in
+# which the long ones come early: pytest-xdist would put those with few tests last, however long these take.
 WORKERS ?= 2
-PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test thorough exhaustive check format bench pictures notebooks clean

@@ -36,13 +36,15 @@ LOOK = 0.02  # seconds between two looks at what goes on
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hurt:
-    """What is done to a run: how many workers are killed, and how often the number of devices changes; both at steps
-    that the seed says."""
+    """What is done to a run: how many workers are killed, and how often the number of devices changes, to the `fewer`
+    and back to `all`; both at steps that the seed says."""
 
     steps: int
     kills: int
     changes: int
     seed: int = 0
+    fewer: int = 2
+    all: int = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +135,7 @@ def _hurt(one: _Run, hurt: Hurt, deadline: float) -> int:
     steps = range(2, hurt.steps - 1)
     kills = sorted(drawn.choices(steps, k=hurt.kills)) if hurt.kills else []
     changes = sorted(drawn.sample(steps, k=hurt.changes))
-    counts = [2, 4] * hurt.changes
+    counts = [hurt.fewer, hurt.all] * hurt.changes
     while_saving, ends = 0, time.monotonic() + deadline
     while one.process.poll() is None and time.monotonic() < ends and (kills or changes):
         if changes and one.step >= changes[0]:

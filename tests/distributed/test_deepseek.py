@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.long_lists import first
+from tests.long_lists import first, pairs, rarely
 
 TOLERANCE = 1e-5
 
@@ -63,8 +63,16 @@ DIVIDED = {
 """Ways with stages of ZeRO, and what else a plan says."""
 
 
-@pytest.mark.parametrize("divided", first(1, DIVIDED))
-@pytest.mark.parametrize(("model", "blocks"), first(1, [("deepseek", 4), ("deepseek-direct", 3)]))
+WAYS = [
+    ("deepseek", 4, "two"),
+    *(("deepseek", 4, divided) for divided in list(DIVIDED)[1::2]),
+    *(("deepseek-direct", 3, divided) for divided in list(DIVIDED)[::2]),
+    *rarely(("deepseek", 4, divided) for divided in list(DIVIDED)[2::2]),
+    *rarely(("deepseek-direct", 3, divided) for divided in list(DIVIDED)[1::2]),
+]
+
+
+@pytest.mark.parametrize(("model", "blocks", "divided"), first(1, WAYS))
 def test_ways_to_divide_experts(pool, model: str, blocks: int, divided: str) -> None:
     """Experts over data parallel devices, folded on those that attention splits its heads on, or both."""
     ways, settings = DIVIDED[divided]
@@ -82,10 +90,8 @@ SIDES = {
 PIPELINES = [
     ("folded", "zb_h1", "full"),
     *(
-        (side, schedule, recomputation)
-        for side in ("with tensor", "over data")
-        for schedule in ("1f1b", "zb_h1")
-        for recomputation in ("none", "full", "selective")
+        case if needed else rarely([case])[0]
+        for case, needed in pairs(("with tensor", "over data"), ("1f1b", "zb_h1"), ("none", "full", "selective"))
     ),
 ]
 

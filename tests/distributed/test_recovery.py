@@ -36,7 +36,8 @@ def undisturbed(two: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
     return found
 
 
-@pytest.mark.parametrize("options", [("--copies",), pytest.param((), marks=pytest.mark.thorough)], ids=str)
+@pytest.mark.thorough
+@pytest.mark.parametrize("options", [("--copies",), ()], ids=str)
 def test_a_killed_worker_changes_nothing(
     two: Path, undisturbed: Found, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
@@ -48,19 +49,22 @@ def test_a_killed_worker_changes_nothing(
     assert len(found.repeated) <= (1 if options else 4)
 
 
-@pytest.mark.thorough
-def test_kills_and_changes_of_devices(tmp_path: Path) -> None:
-    """The short form of `tests.distributed.soak`."""
+@pytest.mark.parametrize(
+    ("devices", "fewest", "kills", "seed"),
+    [pytest.param(2, 1, 1, 6, marks=pytest.mark.thorough), pytest.param(4, 2, 3, 1, marks=pytest.mark.exhaustive)],
+)
+def test_kills_and_changes_of_devices(tmp_path: Path, devices: int, fewest: int, kills: int, seed: int) -> None:
+    """Short forms of `tests.distributed.soak`."""
     plan = tmp_path / "plan.json"
-    words = ("--model", "llama-tiny", "--devices", "4", "--hardware", "cpu", "--global-batch", "8", "-q")
+    words = ("--model", "llama-tiny", "--devices", str(devices), "--hardware", "cpu", "--global-batch", "8", "-q")
     subprocess.run([sys.executable, "-m", "planner.cli.main", *words, "-o", str(plan)], check=True)
     alone = run(plan, tmp_path / "alone", Hurt(steps=20, kills=0, changes=0), "--save-every", "5")
-    hurt = Hurt(steps=20, kills=3, changes=2, seed=1)
-    found = run(plan, tmp_path / "hurt", hurt, "--save-every", "5", "--elastic", "2:4")
+    hurt = Hurt(steps=20, kills=kills, changes=2, seed=seed, fewer=fewest, all=devices)
+    found = run(plan, tmp_path / "hurt", hurt, "--save-every", "5", "--elastic", f"{fewest}:{devices}")
     assert faults_of(alone, found, 20, changed=True) == []
-    assert sum("SIGKILL" in why for why in found.restarts) == 3
+    assert sum("SIGKILL" in why for why in found.restarts) == kills
     assert sum("number of devices" in why for why in found.restarts) == 2
-    assert [path.name.split("-")[0] for path in (tmp_path / "hurt" / "plans").iterdir()] == ["2"]
+    assert [path.name.split("-")[0] for path in (tmp_path / "hurt" / "plans").iterdir()] == [str(fewest)]
 
 
 def _torchrun(plan: Path, folder: Path, *options: str, nodes: str = "1", each: int = 2, port: int = 0) -> list[str]:

@@ -67,9 +67,17 @@ def test_summed_gradients(pool, kind: str, micro_batches: int, stages: tuple[int
     assert error < TOLERANCE
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(("micro_batches", "stages"), [(1, ()), (2, ()), (2, (1, 1))], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+BUCKETED = list(itertools.product(KINDS, [(1, ()), (2, ()), (2, (1, 1))]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "micro_batches", "stages"),
+    [
+        pytest.param(kind, *parts, marks=pytest.mark.thorough if at % 3 == at // 3 % 3 else pytest.mark.exhaustive)
+        for at, (kind, parts) in enumerate(BUCKETED)
+    ],
+    ids=str,
+)
 def test_buckets_change_no_sum(pool, kind: str, micro_batches: int, stages: tuple[int, ...]) -> None:
     sizes = KINDS[kind]
     if stages:

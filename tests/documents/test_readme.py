@@ -58,6 +58,19 @@ FIRST = {
 SMALLER = {
     # half a minute; audits of plans at full size are in tests/contract/test_audit_at_size.py
     "plan audit llama70b-64.json": "plan audit tiny.json",
+    # a minute, in searches of their own; with 64 devices it is in tests/unit/cli/test_explain.py
+    "plan explain llama70b-64.json": "plan explain tiny.json",
+    # half a minute each; on as many devices in tests/unit/search/test_mixed.py and tests/unit/cli/test_software.py
+    "plan --model llama70b --hardware h100-80gb:32,a100-80gb:32,between@12.5 -o mixed.json": (
+        "plan --model llama8b --hardware h100-80gb:8,a100-80gb:8,between@12.5 -o mixed.json"
+    ),
+    "plan --model llama70b --devices 64 --software nemo -o nemo.json": (
+        "plan --model llama8b --devices 8 --software nemo -o nemo.json"
+    ),
+    # prices a dozen plans between this one and what the engine can say
+    "plan export llama70b-64.json --to megatron -o run --approximate": (
+        "plan export llama70b-64-by-hand.json --to megatron -o run --approximate"
+    ),
     # looks for other plans for half a minute; tests/unit/cli/test_report.py has what it finds
     "plan report llama70b-64.json -o report.html": "plan report llama70b-64.json -o report.html --time-limit 2",
 }
