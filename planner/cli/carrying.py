@@ -8,7 +8,7 @@ from planner.errors import RequestError, unknown_name
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hardware_profiles import Cluster
+    from hardware_profiles import Machine
     from planner.export.describe import Difference
     from planner.export.description import Description
     from planner.export.target import Loss, Target
@@ -24,7 +24,7 @@ class Subject:
     model: "ModelReference"
     graph: "OperatorGraph"
     batch: int
-    cluster: "Cluster"
+    cluster: "Machine"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

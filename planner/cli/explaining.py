@@ -108,7 +108,6 @@ def _again(patience: _Patience, wait: Waiting, stopped: Callable[[], bool]) -> "
 
 def _world(plan_file: Path) -> "tuple[World, BuiltModel, BoundPlan]":
     """The plan, priced as it is now, and all that it was made for."""
-    from hardware_profiles import of_one_kind
     from planner.plan.file import load_plan
     from planner.plan.machine import machine_of
     from planner.plan.repricing import repriced
@@ -116,7 +115,7 @@ def _world(plan_file: Path) -> "tuple[World, BuiltModel, BoundPlan]":
 
     plan = load_plan(plan_file)
     with naming(plan_file):
-        cluster = of_one_kind(machine_of(plan.cluster), "explanation")
+        cluster = machine_of(plan.cluster)
         model, graph = traced_again(plan)
         bound = repriced(plan, graph, model.batch, cluster)
     return World(plan=bound.plan, graph=graph, batch=model.batch, cluster=cluster), model, bound

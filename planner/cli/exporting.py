@@ -1,7 +1,7 @@
 """`plan export`: the settings with which another engine runs a plan."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,12 +16,28 @@ from planner.cli.showing import Hardware, naming, traced_again
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
+    from hardware_profiles import Machine
     from planner.export.target import Job, OperatorTarget, Target
     from planner.plan.plan import Plan, Prediction
 
 _MARKER = "export.json"
 _TOLD = 4  # losses that a refusal names
 _NEGLIGIBLE = 5e-4  # of a step, or of its memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosts:
+    """Hosts of one of several kinds of devices, counted from 0 as engines count nodes."""
+
+    profile: str
+    first: int
+    count: int
+
+    @property
+    def words(self) -> str:
+        """`0 to 3 of h100-80gb`."""
+        last = f" to {self.first + self.count - 1}" if self.count > 1 else ""
+        return f"{self.first}{last} of {self.profile}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +47,7 @@ class Export:
     Attributes:
         steps: what the engine cannot say, with the price of the plan after each.
         prediction: of the plan that the engine will run.
+        hosts: in which order hosts are to be started, where they have different devices; else empty.
     """
 
     target: "Target"
@@ -38,6 +55,7 @@ class Export:
     job: "Job"
     steps: tuple[Step, ...]
     prediction: "Prediction"
+    hosts: tuple[Hosts, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -120,7 +138,6 @@ def _export_operators(plan_file: Path, target: "OperatorTarget", output: Path, a
 
 
 def _export(plan_file: Path, to: str, hardware: str | None) -> Export:
-    from hardware_profiles import of_one_kind
     from planner.export.architecture import architecture_of
     from planner.export.describe import describe, differences
     from planner.export.target import Job
@@ -131,22 +148,57 @@ def _export(plan_file: Path, to: str, hardware: str | None) -> Export:
     target = target_named(to)
     plan = load_plan(plan_file)
     with naming(plan_file):
-        cluster = of_one_kind(machine_of(plan.cluster, hardware), "export")
+        machine = machine_of(plan.cluster, hardware)
         model, graph = traced_again(plan)
         bound = bind(plan, graph, model.batch)
-        subject = Subject(model=plan.model, graph=graph, batch=model.batch, cluster=cluster)
+        subject = Subject(model=plan.model, graph=graph, batch=model.batch, cluster=machine)
         description = describe(bound)
         losses = target.nearest(description)
         usual = plan_of(subject, description)
         steps, last = priced_losses(subject, bound, usual, differences(bound, usual), losses)
-        per_node = min(cluster.devices_per_node or cluster.devices, cluster.devices)
         job = Job(
             model=plan.model.reference,
             description=losses[-1].description if losses else description,
             architecture=architecture_of(plan.model.reference, plan.model.sequence_length),
-            per_node=per_node,
+            per_node=per_node_of(machine),
         )
-    return Export(target=target, plan=plan, job=job, steps=steps, prediction=last.plan.prediction)
+    return Export(
+        target=target,
+        plan=plan,
+        job=job,
+        steps=steps,
+        prediction=last.plan.prediction,
+        hosts=tuple(hosts_of(machine, job.per_node)),
+    )
+
+
+def per_node_of(machine: "Machine") -> int:
+    """Devices in use on every host. Raises RequestError where groups differ in it: one launch starts equally many
+    processes on all."""
+    from hardware_profiles import parts_of
+
+    found = {part.name: min(part.devices_per_node or part.devices, part.devices) for part in parts_of(machine)}
+    if len(set(found.values())) > 1:
+        words = ", ".join(f"{count} on {name}" for name, count in found.items())
+        raise RequestError(
+            f"hosts have different numbers of devices ({words}), and engines start equally many processes on each;"
+            " plan for groups with equal hosts, as in h100-80gb[node=4,cluster@25]:32"
+        )
+    return next(iter(found.values()))
+
+
+def hosts_of(machine: "Machine", per_node: int) -> "Iterator[Hosts]":
+    """Which hosts of `per_node` devices are of which kind, where there are several: a group in use is whole hosts."""
+    from hardware_profiles import Cluster
+
+    if isinstance(machine, Cluster):
+        return
+    first = 0
+    for group in machine.groups:
+        count, rest = divmod(group.devices, per_node)
+        assert not rest
+        yield Hosts(profile=group.name, first=first, count=count)
+        first += count
 
 
 def _refusal(found: Export) -> str:
@@ -176,6 +228,7 @@ def _content(found: Export) -> dict[str, Any]:
         "plan_step_seconds": here.step_seconds,
         "plan_peak_bytes": here.peak_bytes,
         "given_up": [asdict(step) for step in found.steps],
+        "hosts": [asdict(one) for one in found.hosts] or None,
     }
 
 
@@ -192,4 +245,7 @@ def _print(found: Export, output: Path, files: Sequence[str]) -> None:
         console.print(f"\nThe engine will take {found.change}", soft_wrap=True)
     elif not found.fits:
         console.print(f"It will take {found.change}", soft_wrap=True)
+    if found.hosts:
+        words = ", ".join(one.words for one in found.hosts)
+        console.print(f"Stages count on the order of hosts: give the launch node ranks {words}", soft_wrap=True)
     console.print(f"Written to [bold]{output}[/bold]: {', '.join(sorted(files))}", soft_wrap=True)

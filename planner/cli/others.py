@@ -11,7 +11,7 @@ from planner.cli.waiting import Waiting
 from planner.errors import PlannerError
 
 if TYPE_CHECKING:
-    from hardware_profiles import Cluster
+    from hardware_profiles import Machine
     from planner.graph.operator_graph import OperatorGraph
     from planner.models.zoo import BuiltModel
     from planner.plan.bind import BoundPlan
@@ -30,7 +30,7 @@ def other_plans(
     verdict: "Verdict",
     model: "BuiltModel",
     graph: "OperatorGraph",
-    cluster: "Cluster",
+    cluster: "Machine",
     time_limit: float,
     wait: Waiting,
 ) -> "Choices":
@@ -38,6 +38,7 @@ def other_plans(
 
     Ctrl-C ends the search with what there is: the page is worth having all the same.
     """
+    from hardware_profiles import Cluster
     from planner.plan.roles import roles
     from planner.report.units import seconds_text
     from planner.search.around import request_for
@@ -58,9 +59,8 @@ def other_plans(
             fronts.append([*_front(asked, wait, over, kept=pinned is not None)])
         late = over()
         after = "by Ctrl-C" if stopped() else f"after {seconds_text(time_limit)}"
-    return _together(
-        own, fronts, f"The search was stopped {after}, so there may be more and faster ones." if late else ""
-    )
+    late_words = f"The search was stopped {after}, so there may be more and faster ones." if late else ""
+    return _together(own, fronts, late_words, front=isinstance(cluster, Cluster))
 
 
 def degrees_of(found: "Roles") -> "Pinned | None":
@@ -92,11 +92,17 @@ class _Over:
 
 def _front(request: "SearchRequest", wait: Waiting, over: _Over, *, kept: bool) -> "Iterator[Choice]":
     """The points of a front whose search was not stopped, as that would be of any quality; the first one all the
-    same."""
+    same. Of several kinds of devices just the fastest plan: no front is searched there."""
+    from hardware_profiles import MixedCluster
     from planner.search.objectives import front
+    from planner.search.search import search
 
     try:
-        found: tuple[SearchResult, ...] = front(request, wait.searched, over)
+        found: tuple[SearchResult, ...]
+        if isinstance(request.cluster, MixedCluster):
+            found = (search(request, wait.searched, over),)
+        else:
+            found = front(request, wait.searched, over)
     except PlannerError:  # nothing fits, or the degrees are none of those that are searched
         return
     for at, result in enumerate(found):
@@ -114,7 +120,7 @@ def _choice(bound: "BoundPlan", seconds: float, peak: float, *, this: bool = Fal
     return Choice(step_seconds=seconds, peak_bytes=peak, words=words, this=this, kept=kept)
 
 
-def _together(own: "Choice", fronts: "Sequence[Sequence[Choice]]", late: str) -> "Choices":
+def _together(own: "Choice", fronts: "Sequence[Sequence[Choice]]", late: str, *, front: bool) -> "Choices":
     """All of them once, fastest first, and where they are from."""
     from planner.report.data import Choices
 
@@ -127,6 +133,8 @@ def _together(own: "Choice", fronts: "Sequence[Sequence[Choice]]", late: str) ->
         note = (
             "The front of a search for the same job with nothing decided by hand: the fastest plan, then the fastest"
             " found with a tenth less memory each."
+            if front
+            else "The fastest plan of a search for the same job with nothing decided by hand."
         )
         if any(one.kept for one in plans):
             note += " The same with the degrees of this plan kept."

@@ -71,7 +71,6 @@ def report(
 
 def _reported(plan_file: Path, hardware: str | None, time_limit: float | None) -> "Reported":
     """The report of a plan file; `time_limit` None searches no other plans."""
-    from hardware_profiles import of_one_kind
     from planner.plan.file import load_plan
     from planner.plan.machine import machine_of
     from planner.plan.verify import verify
@@ -81,7 +80,7 @@ def _reported(plan_file: Path, hardware: str | None, time_limit: float | None) -
     with waiting() as wait:
         wait.phase("tracing the model")
         with naming(plan_file):
-            cluster = of_one_kind(machine_of(plan.cluster, hardware), "report")
+            cluster = machine_of(plan.cluster, hardware)
             model, graph = traced_again(plan)
             wait.phase("checking the plan")
             verdict = verify(plan, graph, model.batch, cluster)

@@ -48,5 +48,5 @@ def _sizes(plan: Plan, traced: OperatorGraph, batch: int, devices: int) -> tuple
     shape = "x".join(map(str, sizes)) or "1"
     raise RequestError(
         f"the plan has {plan.pipeline} pipeline stages of mesh {shape} and no data parallel axis that can be stretched"
-        f" to {devices} devices; plan again with --devices {devices}"
+        f" to {devices} devices; plan again for as many"
     )

@@ -8,7 +8,7 @@ free but for what is asked about.
 import glob
 from dataclasses import replace
 
-from hardware_profiles import Cluster
+from hardware_profiles import Machine
 from planner.errors import PlannerError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.plan import Plan, Prediction
@@ -19,7 +19,7 @@ from planner.search.search import search
 from planner.search.space import Pinned
 
 
-def request_for(plan: Plan, graph: OperatorGraph, batch: int, cluster: Cluster) -> SearchRequest:
+def request_for(plan: Plan, graph: OperatorGraph, batch: int, cluster: Machine) -> SearchRequest:
     """What a plan is an answer to, with nothing decided, but where it parks something that may be parked again."""
     training = plan.training
     return SearchRequest(

@@ -6,15 +6,19 @@
     batch, sequence      doubled and halved
     devices              doubled and halved
 
+Of several kinds of devices the links are those of each group and those between groups, and everything else changes in
+all groups.
+
 Each is answered twice. With the plan kept, its choices are priced again: a longer batch is more micro-batches, more
 devices a longer data parallel axis. And searched again with nothing decided, which is the best that there would be.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from costmodels import CostModelError
-from hardware_profiles import Cluster, HardwareProfileError, Level
+from hardware_profiles import BytesPerSecond, Cluster, HardwareProfileError, Level, Machine, MixedCluster, parts_of
 from planner.errors import PlannerError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.explanation import Outcome, Sensitivity
@@ -31,7 +35,7 @@ class World:
     plan: Plan
     graph: OperatorGraph
     batch: int
-    cluster: Cluster
+    cluster: Machine
 
 
 Traced = tuple[ModelReference, OperatorGraph, int]
@@ -90,21 +94,53 @@ def _kept(world: World) -> Outcome:
 
 def _worlds(world: World, retrace: Callable[[int], Traced]) -> Iterator[tuple[str, str, World | str]]:
     yield "as it is", "", world
-    for place, level in enumerate(_used_levels(world.cluster)):
-        for factor, words in ((2.0, "x 2"), (0.5, "/ 2")):
-            faster = replace(world.cluster.levels[place], bandwidth=level.bandwidth * factor)
-            levels = (*world.cluster.levels[:place], faster, *world.cluster.levels[place + 1 :])
-            yield f"bandwidth of {level.name}", words, replace(world, cluster=replace(world.cluster, levels=levels))
-    if world.cluster.device.host_latency:
-        device = replace(world.cluster.device, host_latency=world.cluster.device.host_latency / 2)
-        yield "launches of the host", "/ 2", replace(world, cluster=replace(world.cluster, device=device))
+    for name, words, machine in _links(world.cluster):
+        yield f"bandwidth of {name}", words, replace(world, cluster=machine)
+    if any(part.device.host_latency for part in parts_of(world.cluster)):
+        yield "launches of the host", "/ 2", replace(world, cluster=_of_each(world.cluster, _quicker_host))
     for factor, words in ((1.1, "+ 10%"), (0.9, "- 10%")):
-        device = replace(world.cluster.device, memory=int(world.cluster.device.memory * factor))
-        yield "memory", words, replace(world, cluster=replace(world.cluster, device=device))
+        yield "memory", words, replace(world, cluster=_of_each(world.cluster, partial(_roomier, factor=factor)))
     yield from _batches(world)
     yield from _lengths(world, retrace)
     for factor, words in ((2.0, "x 2"), (0.5, "/ 2")):
         yield "devices", words, _devices(world, factor)
+
+
+def _of_each(machine: Machine, change: Callable[[Cluster], Cluster]) -> Machine:
+    """The machine with every group of it changed."""
+    if isinstance(machine, Cluster):
+        return change(machine)
+    return replace(machine, groups=tuple(change(group) for group in machine.groups))
+
+
+def _quicker_host(cluster: Cluster) -> Cluster:
+    return replace(cluster, device=replace(cluster.device, host_latency=cluster.device.host_latency / 2))
+
+
+def _roomier(cluster: Cluster, factor: float) -> Cluster:
+    return replace(cluster, device=replace(cluster.device, memory=int(cluster.device.memory * factor)))
+
+
+def _links(machine: Machine) -> Iterator[tuple[str, str, Machine]]:
+    """The machine with the links of each level in use made faster and slower."""
+    for factor, words in ((2.0, "x 2"), (0.5, "/ 2")):
+        if isinstance(machine, MixedCluster) and machine.bandwidth is not None:
+            yield "links between groups", words, replace(machine, bandwidth=machine.bandwidth * factor)
+    for number, part in enumerate(parts_of(machine)):
+        for place, level in enumerate(_used_levels(part)):
+            for factor, words in ((2.0, "x 2"), (0.5, "/ 2")):
+                faster = _with_bandwidth(part, place, level.bandwidth * factor)
+                if isinstance(machine, Cluster):
+                    yield level.name, words, faster
+                else:
+                    groups = (*machine.groups[:number], faster, *machine.groups[number + 1 :])
+                    yield f"{level.name} of {part.name}", words, replace(machine, groups=groups)
+
+
+def _with_bandwidth(cluster: Cluster, place: int, bandwidth: BytesPerSecond) -> Cluster:
+    levels = [*cluster.levels]
+    levels[place] = replace(levels[place], bandwidth=bandwidth)
+    return replace(cluster, levels=tuple(levels))
 
 
 def _used_levels(cluster: Cluster) -> tuple[Level, ...]:
@@ -144,10 +180,11 @@ def _lengths(world: World, retrace: Callable[[int], Traced]) -> Iterator[tuple[s
 
 
 def _devices(world: World, factor: float) -> World | str:
-    count = int(world.cluster.devices * factor)
-    if count < 1:
+    if any(part.devices * factor < 1 for part in parts_of(world.cluster)):
         return "there is one device"
     try:
-        return replace(world, cluster=world.cluster.with_devices(count))
+        return replace(
+            world, cluster=_of_each(world.cluster, lambda part: part.with_devices(int(part.devices * factor)))
+        )
     except HardwareProfileError as error:
         return str(error)

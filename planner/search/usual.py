@@ -6,18 +6,19 @@
 
 That is the pattern of Shoeybi et al. 2019. It leaves open what stands between products (what is split there costs next
 to nothing); the search decides that, with memory without end, so that no block is run in a leaner way than its twins.
-Stages and recomputation are then put into its plan as they are wanted.
+Stages and recomputation are then put into its plan as they are wanted. Of several kinds of devices the first stands in
+for all while that is decided; the plan is put on the machine as it is, and priced there.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from hardware_profiles import Cluster, of_one_kind
+from hardware_profiles import Machine, parts_of
 from planner.graph.blocks import block_parameters
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan, bind, prepare
-from planner.plan.machine import cluster_reference
+from planner.plan.machine import cluster_reference, placed
 from planner.plan.plan import Group, Plan, Stage
 from planner.plan.predict import predict
 from planner.plan.roles import call_word
@@ -65,7 +66,8 @@ def usual_plan(request: SearchRequest, usual: Usual) -> BoundPlan:
     It may not fit: that is what its prediction says. Raises RequestError or PlanFileError where the configuration is
     none that a plan can have.
     """
-    cluster = of_one_kind(request.cluster, "plan from the settings of another engine")
+    machine = request.cluster
+    cluster = parts_of(machine)[0].with_devices(machine.devices)
     endless = replace(cluster, device=replace(cluster.device, memory=_ENDLESS))
     pinned = replace(usual.pinned, recompute="none", even=True)
     shards = _shards(request, usual)
@@ -74,12 +76,12 @@ def usual_plan(request: SearchRequest, usual: Usual) -> BoundPlan:
         top=1, memory_limit=None, time_limit=None, certify=False,
     )  # fmt: skip
     found = search(asked).bound
-    plan = _arranged(found, usual, cluster)
+    plan = _arranged(found, usual, machine)
     bound = bind(plan, request.graph, request.batch)
-    return replace(bound, plan=replace(plan, prediction=predict(bound, cluster)))
+    return replace(bound, plan=replace(plan, prediction=predict(bound, machine)))
 
 
-def _arranged(found: BoundPlan, usual: Usual, cluster: Cluster) -> Plan:
+def _arranged(found: BoundPlan, usual: Usual, machine: Machine) -> Plan:
     """The plan with the stages, the schedule and the recomputation that are wanted, on the real machine."""
     plan, first, stages = found.plan, 0, []
     for blocks in usual.stages:
@@ -87,9 +89,9 @@ def _arranged(found: BoundPlan, usual: Usual, cluster: Cluster) -> Plan:
         first += blocks
     return replace(
         plan,
-        cluster=cluster_reference(cluster),
-        mesh=build_mesh(cluster, plan.mesh.sizes, zigzag=plan.mesh.zigzag),
-        stages=tuple(stages),
+        cluster=cluster_reference(machine),
+        mesh=build_mesh(machine, plan.mesh.sizes, zigzag=plan.mesh.zigzag),
+        stages=placed(stages, len(stages) // usual.virtual_stages, machine),
         virtual_stages=usual.virtual_stages,
         schedule=usual.schedule,
         slices=usual.slices,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from costmodels import peak_memory
-from hardware_profiles import Bytes, Cluster, Seconds
+from hardware_profiles import Bytes, Cluster, Machine, MixedCluster, Seconds, clusters_of_ranks
 from planner.plan.dissection import RankDissection
 from planner.plan.plan import Plan
 from planner.plan.timeline import StepTimeline
@@ -29,9 +29,11 @@ POINTS = 1200
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
     """Bytes of a device of one pipeline rank by class, when it holds most; micro-batches (or slices of them) in flight
-    then, and what one holds."""
+    then, and what one holds. `group` is the profile of its devices where there are several kinds of them, else ""."""
 
     rank: int
+    group: str
+    capacity_bytes: Bytes
     classes: tuple[tuple[str, Bytes], ...]
     peak_bytes: Bytes
     live: int
@@ -43,37 +45,43 @@ class Curve:
     """Bytes of a rank over the step: from each time on, until the next."""
 
     rank: int
+    group: str
     times: tuple[Seconds, ...]
     nbytes: tuple[Bytes, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """All ranks against the capacity of a device; curves of the first ones, the last and the fullest."""
+    """All ranks against the capacity of a device, of the largest one where there are several kinds; curves of the first
+    ones, the last and the fullest."""
 
     capacity_bytes: Bytes
     ranks: tuple[RankMemory, ...]
     curves: tuple[Curve, ...]
 
 
-def memory_of(plan: Plan, ranks: Sequence[RankDissection], timeline: StepTimeline, cluster: Cluster) -> Memory:
+def memory_of(plan: Plan, ranks: Sequence[RankDissection], timeline: StepTimeline, machine: Machine) -> Memory:
     """Memory of every pipeline rank of a plan."""
-    found = tuple(_rank(rank, one, cluster) for rank, one in enumerate(ranks))
-    fullest = max(found, key=lambda one: one.peak_bytes).rank
+    clusters = clusters_of_ranks(machine, len(ranks))
+    names = [own.name if isinstance(machine, MixedCluster) else "" for own in clusters]
+    found = tuple(_rank(rank, one, clusters[rank], names[rank]) for rank, one in enumerate(ranks))
+    fullest = max(found, key=lambda one: (one.peak_bytes / one.capacity_bytes, one.peak_bytes)).rank
     shown = sorted({*range(min(len(ranks), CURVES - 2)), len(ranks) - 1, fullest})
     return Memory(
-        capacity_bytes=cluster.device.memory,
+        capacity_bytes=max(one.capacity_bytes for one in found),
         ranks=found,
-        curves=tuple(_curve(plan, rank, ranks[rank], timeline) for rank in shown),
+        curves=tuple(_curve(plan, rank, names[rank], ranks[rank], timeline) for rank in shown),
     )
 
 
-def _rank(rank: int, one: RankDissection, cluster: Cluster) -> RankMemory:
+def _rank(rank: int, one: RankDissection, cluster: Cluster, group: str) -> RankMemory:
     classes = one.cost.memory
     wanted = sum(classes.values())
     peak = float(peak_memory(wanted, 0.0, 0.0, cluster.device))
     return RankMemory(
         rank=rank,
+        group=group,
+        capacity_bytes=cluster.device.memory,
         classes=(*classes.items(), (SLACK, peak - wanted)),
         peak_bytes=peak,
         live=sum(one.live),
@@ -81,7 +89,7 @@ def _rank(rank: int, one: RankDissection, cluster: Cluster) -> RankMemory:
     )
 
 
-def _curve(plan: Plan, rank: int, one: RankDissection, timeline: StepTimeline) -> Curve:
+def _curve(plan: Plan, rank: int, group: str, one: RankDissection, timeline: StepTimeline) -> Curve:
     """What is stored, and steps up and down with the micro-batches in flight."""
     held = [nbytes * plan.training.copies for nbytes in one.held]
     changes = []
@@ -98,7 +106,7 @@ def _curve(plan: Plan, rank: int, one: RankDissection, timeline: StepTimeline) -
         times.append(time)
         levels.append(levels[-1] + change)
     times, levels = _thinned(times, levels)
-    return Curve(rank=rank, times=(*times, timeline.seconds), nbytes=(*levels, levels[-1]))
+    return Curve(rank=rank, group=group, times=(*times, timeline.seconds), nbytes=(*levels, levels[-1]))
 
 
 def _thinned(times: list[Seconds], levels: list[Bytes]) -> tuple[list[Seconds], list[Bytes]]:

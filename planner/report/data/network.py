@@ -7,21 +7,39 @@ A message counts at the outermost level that its group reaches, where it is slow
 moves on levels inside is in its seconds, not counted again. Bytes are those of one device of one pipeline rank, as
 `costmodels.collective_time` counts them for the kind. Seconds are on the wire, as if nothing ran beside and messages
 went one by one: what software hides or sends in buckets is less in the step.
+
+Of several kinds of devices each group has levels and axes of its own, and what goes from one group to another reaches
+the level between them, which is above all.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from costmodels import collective_time
-from hardware_profiles import Bytes, BytesPerSecond, Cluster, Group, Seconds
+from hardware_profiles import (
+    Bytes,
+    BytesPerSecond,
+    Cluster,
+    Group,
+    Level,
+    Machine,
+    MixedCluster,
+    Seconds,
+    clusters_of_ranks,
+    links_of_all,
+    links_of_ranks,
+)
 from planner.plan.bind import BoundPlan
 from planner.plan.charges import UNCHARGED, Charge
 from planner.plan.dissection import RankDissection
 
 STAGES = "stages"
 """What goes from one pipeline rank to another, where axes have their names."""
+
+BETWEEN = "between groups"
+"""The level over which groups of different devices talk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,68 +80,132 @@ class NetworkLevel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkGroup:
+    """One of several groups of devices: its profile, the pipeline ranks on it (the first and how many), and the levels
+    and axes inside it."""
+
+    profile: str
+    devices: int
+    first_rank: int
+    ranks: int
+    levels: tuple[NetworkLevel, ...]
+    axes: tuple[AxisSpan, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """The cluster, the axes, and what a device of pipeline rank `rank` sends in a step, the longest first."""
+    """The cluster, the axes, and what a device of pipeline rank `rank` sends in a step, the longest first.
+
+    Of several kinds of devices `levels` and `axes` are those of the group that this rank is on; `groups` has all, in
+    the order of the pipeline, and `between` is what joins them. Empty and None where all devices are alike.
+    """
 
     rank: int
     levels: tuple[NetworkLevel, ...]
     axes: tuple[AxisSpan, ...]
     crossings: tuple[Crossing, ...]
+    groups: tuple[NetworkGroup, ...] = ()
+    between: NetworkLevel | None = None
 
 
-def network_of(bound: BoundPlan, rank: RankDissection, number: int, cluster: Cluster) -> Network:
-    """What crosses the levels of a cluster under a plan, by pipeline rank `number`."""
+def network_of(bound: BoundPlan, rank: RankDissection, number: int, machine: Machine) -> Network:
+    """What crosses the levels of a machine under a plan, by pipeline rank `number`."""
+    ranks = bound.plan.pipeline
+    own = clusters_of_ranks(machine, ranks)[number]
+    crossings = _sums(bound, rank, number, machine)
+    if isinstance(machine, Cluster):
+        axes = (*_axes(bound, own), *_pipeline(bound, own, ranks))
+        return Network(rank=number, levels=_levels(own), axes=axes, crossings=crossings)
+    groups = tuple(_groups(bound, machine))
+    home = groups[machine.group_of_rank(number, ranks)]
     return Network(
-        rank=number, levels=_levels(cluster), axes=_axes(bound, cluster), crossings=_sums(bound, rank, cluster)
+        rank=number,
+        levels=home.levels,
+        axes=home.axes,
+        crossings=crossings,
+        groups=groups,
+        between=_between(machine),
     )
+
+
+def _groups(bound: BoundPlan, machine: MixedCluster) -> Iterable[NetworkGroup]:
+    first, size = 0, bound.plan.mesh.size
+    for one in machine.groups:
+        ranks = one.devices // size
+        yield NetworkGroup(
+            profile=one.name,
+            devices=one.devices,
+            first_rank=first,
+            ranks=ranks,
+            levels=_levels(one),
+            axes=(*_axes(bound, one), *_pipeline(bound, one, ranks)),
+        )
+        first += ranks
+
+
+def _between(machine: MixedCluster) -> NetworkLevel:
+    """The slowest of the links between neighbouring groups."""
+    links = links_of_all(machine, len(machine.groups), machine.devices // len(machine.groups))
+    slowest = min((group.spans[-1].level for group in links), key=_passed)
+    return replace(_level(slowest, len(machine.groups)), name=BETWEEN)
+
+
+def _passed(level: Level) -> BytesPerSecond:
+    return level.bandwidth / level.oversubscription
 
 
 def _levels(cluster: Cluster) -> tuple[NetworkLevel, ...]:
     found, units = [], cluster.devices
     for level in cluster.levels:
         joined = units if level.fan_out is None else min(units, level.fan_out)
-        found.append(
-            NetworkLevel(
-                name=level.name,
-                kind=level.network,
-                fan_out=level.fan_out,
-                units=joined,
-                bandwidth=level.bandwidth,
-                oversubscription=level.oversubscription,
-            )
-        )
+        found.append(_level(level, joined))
         units = math.ceil(units / joined)
     return tuple(found)
 
 
+def _level(level: Level, units: int) -> NetworkLevel:
+    return NetworkLevel(
+        name=level.name,
+        kind=level.network,
+        fan_out=level.fan_out,
+        units=units,
+        bandwidth=level.bandwidth,
+        oversubscription=level.oversubscription,
+    )
+
+
 def _axes(bound: BoundPlan, cluster: Cluster) -> tuple[AxisSpan, ...]:
-    mesh = bound.plan.mesh
-    lines = [(axis.name, axis.size, axis.stride) for axis in mesh.axes]
-    if bound.plan.pipeline > 1:
-        lines.append((STAGES, bound.plan.pipeline, mesh.size))
-    found = []
-    for name, size, stride in lines:
-        spans = tuple((span.level.name, span.count) for span in cluster.group(size, stride).spans)
-        found.append(AxisSpan(name=name, size=size, stride=stride, levels=spans))
-    return tuple(found)
+    return tuple(_span(axis.name, axis.size, axis.stride, cluster) for axis in bound.plan.mesh.axes)
 
 
-def _sums(bound: BoundPlan, rank: RankDissection, cluster: Cluster) -> tuple[Crossing, ...]:
+def _pipeline(bound: BoundPlan, cluster: Cluster, ranks: int) -> tuple[AxisSpan, ...]:
+    """So many pipeline ranks as an axis; none where there is one rank."""
+    return (_span(STAGES, ranks, bound.plan.mesh.size, cluster),) if ranks > 1 else ()
+
+
+def _span(name: str, size: int, stride: int, cluster: Cluster) -> AxisSpan:
+    spans = tuple((span.level.name, span.count) for span in cluster.group(size, stride).spans)
+    return AxisSpan(name=name, size=size, stride=stride, levels=spans)
+
+
+def _sums(bound: BoundPlan, rank: RankDissection, number: int, machine: Machine) -> tuple[Crossing, ...]:
     turns = bound.plan.training.micro_batches * bound.plan.slices
     counts: defaultdict[tuple[str, str, str, str], int] = defaultdict(int)
     nbytes: defaultdict[tuple[str, str, str, str], Bytes] = defaultdict(float)
     seconds: defaultdict[tuple[str, str, str, str], Seconds] = defaultdict(float)
-    for sent, number in rank.cost.messages.items():
-        group = _group(bound, sent, cluster)
-        if sent.part == UNCHARGED or not group.spans:
+    for sent, count in rank.cost.messages.items():
+        links = tuple(group for group in _links(bound, sent, number, machine) if group.spans)
+        if sent.part == UNCHARGED or not links:
             continue
-        times = number * (1 if sent.phase == "update" else turns)
+        times = count * (1 if sent.phase == "update" else turns)
         axis = sent.message.axis
         along = STAGES if axis is None else bound.plan.mesh.axes[axis].name
-        key = (group.spans[-1].level.name, along, sent.message.kind, sent.part)
+        key = (BETWEEN if len(links) > 1 else links[0].spans[-1].level.name, along, sent.message.kind, sent.part)
         counts[key] += times
         nbytes[key] += times * sent.message.nbytes
-        seconds[key] += times * float(collective_time(sent.message.kind, sent.message.nbytes, group))
+        seconds[key] += times * max(
+            float(collective_time(sent.message.kind, sent.message.nbytes, group)) for group in links
+        )
     return _sorted(
         Crossing(level=k[0], along=k[1], kind=k[2], part=k[3], messages=counts[k], nbytes=nbytes[k], seconds=seconds[k])
         for k in counts
@@ -134,15 +216,19 @@ def _sorted(found: Iterable[Crossing]) -> tuple[Crossing, ...]:
     return tuple(sorted(found, key=lambda one: (-one.seconds, one.level, one.along, one.kind, one.part)))
 
 
-def _group(bound: BoundPlan, sent: Charge, cluster: Cluster) -> Group:
-    """The devices of a message. What goes between pipeline ranks goes to the next one, but sums of a tied parameter
-    (the first and the last rank) and norms (all of them)."""
+def _links(bound: BoundPlan, sent: Charge, number: int, machine: Machine) -> tuple[Group, ...]:
+    """The links of a message of pipeline rank `number`, the slowest of which counts. What goes between pipeline ranks
+    comes from the one before (forward) or the one behind (backward), but sums of a tied parameter (the first and the
+    last rank) and norms (all of them)."""
     mesh, ranks = bound.plan.mesh, bound.plan.pipeline
     if sent.message.axis is not None:
         line = mesh.axes[sent.message.axis]
-        return cluster.group(line.size, line.stride)
+        return (clusters_of_ranks(machine, ranks)[number].group(line.size, line.stride),)
     if sent.message.kind == "send_recv":
-        return cluster.group(2, mesh.size)
+        if isinstance(machine, Cluster):
+            return (machine.group(2, mesh.size),)
+        one, other = (number - 1, number) if sent.phase == "forward" else (number, number + 1)
+        return links_of_ranks(machine, one, other, ranks, mesh.size)
     if sent.part == "gradient reduction":
-        return cluster.group(2, (ranks - 1) * mesh.size)
-    return cluster.group(ranks, mesh.size)
+        return links_of_ranks(machine, 0, ranks - 1, ranks, mesh.size)
+    return links_of_all(machine, ranks, mesh.size)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hardware_profiles import Cluster
+from hardware_profiles import Machine
 from planner.plan.bind import BoundPlan
 from planner.plan.dissection import dissect
 from planner.plan.plan import Prediction
@@ -51,12 +51,12 @@ class Reported:
 def report_of(
     bound: BoundPlan,
     prediction: Prediction,
-    cluster: Cluster,
+    cluster: Machine,
     *,
     remarks: tuple[str, ...] = (),
     choices: Choices | None = None,
 ) -> Reported:
-    """The report of a bound plan that was priced on a cluster."""
+    """The report of a bound plan that was priced on a machine."""
     plan = bound.plan
     ranks = dissect(bound, cluster)
     costs = [rank.cost for rank in ranks]

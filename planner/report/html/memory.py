@@ -1,7 +1,9 @@
 """Memory of the devices: by class against what they have, and over the step."""
 
+from itertools import groupby
+
 from hardware_profiles.units import GIB
-from planner.report.data.memory import Memory, RankMemory
+from planner.report.data.memory import Curve, Memory, RankMemory
 from planner.report.html.colours import MEMORY, series
 from planner.report.html.figure import SECONDS, Figure, Spec, Table, bars, layout, names_down
 from planner.report.units import bytes_text, percent_text, seconds_text
@@ -10,21 +12,21 @@ from planner.report.units import bytes_text, percent_text, seconds_text
 def classes_figure(memory: Memory) -> Figure:
     """Stacked bars of every rank, and a line where a device is full."""
     names = [name for name, _ in memory.ranks[0].classes]
-    labels = [f"stage {one.rank}" for one in memory.ranks]
+    labels = [_stage(one) for one in memory.ranks]
     data = []
     for place, name in enumerate(names):
         amounts = [one.classes[place][1] for one in memory.ranks]
         texts = [
-            f"{label}<br>{name}: {bytes_text(amount)} ({percent_text(amount / memory.capacity_bytes)} of the device)"
-            for label, amount in zip(labels, amounts, strict=True)
+            f"{label}<br>{name}: {bytes_text(amount)} ({percent_text(amount / one.capacity_bytes)} of the device)"
+            for label, one, amount in zip(labels, memory.ranks, amounts, strict=True)
         ]
         data.append(bars(name, labels, [amount / GIB for amount in amounts], texts, MEMORY[name]))
     return Figure(
         key="memory",
         title="Memory by class",
-        label=f"Memory of a device of each pipeline rank by class, of {bytes_text(memory.capacity_bytes)}. The table"
-        " below has every number.",
-        caption=f"When a device holds most. The line is what it has: {bytes_text(memory.capacity_bytes)}.",
+        label=f"Memory of a device of each pipeline rank by class, of {_capacities(memory)}. The table below has every"
+        " number.",
+        caption=f"When a device holds most. The line is what it has: {_capacities(memory)}.",
         spec={
             "data": data,
             "layout": layout(
@@ -32,7 +34,7 @@ def classes_figure(memory: Memory) -> Figure:
                 barmode="stack",
                 bargap=0.25,
                 yaxis=names_down(len(labels)),
-                shapes=[_full(memory, across=False)],
+                shapes=_limits_of_ranks(memory),
                 xaxis={"range": [0, 1.06 * max(memory.capacity_bytes, *(r.peak_bytes for r in memory.ranks)) / GIB]},
             ),
         },
@@ -48,14 +50,46 @@ def classes_figure(memory: Memory) -> Figure:
 
 def _row(one: RankMemory) -> tuple[str, ...]:
     amounts = (bytes_text(amount) for _, amount in one.classes)
-    return (str(one.rank), *amounts, bytes_text(one.peak_bytes), str(one.live), bytes_text(one.held_bytes))
+    return (_rank(one), *amounts, bytes_text(one.peak_bytes), str(one.live), bytes_text(one.held_bytes))
 
 
-def _full(memory: Memory, *, across: bool) -> Spec:
-    """The line at the capacity, `across` the figure or down it."""
-    place = memory.capacity_bytes / GIB
-    far, near = ("x", "y") if across else ("y", "x")
-    ends = {f"{far}0": 0, f"{far}1": 1, f"{far}ref": "paper", f"{near}0": place, f"{near}1": place}
+def _rank(one: RankMemory | Curve) -> str:
+    """`2`, or `2 on a100-80gb` where there are several kinds of devices."""
+    return f"{one.rank} on {one.group}" if one.group else str(one.rank)
+
+
+def _stage(one: RankMemory | Curve) -> str:
+    return f"stage {_rank(one)}"
+
+
+def _capacities(memory: Memory) -> str:
+    """What a device has, for every kind of them."""
+    found = {one.group: one.capacity_bytes for one in memory.ranks}
+    if len(set(found.values())) == 1:
+        return bytes_text(memory.capacity_bytes)
+    return ", ".join(f"{bytes_text(capacity)} on {group}" for group, capacity in found.items())
+
+
+def _limits_of_ranks(memory: Memory) -> list[Spec]:
+    """The lines at the capacities, down the figure along the ranks that have them."""
+    found, first = [], 0
+    runs = [(capacity, len([*own])) for capacity, own in groupby(one.capacity_bytes for one in memory.ranks)]
+    for capacity, count in runs:
+        ends: Spec = {"y0": 0, "y1": 1, "yref": "paper"}
+        if len(runs) > 1:
+            ends = {"y0": first - 0.5, "y1": first + count - 0.5}
+        found.append(_line({**ends, "x0": capacity / GIB, "x1": capacity / GIB}))
+        first += count
+    return found
+
+
+def _limits(memory: Memory) -> list[Spec]:
+    """The lines at the capacities, across the figure."""
+    places = dict.fromkeys(one.capacity_bytes / GIB for one in memory.ranks)
+    return [_line({"x0": 0, "x1": 1, "xref": "paper", "y0": place, "y1": place}) for place in places]
+
+
+def _line(ends: Spec) -> Spec:
     return {"type": "line", **ends, "line": {"color": "@limit", "width": 2, "dash": "dash"}}
 
 
@@ -70,11 +104,11 @@ def curves_figure(memory: Memory) -> Figure:
         {
             "type": "scatter",
             "mode": "lines",
-            "name": f"stage {curve.rank}",
+            "name": _stage(curve),
             "x": list(curve.times),
             "y": [round(nbytes / GIB, 4) for nbytes in curve.nbytes],
             "line": {"shape": "hv", "color": series(number), "width": 1.3},
-            "hovertemplate": f"stage {curve.rank}<br>%{{x:.4~s}}s: %{{y:.4~g}} GiB<extra></extra>",
+            "hovertemplate": f"{_stage(curve)}<br>%{{x:.4~s}}s: %{{y:.4~g}} GiB<extra></extra>",
         }
         for number, curve in enumerate(memory.curves)
     ]
@@ -92,7 +126,7 @@ def curves_figure(memory: Memory) -> Figure:
             "layout": layout(
                 y="GiB",
                 xaxis=SECONDS,
-                shapes=[_full(memory, across=True)],
+                shapes=_limits(memory),
                 yaxis={"range": [0, 1.06 * max(memory.capacity_bytes, most) / GIB], "fixedrange": True},
             ),
         },
@@ -101,7 +135,7 @@ def curves_figure(memory: Memory) -> Figure:
             columns=("pipeline rank", "least", "most", "first at most"),
             rows=tuple(
                 (
-                    str(curve.rank),
+                    _rank(curve),
                     bytes_text(min(curve.nbytes)),
                     bytes_text(max(curve.nbytes)),
                     seconds_text(curve.times[curve.nbytes.index(max(curve.nbytes))]),
@@ -110,5 +144,5 @@ def curves_figure(memory: Memory) -> Figure:
             ),
         ),
         height=280,
-        legend=tuple((series(number), f"stage {curve.rank}") for number, curve in enumerate(memory.curves)),
+        legend=tuple((series(number), _stage(curve)) for number, curve in enumerate(memory.curves)),
     )

@@ -1,8 +1,9 @@
 """The cluster as nested boxes: what its levels are, and which axes of the mesh reach them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.report.data.network import STAGES, AxisSpan, Network
+from planner.report.data.network import STAGES, AxisSpan, Crossing, Network, NetworkGroup, NetworkLevel
 from planner.report.units import bytes_text, seconds_text
 
 
@@ -16,31 +17,68 @@ class LevelView:
     crosses: str
 
 
-def level_views(network: Network) -> tuple[LevelView, ...]:
-    """The levels, outermost first, so that each can hold the next."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupView:
+    """Devices of one kind in words; `title` is empty where all are alike. Levels outermost first, so that each can hold
+    the next."""
+
+    title: str
+    levels: tuple[LevelView, ...]
+
+
+def group_views(network: Network) -> tuple[GroupView, ...]:
+    """The levels of all devices; of several kinds of them what is between, and then group by group."""
+    if network.between is None:
+        return (GroupView(title="", levels=_views(network.levels, network.axes, network.crossings)),)
+    between = _view(network.between, "groups", (), network.crossings)
+    views = [GroupView(title="All groups", levels=(between,))]
+    for group in network.groups:
+        own = group.first_rank <= network.rank < group.first_rank + group.ranks
+        levels = _views(group.levels, group.axes, network.crossings if own else None)
+        views.append(GroupView(title=_title(group), levels=levels))
+    return tuple(views)
+
+
+def _title(group: NetworkGroup) -> str:
+    last = group.first_rank + group.ranks - 1
+    stages = f"stage {last}" if group.ranks == 1 else f"stages {group.first_rank} to {last}"
+    return f"{group.profile}: {stages}, {group.devices:,} devices"
+
+
+def _views(
+    levels: Sequence[NetworkLevel], axes: Sequence[AxisSpan], crossings: Sequence[Crossing] | None
+) -> tuple[LevelView, ...]:
+    """The levels, outermost first; `crossings` None where those of other devices are counted."""
     views = []
-    for place, level in enumerate(network.levels):
-        inside = "devices" if place == 0 else f"units of level {network.levels[place - 1].name},"
-        shared = f", {level.oversubscription:g} share an uplink" if level.oversubscription > 1 else ""
-        sent = [one for one in network.crossings if one.level == level.name]
-        views.append(
-            LevelView(
-                name=level.name,
-                text=f"{level.units} {inside} joined by a {level.kind}, {level.bandwidth / 1e9:g} GB/s per device and"
-                f" direction{shared}",
-                axes=tuple(
-                    _axis(axis, dict(axis.levels)[level.name], network.levels[place - 1].name if place else "")
-                    for axis in network.axes
-                    if axis.levels and axis.levels[-1][0] == level.name
-                ),
-                crosses=f"{bytes_text(sum(one.nbytes for one in sent))} in"
-                f" {sum(one.messages for one in sent):,} messages a step and device,"
-                f" {seconds_text(sum(one.seconds for one in sent))} on the wire"
-                if sent
-                else "nothing crosses it",
-            )
+    for place, level in enumerate(levels):
+        below = levels[place - 1].name if place else ""
+        reaching = tuple(
+            _axis(axis, dict(axis.levels)[level.name], below)
+            for axis in axes
+            if axis.levels and axis.levels[-1][0] == level.name
         )
+        views.append(_view(level, f"units of level {below}," if place else "devices", reaching, crossings))
     return tuple(reversed(views))
+
+
+def _view(level: NetworkLevel, inside: str, axes: tuple[str, ...], crossings: Sequence[Crossing] | None) -> LevelView:
+    shared = f", {level.oversubscription:g} share an uplink" if level.oversubscription > 1 else ""
+    return LevelView(
+        name=level.name,
+        text=f"{level.units} {inside} joined by a {level.kind}, {level.bandwidth / 1e9:g} GB/s per device and"
+        f" direction{shared}",
+        axes=axes,
+        crosses="" if crossings is None else _crosses([one for one in crossings if one.level == level.name]),
+    )
+
+
+def _crosses(sent: Sequence[Crossing]) -> str:
+    if not sent:
+        return "nothing crosses it"
+    return (
+        f"{bytes_text(sum(one.nbytes for one in sent))} in {sum(one.messages for one in sent):,} messages a step and"
+        f" device, {seconds_text(sum(one.seconds for one in sent))} on the wire"
+    )
 
 
 def _axis(axis: AxisSpan, joined: int, unit: str) -> str:

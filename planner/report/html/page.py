@@ -20,7 +20,7 @@ from planner.report.html.figure import Figure
 from planner.report.html.memory import classes_figure as memory_figure
 from planner.report.html.memory import curves_figure
 from planner.report.html.model import model_view
-from planner.report.html.network import level_views
+from planner.report.html.network import group_views
 from planner.report.html.spending import classes_figure, crossings_figure, parts_figure
 from planner.report.html.timeline import timeline_figure
 from planner.report.html.trust import facts_text, fits_table, interval_figure, measured_text
@@ -44,7 +44,7 @@ def page(report: Report) -> str:
         report=report,
         figures=figures,
         shape=model_view(report.shape),
-        levels=level_views(report.network),
+        groups=group_views(report.network),
         trust_texts=[measured_text(report.trust), facts_text(report.trust)],
         fits=fits_table(report.trust),
         style=_asset("style.css"),

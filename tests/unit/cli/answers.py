@@ -521,6 +521,14 @@ class GivenUp(Strict):
     peak_bytes: Number
 
 
+class Hosts(Strict):
+    """Hosts of one of several kinds of devices, as engines count nodes."""
+
+    profile: str
+    first: int
+    count: int
+
+
 class Exported(Strict):
     """`plan export`."""
 
@@ -535,6 +543,7 @@ class Exported(Strict):
     plan_step_seconds: float
     plan_peak_bytes: float
     given_up: list[GivenUp]
+    hosts: list[Hosts] | None
     folder: str
     files: list[str]
 

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 import hardware_profiles
+from planner.cli.exporting import hosts_of, per_node_of
+from planner.errors import RequestError
 
 JOB = ("--model", "llama-tiny", "--pipeline", "2", "--global-batch", "16")
 TWO = "h100-80gb:2,a100-80gb:2,between@12.5"
@@ -29,12 +31,93 @@ def test_every_answer_says_the_group_of_each_stage(plan: Any, here: Path) -> Non
     text = (here / "plan.json").read_text()
     (here / "edited.json").write_text(text.replace('"group": "a100-80gb"', '"group": "h100-80gb"'))
     assert ".group is 'h100-80gb'; by cluster.profile" in plan.refused("verify", "edited.json")
-    for command in (
-        ("report", "plan.json"),
-        ("explain", "plan.json"),
-        ("export", "plan.json", "--to", "megatron", "-o", "out"),
-    ):
-        assert "several kinds of devices" in plan.refused(*command)
+
+
+@pytest.fixture
+def made(plan: Any, here: Path) -> dict[str, Any]:
+    """A plan in plan.json with four stages, two on each kind."""
+    found: dict[str, Any] = plan.json(
+        "--model", "llama-tiny", "--pipeline", "4", "--global-batch", "16", "--hardware", TWO, "-o", "plan.json"
+    )
+    return found
+
+
+def test_a_report_has_every_group(plan: Any, made: dict[str, Any], here: Path) -> None:
+    found = plan.json("report", "plan.json", "--time-limit", "1", "-o", "page.html")
+    network, memory = found["network"], found["memory"]
+    order = [group["profile"] for group in network["groups"]]
+    assert sorted(order) == ["a100-80gb", "h100-80gb"]
+    assert [(group["first_rank"], group["ranks"], group["devices"]) for group in network["groups"]] == [
+        (0, 2, 2),
+        (2, 2, 2),
+    ]
+    assert {level["bandwidth"] for group in network["groups"] for level in group["levels"][:1]} == {4.5e11, 3e11}
+    assert (network["between"]["name"], network["between"]["bandwidth"]) == ("between groups", 12.5e9)
+    assert [one["group"] for one in memory["ranks"]] == [order[0], order[0], order[1], order[1]]
+    assert [one["capacity_bytes"] for one in memory["ranks"]] == [80 * 2**30] * 4
+    sent = sum(one["seconds"] for one in network["crossings"] if one["kind"] == "send_recv")
+    assert sent == pytest.approx(dict(found["prediction"]["time"])["stage transfer"], rel=1e-9)
+    assert {one["level"] for one in network["crossings"] if one["kind"] == "send_recv"} <= {"node", "between groups"}
+    assert "The fastest plan of a search" in found["choices"]["note"] or len(found["choices"]["plans"]) == 1
+    page = (here / "page.html").read_text()
+    for words in (f"{order[0]}: stages 0 to 1, 2 devices", "between groups", f"stage 3 on {order[1]}"):
+        assert words in page
+    assert plan("report", "plan.json", "--trace", "trace.json").code == 0
+
+
+def test_what_crosses_is_priced_at_the_link_that_it_takes(plan: Any, made: dict[str, Any]) -> None:
+    """Every rank's messages, by the report, take as long as its waits, by the prediction."""
+    from planner.cli.showing import traced_again
+    from planner.plan.dissection import dissect
+    from planner.plan.file import load_plan
+    from planner.plan.machine import machine_of
+    from planner.plan.verify import verify
+    from planner.report.data.network import network_of
+
+    loaded = load_plan(Path("plan.json"))
+    machine = machine_of(loaded.cluster)
+    model, graph = traced_again(loaded)
+    bound = verify(loaded, graph, model.batch, machine).bound
+    levels = set()
+    for number, rank in enumerate(dissect(bound, machine)):
+        found = network_of(bound, rank, number, machine)
+        sent = [one for one in found.crossings if one.part == "stage transfer"]
+        turns = loaded.training.micro_batches * loaded.slices
+        assert sum(one.seconds for one in sent) == pytest.approx(turns * rank.cost.micro_batch["stage transfer"])
+        levels.add(frozenset(one.level for one in sent))
+    assert levels == {frozenset({"node"}), frozenset({"node", "between groups"})}
+
+
+def test_what_a_plan_depends_on_is_said_group_by_group(plan: Any, made: dict[str, Any]) -> None:
+    found = plan.json("explain", "plan.json", "--no-search")
+    names = [row["name"] for row in found["sensitivities"]]
+    assert [name for name in dict.fromkeys(names) if "bandwidth" in name] == [
+        "bandwidth of links between groups",
+        *(f"bandwidth of node of {name}" for name in dict.fromkeys(run["group"] for run in made["groups"])),
+    ]
+    kept = {(row["name"], row["change"]): row["kept"]["step_seconds"] for row in found["sensitivities"]}
+    assert kept["as it is", ""] == made["step_seconds"]
+    assert kept["bandwidth of links between groups", "x 2"] < made["step_seconds"]
+    assert kept["bandwidth of links between groups", "/ 2"] > made["step_seconds"]
+    again = plan.json("explain", "plan.json", "--no-search", "*.0.mlp.up_proj*")
+    assert any(choice["chosen"] for one in again["subjects"] for choice in one["choices"])
+
+
+def test_engines_are_told_the_order_of_hosts(plan: Any, made: dict[str, Any], here: Path) -> None:
+    found = plan.json("export", "plan.json", "--to", "megatron", "-o", "out", "--approximate")
+    assert [(one["first"], one["count"]) for one in found["hosts"]] == [(0, 1), (1, 1)]
+    assert "--nnodes 2 --nproc-per-node 2" in (here / "out/launch.sh").read_text()
+    told = plan("export", "plan.json", "--to", "nemo", "-o", "nemo", "--approximate").out
+    assert (
+        f"give the launch node ranks 0 of {found['hosts'][0]['profile']}, 1 of {found['hosts'][1]['profile']}" in told
+    )
+
+
+def test_hosts_are_counted_in_the_order_of_the_groups_and_must_be_alike() -> None:
+    with pytest.raises(RequestError, match=r"different numbers of devices \(8 on h100-80gb, 4 on a100-80gb\)"):
+        per_node_of(hardware_profiles.load_mixed("h100-80gb:8,a100-80gb[node=4,cluster@25]:8"))
+    machine = hardware_profiles.load_mixed("h100-80gb:32,a100-80gb:8")
+    assert [one.words for one in hosts_of(machine, per_node_of(machine))] == ["0 to 3 of h100-80gb", "4 of a100-80gb"]
 
 
 def test_estimates_take_the_fewest_stages(plan: Any) -> None:
