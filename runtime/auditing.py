@@ -22,6 +22,7 @@ from planner.errors import AuditError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan, bind
 from planner.plan.charges import Charges, Phase
+from planner.plan.crossing_rows import crossing_rows
 from planner.plan.live_memory import GRADIENTS, STATES, WEIGHTS, live_memory
 from planner.plan.local_work import local_work
 from planner.plan.plan import ASYNCHRONOUS, Plan
@@ -35,14 +36,17 @@ from runtime.step import RankStep
 MEMORY_TOLERANCE = 0.02
 """Share of the predicted live memory by which what lives may differ."""
 
+HOST_LINK = "host_link"
+"""The kind of what crosses the link between a host and its device: rows of tables that are outside of the devices."""
+
 MEMORY_FLOOR: Bytes = 2.0 * 2**20
 """What it may differ by in any case: the least that PyTorch's caching allocators take from a device at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives:
-    """One kind of collective in one pass of one operator: bytes of each, along which axis (None: between stages),
-    and how many a step has, as predicted and as emitted."""
+    """One kind of collective in one pass of one operator: bytes of each, along which axis (None: between stages, or
+    for `HOST_LINK` between host and device), and how many a step has, as predicted and as emitted."""
 
     phase: Phase
     operator: str
@@ -120,12 +124,6 @@ def audit(
     strange = [rank for rank in ranks or () if not 0 <= rank < plan.pipeline]
     if strange:
         raise AuditError(f"pipeline rank {strange[0]} of a plan with {plan.pipeline}; the first one is 0")
-    if plan.training.update.placed:
-        raise AuditError(
-            "the plan has tables outside of its devices: which rows a step moves depends on the values of its batch,"
-            " and an"
-            " audit has none; audit the plan without --place, which differs in the look-ups of these tables alone"
-        )
     few = _few(plan)
     whole = bind(plan, traced, batch)
     costs, clusters = stage_costs(whole, cluster), clusters_of_ranks(cluster, plan.pipeline)
@@ -137,7 +135,10 @@ def audit(
                 stage=stage,
                 rank=rank,
                 micro_batches=few.training.micro_batches,
-                collectives=_collectives(whole, costs[stage].messages, _emitted(ledger, step, plan)),
+                collectives=(
+                    *_collectives(whole, costs[stage].messages, _emitted(ledger, step, plan)),
+                    *_crossings(whole, step.place.rank, ledger, few),
+                ),
                 products=_products(whole, stage, ledger, few),
                 live=ledger.live.at_peak,
                 predicted_live=live_memory(whole, stage, costs[stage].memory, costs[stage].rows),
@@ -168,6 +169,7 @@ def _written(step: RankStep, inputs: Inputs) -> Ledger:
         ledger.live.add(state, STATES)
     ledger.live.forget_peak()
     step.observer = ledger
+    step.tables.crossed = ledger.cross
     step.optimizer.reduction.begin()
     with ledger:
         step.accumulate(inputs)
@@ -218,6 +220,27 @@ def _collectives(bound: BoundPlan, charges: Charges, emitted: Counter[Key]) -> t
             emitted=emitted[phase, owner, kind, axis, nbytes],
         )
         for phase, owner, kind, axis, nbytes in dict.fromkeys((*predicted, *emitted))
+    )
+
+
+def _crossings(bound: BoundPlan, place: int, ledger: Ledger, few: Plan) -> tuple[Collectives, ...]:
+    """Rows of tables outside of the devices that cross the link between host and device, each look-up a message. Every
+    id is taken for another row, as in the price: an audit has no values of ids."""
+    training = bound.plan.training
+    predicted = {(*key, nbytes): training.micro_batches for key, nbytes in crossing_rows(bound, place).items()}
+    times = training.micro_batches // few.training.micro_batches
+    emitted = {(phase, owner, float(nbytes)): count * times for (phase, owner, nbytes), count in ledger.crossed.items()}
+    return tuple(
+        Collectives(
+            phase=phase,
+            operator=owner,
+            kind=HOST_LINK,
+            axis=None,
+            nbytes=nbytes,
+            predicted=predicted.get((phase, owner, nbytes), 0),
+            emitted=emitted.get((phase, owner, nbytes), 0),
+        )
+        for phase, owner, nbytes in dict.fromkeys((*predicted, *emitted))
     )
 
 

@@ -60,6 +60,7 @@ class Ledger(TorchDispatchMode, Observer):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.sent: Counter[Sent] = Counter()
+        self.crossed: Counter[tuple[Phase, str, int]] = Counter()
         self.flops: defaultdict[tuple[Phase, str], Flops] = defaultdict(float)
         self.live = LiveTensors()
         self._operator: str | None = None
@@ -79,6 +80,10 @@ class Ledger(TorchDispatchMode, Observer):
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         self.live.resized(storage)
+
+    def cross(self, phase: Phase, operator: str, nbytes: int) -> None:
+        """Write down rows that cross the link between host and device."""
+        self.crossed[phase, operator, nbytes] += 1
 
     def put_off(self, instruction: "Instruction", start: torch.Tensor) -> None:
         self._mark([start])

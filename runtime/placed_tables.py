@@ -11,7 +11,7 @@ Rows are updated by torch's SparseAdam under a plan with adamw, by SGD without m
 weights or moments of rows that are not touched.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,10 @@ from planner.errors import ModelError, RequestError
 from planner.graph.operator_graph import Operator
 from planner.graph.placed import PLACES, OutsideTable, tables_outside
 from planner.plan.bind import BoundOperator, BoundPlan
+from planner.plan.charges import Phase
+from planner.plan.crossing_rows import gives_back
 from runtime.device_mesh import RankMesh
+from runtime.imagined_tables import ImaginedTables
 from runtime.optimizers import OptimizerSettings
 from runtime.servers.addresses import Addresses
 from runtime.servers.client import TableClient
@@ -35,10 +38,14 @@ from runtime.servers.tables import Ids, Table
 _SPARSE = {"adamw": "adam", "sgd": "sgd"}
 _BAGS = ("sum", "mean", "max")
 
+Crossed = Callable[[Phase, str, int], None]
+"""Told of rows that cross the link between host and device: in which pass, by which operator, bytes."""
+
 
 class PlacedTables:
     """Tables by where they are. Building it, and every method but `look_up`, is collective over the ranks of a stage;
-    looking up is, where tables are on the host."""
+    looking up is, where tables are on the host. `crossed` is told of all rows that cross the link between host and
+    device. `imagined` is for a step that is imitated, which has no rows."""
 
     def __init__(
         self,
@@ -47,14 +54,18 @@ class PlacedTables:
         place: RankMesh,
         settings: OptimizerSettings,
         servers: Addresses | None = None,
+        imagined: bool = False,
     ) -> None:
+        self.crossed: Crossed | None = None
         self._served: dict[str, ServedTables] = {}
         outside = tables_outside(bound.whole)
         self._where = {table.name: table.where for table in outside}
         self._group: dist.ProcessGroup | None = None
-        if not outside:
+        _check(place, outside)
+        self._imagined = ImaginedTables(outside) if imagined else None
+        if imagined or not outside:
             return
-        _check(place, outside, servers)
+        _check_servers(outside, servers)
         if place.mesh.size > 1:
             self._group = place.known.of([list(range(place.mesh.size))], "tables")
         rule = sparse_optimizer(bound.plan.training.optimizer, settings)
@@ -89,12 +100,16 @@ class PlacedTables:
     def look_up(self, bound: BoundOperator, place: RankMesh, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """What a look-up of these ids gives, on the device of the ids."""
         words = _words(bound.operator)
-        served = self._served[self._where[str(words["table"])]]
-        pushes = all(
-            choice is not None or place.coordinate[axis] == 0 for axis, choice in enumerate(bound.strategy)
-        ) and bool(words["trainable"])
-        rows_UH, places = served.rows(str(words["table"]), ids, pushes=pushes, trained=bool(words["trainable"]))
-        padding = _padding(words, ids, places)
+        served = self._imagined or self._served[self._where[str(words["table"])]]
+        trained, name = bool(words["trainable"]), bound.operator.name
+        rows_UH, places = served.rows(
+            str(words["table"]),
+            ids,
+            pushes=trained and gives_back(bound, place.mesh, place.rank),
+            trained=trained,
+            moved=lambda back, nbytes: self._cross(name, back, nbytes),
+        )
+        padding = None if self._imagined is not None else _padding(words, ids, places)
         if words["bag"]:
             found = F.embedding_bag(places, rows_UH, mode=_BAGS[words.get("mode", 0)], padding_idx=padding)
         else:
@@ -141,6 +156,11 @@ class PlacedTables:
             served.client.ready()
         self._meet()
 
+    def _cross(self, operator: str, back: bool, nbytes: int) -> None:
+        if self.crossed is not None:
+            again = torch._C._current_autograd_node() is not None
+            self.crossed("backward" if back else "recomputation" if again else "forward", operator, nbytes)
+
     def _of(self, name: str) -> RowSource:
         return self._served[self._where[name]].client
 
@@ -180,11 +200,14 @@ def _table(table: OutsideTable, weights: Mapping[str, torch.Tensor], rule: Spars
     return Table(name=name, rows=table.rows, width=table.width, optimizer=rule, dtype=wide)
 
 
-def _check(place: RankMesh, outside: Sequence[OutsideTable], servers: Addresses | None) -> None:
-    if place.stages > 1:
+def _check(place: RankMesh, outside: Sequence[OutsideTable]) -> None:
+    if outside and place.stages > 1:
         raise RequestError(
             f"the plan has {place.stages} pipeline stages and tables outside of the devices; plan with --pipeline 1"
         )
+
+
+def _check_servers(outside: Sequence[OutsideTable], servers: Addresses | None) -> None:
     served = [table.name for table in outside if table.where == "servers"]
     if served and servers is None:
         raise RequestError(

@@ -91,7 +91,7 @@ class RankStep:
         outside = outside or Outside()
         self.weights = ParkedWeights(place.device, outside)
         parking = ParkedReads(device=place.device, outside=outside) if bound.parked_blocks else None
-        self.tables = PlacedTables(module, bound, place, settings, servers)
+        self.tables = PlacedTables(module, bound, place, settings, servers, imagined=outside.pretended)
         self.programs = Programs(bound=bound, place=place) if lowered else None
         self.executors: tuple[Executor, ...] = tuple(
             build_executor(bound, place, cut, parking, self.tables, self.programs, self.weights) for cut in own

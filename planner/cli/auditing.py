@@ -76,10 +76,11 @@ def _print(stage: "StageAudit") -> None:
 def _collectives(stage: "StageAudit") -> "Table":
     from planner.report.table import table_of
     from planner.report.units import bytes_text
+    from runtime.auditing import HOST_LINK
 
     sums: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0] * 4)
     for row in stage.collectives:
-        axis = "stages" if row.axis is None else f"axis{row.axis}"
+        axis = "host" if row.kind == HOST_LINK else "stages" if row.axis is None else f"axis{row.axis}"
         total = sums[row.phase, row.kind, axis]
         for place, count in enumerate((row.predicted, row.emitted)):
             total[place] += count
@@ -131,11 +132,12 @@ def _print_differences(console: "Console", stage: "StageAudit") -> None:
 
 
 def _difference(row: "Collectives | Products") -> str:
-    from runtime.auditing import Collectives
+    from runtime.auditing import HOST_LINK, Collectives
 
     where = f"{row.operator or 'no operator'}, {row.phase}"
     if isinstance(row, Collectives):
-        axis = "between stages" if row.axis is None else f"along axis{row.axis}"
+        away = "to or from the host" if row.kind == HOST_LINK else "between stages"
+        axis = away if row.axis is None else f"along axis{row.axis}"
         return (
             f"{where}: {row.kind} of {row.nbytes:,.0f} bytes {axis}: predicted {row.predicted}, emitted {row.emitted}"
         )

@@ -7,7 +7,7 @@
 A row is pulled once a step, however often and in however many look-ups it occurs, and pushed once.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
@@ -74,6 +74,26 @@ class RowSource(Protocol):
     def close(self) -> None: ...
 
 
+Moved = Callable[[bool, int], None]
+"""Told of rows that cross the link between host and device: whether they go back, as gradients, and their bytes."""
+
+
+def leaf_of(
+    rows: torch.Tensor, *, trained: bool, push: Callable[[torch.Tensor], None] | None, moved: Moved
+) -> torch.Tensor:
+    """Rows that have come to the device, as a leaf of autograd; `push` takes their gradients, where there is one."""
+    moved(False, rows.nbytes)
+    rows.requires_grad_(trained and torch.is_grad_enabled())
+    if rows.requires_grad and push is not None:
+
+        def back(gradient: torch.Tensor) -> None:
+            moved(True, gradient.nbytes)
+            push(gradient)
+
+        rows.register_hook(back)  # type: ignore[no-untyped-call]
+    return rows
+
+
 class ServedTables:
     """The tables of a client as torch sees them. `scale` is what gradients are multiplied with before they are pushed:
     the sum over workers of those of their mean losses, divided by their number, is that of the mean over all."""
@@ -88,7 +108,13 @@ class ServedTables:
         self._pull({name: torch.unique(one).cpu().numpy() for name, one in ids.items()})
 
     def rows(
-        self, name: str, ids: torch.Tensor, *, trained: bool = True, pushes: bool = True
+        self,
+        name: str,
+        ids: torch.Tensor,
+        *,
+        trained: bool = True,
+        pushes: bool = True,
+        moved: Moved = lambda back, nbytes: None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows that some ids touch, U H, on the device of the ids, and the place of every id among them. Gradients
         of rows that are `trained` are pushed at the end of the step, where this worker `pushes` them."""
@@ -96,11 +122,10 @@ class ServedTables:
         wanted: Ids = unique.cpu().numpy()
         self._pull({name: wanted})
         pulled = self._pulled[name]
-        rows = torch.from_numpy(pulled.of(wanted)).to(ids.device).requires_grad_(trained and torch.is_grad_enabled())
-        if rows.requires_grad and pushes:
-            keep = pulled.gradients.append
-            rows.register_hook(lambda gradient: keep((wanted, gradient.cpu().numpy())))  # type: ignore[no-untyped-call]
-        return rows, inverse
+        keep = pulled.gradients.append
+        push = (lambda gradient: keep((wanted, gradient.cpu().numpy()))) if pushes else None
+        rows = torch.from_numpy(pulled.of(wanted)).to(ids.device)
+        return leaf_of(rows, trained=trained, push=push, moved=moved), inverse
 
     def step(self, learning_rate: float | None = None) -> None:
         """Push the gradients of this worker's step. Rows are pulled anew by the next one."""

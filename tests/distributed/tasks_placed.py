@@ -1,14 +1,17 @@
 """Plans with tables outside of the devices, beside the plain model with sparse gradients."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import plans
+import torch
 import torch.distributed as dist
 from tasks import CPU, SEED, known, relative
 from tasks_models import SETTINGS
 
 from planner.errors import CheckpointError, PlannerError
+from planner.plan.crossing_rows import crossing_rows
 from planner.plan.file import parse_plan
 from runtime.checkpoint.folder import part_of
 from runtime.checkpoint.saving import Checkpoints
@@ -64,6 +67,22 @@ def held(model: str, text: str) -> list[str]:
     states = [str(tuple(state.shape)) for state in step.rank.optimizer.states()]
     step.rank.tables.close()
     return [*names, *states]
+
+
+def crossed(model: str, text: str) -> tuple[dict[tuple[str, str], int], dict[tuple[str, str], int]]:
+    """Bytes of rows that cross the link of this rank's device in a step in which no id comes twice: as they are
+    predicted, and as they do."""
+    step = built(model, text)
+    dense, fields, clicks = plans.inputs(model)
+    different = dense, [torch.arange(len(field)) for field in fields], clicks
+    step.prepare(*different)
+    found: Counter[tuple[str, str]] = Counter()
+    step.rank.tables.crossed = lambda phase, operator, nbytes: found.update({(phase, operator): nbytes})
+    step(*different)
+    times = step.plan.training.micro_batches
+    predicted = crossing_rows(step.rank.bound, step.place.rank)
+    step.rank.tables.close()
+    return {key: int(times * nbytes) for key, nbytes in predicted.items()}, dict(found)
 
 
 State = tuple[list[float], dict[str, np.ndarray]]

@@ -100,6 +100,15 @@ def test_servers_that_nobody_names_are_asked_for(pair) -> None:
         assert "the plan has table 'tables.0.weight' on servers: start them with python -m runtime.servers" in told
 
 
+def test_what_crosses_the_link_of_a_device_is_what_is_predicted(pair) -> None:
+    """Of random plans, in which some look-ups are done twice: both sides say which rank gives gradients back."""
+    for given in texts("dlrm", (2,), (("tables.*", "host"),), [0, 1, 4]):
+        answers = pair.run("tasks_placed", "crossed", "dlrm", given)
+        for predicted, found in answers:
+            assert found == predicted
+        assert any(phase == "backward" for _, found in answers for phase, _ in found)
+
+
 HOST = (("tables.*", "host"), ("wide.*", "host"))
 MIXED = (("tables.1.*", "host"), ("tables.*", "servers"))
 Case = tuple[tuple[int, ...], tuple[tuple[str, str], ...], int]
