@@ -48,8 +48,9 @@ class Contender:
         c = self.configuration
         return c.pipeline, c.virtual_stages, c.micro_batches, c.mesh, c.roles, c.order
 
-    def least_step(self) -> float:
-        """No step of what was found takes less, but for what its hosts save by launching ahead."""
+    def least_step(self, *, any_order: bool = False) -> float:
+        """No step of what was found takes less, but for what its hosts save by launching ahead; in `any_order` of turns
+        none takes less than its ranks work."""
         setting = setting_of(self.configuration, math.inf)
         duals, parts, steps = Duals(self.lineup.chain, setting.weight, columns=False), [], []
         for rank, filling in enumerate(self.outcome.ranks):
@@ -59,7 +60,7 @@ class Contender:
             sums = [sum(a.part for a in ends), sum(a.step for a in ends)]
             parts.append(sums[0] + setting.chunks * sum(a.part for a in inner) + crossing)
             steps.append(sums[1] + setting.chunks * sum(a.step for a in inner))
-        if self.configuration.schedule not in ("1f1b", INTERLEAVED):  # which another order may beat
+        if any_order or self.configuration.schedule not in ("1f1b", INTERLEAVED):  # which another order may beat
             return max(setting.micro_batches * part + step for part, step in zip(parts, steps, strict=True))
         return least_step_time(parts, steps, setting.micro_batches, setting.chunks)
 

@@ -20,7 +20,7 @@ from planner.search.contenders import Contender
 from planner.search.engine import Engine
 from planner.search.evaluation import RankFilling
 from planner.search.request import SearchRequest
-from planner.search.scheduling import as_asked, asks, fastest_schedule
+from planner.search.scheduling import as_asked, asks, fastest_schedule, reorders
 from planner.search.settle import Certificate, settle_and_certify
 from planner.search.space import Configuration
 from planner.sharding.discover import written_rules
@@ -95,12 +95,13 @@ class Finalists:
         """The fastest of the contenders, fastest first; those that cannot be among them are not priced: their hosts
         would have to save more by launching ahead than those of the others."""
         top, plans = self.request.top, list[Ranked]()
-        bounded = [(found.least_step(), found.objective, found.order, found) for found in self.found]
+        reordered = reorders(self.request.pinned)
+        bounded = [(found.least_step(any_order=reordered), found.objective, found.order, found) for found in self.found]
         for least, _, _, found in sorted(bounded, key=lambda one: one[:3]):
             if len(plans) >= top and least >= plans[top - 1].launched_in_turn * (1 - OPTIMAL):
                 break
             plans = sorted([*plans, self._ranked(found)], key=lambda ranked: ranked.seconds)
-        if self.request.pinned.schedule is None or asks(self.request.pinned):
+        if reordered:
             scheduled = list[Ranked]()
             for ranked in plans:
                 best = sorted(other.seconds for other in scheduled)

@@ -60,6 +60,11 @@ def asks(pinned: Pinned) -> bool:
     return behind or pinned.copies not in (None, 1) or pinned.slices not in (None, 1)
 
 
+def reorders(pinned: Pinned) -> bool:
+    """Whether plans are run in other orders of turns than the search has them in."""
+    return pinned.schedule is None or asks(pinned)
+
+
 def as_asked(bound: BoundPlan, request: SearchRequest, cluster: Machine, limits: Sequence[Bytes]) -> BoundPlan:
     """The same plan with the copies and slices that are asked for, or the fastest number of them that fits, and without
     a flush where that is asked for; on ranks whose devices may use so many bytes. Where nothing fits the leanest is

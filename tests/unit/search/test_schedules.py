@@ -1,5 +1,7 @@
 """The search and the schedules: pinned, compared, and within the memory there is."""
 
+from dataclasses import replace
+
 import pytest
 
 from planner.errors import InfeasibleError, RequestError
@@ -64,3 +66,15 @@ def test_what_a_schedule_holds_must_fit() -> None:
 def test_values_that_all_blocks_read_are_handed_on() -> None:
     plan = result_of("residual-mask", pipeline=4, micro_batches=4).plan
     assert plan.pipeline == 4
+
+
+def test_a_plan_that_another_order_makes_the_fastest_is_not_left_out() -> None:
+    """Of sums that are close, a pipeline's is the larger one; but for its bubble, which zero bubble fills, it is the
+    smaller."""
+    request = request_of("llama-tiny", cluster_of("cpu", 4), 16)
+    whole = search(request)
+    pipelined = search(replace(request, pinned=Pinned(pipeline=2)))
+    alone = search(replace(request, pinned=Pinned(pipeline=1)))
+    assert alone.plans[0].objective < pipelined.plans[0].objective
+    assert pipelined.plans[0].seconds < alone.plans[0].seconds
+    assert whole.plans[0].seconds == pipelined.plans[0].seconds
