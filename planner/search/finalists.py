@@ -100,13 +100,10 @@ class Finalists:
         for least, _, _, found in sorted(bounded, key=lambda one: one[:3]):
             if len(plans) >= top and least >= plans[top - 1].launched_in_turn * (1 - OPTIMAL):
                 break
-            plans = sorted([*plans, self._ranked(found)], key=lambda ranked: ranked.seconds)
-        if reordered:
-            scheduled = list[Ranked]()
-            for ranked in plans:
-                best = sorted(other.seconds for other in scheduled)
-                scheduled.append(self._scheduled(ranked, best[top - 1] if len(best) >= top else math.inf))
-            plans = sorted(scheduled, key=lambda ranked: ranked.seconds)
+            ranked = self._ranked(found)
+            if reordered:
+                ranked = self._scheduled(ranked, plans[top - 1].seconds if len(plans) >= top else math.inf)
+            plans = sorted([*plans, ranked], key=lambda ranked: ranked.seconds)
         fitting = [ranked for ranked in plans if self._fits(ranked.configuration, ranked.plan.prediction)]
         if not fitting:
             raise _overfull(plans, self.limits[0])

@@ -320,6 +320,7 @@ def large(name: str, layers: int, precision: str = "bfloat16") -> Model:
 
 LARGE: Mapping[str, Model] = {
     "llama-4-words": (lambda: llama(4, words=4096), PAIR),
+    "llama-tiny": large("llama-tiny", 4, "float32"),
     "llama8b": large("llama8b", 32),
     "llama70b-4-layers": large("llama70b", 4),
 }
