@@ -9,15 +9,16 @@ import json
 import os
 import re
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from runtime.whereabouts import Whereabouts, is_library
 
 _TAIL_LINES = 5
 _ENDED = re.compile(r"rank\s*:\s*(\d+)\s*\(local_rank[^)]*\)\s*exitcode\s*:\s*-(\d+)")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 _TORCH = f"{os.sep}torch{os.sep}"
-_PYTHON = os.path.dirname(os.__file__) + os.sep
 
 
 def failure_of(
@@ -50,13 +51,34 @@ def _killed(noise: str, by_us: Collection[int]) -> list[tuple[int, int]]:
     return [(rank, number) for rank, number in found if number != signal.SIGTERM and rank not in by_us]
 
 
-def standstill(ranks: Mapping[int, tuple[str, int]]) -> str:
-    """Which ranks do something else than wait for others, from the trace and the process of each."""
-    places = {rank: _place(trace, process) for rank, (trace, process) in ranks.items()}
-    named = [f"rank {rank} {place}" for rank, place in places.items() if place]
-    if not named:
-        return "all ranks wait for each other"
-    return "; ".join(named) + ("; the others wait for it" if len(named) == 1 < len(places) else "")
+def standstill(ranks: Mapping[int, tuple[str, int]], said: Mapping[int, Whereabouts]) -> str:
+    """Which ranks do something else than wait for others, from the trace and the process of each, and for what the
+    others wait, as far as they have `said` it themselves."""
+    found = {}
+    for rank, (trace, process) in ranks.items():
+        place, own = _place(trace, process), said.get(rank)
+        known = own is not None and (own.waits or not place)
+        found[rank] = own if known and own is not None else Whereabouts(waits=not place, text=place)
+    return report(found)
+
+
+def report(ranks: Mapping[int, Whereabouts]) -> str:
+    """Where all ranks are, those first that wait for nobody; ranks at the same place together."""
+    groups: dict[Whereabouts, list[int]] = {}
+    for rank, where in sorted(ranks.items()):
+        groups.setdefault(where, []).append(rank)
+    busy = [_at(them, where.text) for where, them in groups.items() if not where.waits]
+    waiting = [_at(them, where.text or "waits for others") for where, them in groups.items() if where.waits]
+    return "; ".join([*(busy or ["all ranks wait for each other"]), *waiting])
+
+
+def _at(ranks: Sequence[int], text: str) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} {text}"
+    verb, _, rest = text.partition(" ")
+    return (
+        f"ranks {', '.join(map(str, ranks))} { {'is': 'are', 'does': 'do'}.get(verb, verb.removesuffix('s')) } {rest}"
+    )
 
 
 def _place(trace: str, process: int) -> str:
@@ -64,18 +86,13 @@ def _place(trace: str, process: int) -> str:
     if not trace:
         return "does not answer" + (", as it was stopped by a signal" if _is_stopped(process) else "")
     frames = _FRAME.findall(trace.rpartition("most recent call first")[2])  # the main thread comes last
-    own = [frame for frame in frames if not _is_library(frame[0])]
+    own = [frame for frame in frames if not is_library(frame[0])]
     above = frames[: frames.index(own[0])] if own else frames
     if any(f"{_TORCH}distributed{os.sep}" in name for name, _, _ in above):
         return ""
     name, line, function = (own or frames or [("?", "?", "?")])[0]
     reading = any(f"{_TORCH}utils{os.sep}data{os.sep}" in name for name, _, _ in above)
     return f"{'waits for the workers of its data loader' if reading else 'is'} in {function} (at {name}:{line})"
-
-
-def _is_library(name: str) -> bool:
-    """Whether a file is of PyTorch or of Python itself."""
-    return _TORCH in name or (name.startswith(_PYTHON) and "site-packages" not in name)
 
 
 def _is_stopped(pid: int) -> bool:

@@ -12,13 +12,15 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from hardware_profiles import Seconds
 from planner.errors import RequestError
 from planner.sharding.mesh import Mesh
 from runtime.launchers import launched_by
@@ -68,21 +70,21 @@ def current_device(local_rank: int = 0) -> torch.device:
     return torch.device(accelerator.type, local_rank)
 
 
-def start_processes(device: torch.device) -> None:
-    """Join the default process group that the environment (torchrun) describes, with the backend of the device. Raises
-    RequestError where the port of the first process is taken."""
+def start_processes(device: torch.device, timeout: Seconds | None = None) -> Store:
+    """Join the default process group that the environment (torchrun) describes, with the backend of the device, and
+    return its store. A collective that waits longer than `collective_timeout(timeout)` raises. Raises RequestError
+    where the port of the first process is taken."""
     if device.type != "cpu":
         torch.accelerator.set_device_index(device)
     backend = dist.get_default_backend_for_device(device)
     try:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store: Store
+        store, rank, world = next(rendezvous("env://"))
         if attempt != "0" and os.environ.get("GROUP_WORLD_SIZE") == "1":
             # torchrun keeps the store in which the processes that have died left their addresses
-            store, rank, world = next(rendezvous("env://"))
             store = PrefixStore(f"attempt-{attempt}", store)
-            dist.init_process_group(backend, store=store, rank=rank, world_size=world)
-        else:
-            dist.init_process_group(backend)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=collective_timeout(timeout))
     except dist.DistNetworkError as error:
         found = re.search(r"EADDRINUSE.*?port[^0-9]*([0-9]+)|port[^0-9]*([0-9]+)[^\n]*EADDRINUSE", str(error))
         if found is None:
@@ -91,6 +93,13 @@ def start_processes(device: torch.device) -> None:
             f"port {found[1] or found[2]} of MASTER_PORT is in use on this machine; set MASTER_PORT to another, or let"
             " torchrun choose one: --rdzv-backend c10d --rdzv-endpoint HOST:0"
         ) from error
+    return store
+
+
+def collective_timeout(timeout: Seconds | None) -> timedelta | None:
+    """How long a collective may take in a run that is ended after `timeout` seconds without progress: a minute longer,
+    so that whoever ends it can say why. What torch takes where there is no limit."""
+    return None if timeout is None else timedelta(seconds=timeout + 60)
 
 
 def join_processes(device: torch.device) -> None:
@@ -108,9 +117,11 @@ def local_rank() -> int:
 
 
 class Communicators:
-    """Process groups of this process, each made once and kept: equal groups for equal purposes are one communicator."""
+    """Process groups of this process, each made once and kept: equal groups for equal purposes are one communicator.
+    Collectives may take as long as `timeout` says (`collective_timeout`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: Seconds | None = None) -> None:
+        self._timeout = collective_timeout(timeout)
         self._known: dict[tuple[str, tuple[tuple[int, ...], ...]], dist.ProcessGroup] = {}
 
     def of(self, parts: Sequence[Sequence[int]], purpose: str = "") -> dist.ProcessGroup:
@@ -118,7 +129,7 @@ class Communicators:
         some group that it must not use). Collective: every rank of the default group calls it, in the same order."""
         key = (purpose, tuple(tuple(part) for part in parts))
         if key not in self._known:
-            groups: list[dist.ProcessGroup] = [dist.new_group(list(part)) for part in parts]
+            groups: list[dist.ProcessGroup] = [dist.new_group(list(part), timeout=self._timeout) for part in parts]
             own = [group for group, part in zip(groups, parts, strict=True) if dist.get_rank() in part]
             self._known[key] = own[0] if own else groups[0]
         return self._known[key]

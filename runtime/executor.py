@@ -253,7 +253,7 @@ def build_executor(
         results=results,
         updates=updates,
         loss=graph.loss if cut.last else None,
-        last=end if cut.last else None,
+        last=replace(end, of=f"the loss '{graph.loss}'") if cut.last and end is not None else None,
     )
 
 
@@ -268,4 +268,7 @@ def build_operand(bound: BoundPlan, name: str, promised: Duplex, index: int, pos
     between = transfer(shape, mesh, promised, wanted, name in graph.differentiable, weight, sequences)
     if weight and between is not None:
         between = replace(between, reduced_in=getattr(torch, update.reduced_in(graph.types[name].dtype)))
+    if between is not None:
+        op = bound.operators[index].operator
+        between = replace(between, of=f"operand '{name}' of operator '{op.name}' ({op.op})")
     return Operand(name=name, transfer=between, weight=weight)

@@ -118,6 +118,7 @@ class Flight:
             [step for step in one if step.kind not in COLLECTIVES or place.mesh.sizes[step.axis] > 1] for one in steps
         ]
         self._started: Started | None = None
+        self.under_way: Step | None = None  # the collective that was started last
         self._go()
 
     def land(self) -> Pieces:
@@ -140,7 +141,8 @@ class Flight:
             if steps:
                 following.append(steps.pop(0))
         if following:
-            group = self._groups[following[0].axis]
+            self.under_way = following[0]
+            group = self._groups[self.under_way.axis]
             assert group is not None, "nothing moves along an axis of one device"
-            self._started = _START[following[0].kind](self._pieces, following, group)
+            self._started = _START[self.under_way.kind](self._pieces, following, group)
             self._pieces = []

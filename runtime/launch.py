@@ -26,7 +26,7 @@ from planner.errors import PlannerError, RequestError
 from planner.plan.file import load_plan
 from planner.plan.plan import Plan
 from runtime.launchers import Launched, launched_by
-from runtime.rank import At, be_a_rank
+from runtime.rank import At, Joined, be_a_rank
 from runtime.ranks import run_ranks, threads_per_rank
 from runtime.run_servers import servers_of
 from runtime.run_settings import RunSettings, arguments_parser, settings_of
@@ -57,7 +57,7 @@ def launch(
         if settings.elastic is None:
             launched.check(plan.cluster.devices)
         _join(launched)
-        return be_a_rank(lambda at: _train(plan, settings, on_report, at), None, settings.timeout)
+        return be_a_rank(lambda at, joined: _train(plan, settings, on_report, at, joined), None, settings.timeout)
 
     if settings.restarts or settings.elastic is not None:
         from runtime.recovery.running import run_on_and_on
@@ -78,7 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.notes is not None:
         asked = Path(given.notes) / LEAVE
         return be_a_rank(
-            lambda at: _train(load_plan(given.plan), settings, _write_record, at, asked.exists), given.notes
+            lambda at, joined: _train(load_plan(given.plan), settings, _write_record, at, joined, asked.exists),
+            given.notes,
         )
     try:
         return launch(given.plan, settings, write_json if given.json else write_text)
@@ -197,6 +198,7 @@ def _train(
     settings: RunSettings,
     on_report: Callable[["Report"], None],
     at: At,
+    joined: Joined,
     leave: Callable[[], bool] = lambda: False,
 ) -> int:
     import torch.distributed as dist
@@ -205,7 +207,7 @@ def _train(
     from runtime.progress import RunSummary
     from runtime.training import train
 
-    start_processes(current_device(local_rank()))
+    joined(start_processes(current_device(local_rank()), settings.timeout))
     if settings.elastic is not None and dist.get_world_size() != plan.cluster.devices:
         from runtime.recovery.replanning import plan_of_all
 

@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--effort", choices=tuple(EFFORTS), default="usual")
     parser.add_argument("--notes")
     given = parser.parse_args(arguments)
-    return be_a_rank(lambda at: _measure(given.path, EFFORTS[given.effort]), given.notes)
+    return be_a_rank(lambda at, joined: _measure(given.path, EFFORTS[given.effort]), given.notes)
 
 
 def _measure(path: Path, effort: Effort) -> int:

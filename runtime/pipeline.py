@@ -103,7 +103,11 @@ class Pipeline:
             then(turn)
         self._wait()
         found = totals if batches > 1 else totals[0]
-        return found if self.everyone is None else all_reduce(found, self.everyone)  # the other stages hold zero
+        return self._mean(found)
+
+    def _mean(self, found: torch.Tensor) -> torch.Tensor:
+        """The mean loss, which the last stage has and the others hold zero of, on every rank."""
+        return found if self.everyone is None else all_reduce(found, self.everyone)
 
     def forward(self, forward: Forward, micro_batch: int, number: int = 0) -> None:
         """A slice of one micro-batch forward only, through all stages; nothing comes of it but what `forward` does."""

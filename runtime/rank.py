@@ -5,10 +5,12 @@
     NOTES/rank3.at       what it does: written at every step, so its age says how long nothing has happened
     NOTES/rank3.json     why it failed: exit code and message
     NOTES/rank3.trace    where it is in its code, when it is asked (SIGUSR1)
+    NOTES/asked          the process that started all of them wants to know where they wait
+    NOTES/rank3.where    for what it waits, when it is asked so (see `runtime.hang`)
     NOTES/rank3.done     it has done its work
     NOTES/leave          the process that started all of them wants them to end after this step
 
-Without notes (several nodes, torchrun started by hand) a line on stderr says why it failed, and it watches itself.
+Without notes (several nodes, torchrun started by hand) a line on stderr says why it failed, and ranks watch themselves.
 """
 
 import contextlib
@@ -20,21 +22,31 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from planner.errors import PlannerError
+from runtime.hang import Folder, HangWatch, Store, end_process
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store as C10dStore
 
 At = Callable[[str], None]
 """Says what a rank is about to do."""
 
+_GRACE = 10.0  # seconds beyond its timeout after which a rank that cannot speak ends
 
-def be_a_rank(work: Callable[[At], int], notes: str | None, timeout: float | None = None) -> int:
-    """Do one rank's work and return its exit code. It calls what it is given whenever it gets on; where it does not for
-    `timeout` seconds, whoever started the ranks ends them, or without notes the rank itself."""
+Joined = Callable[["C10dStore"], None]
+"""Is given the store of the process group, once this process has joined it."""
+
+
+def be_a_rank(work: Callable[[At, Joined], int], notes: str | None, timeout: float | None = None) -> int:
+    """Do one rank's work and return its exit code. It calls the first of what it is given whenever it gets on, and the
+    second with the store of the process group. Where it does not get on for `timeout` seconds, whoever started the
+    ranks ends them, or without notes the rank itself."""
     found = _Notes(folder=None if notes is None else Path(notes), rank=int(os.environ["RANK"]), timeout=timeout)
     try:
         found.start()
-        code = work(found.at)
+        code = work(found.at, found.joined)
         if code:
             found.fail(code, "")  # rank 0 has printed what is wrong
         found.finish()
@@ -56,20 +68,33 @@ class _Notes:
         self._rank = rank
         self._timeout = timeout
         self._trace: IO[str] | None = None
+        own = timeout if folder is None else None
+        self._hang = HangWatch(timeout=own, end=end_process)
+        if folder is not None:
+            self._hang.board = Folder(folder, self._write)
 
     def start(self) -> None:
         if self._folder is not None:
             self._trace = open(self._path("trace"), "w")  # noqa: SIM115  # as long as the process lives
             faulthandler.register(signal.SIGUSR1, file=self._trace, all_threads=True)
             self._write("pid", str(os.getpid()))
+        if self._folder is not None or self._timeout is not None:
+            self._hang.start()
         self.at("starting")
 
+    def joined(self, store: "C10dStore") -> None:
+        """From here on ranks without notes ask each other."""
+        if self._folder is None:
+            self._hang.board = Store(store, self._rank, int(os.environ["WORLD_SIZE"]))
+
     def at(self, what: str) -> None:
+        self._hang.progress(what)
         if self._folder is not None:
             self._end_with_the_parent(self._folder / "parent")
             self._write("at", what)
         elif self._timeout is not None:
-            faulthandler.dump_traceback_later(self._timeout, exit=True)
+            later = self._timeout + 2 * self._hang.patience + _GRACE  # where no thread can speak
+            faulthandler.dump_traceback_later(later, exit=True)
 
     def _end_with_the_parent(self, note: Path) -> None:
         """End this process where the one that started it has gone: nobody is left who would read why."""
@@ -85,6 +110,7 @@ class _Notes:
 
     def finish(self) -> None:
         faulthandler.cancel_dump_traceback_later()
+        self._hang.stop()
         if self._folder is not None:
             self._write("done", "")
 

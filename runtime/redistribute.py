@@ -10,7 +10,7 @@ only carries them out. Tensors are the local pieces; layouts are known beforehan
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -138,13 +138,14 @@ class Transfer:
 
     A slice of an activation is copied (`copies`): autograd may keep it, and a view would keep the whole. Slices of
     weights stay views, because the whole weight is kept anyway. The gradient of a weight may be reduced in a dtype of
-    its own (`reduced_in`).
+    its own (`reduced_in`). `of` says in words what is moved.
     """
 
     forward: tuple[Step, ...]
     backward: tuple[Step, ...]
     copies: bool
     reduced_in: torch.dtype | None = None
+    of: str = field(default="a tensor", compare=False)
 
     @property
     def gathers(self) -> bool:

@@ -19,7 +19,7 @@ from planner.plan.plan import ASYNCHRONOUS, PRECISIONS, Plan
 from runtime.arguments import Arguments
 from runtime.checkpoint.running import RunCheckpoints, restore_plain
 from runtime.data import dataset_batches, synthetic_batches
-from runtime.device_mesh import RankMesh, current_device, local_rank
+from runtime.device_mesh import Communicators, RankMesh, current_device, local_rank
 from runtime.optimizers import OptimizerSettings
 from runtime.progress import Report, RunSummary, StepReport
 from runtime.randomness import dropping
@@ -63,6 +63,7 @@ def train(
         plan,
         optimizer=optimizer,
         device=device,
+        known=Communicators(settings.timeout),
         seed=settings.seed,
         guard=guard,
         rollback=lambda step: None,  # the report goes back, once the unsharded model has seen the batch

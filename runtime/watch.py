@@ -2,7 +2,9 @@
 
 A run is over where its ranks are, where one has failed or vanished, where it is stopped, and where no rank has made
 progress for too long. Then the ranks have `_GRACE` seconds to end by themselves, torchrun as long again. Where nothing
-happens all ranks are asked where they are: those that wait for others are the victims, the rest is named.
+happens all ranks are asked where they are: by a signal, which tells the line of code of whoever is not stopped, and by
+a note that a thread of each rank answers (`runtime.hang`). Those that wait for others are the victims, the rest is
+named.
 """
 
 import contextlib
@@ -16,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from runtime.breakdown import standstill
+from runtime.hang import ASKED, WHERE, answer_of
 from runtime.rank import is_alive
 
 LEAVE = "leave"
@@ -114,20 +117,22 @@ class Watch:
         return (self._notes / f"rank{rank}.{kind}").exists()
 
     def _what_hangs(self) -> str:
-        """Ask all ranks where they are, and name those that do not wait for others."""
+        """Ask all ranks where they are, name those that do not wait for others, and say for what the others wait."""
         pids = self.pids()
         done = f"no progress in {self._timeout:g} s (--timeout)"
         if not pids:
             return f"{done}: no rank has started"
+        (self._notes / ASKED).touch()
         for pid in pids.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR1)
         deadline = time.monotonic() + _ANSWER
-        while time.monotonic() < deadline and not all(self._trace(rank) for rank in pids):
+        while time.monotonic() < deadline and not all(self._trace(rank) and self.has(rank, WHERE) for rank in pids):
             time.sleep(_LOOK)
         at = [path.read_text(encoding="utf-8") for path in self._of_kind("at").values()]
         return f"{done} at {max(at, key=at.count, default='the start')}: " + standstill(
-            {rank: (self._trace(rank), pid) for rank, pid in pids.items()}
+            {rank: (self._trace(rank), pid) for rank, pid in pids.items()},
+            {rank: answer_of(path.read_text(encoding="utf-8")) for rank, path in self._of_kind(WHERE).items()},
         )
 
     def _trace(self, rank: int) -> str:

@@ -82,7 +82,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.bandwidth:
         throttle(given.bandwidth)
-    return be_a_rank(lambda at: run(given.folder, given.rounds), given.notes)
+    return be_a_rank(lambda at, joined: run(given.folder, given.rounds), given.notes)
 
 
 if __name__ == "__main__":

@@ -149,7 +149,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--notes")
     given = parser.parse_args()
-    return be_a_rank(lambda at: run(given.folder, given.rounds), given.notes)
+    return be_a_rank(lambda at, joined: run(given.folder, given.rounds), given.notes)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,12 @@ The deadlines are those that users are promised, not a measurement.
 
 import contextlib
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -221,7 +224,8 @@ def test_a_killed_rank_is_named_though_another_one_does_not_listen(folder: Path)
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", ["stopped", "loop"])
 def test_a_rank_that_does_nothing_is_named(folder: Path, case: str) -> None:
-    """In a worker of the data loader it loops, and the worker goes with its rank."""
+    """In a worker of the data loader it loops, and the worker goes with its rank. The other rank says for what it
+    waits, though its main thread is in a collective."""
     options = ["--data", "breaking:rows", "--own-samples", "--workers", "1"] if case == "loop" else []
     run = start(folder, case, "--steps", "100000" if case == "stopped" else "500", "--timeout", "20", *options)
     assert run.stdout is not None
@@ -235,8 +239,55 @@ def test_a_rank_that_does_nothing_is_named(folder: Path, case: str) -> None:
         "does not answer, as it was stopped by a signal" if case == "stopped" else "waits for the workers of its data"
     )
     assert f"rank 1 {place}" in err
-    assert "rank 0" not in err
+    waits = r"; rank 0 waits for \w+ among ranks 0, 1: .*(of micro-batch [01]|the optimizer)$"
+    assert re.search(waits, err.rstrip()), err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("victim", [0, 1])
+def test_ranks_of_a_launcher_ask_each_other(folder: Path, victim: int) -> None:
+    """Nobody sees all of them, so that one of those that can speak makes the report. Where the store is in the process
+    that was stopped, as without torchrun it is in that of rank 0, the others know of themselves only."""
+    case = f"launched{victim}"
+    environment = {**os.environ, "CASE": "", "PYTHONPATH": str(ROOT), "MARK": str(folder / case), "WORLD_SIZE": "2"}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "LOCAL_WORLD_SIZE": "2"}
+    command = [sys.executable, "-m", "runtime", "plan.json", "--steps", "100000", "--no-check", "--timeout", "20"]
+    found = [
+        subprocess.Popen(
+            command, cwd=folder, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        assert found[0].stdout is not None
+        while not found[0].stdout.readline().startswith("step"):
+            assert found[0].poll() is None
+        drain = threading.Thread(target=found[0].stdout.read)
+        drain.start()
+        found[victim].send_signal(signal.SIGSTOP)
+        other = found[1 - victim]
+        assert other.stderr is not None
+        err = other.stderr.read()
+        assert other.wait(60) == 1, err
+        place = rf"rank {1 - victim} waits for \w+ among ranks 0, 1: .*(of micro-batch [01]|the optimizer)"
+        assert re.search(r"error: no progress in 20 s \(--timeout\) at step \d+: ", err), err
+        assert re.search(place, err), err
+        missing = "nothing is known of the others" if victim == 0 else "rank 1 does not answer; "
+        assert missing in err
+    finally:
+        for process in found:
+            process.kill()
+            process.wait()
+    drain.join()
+    assert left(folder, case) == []
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 @pytest.mark.parametrize(

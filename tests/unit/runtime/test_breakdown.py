@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.breakdown import failure_of, standstill
+from runtime.breakdown import failure_of, report, standstill
 from runtime.rank import in_one_line
+from runtime.whereabouts import Whereabouts
 
 TORCHRUN = """
 Failures:
@@ -65,24 +66,36 @@ HEAD = "Thread 0x1 (most recent call first):\n"
     [
         (
             f'{HEAD}  File "{TORCH}/nn/functional.py", line 9 in linear\n  File "/home/me/net.py", line 3 in forward\n',
-            "rank 1 is in forward (at /home/me/net.py:3); the others wait for it",
+            "rank 1 is in forward (at /home/me/net.py:3); rank 0 waits for others",
         ),
         (
             f'{HEAD}  File "{TORCH}/utils/data/dataloader.py", line 9 in _try\n'
             '  File "/x/loading.py", line 3 in _local\n',
-            "rank 1 waits for the workers of its data loader in _local (at /x/loading.py:3); the others wait for it",
+            "rank 1 waits for the workers of its data loader in _local (at /x/loading.py:3); rank 0 waits for others",
         ),
-        (f'{HEAD}  File "{TORCH}/distributed/c10d.py", line 9 in all_reduce\n', "all ranks wait for each other"),
+        (
+            f'{HEAD}  File "{TORCH}/distributed/c10d.py", line 9 in all_reduce\n',
+            "all ranks wait for each other; ranks 0, 1 wait for others",
+        ),
     ],
     ids=["user", "loader", "collective"],
 )
 def test_those_that_wait_are_victims(trace: str, words: str) -> None:
     waiting = f'{HEAD}  File "{TORCH}/distributed/c10d.py", line 9 in recv\n  File "/x/pipeline.py", line 3 in run\n'
-    assert standstill({0: (waiting, os.getpid()), 1: (trace, os.getpid())}) == words
+    assert standstill({0: (waiting, os.getpid()), 1: (trace, os.getpid())}, {}) == words
+    said = Whereabouts(waits=True, text="waits for all_reduce among ranks 0, 1: 'x'")
+    asked = standstill({0: (waiting, os.getpid()), 1: (trace, os.getpid())}, {0: said})
+    assert "rank 0 waits for all_reduce among ranks 0, 1: 'x'" in asked
+    assert asked.partition(";")[0] == words.partition(";")[0], "whoever waits for nobody is named all the same"
 
 
 def test_a_rank_without_an_answer() -> None:
-    assert standstill({0: ("", os.getpid())}) == "rank 0 does not answer"
+    assert standstill({0: ("", os.getpid())}, {}) == "rank 0 does not answer"
+
+
+def test_ranks_at_one_place_are_named_together() -> None:
+    waits, silent = Whereabouts(waits=True, text="waits for x"), Whereabouts(waits=False, text="does not answer")
+    assert report({3: waits, 0: waits, 1: silent, 2: silent}) == "ranks 1, 2 do not answer; ranks 0, 3 wait for x"
 
 
 def test_an_error_says_where_in_the_code_of_its_user() -> None:
