@@ -179,7 +179,7 @@ class Executor:
         """The instructions on one copy. One that `departs` lets others go on whenever it has sent something."""
         for instruction in section.instructions:
             with copy.looking(instruction):
-                operands = [self._departed(operand, copy, departs=departs) for operand in instruction.operands]
+                operands = [self._departed(o, copy, instruction, departs=departs) for o in instruction.operands]
             if any(isinstance(operand, Departed) for operand in operands):
                 yield
             with copy.looking(instruction):
@@ -188,13 +188,17 @@ class Executor:
             for name in instruction.last:
                 copy.values.pop(name, None)
 
-    def _departed(self, operand: Operand, copy: Copy, *, departs: bool) -> torch.Tensor | Departed:
+    def _departed(
+        self, operand: Operand, copy: Copy, instruction: Instruction, *, departs: bool
+    ) -> torch.Tensor | Departed:
         """An operand where the operator wants it, or under way to there."""
         piece, steps, stub = copy.piece(operand.name), operand.transfer, copy.stubs.get(operand.name)
         assert steps is not None or stub is None, operand.name  # no gradient is lost
         if steps is None:
             return piece
-        return depart(piece, steps, self.place, stub) if departs and steps.departs else steps(piece, self.place, stub)
+        if departs and steps.departs:
+            return depart(piece, steps, self.place, stub, instruction)
+        return steps(piece, self.place, stub, instruction)
 
 
 def _nothing() -> None:
@@ -253,7 +257,7 @@ def build_executor(
         results=results,
         updates=updates,
         loss=graph.loss if cut.last else None,
-        last=replace(end, of=f"the loss '{graph.loss}'") if cut.last and end is not None else None,
+        last=end if cut.last else None,
     )
 
 
@@ -268,7 +272,4 @@ def build_operand(bound: BoundPlan, name: str, promised: Duplex, index: int, pos
     between = transfer(shape, mesh, promised, wanted, name in graph.differentiable, weight, sequences)
     if weight and between is not None:
         between = replace(between, reduced_in=getattr(torch, update.reduced_in(graph.types[name].dtype)))
-    if between is not None:
-        op = bound.operators[index].operator
-        between = replace(between, of=f"operand '{name}' of operator '{op.name}' ({op.op})")
     return Operand(name=name, transfer=between, weight=weight)

@@ -28,8 +28,9 @@ from runtime.redistribute import Transfer
 class _Way:
     """A transfer under way, forward and later back."""
 
-    def __init__(self, steps: Transfer, place: RankMesh, piece: torch.Tensor) -> None:
+    def __init__(self, steps: Transfer, place: RankMesh, piece: torch.Tensor, reader: object) -> None:
         self._steps, self._place = steps, place
+        self.reader = reader
         self._flight: Flight | None = self._start(steps.forward, piece)
 
     def _start(self, steps: Sequence[Step], piece: torch.Tensor) -> Flight:
@@ -68,10 +69,17 @@ class Departed:
         return _Arrival.apply(self.token, self.way)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def depart(piece: torch.Tensor, steps: Transfer, place: RankMesh, stub: torch.Tensor | None = None) -> Departed:
-    """Start to move an operand. As `Transfer.__call__`: where there is a `stub`, the gradient goes to it."""
+def depart(
+    piece: torch.Tensor,
+    steps: Transfer,
+    place: RankMesh,
+    stub: torch.Tensor | None = None,
+    reader: object = None,
+) -> Departed:
+    """Start to move an operand of the instruction `reader`. As `Transfer.__call__`: where there is a `stub`, the
+    gradient goes to it."""
     source = stub if stub is not None and stub.requires_grad else piece
-    way = _Way(steps, place, piece)
+    way = _Way(steps, place, piece, reader)
     returns = source.requires_grad and torch.is_grad_enabled()
     return Departed(way=way, token=_Departure.apply(source, way) if returns else None)  # type: ignore[no-untyped-call]
 

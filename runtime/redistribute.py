@@ -10,7 +10,7 @@ only carries them out. Tensors are the local pieces; layouts are known beforehan
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -138,14 +138,13 @@ class Transfer:
 
     A slice of an activation is copied (`copies`): autograd may keep it, and a view would keep the whole. Slices of
     weights stay views, because the whole weight is kept anyway. The gradient of a weight may be reduced in a dtype of
-    its own (`reduced_in`). `of` says in words what is moved.
+    its own (`reduced_in`).
     """
 
     forward: tuple[Step, ...]
     backward: tuple[Step, ...]
     copies: bool
     reduced_in: torch.dtype | None = None
-    of: str = field(default="a tensor", compare=False)
 
     @property
     def gathers(self) -> bool:
@@ -167,12 +166,15 @@ class Transfer:
         """The gradient as the producer wants it."""
         return apply_steps(gradient.to(self.reduced_in or gradient.dtype), self.backward, place)
 
-    def __call__(self, piece: torch.Tensor, place: RankMesh, stub: torch.Tensor | None = None) -> torch.Tensor:
-        """The tensor as the consumer wants it. Where there is a `stub`, the gradient goes to it and not to `piece`."""
+    def __call__(
+        self, piece: torch.Tensor, place: RankMesh, stub: torch.Tensor | None = None, reader: object = None
+    ) -> torch.Tensor:
+        """The tensor as the consumer wants it. Where there is a `stub`, the gradient goes to it and not to `piece`.
+        `reader` is the instruction of the consumer, for whoever asks where a rank waits (`runtime.whereabouts`)."""
         if stub is not None and stub.requires_grad:
-            return _FromStub.apply(stub, piece, self, place)  # type: ignore[no-any-return, no-untyped-call]
+            return _FromStub.apply(stub, piece, self, place, reader)  # type: ignore[no-any-return, no-untyped-call]
         if piece.requires_grad:
-            return _Redistribute.apply(piece, self, place)  # type: ignore[no-any-return, no-untyped-call]
+            return _Redistribute.apply(piece, self, place, reader)  # type: ignore[no-any-return, no-untyped-call]
         return apply_steps(piece, self.forward, place)
 
 
@@ -200,27 +202,29 @@ class _Redistribute(torch.autograd.Function):
     """Steps forward, and the steps of the gradient backward."""
 
     @staticmethod
-    def forward(ctx: Any, piece: torch.Tensor, steps: Transfer, place: RankMesh) -> torch.Tensor:
-        ctx.steps, ctx.place = steps, place
+    def forward(ctx: Any, piece: torch.Tensor, steps: Transfer, place: RankMesh, reader: object) -> torch.Tensor:
+        ctx.steps, ctx.place, ctx.reader = steps, place, reader
         moved = apply_steps(piece, steps.forward, place)
         if steps.copies:
             return moved.clone(memory_format=torch.contiguous_format)
         return moved.view_as(moved) if moved is piece else moved
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return ctx.steps.back(gradients[0], ctx.place), None, None
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return ctx.steps.back(gradients[0], ctx.place), None, None, None
 
 
 class _FromStub(torch.autograd.Function):
     """Steps forward of a weight that is no leaf, and the steps of its gradient backward to a leaf of another shape."""
 
     @staticmethod
-    def forward(ctx: Any, stub: torch.Tensor, piece: torch.Tensor, steps: Transfer, place: RankMesh) -> torch.Tensor:
-        ctx.steps, ctx.place = steps, place
+    def forward(
+        ctx: Any, stub: torch.Tensor, piece: torch.Tensor, steps: Transfer, place: RankMesh, reader: object
+    ) -> torch.Tensor:
+        ctx.steps, ctx.place, ctx.reader = steps, place, reader
         moved = apply_steps(piece, steps.forward, place)
         return moved.view_as(moved) if moved is piece else moved
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return ctx.steps.back(gradients[0], ctx.place), None, None, None
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+        return ctx.steps.back(gradients[0], ctx.place), None, None, None, None

@@ -1,7 +1,7 @@
 """Where a rank is, read from the frames of its threads while they stand still: nothing is written down as it runs.
 
     Pipeline.run     turn: backward of micro-batch 3 ──┐
-    Transfer.back    self: gradient of which operand ──┼─▶  "waits for all_reduce among ranks 0, 2: gradient of
+    _Redistribute    ctx: gradient of which operand ───┼─▶  "waits for all_reduce among ranks 0, 2: gradient of
     all_reduce       group: ranks 0 and 2 ─────────────┘      operand 'x' of operator 'y' (linear), backward of .."
 
 A thread that waits in a collective has let go of the interpreter, so that another thread can look. `ROWS` says of which
@@ -13,6 +13,7 @@ the collective that hangs.
 """
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ Locals = Mapping[str, Any]
 Part = Literal["action", "of", "turn"]
 """What is waited for, what for, and when in the step that is."""
 
+_MARK = re.compile(r"# ops\[(\d+)\]$")  # of a lowered program (`runtime.lowering.emit`)
 _C10D = "torch.distributed.distributed_c10d"
 _TORCH = f"{os.sep}torch{os.sep}"
 _PYTHON = os.path.dirname(os.__file__) + os.sep
@@ -51,6 +53,28 @@ def _operator(instruction: Any) -> str:
     return f"operator '{op.name}' ({op.op})"
 
 
+def _operand(steps: Any, reader: Any) -> str | None:
+    """What is moved by some steps for an instruction."""
+    if reader is None:
+        return None
+    names = [f"'{operand.name}'" for operand in reader.operands if operand.transfer == steps]
+    return f"operand {' or '.join(dict.fromkeys(names))} of {_operator(reader)}"
+
+
+def _gradient(ctx: Any) -> str | None:
+    operand = _operand(ctx.steps, ctx.reader)
+    return None if operand is None else f"gradient of {operand}"
+
+
+def _way(way: Any) -> str | None:
+    return _operand(way._steps, way.reader)
+
+
+def _way_back(ctx: Any) -> str | None:
+    operand = _way(ctx.way)
+    return None if operand is None else f"gradient of {operand}"
+
+
 def _turn(turn: Any, self: Any) -> str:
     kind = {"weight_gradient": "weight gradients"}.get(turn.kind, turn.kind)
     first = turn.micro_batch * self.copies
@@ -73,17 +97,16 @@ def _constant(words: str) -> Callable[[], str]:
 
 
 ROWS: Mapping[tuple[str, str], Row] = {
-    ("runtime.executor", "Executor._program"): Row(part="of", reads=("instruction",), say=_operator),
-    ("runtime.redistribute", "Transfer.__call__"): Row(part="of", reads=("self",), say=lambda self: self.of),
-    ("runtime.redistribute", "Transfer.back"): Row(
-        part="of", reads=("self",), say=lambda self: f"gradient of {self.of}"
-    ),
-    ("runtime.interleaving", "_Departure.backward"): Row(
-        part="of", reads=("ctx",), say=lambda ctx: f"gradient of {ctx.way._steps.of}"
-    ),
-    ("runtime.interleaving", "_Arrival.forward"): Row(part="of", reads=("way",), say=lambda way: way._steps.of),
+    ("runtime.executor", "Executor._general"): Row(part="of", reads=("instruction",), say=_operator),
+    ("runtime.executor", "Executor._made"): Row(part="of", reads=(), say=_constant("the loss")),
+    ("runtime.instruction", "compute"): Row(part="of", reads=("instruction",), say=_operator),
+    ("runtime.redistribute", "Transfer.__call__"): Row(part="of", reads=("self", "reader"), say=_operand),
+    ("runtime.redistribute", "_Redistribute.backward"): Row(part="of", reads=("ctx",), say=_gradient),
+    ("runtime.redistribute", "_FromStub.backward"): Row(part="of", reads=("ctx",), say=_gradient),
+    ("runtime.interleaving", "_Departure.backward"): Row(part="of", reads=("ctx",), say=_way_back),
+    ("runtime.interleaving", "_Arrival.forward"): Row(part="of", reads=("way",), say=_way),
     ("runtime.gather_again", "gather_again.<locals>.unpack"): Row(
-        part="of", reads=("saved",), say=lambda saved: f"{saved.source.steps.of}, again"
+        part="of", reads=(), say=_constant("a weight that is gathered again")
     ),
     ("runtime.ring_attention", "_forward"): Row(part="action", reads=("ring",), say=_ring),
     ("runtime.ring_attention", "_backward"): Row(part="action", reads=("ring",), say=_ring),
@@ -141,6 +164,10 @@ def _said(frame: FrameType) -> Iterator[tuple[Part, str]]:
             words = row.say(*(known[name] for name in row.reads))
             if words:
                 yield row.part, words
+    elif code.co_filename.startswith("<program "):
+        mark = _MARK.search(frame.f_globals["lines"][frame.f_lineno - 1])
+        if mark is not None:
+            yield "of", _operator(frame.f_locals["body"].instructions[int(mark[1])])
     elif module.startswith("runtime.") and code.co_name == "backward":
         yield "of", f"gradients of {module.rpartition('.')[2].replace('_', ' ')}"
 

@@ -3,8 +3,8 @@
     def program(copy, body):
         values, tensors, stubs, names, ops = ...
         t0 = values.pop(names[0])                                   # nobody reads it after this program
-        t2 = k0(t0, tensors[names[1]])                              # an operator on operands that lie as it wants them
-        t3 = k1(k2(t2, place), k3(tensors[names[2]], place, stubs.get(names[2])))        # two that are moved first
+        t2 = k0(t0, tensors[names[1]])  # ops[0]                    # an operator on operands that lie as it wants them
+        t3 = k1(k2(t2, place, None, ops[1]))  # ops[1]              # one that is moved first, for that operator
         del t2                                                      # after its last use
         values[names[3]] = t3                                       # read after this program
 
@@ -109,7 +109,7 @@ class _Emitter:
 
     def _instruction(self, number: int, instruction: Instruction) -> None:
         with self._looking(number):
-            operands = [self._moved(operand) for operand in instruction.operands]
+            operands = [self._moved(number, operand) for operand in instruction.operands]
         if any(arrives for _, arrives in operands):
             self._line("yield")
         with self._looking(number):
@@ -137,7 +137,8 @@ class _Emitter:
                 self._local[promise[0]] = f"t{len(self._local)}"
                 tensors.append(self._local[promise[0]])
             targets.append("_" if promise is None else tensors[-1])
-        self._line(f"{', '.join(targets)}{'' if single else ','} = {made}" if targets else made)
+        mark = f"  # ops[{number}]"  # for whoever asks where a rank waits (`runtime.whereabouts`)
+        self._line((f"{', '.join(targets)}{'' if single else ','} = {made}" if targets else made) + mark)
         for slot, promise in enumerate(instruction.results):
             if promise is not None and self._watched:
                 self._line(f"if {targets[slot]}.shape != {promise[1]!r}:")
@@ -149,18 +150,18 @@ class _Emitter:
             self._line("if copy.observer is not None:")
             self._line(f"{_INDENT}copy.observer.results(ops[{number}], [{', '.join(tensors)}])")
 
-    def _moved(self, operand: Operand) -> tuple[str, bool]:
+    def _moved(self, number: int, operand: Operand) -> tuple[str, bool]:
         """An operand where the operator wants it, or under way to there."""
         found, steps = self._found(operand.name), operand.transfer
         if steps is None:
             return found, False
-        stub = f", stubs.get({self.text.name(operand.name)})" if operand.weight else ""
+        stub = f"stubs.get({self.text.name(operand.name)})" if operand.weight else "None"
         way = self.text.constant(steps, steps)
         if self._departs and steps.departs:
             variable = self._fresh()
-            self._line(f"{variable} = depart({found}, {way}, place{stub})")
+            self._line(f"{variable} = depart({found}, {way}, place, {stub}, ops[{number}])")
             return variable, True
-        moved = f"{way}({found}, place{stub})"
+        moved = f"{way}({found}, place, {stub}, ops[{number}])"
         if not (self._departs or self._watched):
             return moved, False
         variable = self._fresh()  # before anybody else goes on, or looks

@@ -95,6 +95,7 @@ class Programs:
             name = f"<program {len(self._programs)}>"
             source = "\n".join(text.lines) + "\n"
             known: dict[str, Any] = {"called": called, "depart": depart, "place": self.place, "sequence": _sequence}
+            known["lines"] = text.lines  # for whoever asks where a rank waits
             known.update((f"k{number}", value) for number, (_, value) in enumerate(text.constants))
             exec(compile(source, name, "exec"), known)
             linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)  # for tracebacks

@@ -14,7 +14,7 @@ from runtime.hang import ASKED, Folder, HangWatch, answer_of
 from runtime.whereabouts import ROWS, whereabouts
 
 
-@pytest.mark.parametrize(("module", "name"), list(ROWS), ids=" ".join)
+@pytest.mark.parametrize(("module", "name"), list(ROWS), ids=[" ".join(row) for row in ROWS])
 def test_what_is_read_of_a_function_is_there(module: str, name: str) -> None:
     """A function or a variable that gets another name would be read no more, and nobody would notice."""
     found: object = importlib.import_module(module)
