@@ -11,13 +11,14 @@ from planner.cli.output import write_json
 from planner.cli.printing import WIDTH
 from planner.cli.showing import AsJson, naming, traced_again
 from planner.cli.usage import Commands
-from planner.errors import CheckpointError, RequestError
+from planner.errors import CheckpointError, ModelError, RequestError, unknown_name
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from planner.models.naming.parts import Naming
     from runtime.checkpoint.manifest import Manifest
-    from runtime.checkpoint.source import Source
+    from runtime.checkpoint.source import Readable
 
 checkpoints = typer.Typer(
     name="checkpoint",
@@ -29,6 +30,7 @@ checkpoints = typer.Typer(
 )
 _SHOWN = 12  # tensors that are listed without --all
 
+_NAMES = ("huggingface", "own")
 SRC = Annotated[
     Path, typer.Argument(metavar="SRC", help="A checkpoint, a folder of several (the newest), or Hugging Face's files.")
 ]
@@ -94,6 +96,7 @@ def convert(
         from planner.plan.bind import bind
         from planner.plan.file import load_plan
         from planner.plan.stage_cut import cut_stage
+        from runtime.checkpoint.naming import in_own_names
         from runtime.checkpoint.offline import convert as converted
         from runtime.kept_buffers import buffer_homes
 
@@ -103,6 +106,7 @@ def convert(
         with naming(plan_file):
             model, graph = traced_again(plan)
             bound = bind(plan, graph, model.batch)
+        opened = in_own_names(opened, plan.model)
         cuts = [cut_stage(bound, stage) for stage in range(len(plan.stages))]
         manifest = _manifest_of(opened)
         _answer(converted(opened, manifest, bound, buffer_homes(model.module, bound, cuts), output), output, as_json)
@@ -112,10 +116,21 @@ def convert(
 def merge(
     source: SRC,
     output: DST,
+    names: Annotated[
+        str | None,
+        typer.Option(
+            "--names",
+            metavar="huggingface|own",
+            help="Names of the tensors: those of Hugging Face's transformers, or the model's own. Left out: the former"
+            " where transformers has such models.",
+        ),
+    ] = None,
     max_file: Annotated[float, typer.Option("--max-file", metavar="GB", help="Largest file, in 1e9 bytes.")] = 5.0,
     as_json: AsJson = False,
 ) -> None:
     """Write the model of a checkpoint in whole tensors, as PyTorch and Hugging Face read it, in bounded memory.
+
+    With names of transformers there is a config.json beside it, so that from_pretrained loads the folder.
 
     [bold]plan checkpoint merge runs/tiny -o tiny-model[/bold]
     """
@@ -126,16 +141,50 @@ def merge(
             raise RequestError(f"--max-file {max_file:g}: give GB, more than 0")
         opened = _opened(source)
         opened.check()
-        _answer(merged(opened, _manifest_of(opened), output, int(max_file * 1e9)), output, as_json)
+        opened, naming = _named(opened, names)
+        _answer(merged(opened, _manifest_of(opened), output, int(max_file * 1e9), naming=naming), output, as_json)
 
 
-def _opened(source: Path) -> "Source":
+def _named(opened: "Readable", names: str | None) -> "tuple[Readable, Naming | None]":
+    """A checkpoint under the names of its model, and those of transformers where these are asked for, or can be had."""
+    from runtime.checkpoint.naming import in_own_names, naming_of_model
+
+    if names is not None and names not in _NAMES:
+        raise RequestError(f"--names {unknown_name('kind of names', names, _NAMES)}")
+    plan = None if opened.manifest is None else opened.manifest.written_under()
+    if plan is None:
+        if names is not None:
+            raise RequestError(
+                f"--names {names}: {opened.path} does not say of which model it is, so that its tensors keep the"
+                " names they have; leave --names out"
+            )
+        return opened, None
+    try:
+        naming = naming_of_model(plan.model)
+    except ModelError as error:
+        if names == "own":
+            return opened, None
+        raise ModelError(f"{error}; --names own keeps the names that the model has here") from error
+    if names == "own" and naming is not None and naming.misleading:
+        raise RequestError(
+            f"--names own: the names of {plan.model.reference} are those of transformers, which keeps other numbers"
+            " under them, so that it would load a wrong model; leave --names out"
+        )
+    if names == "huggingface" and naming is None:
+        raise RequestError(
+            f"--names huggingface: nothing is known of what transformers would call the tensors of"
+            f" {plan.model.reference}; leave --names out"
+        )
+    return in_own_names(opened, plan.model), None if names == "own" else naming
+
+
+def _opened(source: Path) -> "Readable":
     from runtime.checkpoint.source import open_checkpoint
 
     return open_checkpoint(source)
 
 
-def _manifest_of(opened: "Source") -> "Manifest":
+def _manifest_of(opened: "Readable") -> "Manifest":
     """That of a checkpoint; of other files what stands for one: a model, at step 0."""
     from runtime.checkpoint.manifest import FORMAT_VERSION, Manifest, Progress
 
@@ -146,6 +195,7 @@ def _manifest_of(opened: "Source") -> "Manifest":
         optimizer=None,
         files=opened.files,
         tensors=dict(opened.tensors),
+        names=None,
     )
 
 
@@ -162,16 +212,23 @@ def _answer(manifest: "Manifest", folder: Path, as_json: bool) -> None:
                 "files": count,
                 "bytes": manifest.bytes,
                 "tensors": len(manifest.tensors),
+                "names": manifest.names,
             }
         )
     else:
         typer.echo(
             f"{folder}: {manifest.kind}, {len(manifest.tensors)} tensors in {count} file{'s' if count > 1 else ''},"
-            f" {bytes_text(manifest.bytes)}"
+            f" {bytes_text(manifest.bytes)}{_names_text(manifest)}"
         )
 
 
-def _content(opened: "Source") -> dict[str, Any]:
+def _names_text(manifest: "Manifest") -> str:
+    """Whose names a merged checkpoint has, where that is known."""
+    known = {"huggingface": ", under Hugging Face's names", "own": ", under the model's own names"}
+    return known.get(manifest.names or "", "") if manifest.kind == "merged" else ""
+
+
+def _content(opened: "Readable") -> dict[str, Any]:
     manifest = _manifest_of(opened)
     plan = manifest.written_under()
     return {
@@ -182,6 +239,7 @@ def _content(opened: "Source") -> dict[str, Any]:
         "step": manifest.progress.step,
         "samples": manifest.progress.samples,
         "seed": manifest.progress.seed,
+        "names": manifest.names,
         "optimizer": manifest.optimizer,
         "data": manifest.progress.data,
         "model": None if plan is None else plan.model.reference,
@@ -195,7 +253,7 @@ def _content(opened: "Source") -> dict[str, Any]:
     }
 
 
-def _print(opened: "Source", most: int | None) -> None:
+def _print(opened: "Readable", most: int | None) -> None:
     from rich.console import Console
 
     from planner.report.units import bytes_text
@@ -205,6 +263,7 @@ def _print(opened: "Source", most: int | None) -> None:
     progress, plan = manifest.progress, manifest.written_under()
     console.print(f"{opened.path}", markup=False)
     what = "slices of every rank, with the optimizer" if manifest.kind == "sliced" else "the model alone, whole tensors"
+    what += _names_text(manifest)
     console.print(f"{manifest.kind}: {what}; {bytes_text(manifest.bytes)} in {len(manifest.files)} files")
     if opened.manifest is None:
         console.print("no manifest: of no checksums, no step and no plan")

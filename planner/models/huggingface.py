@@ -19,12 +19,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planner.errors import ModelError
 from planner.models.huggingface_deepseek import deepseek_of, is_deepseek
 from planner.models.huggingface_experts import is_mixture, mixture_of
 from planner.models.overrides import changed_content, split_reference
+
+if TYPE_CHECKING:
+    from planner.models.deepseek import DeepseekConfig
+    from planner.models.llama import LlamaConfig
 
 _WITHOUT_MASKS = "sdpa_without_masks"
 _WITH_MASKS = "sdpa"
@@ -66,17 +70,8 @@ def is_config(reference: str) -> bool:
 
 def from_config(reference: str, *, batch: int, device: str, sequence_length: int | None) -> FromConfig:
     """The model of a config with weights drawn at random, on "meta" without any. Raises ModelError, naming the file."""
-    file, changes = split_reference(reference)
-    path, name = _read(file)
+    path, name, ending, config = _config(reference)
     transformers = _transformers()
-    ending = next((ending for ending in _KINDS if name.endswith(ending)), None)
-    if ending is None or not hasattr(transformers, name):
-        known = ", ".join(f"…{known}" for known in _KINDS)
-        raise ModelError(
-            f"{path}: the architecture {name} is not one that is built here ({known}); "
-            "write a factory instead: --model package.module:factory"
-        )
-    config = _changed(_loaded(transformers, path), changes, path)
     names = _KINDS[ending]
     length = None if ending == "ForImageClassification" else _length(config, path, sequence_length)
     if length is None and sequence_length is not None:
@@ -91,20 +86,60 @@ def from_config(reference: str, *, batch: int, device: str, sequence_length: int
     return FromConfig(module=module, inputs=examples, bounds=bounds, sequence_length=length)
 
 
+def config_content(reference: str) -> tuple[str, dict[str, Any]]:
+    """The architecture of a config, and what its file says, with what is changed of it. Raises ModelError."""
+    file, changes = split_reference(reference)
+    path, name = _read(file)
+    if not changes:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return name, content
+    return name, {**_config(reference)[3].to_dict(), "architectures": [name]}
+
+
+def decoder_of(reference: str, sequence_length: int | None) -> "tuple[LlamaConfig | DeepseekConfig, bool]":
+    """The dimensions of one of our own decoders, from a config with experts, and whether its weights rotate neighbours.
+    Raises ModelError, naming the file."""
+    path, name, _, config = _config(reference)
+    sizes = _sizes(config, name, _length(config, path, sequence_length), path)
+    return sizes, bool(getattr(config, "rope_interleave", True))
+
+
+def _config(reference: str) -> tuple[Path, str, str, Any]:
+    """The file of a reference, the architecture that it names, the ending that says what its class is called with, and
+    the config as transformers reads it."""
+    file, changes = split_reference(reference)
+    path, name = _read(file)
+    transformers = _transformers()
+    ending = next((ending for ending in _KINDS if name.endswith(ending)), None)
+    if ending is None or not hasattr(transformers, name):
+        known = ", ".join(f"…{known}" for known in _KINDS)
+        raise ModelError(
+            f"{path}: the architecture {name} is not one that is built here ({known}); "
+            "write a factory instead: --model package.module:factory"
+        )
+    return path, name, ending, _changed(_loaded(transformers, path), changes, path)
+
+
+def _sizes(config: Any, name: str, length: int, path: Path) -> "LlamaConfig | DeepseekConfig":
+    """The dimensions of one of our own decoders with experts."""
+    from planner.models.deepseek import DeepseekConfig
+    from planner.models.llama import LlamaConfig
+
+    if is_deepseek(name):
+        return DeepseekConfig(**deepseek_of(config, name, length, path, stretched))
+    return LlamaConfig(**mixture_of(config, name, length, path))
+
+
 def _decoder(config: Any, name: str, length: int, path: Path, batch: int, device: str) -> FromConfig:
     """One of our own decoders with experts, called on tokens and labels."""
     import torch
 
     from planner.models.deepseek import Deepseek, DeepseekConfig
-    from planner.models.llama import Llama, LlamaConfig
+    from planner.models.llama import Llama
 
-    sizes = (
-        deepseek_of(config, name, length, path, stretched)
-        if is_deepseek(name)
-        else mixture_of(config, name, length, path)
-    )
+    sizes = _sizes(config, name, length, path)
     with torch.device(device):
-        module = Deepseek(DeepseekConfig(**sizes)) if is_deepseek(name) else Llama(LlamaConfig(**sizes))
+        module = Deepseek(sizes) if isinstance(sizes, DeepseekConfig) else Llama(sizes)
         inputs = {key: torch.zeros(batch, length, dtype=torch.int64) for key in ("tokens", "labels")}
     bounds = (config.vocab_size, config.vocab_size)
     return FromConfig(module=module, inputs=inputs, bounds=bounds, sequence_length=length, positional=True)

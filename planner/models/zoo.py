@@ -77,6 +77,13 @@ def zoo_entry(reference: str) -> ZooEntry:
     )
 
 
+def zoo_config(reference: str, sequence_length: int | None) -> Any:
+    """The config of its family that a zoo model is built from, for sequences of so many tokens (None: as published).
+    Raises ModelError."""
+    entry = zoo_entry(reference)
+    return _config_of(entry.family)(**_dimensions(reference, entry, sequence_length))
+
+
 def parameter_count(reference: str) -> int:
     """Parameters of a zoo model, tied ones once; one that is changed is built to count them."""
     if reference in PARAMETER_COUNTS:
@@ -88,10 +95,7 @@ def _from_zoo(reference: str, *, dtype: str, device: str, sequence_length: int |
     import torch
 
     entry = zoo_entry(reference)
-    dimensions = dict(entry.dimensions)
-    sequence = _sequence(reference, entry, sequence_length)
-    if sequence is not None:
-        dimensions["sequence_length"] = sequence
+    dimensions = _dimensions(reference, entry, sequence_length)
     floating = getattr(torch, dtype)
     try:
         with torch.device(device):
@@ -106,9 +110,16 @@ def _from_zoo(reference: str, *, dtype: str, device: str, sequence_length: int |
         args=_converted(example.args, floating),
         kwargs={},
         batch=TRACE_BATCH,
-        sequence_length=sequence,
+        sequence_length=dimensions.get("sequence_length"),
         bounds=example.bounds,
     )
+
+
+def _dimensions(reference: str, entry: ZooEntry, sequence_length: int | None) -> dict[str, Any]:
+    """What the config of a family is made of."""
+    sequence = _sequence(reference, entry, sequence_length)
+    length = {} if sequence is None else {"sequence_length": sequence}
+    return {**dict(entry.dimensions), **length}
 
 
 def _config_of(family: str) -> type:

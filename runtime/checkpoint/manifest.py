@@ -78,9 +78,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A checkpoint. `kind` is "sliced" (all of the state, a file of each rank) or "merged" (the model alone, under the
-    names of files that others read); `optimizer` that of the states, None where there are none; `tied` other names of
-    tensors; `plan` the content of the plan file that it was written under."""
+    """A checkpoint. `kind` is "sliced" (all of the state, a file of each rank) or "merged" (the model alone, in files
+    as others have them); `optimizer` that of the states, None where there are none; `tied` other names of tensors;
+    `plan` the content of the plan file that it was written under; `names` whose the names of its tensors are: the
+    model's own, or in a merged one those of Hugging Face's transformers; None where files did not say."""
 
     __pydantic_config__ = _STRICT
 
@@ -92,6 +93,7 @@ class Manifest:
     tensors: dict[str, SavedTensor]
     tied: dict[str, str] = field(default_factory=dict)
     plan: dict[str, Any] | None = None
+    names: Literal["own", "huggingface"] | None = "own"
 
     @property
     def bytes(self) -> int:

@@ -11,23 +11,25 @@ about four blocks, whatever the size of the checkpoint, unless a single row of a
 import json
 import secrets
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 from planner.errors import CheckpointError
 from planner.graph.placed import tables_outside
+from planner.models.naming.parts import Naming
 from planner.plan.bind import BoundPlan
 from planner.sharding.mesh import Mesh
 from runtime.checkpoint.folder import take_name
 from runtime.checkpoint.manifest import Manifest, Progress, SavedFile, SavedTensor, plan_content, write_manifest
+from runtime.checkpoint.naming import CONFIG, as_theirs
 from runtime.checkpoint.regions import Region, blocks, cell_region, whole
 from runtime.checkpoint.restoring import check_optimizer, check_same, in_both_places, name_in
 from runtime.checkpoint.saving import file_of
-from runtime.checkpoint.source import INDEX, SINGLE
+from runtime.checkpoint.source import INDEX, SINGLE, Readable
 from runtime.checkpoint.spread import BESIDE, MASTER, OPTIMIZER, Spread, StateOfPlan, parameter_of, writers
 from runtime.checkpoint.tensor_files import Entry, dtype_of, write_tensors
 from runtime.optimizers import MOMENTS
@@ -38,22 +40,8 @@ SHARD = 5 * 10**9
 """Bytes of a file of a merged checkpoint, as Hugging Face has it by default."""
 
 
-class Tensors(Protocol):
-    """Tensors that can be read box by box: a `Source`."""
-
-    @property
-    def tensors(self) -> Mapping[str, SavedTensor]:
-        """What there is."""
-
-    def read(self, name: str, region: Region | None = None) -> torch.Tensor:
-        """A box of one of them."""
-
-    def release(self) -> None:
-        """Let go of files."""
-
-
 def convert(
-    source: Tensors,
+    source: Readable,
     manifest: Manifest,
     bound: BoundPlan,
     buffers: Mapping[str, tuple[int, ...]],
@@ -66,7 +54,7 @@ def convert(
     Of a model alone, training starts at step 0. Raises CheckpointError where names, shapes or dtypes differ from those
     of the plan, or something cannot be read or written.
     """
-    place = Path(getattr(source, "path", destination))
+    place = source.path
     if manifest.kind == "merged":
         manifest = replace(manifest, progress=Progress(step=0, updates=0, samples=0, seed=manifest.progress.seed))
     else:
@@ -84,6 +72,7 @@ def convert(
         return replace(
             manifest,
             kind="sliced",
+            names="own",
             optimizer=plan.training.optimizer,
             files=tuple(saved),
             tensors={s.name: s.saved(plan.mesh, [number[rank] for rank in ranks[s.name]]) for s in wanted},
@@ -94,7 +83,7 @@ def convert(
 
 
 def _wanted(
-    source: Tensors, manifest: Manifest, bound: BoundPlan, buffers: Mapping[str, tuple[int, ...]], place: Path
+    source: Readable, manifest: Manifest, bound: BoundPlan, buffers: Mapping[str, tuple[int, ...]], place: Path
 ) -> tuple[list[Spread], Mapping[str, str | None]]:
     """What a plan keeps, and the name under which each was saved; None for what begins with zeros."""
     found, updates = source.tensors, manifest.progress.updates
@@ -122,7 +111,7 @@ def _read_as(name: str, saved: str, found: Mapping[str, SavedTensor]) -> str | N
 
 
 def _entries(
-    source: Tensors,
+    source: Readable,
     wanted: Sequence[Spread],
     names: Mapping[str, str | None],
     ranks: Mapping[str, tuple[int, ...]],
@@ -140,7 +129,7 @@ def _entries(
     return found
 
 
-def _entry(source: Tensors, name: str, saved: str | None, dtype: str, region: Region, most: int) -> Entry:
+def _entry(source: Readable, name: str, saved: str | None, dtype: str, region: Region, most: int) -> Entry:
     """What is read under the name `saved`; zeros where there is none."""
     kind = dtype_of(dtype)
 
@@ -152,18 +141,25 @@ def _entry(source: Tensors, name: str, saved: str | None, dtype: str, region: Re
     return Entry(name=name, dtype=dtype, shape=region.extent, blocks=read)
 
 
-def merge(source: Tensors, manifest: Manifest, destination: Path, shard: int = SHARD, most: int = BLOCK) -> Manifest:
+def merge(
+    source: Readable,
+    manifest: Manifest,
+    destination: Path,
+    shard: int = SHARD,
+    most: int = BLOCK,
+    naming: Naming | None = None,
+) -> Manifest:
     """Write the whole tensors of a model into a new folder, in files of at most `shard` bytes (a larger tensor has one
-    of its own), under the names of Hugging Face's files. Raises CheckpointError where devices have parameters of their
-    own, so that there is no one model, or something cannot be read or written."""
-    place = Path(getattr(source, "path", destination))
+    of its own), in files that are called as Hugging Face's; with a `naming` also under the names of its tensors and
+    with the config beside them, where one is known.
+
+    Raises CheckpointError where devices have parameters of their own, so that there is no one model, tensors are not
+    those of the naming, or something cannot be read or written.
+    """
+    _check_one_model(source)
+    if naming is not None:
+        source = as_theirs(source, naming)
     found = {name: tensor for name, tensor in sorted(source.tensors.items()) if not name.startswith(BESIDE)}
-    own = [name for name in found if parameter_of(name)[1] is not None]
-    if own:
-        raise CheckpointError(
-            f"{place}: has parameters that each device trained for itself ({own[0]}), which are no one model; convert"
-            " it for another plan of as many devices instead"
-        )
     parts = _shards(found, shard)
     names = (
         [SINGLE] if len(parts) == 1 else [f"model-{n:05d}-of-{len(parts):05d}.safetensors" for n in _from_one(parts)]
@@ -185,9 +181,14 @@ def merge(source: Tensors, manifest: Manifest, destination: Path, shard: int = S
                 "weight_map": {one: names[place_of[one]] for one in found},
             }
             (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        if naming is not None and naming.config is not None:
+            content = {**naming.config, "dtype": _dtype(found)}
+            (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         return replace(
             manifest,
             kind="merged",
+            names=manifest.names if naming is None else "huggingface",
+            tied=manifest.tied if naming is None or not naming.parts else {},
             optimizer=None,
             files=tuple(saved),
             tensors={
@@ -197,6 +198,24 @@ def merge(source: Tensors, manifest: Manifest, destination: Path, shard: int = S
         )
 
     return _written(destination, fill)
+
+
+def _check_one_model(source: Readable) -> None:
+    own = [name for name in source.tensors if not name.startswith(BESIDE) and parameter_of(name)[1] is not None]
+    if own:
+        raise CheckpointError(
+            f"{source.path}: has parameters that each device trained for itself ({min(own)}), which are no one model;"
+            " convert it for another plan of as many devices instead"
+        )
+
+
+def _dtype(tensors: Mapping[str, SavedTensor]) -> str:
+    """The floating point type of most numbers."""
+    count = Counter[str]()
+    for tensor in tensors.values():
+        if dtype_of(tensor.dtype).is_floating_point:
+            count[tensor.dtype] += tensor.elements
+    return count.most_common(1)[0][0]
 
 
 def _from_one(parts: Sequence[object]) -> range:
@@ -220,7 +239,7 @@ def _bytes(tensor: SavedTensor) -> int:
     return tensor.elements * dtype_of(tensor.dtype).itemsize
 
 
-def _write(path: Path, source: Tensors, entries: Sequence[Entry]) -> SavedFile:
+def _write(path: Path, source: Readable, entries: Sequence[Entry]) -> SavedFile:
     saved = write_tensors(path, entries, {"format": "pt"})
     source.release()
     return saved

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from planner.errors import CheckpointError
-from planner.plan.plan import Plan
+from planner.plan.plan import ModelReference, Plan
 from runtime.checkpoint.manifest import Manifest, Progress, SavedTensor
-from runtime.checkpoint.source import Source, located, open_checkpoint
+from runtime.checkpoint.naming import in_own_names
+from runtime.checkpoint.source import Readable, listed, located, open_checkpoint
 from runtime.checkpoint.spread import BESIDE, PREVIOUS, Spread, between_places
 from runtime.checkpoint.state import live_tensors, resume, settle, spreads, start
 from runtime.checkpoint.tables import fill_tables
@@ -22,8 +23,6 @@ from runtime.checkpoint.tensor_files import dtype_of
 from runtime.checkpoint.together import rank_number, said_by_first, together, world
 from runtime.step import RankStep
 from runtime.training_step import TrainingStep
-
-_NAMED = 5  # differences of a kind that are named; the others are counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +42,13 @@ def load(
 ) -> Restored:
     """`restore` from the checkpoint at a path, the newest of a folder with several. Collective."""
     rank = step.rank
-    return restore(rank, open_together(path), weights_only=weights_only, cast=cast, verify=verify)
+    return restore(
+        rank, open_together(path, rank.bound.plan.model), weights_only=weights_only, cast=cast, verify=verify
+    )
 
 
 def restore(
-    rank: RankStep, source: Source, *, weights_only: bool = False, cast: bool = False, verify: bool = True
+    rank: RankStep, source: Readable, *, weights_only: bool = False, cast: bool = False, verify: bool = True
 ) -> Restored:
     """Write a checkpoint into a rank. Collective. With `weights_only`, and from files that have no more, the model
     alone: training starts at step 0 then, and with `cast` its floating point numbers become those of the plan. `verify`
@@ -67,7 +68,7 @@ def restore(
     return Restored(path=source.path, step=found.step, samples=found.samples, seed=found.seed, data=found.data)
 
 
-def _fill(rank: RankStep, source: Source, progress: Progress | None, cast: bool = False) -> None:
+def _fill(rank: RankStep, source: Readable, progress: Progress | None, cast: bool = False) -> None:
     """Write all tensors of a state after some progress, or of the model where there is none."""
     updates = 0 if progress is None else progress.updates
     wanted, found = spreads(rank, updates), dict(source.tensors)
@@ -175,20 +176,15 @@ def check_same(
     unexpected = sorted(set(free) - used)
     kinds = {"it lacks": missing, "nobody asks for": unexpected, "other shape": shapes, "other dtype": dtypes}
     if any(kinds.values()):
-        said = "; ".join(f"{kind}: {_listed(names)}" for kind, names in kinds.items() if names)
+        said = "; ".join(f"{kind}: {listed(names)}" for kind, names in kinds.items() if names)
         advice = "" if missing or unexpected or shapes else "; weights alone can be converted: --weights PATH --cast"
         raise CheckpointError(f"{path}: is not for this model: {said}{advice}")
 
 
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
-
-
-def open_together(path: Path) -> Source:
-    """The checkpoint at a path, the same on every rank although another one may be getting whole. Collective. Raises
-    CheckpointError on every rank."""
+def open_together(path: Path, model: ModelReference) -> Readable:
+    """The checkpoint at a path, the same on every rank although another one may be getting whole, under the names of a
+    plan's model. Collective. Raises CheckpointError on every rank."""
     found = said_by_first(lambda: str(located(path)))
-    opened: list[Source] = []
-    together(lambda: opened.append(open_checkpoint(Path(found))))
+    opened: list[Readable] = []
+    together(lambda: opened.append(in_own_names(open_checkpoint(Path(found)), model)))
     return opened[0]

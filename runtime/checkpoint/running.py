@@ -8,7 +8,7 @@ from planner.errors import RequestError
 from runtime.checkpoint.folder import step_of
 from runtime.checkpoint.restoring import Restored, name_in, open_together, restore
 from runtime.checkpoint.saving import Checkpoints
-from runtime.checkpoint.source import Source
+from runtime.checkpoint.source import Readable
 from runtime.rank import At
 from runtime.recovery.copies import Copies, run_of
 from runtime.run_settings import RunSettings
@@ -34,7 +34,7 @@ class RunCheckpoints:
         if settings.copies and settings.save is not None:
             self._copies = Copies(run_of(Path(settings.save)))
 
-    def restore(self, step: TrainingStep) -> Source | None:
+    def restore(self, step: TrainingStep) -> Readable | None:
         """Load what the run starts from, and return it; None where that is nothing, or copies in memory.
 
         Raises CheckpointError for what cannot be loaded, RequestError for a checkpoint behind the last step, of another
@@ -49,7 +49,7 @@ class RunCheckpoints:
             return None
         weights_only = own is None and settings.resume is None
         self._at(f"loading {path}")
-        source = open_together(Path(path))
+        source = open_together(Path(path), step.plan.model)
         if not weights_only:
             self._check(source)
         found: Restored = restore(step.rank, source, weights_only=weights_only, cast=weights_only and settings.cast)
@@ -72,7 +72,7 @@ class RunCheckpoints:
         self.resumed = f"copies in memory, step {left.progress.step}"
         return True
 
-    def _check(self, source: Source) -> None:
+    def _check(self, source: Readable) -> None:
         settings, manifest = self._settings, source.manifest
         if manifest is None or manifest.kind == "merged":
             raise RequestError(
@@ -112,14 +112,14 @@ class RunCheckpoints:
             self._save(self._own, step)
         return self._own is not None
 
-    def go_back(self, step: TrainingStep) -> Source:
+    def go_back(self, step: TrainingStep) -> Readable:
         """Load the last checkpoint that this run has saved or went on from, once it is whole, and return it. Raises
         CheckpointError where it cannot be loaded."""
         assert self._own is not None, "the run saves"
         assert self._last is not None, "it has saved its start"
         self._own.wait()
         self._at(f"going back to {self._last}")
-        source = open_together(self._last)
+        source = open_together(self._last, step.plan.model)
         restore(step.rank, source)
         return source
 
@@ -132,7 +132,7 @@ class RunCheckpoints:
             self._copies.close()
 
 
-def restore_plain(plain: UnshardedStep, rank: RankStep, source: Source) -> None:
+def restore_plain(plain: UnshardedStep, rank: RankStep, source: Readable) -> None:
     """Give the unsharded model what a rank has been given."""
     tied = {**source.tied, **rank.kept_buffers.tied}
 

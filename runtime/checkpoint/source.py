@@ -9,10 +9,10 @@ what is asked of a file must have the shape and the dtype that was promised.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,6 +26,40 @@ from runtime.checkpoint.tensor_files import DTYPES, check_file, check_size, dtyp
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _OPEN = 64  # files that are mapped at a time
+_NAMED = 5  # tensors that a message names; the others are counted
+
+
+class Readable(Protocol):
+    """What can be read box by box: a `Source`, or one under other names."""
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+
+    @property
+    def tensors(self) -> Mapping[str, SavedTensor]:
+        """What there is."""
+
+    @property
+    def files(self) -> tuple[SavedFile, ...]:
+        """Where it is read from."""
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """None for files that are not ours."""
+
+    @property
+    def tied(self) -> Mapping[str, str]:
+        """Other names of tensors."""
+
+    def read(self, name: str, region: Region | None = None, into: torch.Tensor | None = None) -> torch.Tensor:
+        """A box of a tensor, all of it where none is given; on the CPU, or `into` a tensor of its extent."""
+
+    def check(self, share: Callable[[int], bool] = lambda number: True) -> None:
+        """Raise CheckpointError where a file is not what was written."""
+
+    def release(self) -> None:
+        """Let go of files."""
 
 
 @dataclass(kw_only=True)
@@ -166,3 +200,9 @@ def _foreign(folder: Path, names: tuple[str, ...]) -> Source:
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path}: is no file of tensors: {_first_line(error)}") from error
     return Source(path=folder, tensors=tensors, files=tuple(files))
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

@@ -607,6 +607,7 @@ class Inspected(Strict):
     schema_version: Literal[2]
     checkpoint: str
     kind: Literal["sliced", "merged"]
+    names: Literal["own", "huggingface"] | None
     manifest: bool
     step: int
     samples: int
@@ -632,6 +633,7 @@ class Written(Strict):
     schema_version: Literal[2]
     checkpoint: str
     kind: Literal["sliced", "merged"]
+    names: Literal["own", "huggingface"] | None
     files: int
     bytes: int
     tensors: int

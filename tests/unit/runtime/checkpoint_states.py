@@ -1,7 +1,7 @@
 """States of small models, whole and in memory, and plans that they are written under: no processes are needed."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from planner.models.zoo import build_model
 from planner.plan.bind import BoundPlan, bind
 from planner.plan.plan import Plan
 from planner.plan.stage_cut import cut_stage
-from runtime.checkpoint.manifest import FORMAT_VERSION, Manifest, Progress, SavedTensor
+from runtime.checkpoint.manifest import FORMAT_VERSION, Manifest, Progress, SavedFile, SavedTensor
 from runtime.checkpoint.offline import convert, merge
 from runtime.checkpoint.regions import Region, whole
 from runtime.checkpoint.spread import StateOfPlan
@@ -28,6 +28,10 @@ class Memory:
     """Whole tensors in memory, read like a checkpoint."""
 
     contents: Mapping[str, torch.Tensor]
+    path: Path = Path("memory")
+    files: tuple[SavedFile, ...] = ()
+    manifest: Manifest | None = None
+    tied: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def tensors(self) -> Mapping[str, SavedTensor]:
@@ -38,10 +42,14 @@ class Memory:
             for name, t in self.contents.items()
         }
 
-    def read(self, name: str, region: Region | None = None) -> torch.Tensor:
+    def read(self, name: str, region: Region | None = None, into: torch.Tensor | None = None) -> torch.Tensor:
         tensor = self.contents[name]
         box = whole(tensor.shape) if region is None else region
-        return tensor[box.within(whole(tensor.shape))]
+        found = tensor[box.within(whole(tensor.shape))]
+        return found if into is None else into.copy_(found)
+
+    def check(self, share: Callable[[int], bool] = lambda number: True) -> None:
+        pass
 
     def release(self) -> None:
         pass

@@ -1,14 +1,16 @@
-"""Merged checkpoints under the names of Hugging Face: transformers loads them, and gets the loss that we get; and the
-other way round."""
+"""Models that transformers has built: it loads what was merged of them, and what it saves is read, also in another
+dtype. Those of the zoo are in `test_names_of_transformers`."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from planner.errors import CheckpointError
+from planner.models.naming.of_model import naming_of
 from planner.models.zoo import build_model
+from runtime.checkpoint.naming import in_own_names
 from runtime.checkpoint.offline import merge
 from runtime.checkpoint.restoring import load
 from runtime.checkpoint.source import open_checkpoint
@@ -25,33 +27,17 @@ SIZES = {
 }  # fmt: skip
 
 
-def theirs(model: str) -> object:
+def theirs() -> object:
     """The config of the same model there."""
     config = plans.LLAMA
-    tied = model == "llama-one"
-    heads = 1 if tied else config.num_kv_heads
+    heads = {"num_key_value_heads": config.num_kv_heads}
     return transformers.LlamaConfig(
-        **{**SIZES, "num_key_value_heads": heads}, rope_theta=config.rope_theta, rms_norm_eps=config.norm_epsilon,
-        tie_word_embeddings=tied,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("model", ["llama", "llama-one"])
-def test_transformers_load_a_merged_llama(model: str, tmp_path: Path) -> None:
-    module = plans.build(model)
-    state = Memory(contents=dict(module.named_parameters()))
-    merge(state, manifest_of(state), tmp_path / "merged", shard=20_000)
-    theirs(model).save_pretrained(tmp_path / "merged")  # type: ignore[attr-defined]
-    loaded, report = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "merged", output_loading_info=True)
-    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    tokens, labels = plans.batch()
-    wanted = float(module(tokens, labels).detach())
-    found = F.cross_entropy(loaded(input_ids=tokens).logits.flatten(0, 1), labels.flatten())
-    assert float(found) == pytest.approx(wanted, rel=1e-5)
+        **{**SIZES, **heads}, rope_theta=config.rope_theta, rms_norm_eps=config.norm_epsilon, tie_word_embeddings=False
+    )
 
 
 def test_files_that_transformers_write_are_read(tmp_path: Path) -> None:
-    written = transformers.LlamaForCausalLM(theirs("llama"))
+    written = transformers.LlamaForCausalLM(theirs())
     written.save_pretrained(tmp_path, max_shard_size="20KB")
     source = open_checkpoint(tmp_path)
     source.check()
@@ -63,7 +49,7 @@ def test_files_that_transformers_write_are_read(tmp_path: Path) -> None:
 
 def test_weights_in_another_dtype_are_taken_where_that_is_asked_for(tmp_path: Path) -> None:
     """A step on one rank, from files in bfloat16 for a plan in float32."""
-    written = transformers.LlamaForCausalLM(theirs("llama")).bfloat16()
+    written = transformers.LlamaForCausalLM(theirs()).bfloat16()
     written.save_pretrained(tmp_path)
     with one_rank("llama", plan_of("llama", "zero1", (1,)), plans.traced("llama")) as (step, _):
         with pytest.raises(CheckpointError, match=r"other dtype: .*; weights alone can be converted: --weights PATH"):
@@ -74,15 +60,21 @@ def test_weights_in_another_dtype_are_taken_where_that_is_asked_for(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen3", "bert-hf", "t5-hf", "vit"])
-def test_models_of_a_config_keep_their_names(name: str, tmp_path: Path) -> None:
-    """What was planned from a `config.json` is loaded whole by the class that it names; tied weights are there once."""
+def test_models_of_a_config_have_the_names_of_their_files(name: str, tmp_path: Path) -> None:
+    """What was planned from a `config.json` is loaded whole by the class that it names, tied weights are there once,
+    and what that class saves is read."""
     config = CONFIGS / name / "config.json"
     module = build_model(str(config), dtype="float32", device="cpu").module
     buffers = {n: b for n, b in module.named_buffers() if n in module.state_dict()}
     state = Memory(contents={**dict(module.named_parameters()), **buffers})
-    merge(state, manifest_of(state), tmp_path / "merged")
-    (tmp_path / "merged" / "config.json").write_text(config.read_text())
+    naming = naming_of(str(config), None)
+    assert naming is not None
+    merge(state, manifest_of(state), tmp_path / "merged", naming=naming)
     loaded, report = type(module).from_pretrained(tmp_path / "merged", output_loading_info=True)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
     known = loaded.state_dict()
     assert all(torch.equal(value, known[name]) for name, value in module.state_dict().items())
+    loaded.save_pretrained(tmp_path / "saved")
+    model = replace(plan_of("llama", "zero1", (1,)).model, reference=str(config), sequence_length=None)
+    source = in_own_names(open_checkpoint(tmp_path / "saved"), model)
+    assert all(torch.equal(source.read(name), value) for name, value in state.contents.items())

@@ -1,0 +1,202 @@
+"""Checkpoints of ours under the names of transformers, and its files under ours.
+
+What is called how is said by `planner.models.naming`, box by box; here that becomes what `Renamed` reads. Names and
+shapes are checked before anything is read, and what a number is on either side is said here too.
+"""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+
+import torch
+
+from planner.errors import CheckpointError, ModelError
+from planner.models.naming.parts import Naming, Part
+from planner.plan.plan import ModelReference
+from runtime.checkpoint.manifest import SavedTensor
+from runtime.checkpoint.renamed import Box, Copy, Renamed
+from runtime.checkpoint.source import Readable, listed
+from runtime.checkpoint.spread import BESIDE
+from runtime.checkpoint.tensor_files import dtype_of
+
+CONFIG = "config.json"
+_NEAR = 1e-3
+"""How far a bias may be from a whole number of steps, in steps: what float32 rounds."""
+
+
+def in_own_names(source: Readable, model: ModelReference) -> Readable:
+    """Tensors under the names that the model of a plan has, whoever wrote them: those of checkpoints as they are, those
+    of transformers renamed. Files that do not say whose names they have are taken for those of transformers, unless
+    they have all names of the model and transformers has others.
+
+    Raises CheckpointError where files of transformers are not of this model, or it has no class for it.
+    """
+    names = None if source.manifest is None else source.manifest.names
+    if names == "own":
+        return source
+    try:
+        naming = naming_of_model(model)
+    except ModelError as error:
+        if names is None:  # names of their own, which are compared when they are loaded
+            return source
+        raise CheckpointError(f"{source.path}: has the names of transformers: {error}") from error
+    if naming is None or not naming.parts:
+        return source
+    ours, theirs = ({getattr(part, side) for part in naming.parts} for side in ("ours", "theirs"))
+    if names is None and ours != theirs and ours <= set(source.tensors):
+        return source
+    return as_ours(source, naming)
+
+
+def naming_of_model(model: ModelReference) -> Naming | None:
+    """What transformers calls the tensors of a plan's model. Raises ModelError."""
+    from planner.models.naming.of_model import naming_of
+
+    return naming_of(model.reference, model.sequence_length)
+
+
+def as_theirs(source: Readable, naming: Naming) -> Readable:
+    """A checkpoint of ours under the names of transformers, the model alone. Raises CheckpointError where it lacks a
+    tensor of the model or has others."""
+    if not naming.parts:
+        return source
+    ours = {name: tensor for name, tensor in source.tensors.items() if not name.startswith(BESIDE)}
+    shapes = {name: shape for name, (shape, _) in naming.built.items()}
+    _check(source, ours, shapes, naming.fresh)
+    copies, dtypes = defaultdict[str, list[Copy]](list), {}
+    for part in naming.parts:
+        here, there = _ends(part)
+        dtypes[part.theirs] = (part.value and part.value.there) or ours[part.ours].dtype
+        count, dims = tuple(part.extent[dim] for dim in part.dims), part.dims
+        value = _to_theirs(part, dtypes[part.theirs])
+        copies[part.theirs].append(Copy(to=there, source=here, count=count, dims=dims, value=value))
+    tensors = {name: _saved(shape, dtypes[name]) for name, shape in _shapes_there(naming.parts).items()}
+    return Renamed(source=source, tensors=tensors, copies=copies)
+
+
+def as_ours(source: Readable, naming: Naming) -> Readable:
+    """Files of transformers under our names. Raises CheckpointError where they lack a tensor of the model or have
+    others, or their config is that of another kind of models."""
+    _check_config(source, naming)
+    parts = _found(source, naming)
+    shapes = _shapes_there(parts)
+    free = [name for name in source.tensors if name not in shapes and _matches(naming.unused, name)]
+    _check(source, source.tensors, shapes, free)
+    copies, dtypes = defaultdict[str, list[Copy]](list), {}
+    for part in parts:
+        here, there = _ends(part)
+        dtypes[part.ours] = (part.value and part.value.here) or source.tensors[part.theirs].dtype
+        dims = tuple(part.dims.index(dim) if dim in part.dims else None for dim in range(len(part.extent)))
+        value = _to_ours(part, dtypes[part.ours], source)
+        copies[part.ours].append(Copy(to=here, source=there, count=part.extent, dims=dims, value=value))
+    tensors = {name: _saved(shape, dtypes.get(name, dtype)) for name, (shape, dtype) in naming.built.items()}
+    return Renamed(source=source, tensors=tensors, copies=copies, fresh=frozenset(naming.fresh))
+
+
+def _ends(part: Part) -> tuple[Box, Box]:
+    """The boxes of a part, ours and theirs."""
+    steps = tuple(part.step if dim == 0 else 1 for dim in part.dims)
+    return (
+        Box(name=part.ours, at=part.at, step=(1,) * len(part.at)),
+        Box(name=part.theirs, at=part.there, step=steps),
+    )
+
+
+def _shapes_there(parts: Iterable[Part]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors of transformers, which parts fill."""
+    found: dict[str, tuple[int, ...]] = {}
+    for part in parts:
+        box = _ends(part)[1]
+        last = (
+            at + (part.extent[dim] - 1) * step + 1 for at, dim, step in zip(box.at, part.dims, box.step, strict=True)
+        )
+        before = found.get(part.theirs, (0,) * len(part.dims))
+        found[part.theirs] = tuple(map(max, before, last))
+    return found
+
+
+def _found(source: Readable, naming: Naming) -> list[Part]:
+    """The parts of a model, with names as files have them: those of a model without its head begin otherwise."""
+    base = naming.base
+    if not base or any(name.startswith(base) for name in source.tensors):
+        return list(naming.parts)
+    return [replace(part, theirs=part.theirs.removeprefix(base)) for part in naming.parts]
+
+
+def _saved(shape: tuple[int, ...], dtype: str) -> SavedTensor:
+    return SavedTensor(shape=shape, dtype=dtype, cuts=(1,) * len(shape), files=(0,))
+
+
+def _matches(patterns: Iterable[str], name: str) -> bool:
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
+
+
+def _check(
+    source: Readable,
+    found: Mapping[str, SavedTensor],
+    wanted: Mapping[str, tuple[int, ...]],
+    free: Collection[str],
+) -> None:
+    """Raise CheckpointError with all that differs from the names and shapes that are wanted, but for what is free."""
+    shapes = [
+        f"{name} {list(found[name].shape)}, not {list(shape)}"
+        for name, shape in wanted.items()
+        if name in found and found[name].shape != shape
+    ]
+    missing = [name for name in wanted if name not in found and name not in free]
+    unexpected = [name for name in found if name not in wanted and name not in free]
+    kinds = {"it lacks": missing, "nobody asks for": unexpected, "other shape": shapes}
+    if any(kinds.values()):
+        said = "; ".join(f"{kind}: {listed(sorted(names))}" for kind, names in kinds.items() if names)
+        raise CheckpointError(f"{source.path}: is not for this model, by the names of transformers: {said}")
+
+
+def _check_config(source: Readable, naming: Naming) -> None:
+    """Raise CheckpointError where a config beside the files is that of models whose numbers mean something else."""
+    path = source.path / CONFIG
+    if naming.config is None or not path.is_file():
+        return
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        kind, order = content.get("model_type"), content.get("rope_interleave", True)
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: is no config of a model; correct it, or take it away") from error
+    if kind is not None and kind not in naming.model_types:
+        wanted = " or ".join(naming.model_types)
+        raise CheckpointError(f"{path}: is of a model of type {kind}, and the plan's is {wanted}; give weights of such")
+    wanted_order = naming.config.get("rope_interleave", True)
+    if order != wanted_order:
+        raise CheckpointError(
+            f"{path}: rope_interleave is {order}, and for the plan's model {wanted_order}: rows of its weights stand in"
+            " another order; plan from that config"
+        )
+
+
+def _to_theirs(part: Part, dtype: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What becomes of a number of ours."""
+    value = part.value
+    if value is None:
+        return None
+    return lambda piece: (piece.to(torch.float64) * value.scale + value.shift).to(dtype_of(dtype))
+
+
+def _to_ours(part: Part, dtype: str, source: Readable) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What becomes of a number of theirs. Where ours are whole, raises CheckpointError for what is between."""
+    value, kind = part.value, dtype_of(dtype)
+    if value is None:
+        return None
+
+    def made(piece: torch.Tensor) -> torch.Tensor:
+        found = (piece.to(torch.float64) - value.shift) / value.scale
+        if not kind.is_floating_point:
+            if float((found - found.round()).abs().max()) > _NEAR:
+                raise CheckpointError(
+                    f"{source.path}: {part.theirs} has numbers that are no multiples of {value.scale:g}, in which steps"
+                    " the model's biases change; plan with another --set balance_speed"
+                )
+            found = found.round()
+        return found.to(kind)
+
+    return made
