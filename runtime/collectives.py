@@ -8,12 +8,14 @@ exact, and never record anything for autograd. Inputs may be strided views; outp
 import torch
 import torch.distributed as dist
 
+from runtime.waiting import waiting_for
+
 
 def all_gather(piece: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
     """The pieces of all processes joined along `dim` in the order of the group: dim extent d becomes n d."""
     first = piece.movedim(dim, 0).contiguous()
     whole = first.new_empty((first.shape[0] * group.size(), *first.shape[1:]))
-    dist.all_gather_single(whole, first, group)
+    waiting_for(dist.all_gather_single, whole, first, group)
     return whole.movedim(0, dim).contiguous()
 
 
@@ -21,7 +23,7 @@ def reduce_scatter(term: torch.Tensor, dim: int, group: dist.ProcessGroup) -> to
     """This process's piece, cut along `dim`, of the sum of all terms: dim extent d becomes d / n."""
     first = term.movedim(dim, 0).contiguous()
     piece = first.new_empty((first.shape[0] // group.size(), *first.shape[1:]))
-    dist.reduce_scatter_single(piece, first, group=group)
+    waiting_for(dist.reduce_scatter_single, piece, first, group=group)
     return piece.movedim(0, dim).contiguous()
 
 
@@ -37,7 +39,7 @@ def all_reduce_max(term: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor
 
 def _reduced(term: torch.Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup) -> torch.Tensor:
     total = term.detach().clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, operation, group)
+    waiting_for(dist.all_reduce, total, operation, group)
     return total
 
 
@@ -52,6 +54,6 @@ def all_to_all(piece: torch.Tensor, dim: int, to_dim: int, group: dist.ProcessGr
     dim, to_dim, inner = order.index(dim), order.index(to_dim), piece.permute(order)
     outgoing = torch.stack(inner.chunk(group.size(), to_dim)).contiguous()  # stacks of strided views may be strided
     incoming = torch.empty_like(outgoing)
-    dist.all_to_all_single(incoming, outgoing, group=group)
+    waiting_for(dist.all_to_all_single, incoming, outgoing, group=group)
     moved = incoming.movedim(0, dim).flatten(dim, dim + 1)
     return moved.permute([order.index(axis) for axis in range(piece.dim())])

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from planner.sharding.redistribute import COLLECTIVES, Step
 from runtime.device_mesh import RankMesh
 from runtime.redistribute import apply_steps
+from runtime.waiting import waiting_for
 
 Pieces = list[torch.Tensor]
 Groups = Sequence[dist.ProcessGroup | None]
@@ -126,7 +127,7 @@ class Flight:
         with torch.no_grad():
             while self._started is not None:
                 work, landed = self._started
-                work.wait()
+                waiting_for(work.wait)
                 self._pieces, self._started = landed(), None
                 self._go()
         return self._pieces

@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from planner.errors import LossSpikeError, NonFiniteError
 from runtime.guard_settings import GuardSettings, GuardState
+from runtime.waiting import waiting_for
 
 _FINE, _SPIKE, _GRADIENT, _LOSS = range(4)
 
@@ -103,7 +104,7 @@ class LossGuard:
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return verdict
         worst = torch.tensor(verdict, dtype=torch.int32, device=self._device)
-        dist.all_reduce(worst, dist.ReduceOp.MAX, None)
+        waiting_for(dist.all_reduce, worst, dist.ReduceOp.MAX, None)
         return int(worst)
 
     def _why(self, verdict: int, loss: float) -> str:

@@ -28,6 +28,7 @@ from planner.plan.schedule import ends
 from runtime.collectives import all_reduce
 from runtime.put_off import PutOff
 from runtime.stage_links import Chunk, Crossing
+from runtime.waiting import waiting_for
 
 Values = Mapping[str, torch.Tensor]
 Forward = Callable[[Turn, Sequence[Values], Sequence[PutOff | None]], Sequence[Values]]
@@ -118,7 +119,7 @@ class Pipeline:
 
     def _wait(self) -> None:
         for work, _ in self._sent:
-            work.wait()
+            waiting_for(work.wait)
         self._sent.clear()
 
     def _forward(self, forward: Forward, turn: Turn, put_off: Sequence[PutOff | None]) -> torch.Tensor:
@@ -196,7 +197,7 @@ class Pipeline:
 
     def _receive(self, crossing: Crossing, source: int, group: dist.ProcessGroup) -> torch.Tensor:
         value = torch.empty(crossing.shape, dtype=crossing.dtype, device=self.device)
-        dist.recv(value, source, group=group)
+        waiting_for(dist.recv, value, source, group=group)
         return value
 
     def _send(self, value: torch.Tensor, target: int, group: dist.ProcessGroup) -> None:

@@ -34,6 +34,7 @@ from runtime.servers.host_tables import HostTables
 from runtime.servers.served import RowSource, ServedTables
 from runtime.servers.sparse_optimizers import SparseOptimizer
 from runtime.servers.tables import Ids, Table
+from runtime.waiting import waiting_for
 
 _SPARSE = {"adamw": "adam", "sgd": "sgd"}
 _BAGS = ("sum", "mean", "max")
@@ -166,7 +167,7 @@ class PlacedTables:
 
     def _meet(self) -> None:
         if self._group is not None:
-            dist.barrier(self._group)
+            waiting_for(dist.barrier, self._group)
 
     def close(self) -> None:
         for served in self._served.values():

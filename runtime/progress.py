@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hardware_profiles.units import GIB
+from runtime.stragglers import SlowRank
 
 RECORD = "\x1e"
 SCHEMA_VERSION = 1  # of the objects below as JSON
@@ -59,8 +60,9 @@ class RunSummary:
     """The end of a run. `seconds` is the median of the steps after the first two, None where there are no others;
     `predicted_seconds` and its interval are those of the plan, for `profile`; `elsewhere` says why that is not this
     machine, or is empty. `difference` is the worst of all steps, None where nothing was compared. `peak_bytes` has
-    every rank, where that is known, counted as `peak_kind` says. `resumed` is what training went on from, `saved` the
-    last checkpoint of it."""
+    every rank, where that is known, counted as `peak_kind` says; so does `busy_seconds`, outside of waiting for others,
+    of which `slow` has those that others wait for (`runtime.stragglers`). `resumed` is what training went on from,
+    `saved` the last checkpoint of it."""
 
     steps: int
     data: str
@@ -80,6 +82,8 @@ class RunSummary:
     tolerance: float
     resumed: str | None = None
     saved: str | None = None
+    busy_seconds: tuple[float, ...] = ()
+    slow: tuple[SlowRank, ...] = ()
 
     @property
     def agrees(self) -> bool:
@@ -88,7 +92,7 @@ class RunSummary:
     def lines(self) -> list[str]:
         """The summary as people read it."""
         found = [f"went on from {self.resumed}"] if self.resumed is not None else []
-        found += [f"data: {self.data}", self._time(), *self._memory()]
+        found += [f"data: {self.data}", self._time(), *self._slow(), *self._memory()]
         found += [f"saved: {self.saved}"] if self.saved is not None else []
         if self.difference is not None:
             verdict = "agrees with" if self.agrees else "DIFFERS from"
@@ -108,6 +112,13 @@ class RunSummary:
             return f"step time: not measured, that takes 3 steps or more; {predicted}{where}"
         rate = rate_text(self.samples, self.tokens, self.seconds)
         return f"step time: {self.seconds:.3g} s (median after 2 steps), {rate}; {predicted}{where}"
+
+    def _slow(self) -> list[str]:
+        return [
+            f"slow: rank {one.rank} is busy for {one.seconds:.3g} s of each step, {one.times:.1f} times the median of"
+            " ranks with its work; the others wait for it"
+            for one in self.slow
+        ]
 
     def _memory(self) -> list[str]:
         if not self.peak_bytes:
@@ -172,7 +183,8 @@ def report_of(line: str) -> Report | None:
     kind, content = json.loads(line.removeprefix(RECORD))
     if kind == "step":
         return StepReport(**content)
-    return RunSummary(**{**content, "peak_bytes": tuple(content["peak_bytes"])})
+    found = {name: tuple(content[name]) for name in ("peak_bytes", "busy_seconds")}
+    return RunSummary(**{**content, **found, "slow": tuple(SlowRank(**one) for one in content["slow"])})
 
 
 def reading(on_report: Callable[[Report], None], on_line: Callable[[str], None]) -> Callable[[str], None]:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from runtime.waiting import waiting_for
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
@@ -22,7 +24,7 @@ class Round:
     def wait(self) -> list[torch.Tensor]:
         """What has come, once all of it is there and all that was sent has gone."""
         for work in self.works:
-            work.wait()
+            waiting_for(work.wait)
         return self.coming
 
 

@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 
+from runtime.waiting import waiting_for
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
@@ -95,7 +97,7 @@ def _counts(sent_nE: torch.Tensor, experts: int, group: dist.ProcessGroup) -> to
     outgoing = sent_nE.new_zeros((size, experts // size))
     outgoing[:, :left] = sent_nE
     incoming = torch.empty_like(outgoing)
-    dist.all_to_all_single(incoming, outgoing, group=group)
+    waiting_for(dist.all_to_all_single, incoming, outgoing, group=group)
     return incoming[:, :left]
 
 
@@ -110,5 +112,5 @@ def _splits(counts_nE: torch.Tensor, total: int) -> list[int]:
 
 def _exchanged(rows: torch.Tensor, to: list[int], of: list[int], group: dist.ProcessGroup) -> torch.Tensor:
     incoming = rows.new_empty((sum(to), *rows.shape[1:]))
-    dist.all_to_all_single(incoming, rows.contiguous(), to, of, group=group)
+    waiting_for(dist.all_to_all_single, incoming, rows.contiguous(), to, of, group=group)
     return incoming

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from hardware_profiles import Seconds
 from planner.models.zoo import BuiltModel, build_model
 from planner.plan.plan import ASYNCHRONOUS, PRECISIONS, Plan
 from runtime.arguments import Arguments
@@ -27,9 +28,11 @@ from runtime.rank import At
 from runtime.recovery.way_back import WayBack
 from runtime.run_settings import RunSettings
 from runtime.servers.addresses import Addresses
+from runtime.stragglers import LEAST_STEPS, slow_ranks
 from runtime.this_machine import elsewhere, peak_memory
 from runtime.training_step import TrainingStep, parallelize
 from runtime.unsharded import UnshardedStep
+from runtime.waiting import timing_waits
 
 TOLERANCE: Mapping[str, float] = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 5e-3}
 """Largest relative difference of a loss that counts as equal. Assumed, not derived: float32 sums in another order
@@ -80,13 +83,15 @@ def train(
     run = _Run(plan=plan, settings=settings, step=step, plain=plain, checkpoints=checkpoints, way_back=way_back)
     at("opening the data")
     batches = _batches(built, step, settings)
-    seconds, worst = [], 0.0
-    for call, whole in batches:
+    seconds, busy, worst = [], [], 0.0
+    for read, call, whole in _timed(batches):
         number = step.steps + 1
         at(f"step {number}")
-        report = run.step_report(number, call, whole)
+        with timing_waits() as waits:
+            report = run.step_report(number, call, whole)
         if report.trouble is None:
             seconds.append(report.seconds)
+            busy.append(report.seconds - waits.seconds + (0.0 if _compares(plan, settings) else read))
         worst = max(worst, report.difference)
         yield report
         if step.steps < number:  # the batch made no step
@@ -103,7 +108,7 @@ def train(
         at(f"reading the batch of step {number + 1}")
     at("summing up")
     checkpoints.wait()
-    yield run.summary(seconds, worst if _compares(plan, settings) else None)
+    yield run.summary(seconds, busy, worst if _compares(plan, settings) else None)
 
 
 def _build(plan: Plan, settings: RunSettings) -> BuiltModel:
@@ -166,6 +171,16 @@ def _batches(
     return dataset_batches(settings, step, dtype=dtype, whole=wanted)
 
 
+def _timed(
+    batches: Iterator[tuple[Arguments, Arguments | None]],
+) -> Iterator[tuple[Seconds, Arguments, Arguments | None]]:
+    """Each of the batches behind the seconds that it took to read."""
+    started = time.perf_counter()
+    for call, whole in batches:
+        yield time.perf_counter() - started, call, whole
+        started = time.perf_counter()
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Run:
     """What the reports are made from."""
@@ -208,16 +223,17 @@ class _Run:
         moved = given.with_tensors([tensor.to(device) for tensor in given.tensors()])
         return plain(moved.args, moved.kwargs, update=self.step.trouble is None)
 
-    def summary(self, seconds: list[float], worst: float | None) -> RunSummary:
+    def summary(self, seconds: list[float], busy: list[float], worst: float | None) -> RunSummary:
         plan, device = self.plan, self.step.place.device
         length, counted = plan.model.sequence_length, seconds[_WARM_UP:]
-        kind, peaks = _peaks(device)
+        kind, peak = peak_memory(device)
+        usual, by_rank = statistics.median(counted) if counted else None, self._busy(busy[_WARM_UP:])
         return RunSummary(
             steps=len(seconds),
             resumed=self.checkpoints.resumed,
             saved=self.checkpoints.saved,
             data="synthetic, there is nothing to learn" if self.settings.data is None else self.settings.data,
-            seconds=statistics.median(counted) if counted else None,
+            seconds=usual,
             samples=plan.training.global_batch,
             tokens=None if length is None else plan.training.global_batch * length,
             predicted_seconds=plan.prediction.step_seconds,
@@ -225,7 +241,9 @@ class _Run:
             high_seconds=plan.prediction.high_seconds,
             profile=plan.cluster.machine,
             elsewhere=elsewhere(plan.cluster, device),
-            peak_bytes=peaks,
+            busy_seconds=by_rank,
+            slow=slow_ranks(by_rank, usual, plan) if usual is not None and len(counted) >= LEAST_STEPS else (),
+            peak_bytes=_of_every_rank(peak, device),
             peak_kind=kind,
             predicted_peak_bytes=plan.prediction.peak_bytes,
             precision=plan.training.precision,
@@ -233,13 +251,17 @@ class _Run:
             tolerance=TOLERANCE[plan.training.precision],
         )
 
+    def _busy(self, counted: list[float]) -> tuple[float, ...]:
+        """The median of each rank, where the host's seconds say something: an accelerator's calls return at once."""
+        device = self.step.place.device
+        return _of_every_rank(statistics.median(counted), device) if counted and device.type == "cpu" else ()
 
-def _peaks(device: torch.device) -> tuple[str, tuple[float, ...]]:
-    """Peak memory of every rank. Collective."""
-    kind, own = peak_memory(device)
+
+def _of_every_rank(own: float, device: torch.device) -> tuple[float, ...]:
+    """The number that each rank has. Collective."""
     if not dist.is_initialized():
-        return kind, (own,)
+        return (own,)
     found = torch.zeros(dist.get_world_size(), dtype=torch.float64, device=device)
     found[dist.get_rank()] = own
     dist.all_reduce(found)
-    return kind, tuple(found.tolist())
+    return tuple(found.tolist())

@@ -20,6 +20,7 @@ from runtime.servers.client import Traffic
 from runtime.servers.frames import Frame
 from runtime.servers.shard import WEIGHT, Shard
 from runtime.servers.tables import Ids, Table, partition_of, pieces
+from runtime.waiting import waiting_for
 
 Array = NDArray[Any]
 
@@ -136,8 +137,8 @@ class HostTables:
             return parts
         counts = torch.tensor([len(part) for part in parts], device=self._device)
         coming = torch.empty_like(counts)
-        dist.all_to_all_single(coming, counts, group=self._group)
+        waiting_for(dist.all_to_all_single, coming, counts, group=self._group)
         sent = torch.from_numpy(np.concatenate(parts)).to(self._device)
         received = sent.new_empty((int(coming.sum()), *sent.shape[1:]))
-        dist.all_to_all_single(received, sent, coming.tolist(), counts.tolist(), group=self._group)
+        waiting_for(dist.all_to_all_single, received, sent, coming.tolist(), counts.tolist(), group=self._group)
         return list(np.split(received.cpu().numpy(), np.cumsum(coming.tolist())[:-1]))

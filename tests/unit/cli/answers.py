@@ -404,6 +404,12 @@ class RunStep(Strict):
     back_to: int | None
 
 
+class SlowRank(Strict):
+    rank: int
+    seconds: float
+    times: float
+
+
 class RunSummary(Strict):
     """`plan run`, the last line."""
 
@@ -427,6 +433,8 @@ class RunSummary(Strict):
     tolerance: float
     resumed: Text
     saved: Text
+    busy_seconds: list[float]
+    slow: list[SlowRank]
     agrees: bool | None
 
 

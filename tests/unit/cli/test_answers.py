@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from planner.cli.main import app
 from runtime.progress import RestartReport, RunSummary, StepReport, content_of
+from runtime.stragglers import SlowRank
 from tests.unit.cli.answers import ANSWERS, COMMAND, PATH, Refused, content
 from tests.unit.runtime.checkpoint_states import write_model
 from tests.unit.validation.runs import row, write
@@ -91,6 +92,8 @@ def test_what_a_run_reports_has_its_form() -> None:
         precision="fp32",
         difference=math.inf,
         tolerance=1e-4,
+        busy_seconds=(0.1, 0.3),
+        slow=(SlowRank(rank=1, seconds=0.3, times=3.0),),
     )
     restart = RestartReport(restart=1, step=2, devices=4, reason="rank 1 was ended by SIGKILL")
     for report, kind, field in (

@@ -10,6 +10,7 @@ from planner.plan.file import save_plan
 from runtime.launch import launch
 from runtime.progress import RunSummary, StepReport, content_of, lines_of, record_of, report_of
 from runtime.run_settings import RunSettings, arguments_parser, settings_of
+from runtime.stragglers import SlowRank
 from tests.distributed import plans
 
 OTHER = RunSettings(
@@ -22,6 +23,7 @@ SUMMARY = RunSummary(
     high_seconds=None, profile="cpu", elsewhere="", peak_bytes=(2.0**30, 2.0**31), peak_kind="allocated",
     predicted_peak_bytes=2.0**30, precision="fp32", difference=float("inf"), tolerance=1e-4,
 )  # fmt: skip
+SLOW = replace(SUMMARY, busy_seconds=(0.1, 0.3), slow=(SlowRank(rank=1, seconds=0.3, times=3.0),))
 STEP = StepReport(step=1, steps=2, loss=2.5, unsharded=2.0, seconds=0.25, samples=4, tokens=None)
 
 
@@ -54,7 +56,7 @@ def test_what_cannot_be_run_is_refused(tmp_path: Path, settings: dict[str, objec
         launch(tmp_path / "plan.json", replace(RunSettings(), **settings), lambda report: None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("report", [STEP, SUMMARY], ids=["step", "summary"])
+@pytest.mark.parametrize("report", [STEP, SUMMARY, SLOW], ids=["step", "summary", "slow"])
 def test_reports_reach_the_parent(report: StepReport | RunSummary) -> None:
     assert report_of(record_of(report)) == report
     assert report_of("step 1 of a model that prints") is None
@@ -64,6 +66,12 @@ def test_a_summary_says_where_it_came_from_and_what_it_left() -> None:
     lines = lines_of(replace(SUMMARY, resumed="runs/a/step-000002, step 2", saved="runs/a/step-000004"))
     assert lines[0] == "went on from runs/a/step-000002, step 2"
     assert "saved: runs/a/step-000004" in lines
+
+
+def test_a_summary_names_who_is_slow() -> None:
+    line = "slow: rank 1 is busy for 0.3 s of each step, 3.0 times the median of ranks with its work"
+    assert f"{line}; the others wait for it" in lines_of(SLOW)
+    assert not any(line.startswith("slow") for line in lines_of(SUMMARY))
 
 
 def test_a_step_as_text_and_for_programs() -> None:
