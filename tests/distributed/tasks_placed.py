@@ -69,20 +69,27 @@ def held(model: str, text: str) -> list[str]:
     return [*names, *states]
 
 
-def crossed(model: str, text: str) -> tuple[dict[tuple[str, str], int], dict[tuple[str, str], int]]:
-    """Bytes of rows that cross the link of this rank's device in a step in which no id comes twice: as they are
-    predicted, and as they do."""
-    step = built(model, text)
+Moved = tuple[dict[tuple[str, str], int], dict[tuple[str, str], int], tuple[int, int]]
+"""Bytes of rows that cross the link of a device by pass and operator, as predicted and as they do; and bytes of rows that
+the rank got and gave by way of the tables of its own host and of others, or of servers."""
+
+
+def crossed(model: str, text: str, servers: tuple[str, int] | None) -> Moved:
+    """What this rank moves in a step in which no id comes twice."""
+    step = built(model, text, _addresses(servers))
     dense, fields, clicks = plans.inputs(model)
     different = dense, [torch.arange(len(field)) for field in fields], clicks
     step.prepare(*different)
     found: Counter[tuple[str, str]] = Counter()
-    step.rank.tables.crossed = lambda phase, operator, nbytes: found.update({(phase, operator): nbytes})
+    tables = step.rank.tables
+    tables.crossed = lambda phase, operator, nbytes: found.update({(phase, operator): nbytes})
     step(*different)
     times = step.plan.training.micro_batches
     predicted = crossing_rows(step.rank.bound, step.place.rank)
-    step.rank.tables.close()
-    return {key: int(times * nbytes) for key, nbytes in predicted.items()}, dict(found)
+    traffic = [one.client.traffic for one in tables.all()]
+    tables.close()
+    moved = sum(one.pulled_bytes for one in traffic), sum(one.pushed_bytes for one in traffic)
+    return {key: int(times * nbytes) for key, nbytes in predicted.items()}, dict(found), moved
 
 
 State = tuple[list[float], dict[str, np.ndarray]]

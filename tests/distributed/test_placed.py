@@ -100,13 +100,24 @@ def test_servers_that_nobody_names_are_asked_for(pair) -> None:
         assert "the plan has table 'tables.0.weight' on servers: start them with python -m runtime.servers" in told
 
 
-def test_what_crosses_the_link_of_a_device_is_what_is_predicted(pair) -> None:
-    """Of random plans, in which some look-ups are done twice: both sides say which rank gives gradients back."""
-    for given in texts("dlrm", (2,), (("tables.*", "host"),), [0, 1, 4]):
-        answers = pair.run("tasks_placed", "crossed", "dlrm", given)
-        for predicted, found in answers:
-            assert found == predicted
-        assert any(phase == "backward" for _, found in answers for phase, _ in found)
+@pytest.mark.parametrize(
+    ("seed", "placed"),
+    [(0, "host"), (1, "host"), (4, "servers")],
+)
+def test_what_crosses_the_link_of_a_device_is_what_is_predicted(pair, tmp_path: Path, seed: int, placed: str) -> None:
+    """Of random plans, in which some look-ups are done twice: both sides say which rank gives gradients back. What ranks
+    or servers send each other of the tables is the same rows again."""
+    (given,) = texts("dlrm", (2,), (("tables.1.*", "host"), ("tables.*", placed)), [seed])
+    if placed == "servers":
+        with Fleet(tmp_path, 2) as fleet:
+            answers = pair.run("tasks_placed", "crossed", "dlrm", given, (str(fleet.addresses.folder), 2))
+    else:
+        answers = pair.run("tasks_placed", "crossed", "dlrm", given, None)
+    for predicted, found, moved in answers:
+        assert found == predicted
+        passes = [[n for (phase, _), n in predicted.items() if phase == one] for one in ("forward", "backward")]
+        assert moved == tuple(map(sum, passes))
+    assert any(phase == "backward" for _, found, _ in answers for phase, _ in found)
 
 
 HOST = (("tables.*", "host"), ("wide.*", "host"))
