@@ -137,7 +137,7 @@ def audit(
                 micro_batches=few.training.micro_batches,
                 collectives=(
                     *_collectives(whole, costs[stage].messages, _emitted(ledger, step, plan)),
-                    *_crossings(whole, step.place.rank, ledger, few),
+                    *_crossings(whole, stage, step.place.rank, ledger, few),
                 ),
                 products=_products(whole, stage, ledger, few),
                 live=ledger.live.at_peak,
@@ -223,13 +223,15 @@ def _collectives(bound: BoundPlan, charges: Charges, emitted: Counter[Key]) -> t
     )
 
 
-def _crossings(bound: BoundPlan, place: int, ledger: Ledger, few: Plan) -> tuple[Collectives, ...]:
+def _crossings(bound: BoundPlan, stage: int, place: int, ledger: Ledger, few: Plan) -> tuple[Collectives, ...]:
     """Rows of tables outside of the devices that cross the link between host and device, each look-up a message. Every
     id is taken for another row, as in the price: an audit has no values of ids."""
-    training = bound.plan.training
-    predicted = {(*key, nbytes): training.micro_batches for key, nbytes in crossing_rows(bound, place).items()}
-    times = training.micro_batches // few.training.micro_batches
-    emitted = {(phase, owner, float(nbytes)): count * times for (phase, owner, nbytes), count in ledger.crossed.items()}
+    every, told = bound.plan.training.micro_batches, few.training.micro_batches
+    predicted = {(*key, nbytes): every for key, nbytes in crossing_rows(bound, stage, place).items()}
+    emitted: Counter[tuple[Phase, str, float]] = Counter()
+    for (phase, owner, size), times in ledger.crossed.items():
+        assert times % told == 0, (phase, owner, size, times)
+        emitted[phase, owner, float(size)] = times // told * every
     return tuple(
         Collectives(
             phase=phase,
@@ -238,7 +240,7 @@ def _crossings(bound: BoundPlan, place: int, ledger: Ledger, few: Plan) -> tuple
             axis=None,
             nbytes=nbytes,
             predicted=predicted.get((phase, owner, nbytes), 0),
-            emitted=emitted.get((phase, owner, nbytes), 0),
+            emitted=emitted[phase, owner, nbytes],
         )
         for phase, owner, nbytes in dict.fromkeys((*predicted, *emitted))
     )

@@ -44,9 +44,10 @@ Crossed = Callable[[Phase, str, int], None]
 
 
 class PlacedTables:
-    """Tables by where they are. Building it, and every method but `look_up`, is collective over the ranks of a stage;
-    looking up is, where tables are on the host. `crossed` is told of all rows that cross the link between host and
-    device. `imagined` is for a step that is imitated, which has no rows."""
+    """Tables by where they are. The ranks of the first stage reach them; those of others know their names alone.
+    Building it, and every method but `look_up`, is collective over the ranks of a stage; looking up is, where tables
+    are on the host. `crossed` is told of all rows that cross the link between host and device. `imagined` is for a step
+    that is imitated, which has no rows."""
 
     def __init__(
         self,
@@ -62,13 +63,14 @@ class PlacedTables:
         outside = tables_outside(bound.whole)
         self._where = {table.name: table.where for table in outside}
         self._group: dist.ProcessGroup | None = None
-        _check(place, outside)
         self._imagined = ImaginedTables(outside) if imagined else None
         if imagined or not outside:
             return
         _check_servers(outside, servers)
-        if place.mesh.size > 1:
-            self._group = place.known.of([list(range(place.mesh.size))], "tables")
+        group = place.known.of([list(range(place.mesh.size))], "tables") if place.mesh.size > 1 else None
+        if place.stage != 0:
+            return
+        self._group = group
         rule = sparse_optimizer(bound.plan.training.optimizer, settings)
         weights = dict(module.named_parameters(remove_duplicate=False))
         for where in PLACES:
@@ -86,7 +88,7 @@ class PlacedTables:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tables that are not on the devices."""
+        """The tables that are not on the devices, in whatever stage."""
         return tuple(self._where)
 
     def all(self) -> tuple[ServedTables, ...]:
@@ -128,8 +130,8 @@ class PlacedTables:
             served.forget()
 
     def whole(self) -> dict[str, torch.Tensor]:
-        """All tables, whole, by name."""
-        return {name: self._served[where].whole(name) for name, where in self._where.items()}
+        """All tables that this rank reaches, whole, by name."""
+        return {name: self._served[where].whole(name) for name, where in self._where.items() if where in self._served}
 
     def read(self, name: str, part: str, ids: Ids) -> torch.Tensor:
         """Rows of a part of a table, (ids, width), each id once, after the last step; every rank its own ids, none
@@ -199,13 +201,6 @@ def _table(table: OutsideTable, weights: Mapping[str, torch.Tensor], rule: Spars
         )
     wide = "float64" if weights[name].dtype == torch.float64 else "float32"
     return Table(name=name, rows=table.rows, width=table.width, optimizer=rule, dtype=wide)
-
-
-def _check(place: RankMesh, outside: Sequence[OutsideTable]) -> None:
-    if outside and place.stages > 1:
-        raise RequestError(
-            f"the plan has {place.stages} pipeline stages and tables outside of the devices; plan with --pipeline 1"
-        )
 
 
 def _check_servers(outside: Sequence[OutsideTable], servers: Addresses | None) -> None:

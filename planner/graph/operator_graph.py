@@ -204,10 +204,11 @@ class OperatorGraph:
 
     @cached_property
     def data_dependent(self) -> frozenset[str]:
-        """Values computed from the inputs, the parameters or buffers that change, so not the same in every step."""
+        """Values computed from the inputs, the parameters, tables elsewhere or buffers that change, so not the same in
+        every step."""
         found = {*self.inputs, *self.parameter_names, *(buffer for buffer, _ in self.updates)}
         for op in self.operators:
-            if any(name in found for name in op.operands):
+            if op.op in ROWS_FROM.values() or any(name in found for name in op.operands):
                 found.update(name for name in op.results if name is not None)
         return frozenset(found)
 

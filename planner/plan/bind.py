@@ -12,7 +12,7 @@ from hardware_profiles import Home
 from planner.errors import LayoutError, PlanFileError, StrategyError, unknown_name
 from planner.graph.blocks import Blocks, block_parameters, share_values
 from planner.graph.kinds import find_blocks
-from planner.graph.operator_graph import Operator, OperatorGraph
+from planner.graph.operator_graph import ROWS_FROM, Operator, OperatorGraph
 from planner.graph.placed import Placed, with_places
 from planner.graph.uneven import EVEN, with_imbalance
 from planner.plan.outline import difference
@@ -113,14 +113,9 @@ def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
 
 def bind_prepared(plan: Plan, whole: OperatorGraph, blocks: Blocks) -> BoundPlan:
     """`bind` to a graph of the plan's model that is prepared already, and has the batch of one micro-batch."""
-    if plan.training.update.placed and len(plan.stages) > 1:
-        raise PlanFileError(
-            f"stages: there are {len(plan.stages)}, and training.placed has tables outside of the devices, which one"
-            f" stage"
-            " reads; make it one, or place them on the devices"
-        )
     graph = one_slice(whole, plan.model.sequence_length, plan.slices)
     _check_stages(plan, blocks)
+    _check_look_ups(plan, whole, blocks)
     _check_copies(plan, graph)
     check_schedule(plan)
     if plan.slices > 1 and plan.mesh.zigzag:
@@ -224,6 +219,17 @@ def _check_stages(plan: Plan, blocks: Blocks) -> None:
         following += stage.blocks
     if following != blocks.count:
         raise PlanFileError(f"stages: they hold {following} blocks, the model has {blocks.count}")
+
+
+def _check_look_ups(plan: Plan, graph: OperatorGraph, blocks: Blocks) -> None:
+    """The first stage alone looks up rows of tables that are outside of the devices."""
+    first = blocks.borders[plan.stages[0].blocks] if blocks.count else len(graph.operators)
+    for op in graph.operators[first:] if len(plan.stages) > 1 else ():
+        if op.op in ROWS_FROM.values():
+            raise PlanFileError(
+                f"training.placed: operator '{op.name}' gets rows of table '{dict(op.keywords)['table']}' outside of"
+                " the first stage; make it one stage, or leave the table on the devices"
+            )
 
 
 def _check_copies(plan: Plan, graph: OperatorGraph) -> None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 
 from hardware_profiles import Bytes
-from planner.plan.bind import BoundOperator, BoundPlan
+from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.charges import Phase
 from planner.pricing.liveness import replays
 from planner.sharding.mesh import Mesh
@@ -21,12 +21,12 @@ Crossing = Mapping[tuple[Phase, str], Bytes]
 """Bytes of a micro-batch by pass and operator."""
 
 
-def crossing_rows(bound: BoundPlan, place: int) -> Crossing:
-    """What crosses the link of the device at a place of the mesh."""
+def crossing_rows(bound: BoundPlan, rank: int, place: int) -> Crossing:
+    """What crosses the link of the device at a place of the mesh of a pipeline rank."""
     found: dict[tuple[Phase, str], Bytes] = {}
-    again, mesh = replays(bound.graph, bound.blocks), bound.plan.mesh
+    again, mesh, stages = replays(bound.graph, bound.blocks), bound.plan.mesh, stage_of_operators(bound)
     for at, op in enumerate(bound.operators):
-        if op.rule.outside is None:
+        if op.rule.outside is None or stages[at] % bound.plan.pipeline != rank:
             continue
         nbytes, block = _bytes(op, mesh), bound.blocks.block_of(at)
         found["forward", op.operator.name] = nbytes

@@ -22,11 +22,13 @@ class Turns:
     micro_batches: int | None
     global_batch: int | None
     clip_norm: float | None
+    placed: bool
 
 
 def schedule_fault(turns: Turns) -> tuple[str, str] | None:
     """The option whose value cannot be had, and the value with the reason; None where all can."""
-    return _stages_fault(turns) or _slices_fault(turns) or _copies_fault(turns) or _rounds_fault(turns)
+    rules = (_stages_fault, _slices_fault, _copies_fault, _placed_fault, _rounds_fault)
+    return next((fault for rule in rules if (fault := rule(turns)) is not None), None)
 
 
 def _stages_fault(turns: Turns) -> tuple[str, str] | None:
@@ -79,6 +81,22 @@ def _copies_fault(turns: Turns) -> tuple[str, str] | None:
     return None
 
 
+def _placed_fault(turns: Turns) -> tuple[str, str] | None:
+    """About tables outside of the devices."""
+    if turns.placed and turns.schedule in ASYNCHRONOUS:
+        return "schedule", (
+            f"{turns.schedule} updates weights after every micro-batch, and rows of tables outside of the devices are"
+            " updated once a step; take 1f1b, or leave the tables on the devices"
+        )
+    if turns.placed and (turns.schedule == "seqpipe" or turns.slices != 1):
+        option, value = ("slices", turns.slices or 0) if turns.slices != 1 else ("schedule", turns.schedule)
+        return option, (
+            f"{value} takes sequences in slices, whose look-ups of tables outside of the devices are not supported;"
+            " take whole sequences, or leave the tables on the devices"
+        )
+    return None
+
+
 def _rounds_fault(turns: Turns) -> tuple[str, str] | None:
     """About the number of micro-batches, and what a step without a flush cannot do."""
     schedule, ranks, parts = turns.schedule, turns.pipeline, turns.micro_batches
@@ -119,6 +137,7 @@ def check_schedule(plan: Plan) -> None:
         micro_batches=training.micro_batches,
         global_batch=training.global_batch,
         clip_norm=training.update.clip_norm,
+        placed=bool(training.update.placed),
     )
     fault = schedule_fault(turns)
     if fault is not None:

@@ -161,7 +161,7 @@ def _parked(request: SearchRequest) -> list[Step]:
 def _placed(request: SearchRequest) -> list[Step]:
     """Tables of embeddings outside of the devices, as far as they are tables and nothing else."""
     patterns = tuple(dict.fromkeys(_NUMBER.sub("*", name) for name in tables_of(request.graph)))
-    if request.update.placed or not patterns or request.pinned.pipeline not in (None, 1) or request.optimizer == "lamb":
+    if request.update.placed or not patterns:
         return []
 
     def made(place: str) -> Callable[[], SearchRequest]:

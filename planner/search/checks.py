@@ -61,6 +61,7 @@ def check_turns(request: SearchRequest) -> None:
             micro_batches=pinned.micro_batches,
             global_batch=request.global_batch,
             clip_norm=request.update.clip_norm,
+            placed=bool(request.update.placed),
         )
     )
     if fault is not None:

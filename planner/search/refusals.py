@@ -74,6 +74,12 @@ def _fitting(degree: int, product: int, devices: int, whole: bool) -> list[int]:
 
 def _pipelines(request: SearchRequest, template: Template) -> Clash | None:
     blocks, pipeline, model = template.blocks.count, request.pinned.pipeline or 1, request.model.reference
+    if pipeline > 1 and template.blocks.count > 1 and (late := template.late_look_up) is not None:
+        return Clash(
+            text=f"pipeline = {pipeline}: operator '{late}' looks up rows of a table outside of the devices in or after"
+            " the blocks, which takes one stage; leave that table on the devices",
+            options=("pipeline",),
+        )
     if pipeline > 1 and not template.pipelines:
         return Clash(
             text=f"{model} cannot be cut into {pipeline} pipeline stages: that takes blocks, one after the other, that"

@@ -1,6 +1,6 @@
 """What is asked of the search."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -114,8 +114,6 @@ class SearchRequest:
             raise RequestError(f"memory_limit = {self.memory_limit}: bytes are more than 0")
 
     def _check_places(self) -> None:
-        """Tables outside of the devices are read by one pipeline stage, and updated by optimizers that look at a
-        row."""
         if not self.update.placed:
             return
         placed_tables(self.graph, self.update.placed)
@@ -123,12 +121,6 @@ class SearchRequest:
             raise RequestError(
                 "place: lamb takes norms of whole weights, which tables elsewhere have not; take adamw or sgd"
             )
-        if self.pinned.pipeline not in (None, 1):
-            raise RequestError(
-                f"place: tables elsewhere are read by one pipeline stage, and {self.pinned.pipeline} are asked for;"
-                " take --pipeline 1"
-            )
-        object.__setattr__(self, "pinned", replace(self.pinned, pipeline=1))
 
     def _check_mixed(self, cluster: MixedCluster) -> None:
         """Raise RequestError for what there is not for several kinds of devices."""

@@ -164,7 +164,8 @@ class Template:
 
     @cached_property
     def pipelines(self) -> bool:
-        """Whether the graph can be cut between blocks: nothing flows past them but what they read or hand on."""
+        """Whether the graph can be cut between blocks: nothing flows past them but what they read or hand on, and the
+        first stage looks up all rows of tables outside of the devices."""
         past = any(
             (edge.kind == "every" and edge.name not in self.passing)
             or (
@@ -177,7 +178,14 @@ class Template:
             for at, op in enumerate(self.graph.operators)
             for name in op.operands
         )
-        return self.blocks.count > 1 and not past and not shared
+        return self.blocks.count > 1 and not past and not shared and self.late_look_up is None
+
+    @cached_property
+    def late_look_up(self) -> str | None:
+        """An operator that gets rows of a table outside of the devices in the blocks, or after them; None where all do
+        before."""
+        late = (op.name for op in self.graph.operators[self.start :] if rule_of(self.graph, op).outside is not None)
+        return next(late, None)
 
 
 def fold(

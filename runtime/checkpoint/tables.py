@@ -50,8 +50,9 @@ class _Piece:
 
 
 def _own_pieces(rank: RankStep, spreads: Sequence[Spread]) -> Iterator[_Piece]:
-    """The pieces of this rank's shares: as many on every rank."""
+    """The pieces of this rank's shares: as many on every rank of a stage, none in stages that do not reach tables."""
     mesh, place = rank.place.mesh, rank.place.rank
+    spreads = [spread for spread in spreads if rank.place.stage in spread.stages]
     for spread in sorted(spreads, key=lambda spread: (-dtype_of(spread.dtype).itemsize, spread.name)):
         largest = cell_region(spread.shape, spread.cuts(mesh), 0).extent[0]
         own = spread.region(mesh, place) if spread.held_at(rank.place.stage, place) else None

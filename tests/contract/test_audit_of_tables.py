@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from planner.graph.placed import Placed
 from planner.plan.bind import BoundPlan, bind
 from planner.sharding.stored import own_copies
 from runtime import StageAudit, audit, auditing
@@ -16,6 +17,7 @@ PLACED = {
     "dlrm": (("tables.1.*", "servers"), ("tables.*", "host")),
     "wide-deep": (("tables.*", "servers"), ("wide.*", "host")),
 }
+WORDS = (("model.embed_tokens.*", "host"),)
 CASES = [(model, sizes, seed) for seed in range(4) for model in PLACED for sizes in ((2,), (2, 2))]
 
 
@@ -24,6 +26,28 @@ def audited(model: str, sizes: tuple[int, ...], seed: int) -> tuple[StageAudit, 
     graph = plans.traced(model)
     (stage,) = audit(plan, graph, plans.BATCH, cluster_of(plan))
     return stage, bind(plan, graph, plans.BATCH)
+
+
+PIPELINES = [
+    ("gpt-untied", (("wpe.*", "host"), ("wte.*", "servers")), {"stages": (1, 1)}),
+    ("llama4", WORDS, {"stages": (1, 1, 1, 1), "virtual_stages": 2, "schedule": "interleaved_1f1b"}),
+    ("llama4", WORDS, {"stages": (2, 2), "schedule": "zb_h1"}),
+]
+
+
+@pytest.mark.parametrize(("model", "placed", "settings"), first(1, PIPELINES))
+def test_rows_cross_the_link_of_the_first_stage_alone(model: str, placed: Placed, settings: dict[str, object]) -> None:
+    """Of eight micro-batches, fewer of which run."""
+    mesh, batch = plans.mesh_of(2), {"global_batch": 32, "micro_batches": 8}
+    plan = plans.random_plan(model, mesh, 2, placed=placed, **batch, **settings)
+    early, late = audit(plan, plans.traced(model), plans.BATCH, cluster_of(plan))
+    for stage in (early, late):
+        assert stage.unequal == ()
+        assert stage.agrees, (stage.live, stage.predicted_live)
+    crossing = [row for row in early.collectives if row.kind == auditing.HOST_LINK]
+    assert len(crossing) >= len(placed)
+    assert all(row.emitted == 8 for row in crossing)
+    assert all(row.kind != auditing.HOST_LINK for row in late.collectives)
 
 
 def by_hand() -> StageAudit:
@@ -56,8 +80,8 @@ def test_all_samples_cross_once_each_way() -> None:
 def test_rows_that_were_not_predicted_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     crossing_of = auditing.crossing_rows
 
-    def wrong(bound: BoundPlan, place: int) -> Mapping[tuple[str, str], float]:
-        return {key: nbytes for key, nbytes in crossing_of(bound, place).items() if key[0] != "backward"}
+    def wrong(bound: BoundPlan, rank: int, place: int) -> Mapping[tuple[str, str], float]:
+        return {key: nbytes for key, nbytes in crossing_of(bound, rank, place).items() if key[0] != "backward"}
 
     monkeypatch.setattr(auditing, "crossing_rows", wrong)
     stage = by_hand()

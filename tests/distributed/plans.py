@@ -174,6 +174,23 @@ class Skipping(nn.Module):
         return F.cross_entropy(self.head(x * mask + memory).flatten(0, 1), labels_BS.flatten())
 
 
+class LateTable(nn.Module):
+    """Blocks, and a table whose rows are looked up after them."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, 32)
+        self.blocks = nn.ModuleList(nn.Linear(32, 32) for _ in range(layers))
+        self.late = nn.Embedding(VOCABULARY, 32)
+        self.head = nn.Linear(32, VOCABULARY)
+
+    def forward(self, tokens_BS: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(tokens_BS)
+        for block in self.blocks:
+            x = x + torch.tanh(block(x))
+        return F.cross_entropy(self.head(x + self.late(tokens_BS)).flatten(0, 1), labels_BS.flatten())
+
+
 class Bags(nn.Module):
     """Bags of embeddings, losses of pairs, and norms and pools that the image models lack; in float64."""
 
@@ -250,6 +267,7 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "gated": lambda: Gated(VOCABULARY),
     "unusual": lambda: Unusual(VOCABULARY),
     "skipping": lambda: Skipping(4),
+    "late-table": lambda: LateTable(4),
     "towers": lambda: Towers(VOCABULARY),
 }
 

@@ -70,8 +70,8 @@ def held(model: str, text: str) -> list[str]:
 
 
 Moved = tuple[dict[tuple[str, str], int], dict[tuple[str, str], int], tuple[int, int]]
-"""Bytes of rows that cross the link of a device by pass and operator, as predicted and as they do; and bytes of rows that
-the rank got and gave by way of the tables of its own host and of others, or of servers."""
+"""Bytes of rows that cross the link of a device by pass and operator, as predicted and as they do; and bytes of rows
+that the rank got and gave by way of the tables of its own host and of others, or of servers."""
 
 
 def crossed(model: str, text: str, servers: tuple[str, int] | None) -> Moved:
@@ -85,7 +85,7 @@ def crossed(model: str, text: str, servers: tuple[str, int] | None) -> Moved:
     tables.crossed = lambda phase, operator, nbytes: found.update({(phase, operator): nbytes})
     step(*different)
     times = step.plan.training.micro_batches
-    predicted = crossing_rows(step.rank.bound, step.place.rank)
+    predicted = crossing_rows(step.rank.bound, step.place.stage, step.place.rank)
     traffic = [one.client.traffic for one in tables.all()]
     tables.close()
     moved = sum(one.pulled_bytes for one in traffic), sum(one.pushed_bytes for one in traffic)
@@ -125,7 +125,7 @@ def _addresses(servers: tuple[str, int] | None) -> Addresses | None:
 def _two_more(model: str, step: TrainingStep) -> State:
     losses = [step(*plans.inputs(model, seed=seed)) for seed in (2, 3)]
     tables, weights = step.rank.tables, {name: one.numpy() for name, one in step.full_parameters().items()}
-    for name in tables.names:
+    for name in tables.names if tables.all() else ():
         rows = np.arange(len(weights[name]))
         for part in TABLE_PARTS.values() if step.plan.training.optimizer == "adamw" else ():
             weights[f"{part}/{name}"] = tables.read(name, part, rows).numpy()

@@ -4,6 +4,7 @@ model.
 The plain model has the tables on its device, with torch's sparse gradients and torch.optim.SparseAdam or SGD.
 """
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from runtime.checkpoint.offline import convert
 from runtime.checkpoint.source import open_checkpoint
 from runtime.servers.fleet import Fleet
 from tests.distributed import plans
+from tests.long_lists import first
 
 LOSSES, WEIGHTS = 1e-5, 2e-4
 """Relative errors of losses, and of weights: Adam's first steps divide roundings by themselves."""
@@ -85,6 +87,42 @@ def test_tables_on_servers(request, tmp_path: Path, model: str, sizes: tuple[int
             assert nbytes > 0
 
 
+WORDS = (("model.embed_tokens.*", "host"),)
+BOTH = (("wpe.*", "host"), ("wte.*", "servers"))
+PIPELINES = {
+    "stages of two ranks": ("gpt-untied", (1, 1), (2,), BOTH, {}),
+    "a rank is a stage": ("llama4", (1, 1, 1, 1), (), WORDS, {"schedule": "gpipe"}),
+    "virtual stages": ("llama4", (1, 1, 1, 1), (2,), WORDS, {"virtual_stages": 2, "schedule": "interleaved_1f1b"}),
+    "gradients put off": ("llama4", (2, 2), (2,), WORDS, {"schedule": "zb_h1"}),
+    "what all stages read": ("skipping", (2, 2), (2,), (("memory.*", "host"),), {"optimizer": "sgd"}),
+    "two at a time": ("llama4", (3, 1), (2,), WORDS, {"copies": 2}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", first(1, list(PIPELINES)))
+def test_tables_of_the_first_of_several_stages(pool, tmp_path: Path, case: str) -> None:
+    """Also saved after two steps and taken up again."""
+    model, stages, sizes, placed, settings = PIPELINES[case]
+    plan = plans.random_plan(
+        model, plans.mesh_of(*sizes), 1, placed=placed, stages=stages, micro_batches=2, **settings
+    )  # fmt: skip
+    text = dump_plan(plan)
+    with contextlib.ExitStack() as fleets:
+        names = ("one", "two", "three") if "servers" in dict(placed).values() else ()
+        folders = [str(fleets.enter_context(Fleet(tmp_path / name, 2)).addresses.folder) for name in names]
+        fresh = [(folder, 2) for folder in folders[1:]] or [None, None]
+        trained = pool.run("tasks_placed", "training", model, [text], folders[:1])
+        saved = pool.run("tasks_placed", "saved", model, text, str(tmp_path / "saved"), fresh[0])
+        again = pool.run("tasks_placed", "restored", model, text, str(tmp_path / "saved"), fresh[1])
+    for ((losses, weights, _, _),) in trained:
+        assert losses < LOSSES
+        assert weights < WEIGHTS
+    assert [pulled > 0 for ((_, _, _, pulled),) in trained] == [rank < plan.mesh.size for rank in range(4)]
+    for (losses, state), (others, other) in zip(saved, again, strict=True):
+        assert others == losses
+        assert all(np.array_equal(values, other[name]) for name, values in state.items())
+
+
 def test_nothing_of_a_table_on_the_host_is_on_the_device(pair) -> None:
     given = dump_plan(plans.random_plan("dlrm", plans.mesh_of(2), 0, placed=(("tables.*", "host"),)))
     whole = dump_plan(plans.random_plan("dlrm", plans.mesh_of(2), 0))
@@ -105,8 +143,8 @@ def test_servers_that_nobody_names_are_asked_for(pair) -> None:
     [(0, "host"), (1, "host"), (4, "servers")],
 )
 def test_what_crosses_the_link_of_a_device_is_what_is_predicted(pair, tmp_path: Path, seed: int, placed: str) -> None:
-    """Of random plans, in which some look-ups are done twice: both sides say which rank gives gradients back. What ranks
-    or servers send each other of the tables is the same rows again."""
+    """Of random plans, in which some look-ups are done twice: both sides say which rank gives gradients back. What
+    ranks or servers send each other of the tables is the same rows again."""
     (given,) = texts("dlrm", (2,), (("tables.1.*", "host"), ("tables.*", placed)), [seed])
     if placed == "servers":
         with Fleet(tmp_path, 2) as fleet:

@@ -1,5 +1,7 @@
 """Tables that are not on the devices: what the graph is without them, and what cannot be placed."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -7,8 +9,9 @@ from torch import nn
 from planner.errors import PlanFileError, RequestError
 from planner.graph.placed import place_of, tables_of, with_places
 from planner.graph.trace import trace
-from planner.plan.bind import prepare
+from planner.plan.bind import bind, prepare
 from planner.plan.file import dump_plan, parse_plan
+from planner.plan.plan import Stage
 from planner.sharding.rule import FactorKind
 from planner.sharding.rules import rule_of
 from planner.sharding.update import Update, update_fault
@@ -103,6 +106,40 @@ def test_plan_files_say_it_and_read_it_back() -> None:
     assert "placed" not in dump_plan(plans.random_plan("dlrm", plans.mesh_of(2), 0))
     with pytest.raises(PlanFileError, match=r"training\.place: 'moon' is not one of host, servers"):
         parse_plan(text.replace('"servers"', '"moon"'))
+
+
+def test_a_look_up_of_positions_is_another_one_in_every_step() -> None:
+    """It depends on no input and on no parameter of the devices any more, but on the rows."""
+    graph = plans.traced("gpt-untied")
+    (at,) = graph.consumers["wpe.weight"]
+    assert graph.operators[at].results[0] in with_places(graph, (("wpe.*", "host"),)).data_dependent
+
+
+def test_the_first_stage_alone_looks_up_rows() -> None:
+    graph, words = plans.traced("llama4"), (("model.embed_tokens.*", "host"),)
+    settings = {"placed": words, "stages": (2, 2), "micro_batches": 2}
+    bind(plans.random_plan("llama4", plans.mesh_of(2), 0, **settings), graph, plans.BATCH)
+    given, whole = plans.traced("late-table"), {**settings, "placed": (("late.*", "host"),), "stages": (4,)}
+    plan = plans.random_plan("late-table", plans.mesh_of(2), 0, **whole)
+    bind(plan, given, plans.BATCH)
+    with pytest.raises(
+        PlanFileError, match=r"operator 'late/embedding' gets rows of table 'late.weight' outside of the"
+    ):
+        bind(replace(plan, stages=(Stage(first_block=0, blocks=2), Stage(first_block=2, blocks=2))), given, plans.BATCH)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "slices", "message"),
+    [
+        ("pipedream", 1, "pipedream updates weights after every micro-batch, and rows of tables outside"),
+        ("seqpipe", 2, "2 takes sequences in slices, whose look-ups of tables outside of the devices are not"),
+    ],
+)
+def test_schedules_that_rows_do_not_follow(schedule: str, slices: int, message: str) -> None:
+    words = (("model.embed_tokens.*", "host"),)
+    plan = plans.random_plan("llama4", plans.mesh_of(2), 0, placed=words, stages=(2, 2), micro_batches=2)
+    with pytest.raises(PlanFileError, match=message):
+        bind(replace(plan, schedule=schedule, slices=slices), plans.traced("llama4"), plans.BATCH)
 
 
 def test_a_norm_over_all_gradients_is_not_known() -> None:

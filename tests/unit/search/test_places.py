@@ -19,6 +19,7 @@ from planner.search.api import search
 from planner.search.request import SearchRequest
 from planner.search.space import FREE, Pinned
 from planner.sharding.update import Update
+from tests.distributed import plans
 
 HOST: Placed = (("tables.*", "host"),)
 SERVERS: Placed = (("tables.*", "servers"),)
@@ -102,7 +103,6 @@ def test_what_does_not_fit_is_told_to_fit_with_tables_elsewhere() -> None:
 @pytest.mark.parametrize(
     ("decided", "message"),
     [
-        ({"pinned": Pinned(pipeline=2)}, "tables elsewhere are read by one pipeline stage, and 2 are asked for"),
         (
             {"optimizer": "lamb"},
             "lamb takes norms of whole weights, which tables elsewhere have not; take adamw or sgd",
@@ -118,6 +118,57 @@ def test_what_cannot_be_decided_together(
     settings = {"update": Update(placed=HOST), **decided}
     with pytest.raises(RequestError, match=message):
         search(graph, "h100-80gb", devices=2, batch=batch, **settings)  # type: ignore[arg-type]
+
+
+WORDS: Placed = (("model.embed_tokens.*", "host"),)
+
+
+def found_with(model: str, placed: Placed, pinned: Pinned, **settings: object) -> Plan:
+    machine = load_profile("h100-80gb").with_devices(4)
+    return search(
+        plans.traced(model), machine, batch=plans.BATCH, global_batch=16, update=Update(placed=placed), pinned=pinned,
+        **settings,
+    ).plan  # type: ignore[arg-type]  # fmt: skip
+
+
+def test_the_first_stage_of_a_pipeline_has_the_tables() -> None:
+    """All exact solvers find the same, the judge prices it alike, and what is left open is as good as the best of all
+    that can be decided."""
+    objectives = {}
+    for pipeline in (1, 2, 4):
+        pinned = Pinned(pipeline=pipeline, micro_batches=2)
+        plan = found_with("llama4", WORDS, pinned)
+        assert plan.provenance.gap < 1e-3
+        judged = predict(bind(plan, plans.traced("llama4"), plans.BATCH), load_profile("h100-80gb").with_devices(4))
+        assert judged.objective_seconds == pytest.approx(plan.prediction.objective_seconds, rel=1e-9)
+        objectives[pipeline] = plan.prediction.objective_seconds
+    for algorithm in ("exhaustive", "ilp"):
+        other = found_with("llama4", WORDS, Pinned(pipeline=4, micro_batches=2), algorithm=algorithm)
+        assert other.prediction.objective_seconds == pytest.approx(objectives[4], rel=1e-9)
+    free = found_with("llama4", WORDS, Pinned(micro_batches=2))
+    assert free.prediction.objective_seconds == pytest.approx(min(objectives.values()), rel=1e-9)
+    assert free.pipeline == min(objectives, key=lambda pipeline: objectives[pipeline])
+
+
+def test_a_table_that_later_stages_would_read_takes_one_stage() -> None:
+    late: Placed = (("late.*", "host"),)
+    assert found_with("late-table", late, Pinned(micro_batches=2)).pipeline == 1
+    assert found_with("late-table", (("tokens.*", "host"),), Pinned(pipeline=2)).pipeline == 2
+    with pytest.raises(RequestError, match=r"pipeline = 2: operator 'late/embedding' looks up rows of a table outside"):
+        found_with("late-table", late, Pinned(pipeline=2))
+
+
+@pytest.mark.parametrize(
+    ("pinned", "message"),
+    [
+        (Pinned(schedule="pipedream"), "schedule = pipedream updates weights after every micro-batch, and rows of"),
+        (Pinned(slices=2), "slices = 2 takes sequences in slices, whose look-ups of tables outside of the devices"),
+        (Pinned(slices=0), "slices = 0 takes sequences in slices, whose look-ups of tables outside of the devices"),
+    ],
+)
+def test_schedules_that_rows_do_not_follow(pinned: Pinned, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        found_with("llama4", WORDS, pinned)
 
 
 def test_a_machine_without_a_host_is_told(kaggle: tuple[OperatorGraph, int]) -> None:

@@ -109,8 +109,8 @@ def test_what_is_given_stays_and_the_rest_is_chosen() -> None:
 
 @pytest.mark.parametrize(
     "decided",
-    [{"optimizer": "lamb"}, {"update": Update(clip_norm=1.0)}, {"pinned": Pinned(pipeline=2)}],
-    ids=["lamb", "clipped", "pipeline"],
+    [{"optimizer": "lamb"}, {"update": Update(clip_norm=1.0)}],
+    ids=["lamb", "clipped"],
 )
 def test_nothing_moves_where_that_is_ruled_out(decided: dict[str, object]) -> None:
     assert movable(request_of((10_000_000, 1000), **decided)) == ()
