@@ -11,7 +11,8 @@ and optimizer parallelism are all just layouts here.
 A value is dropped after its last use. A block that is recomputed runs under a checkpoint: what it computes is dropped
 after the forward pass and computed again, communication included, when its gradient is needed. Under "selective" the
 results of some of its operators are kept instead (see `runtime.kept_results`). What flows into it may be parked outside
-of the device (see `runtime.parked_reads`), and so may the weights of any block (see `runtime.parked_weights`).
+of the device (see `runtime.parked_reads`), and so may the weights of any block (see `runtime.parked_weights`). Weights
+that a plan gathers block by block are values of their block (see `runtime.block_gathers`).
 
 A stage may take several micro-batches at a time, its copies. They go through the same program operator by operator in
 turn, so that one computes while what another has sent is on its way (see `runtime.interleaving`).
@@ -27,11 +28,13 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from planner.plan.bind import BoundPlan
+from planner.plan.block_gathers import block_gathers
 from planner.plan.put_off import put_off
-from planner.plan.stage_cut import StageCut, promised_layouts
+from planner.plan.stage_cut import StageCut, promised_layouts, runs_of
 from planner.pricing.liveness import replays
 from planner.sharding.layout import PARTIAL, local_shape, replicated
 from planner.sharding.rule import Duplex
+from runtime.block_gathers import gather, leave
 from runtime.device_mesh import RankMesh
 from runtime.instruction import Copy, Instruction, Operand, Values, compute
 from runtime.interleaving import Departed, depart, take_turns
@@ -106,7 +109,9 @@ class Executor:
             if section.recomputed and torch.is_grad_enabled():
                 self._recomputed(section, copies, trail)
             else:
+                gathered = gather(section.bundles, copies[0], self.place, leaving=True)
                 self._run(section, copies)
+                leave(gathered, [copies[0].values[name] for name in section.writes])
             if visits is not None:
                 visits.leave(number, [copy.values[name] for copy in copies for name in section.writes])
         if trail is not None:
@@ -145,6 +150,7 @@ class Executor:
                 )
                 for at, copy in enumerate(bare)
             ]
+            gather(section.bundles, inside[0], self.place, leaving=False)
             self._run(program, inside)
             if len(bare) > 1:  # else a copy that is done goes on until all are, and sends what nobody reads
                 program = replace(section, instructions=section.instructions[: section.again])
@@ -192,7 +198,8 @@ class Executor:
         self, operand: Operand, copy: Copy, instruction: Instruction, *, departs: bool
     ) -> torch.Tensor | Departed:
         """An operand where the operator wants it, or under way to there."""
-        piece, steps, stub = copy.piece(operand.name), operand.transfer, copy.stubs.get(operand.name)
+        piece, steps = copy.piece(operand.name), operand.transfer
+        stub = copy.stubs.get(operand.name) if operand.weight else None
         assert steps is not None or stub is None, operand.name  # no gradient is lost
         if steps is None:
             return piece
@@ -225,10 +232,15 @@ def build_executor(
     blocks = bound.blocks
     again = replays(graph, blocks)
     instructions = {}
+    together = {
+        name for _, run in runs_of(bound, cut.operators) for one in block_gathers(bound, run) for name in one.names
+    }
     for index in cut.operators:
         op, block = bound.operators[index], blocks.block_of(index)
         operands = tuple(
-            build_operand(bound, name, promised[name], index, position)
+            Operand(name=name, transfer=None, weight=False)
+            if name in together
+            else build_operand(bound, name, promised[name], index, position)
             for position, name in enumerate(op.operator.operands)
         )
         made = [name for name in op.operator.results if name is not None]

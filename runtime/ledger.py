@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hardware_profiles import Flops
 from planner.errors import AuditError
-from planner.plan.charges import Phase
+from planner.plan.charges import A_BLOCK, Phase
 from runtime.flops import FLOPS
 from runtime.live_tensors import LiveTensors
 from runtime.observer import Observer
@@ -65,6 +65,7 @@ class Ledger(TorchDispatchMode, Observer):
         self.live = LiveTensors()
         self._operator: str | None = None
         self._updating = False
+        self._gathering = False  # for a backward pass
 
     @contextmanager
     def operator(self, instruction: "Instruction") -> Iterator[None]:
@@ -77,6 +78,21 @@ class Ledger(TorchDispatchMode, Observer):
     def results(self, instruction: "Instruction", results: Sequence[torch.Tensor]) -> None:
         """Mark the nodes of autograd that the running operator has made."""
         self._mark(results)
+
+    @contextmanager
+    def gathering(self, *, backward: bool) -> Iterator[None]:
+        before, self._operator, self._gathering = self._operator, A_BLOCK, backward
+        try:
+            yield
+        finally:
+            self._operator, self._gathering = before, False
+
+    def gathered(self, weights: Sequence[torch.Tensor]) -> None:
+        """Mark the node that brings the gradients back, before operators that read the weights mark theirs."""
+        nodes: set[Any] = {weight.grad_fn for weight in weights}
+        for node in nodes:
+            if node is not None:
+                node.metadata[_MARK] = A_BLOCK
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         self.live.resized(storage)
@@ -109,6 +125,8 @@ class Ledger(TorchDispatchMode, Observer):
         node: Any = torch._C._current_autograd_node()
         if self._updating:
             return "update", ""
+        if self._gathering:
+            return "backward", A_BLOCK
         if self._operator is not None:
             return "forward" if node is None else "recomputation", self._operator
         return ("forward", "") if node is None else ("backward", node.metadata.get(_MARK, ""))

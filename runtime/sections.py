@@ -13,6 +13,7 @@ from planner.plan.parked_reads import parked_reads
 from planner.plan.parked_weights import parked_weights
 from planner.plan.stage_cut import runs_of
 from planner.pricing.liveness import replays
+from runtime.block_gathers import Bundle, bundles_of
 from runtime.instruction import Instruction
 
 
@@ -20,7 +21,8 @@ from runtime.instruction import Instruction
 class Section:
     """Consecutive instructions. `recomputed` ones run under a checkpoint, from the values `reads` to the values
     `writes`; the first `again` of them are all that the backward pass needs anything of. What of the `reads` it `parks`
-    has a `home` outside of the device until then. The weights that `visit` are on the device while it runs."""
+    has a `home` outside of the device until then. The weights that `visit` are on the device while it runs, `bundles`
+    are gathered together when it begins."""
 
     instructions: tuple[Instruction, ...]
     recomputed: bool = False
@@ -29,6 +31,7 @@ class Section:
     again: int = 0
     parks: tuple[str, ...] = ()
     visit: tuple[str, ...] = ()
+    bundles: tuple[Bundle, ...] = ()
     home: Home = "device"
 
 
@@ -43,6 +46,7 @@ def sections_of(
             instructions=tuple(instructions[at] for at in run),
             writes=_writes(bound, instructions, run, results),
             visit=parked_weights(bound, run),
+            bundles=bundles_of(bound, run),
         )
         for recomputed, run in runs_of(bound, tuple(instructions))
     )
@@ -67,6 +71,7 @@ def _recomputed_section(
         again=again,
         parks=parked_reads(bound, block),
         visit=parked_weights(bound, run),
+        bundles=bundles_of(bound, run),
         home=bound.parked_blocks.get(block, "device"),
     )
 

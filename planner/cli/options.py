@@ -309,6 +309,16 @@ class Options:
             "none",
         ),
     ] = None
+    gathers: Annotated[
+        str | None,
+        _word(
+            GRADIENTS,
+            "each|block",
+            "Weights that are gathered for their use: each when it is used, or those of a block together when it"
+            " begins, and their gradients together when all are there.",
+            "each",
+        ),
+    ] = None
     broadcast: Annotated[
         bool, _switch(GRADIENTS, "--broadcast", "Send the weights of rank 0 to all others at the start.")
     ] = False

@@ -166,6 +166,7 @@ def update_of(options: Options) -> "Update":
         clip_norm=options.clip_norm,
         broadcast=options.broadcast,
         buckets=parse_buckets(options.buckets or "none"),
+        gathers=options.gathers or "each",
         local_parameters=tuple(options.local_parameters or ()),
         placed=parse_places(options.place or ()),
     )

@@ -233,8 +233,13 @@ def _check_look_ups(plan: Plan, graph: OperatorGraph, blocks: Blocks) -> None:
 
 
 def _check_copies(plan: Plan, graph: OperatorGraph) -> None:
-    """Copies read what no other copy of the turn changes."""
+    """Copies read what no other copy of the turn changes, and gather their weights one by one."""
     copies = plan.training.copies
+    if copies > 1 and plan.training.update.by_block:
+        raise PlanFileError(
+            f"training.gathers: 'block', but {copies} micro-batches take turns operator by operator; write 'each', or"
+            " set copies to 1"
+        )
     if copies > 1 and graph.updates:
         raise PlanFileError(
             f"training.copies: {copies} micro-batches at a time would all read buffer '{graph.updates[0][0]}' as it was"

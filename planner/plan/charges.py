@@ -19,6 +19,10 @@ UNCHARGED = "not charged"
 integers that are loaded in a layout which only the first of their readers wants."""
 
 
+A_BLOCK = "(weights of a block)"
+"""Who sends weights that are gathered together, and their gradients."""
+
+
 class Charge(NamedTuple):
     """A message, the part of the time that it is charged in, when it is sent and for which operator ("" for none)."""
 

@@ -82,6 +82,7 @@ class _Training(_Strict):
     clip_norm: float | None = None
     broadcast: bool = False
     buckets: str | Count | list[Count] | dict[str, Index] = "none"
+    gathers: str = "each"
     local_parameters: list[str] = []
     placed: dict[str, str] = {}
     imbalance: float = EVEN

@@ -23,6 +23,7 @@ from costmodels import PLACES, Turn
 from hardware_profiles import Bytes
 from planner.graph.operator_graph import DTYPE_BYTES
 from planner.plan.bind import BoundOperator, BoundPlan
+from planner.plan.block_gathers import BlockGather
 from planner.plan.memory_account import MemoryAccount, Piece, Storage, moved
 from planner.plan.parked import visiting_order
 from planner.plan.parked_reads import parked_reads
@@ -85,6 +86,8 @@ class _Section:
     results: dict[int, list[Storage]] = field(default_factory=dict)
     again: bool = False
     parked: list[Storage] = field(default_factory=list)
+    number: int = 0
+    gathered: dict[str, Storage] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,15 +175,18 @@ class _Chunk:
         leaving: list[Storage] = []
         for number, (again, operators) in enumerate(self.tensors.sections):
             self.held.visit({**self.tensors.visit(number), **self.tensors.ahead(number, number + 1)})
-            section = _Section(operators, {}, again=again)
+            section = _Section(operators, {}, again=again, number=number)
             if again:
                 self._checkpoint(section, values)
                 self._leave(leaving)
                 leaving = section.parked = self._parked(section, values)
             else:
+                self._gather(number, values)
+                section.gathered = self._needed_again(number, values)
                 for at in operators:
                     section.kept[at] = self._compute(at, values)
                     self._drop(at, values)
+                self._leave([*section.gathered.values()])
             found.append(section)
             self.held.visit(self.tensors.ahead(number, number + 1))
         self._leave(leaving)
@@ -189,10 +195,67 @@ class _Chunk:
         self._release([piece.storage for piece in values.values()])
         return found, received
 
+    def _gather(self, number: int, values: Values) -> None:
+        """Bring the weights that a section gathers together."""
+        for one in self.tensors.gathers[number]:
+            for name, use, storage in zip(one.names, one.uses, self._landed(one), strict=True):
+                values[name] = Piece(storage, self._wanted(*use))
+
+    def _landed(self, one: BlockGather) -> list[Storage]:
+        """Weights as they come together: the message, and out of it a tensor for each."""
+        message = self.account.new(one.there.nbytes[-1], OTHER)
+        uses = zip(one.names, one.uses, strict=True)
+        found = [self.account.new(self.tensors.bytes(name, self._wanted(*use)), OTHER) for name, use in uses]
+        self.account.release(message)
+        return found
+
+    def _wanted(self, at: int, place: int) -> tuple[int, ...]:
+        """Local shape of an operand as its operator wants it."""
+        op = self.bound.operators[at]
+        return self.tensors.shape(op.operator.operands[place], op.layouts.operands[place].forward)
+
+    def _needed_again(self, number: int, values: Values) -> dict[str, Storage]:
+        """Of the weights that a section has gathered together, those that its backward pass needs."""
+        names = [name for one in self.tensors.gathers[number] if one.again for name in one.names]
+        return {name: self.account.hold(values[name].storage) for name in names}
+
+    def _gathered_together_again(self, section: _Section) -> None:
+        """Fill the memory of these weights once more; it is let go as they are used."""
+        for one in self.tensors.gathers[section.number]:
+            if section.gathered and one.again:
+                for name, new in zip(one.names, self._landed(one), strict=True):
+                    self.account.take_back(section.gathered[name])
+                    self.account.release(new)
+        self._release(list(section.gathered.values()))
+
+    def _reduce_together(self, section: _Section, gradients: dict[str, Storage]) -> None:
+        """Bring back the gradients of the weights that a section gathers together, as one."""
+        for one in reversed(self.tensors.gathers[section.number]):
+            given = [(name, gradients.pop(name)) for name in one.names if name in gradients]
+            if not one.back.moves:
+                for name, storage in given:
+                    self._accumulate(name, storage)
+                continue
+            wide = [self.account.new(sum(one.back.nbytes[:1]), OTHER)] if self._widened(one) else []
+            message = self.account.new(one.back.nbytes[0], OTHER)
+            pieces = sum(self._gradient_bytes(name, one.back.members[0].dtype) for name in one.names)
+            made = self.account.new(pieces, OTHER)
+            self._release([message, *wide, *(storage for _, storage in given)])
+            for name, _ in given:
+                self._accumulate(name, self.account.hold(made))
+            self.account.release(made)
+
+    def _widened(self, one: BlockGather) -> bool:
+        return one.back.members[0].dtype != self.bound.graph.types[one.names[0]].dtype
+
+    def _gradient_bytes(self, name: str, dtype: str) -> Bytes:
+        return float(math.prod(self.tensors.shape(name, self.bound.parameters[name].gradient)) * DTYPE_BYTES[dtype])
+
     def _checkpoint(self, section: _Section, values: Values) -> None:
         """The first time through a recomputed block: only what flows in, and what its kept operators make, stays."""
         section.reads = {name: self._held(values[name]) for name in self.tensors.read(section.operators)}
         inside = {name: self._held(piece) for name, piece in section.reads.items()}
+        self._gather(section.number, inside)
         for at in section.operators:
             kept = self._compute(at, inside)
             if self.bound.is_kept(at):
@@ -296,10 +359,12 @@ class _Chunk:
             section = sections.pop()
             number = len(sections)
             self.held.visit({**self.tensors.visit(number), **self.tensors.ahead(number, number - 1)})
+            self._gathered_together_again(section)
             for at in reversed(section.operators):
                 if section.again and at not in section.kept and self.tensors.keeps(at):
                     self._again(section, sections)
                 self._differentiate(at, section, gradients)
+            self._reduce_together(section, gradients)
             self._release([piece.storage for piece in section.reads.values()])
         self.held.visit({})
         for name in self.cut.receives:
@@ -316,6 +381,7 @@ class _Chunk:
             if storage.lent:
                 self.account.take_back(storage)
         inside = {name: self._held(piece) for name, piece in section.reads.items()}
+        self._gather(section.number, inside)
         blocks = self.bound.blocks
         block = blocks.block_of(section.operators[0])
         assert block is not None
@@ -380,6 +446,8 @@ class _Chunk:
     def _arrive(self, name: str, gradients: dict[str, Storage]) -> None:
         """All of the gradient of a weight, or of what was received, is there: autograd leaves it with the leaf, in
         memory of its own."""
+        if name in self.tensors.together:
+            return  # it waits for the others
         if name in self.bound.parameters:
             self._accumulate(name, gradients.pop(name))
         elif name in self.cut.receives and gradients[name].holders > 1:

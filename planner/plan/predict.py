@@ -79,7 +79,7 @@ def _assemble(
     per_step = [sum(cost.once.values()) for cost in costs]
     step = step_of([cost.chunks for cost in costs], [cost.all_once for cost in costs], m // plan.slices, plan.schedule)
     busiest = costs[step.busiest]
-    time = [(name, m * seconds) for name, seconds in busiest.micro_batch.items()]
+    time = [(name, m * seconds) for name, seconds in busiest.all_micro_batch.items()]
     time += [(PIPELINE_BUBBLE, step.bubble), *busiest.all_once.items()]
     beside = m * sum(one.beside for chunk in busiest.chunks for one in chunk.passes)
     if beside:

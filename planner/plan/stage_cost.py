@@ -11,12 +11,15 @@ from planner.plan.parked_weights import waited_for
 from planner.plan.step import ChunkCost, Launches
 from planner.pricing import ParameterPrices
 
+GATHERING = "parameter gathering"
+"""Weights that are gathered for their use, and gradients that are reduced behind it, a micro-batch."""
+
 TIME_PER_MICRO_BATCH = (
     "forward",
     "backward",
     "recomputation",
     "communication",
-    "parameter gathering",
+    GATHERING,
     "gradient accumulation",
     "stage transfer",
 )
@@ -45,8 +48,9 @@ class StageCost:
     `messages` counts what the seconds of communication stand for, once a micro-batch or, in an update, once a step.
     `chunks` has the seconds once more, by the passes through each chunk, and what software hides. `beyond` is what
     buckets and norms take once a step beyond the additive sums (see `planner.plan.once`), and the row of parked states
-    (`visits`, see `costmodels.parking`). `parked` are the bytes outside of the device by where they are, `rows` those
-    of each parameter. `fetched` are the seconds in which the weights of each block come that parks any.
+    (`visits`, see `costmodels.parking`); `together` what weights that are gathered together take beyond them once a
+    micro-batch (see `planner.plan.block_gathers`). `parked` are the bytes outside of the device by where they are,
+    `rows` those of each parameter. `fetched` are the seconds in which the weights of each block come that parks any.
     """
 
     chunks: list[ChunkCost]
@@ -57,6 +61,7 @@ class StageCost:
     messages: Charges = field(default_factory=Counter)
     launches: defaultdict[tuple[int, int | None, str], Launches] = field(default_factory=lambda: defaultdict(Launches))
     ahead: float = 0.0
+    together: float = 0.0
     parked: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     visits: dict[str, Visit] = field(default_factory=dict)
     rows: dict[str, float] = field(default_factory=dict)
@@ -66,6 +71,11 @@ class StageCost:
     def all_once(self) -> dict[str, float]:
         """Seconds once a step, with what no single parameter is charged for."""
         return {part: seconds + self.beyond.get(part, 0.0) for part, seconds in self.once.items()}
+
+    @property
+    def all_micro_batch(self) -> dict[str, float]:
+        """Seconds once a micro-batch, with what no single operator is charged for."""
+        return {**self.micro_batch, GATHERING: self.micro_batch[GATHERING] + self.together}
 
     def park(self, name: str, prices: ParameterPrices, home: str) -> None:
         """Count a parameter whose state is parked."""

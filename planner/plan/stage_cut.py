@@ -107,8 +107,8 @@ def promised_layouts(bound: BoundPlan) -> dict[str, Duplex]:
 
 def runs_of(bound: BoundPlan, operators: Sequence[int]) -> tuple[tuple[bool, tuple[int, ...]], ...]:
     """Runs of operators of one block that is recomputed (True), and of all others between them; each block by itself
-    where the plan parks weights."""
-    apart = parks_weights(bound)
+    where the plan parks weights, or gathers those of a block together."""
+    apart = parks_weights(bound) or bound.plan.training.update.by_block
 
     def alone(at: int) -> int | None:
         block = bound.blocks.block_of(at)

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from hardware_profiles import Bytes
 from planner.plan.bind import BoundOperator, BoundPlan
+from planner.plan.block_gathers import BlockGather, block_gathers
 from planner.plan.parked_weights import parked_weights, parks_weights
 from planner.plan.stage_cut import StageCut, promised_layouts, runs_of
 from planner.pricing.operator_price import inner_messages
@@ -46,6 +47,16 @@ class StageTensors:
     def sections(self) -> tuple[tuple[bool, tuple[int, ...]], ...]:
         return runs_of(self.bound, self.cut.operators)
 
+    @cached_property
+    def gathers(self) -> tuple[tuple[BlockGather, ...], ...]:
+        """What each section gathers together."""
+        return tuple(block_gathers(self.bound, run) for _, run in self.sections)
+
+    @cached_property
+    def together(self) -> frozenset[str]:
+        """All weights that are gathered so."""
+        return frozenset(name for section in self.gathers for one in section for name in one.names)
+
     def visit(self, number: int) -> Mapping[str, Bytes]:
         """Bytes of the parked weights that come for a section."""
         names = parked_weights(self.bound, self.sections[number][1]) if self._parks else ()
@@ -62,7 +73,9 @@ class StageTensors:
         return parks_weights(self.bound)
 
     def move(self, at: int, place: int) -> Move:
-        """How an operand comes to its operator."""
+        """How an operand comes to its operator, if not with others."""
+        if self.bound.operators[at].operator.operands[place] in self.together:
+            return Move((), (), copies=False)
         if (at, place) not in self._moves:
             op, graph, mesh = self.bound.operators[at], self.bound.graph, self.bound.plan.mesh
             name, wanted = op.operator.operands[place], op.layouts.operands[place]
@@ -111,10 +124,9 @@ class StageTensors:
         return bool(self.saved(op) or (self.graded(op) and (op.rule.saved_results or op.rule.saved_extra)))
 
     def gathered(self, at: int, place: int) -> bool:
-        """Whether an operand is a weight that is gathered for its use."""
-        return (
-            self.bound.operators[at].operator.operands[place] in self.bound.parameters and self.move(at, place).gathers
-        )
+        """Whether an operand is a weight that is gathered for its use, by itself."""
+        name = self.bound.operators[at].operator.operands[place]
+        return name in self.bound.parameters and name not in self.together and self.move(at, place).gathers
 
     def shares(self, op: BoundOperator, contiguous: bool) -> bool:
         """Whether the results of an operator are the memory of its first operand, which is contiguous or not."""

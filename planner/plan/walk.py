@@ -23,9 +23,10 @@ from planner.plan.plan import ASYNCHRONOUS
 from planner.plan.put_off import put_off
 from planner.plan.schedule import in_flight_of, put_off_at_most, splits, updates_of, weight_versions, whole_in_flight
 from planner.plan.slices import earlier_keys
-from planner.plan.stage_cost import StageCost, tied_seconds, transfer_seconds
+from planner.plan.stage_cost import GATHERING, StageCost, tied_seconds, transfer_seconds
 from planner.plan.stage_cut import crossing_values
 from planner.plan.step import ChunkCost, PassCost
+from planner.plan.together import Together
 from planner.pricing import (
     OperatorPrices,
     ParameterPrices,
@@ -38,7 +39,7 @@ from planner.pricing import (
 from planner.pricing.liveness import liveness, replays
 from planner.pricing.message import Message, message_seconds
 from planner.pricing.operator_price import ROUND, inner_messages, transient_bytes
-from planner.pricing.parameter_price import reduced, summed
+from planner.pricing.parameter_price import gathered_at_once, reduced, summed
 from planner.pricing.redistribution_price import PricedRoute
 from planner.sharding.layout import Layout, local_fraction, replicated
 from planner.sharding.rule import Duplex, Rule
@@ -66,12 +67,12 @@ class Walk:
         graph, plan = self.bound.graph, self.bound.plan
         self._machine = self.cluster if self.machine is None else self.machine
         self.update = plan.training.update
-        self.pricers = Pricers.of(plan.mesh, self.cluster, self.update.bucket_size)
+        self.pricers = Pricers.of(plan.mesh, self.cluster, self.update)
         software = self.cluster.software
         self.whole: Pricers | None = None  # with the seconds that are hidden
         if hides(self.cluster):
             bare = replace(software, hidden=Hidden())
-            self.whole = Pricers.of(plan.mesh, self.cluster.with_software(bare), self.update.bucket_size)
+            self.whole = Pricers.of(plan.mesh, self.cluster.with_software(bare), self.update)
         self.alive = liveness(graph, software.fused, software.loss)
         blocks = self.bound.blocks
         self.replays = replays(graph, blocks, software.whole_blocks)
@@ -95,6 +96,7 @@ class Walk:
         }
         self.waiting = 0
         self.flops = 0.0
+        self.together = Together(bound=bound, cluster=self.cluster, pricers=self.pricers)
 
     def rank(
         self,
@@ -138,6 +140,8 @@ class Walk:
             _save(cost.chunks[number], name, launches.ahead)
             cost.ahead += launches.ahead
         used = {name: self._chunk(at) for at in reversed(own) for name in operators[at].operator.operands}
+        for stage in range(rank, len(plan.stages), plan.pipeline):
+            self.together.end_stage(cost, cost.chunks[stage // plan.pipeline], stage)
         blocks = block_of_parked(self.bound, [name for name in used if name in self.bound.parameters])
         for parameter in self.bound.graph.parameters:  # in a fixed order: sums must not depend on hashes
             if parameter.name in used:
@@ -231,7 +235,7 @@ class Walk:
                 needed = i in self.alive.weights[at]
                 times: Times = {"recomputation": int(moves)} if again else {"backward": int(needed)}
                 gathered = self._use_parameter(cost, chunk, op.name, name, wanted, times, i in later)
-                ahead = self.cluster.software.ahead
+                ahead = gathered_at_once(self.cluster.software, self.update)
                 if gathered and ahead:
                     where = block if block is not None else AFTER if at >= self.bound.blocks.stop else BEFORE
                     at_once[where] = at_once.get(where, 0.0) + ahead * nbytes
@@ -389,16 +393,18 @@ class Walk:
         target: Layout,
         times: Times,
         later: bool = False,
+        listed: bool = True,
     ) -> None:
         """Charge a redistribution of what is `moved`, a field of `Pricers`, in a part of the micro-batch's time, as
-        often as each pass does it for its `owner`; `later` in a backward pass says that it is put off."""
+        often as each pass does it for its `owner`; `later` in a backward pass says that it is put off. Its messages are
+        its own where they are `listed`."""
         route, hidden = self._route(moved, tensor, source, target)
         cost.micro_batch[part] += sum(times.values()) * route.seconds
         for phase, number in times.items():
             into = chunk.forward if phase == "forward" else chunk.pass_of(later=later)
             sent = 0.0 if self.bound.plan.mesh.zigzag else number * route.seconds  # what is reordered is waited for
             into.add(waits=number * route.seconds, hidden=number * hidden, sent=sent)
-        for message in route.messages:
+        for message in route.messages if listed else ():
             charge(cost.messages, part, owner, message, times)
 
     def _route(self, moved: str, tensor: TensorType, source: Layout, target: Layout) -> tuple[PricedRoute, float]:
@@ -427,12 +433,38 @@ class Walk:
         """One use: the weight is gathered for the forward pass and, `again`, for the backward pass; its gradient goes
         back, `later` where it is put off. Returns whether anything is gathered."""
         tensor, stored = self.bound.graph.types[name], self.bound.parameters[name]
-        part, there = "parameter gathering", (stored.weight, wanted.forward)
-        self._move(cost, chunk, owner, part, "parameters", tensor, *there, {"forward": 1, **again})
+        there, times = (stored.weight, wanted.forward), {"forward": 1, **again}
+        self._gather(cost, chunk, owner, name, "parameters", tensor, *there, times)
         if name in self.bound.graph.differentiable and not self.update.is_local(name):
             moved, back = reduced(tensor, self.update), (wanted.gradient, stored.gradient)
-            self._move(cost, chunk, owner, part, "gradients", moved, *back, {"backward": 1}, later)
+            self._gather(cost, chunk, owner, name, "gradients", moved, *back, {"backward": 1}, later)
         return bool(self.pricers.parameters.route(tensor, *there).messages)
+
+    def _gather(
+        self,
+        cost: StageCost,
+        chunk: ChunkCost,
+        owner: str,
+        name: str,
+        moved: str,
+        tensor: TensorType,
+        source: Layout,
+        target: Layout,
+        times: Times,
+        later: bool = False,
+    ) -> None:
+        """Charge a weight, or its gradient, that moves for one use; messages of those that go together are nobody's."""
+        pricer: RedistributionPricer = getattr(self.pricers, moved)
+        beyond = self.together.use(pricer, name, pricer.route(tensor, source, target), times)
+        self._move(
+            cost, chunk, owner, GATHERING, moved, tensor, source, target, times, later, listed=beyond is not None
+        )
+        if not beyond:
+            return
+        for phase, number in times.items():
+            into = chunk.forward if phase == "forward" else chunk.pass_of(later=later)
+            into.add(waits=number * beyond)
+            cost.together += number * beyond
 
     def _parameter(self, cost: StageCost, name: str, chunk: ChunkCost, block: int | None) -> float:
         """A parameter of a rank, whose weight is parked where its `block` is given; returns the bytes of what visits

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodels import operator_time, optimizer_time, parameter_bytes, parked_bytes, visit_pace, visit_seconds
-from hardware_profiles import Cluster, Home
+from hardware_profiles import Cluster, Home, Software
 from planner.graph.operator_graph import TensorType
 from planner.pricing.redistribution_price import Pricers
 from planner.sharding.layout import PARTIAL, REPLICATE, local_fraction
@@ -162,6 +162,18 @@ def _visits(nbytes: Array, homes: Sequence[Home], cluster: Cluster) -> tuple[Arr
         here = np.array([one == home for one in homes])
         fetch[here], store[here] = visit_seconds(nbytes[here], cluster.store(home), cluster.device.launch_latency)
     return fetch, store
+
+
+def gathered_at_once(software: Software, update: Update) -> int:
+    """How many times the weights of a block take memory where those of a block are gathered together, by the software
+    or by the plan; 0 where each is gathered by itself.
+
+    A plan's: the weights and the message that they came in; later their gradients, which wait for each other, and the
+    message in which they go, both in the dtype in which they are reduced.
+    """
+    if not update.by_block:
+        return software.ahead
+    return 5 if update.gradient_dtype == "fp32" else 2
 
 
 def summed(tensor: TensorType, update: Update) -> TensorType:

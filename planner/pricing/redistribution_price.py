@@ -18,10 +18,15 @@ from planner.pricing.message import Message, message_seconds
 from planner.sharding.layout import Layout
 from planner.sharding.mesh import Mesh
 from planner.sharding.redistribute import COLLECTIVES, Hops, Routes, cut_limits, redistribution
+from planner.sharding.update import PLAIN, Update
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 Layouts = tuple[Layout, ...]
+
+LONG: Bytes = 2.0**30
+"""A message of which hardly anything is latency. Of it every weight of a block takes its share where a plan gathers
+them together: the least that it can take, as nobody knows what goes together before all layouts are chosen."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,22 +51,27 @@ class Pricers:
     updated: "RedistributionPricer"
 
     @classmethod
-    def of(cls, mesh: Mesh, cluster: Cluster, bucket: Bytes = 0.0) -> "Pricers":
-        """Those of the software of a cluster. A plan's `bucket` takes the place of the software's."""
+    def of(cls, mesh: Mesh, cluster: Cluster, update: Update = PLAIN) -> "Pricers":
+        """Those of the software of a cluster. Buckets of a plan's update take the place of the software's."""
         software = cluster.software
         paths: dict[tuple[int, ...], Routes] = {}
+        known: dict[tuple[float, Bytes], RedistributionPricer] = {}
 
         def pricer(hidden: float, bucket: Bytes) -> "RedistributionPricer":
-            return RedistributionPricer(mesh=mesh, cluster=cluster, exposed=1 - hidden, bucket=bucket, _paths=paths)
+            if (hidden, bucket) not in known:
+                exposed = 1 - hidden
+                found = RedistributionPricer(mesh=mesh, cluster=cluster, exposed=exposed, bucket=bucket, _paths=paths)
+                known[hidden, bucket] = found
+            return known[hidden, bucket]
 
-        parameters = pricer(software.hidden.gathers, software.bucket)
-        gradients = pricer(software.hidden.reductions, software.bucket)
+        used = LONG if update.by_block else software.bucket
+        once = update.bucket_size or software.bucket
         return cls(
             activations=pricer(software.hidden.tensor, 0.0),
-            parameters=parameters,
-            gradients=gradients,
-            sums=pricer(software.hidden.reductions, bucket) if bucket else gradients,
-            updated=pricer(software.hidden.gathers, bucket) if bucket else parameters,
+            parameters=pricer(software.hidden.gathers, used),
+            gradients=pricer(software.hidden.reductions, used),
+            sums=pricer(software.hidden.reductions, once),
+            updated=pricer(software.hidden.gathers, once),
         )
 
 

@@ -24,7 +24,7 @@ from planner.pricing import (
 )
 from planner.pricing.bucket_size import sized
 from planner.pricing.operator_price import transient_bytes
-from planner.pricing.parameter_price import reduced
+from planner.pricing.parameter_price import gathered_at_once, reduced
 from planner.search.candidates import CandidateLists, Candidates, DuplexColumn, LayoutColumn
 from planner.search.decided import NothingAgreesError
 from planner.search.offload import NOTHING, Offload
@@ -112,7 +112,7 @@ class TableBuilder:
     def __post_init__(self) -> None:
         self._lists = CandidateLists(mesh=self.mesh)
         self.update = sized(self.update, self.mesh, self.cluster)
-        self._pricers = Pricers.of(self.mesh, self.cluster, self.update.bucket_size)
+        self._pricers = Pricers.of(self.mesh, self.cluster, self.update)
         self._prices: dict[tuple[int, tuple[bool, ...], int], tuple[Rule, Candidates, OperatorPrices]] = {}
         self._parameters: dict[object, tuple[tuple[StoredParameter, ...], ParameterPrices, DuplexColumn]] = {}
 
@@ -197,7 +197,8 @@ class TableBuilder:
             prices=prices,
             kept=sum(own, np.zeros_like(prices.saved_extra) if index in alive.piecewise else prices.saved_extra),
             transient=sum(
-                [] if self.cluster.software.ahead else gathered, transient_bytes(alive, graph, index, rule, prices)
+                [] if gathered_at_once(self.cluster.software, self.update) else gathered,
+                transient_bytes(alive, graph, index, rule, prices),
             ),
         )
 

@@ -19,7 +19,7 @@ from costmodels import parked_bytes
 from hardware_profiles import Cluster, Group, Home, Machine, MixedCluster, links_of_ranks
 from planner.plan.stage_cost import tied_seconds, transfer_seconds
 from planner.pricing.keeping import keeping, keeping_fault
-from planner.pricing.parameter_price import summed
+from planner.pricing.parameter_price import gathered_at_once, summed
 from planner.search.cost_table import CostTables, EdgeTable, ParameterTable, UseTable
 from planner.search.pieces import Chain, Crossing, Key, Piece
 from planner.search.solvers.elimination.order import schedule
@@ -446,7 +446,7 @@ class _PieceMaker:
         again = self._again(use.consumer)
         twice = self._moves(use.consumer) if again else use.needed
         part = use.gather * (2 if twice else 1) + use.reduce
-        ahead = self.cutter.cluster.software.ahead
+        ahead = gathered_at_once(self.cutter.cluster.software, self.tables.update)
         held = ahead or int(again and use.needed)
         kept = held * use.gathered
         self._join(name, self._key(use.consumer), part, "replay", kept, steady=True)

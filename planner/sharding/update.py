@@ -23,6 +23,7 @@ from planner.sharding.layout import Layout
 
 GRADIENTS = ("mean", "sum")
 GRADIENT_DTYPES = ("mixed", "fp32", "parameter")
+GATHERS = ("each", "block")
 NO_BUCKETS, AUTO_BUCKETS = "none", "auto"
 
 Buckets: TypeAlias = Literal["none", "auto"] | int | tuple[int, ...] | tuple[tuple[str, int], ...]
@@ -49,6 +50,9 @@ class Update:
         broadcast: whether the weights and buffers of rank 0 are sent to all others at the start. Without it, ranks
             that hold different values are an error.
         buckets: messages that are sent as one. A plan holds no "auto": the search writes the size it chose.
+        gathers: weights that are gathered for their use: "each" by itself, when it is used, or those of a "block"
+            together, when it begins, and their gradients together, when all of them are there (see
+            `planner.plan.block_gathers`).
         local_parameters: patterns of parameters that every device has for itself: neither compared nor sent, and their
             gradients are not reduced.
         placed: patterns of tables that are not on the devices, and where they are: "host" or "servers" (see
@@ -61,6 +65,7 @@ class Update:
     clip_norm: float | None = None
     broadcast: bool = False
     buckets: Buckets = "none"
+    gathers: str = "each"
     local_parameters: tuple[str, ...] = ()
     placed: Placed = ()
 
@@ -73,6 +78,11 @@ class Update:
     def bucket_size(self) -> int:
         """Bytes of a bucket; 0 where they are not what bounds it."""
         return self.buckets if isinstance(self.buckets, int) else 0
+
+    @property
+    def by_block(self) -> bool:
+        """Whether the weights of a block are gathered together."""
+        return self.gathers == "block"
 
     @property
     def variant(self) -> UpdateVariant:
@@ -107,7 +117,7 @@ PLAIN = Update()
 
 def update_fault(update: Update) -> tuple[str, str] | None:
     """Name of an attribute that cannot be as it is, and why; None where all is well."""
-    for name, known in (("gradients", GRADIENTS), ("gradient_dtype", GRADIENT_DTYPES)):
+    for name, known in (("gradients", GRADIENTS), ("gradient_dtype", GRADIENT_DTYPES), ("gathers", GATHERS)):
         if getattr(update, name) not in known:
             return name, f"'{getattr(update, name)}' is not one of {', '.join(known)}"
     for _, place in update.placed:

@@ -75,7 +75,9 @@ class _Emitter:
         self, bound: BoundPlan, instructions: Sequence[Instruction], *, recomputed: bool, departs: bool, watched: bool
     ) -> None:
         self._bound, self._recomputed, self._departs, self._watched = bound, recomputed, departs, watched
-        self._held = bound.graph.parameter_names | set(bound.graph.buffers)
+        operands = [operand for instruction in instructions for operand in instruction.operands]
+        gathered = {o.name for o in operands if o.name in bound.graph.parameter_names and not o.weight}
+        self._held = (bound.graph.parameter_names | set(bound.graph.buffers)) - gathered
         self._ended = {name for instruction in instructions for name in instruction.last}
         self._local: dict[str, str] = {}  # values that have a variable
         self._depth = 0

@@ -1,0 +1,88 @@
+"""What weights that are gathered together send and take (`planner.plan.block_gathers`), for the judge.
+
+Operator by operator every weight is charged its share of a long message. Here it is written down how often each was,
+and at the end of a stage added what the messages take that are really sent.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from hardware_profiles import Cluster, Seconds
+from planner.plan.bind import BoundPlan
+from planner.plan.block_gathers import gathers_of_stage
+from planner.plan.charges import A_BLOCK, Phase, Times, charge
+from planner.plan.stage_cost import GATHERING, StageCost
+from planner.plan.step import ChunkCost
+from planner.pricing import Pricers
+from planner.pricing.message import Message, message_seconds
+from planner.pricing.redistribution_price import PricedRoute, RedistributionPricer
+from planner.sharding.buckets import Bucket
+
+
+@dataclass(kw_only=True)
+class Together:
+    """Of one walk over a plan, by the prices of a cluster."""
+
+    bound: BoundPlan
+    cluster: Cluster
+    pricers: Pricers
+    _charged: defaultdict[tuple[int, Phase], Seconds] = field(default_factory=lambda: defaultdict(float))
+
+    def __post_init__(self) -> None:
+        self._runs = {
+            stage: gathers_of_stage(self.bound, stage)
+            for stage in range(len(self.bound.plan.stages) if self.bound.plan.training.update.by_block else 0)
+        }
+        stages = {at: stage for stage, runs in self._runs.items() for run in runs for at in run.operators}
+        uses = self.bound.graph.consumers
+        self._stages = {name: stages[uses[name][0]] for name in self.bound.parameters if uses.get(name) and stages}
+        self._going = {
+            name for runs in self._runs.values() for run in runs for one in run.gathers for name in one.names
+        }
+
+    def use(self, pricer: RedistributionPricer, name: str, route: PricedRoute, times: Times) -> Seconds | None:
+        """A weight, or its gradient, is charged a route so many times. What its messages take beyond that by
+        themselves, each time; None for one that goes with others, and has none."""
+        if not self._runs:
+            return 0.0
+        shares = 0.0
+        for message in route.messages:
+            assert message.axis is not None, "weights stay within a stage"
+            shares += pricer.message_seconds(message.kind, message.axis, message.nbytes)
+        if name not in self._going:
+            return sum(self._seconds(pricer, message) for message in route.messages) - shares
+        for phase, number in times.items():
+            self._charged[self._stages[name], phase] += number * shares
+        return None
+
+    def end_stage(self, cost: StageCost, chunk: ChunkCost, stage: int) -> None:
+        """Add the messages of a stage, and what they take beyond what its weights were charged."""
+        if not self._runs:
+            return
+        sent: defaultdict[Phase, Seconds] = defaultdict(float)
+        for run in self._runs[stage]:
+            for one in run.gathers:
+                again: Phase = "recomputation" if run.recomputed else "backward"
+                ways: list[tuple[Bucket, RedistributionPricer, Times]] = [
+                    (one.there, self.pricers.parameters, {"forward": 1}),
+                    (one.there, self.pricers.parameters, {again: int(run.recomputed or one.again)}),
+                    (one.back, self.pricers.gradients, {"backward": 1}),
+                ]
+                for bucket, pricer, times in ways:
+                    for message in _messages(bucket):
+                        charge(cost.messages, GATHERING, A_BLOCK, message, times)
+                        for phase, number in times.items():
+                            sent[phase] += number * self._seconds(pricer, message)
+        for phase in ("forward", "recomputation", "backward"):
+            beyond = sent[phase] - self._charged.pop((stage, phase), 0.0)
+            (chunk.forward if phase == "forward" else chunk.backward).add(waits=beyond)
+            cost.together += beyond
+
+    def _seconds(self, pricer: RedistributionPricer, message: Message) -> Seconds:
+        """Of one message by itself."""
+        return pricer.exposed * message_seconds(message, self.bound.plan.mesh, self.cluster)
+
+
+def _messages(bucket: Bucket) -> list[Message]:
+    found = zip(bucket.moves, bucket.nbytes, strict=True)
+    return [Message(kind=kind, axis=axis, nbytes=nbytes) for (kind, axis), nbytes in found]

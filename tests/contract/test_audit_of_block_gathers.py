@@ -1,0 +1,59 @@
+"""Weights of a block that are gathered together: an audit finds the messages, the work and the live memory that were
+predicted."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.plan.bind import bind
+from planner.plan.plan import Plan
+from planner.plan.predict import predict
+from planner.sharding.update import Update
+from runtime import StageAudit, audit, auditing
+from tests.contract.test_priced_is_emitted import FULL, KEEPING, Hand, cluster_of
+from tests.distributed import plans
+from tests.long_lists import first
+
+TWO = {"micro_batches": 2}
+CASES = (
+    Hand(model="llama4", kind="zero3", mesh=(4,), settings=TWO),
+    Hand(model="gpt4", kind="zero3", mesh=(2,), settings={**TWO, "stages": (2, 2), **KEEPING}),
+    Hand(model="llama4", kind="zero3", mesh=(2,), settings={**TWO, "stages": (1, 2, 1), **FULL}),
+    Hand(model="mixture4", kind="zero3", mesh=(4,), settings=TWO),
+    Hand(model="gpt4", kind="zero3", mesh=(2,), settings={"micro_batches": 4, "stages": (2, 2), "schedule": "zb_h1"}),
+)
+
+
+def together(plan: Plan, dtype: str = "mixed") -> Plan:
+    update = Update(gathers="block", gradient_dtype=dtype)
+    return replace(plan, training=replace(plan.training, update=update))
+
+
+def audited(plan: Plan, model: str) -> list[StageAudit]:
+    return list(audit(plan, plans.traced(model), plans.BATCH, cluster_of(plan)))
+
+
+def messages(found: list[StageAudit]) -> int:
+    return sum(row.emitted for stage in found for row in stage.collectives)
+
+
+@pytest.mark.parametrize("make", first(3, CASES), ids=str)
+def test_what_goes_together_is_emitted_as_predicted(make: Hand) -> None:
+    plan = make()
+    found = audited(together(plan), make.model)
+    for stage in found:
+        assert stage.unequal == ()
+        near = abs(stage.peak / stage.predicted_peak - 1)
+        assert near < auditing.MEMORY_TOLERANCE, (stage.live, stage.predicted_live)
+        assert stage.peak <= stage.stated
+    assert messages(found) < messages(audited(plan, make.model))
+
+
+def test_fewer_messages_take_less_time() -> None:
+    make = CASES[0]
+    plan = make()
+    traced, cluster = plans.traced(make.model), cluster_of(plan)
+    alone, by_block = (predict(bind(one, traced, plans.BATCH), cluster) for one in (plan, together(plan)))
+    assert by_block.step_seconds < alone.step_seconds
+    assert dict(by_block.time)["parameter gathering"] < dict(alone.time)["parameter gathering"]
+    assert sum(seconds for _, seconds in by_block.time) == pytest.approx(by_block.step_seconds)
