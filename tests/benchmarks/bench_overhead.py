@@ -26,6 +26,9 @@ ROUNDS = {"quick": 5, "usual": 15, "full": 40}
 SAME = 1e-4
 """Largest relative difference of two losses that are the same."""
 
+TOGETHER = planner.Update(gathers="block")
+"""As `fully_shard` of every layer does it."""
+
 PAIRS = {
     "2-2": ("tensor 2 x data 2, ZeRO-3", Pinned(tensor=2, data=2, zero=3, micro_batches=1, recompute="none")),
     "4-1": ("tensor 4", Pinned(tensor=4, micro_batches=1, recompute="none", sequence_parallel=True)),
@@ -40,7 +43,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for degrees, (_, pinned) in PAIRS.items():
-            found = planner.search(MODEL, cluster, pinned=pinned, precision="fp32", global_batch=GLOBAL_BATCH)
+            asked = {"pinned": pinned, "precision": "fp32", "global_batch": GLOBAL_BATCH, "update": TOGETHER}
+            found = planner.search(MODEL, cluster, **asked)
             save_plan(found.plan, folder / f"{degrees}.json")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
         run_ranks("overhead_runs", [name, "--rounds", str(ROUNDS[extent()])], PROCESSES, lines.append)

@@ -16,17 +16,19 @@ TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4", "--mesh"
 
 def test_options_reach_the_plan_and_are_shown(plan: Any, here: Path) -> None:
     options = ("--gradients", "sum", "--clip-norm", "0.5", "--buckets", "auto", "--broadcast", "--optimizer", "lamb")
-    content = plan.json(*TINY, *options, "--gradient-dtype", "fp32", "-o", "plan.json")
+    content = plan.json(*TINY, *options, "--gradient-dtype", "fp32", "--gathers", "block", "-o", "plan.json")
     found = load_plan(here / "plan.json").training
     size = found.update.buckets
     assert isinstance(size, int), "auto has become a size"
-    assert found.update == Update(gradients="sum", clip_norm=0.5, buckets=size, broadcast=True, gradient_dtype="fp32")
+    given = {"gradients": "sum", "clip_norm": 0.5, "broadcast": True, "gradient_dtype": "fp32", "gathers": "block"}
+    assert found.update == Update(buckets=size, **given)
     assert found.optimizer == "lamb"
     assert content["update"] == {
         key: value for key, value in json.loads((here / "plan.json").read_text())["training"].items()
         if key not in ("global_batch", "micro_batches", "precision", "optimizer")
     }  # fmt: skip
     words = f"gradients summed, all in fp32, clipped to norm 0.5, in buckets of {size // 2**20} MiB"
+    words += "; weights of a block gathered together"
     assert words in " ".join(plan("show", "plan.json").out.split())
     assert words in plan("verify", "plan.json").out
 

@@ -1,0 +1,66 @@
+"""Weights of a block that are gathered together, in the search: its sums are the judge's, and no plan takes less."""
+
+import math
+import random
+
+import pytest
+
+from planner.plan.bind import bind
+from planner.plan.predict import predict, stage_costs
+from planner.search.duals import Duals
+from planner.search.search import search
+from planner.search.space import Configuration, Pinned
+from planner.sharding.update import Update
+from tests.unit.search.cases import (
+    BATCH,
+    cluster_of,
+    columns_of,
+    make_case,
+    plan_of,
+    random_ranks,
+    random_state,
+    request_of,
+    total,
+    traced,
+)
+from tests.unit.search.test_tables_equal_judge import check_bytes, same
+
+TOGETHER = Update(gathers="block")
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh", "pipeline"),
+    [("llama-4", (2, 2), 1), ("gpt-4-tied", (4,), 2), ("mixture", (4,), 1), ("kinds-in-turn", (2,), 2)],
+)
+@pytest.mark.parametrize("dtype", ["mixed", "fp32"])
+def test_the_pieces_and_the_judge_agree(model: str, mesh: tuple[int, ...], pipeline: int, dtype: str) -> None:
+    draw, update = random.Random(model), Update(gathers="block", gradient_dtype=dtype)
+    configuration = Configuration(pipeline=pipeline, mesh=mesh, micro_batches=4)
+    case = make_case(model, "h100-80gb", configuration, 16, "bf16", update=update)
+    duals, beyond = Duals(case.chain, case.setting.weight), []
+    for _ in range(6):
+        state = random_state(case, draw)
+        ranks = random_ranks(case, draw, state)
+        bound = bind(plan_of(case, ranks), traced(model), BATCH)
+        for rank, cost in enumerate(stage_costs(bound, case.cluster)):
+            columns = columns_of(case, ranks, rank)
+            part = total(columns, "part") + float(duals.crossing_seconds(case.setting, rank)[state])
+            assert same(part, math.fsum(cost.micro_batch.values()))
+            check_bytes(case, state, ranks, rank, cost, model)
+            beyond.append(cost.together)
+        prediction = predict(bound, case.cluster)
+        assert same(math.fsum(value for _, value in prediction.time), prediction.step_seconds)
+        assert prediction.step_seconds >= prediction.objective_seconds * (1 - 1e-9) or pipeline > 1
+    assert min(beyond) >= 0, "a share is the least that a message can take"
+    assert max(beyond) > 0
+
+
+def test_a_plan_says_so_and_is_faster() -> None:
+    pinned = Pinned(data=4, zero=3, micro_batches=1, recompute="none")
+    alone, together = (
+        search(request_of("llama-4", cluster_of("cpu", 4), 16, pinned=pinned, update=update)).plans[0]
+        for update in (Update(), TOGETHER)
+    )
+    assert together.plan.training.update == TOGETHER
+    assert together.seconds < alone.seconds
+    assert together.objective <= together.seconds
