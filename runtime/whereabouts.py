@@ -75,6 +75,12 @@ def _way_back(ctx: Any) -> str | None:
     return None if operand is None else f"gradient of {operand}"
 
 
+def _bundle(self: Any) -> str:
+    """Weights that are gathered together."""
+    names = self._bundle.names
+    return f"'{names[0]}' and {len(names) - 1} other weight{'s' if len(names) > 2 else ''} of its block"
+
+
 def _turn(turn: Any, self: Any) -> str:
     kind = {"weight_gradient": "weight gradients"}.get(turn.kind, turn.kind)
     first = turn.micro_batch * self.copies
@@ -107,6 +113,10 @@ ROWS: Mapping[tuple[str, str], Row] = {
     ("runtime.interleaving", "_Arrival.forward"): Row(part="of", reads=("way",), say=_way),
     ("runtime.gather_again", "gather_again.<locals>.unpack"): Row(
         part="of", reads=(), say=_constant("a weight that is gathered again")
+    ),
+    ("runtime.block_gathers", "Gathered.bring"): Row(part="of", reads=("self",), say=_bundle),
+    ("runtime.block_gathers", "Gathered.bring_back"): Row(
+        part="of", reads=("self",), say=lambda self: f"gradients of {_bundle(self)}"
     ),
     ("runtime.ring_attention", "_forward"): Row(part="action", reads=("ring",), say=_ring),
     ("runtime.ring_attention", "_backward"): Row(part="action", reads=("ring",), say=_ring),
