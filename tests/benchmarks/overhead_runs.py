@@ -1,9 +1,9 @@
 """One rank that times the steps of plans and of hand-written PyTorch, for bench_overhead: `-m overhead_runs FOLDER`.
 
-A plan TENSOR-DATA.json stands beside the same model under `parallelize_module` (column and row parallel, sequence
-parallel, parallel loss) over its tensor axis and `fully_shard` over its data axis. Both start from the same weights,
-get the same batches, and take turns, a step each, so that what else the machine does falls on both alike. Rank 0
-prints a line of JSON per pair.
+A plan stands beside the same model under `parallelize_module` (column and row parallel, sequence parallel, parallel
+loss) over its tensor axis and `fully_shard` or DistributedDataParallel over its data axis; `pairs` says which. Both
+start from the same weights, get the same batches, and take turns, a step each, so that what else the machine does falls
+on both alike. Rank 0 prints a line of JSON per pair.
 """
 
 import argparse
@@ -30,6 +30,7 @@ from torch.distributed.tensor.parallel import (
     loss_parallel,
     parallelize_module,
 )
+from torch.nn.parallel import DistributedDataParallel
 
 from planner.models.zoo import BuiltModel, build_model
 from planner.plan.file import load_plan
@@ -47,14 +48,16 @@ def built(plan: Plan) -> BuiltModel:
     return build_model(plan.model.reference, dtype="float32", device="cpu", sequence_length=plan.model.sequence_length)
 
 
-def by_hand(plan: Plan, tensor: int, data: int) -> Step:
-    """The step that somebody would write for a Llama."""
-    module = built(plan).module
+def by_hand(plan: Plan, tensor: int, data: int, replicas: bool) -> Step:
+    """The step that somebody would write for a Llama or, without tensor parallelism, for any model with layers."""
+    module: nn.Module = built(plan).module
     mesh = init_device_mesh("cpu", (data, tensor), mesh_dim_names=("data", "tensor"))
     if tensor > 1:
         _cut(module, mesh["tensor"])
-    if data > 1:
-        for layer in module.model.layers:
+    if replicas:
+        module = DistributedDataParallel(module, process_group=mesh["data"].get_group())
+    elif data > 1:
+        for layer in max((one for one in module.modules() if isinstance(one, nn.ModuleList)), key=len):
             fully_shard(layer, mesh=mesh["data"])
         fully_shard(module, mesh=mesh["data"])
     optimizer = torch.optim.AdamW(module.parameters())
@@ -100,12 +103,12 @@ def _cut(module: nn.Module, mesh: DeviceMesh) -> None:
 def run(folder: Path, rounds: int) -> int:
     start_processes(current_device(local_rank()))
     known = Communicators()
-    steps: dict[str, tuple[Plan, dict[str, Step]]] = {}
-    for path in sorted(folder.glob("*.json")):
-        plan = load_plan(path)
-        tensor, data = map(int, path.stem.split("-"))
+    steps: dict[int, tuple[Plan, dict[str, Step]]] = {}
+    for number, pair in enumerate(json.loads((folder / "pairs").read_text(encoding="utf-8"))):
+        plan = load_plan(folder / f"{number}.json")
         ours = parallelize(built(plan).module, plan, known=known)
-        steps[path.stem] = (plan, {"plan": ours, "by hand": by_hand(plan, tensor, data)})
+        theirs = by_hand(plan, pair["tensor"], pair["data"], pair["by_hand"] == "ddp")
+        steps[number] = (plan, {"plan": ours, "by hand": theirs})
     seconds = {name: {who: [] for who in pair} for name, (_, pair) in steps.items()}
     busy = {name: {who: [] for who in pair} for name, (_, pair) in steps.items()}
     losses = {name: {who: [] for who in pair} for name, (_, pair) in steps.items()}
