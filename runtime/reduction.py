@@ -42,6 +42,8 @@ class Reduction:
         self._groups = axis_lines(place, "gradients") if bound.plan.training.update.bucketed else place.groups
         self._flights: list[Flight] = []
         self._waiting: dict[str, int] = {}
+        self._missing = [0 for _ in self.buckets]  # members whose gradients have not all arrived
+        self._bucket_of = {name: number for number, bucket in enumerate(self.buckets) for name in bucket.names}
         for parameter in parameters.values():
             parameter.arrival = self._arrived
 
@@ -50,6 +52,7 @@ class Reduction:
         if self.buckets:
             self._flights = []
             self._waiting = dict(self._expected)
+            self._missing = [sum(self._waiting[name] > 0 for name in bucket.names) for bucket in self.buckets]
 
     def finish(self) -> dict[str, torch.Tensor]:
         """The gradients in the layouts of the state, by name; drops those that were added up. Collective."""
@@ -79,9 +82,9 @@ class Reduction:
         if not self._waiting:
             return
         self._waiting[name] -= 1
-        while len(self._flights) < len(self.buckets):
-            if any(self._waiting[member] > 0 for member in self.buckets[len(self._flights)].names):
-                return
+        if name in self._bucket_of and self._waiting[name] == 0:
+            self._missing[self._bucket_of[name]] -= 1
+        while len(self._flights) < len(self.buckets) and self._missing[len(self._flights)] == 0:
             self._launch()
 
     def _launch(self) -> None:

@@ -94,7 +94,8 @@ def main() -> None:
 
 
 def _plan(pair: Pair) -> Plan:
-    update = planner.Update(gathers="block", buckets=25 * 2**20 if pair.by_hand == "ddp" else "none")
+    buckets, together = planner.Update(buckets=25 * 2**20), planner.Update(gathers="block")
+    update = buckets if pair.by_hand == "ddp" else together
     cluster = load_profile("cpu").with_devices(pair.processes)
     found = planner.search(
         pair.model, cluster, pinned=pair.pinned, precision="fp32", global_batch=pair.batch, update=update
