@@ -1,7 +1,7 @@
 """`plan`: the command line. One command is the main job, the others work with what it wrote.
 
 Exit codes: 0 good, 1 a check or a run failed, 2 bad input, 3 nothing fits, 4 a loss is not finite, 70 a fault of ours,
-130 interrupted.
+130 interrupted, 141 whoever read along has gone.
 """
 
 import sys

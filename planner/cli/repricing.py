@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from planner.cli.machines import devices_named, machine
 from planner.cli.options import Options, flag
 from planner.cli.output import plan_content, write_json
+from planner.cli.planning import progress_console
 from planner.cli.showing import naming, traced_again
+from planner.cli.waiting import waiting
 from planner.errors import InfeasibleError, RequestError
 
 if TYPE_CHECKING:
@@ -47,14 +49,16 @@ def _moved(path: Path, plan: "Plan", options: Options) -> "BoundPlan":
 
     named = None if options.hardware is None else devices_named(options.hardware)
     devices = options.devices or named or plan.cluster.devices
-    with naming(path):
+    with naming(path), waiting(progress_console(options)) as wait:
         software = plan.cluster.software if options.software is None else options.software
         known = replace(plan.cluster, devices=devices, software=software)
         if options.cluster is None and _same_profile(options.hardware, plan):
             cluster = machine_of(known, options.hardware)
         else:
             cluster = machine(options.hardware or plan.cluster.profile, options.cluster, software, devices)
+        wait.phase("tracing the model")
         model, graph = traced_again(plan)
+        wait.phase("pricing the plan")
         return repriced(plan, graph, model.batch, cluster)
 
 

@@ -11,6 +11,7 @@ from costmodels import CostModelError
 from hardware_profiles import HardwareProfileError
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
 from planner.cli.output import plan_content, write_json
+from planner.cli.waiting import Waiting, waiting
 from planner.errors import PlanFileError, PlannerError
 
 if TYPE_CHECKING:
@@ -26,13 +27,13 @@ Hardware = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-def judge(plan_file: Path, hardware: str | None) -> "Verdict":
+def judge(plan_file: Path, hardware: str | None, wait: Waiting) -> "Verdict":
     """Load a plan, trace its model again and verify it. Errors name the file."""
     from planner.plan.file import load_plan
 
     plan = load_plan(plan_file)
     with naming(plan_file):
-        return _judged(plan, hardware)
+        return _judged(plan, hardware, wait)
 
 
 @contextlib.contextmanager
@@ -46,12 +47,14 @@ def naming(plan_file: Path) -> Iterator[None]:
         raise PlanFileError(f"{plan_file}: {error}") from error
 
 
-def _judged(plan: "Plan", hardware: str | None) -> "Verdict":
+def _judged(plan: "Plan", hardware: str | None, wait: Waiting) -> "Verdict":
     from planner.plan.machine import machine_of
     from planner.plan.verify import verify as check
 
     cluster = machine_of(plan.cluster, hardware)
+    wait.phase("tracing the model")
     model, graph = traced_again(plan)
+    wait.phase("checking the plan")
     return check(plan, graph, model.batch, cluster)
 
 
@@ -86,7 +89,8 @@ def show(
         from planner.plan.roles import roles
         from planner.report.terminal import print_plan
 
-        verdict = judge(plan_file, hardware)
+        with waiting() as wait:
+            verdict = judge(plan_file, hardware, wait)
         if as_json:
             content = plan_content(verdict.bound.plan, roles(verdict.bound), verdict.prediction)
             write_json({**content, "fits": verdict.fits, "remarks": list(verdict.remarks)})
@@ -109,8 +113,10 @@ def verify(
     with reporting(as_json):
         from planner.sharding.discover import prove
 
-        verdict = judge(plan_file, hardware)
-        prove(verdict.bound.graph)
+        with waiting() as wait:
+            verdict = judge(plan_file, hardware, wait)
+            wait.phase("proving rules that were found by trial")
+            prove(verdict.bound.graph)
         if as_json:
             write_json(_verdict_content(verdict))
         else:

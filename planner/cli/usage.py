@@ -22,6 +22,9 @@ _ParserError: type[Exception] = next(
 """Base of what the parser raises; newer versions of Typer have classes of their own for it."""
 
 
+ENOUGH = 128 + 13
+"""Exit code where whoever read stdout has gone, as in `plan show plan.json | head`: that of SIGPIPE in a shell."""
+
 _LISTED = 8
 """Legal numbers that are told one by one."""
 
@@ -33,10 +36,17 @@ class Commands(TyperGroup):
         given = list(sys.argv[1:] if args is None else args)
         settings["standalone_mode"] = False
         try:
-            with reporting("--json" in given):
-                code = self._called(given, prog_name, *rest, **settings)
-        except typer.Exit as ended:
-            code = ended.exit_code
+            try:
+                with reporting("--json" in given):
+                    code = self._called(given, prog_name, *rest, **settings)
+            except typer.Exit as ended:
+                code = ended.exit_code
+            sys.stdout.flush()
+        except (BrokenPipeError, SystemExit) as error:
+            if not _has_enough(error):
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at its end
+            code = ENOUGH
         sys.exit(code if isinstance(code, int) else 0)
 
     def _called(self, given: list[str], *rest: Any, **settings: Any) -> Any:
@@ -53,7 +63,7 @@ class Commands(TyperGroup):
         except StoppedError:
             raise
         except SystemExit as error:  # no other command of ours ends like that
-            if isinstance(error.__context__, BrokenPipeError):  # whoever read along has enough
+            if _has_enough(error):
                 raise
             raise RequestError(
                 f"the Python code of --model or --data ended the process (exit code {error.code}); take the exit out of"
@@ -64,6 +74,11 @@ class Commands(TyperGroup):
         if args[0] not in self.commands:
             raise RequestError(_no_command(args[0], list(self.commands)))
         return super().resolve_command(ctx, args)
+
+
+def _has_enough(error: BaseException) -> bool:
+    """Whether whoever read along has gone: the parser and rich end the process for that."""
+    return isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError)
 
 
 def _no_command(word: str, known: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
 """Progress and Ctrl-C."""
 
+import contextlib
 import io
 import math
 import signal
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from planner.cli.waiting import news_of, waiting
+from planner.cli import repricing, showing
+from planner.cli.waiting import Waiting, news_of, waiting
 from planner.plan import differences
 from planner.search import search as searching
 from planner.search import sensitivity
@@ -135,6 +137,23 @@ def file(plan: Any) -> str:
     """A plan file."""
     plan.json(*TINY, "-o", "plan.json")
     return "plan.json"
+
+
+@pytest.mark.parametrize("words", [("show",), ("verify",), ("estimate",)], ids=" ".join)
+def test_who_waits_for_a_plan_file_is_told_what_is_done(
+    plan: Any, file: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    class Told(Waiting):
+        def phase(self, text: str, at: int | None = None, total: int | None = None) -> None:
+            told.append(text)
+
+    for module in (showing, repricing):
+        monkeypatch.setattr(module, "waiting", lambda *console: contextlib.nullcontext(Told()))
+    plan(*words, file)
+    assert told[0] == "tracing the model"
+    assert told[1] in ("checking the plan", "pricing the plan")
 
 
 def test_an_interrupted_explanation_has_what_was_found(plan: Any, file: str, interrupting: Callable[..., None]) -> None:
