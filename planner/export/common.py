@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from planner.export.description import Description, ExportError, schedule_of
 from planner.export.target import Giving
+from planner.plan.words import table_words
 from planner.sharding.update import PLAIN, Update
 
 
@@ -18,9 +19,8 @@ def refuse_other_training(description: Description, engine: str, optimizers: tup
         raise ExportError(f"{engine} takes the mean of gradients, the plan their sum; plan again with --gradients mean")
     if update.placed:
         raise ExportError(
-            f"{engine} has no tables outside of the devices, the plan has {', '.join(dict(update.placed))}; plan"
-            f" again without"
-            " --place"
+            f"{engine} has no tables outside of the devices, the plan has {table_words(update)}; plan again with"
+            " --place none"
         )
     if update.local_parameters:
         raise ExportError(

@@ -18,7 +18,7 @@ from typing import Any
 from planner.export.description import ExportError
 from planner.export.target import OperatorTarget
 from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
-from planner.plan.words import recomputation_words
+from planner.plan.words import recomputation_words, table_words
 from planner.sharding.layout import Layout
 from planner.sharding.rule import pieces_of
 from planner.sharding.stored import StoredParameter
@@ -120,6 +120,8 @@ def _readme(bound: BoundPlan) -> str:
         ("precision", training.precision),
         ("optimizer", training.optimizer),
     ]
+    if tables := table_words(training.update):
+        rows.append(("tables", tables))
     lines = [f"# {plan.model.reference} with MindSpore 2.10", ""]
     lines += [
         'Load `strategy.json` under `parallel_mode="semi_auto_parallel"`. Operators and parameters are called as in',

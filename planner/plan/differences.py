@@ -20,7 +20,7 @@ from typing import TypeVar
 from costmodels import CostModelError
 from hardware_profiles import HardwareProfileError
 from planner.errors import PlannerError
-from planner.graph.operator_graph import OperatorGraph
+from planner.graph.operator_graph import ROWS_FROM, OperatorGraph
 from planner.plan.bind import BoundPlan
 from planner.plan.contrasts import Difference, blocks_words, degree_words, item_rows, model_words, update_text
 from planner.plan.loosening import (
@@ -28,6 +28,7 @@ from planner.plan.loosening import (
     loosened,
     stored_of,
     strategies_of,
+    with_places,
     with_recomputation,
     with_stored,
     with_strategies,
@@ -35,7 +36,7 @@ from planner.plan.loosening import (
 from planner.plan.machine import machine_of
 from planner.plan.plan import Plan, Prediction
 from planner.plan.repricing import repriced
-from planner.plan.words import recomputation_words
+from planner.plan.words import recomputation_words, table_words
 from planner.sharding.stored import StoredParameter
 
 _FITS = 1 + 1e-9
@@ -121,7 +122,7 @@ def compare(
     here, there = (_priced(plan, traced) for plan in (first, second))
     start, end = loosened(here), loosened(there)
     changes = tuple(_changes(here, there, start, end))
-    if strategies_of(start).keys() != strategies_of(end).keys():  # models of different operators: nothing on the way
+    if _operators(start) != _operators(end):  # nothing on the way
         step = Step(
             differences=tuple(change.difference for change in changes),
             before=here.plan.prediction,
@@ -199,9 +200,15 @@ class _Way:
 def _changes(here: BoundPlan, there: BoundPlan, start: Plan, end: Plan) -> Iterator[_Change]:
     """All that differs between two loose plans, in the order in which it is made."""
     yield from _asked(start, end)
+    moved = _moved(here, there)
+    if start.training.update.placed != end.training.update.placed:
+        where = [table_words(plan.training.update) or "on the devices" for plan in (start, end)]
+        difference = Difference(name="tables", here=where[0], there=where[1])
+        yield _Change(difference=difference, apply=lambda plan: with_places(plan, end, moved))
     yield from _used(here, there, start, end)
     if len(start.mesh.axes) == len(end.mesh.axes):
-        yield from _part_by_part("strategies", strategies_of(start), strategies_of(end), with_strategies)
+        ours = {name: strategy for name, strategy in strategies_of(start).items() if name not in moved}
+        yield from _part_by_part("strategies", ours, strategies_of(end), with_strategies)
         yield from _part_by_part("stored layouts", stored_of(start), stored_of(end), with_stored)
         if start.inputs != end.inputs:
             difference = Difference(name="layouts of inputs", here="", there="")
@@ -213,6 +220,20 @@ def _changes(here: BoundPlan, there: BoundPlan, start: Plan, end: Plan) -> Itera
         words = recomputation_words(start), recomputation_words(end)
         difference = Difference(name="recomputation", here=words[0], there=words[1])
         yield _Change(difference=difference, apply=lambda plan: with_recomputation(plan, end))
+
+
+def _operators(plan: Plan) -> list[tuple[str, set[str]]]:
+    """The operators of a loose plan, block by block."""
+    return [(group.name, {name for name, _ in group.operators}) for group in plan.groups]
+
+
+def _moved(here: BoundPlan, there: BoundPlan) -> frozenset[str]:
+    """Operators that get rows of a table from another place in the second plan."""
+    before = {op.operator.name: op.operator.op for op in here.operators}
+    after = {op.operator.name: op.operator.op for op in there.operators}
+    return frozenset(
+        name for name, op in after.items() if op != before.get(name, op) and {op, before[name]} & {*ROWS_FROM.values()}
+    )
 
 
 def _asked(start: Plan, end: Plan) -> Iterator[_Change]:
@@ -233,18 +254,18 @@ def _asked(start: Plan, end: Plan) -> Iterator[_Change]:
             difference=Difference(name="machine", here=start.cluster.machine, there=end.cluster.machine),
             apply=lambda plan: replace(plan, cluster=replace(end.cluster, devices=plan.cluster.devices)),
         )
-    for field in ("global_batch", "optimizer", "update", "imbalance"):
+    for field in ("global_batch", "optimizer", "imbalance"):
         one, other = getattr(ours, field), getattr(theirs, field)
         if one != other:
-            text = update_text if field == "update" else str
-            yield _Change(
-                difference=Difference(
-                    name="gradients" if field == "update" else field.replace("_", " "),
-                    here=text(one),
-                    there=text(other),
-                ),
-                apply=_training(field, other),
-            )
+            difference = Difference(name=field.replace("_", " "), here=str(one), there=str(other))
+            yield _Change(difference=difference, apply=_training(field, other))
+    if replace(ours.update, placed=()) != replace(theirs.update, placed=()):
+        words = update_text(ours.update), update_text(theirs.update)
+
+        def apply(plan: Plan) -> Plan:
+            return _training("update", replace(theirs.update, placed=plan.training.update.placed))(plan)
+
+        yield _Change(difference=Difference(name="gradients", here=words[0], there=words[1]), apply=apply)
 
 
 def _training(field: str, value: object) -> Callable[[Plan], Plan]:

@@ -4,7 +4,7 @@ Groups of a plan hold equal blocks, so a change to one block of a group would ha
 a loose plan says the same as the plan that it was made of, at greater length, and is priced the same to the last digit.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from planner.graph.blocks import block_parameters
@@ -76,6 +76,23 @@ def with_stored(plan: Plan, stored: Mapping[str, StoredParameter]) -> Plan:
         return replace(group, parameters=tuple((name, stored.get(name, known)) for name, known in group.parameters))
 
     return replace(plan, groups=tuple(map(changed, plan.groups)))
+
+
+def with_places(plan: Plan, other: Plan, look_ups: Collection[str]) -> Plan:
+    """A loose plan with tables where another one of the same blocks has them: with the parameters that are left on the
+    devices, and with its strategies of the operators that look rows up."""
+    like, chosen = {group.name: group for group in other.groups}, strategies_of(other)
+    known = stored_of(plan)
+    groups = (
+        replace(
+            group,
+            parameters=tuple((name, known.get(name, stored)) for name, stored in like[group.name].parameters),
+        )
+        for group in plan.groups
+    )
+    update = replace(plan.training.update, placed=other.training.update.placed)
+    moved = replace(plan, groups=tuple(groups), training=replace(plan.training, update=update))
+    return with_strategies(moved, {name: chosen[name] for name in look_ups})
 
 
 def with_recomputation(plan: Plan, other: Plan) -> Plan:

@@ -65,6 +65,12 @@ def gradient_words(update: Update) -> str:
     return "".join(f"; {text}" for text in found)
 
 
+def table_words(update: Update) -> str:
+    """Where tables are that are not on the devices: `tables.* on the host, wide.* on servers`; empty where all are."""
+    places = ((pattern, "the host" if place == "host" else place) for pattern, place in update.placed)
+    return ", ".join(f"{pattern} on {place}" for pattern, place in places)
+
+
 def _bucket_words(update: Update) -> str:
     if update.bucket_size:
         return f"in buckets of {update.bucket_size / MIB:.3g} MiB"

@@ -3,7 +3,7 @@
 from planner.plan.group_runs import group_runs
 from planner.plan.plan import Plan, Prediction
 from planner.plan.roles import Roles
-from planner.plan.words import gradient_words, recomputation_words
+from planner.plan.words import gradient_words, recomputation_words, table_words
 from planner.report.units import bytes_text, count_text, percent_text, seconds_text
 
 Rows = tuple[tuple[str, str], ...]
@@ -44,11 +44,8 @@ def degree_rows(plan: Plan, roles: Roles) -> Rows:
         rows += [("pipeline", f"{plan.schedule}, {a_stage}{virtual}{slices}"), *groups]
     long = len(roles.recomputation) > _LONG
     rows.append(("recomputation", recomputation_words(plan) if long else roles.recomputation))
-    tables = [
-        f"{pattern} on {'the host' if place == 'host' else place}" for pattern, place in plan.training.update.placed
-    ]
-    if tables:
-        rows.append(("tables", ", ".join(tables)))
+    if tables := table_words(plan.training.update):
+        rows.append(("tables", tables))
     if roles.offload != "none":
         rows.append(("offload", roles.offload))
     return tuple(rows)

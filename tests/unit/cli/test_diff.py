@@ -12,15 +12,25 @@ from planner.cli.main import app
 from planner.plan.file import load_plan
 
 TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--global-batch", "8")
+EMBEDDING, ON_SERVERS = "model.embed_tokens.*=host", "model.embed_tokens.*=servers"
 PLANS: dict[str, tuple[str, ...]] = {
     "data": ("--devices", "4", "--data", "4", "--zero", "0", "--micro-batches", "1"),
     "zero": ("--devices", "4", "--data", "4", "--zero", "3", "--micro-batches", "2", "--recompute", "full"),
     "tensor": ("--devices", "4", "--tensor", "4", "--micro-batches", "1"),
     "both": ("--devices", "4", "--data", "2", "--tensor", "2", "--micro-batches", "2"),
     "pipeline": ("--devices", "4", "--pipeline", "2", "--tensor", "2", "--micro-batches", "8"),
+    "host": ("--devices", "4", "--data", "4", "--zero", "0", "--micro-batches", "1", "--place", EMBEDDING),
+    "servers": ("--devices", "4", "--pipeline", "2", "--tensor", "2", "--micro-batches", "8", "--place", ON_SERVERS),
     "short": ("--devices", "4", "--data", "4", "--zero", "0", "--micro-batches", "1", "--seq-len", "64"),
 }
-MORE = (("data", "tensor"), ("tensor", "zero"), ("pipeline", "data"), ("zero", "pipeline"), ("pipeline", "both"))
+MORE = (
+    ("data", "tensor"),
+    ("tensor", "zero"),
+    ("pipeline", "data"),
+    ("zero", "pipeline"),
+    ("pipeline", "both"),
+    ("servers", "data"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +61,12 @@ def names(found: dict[str, Any]) -> list[list[str]]:
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [("data", "zero"), ("both", "pipeline"), *(pytest.param(*two, marks=pytest.mark.thorough) for two in MORE)],
+    [
+        ("data", "zero"),
+        ("both", "pipeline"),
+        ("both", "servers"),
+        *(pytest.param(*two, marks=pytest.mark.thorough) for two in MORE),
+    ],
 )
 def test_the_steps_lead_from_one_plan_to_the_other(files: Path, first: str, second: str) -> None:
     """Each begins with what the one before it ended with; the ends are the predictions of the files, to the digit."""
@@ -97,6 +112,16 @@ def test_degrees_on_other_axes_change_every_strategy_at_once(files: Path) -> Non
     (degrees,) = [one for step in found["steps"] for one in step["differences"] if one["name"] == "degrees"]
     assert (degrees["first"], degrees["second"]) == ("data 2 x tensor 2, mesh 2x2", "tensor 2 x pipeline 2, mesh 2")
     assert not any("strategies" in name for step in names(found) for name in step)
+
+
+@pytest.mark.parametrize(("first", "second"), [("data", "host"), ("host", "data")])
+def test_tables_that_move_are_a_difference_of_their_own(files: Path, first: str, second: str) -> None:
+    found = content(files, first, second)
+    (tables,) = [step for step in found["steps"] if [one["name"] for one in step["differences"]] == ["tables"]]
+    where = {"data": "on the devices", "host": "model.embed_tokens.* on the host"}
+    assert (tables["differences"][0]["first"], tables["differences"][0]["second"]) == (where[first], where[second])
+    assert tables["difference_seconds"] != 0
+    assert all(step["differences"][0]["name"] != "gradients" for step in found["steps"])
 
 
 def test_another_length_is_another_model(files: Path) -> None:

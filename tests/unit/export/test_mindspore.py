@@ -7,6 +7,7 @@ from typing import Any
 from planner.cli.carrying import plan_of
 from planner.export.description import Description
 from planner.export.targets import OPERATOR_TARGETS
+from planner.sharding.update import Update
 from tests.unit.export.descriptions import subject
 
 Content = dict[str, dict[str, dict[str, Any]]]
@@ -41,6 +42,15 @@ def test_every_weight_has_its_cuts_and_its_layout() -> None:
     weight = layouts["model.layers.0.mlp.down_proj.weight"]
     assert (weight["dev_matrix"], weight["tensor_map"], weight["tensor_shape"]) == ([2, 2], [-1, 0], [256, 512])
     assert (weight["opt_weight_shard_size"], weight["opt_weight_shard_step"]) == (2, 2)
+
+
+def test_tables_outside_of_the_devices_are_told_beside_the_file() -> None:
+    write, machine = OPERATOR_TARGETS["mindspore"].write, subject("llama-tiny", "cpu", 8)
+    placed = replace(BASE, update=Update(placed=(("model.embed_tokens.*", "servers"),)))
+    files = write(plan_of(machine, placed))
+    assert "- tables: model.embed_tokens.* on servers" in files["README.md"]
+    assert "embed_tokens" not in files["strategy.json"]
+    assert "tables" not in write(plan_of(machine, BASE))["README.md"]
 
 
 def test_without_a_finer_optimizer_nothing_is_shared_out() -> None:

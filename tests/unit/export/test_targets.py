@@ -86,6 +86,11 @@ def test_losses_lead_from_one_description_to_the_next(engine: str) -> None:
     [
         ({"update": Update(gradients="sum")}, "takes the mean of gradients"),
         ({"update": Update(local_parameters=("*.bias",))}, "plan again without --local-parameters"),
+        (
+            {"update": Update(placed=(("tables.*", "host"), ("wide.*", "servers")))},
+            "no tables outside of the devices, the plan has tables.* on the host, wide.* on servers; plan again with"
+            " --place none",
+        ),
     ],
 )
 def test_other_training_is_no_approximation(engine: str, change: dict[str, Any], message: str) -> None:
