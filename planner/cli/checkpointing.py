@@ -11,6 +11,7 @@ from planner.cli.output import write_json
 from planner.cli.printing import WIDTH
 from planner.cli.showing import AsJson, naming, traced_again
 from planner.cli.usage import Commands
+from planner.cli.values import parse_memory
 from planner.errors import CheckpointError, ModelError, RequestError, unknown_name
 
 if TYPE_CHECKING:
@@ -31,10 +32,15 @@ checkpoints = typer.Typer(
 _SHOWN = 12  # tensors that are listed without --all
 
 _NAMES = ("huggingface", "own")
+_LEAST = 16 * 2**20  # bytes of memory
 SRC = Annotated[
     Path, typer.Argument(metavar="SRC", help="A checkpoint, a folder of several (the newest), or Hugging Face's files.")
 ]
 DST = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="A new folder, which is whole or not there.")]
+
+Memory = Annotated[
+    str, typer.Option("--memory", metavar="SIZE", help="By how much memory may grow, beside what is needed to begin.")
+]
 
 
 @checkpoints.command("inspect")
@@ -83,6 +89,7 @@ def convert(
     source: SRC,
     plan_file: Annotated[Path, typer.Option("--plan", metavar="PLAN", help="The plan to go on with.")],
     output: DST,
+    memory: Memory = "256MiB",
     as_json: AsJson = False,
 ) -> None:
     """Write a checkpoint as the ranks of another plan would have, in this process and in bounded memory.
@@ -100,16 +107,18 @@ def convert(
         from runtime.checkpoint.offline import convert as converted
         from runtime.kept_buffers import buffer_homes
 
+        most = _block(memory)
         opened = _opened(source)
         opened.check()
         plan = load_plan(plan_file)
         with naming(plan_file):
             model, graph = traced_again(plan)
             bound = bind(plan, graph, model.batch)
-        opened = in_own_names(opened, plan.model)
+        opened = in_own_names(opened, plan.model, most)
         cuts = [cut_stage(bound, stage) for stage in range(len(plan.stages))]
         manifest = _manifest_of(opened)
-        _answer(converted(opened, manifest, bound, buffer_homes(model.module, bound, cuts), output), output, as_json)
+        homes = buffer_homes(model.module, bound, cuts)
+        _answer(converted(opened, manifest, bound, homes, output, most), output, as_json)
 
 
 @checkpoints.command("merge")
@@ -126,6 +135,7 @@ def merge(
         ),
     ] = None,
     max_file: Annotated[float, typer.Option("--max-file", metavar="GB", help="Largest file, in 1e9 bytes.")] = 5.0,
+    memory: Memory = "256MiB",
     as_json: AsJson = False,
 ) -> None:
     """Write the model of a checkpoint in whole tensors, as PyTorch and Hugging Face read it, in bounded memory.
@@ -139,10 +149,22 @@ def merge(
 
         if not max_file > 0:
             raise RequestError(f"--max-file {max_file:g}: give GB, more than 0")
+        most = _block(memory)
         opened = _opened(source)
         opened.check()
         opened, naming = _named(opened, names)
-        _answer(merged(opened, _manifest_of(opened), output, int(max_file * 1e9), naming=naming), output, as_json)
+        made = merged(opened, _manifest_of(opened), output, int(max_file * 1e9), most, naming)
+        _answer(made, output, as_json)
+
+
+def _block(memory: str) -> int:
+    """Bytes of a tensor at a time, so that memory grows by no more."""
+    from runtime.checkpoint.offline import HELD
+
+    asked = int(parse_memory(memory, "--memory"))
+    if asked < _LEAST:
+        raise RequestError(f"--memory {memory}: give 16MiB or more; what files are written through takes as much")
+    return asked // HELD
 
 
 def _named(opened: "Readable", names: str | None) -> "tuple[Readable, Naming | None]":

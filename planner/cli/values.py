@@ -28,14 +28,14 @@ def parse_mesh(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def parse_memory(text: str) -> float:
+def parse_memory(text: str, option: str = "--memory-limit") -> float:
     """Bytes of 64GiB, 64 (GiB too), 512MiB or 64GB."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text.lower(), re.ASCII)
     if found is None or found[2] not in _BYTES:
-        raise RequestError(f"--memory-limit '{text}' is not a size; write it as in 64GiB, 512MiB or 64GB")
+        raise RequestError(f"{option} '{text}' is not a size; write it as in 64GiB, 512MiB or 64GB")
     size = float(found[1]) * _BYTES[found[2]]
     if not 0 < size < math.inf:
-        raise RequestError(f"--memory-limit '{text}' leaves no memory; write a size above 0, as in 64GiB")
+        raise RequestError(f"{option} '{text}' leaves no memory; write a size above 0, as in 64GiB")
     return size
 
 

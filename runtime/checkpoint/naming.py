@@ -16,7 +16,7 @@ from planner.errors import CheckpointError, ModelError
 from planner.models.naming.parts import Naming, Part
 from planner.plan.plan import ModelReference
 from runtime.checkpoint.manifest import SavedTensor
-from runtime.checkpoint.renamed import Box, Copy, Renamed
+from runtime.checkpoint.renamed import TOUCHED, Box, Copy, Renamed
 from runtime.checkpoint.source import Readable, listed
 from runtime.checkpoint.spread import BESIDE
 from runtime.checkpoint.tensor_files import dtype_of
@@ -26,10 +26,10 @@ _NEAR = 1e-3
 """How far a bias may be from a whole number of steps, in steps: what float32 rounds."""
 
 
-def in_own_names(source: Readable, model: ModelReference) -> Readable:
+def in_own_names(source: Readable, model: ModelReference, touched: int = TOUCHED) -> Readable:
     """Tensors under the names that the model of a plan has, whoever wrote them: those of checkpoints as they are, those
     of transformers renamed. Files that do not say whose names they have are taken for those of transformers, unless
-    they have all names of the model and transformers has others.
+    they have all names of the model and transformers has others. `touched` as in `Renamed`.
 
     Raises CheckpointError where files of transformers are not of this model, or it has no class for it.
     """
@@ -47,7 +47,7 @@ def in_own_names(source: Readable, model: ModelReference) -> Readable:
     ours, theirs = ({getattr(part, side) for part in naming.parts} for side in ("ours", "theirs"))
     if names is None and ours != theirs and ours <= set(source.tensors):
         return source
-    return as_ours(source, naming)
+    return as_ours(source, naming, touched)
 
 
 def naming_of_model(model: ModelReference) -> Naming | None:
@@ -57,7 +57,7 @@ def naming_of_model(model: ModelReference) -> Naming | None:
     return naming_of(model.reference, model.sequence_length)
 
 
-def as_theirs(source: Readable, naming: Naming) -> Readable:
+def as_theirs(source: Readable, naming: Naming, touched: int = TOUCHED) -> Readable:
     """A checkpoint of ours under the names of transformers, the model alone. Raises CheckpointError where it lacks a
     tensor of the model or has others."""
     if not naming.parts:
@@ -73,10 +73,10 @@ def as_theirs(source: Readable, naming: Naming) -> Readable:
         value = _to_theirs(part, dtypes[part.theirs])
         copies[part.theirs].append(Copy(to=there, source=here, count=count, dims=dims, value=value))
     tensors = {name: _saved(shape, dtypes[name]) for name, shape in _shapes_there(naming.parts).items()}
-    return Renamed(source=source, tensors=tensors, copies=copies)
+    return Renamed(source=source, tensors=tensors, copies=copies, touched=touched)
 
 
-def as_ours(source: Readable, naming: Naming) -> Readable:
+def as_ours(source: Readable, naming: Naming, touched: int = TOUCHED) -> Readable:
     """Files of transformers under our names. Raises CheckpointError where they lack a tensor of the model or have
     others, or their config is that of another kind of models."""
     _check_config(source, naming)
@@ -92,7 +92,7 @@ def as_ours(source: Readable, naming: Naming) -> Readable:
         value = _to_ours(part, dtypes[part.ours], source)
         copies[part.ours].append(Copy(to=here, source=there, count=part.extent, dims=dims, value=value))
     tensors = {name: _saved(shape, dtypes.get(name, dtype)) for name, (shape, dtype) in naming.built.items()}
-    return Renamed(source=source, tensors=tensors, copies=copies, fresh=frozenset(naming.fresh))
+    return Renamed(source=source, tensors=tensors, copies=copies, fresh=frozenset(naming.fresh), touched=touched)
 
 
 def _ends(part: Part) -> tuple[Box, Box]:

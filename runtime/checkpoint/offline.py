@@ -5,7 +5,7 @@
 
 Tensors go from file to file in blocks of `most` bytes. At any moment there are the block that is written, the one that
 is read, and what is mapped of the files that it is read from, which is unmapped after each block. So memory grows by
-about four blocks, whatever the size of the checkpoint, unless a single row of a tensor is larger than a block.
+`HELD` blocks at most, whatever the size of the checkpoint, unless a single row of a tensor is larger than a block.
 """
 
 import json
@@ -34,7 +34,9 @@ from runtime.checkpoint.spread import BESIDE, MASTER, OPTIMIZER, Spread, StateOf
 from runtime.checkpoint.tensor_files import Entry, dtype_of, write_tensors
 from runtime.optimizers import MOMENTS
 
-BLOCK = 64 * 2**20
+HELD = 8
+"""By how many blocks memory grows, at most: four are there at a time, and the allocator keeps as many that were."""
+BLOCK = 32 * 2**20
 """Bytes of a tensor that are in memory at a time."""
 SHARD = 5 * 10**9
 """Bytes of a file of a merged checkpoint, as Hugging Face has it by default."""
@@ -158,7 +160,7 @@ def merge(
     """
     _check_one_model(source)
     if naming is not None:
-        source = as_theirs(source, naming)
+        source = as_theirs(source, naming, most)
     found = {name: tensor for name, tensor in sorted(source.tensors.items()) if not name.startswith(BESIDE)}
     parts = _shards(found, shard)
     names = (

@@ -3,10 +3,11 @@
 A tensor that is asked for is put together from boxes of others, whose dims may stand in another order, lie some rows
 apart, or be one long and left out; `naming` says which are which. Only the boxes of what is asked for are read. Where
 rows lie two apart, those between are read too; and rows of a weight that is transposed are columns of the other, so
-that more of a file is touched than is kept.
+that more of a file is touched than is kept: rows that are longer than what is read of them are read few at a time, and
+files let go of between.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,9 @@ from runtime.checkpoint.manifest import Manifest, SavedFile, SavedTensor
 from runtime.checkpoint.regions import Region, whole
 from runtime.checkpoint.source import Readable
 from runtime.checkpoint.tensor_files import dtype_of
+
+TOUCHED = 64 * 2**20
+"""Bytes of a file that are touched before it is let go of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +46,16 @@ class Copy:
 
 @dataclass(kw_only=True)
 class Renamed:
-    """Tensors of a source under other names. What is in `fresh` is zeros."""
+    """Tensors of a source under other names. What is in `fresh` is zeros; at most `touched` bytes of the source are
+    touched before its files are let go of, or one row of a tensor."""
 
     source: Readable
     tensors: Mapping[str, SavedTensor]
     copies: Mapping[str, Sequence[Copy]]
     fresh: frozenset[str] = frozenset()
+    touched: int = TOUCHED
     tied: Mapping[str, str] = field(default_factory=dict)
+    _since: int = 0
 
     @property
     def path(self) -> Path:
@@ -72,6 +79,7 @@ class Renamed:
 
     def release(self) -> None:
         """As that of a `Source`."""
+        self._since = 0
         self.source.release()
 
     def read(self, name: str, region: Region | None = None, into: torch.Tensor | None = None) -> torch.Tensor:
@@ -82,15 +90,34 @@ class Renamed:
         if name in self.fresh:
             return found.zero_()
         for copy in self.copies[name]:
-            _copy(self.source, copy, wanted, found)
+            inside = _inside(copy, wanted)
+            for part in () if inside is None else self._few_rows(copy, inside):
+                _copy(self.source, copy, part, wanted, found)
         return found
 
+    def _few_rows(self, copy: Copy, inside: "Inside") -> Iterator["Inside"]:
+        """What is read of a box, in parts that touch few enough bytes."""
+        tensor = self.source.tensors[copy.source.name]
+        across = next((at for at, dim in enumerate(copy.dims) if dim == 0), None)
+        if across is None:
+            yield inside
+            return
+        row = tensor.elements // tensor.shape[0] * dtype_of(tensor.dtype).itemsize * copy.source.step[0]
+        most, (low, count) = max(1, self.touched // max(1, row)), inside[across]
+        for start in range(low, low + count, most):
+            rows = min(most, low + count - start)
+            if self._since and self._since + rows * row > self.touched:
+                self.release()
+            self._since += rows * row
+            yield [*inside[:across], (start, rows), *inside[across + 1 :]]
 
-def _copy(source: Readable, copy: Copy, wanted: Region, found: torch.Tensor) -> None:
-    """Write into `found`, the elements of a region, what one box has of it."""
-    inside = _inside(copy, wanted)
-    if inside is None:
-        return
+
+Inside = list[tuple[int, int]]
+"""On every dim the first element of a box that is read, and how many are."""
+
+
+def _copy(source: Readable, copy: Copy, inside: Inside, wanted: Region, found: torch.Tensor) -> None:
+    """Write what is inside of a box into `found`, the elements of a region."""
     start, extent = list(copy.source.at), [1] * len(copy.source.at)
     for (low, count), dim in zip(inside, copy.dims, strict=True):
         if dim is not None:
@@ -108,8 +135,8 @@ def _copy(source: Readable, copy: Copy, wanted: Region, found: torch.Tensor) -> 
     found[tuple(places)].copy_(piece if copy.value is None else copy.value(piece))
 
 
-def _inside(copy: Copy, wanted: Region) -> list[tuple[int, int]] | None:
-    """On every dim the first element of a box that lies in a region, and how many do; None where none does."""
+def _inside(copy: Copy, wanted: Region) -> Inside | None:
+    """What of a box lies in a region; None where nothing does."""
     found = []
     dims = zip(copy.to.at, copy.to.step, copy.count, wanted.offset, wanted.extent, strict=True)
     for at, step, count, offset, extent in dims:

@@ -3,8 +3,6 @@
 import json
 import pickle
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -340,59 +338,6 @@ def test_the_first_axis_that_cuts_a_dim_cuts_it_coarsest() -> None:
     layout, sizes = (shard(0), REPLICATE, shard(0), shard(1)), (2, 3, 2, 2)
     assert cell_number(2, layout, sizes, (1, 2, 0, 1)) == 2 * 2 + 1
     assert cell_region((8, 6), (4, 2), 5) == Region(offset=(4, 3), extent=(2, 3))
-
-
-MEMORY = """
-import resource, sys
-from pathlib import Path
-from runtime.checkpoint.manifest import read_manifest
-from runtime.checkpoint.offline import convert, merge
-from runtime.checkpoint.source import open_checkpoint
-from tests.unit.runtime.checkpoint_states import bound_of, plan_of, write, homes_of
-folder = Path(sys.argv[1])
-def peak():
-    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) * 1024
-bound = bound_of("llama", plan_of("llama", "zero3", (4,)))
-homes = homes_of("llama", bound)
-write("llama", plan_of("llama", "zero1", (2,)), folder / "warm")
-merge(open_checkpoint(folder / "warm"), read_manifest(folder / "warm"), folder / "warm merged")
-source = open_checkpoint(folder / "big")
-before = peak()
-merge(source, read_manifest(folder / "big"), folder / "merged", most=4 * 2**20)
-source.check()
-print(peak() - before)
-"""
-
-
-def test_memory_is_bounded_by_blocks(tmp_path: Path) -> None:
-    """256 MiB in four files are merged in blocks of 4 MiB: memory grows by four of them, with a margin for Python's and
-    the kernel's own, which the size of the checkpoint has no part in."""
-    _big(tmp_path / "big", rows=4 * 4096, columns=4096)
-    done = subprocess.run(
-        [sys.executable, "-c", MEMORY, str(tmp_path)], capture_output=True, text=True, check=True, timeout=300
-    )
-    assert int(done.stdout) < 64 * 2**20
-
-
-def _big(folder: Path, rows: int, columns: int) -> None:
-    """A checkpoint with one tensor, cut along its columns, so that rows are gathered from all files."""
-    from runtime.checkpoint.manifest import Progress, SavedTensor
-
-    state = state_of("llama")
-    folder.mkdir()
-    width = columns // 4
-    files = [
-        write_tensors(
-            folder / f"rank-{rank:05d}.safetensors",
-            [Entry(name="w", dtype="float32", shape=(rows, width), blocks=lambda: (torch.ones(rows, width),))],
-            {},
-        )
-        for rank in range(4)
-    ]
-    tensor = SavedTensor(shape=(rows, columns), dtype="float32", cuts=(1, 4), files=(0, 1, 2, 3))
-    progress = Progress(step=1, updates=1, samples=1, seed=0)
-    content = replace(manifest_of(state), files=tuple(files), tensors={"w": tensor}, progress=progress)
-    write_manifest(folder, content)
 
 
 def _copy(folder: Path, tmp_path: Path) -> Path:
