@@ -8,9 +8,9 @@ types and ranges are realistic: a model can learn nothing from them but the bias
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -45,36 +45,50 @@ def synthetic_batches(built: BuiltModel, plan: Plan, seed: int, first: int = 0) 
         yield example.with_tensors(drawn)
 
 
+@dataclass(kw_only=True)
+class DatasetBatches:
+    """What a rank reads of a dataset, one epoch after the other, and where in it that is. Make it with
+    `dataset_batches`.
+
+    Iterated it gives for every step what this rank reads, and the whole batch where somebody needs it. It has no end,
+    and goes back for nobody: a batch that made no step is gone.
+    """
+
+    own: BatchLoader
+    full: BatchLoader | None
+
+    def __iter__(self) -> Iterator[tuple[Arguments, Arguments | None]]:
+        read = map(_one, self.own.endless())
+        if self.full is None:
+            return ((given, given) for given in read)
+        return zip(read, map(_one, self.full.endless()), strict=True)
+
+    def state(self) -> dict[str, Any]:
+        """Behind the last batch that was handed out, as `BatchLoader.state`: the same on every rank."""
+        return self.own.state()
+
+
 def dataset_batches(
-    settings: RunSettings, step: TrainingStep, *, dtype: str, whole: bool
-) -> Iterator[tuple[Arguments, Arguments | None]]:
-    """What this rank reads for each step that is left, and with `whole` the whole batches, where the rank reads less.
+    settings: RunSettings, step: TrainingStep, *, position: Mapping[str, Any] | None, dtype: str, whole: bool
+) -> DatasetBatches:
+    """What this rank reads from a `position` on, as `DatasetBatches.state` gave it; without one from where the samples
+    that the step has trained on end. With `whole` the whole batches, too.
 
     Floating point values become `dtype`, as those of the example did. Raises RequestError for a factory that gives no
-    dataset, and at once for a dataset that is too short, where that can be known.
+    dataset, for a dataset that makes no batch, and for a position in other data.
     """
     assert settings.data is not None
     dataset = load_dataset(settings.data, step.plan.model.sequence_length)
     own = _opened(dataset, settings, step, dtype, full_batch=settings.full_batch)
-    read = _read(own, step, settings.steps)
-    if not whole or own.own is None:
-        return ((given, given) for given in read)
-    full = _opened(dataset, settings, step.plan, dtype, full_batch=True)
-    return zip(read, _read(full, step, settings.steps), strict=True)
-
-
-def _read(batches: BatchLoader, step: TrainingStep, steps: int) -> Iterator[Arguments]:
-    """The batches from where a step is until it has made so many `steps`, and then some. Those that make no step are
-    made up for at the end, if need be from the next epoch."""
-    batches.go_on(step.rank.samples)
-    used = step.rank.samples // step.plan.training.global_batch
-    return map(_one, chain(batches.steps(batches.start + steps - max(step.steps, used)), _more(batches, step)))
-
-
-def _more(batches: BatchLoader, step: TrainingStep) -> Iterator[Any]:
-    while True:
-        batches.go_on(step.rank.samples)
-        yield from (batches.steps(batches.start + 1) if batches.iterable else batches)
+    full = None
+    if whole and own.own is not None:
+        full = _opened(dataset, settings, step.plan, dtype, full_batch=True)
+    for batches in (own,) if full is None else (own, full):
+        if position is None:
+            batches.go_on(step.rank.samples)
+        else:
+            batches.load_state(position)
+    return DatasetBatches(own=own, full=full)
 
 
 def _opened(

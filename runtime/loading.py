@@ -17,7 +17,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -50,8 +50,8 @@ def loader(
 
     A map-style dataset needs `__len__`; with a step it is read for an example, where the model has not been traced yet
     (collective then). An iterable one is read whole by every rank (`full_batch`), in its own order, and must give every
-    rank the same items, each time it is begun. Pinned memory is used where there is an accelerator, unless `pin_memory`
-    says otherwise.
+    rank the same items of an epoch, each time it is begun; where it has `set_epoch` it is told which. Pinned memory is
+    used where there is an accelerator, unless `pin_memory` says otherwise.
 
     Raises RequestError for a dataset that is shorter than one global batch, for samples that are left over with
     `drop_last=False`, and for what cannot be done with an iterable dataset or without a step.
@@ -117,11 +117,6 @@ class BatchLoader:
         if epoch != self.epoch:
             self.epoch, self.samples, self._start = epoch, 0, 0
 
-    @property
-    def start(self) -> int:
-        """Global batches of the epoch that the next iteration leaves out."""
-        return self._start // self.plan.training.global_batch
-
     def go_on(self, samples: int) -> None:
         """Iterate next what follows after training on so many samples, epoch by epoch, under this plan or another: the
         rest of their epoch. Raises RequestError where they make no whole global batches."""
@@ -175,21 +170,11 @@ class BatchLoader:
         if self.own is not None:
             return self._local(self.own, start)
         if self.iterable:
+            if isinstance(self.dataset, _Shuffled):
+                self.dataset.set_epoch(self.epoch)
             rest = _Rest(self.dataset, start)
             return iter(self._torch_loader(rest, batch_size=self.plan.training.global_batch, drop_last=True))
         return iter(self._torch_loader(self._seeded(), batch_sampler=list(self._batches(start))))
-
-    def steps(self, count: int) -> Iterator[Any]:
-        """The batches of `count` steps of one epoch, those left out among them. Raises RequestError where there are
-        fewer: at once for a map-style dataset, at the step for which nothing is left for an iterable one."""
-        size = self.plan.training.global_batch
-        whole = 0 if self.iterable else self.start + self._left(self._start)
-        if not self.iterable and whole < count:
-            raise RequestError(
-                f"{_samples_of(self.dataset)} make {whole} global batches of {size}, and {count} steps take"
-                f" {count}; ask for {whole} steps, or give {count * size} samples"
-            )
-        return self._counted(count, self.start)
 
     def example(self) -> Any:
         """A batch of as many samples as the model was traced with, from the front of a map-style dataset."""
@@ -201,17 +186,6 @@ class BatchLoader:
             )
         seeded = self._seeded()
         return self.collate([seeded[number] for number in range(min(count, len(seeded)))])
-
-    def _counted(self, count: int, start: int) -> Iterator[Any]:
-        batches, size = iter(self), self.plan.training.global_batch
-        for number in range(start, count):
-            batch = next(batches, None)
-            if batch is None:
-                raise RequestError(
-                    f"the dataset ended in step {number + 1} of {count}: it has fewer than {(number + 1) * size}"
-                    f" samples, and each step takes {size}; ask for {number} steps, or give {count * size} samples"
-                )
-            yield batch
 
     def _local(self, own: _Own, start: int) -> Iterator[LocalBatch]:
         """This rank's pieces of every micro-batch, read by itself."""
@@ -292,6 +266,14 @@ def _check(made: BatchLoader, *, full_batch: bool, drop_last: bool, with_step: b
 def _samples_of(dataset: Dataset[Any]) -> str:
     count = len(dataset)  # type: ignore[arg-type]
     return f"the {count} samples of {type(dataset).__name__}"
+
+
+@runtime_checkable
+class _Shuffled(Protocol):
+    """An iterable dataset that shuffles itself by the number of the epoch, as torch's and Hugging Face's do."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which epoch is iterated next."""
 
 
 class _Rest(IterableDataset[Any]):

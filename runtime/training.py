@@ -18,8 +18,8 @@ from hardware_profiles import Seconds
 from planner.models.zoo import BuiltModel, build_model
 from planner.plan.plan import ASYNCHRONOUS, PRECISIONS, Plan
 from runtime.arguments import Arguments
-from runtime.checkpoint.running import RunCheckpoints, restore_plain
-from runtime.data import dataset_batches, synthetic_batches
+from runtime.checkpoint.running import Position, RunCheckpoints, restore_plain
+from runtime.data import DatasetBatches, dataset_batches, synthetic_batches
 from runtime.device_mesh import Communicators, RankMesh, current_device, local_rank
 from runtime.optimizers import OptimizerSettings
 from runtime.progress import Report, RunSummary, StepReport
@@ -82,9 +82,9 @@ def train(
         way_back.begin(step, plain)
     run = _Run(plan=plan, settings=settings, step=step, plain=plain, checkpoints=checkpoints, way_back=way_back)
     at("opening the data")
-    batches = _batches(built, step, settings)
+    data = _data(built, step, settings, checkpoints.position)
     seconds, busy, worst = [], [], 0.0
-    for read, call, whole in _timed(batches):
+    for read, call, whole in _timed(data.batches):
         number = step.steps + 1
         at(f"step {number}")
         with timing_waits() as waits:
@@ -99,7 +99,7 @@ def train(
         if way_back is not None:
             way_back.keep(step, plain)
         leaving = settings.elastic is not None and number < settings.steps and _said_by_first(leave(), device)
-        checkpoints.save(step, leaving=leaving)
+        checkpoints.save(step, data.position(), leaving=leaving)
         if leaving:
             checkpoints.wait()
             return
@@ -158,17 +158,28 @@ def _is_first(place: RankMesh) -> bool:
     return place.rank == 0 and place.stage == 0
 
 
-def _batches(
-    built: BuiltModel, step: TrainingStep, settings: RunSettings
-) -> Iterator[tuple[Arguments, Arguments | None]]:
-    """For each step what this rank is given, and the whole batch where the unsharded model needs it."""
+def _data(built: BuiltModel, step: TrainingStep, settings: RunSettings, position: Position) -> "_Data":
+    """What the run is trained on, from a position in its dataset on."""
     if settings.data is None:
         used = step.rank.samples // step.plan.training.global_batch
-        drawn = synthetic_batches(built, step.plan, settings.seed, used)
-        return ((batch, batch) for batch in drawn)
+        return _Data(batches=((one, one) for one in synthetic_batches(built, step.plan, settings.seed, used)))
     wanted = _compares(step.plan, settings) and _is_first(step.place)
     dtype = PRECISIONS[step.plan.training.precision]
-    return dataset_batches(settings, step, dtype=dtype, whole=wanted)
+    found = dataset_batches(settings, step, position=position, dtype=dtype, whole=wanted)
+    return _Data(batches=iter(found), dataset=found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Data:
+    """For each step what this rank is given, and the whole batch where the unsharded model needs it; and the dataset
+    that they are read from, where there is one."""
+
+    batches: Iterator[tuple[Arguments, Arguments | None]]
+    dataset: DatasetBatches | None = None
+
+    def position(self) -> Position:
+        """Behind the last batch that was given."""
+        return None if self.dataset is None else self.dataset.state()
 
 
 def _timed(

@@ -1,6 +1,8 @@
 """The checkpoints of `plan run`: where it starts from, and when it saves."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,14 +18,18 @@ from runtime.step import RankStep
 from runtime.training_step import TrainingStep
 from runtime.unsharded import UnshardedStep
 
+Position = Mapping[str, Any] | None
+"""Where in a dataset a run is, as `BatchLoader.state` says it; None where it reads none."""
+
 
 class RunCheckpoints:
     """Those of one run, and its copies in memory where it has some. Every method is collective. `resumed` and `saved`
-    name what it went on from, and the last that it has saved."""
+    name what it went on from, and the last that it has saved; `position` is where in its data it then was."""
 
     def __init__(self, settings: RunSettings, at: At) -> None:
         self._settings, self._at = settings, at
         self.resumed: str | None = None
+        self.position: Position = None
         self.saved: str | None = None
         self._last: Path | None = None  # what a run can go back to: the last that it has saved, or went on from
         self._own: Checkpoints | None = None
@@ -54,6 +60,7 @@ class RunCheckpoints:
             self._check(source)
         found: Restored = restore(step.rank, source, weights_only=weights_only, cast=weights_only and settings.cast)
         self.resumed = f"the model in {found.path}" if weights_only else f"{found.path}, step {found.step}"
+        self.position = found.data
         self._last = None if weights_only else found.path
         return source
 
@@ -67,7 +74,7 @@ class RunCheckpoints:
             self._copies.forget()
             return False
         self._at(f"loading copies of step {left.progress.step} in memory")
-        self._copies.restore(step, left)
+        self.position = self._copies.restore(step, left).data
         self._copies.forget(but=left.progress.step)
         self.resumed = f"copies in memory, step {left.progress.step}"
         return True
@@ -91,25 +98,25 @@ class RunCheckpoints:
                 f" of the data and what is dropped; give --seed {progress.seed}"
             )
 
-    def save(self, step: TrainingStep, *, leaving: bool = False) -> None:
-        """Save after a step, where it is one behind which the run saves, or after which it leaves; keep copies of every
-        step."""
+    def save(self, step: TrainingStep, position: Position, *, leaving: bool = False) -> None:
+        """Save after a step, with the position in the data, where it is one behind which the run saves, or after which
+        it leaves; keep copies of every step."""
         due = step.steps % self._settings.save_every == 0 or step.steps == self._settings.steps
         if self._own is not None and (due or leaving):
-            self._save(self._own, step)
+            self._save(self._own, step, position)
         if self._copies is not None:
             self._at(f"copying step {step.steps}")
-            self._copies.take(step)
+            self._copies.take(step, position)
 
-    def _save(self, own: Checkpoints, step: TrainingStep) -> None:
+    def _save(self, own: Checkpoints, step: TrainingStep, position: Position) -> None:
         self._at(f"saving step {step.steps}")
-        self._last = own.save(step)
+        self._last = own.save(step, position)
         self.saved = str(self._last)
 
     def save_start(self, step: TrainingStep) -> bool:
         """Have a checkpoint to go back to from the first step on; False where the run saves none."""
         if self._own is not None and self._last is None:
-            self._save(self._own, step)
+            self._save(self._own, step, self.position)
         return self._own is not None
 
     def go_back(self, step: TrainingStep) -> Readable:

@@ -1,5 +1,8 @@
 """Batches on real processes: what is computed across them, and data that goes on under another plan."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 
@@ -20,3 +23,25 @@ def test_other_plans_go_on_with_the_same_samples(pool) -> None:
     for (first, second), _ in found:
         assert [first, second] == pytest.approx(found[0][0], rel=1e-5)
     assert abs(found[0][0][0] - found[0][0][1]) > 1e-3, "another batch"
+
+
+def test_runs_over_several_epochs_see_the_same_samples(pool, tmp_path: Path) -> None:
+    """Each epoch in another order, the same one under two plans; and after a restart in the middle of the second epoch,
+    also under a plan whose steps take twice as many."""
+
+    def run(folder: str, plan: tuple[object, ...], steps: int) -> list[list[int]]:
+        kind, sizes, batches, own = plan
+        found = pool.run("tasks_epochs", "seen", kind, sizes, batches, steps, str(tmp_path / folder), own)
+        assert all(each == found[0] for each in found)
+        return found[0]
+
+    wide, square, large = ("zero1", (4,), 1, False), ("zero3", (2, 2), 1, True), ("zero1", (4,), 2, False)
+    whole = run("whole", wide, 12)
+    for first, last in ((0, 4), (4, 8), (8, 12)):
+        rows = [row for step in whole[first:last] for row in step]
+        assert len(rows) == len(set(rows)) == 16, "an epoch has a sample once, and leaves out what makes no batch"
+    assert whole[:4] != whole[4:8] != whole[8:]
+    assert run("parts", square, 6) == whole[:6]
+    shutil.copytree(tmp_path / "parts", tmp_path / "more")
+    assert run("parts", wide, 12) == whole[6:]
+    assert run("more", large, 8) == [sorted(whole[6] + whole[7]), sorted(whole[8] + whole[9])]

@@ -69,7 +69,7 @@ def _broken(self, leaf):
 
 class Rows(Dataset):
     def __len__(self):
-        return 3 if CASE == "short" else 9 if CASE == "few" else 4000
+        return 3 if CASE == "short" else 4000
 
     def __getitem__(self, number):
         if CASE == "forward" and RANK == "1":
@@ -90,7 +90,7 @@ def rows():
 
 class Stream(IterableDataset):
     def __iter__(self):
-        return (torch.full((4,), 1) for _ in range(9))
+        return (torch.full((4,), 1) for _ in range(3))
 
 
 def stream():
@@ -165,8 +165,7 @@ FAILURES = {
     "exit": ([], 1, "rank 1 ended before its work was done"),
     "larger": ([], 2, "parameter 'rows.weight' is float32 9x4, the plan has float32 8x4"),
     "short": (["--data", "breaking:rows"], 2, "the 3 samples of Rows make no global batch: the plan takes 4"),
-    "few": (["--data", "breaking:rows"], 2, "the 9 samples of Rows make 2 global batches of 4, and 5 steps take 5"),
-    "stream": (["--data", "breaking:stream"], 2, "the dataset ended in step 3 of 5: it has fewer than 12 samples"),
+    "stream": (["--data", "breaking:stream"], 2, "Stream gave no batch in epoch 0"),
 }
 QUICK = {"forward"}
 

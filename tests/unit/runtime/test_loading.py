@@ -128,16 +128,6 @@ def test_what_cannot_be_read_is_refused(dataset: Any, settings: dict[str, Any], 
     assert words in str(caught.value)
 
 
-def test_too_few_samples_for_the_steps() -> None:
-    with pytest.raises(RequestError, match="make 4 global batches of 4, and 5 steps take 5; ask for 4 steps"):
-        runtime.loader(Rows(), plan_of()).steps(5)
-    batches = runtime.loader(Stream(), plan_of()).steps(3)
-    assert next(batches)[0].shape == (4, plans.SEQUENCE)
-    next(batches)
-    with pytest.raises(RequestError, match=r"ended in step 3 of 3: it has fewer than 12 samples.*ask for 2 steps"):
-        next(batches)
-
-
 def test_a_dataset_prepares_the_step() -> None:
     plan = plans.hand_plan("zero1", "llama", plans.mesh_of())
     step: TrainingStep = runtime.parallelize(plans.build("llama"), plan, device=torch.device("cpu"))
@@ -212,12 +202,36 @@ def test_a_position_in_other_data_is_refused(changes: dict[str, Any], words: str
         batches.load_state({**batches.state(), **changes})
 
 
-def test_steps_after_a_position_need_samples() -> None:
-    batches = runtime.loader(Rows(), plan_of())
-    batches.load_state({**batches.state(), "samples": 8})
-    with pytest.raises(RequestError, match="make 4 global batches of 4, and 5 steps take 5"):
-        batches.steps(5)
-    assert len(list(batches.steps(4))) == 2
+class Turning(Stream):
+    """A stream that is another one in every epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        rows = list(super().__iter__())
+        return iter(rows[self.epoch :] + rows[: self.epoch])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_epochs_of_a_stream(workers: int) -> None:
+    """It is told which epoch it is, and who goes on in the second reads that one again, not the first."""
+
+    def opened() -> Any:
+        return runtime.loader(Turning(), batches_of(2), workers=workers)
+
+    def read(batches: Any, count: int) -> list[int]:
+        return [int(row) for _, (tokens, _) in zip(range(count), batches, strict=False) for row in tokens[:, 0]]
+
+    whole = read(opened().endless(), 7)
+    assert whole == [0, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6], "what is left over is left out"
+    first, again = opened(), opened()
+    begun = read(first.endless(), 5)
+    again.load_state(first.state())
+    assert begun + read(again.endless(), 2) == whole
+    assert again.state() == {"epoch": 1, "samples": 6, "seed": 0, "shuffle": False, "count": None}
 
 
 def test_a_file_of_tokens(tmp_path: Path) -> None:
