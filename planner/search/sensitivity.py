@@ -1,6 +1,7 @@
 """What the step time of a plan depends on: each of the things that were given is made more and less.
 
     links of a level     bandwidth doubled and halved
+    link to the host     likewise, for plans that keep something there or on servers
     launches             half the time that a host takes for one
     memory               a tenth more and less on every device
     batch, sequence      doubled and halved
@@ -96,6 +97,8 @@ def _worlds(world: World, retrace: Callable[[int], Traced]) -> Iterator[tuple[st
     yield "as it is", "", world
     for name, words, machine in _links(world.cluster):
         yield f"bandwidth of {name}", words, replace(world, cluster=machine)
+    for words, cluster in _host_links(world):
+        yield "link between host and device", words, replace(world, cluster=cluster)
     if any(part.device.host_latency for part in parts_of(world.cluster)):
         yield "launches of the host", "/ 2", replace(world, cluster=_of_each(world.cluster, _quicker_host))
     for factor, words in ((1.1, "+ 10%"), (0.9, "- 10%")):
@@ -135,6 +138,15 @@ def _links(machine: Machine) -> Iterator[tuple[str, str, Machine]]:
                 else:
                     groups = (*machine.groups[:number], faster, *machine.groups[number + 1 :])
                     yield f"{level.name} of {part.name}", words, replace(machine, groups=groups)
+
+
+def _host_links(world: World) -> Iterator[tuple[str, Cluster]]:
+    """The machine with a faster and a slower link between hosts and devices, where the plan uses it."""
+    plan, machine = world.plan, world.cluster
+    used = plan.training.update.placed or plan.prediction.parked
+    if used and isinstance(machine, Cluster) and machine.host is not None:
+        for factor, words in ((2.0, "x 2"), (0.5, "/ 2")):
+            yield words, replace(machine, host=replace(machine.host, link=machine.host.link * factor))
 
 
 def _with_bandwidth(cluster: Cluster, place: int, bandwidth: BytesPerSecond) -> Cluster:

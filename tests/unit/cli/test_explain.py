@@ -44,6 +44,18 @@ def test_the_plan_is_kept_while_what_was_given_changes(file: Path) -> None:
     assert step["devices", "x 2"] < base["step_seconds"] < step["devices", "/ 2"]
 
 
+def test_the_link_to_the_host_is_one_where_tables_are_there(file: Path, tmp_path: Path) -> None:
+    placed, options = tmp_path / "placed.json", ["--hardware", "h100-80gb", "--place", "model.embed_tokens.*=host"]
+    made = CliRunner().invoke(app, [*TINY, *options, "-q", "-o", str(placed)])
+    assert made.exit_code == 0, made.stderr
+    found = json.loads(explain(str(placed), "--no-search", "--json"))["sensitivities"]
+    step = {(row["name"], row["change"]): row["kept"]["step_seconds"] for row in found if row["kept"]}
+    link = "link between host and device"
+    assert step[link, "x 2"] < step["as it is", ""] < step[link, "/ 2"]
+    names = {row["name"] for row in json.loads(explain(str(file), "--no-search", "--json"))["sensitivities"]}
+    assert link not in names
+
+
 @pytest.mark.thorough
 def test_what_is_searched_again_is_the_best_there_is(file: Path) -> None:
     """The plan itself is the best as it is; for everything else another may be better than the plan kept, but for what
