@@ -179,8 +179,10 @@ def test_the_main_job_as_json(folder: Path) -> None:
         "algorithm", "status", "gap", "bound_seconds", "configurations", "evaluated", "solved", "search_seconds",
         "total_seconds", "placements", "stopped", "certificate",
     ]  # fmt: skip
-    assert content["search"]["status"] == "optimal"
-    assert content["search"]["bound_seconds"] == pytest.approx(content["step_seconds"])
+    gap = content["search"]["gap"]  # of sums: of plans close to the least one the fastest is taken
+    assert 0 <= gap < 0.05
+    assert content["search"]["status"] == ("optimal" if gap < 1e-9 else "feasible")
+    assert content["search"]["bound_seconds"] == pytest.approx(content["objective_seconds"] * (1 - gap))
     assert content["plans"][0]["step_seconds"] == content["step_seconds"]
     assert (len(content["plans"]), content["explanation"]) == (1, None)
     written = load_plan(folder / content["plan_file"])
