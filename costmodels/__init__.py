@@ -28,7 +28,7 @@ from costmodels.memory import (
 )
 from costmodels.optimizer import optimizer_time
 from costmodels.orders import ORDERS, Orders, schedule_orders
-from costmodels.parking import PLACES, Visit, parked_bytes, visit_pace, visit_seconds, visits_time
+from costmodels.parking import PLACES, Visit, away_seconds, parked_bytes, visit_pace, visit_seconds, visits_time
 from costmodels.rank_ends import RankEnd, rank_ends
 from costmodels.rates import best_rate
 from costmodels.schedules import (
@@ -87,6 +87,7 @@ __all__ = [
     "attention_preparation",
     "attention_rate",
     "attention_time",
+    "away_seconds",
     "backward_slots_of",
     "best_rate",
     "bubble_fraction",

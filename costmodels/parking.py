@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from costmodels.units import Array, QuantityT, Seconds
+from costmodels.units import Array, Bytes, QuantityT, Seconds
 from hardware_profiles import Store
 
 PLACES = 2
@@ -48,6 +48,12 @@ class Visit(NamedTuple):
 def visit_seconds(nbytes: Array, store: Store, latency: Seconds) -> tuple[Array, Array]:
     """Seconds to fetch states of so many bytes from a store, and to write them back there; each has a latency."""
     return latency + nbytes / store.read, latency + nbytes / store.write
+
+
+def away_seconds(nbytes: Array | Bytes, store: Store, latency: Seconds) -> tuple[Array, Array]:
+    """Seconds to fetch values of so many bytes from a store, and to write them there; nothing for those of none."""
+    fetch, back = visit_seconds(np.asarray(nbytes), store, latency)
+    return np.where(np.greater(nbytes, 0), fetch, 0.0), np.where(np.greater(nbytes, 0), back, 0.0)
 
 
 def visit_pace(fetch: Array, update: Array, store: Array) -> Array:

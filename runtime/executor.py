@@ -11,8 +11,9 @@ and optimizer parallelism are all just layouts here.
 A value is dropped after its last use. A block that is recomputed runs under a checkpoint: what it computes is dropped
 after the forward pass and computed again, communication included, when its gradient is needed. Under "selective" the
 results of some of its operators are kept instead (see `runtime.kept_results`). What flows into it may be parked outside
-of the device (see `runtime.parked_reads`), and so may the weights of any block (see `runtime.parked_weights`). Weights
-that a plan gathers block by block are values of their block (see `runtime.block_gathers`).
+of the device (see `runtime.parked_reads`), and so may what any other block saves (see `runtime.parked_saved`), and the
+weights of any block (see `runtime.parked_weights`). Weights that a plan gathers block by block are values of their
+block (see `runtime.block_gathers`).
 
 A stage may take several micro-batches at a time, its copies. They go through the same program operator by operator in
 turn, so that one computes while what another has sent is on its way (see `runtime.interleaving`).
@@ -43,7 +44,8 @@ from runtime.local_ops import local_call
 from runtime.lowering.programs import Programs, in_turns
 from runtime.observer import Observer, Told, teller
 from runtime.parameters import LocalParameter, Version
-from runtime.parked_reads import ParkedReads, Trail
+from runtime.parked_reads import ParkedReads, Trail, alone
+from runtime.parked_saved import SavedMemory
 from runtime.parked_weights import ParkedWeights, Visits
 from runtime.placed_tables import PlacedTables
 from runtime.put_off import PutOff
@@ -104,10 +106,14 @@ class Executor:
         trail = Trail(self.parking) if self.parking is not None else None
         visits = self._visits(teller(copies[0].observer))
         for number, section in enumerate(self.sections):
+            if trail is not None and not section.parking:
+                trail.let_go()
             if visits is not None:
                 visits.enter(number)
             if section.recomputed and torch.is_grad_enabled():
-                self._recomputed(section, copies, trail)
+                self._recomputed(number, copies, trail)
+            elif trail is not None and section.parking and torch.is_grad_enabled():
+                self._saving(number, copies, trail)
             else:
                 gathered = gather(section.bundles, copies[0], self.place, leaving=True)
                 self._run(section, copies)
@@ -115,7 +121,7 @@ class Executor:
             if visits is not None:
                 visits.leave(number, [copy.values[name] for copy in copies for name in section.writes])
         if trail is not None:
-            trail.end()
+            trail.let_go()
         for copy in copies:
             for buffer, content in self.updates:
                 buffers[buffer] = copy.values[content].detach()
@@ -132,7 +138,20 @@ class Executor:
             made[self.loss] = self.last(made[self.loss], self.place)
         return made
 
-    def _recomputed(self, section: Section, copies: Sequence[Copy], trail: Trail | None) -> None:
+    def _saving(self, number: int, copies: Sequence[Copy], trail: Trail) -> None:
+        """A section that parks what it saves, which comes back with the first gradient of what it has made."""
+        section, saved = self.sections[number], SavedMemory()
+        staying = [copy.piece(name) for copy in copies for name in section.reads]
+        with saved.watching():
+            self._run(section, [replace(copy, saved=saved) for copy in copies])
+        made = [copy.values[name] for copy in copies for name in section.writes]
+        back = trail.park(number, saved.take((*staying, *made)), section.home, teller(copies[0].observer))
+        for tensor in made:
+            if tensor.requires_grad:
+                tensor.register_hook(lambda _: back())  # type: ignore[no-untyped-call]
+
+    def _recomputed(self, number: int, copies: Sequence[Copy], trail: Trail | None) -> None:
+        section = self.sections[number]
         kept = [KeptResults() for _ in copies]
         count = len(section.reads)
         program = section
@@ -160,7 +179,7 @@ class Executor:
         made = checkpoint(block, *reads, use_reentrant=False, preserve_rng_state=False)
         if trail is not None and section.parks:
             parked = [copy.values[name] for copy in copies for name in section.parks]
-            back = trail.park(parked, section.home, made, teller(copies[0].observer))
+            back = trail.park(number, alone(parked, made), section.home, teller(copies[0].observer))
         del reads
         writes = iter(made)
         for copy in copies:

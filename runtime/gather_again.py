@@ -8,7 +8,7 @@ its memory with a gathered weight is kept as its geometry; unpacked, the same st
 Saved once and used twice it is gathered twice.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -36,13 +36,16 @@ class _View:
     offset: int
 
 
-def gather_again(gathered: Mapping[int, Gathered]) -> torch.autograd.graph.saved_tensors_hooks:
+def gather_again(
+    gathered: Mapping[int, Gathered], saved: Callable[[torch.Tensor], None] = lambda tensor: None
+) -> torch.autograd.graph.saved_tensors_hooks:
     """A context in which autograd saves no view of a gathered weight. Weights are named by their storage
-    (`memory_of`) and must stay alive while the context is entered."""
+    (`memory_of`) and must stay alive while the context is entered. `saved` is told of what is saved otherwise."""
 
     def pack(tensor: torch.Tensor) -> torch.Tensor | _View:
         source = gathered.get(memory_of(tensor))
         if source is None:
+            saved(tensor)
             return tensor
         return _View(
             source=source, shape=tuple(tensor.shape), stride=tuple(tensor.stride()), offset=int(tensor.storage_offset())

@@ -20,6 +20,7 @@ from runtime.gather_again import Gathered, gather_again, memory_of
 from runtime.kept_results import KeptResults
 from runtime.local_ops import LocalCall
 from runtime.observer import Observer
+from runtime.parked_saved import SavedMemory
 from runtime.put_off import Call, PutOff
 from runtime.randomness import Draw
 from runtime.redistribute import Transfer
@@ -71,7 +72,7 @@ class Copy:
     """One micro-batch on its way through the program: what is there before the first operator (weights and buffers, the
     leaves of weights that are none), what random numbers depend on, who looks on, and the values that are alive. `kept`
     has what a recomputed block keeps, None where nothing is recomputed, `put_off` weight gradients that wait, if any
-    do."""
+    do, `saved` the memory of what a block saves that parks it."""
 
     tensors: Mapping[str, torch.Tensor]
     stubs: Mapping[str, torch.Tensor]
@@ -80,6 +81,7 @@ class Copy:
     values: Values
     put_off: PutOff | None = None
     kept: KeptResults | None = None
+    saved: SavedMemory | None = None
 
     def piece(self, name: str) -> torch.Tensor:
         """A value, weight or buffer as this rank has it."""
@@ -102,7 +104,7 @@ def called(instruction: Instruction, copy: Copy, operands: Sequence[torch.Tensor
     if copy.put_off is not None and instruction.put_off:
         call = functools.partial(copy.put_off.run, instruction, call, copy.observer)
     if gathered:
-        with gather_again(gathered):
+        with gather_again(gathered) if copy.saved is None else gather_again(gathered, copy.saved.note):
             return call(operands)
     if copy.kept is not None and instruction.kept:
         return copy.kept.run(instruction.bound.operator.name, call, operands)

@@ -1,13 +1,13 @@
-"""What flows into recomputed blocks, parked outside of the device between their forward and their backward pass.
+"""What flows into recomputed blocks, and what others save, parked outside of the device between their two passes.
 
-    forward     block 0 ─┐ block 1 ─┐ block 2       what flowed into a block is copied out while the next one computes,
+    forward     block 0 ─┐ block 1 ─┐ block 2       what a block parks is copied out while the next one computes,
                   copied out   copied out           and its memory is given back when that one is done
     backward    block 2 <─ block 1 <─ block 0       memory is taken again, and filled, while the block behind computes
 
 Nothing is replaced: tensors stay where autograd, the pipeline and the checkpoint have them, and only the memory behind
 them is given back and taken again (`UntypedStorage.resize_`). So it does not matter who else holds one, as long as
-nobody reads it meanwhile; that nobody does is known from the plan (`planner.plan.parked_reads`). Memory that a tensor
-shares with others, or with what the block hands on, stays.
+nobody reads it meanwhile; that nobody does is known from the plan (`planner.plan.parked_reads`, `parked_saved`). Memory
+that a tensor shares with others, or with what the block hands on, stays.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -37,10 +37,11 @@ class _Parked:
 
 @dataclass(kw_only=True)
 class ParkedReads:
-    """The lanes and rows of one rank."""
+    """The lanes and rows of one rank; `nbytes` are those of all rows, as many as were ever used at a time."""
 
     device: torch.device
     outside: Outside
+    nbytes: int = 0
     _rows: dict[tuple[str, int], list[torch.Tensor]] = field(default_factory=dict)
     _leaving: list[_Parked] = field(default_factory=list)
 
@@ -48,10 +49,10 @@ class ParkedReads:
         lanes = [Lane(self.device, pretended=self.outside.pretended) for _ in range(2)]
         self._inward, self._outward = lanes
 
-    def send(self, tensors: Sequence[torch.Tensor], home: Home, told: Told) -> list[_Parked]:
-        """Begin to copy the memory of these out; that of what is leaving already is given back."""
+    def send(self, storages: Sequence[torch.UntypedStorage], home: Home, told: Told) -> list[_Parked]:
+        """Begin to copy these out; the memory of what is leaving already is given back."""
         self.let_go()
-        sent = [self._send(tensor, home, told) for tensor in tensors]
+        sent = [self._send(storage, home, told) for storage in storages]
         self._leaving = sent
         return list(sent)
 
@@ -84,8 +85,7 @@ class ParkedReads:
             one.back.wait()
             self._rows.setdefault((one.home, one.nbytes), []).append(one.row)
 
-    def _send(self, tensor: torch.Tensor, home: Home, told: Told) -> _Parked:
-        storage = tensor.untyped_storage()
+    def _send(self, storage: torch.UntypedStorage, home: Home, told: Told) -> _Parked:
         nbytes = storage.nbytes()
         row = self._row(home, nbytes)
         one = _Parked(storage=storage, nbytes=nbytes, row=row, home=home, told=told, left=Mark(None))
@@ -96,6 +96,7 @@ class ParkedReads:
         free = self._rows.get((home, nbytes))
         if free:
             return free.pop()
+        self.nbytes += nbytes
         return self.outside.room(home, 0 if self.outside.pretended else nbytes, self.device)
 
     def _memory(self, one: _Parked) -> torch.Tensor:
@@ -109,34 +110,31 @@ class Trail:
 
     def __init__(self, reads: ParkedReads) -> None:
         self._reads = reads
-        self._stops: list[Sequence[_Parked]] = []
+        self._stops: dict[int, Sequence[_Parked]] = {}
 
-    def park(
-        self, tensors: Sequence[torch.Tensor], home: Home, made: Collection[torch.Tensor], told: Told
-    ) -> Callable[[], None]:
-        """Park what a block has read, all but memory that others share, and return what brings it back, and with it
-        begins to bring back what the block before it has parked."""
-        shared = {tensor.untyped_storage()._cdata for tensor in made}
-        alone = {
-            tensor.untyped_storage()._cdata: tensor
-            for tensor in tensors
-            if tensor.untyped_storage()._cdata not in shared and tensor.untyped_storage().nbytes() == tensor.nbytes
-        }
-        self._stops.append(self._reads.send(list(alone.values()), home, told))
-        number = len(self._stops) - 1
+    def park(self, number: int, storages: Sequence[torch.UntypedStorage], home: Home, told: Told) -> Callable[[], None]:
+        """Park this memory of section `number`, and return what brings it back, and with it begins to bring back what
+        the section before it has parked."""
+        self._stops[number] = self._reads.send(storages, home, told)
 
         def back() -> None:
-            self._reads.fetch(self._stops[number])
-            if number:
-                self._reads.fetch(self._stops[number - 1])
-            self._reads.arrive(self._stops[number])
-            self._stops[number] = ()
+            if number in self._stops:
+                self._reads.fetch(self._stops[number])
+                self._reads.fetch(self._stops.get(number - 1, ()))
+                self._reads.arrive(self._stops.pop(number))
 
         return back
 
-    def end(self) -> None:
-        """The pass is through the stage."""
+    def let_go(self) -> None:
+        """See that all has left: nothing of the next section will."""
         self._reads.let_go()
+
+
+def alone(tensors: Sequence[torch.Tensor], made: Collection[torch.Tensor]) -> list[torch.UntypedStorage]:
+    """Memory of tensors that is all theirs, and of nothing that was made of them."""
+    shared = {tensor.untyped_storage()._cdata for tensor in made}
+    found = (tensor.untyped_storage() for tensor in tensors if tensor.untyped_storage().nbytes() == tensor.nbytes)
+    return list({storage._cdata: storage for storage in found if storage._cdata not in shared}.values())
 
 
 def _copy(into: torch.Tensor, source: torch.Tensor) -> None:

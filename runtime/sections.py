@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hardware_profiles import Home
 from planner.plan.bind import BoundPlan
 from planner.plan.parked_reads import parked_reads
+from planner.plan.parked_saved import home_of_saved
 from planner.plan.parked_weights import parked_weights
 from planner.plan.stage_cut import runs_of
 from planner.pricing.liveness import replays
@@ -21,8 +22,8 @@ from runtime.instruction import Instruction
 class Section:
     """Consecutive instructions. `recomputed` ones run under a checkpoint, from the values `reads` to the values
     `writes`; the first `again` of them are all that the backward pass needs anything of. What of the `reads` it `parks`
-    has a `home` outside of the device until then. The weights that `visit` are on the device while it runs, `bundles`
-    are gathered together when it begins."""
+    has a `home` outside of the device until then; others `park` what autograd saves of them, beside what they read and
+    write. The weights that `visit` are on the device while it runs, `bundles` are gathered together when it begins."""
 
     instructions: tuple[Instruction, ...]
     recomputed: bool = False
@@ -34,6 +35,11 @@ class Section:
     bundles: tuple[Bundle, ...] = ()
     home: Home = "device"
 
+    @property
+    def parking(self) -> bool:
+        """Whether it parks any activations."""
+        return self.home != "device" and (bool(self.parks) or not self.recomputed)
+
 
 def sections_of(
     bound: BoundPlan, instructions: Mapping[int, Instruction], results: Sequence[str]
@@ -44,9 +50,11 @@ def sections_of(
         if recomputed
         else Section(
             instructions=tuple(instructions[at] for at in run),
+            reads=_reads(instructions, run),
             writes=_writes(bound, instructions, run, results),
             visit=parked_weights(bound, run),
             bundles=bundles_of(bound, run),
+            home=home_of_saved(bound, bound.blocks.block_of(run[0])),
         )
         for recomputed, run in runs_of(bound, tuple(instructions))
     )
@@ -57,9 +65,8 @@ def _recomputed_section(
 ) -> Section:
     graph = bound.graph
     inside = [instructions[at] for at in run]
-    made = {promise[0] for instruction in inside for promise in instruction.results if promise is not None}
     held = graph.parameter_names | set(graph.buffers)
-    reads = _ordered(o.name for i in inside for o in i.operands if o.name not in made and o.name not in held)
+    reads = tuple(name for name in _reads(instructions, run) if name not in held)
     block = bound.blocks.block_of(run[0])
     assert block is not None, "blocks are recomputed"
     again = replays(graph, bound.blocks)[bound.blocks.kinds[block]].moves
@@ -74,6 +81,13 @@ def _recomputed_section(
         bundles=bundles_of(bound, run),
         home=bound.parked_blocks.get(block, "device"),
     )
+
+
+def _reads(instructions: Mapping[int, Instruction], run: Sequence[int]) -> tuple[str, ...]:
+    """What a run reads that it does not make, weights and buffers too."""
+    inside = [instructions[at] for at in run]
+    made = {promise[0] for instruction in inside for promise in instruction.results if promise is not None}
+    return _ordered(o.name for i in inside for o in i.operands if o.name not in made)
 
 
 def _writes(

@@ -90,11 +90,11 @@ class RankStep:
         own = self.cuts[place.stage :: place.stages]
         outside = outside or Outside()
         self.weights = ParkedWeights(place.device, outside)
-        parking = ParkedReads(device=place.device, outside=outside) if bound.parked_blocks else None
+        self.activations = ParkedReads(device=place.device, outside=outside) if bound.parked_blocks else None
         self.tables = PlacedTables(module, bound, place, settings, servers, imagined=outside.pretended)
         self.programs = Programs(bound=bound, place=place) if lowered else None
         self.executors: tuple[Executor, ...] = tuple(
-            build_executor(bound, place, cut, parking, self.tables, self.programs, self.weights) for cut in own
+            build_executor(bound, place, cut, self.activations, self.tables, self.programs, self.weights) for cut in own
         )
         update = bound.plan.training.update
         self.pieces = sample_pieces((bound.inputs[name] for name in batched), bound.plan.mesh.sizes)

@@ -240,8 +240,9 @@ class Options:
             BLOCKS,
             "WHAT[:WHERE]",
             "What is kept outside of the device while it is not needed: optimizer (its states), activations (those that"
-            " flow into recomputed blocks), weights (of repeated blocks), on the host or, as in optimizer:disk, on a"
-            " disk; auto: what makes the step fastest; none. Several are joined by commas.",
+            " flow into recomputed blocks), saved (those that other blocks save for their backward pass), weights (of"
+            " repeated blocks), on the host or, as in optimizer:disk, on a disk; auto: what makes the step fastest;"
+            " none. Several are joined by commas.",
             "none",
             known=completion.offload,
         ),

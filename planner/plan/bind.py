@@ -272,15 +272,25 @@ def _recomputed(plan: Plan, graph: OperatorGraph, blocks: Blocks) -> dict[int, f
 
 
 def _parked_blocks(plan: Plan) -> dict[int, Home]:
-    """The blocks that park what flows into them, and where."""
+    """The blocks that park what flows into them, or what they save, and where."""
     found: dict[int, Home] = {}
     for group in plan.groups:
         if group.activations_home == "device":
             continue
-        if group.recomputation == "none":
+        if not group.blocks:
             raise PlanFileError(
-                f"group '{group.name}': keeps activations on the {group.activations_home}, which takes recomputed"
-                " blocks; recompute them, or set activations_home to device"
+                f"group '{group.name}': keeps activations on the {group.activations_home}, which is for blocks; set"
+                " activations_home to device"
+            )
+        if group.recomputation == "none" and plan.training.update.by_block:
+            raise PlanFileError(
+                f"group '{group.name}': keeps what it saves on the {group.activations_home}, which is not there for"
+                " weights that are gathered block by block; recompute its blocks, or set activations_home to device"
+            )
+        if group.recomputation == "none" and plan.slices > 1:
+            raise PlanFileError(
+                f"group '{group.name}': keeps what it saves on the {group.activations_home}, and slices of the sequence"
+                " read what others have saved; recompute its blocks, or set activations_home to device"
             )
         if plan.schedule in ASYNCHRONOUS:
             raise PlanFileError(

@@ -36,7 +36,7 @@ from planner.plan.loosening import (
 from planner.plan.machine import machine_of
 from planner.plan.plan import Plan, Prediction
 from planner.plan.repricing import repriced
-from planner.plan.words import recomputation_words, table_words
+from planner.plan.words import activations_words, table_words
 from planner.sharding.stored import StoredParameter
 
 _FITS = 1 + 1e-9
@@ -217,7 +217,7 @@ def _changes(here: BoundPlan, there: BoundPlan, start: Plan, end: Plan) -> Itera
     if [(group.recomputation, group.kept, group.activations_home) for group in start.groups] != [
         (group.recomputation, group.kept, group.activations_home) for group in end.groups
     ]:
-        words = recomputation_words(start), recomputation_words(end)
+        words = activations_words(start), activations_words(end)
         difference = Difference(name="recomputation", here=words[0], there=words[1])
         yield _Change(difference=difference, apply=lambda plan: with_recomputation(plan, end))
 

@@ -7,7 +7,7 @@ memory (recomputation is time that is paid for memory), or fewer pipeline stages
 from dataclasses import dataclass
 
 from planner.plan.plan import Prediction
-from planner.plan.stage_cost import FETCHED, OFFLOAD, READS, RETURNED
+from planner.plan.stage_cost import ACTIVATIONS, FETCHED, OFFLOAD, RETURNED
 from planner.plan.step import AHEAD, BESIDE, COVERED, PIPELINE_BUBBLE, UNCOVERED
 
 RESOURCE_OF = {
@@ -23,7 +23,7 @@ RESOURCE_OF = {
     "gradient reduction": "communication",
     "weight gathering": "communication",
     OFFLOAD: "offload",
-    READS: "offload",
+    ACTIVATIONS: "offload",
     FETCHED: "offload",
     RETURNED: "offload",
     BESIDE: "offload",  # less than nothing: what other blocks compute meanwhile

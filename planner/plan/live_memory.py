@@ -27,6 +27,7 @@ from planner.plan.block_gathers import BlockGather
 from planner.plan.memory_account import MemoryAccount, Piece, Storage, moved
 from planner.plan.parked import visiting_order
 from planner.plan.parked_reads import parked_reads
+from planner.plan.parked_saved import parks_values
 from planner.plan.put_off import put_off
 from planner.plan.schedule import orders, telling_micro_batches
 from planner.plan.stage_cut import StageCut, cut_stage
@@ -174,12 +175,15 @@ class _Chunk:
         found = []
         leaving: list[Storage] = []
         for number, (again, operators) in enumerate(self.tensors.sections):
+            parks = parks_values(self.bound, self.bound.blocks.block_of(operators[0]))
+            if not parks:
+                self._leave(leaving)
+                leaving = []
             self.held.visit({**self.tensors.visit(number), **self.tensors.ahead(number, number + 1)})
             section = _Section(operators, {}, again=again, number=number)
+            flowing = [values[name].storage for name in self.tensors.read(operators)] if parks else []
             if again:
                 self._checkpoint(section, values)
-                self._leave(leaving)
-                leaving = section.parked = self._parked(section, values)
             else:
                 self._gather(number, values)
                 section.gathered = self._needed_again(number, values)
@@ -187,6 +191,9 @@ class _Chunk:
                     section.kept[at] = self._compute(at, values)
                     self._drop(at, values)
                 self._leave([*section.gathered.values()])
+            if parks:
+                self._leave(leaving)
+                leaving = section.parked = self._parked(section, values, flowing)
             found.append(section)
             self.held.visit(self.tensors.ahead(number, number + 1))
         self._leave(leaving)
@@ -271,10 +278,18 @@ class _Chunk:
         for at in section.operators:
             self._drop(at, values)
 
-    def _parked(self, section: _Section, values: Values) -> list[Storage]:
-        """Memory of what a block parks, as soon as the next one is done."""
-        names = parked_reads(self.bound, self.bound.blocks.block_of(section.operators[0]))
-        return list({id(one): one for one in (section.reads[n].storage for n in names if n in section.reads)}.values())
+    def _parked(self, section: _Section, values: Values, flowing: Sequence[Storage]) -> list[Storage]:
+        """Memory of what a block parks, as soon as the next one is done: of what is `flowing` into it where it is
+        recomputed, otherwise of what it keeps beside that and what it hands on."""
+        block = self.bound.blocks.block_of(section.operators[0])
+        if section.again:
+            names = parked_reads(self.bound, block)
+            found = [section.reads[name].storage for name in names if name in section.reads]
+        else:
+            staying = {id(storage) for storage in (*flowing, *(piece.storage for piece in values.values()))}
+            kept = (storage for one in section.kept.values() for storage in one.everything)
+            found = [one for one in kept if id(one) not in staying and not one.standing and one.nbytes]
+        return list({id(one): one for one in found}.values())
 
     def _leave(self, leaving: Sequence[Storage]) -> None:
         for storage in leaving:
@@ -360,6 +375,8 @@ class _Chunk:
             number = len(sections)
             self.held.visit({**self.tensors.visit(number), **self.tensors.ahead(number, number - 1)})
             self._gathered_together_again(section)
+            if not section.again:
+                self._come(section, sections)
             for at in reversed(section.operators):
                 if section.again and at not in section.kept and self.tensors.keeps(at):
                     self._again(section, sections)
@@ -374,12 +391,8 @@ class _Chunk:
         self._release([piece.storage for piece in received.values()])
 
     def _again(self, section: _Section, sections: Sequence[_Section]) -> None:
-        """Compute a block once more, until all that its backward pass needs is there. What it has parked comes back,
-        and so does what the block before it has."""
-        before = next((one for one in reversed(sections) if one.parked), None)
-        for storage in (*section.parked, *(before.parked if before is not None and section.parked else ())):
-            if storage.lent:
-                self.account.take_back(storage)
+        """Compute a block once more, until all that its backward pass needs is there."""
+        self._come(section, sections)
         inside = {name: self._held(piece) for name, piece in section.reads.items()}
         self._gather(section.number, inside)
         blocks = self.bound.blocks
@@ -394,6 +407,13 @@ class _Chunk:
         self._release([piece.storage for piece in inside.values()])
         for at in section.operators:
             section.kept.setdefault(at, _Kept())
+
+    def _come(self, section: _Section, sections: Sequence[_Section]) -> None:
+        """What a block has parked comes back, and with it what the block before it has."""
+        before = sections[-1].parked if sections and section.parked else ()
+        for storage in (*section.parked, *before):
+            if storage.lent:
+                self.account.take_back(storage)
 
     def _differentiate(self, at: int, section: _Section, gradients: dict[str, Storage]) -> None:
         """The backward pass of one operator: gradients of its operands, in the layouts that their makers want."""

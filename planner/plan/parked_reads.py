@@ -14,7 +14,7 @@ from planner.plan.bind import BoundPlan
 
 def parked_reads(bound: BoundPlan, block: int | None) -> tuple[str, ...]:
     """The values that a block parks, in the order in which it reads them."""
-    if block is None or block not in bound.parked_blocks:
+    if block is None or block not in bound.parked_blocks or bound.recompute_of(block) is None:
         return ()
     graph, blocks = bound.graph, bound.blocks
     names = dict.fromkeys(name for at in blocks.operators(block) for name in graph.operators[at].operands)

@@ -128,7 +128,8 @@ class Group:
     `recomputation` says what becomes of the activations of each block of the group between its forward and its backward
     pass: "none" keeps them, "full" keeps what flows into the block and computes the rest again, "selective" does so too
     but keeps what the operators in `kept` have computed (names of the first block), which are not computed again.
-    `activations_home` is where a recomputed block keeps what flows into it until then (`planner.plan.parked_reads`).
+    `activations_home` is where a recomputed block keeps what flows into it until then (`planner.plan.parked_reads`),
+    and another one what it saves (`planner.plan.parked_saved`).
     """
 
     name: str

@@ -27,8 +27,8 @@ TIME_PER_STEP = ("gradient reduction", "optimizer", "weight gathering")
 OFFLOAD = "offload"
 """What optimizer states that are parked take beside their updates, once a step; in plans that park any."""
 
-READS = "activation offload"
-"""What it takes to park what flows into recomputed blocks, and to bring it back, a micro-batch."""
+ACTIVATIONS = "activation offload"
+"""What it takes to park what flows into recomputed blocks, or what others save, and to bring it back, a micro-batch."""
 
 FETCHED = "weight offload"
 """What it takes to bring parked weights for the two passes of a micro-batch."""
@@ -50,7 +50,8 @@ class StageCost:
     buckets and norms take once a step beyond the additive sums (see `planner.plan.once`), and the row of parked states
     (`visits`, see `costmodels.parking`); `together` what weights that are gathered together take beyond them once a
     micro-batch (see `planner.plan.block_gathers`). `parked` are the bytes outside of the device by where they are,
-    `rows` those of each parameter. `fetched` are the seconds in which the weights of each block come that parks any.
+    `rows` those of each parameter. `fetched` are the seconds in which the weights of each block come that parks any,
+    `away` those in which its activations come back and leave, by chunk and block.
     """
 
     chunks: list[ChunkCost]
@@ -66,6 +67,7 @@ class StageCost:
     visits: dict[str, Visit] = field(default_factory=dict)
     rows: dict[str, float] = field(default_factory=dict)
     fetched: dict[int, float] = field(default_factory=dict)
+    away: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
 
     @property
     def all_once(self) -> dict[str, float]:
@@ -85,15 +87,22 @@ class StageCost:
         self.visits[name] = Visit(float(prices.fetch[0]), float(prices.update[0]), float(prices.store[0]))
         self.memory["transient"] = max(self.memory["transient"], float(prices.transient[0]))
 
-    def park_reads(self, chunk: ChunkCost, home: str, nbytes: Bytes, fetch: Seconds, store: Seconds) -> None:
-        """Count what a block parks of every micro-batch in flight, `nbytes` in all. The first to leave in a pass, and
-        the first to come back, is waited for; the others are under the work of other blocks."""
-        self.micro_batch[READS] = self.micro_batch.get(READS, 0.0) + fetch + store
+    def park_values(self, key: tuple[int, int], home: str, nbytes: Bytes, seconds: tuple[Seconds, Seconds]) -> None:
+        """Count activations that a block of a chunk parks of every micro-batch in flight, `nbytes` in all: they come
+        back, and leave, in so many seconds."""
+        self.micro_batch[ACTIVATIONS] = self.micro_batch.get(ACTIVATIONS, 0.0) + sum(seconds)
         self.parked[home] += nbytes
-        first = not chunk.parks
-        chunk.parks = True
-        for one, seconds in ((chunk.forward, store), (chunk.backward, fetch)):
-            one.bring(seconds, waits=first)
+        fetch, store = self.away.get(key, (0.0, 0.0))
+        self.away[key] = fetch + seconds[0], store + seconds[1]
+
+    def end_values(self) -> None:
+        """Activations leave and come under the work of a pass, but for those that nobody behind them brings back, until
+        which have left nobody behind them computes."""
+        for (number, block), (fetch, store) in self.away.items():
+            chunk = self.chunks[number]
+            waits = (number, block + 1) not in self.away
+            chunk.forward.bring(store, waits=waits)
+            chunk.backward.bring(fetch, waits=waits)
 
     def park_weight(self, block: int, prices: ParameterPrices, home: str) -> None:
         """Count a weight of a block that is parked."""

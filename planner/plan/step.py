@@ -132,7 +132,7 @@ class PassCost:
 class ChunkCost:
     """Sums of one chunk of a rank, which takes so many `copies` a turn, in so many `slices`; `later` is the part of the
     backward pass that has a turn of its own, where the schedule takes it apart; `reductions` and `weights` are the
-    hidden seconds once a step; `parks` says whether blocks of it park what flows into them."""
+    hidden seconds once a step."""
 
     blocks: int
     forward: PassCost = field(default_factory=PassCost)
@@ -142,7 +142,6 @@ class ChunkCost:
     slices: int = 1
     reductions: float = 0.0
     weights: float = 0.0
-    parks: bool = False
 
     @property
     def passes(self) -> tuple[PassCost, ...]:

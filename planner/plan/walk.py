@@ -9,8 +9,8 @@ block begins: it counts as one more such block.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from costmodels import parked_bytes
-from hardware_profiles import Cluster, Group, Hidden, Machine, clusters_of_ranks, links_of_ranks
+from costmodels import away_seconds, parked_bytes
+from hardware_profiles import Bytes, Cluster, Group, Hidden, Home, Machine, clusters_of_ranks, links_of_ranks
 from planner.graph.blocks import IDENTITY, Blocks
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
@@ -18,6 +18,7 @@ from planner.plan.charges import UNCHARGED, Phase, Times, charge
 from planner.plan.once import once_of
 from planner.plan.parked import tables_on_hosts, visiting_order
 from planner.plan.parked_reads import home_of, parked_reads
+from planner.plan.parked_saved import home_of_saved, read_elsewhere
 from planner.plan.parked_weights import block_of_parked
 from planner.plan.plan import ASYNCHRONOUS
 from planner.plan.put_off import put_off
@@ -153,6 +154,7 @@ class Walk:
         cost.memory["activations"] += copies * max(at_once.values(), default=0.0)
         for number, chunk in enumerate(cost.chunks):
             cost.end_fetches(chunk, sorted({blocks[name] for name in blocks if used[name] == number}))
+        cost.end_values()
         cost.end_visits(visiting_order(self.bound, used))
         if nbytes := tables_on_hosts(self.bound):
             cost.parked["host"] += nbytes
@@ -191,6 +193,10 @@ class Walk:
         own = [] if pieces else [i for i, name in enumerate(results) if name in self.alive.kept]
         kept = 0.0 if at in self.alive.piecewise else float(prices.saved_extra[0])
         kept += sum(float(prices.results[i][0]) for i in own)
+        home, away = home_of_saved(self.bound, block), []  # bytes that are parked
+        if block is not None and home != "device":
+            others = (i for i in own if read_elsewhere(self.bound, results[i], block))
+            away.append(kept - sum(float(prices.results[i][0]) for i in others))
         forward = float(prices.forward[0] + prices.inner_forward[0])
         if again and self.bound.is_kept(at):
             changes = keeping(prices, works, own)
@@ -252,12 +258,19 @@ class Walk:
                 made = self._made(name)
                 if name in graph.data_dependent:  # what never changes is brought into a layout once
                     self._edge(cost, chunk, op.name, name, made, wanted, moves)
-                if i in saved:
-                    kept += self._kept_copy(name, made, wanted, nbytes)
-                if pieces:
-                    kept += min(nbytes, self._local_bytes(name, made.forward))
+                copied = self._kept_copy(name, made, wanted, nbytes) if i in saved else 0.0
+                whole = copied + (min(nbytes, self._local_bytes(name, made.forward)) if pieces else 0.0)
+                kept += whole
+                if home != "device":
+                    inside = self.bound.blocks.block_of(graph.producer[name]) == block
+                    away.append(whole if inside else copied if self._is_copy(name, made, wanted, nbytes) else 0.0)
                 if again and self.bound.blocks.block_of(graph.producer[name]) != block and name in graph.differentiable:
-                    kept += self._checkpoint(cost, chunk, name, made.forward, live, seen, block)
+                    kept += self._checkpoint(cost, at, name, made.forward, live, seen, block)
+        if block is not None and away:
+            kept -= sum(away)
+            at_once[block] = at_once.get(block, 0.0) + parked_bytes(sum(away))
+            for nbytes in away:
+                self._park(cost, at, block, home, live, nbytes)
         brief = at >= self.ending  # the backward pass of what follows the blocks comes first, and frees what it kept
         if again or brief:
             where = block if block is not None else AFTER
@@ -266,6 +279,13 @@ class Walk:
         else:
             cost.memory["activations"] += kept * live
         cost.memory["transient"] = max(cost.memory["transient"], transient)
+
+    def _park(self, cost: StageCost, at: int, block: int, home: Home, live: int, nbytes: Bytes) -> None:
+        """Charge for what a block parks of a micro-batch, of which so many are `live`."""
+        if nbytes > 0:
+            latency = self.cluster.device.launch_latency
+            fetch, store = away_seconds(nbytes, self.cluster.store(home), latency)
+            cost.park_values((self._chunk(at), block), home, live * nbytes, (float(fetch), float(store)))
 
     def _put_off(
         self,
@@ -299,6 +319,11 @@ class Walk:
         if not self.cluster.software.regathers or pieces >= nbytes:
             return nbytes
         return 0.0 if name in self.alive.kept else pieces
+
+    def _is_copy(self, name: str, made: Duplex, wanted: Duplex, nbytes: float) -> bool:
+        """Whether what a reader keeps of a value is memory of its own, and not that of the value."""
+        pieces = self.cluster.software.regathers and self._local_bytes(name, made.forward) < nbytes
+        return made.forward != wanted.forward and not pieces
 
     def _kept_in_pieces(self, at: int) -> bool:
         """Whether a shared value of a block is kept as it comes, and gathered again for the backward pass."""
@@ -358,7 +383,7 @@ class Walk:
     def _checkpoint(
         self,
         cost: StageCost,
-        chunk: ChunkCost,
+        at: int,
         name: str,
         layout: Layout,
         live: int,
@@ -375,10 +400,7 @@ class Walk:
         if block is None or name not in parked_reads(self.bound, block):
             cost.memory["activations"] += live * nbytes
             return 0.0
-        home = home_of(self.bound, block)
-        store = self.cluster.store(home)
-        latency = self.cluster.device.launch_latency
-        cost.park_reads(chunk, home, live * nbytes, latency + nbytes / store.read, latency + nbytes / store.write)
+        self._park(cost, at, block, home_of(self.bound, block), live, nbytes)
         return float(parked_bytes(nbytes))
 
     def _move(

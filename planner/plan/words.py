@@ -45,6 +45,15 @@ def recomputation_words(plan: Plan) -> str:
     return ", ".join(f"{count} {word}" for word, count in used) if len(used) > 1 else (used or [("none", 0)])[0][0]
 
 
+def activations_words(plan: Plan) -> str:
+    """How blocks are run and, where some are parked, where their activations wait: `4 none; 2 blocks on the host`."""
+    homes: dict[str, int] = {}
+    for group in plan.groups:
+        homes[group.activations_home] = homes.get(group.activations_home, 0) + group.blocks
+    away = [f"{count} blocks on the {home}" for home, count in sorted(homes.items()) if home != "device"]
+    return "; ".join([recomputation_words(plan), *away])
+
+
 def gradient_words(update: Update) -> str:
     """What becomes of gradients where it is not as ever: `; gradients summed, in buckets of 32.0 MiB`."""
     words = []

@@ -120,6 +120,7 @@ def _parts(title: str, parts: tuple[tuple[str, float], ...], whole: float, text:
     table.show_header = False
     table.columns[1].justify = table.columns[2].justify = "right"
     for name, value in parts:
-        if value > 0:
-            table.add_row(name, text(value), percent_text(value / whole))
+        if value:
+            sign = "-" if value < 0 else ""
+            table.add_row(name, f"{sign}{text(abs(value))}", f"{sign}{percent_text(abs(value) / whole)}")
     return table

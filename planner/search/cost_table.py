@@ -41,22 +41,26 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OperatorTable:
-    """One operator: candidates (K), prices, bytes kept for its backward pass, bytes that live while it runs."""
+    """One operator: candidates (K), prices, bytes kept for its backward pass, of those the ones that nothing outside of
+    its block reads (`own`), bytes that live while it runs."""
 
     candidates: Candidates
     prices: OperatorPrices
     kept: Array
+    own: Array
     transient: Array
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EdgeTable:
-    """One edge: seconds forward and backward and bytes kept, (K_producer, K_consumer) each."""
+    """One edge: seconds forward and backward, bytes kept, and those of them that nobody but the consumer's block reads
+    (`own`), (K_producer, K_consumer) each."""
 
     edge: ValueEdge
     forward: Array
     backward: Array
     kept: Array
+    own: Array
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -188,14 +192,17 @@ class TableBuilder:
             priced = price_operator(rule, candidates.strategies, *types, graded, self.mesh, self.cluster)
             self._prices[key] = (rule, candidates, priced)  # the first two keep their identities
         prices = self._prices[key][2]
-        own = [prices.results[place] for place, name in enumerate(results) if name in alive.kept]
+        made = [place for place, name in enumerate(results) if name in alive.kept]
         if self._kept_in_pieces(template, index):
-            own = []
+            made = []
+        kept = np.zeros_like(prices.saved_extra) if index in alive.piecewise else prices.saved_extra
+        others = [place for place in made if results[place] in template.outliving]
         gathered = [prices.operands[place] for place, name in enumerate(op.operands) if name in graph.parameter_names]
         return OperatorTable(
             candidates=candidates,
             prices=prices,
-            kept=sum(own, np.zeros_like(prices.saved_extra) if index in alive.piecewise else prices.saved_extra),
+            kept=sum((prices.results[place] for place in made), kept),
+            own=sum((prices.results[place] for place in made if place not in others), kept),
             transient=sum(
                 [] if gathered_at_once(self.cluster.software, self.update) else gathered,
                 transient_bytes(alive, graph, index, rule, prices),
@@ -215,20 +222,23 @@ class TableBuilder:
             backward = _spread(pricer, tensor, wanted.gradient, made.gradient).T
         else:
             backward = np.zeros_like(forward)
-        bytes_kept, shared = np.zeros_like(forward), False
+        bytes_kept, own, shared = np.zeros_like(forward), np.zeros_like(forward), False
         if edge.operand in alive.saved[edge.consumer]:
             bytes_kept = bytes_kept + operators[edge.consumer].prices.operands[edge.operand][None, :]
             if any(edge.name in kept for kept in (alive.kept, template.kept_for_next, template.kept_for_rest)):
                 bytes_kept = np.where(_same(made.forward, wanted.forward), 0.0, bytes_kept)
                 shared = True
+            own = np.where(_same(made.forward, wanted.forward), 0.0, bytes_kept)  # a copy
             if self.cluster.software.regathers:  # see walk._kept_copy
                 pieces = operators[edge.producer].prices.results[place][:, None]
                 whole = operators[edge.consumer].prices.operands[edge.operand][None, :]
                 bytes_kept = np.where(pieces < whole, 0.0 if shared else pieces, bytes_kept)
+                own = np.where(pieces < whole, 0.0, own)
         if self._kept_in_pieces(template, edge.consumer):
             made_bytes = operators[edge.producer].prices.results[place][:, None]
             bytes_kept = bytes_kept + np.minimum(made_bytes, operators[edge.consumer].prices.operands[0][None, :])
-        return EdgeTable(edge=edge, forward=forward, backward=backward, kept=bytes_kept)
+        own = bytes_kept if edge.kind == "inside" else own
+        return EdgeTable(edge=edge, forward=forward, backward=backward, kept=bytes_kept, own=own)
 
     def _kept_in_pieces(self, template: Template, index: int) -> bool:
         """Whether a shared value of the block is kept as it comes, and gathered again for the backward pass."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels import parked_bytes
+from costmodels import away_seconds, parked_bytes
 from hardware_profiles import Cluster, Group, Home, Machine, MixedCluster, links_of_ranks
 from planner.plan.stage_cost import tied_seconds, transfer_seconds
 from planner.pricing.keeping import keeping, keeping_fault
@@ -39,6 +39,7 @@ def cut(
     stages: int,
     free: Collection[int] = (),
     activations: Sequence[Home] = ("device",),
+    saved: Sequence[Home] = ("device",),
     machine: Machine | None = None,
 ) -> Chain:
     """Cut a template into pieces, with blocks run in the given ways, by the prices of a cluster, which may be one group
@@ -46,7 +47,7 @@ def cut(
 
     `stages` is the number of pipeline ranks: a parameter of the first and of the last is priced in both. Operators in
     `free` and their edges cost nothing: what comes out is a bound on templates in which only these differ.
-    `activations` are homes of what flows into recomputed blocks.
+    `activations` are homes of what flows into recomputed blocks, `saved` of what other blocks save.
     """
     return _Cutter(
         tables=tables,
@@ -56,6 +57,7 @@ def cut(
         stages=stages,
         free=frozenset(free),
         activations=tuple(activations),
+        saved=tuple(saved),
     ).cut()
 
 
@@ -68,6 +70,7 @@ class _Cutter:
     stages: int
     free: frozenset[int]
     activations: tuple[Home, ...]
+    saved: tuple[Home, ...]
 
     def cut(self) -> Chain:
         template = self.tables.template
@@ -133,8 +136,10 @@ class _Cutter:
 
     def _ways(self) -> list[tuple[Running, Home]]:
         """Ways to run a block that need a piece of their own: keeping nothing is a choice of a "selective" piece. What
-        flows into a recomputed one may be parked."""
-        ways: list[tuple[Running, Home]] = [("none", "device")] if "none" in self.recomputation else []
+        flows into a recomputed one may be parked, and what another one saves."""
+        ways: list[tuple[Running, Home]] = []
+        if "none" in self.recomputation:
+            ways += [("none", home) for home in self.saved]
         homes: tuple[Home, ...] = self.activations if self._parks() else ("device",)
         if "selective" in self.recomputation:
             ways += [("selective", home) for home in homes]
@@ -296,7 +301,8 @@ class _Cutter:
 
 
 def _same_edge(one: EdgeTable, other: EdgeTable) -> bool:
-    return all(np.array_equal(getattr(one, field), getattr(other, field)) for field in ("forward", "backward", "kept"))
+    fields = ("forward", "backward", "kept", "own")
+    return all(np.array_equal(getattr(one, field), getattr(other, field)) for field in fields)
 
 
 @dataclass(kw_only=True)
@@ -381,6 +387,15 @@ class _PieceMaker:
         brief = self.share.last and not self.share.blocks and not self.whole and index >= self.template.stop
         return "replay" if brief or self._again(index) else "live"
 
+    def _parked(self, index: int) -> bool:
+        """Whether an operator stands in a block that parks what it saves."""
+        return self.way == "none" and self.home != "device" and self.template.in_block(index)
+
+    def _away(self, nbytes: Array) -> Array:
+        """Seconds to bring each of these out and back, which are charged in full."""
+        cluster = self.cutter.cluster
+        return sum(away_seconds(nbytes, cluster.store(self.home), cluster.device.launch_latency), np.zeros_like(nbytes))
+
     def _moves(self, index: int) -> bool:
         return self._again(index) and self.template.moves(index)
 
@@ -397,6 +412,8 @@ class _PieceMaker:
         forward = prices.forward + prices.inner_forward
         self._add(key, part=forward * (2 if works else 1) + prices.backward + prices.inner_backward)
         self._add(key, **{self._held(index): table.kept})
+        if self._parked(index):
+            self._add(key, part=self._away(table.own), live=-table.own, replay=parked_bytes(table.own))
         at = self.place[key]
         self.columns["transient"][at] = np.maximum(self.columns["transient"][at], table.transient)
         if works and self.way == "selective":
@@ -438,7 +455,13 @@ class _PieceMaker:
         edge = table.edge
         part = table.forward * (2 if self._moves(edge.consumer) else 1) + table.backward
         where = self._held(edge.consumer)
-        self._join(self._key(edge.producer), self._key(edge.consumer), part, where, table.kept)
+        keys = self._key(edge.producer), self._key(edge.consumer)
+        if self._parked(edge.consumer):
+            part = part + self._away(table.own)
+            self._join(*keys, np.zeros_like(part), "replay", parked_bytes(table.own))
+            self._join(*keys, part, where, table.kept - table.own)
+        else:
+            self._join(*keys, part, where, table.kept)
 
     def _use(self, use: UseTable, name: str) -> None:
         """The weight is gathered once more where the backward pass needs it, or the block is recomputed; a recomputed

@@ -466,8 +466,8 @@ def _answers(asked: Sequence[tuple[Duals, _Question]]) -> list[Priced]:
 
 
 def _worth(pieces: Sequence[Piece], price: float) -> Sequence[Piece]:
-    """Recomputation never pays where memory is free."""
-    if price == 0.0 and pieces and not pieces[0].recompute:
+    """Neither recomputation nor parking pays where memory is free."""
+    if price == 0.0 and pieces and not pieces[0].recompute and pieces[0].home == "device":
         return pieces[:1]
     return pieces
 

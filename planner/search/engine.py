@@ -230,6 +230,7 @@ class Engine:
                 stages=ranks,
                 free=free,
                 activations=self.request.pinned.offload.activations,
+                saved=self.request.pinned.offload.saved,
                 machine=machine,
             )
             for own, group in zip(tables, parts_of(machine), strict=True)

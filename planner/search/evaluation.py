@@ -212,7 +212,7 @@ class Evaluation:
             interiors: list[Piece | None] = [
                 piece
                 for piece, n in zip(ways, counts, strict=True)
-                if piece and ((n and piece.recompute) or (not n and piece.replay.any()))
+                if piece and ((n and (piece.recompute or piece.home != "device")) or (not n and piece.replay.any()))
             ]
             interiors = interiors or [None]
             for counted in interiors:

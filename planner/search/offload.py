@@ -3,6 +3,7 @@
 --offload optimizer                 the states of the optimizer in the memory of the host
 --offload optimizer:disk            ... on a disk
 --offload activations               what flows into recomputed blocks, until their backward pass
+--offload saved                     what blocks that are not recomputed save for their backward pass
 --offload weights                   those of repeated blocks, between the passes through their block
 --offload optimizer,weights         several
 --offload auto                      wherever that makes the step fastest: on the device or on the host
@@ -23,10 +24,12 @@ _CHOICES: dict[str, tuple[Home, ...]] = {"host": ("host",), "disk": ("disk",), "
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offload:
     """Homes from which the search may choose: for the optimizer's state of every parameter, for the activations
-    that flow into every recomputed block, and for the weights of every repeated block."""
+    that flow into every recomputed block, for those that every other block saves, and for the weights of every repeated
+    block."""
 
     optimizer: tuple[Home, ...] = ("device",)
     activations: tuple[Home, ...] = ("device",)
+    saved: tuple[Home, ...] = ("device",)
     weights: tuple[Home, ...] = ("device",)
 
     @property
@@ -39,7 +42,7 @@ class Offload:
 NOTHING = Offload()
 """Everything stays on the device."""
 
-ANYTHING = Offload(optimizer=_EITHER, activations=_EITHER, weights=_EITHER)
+ANYTHING = Offload(optimizer=_EITHER, activations=_EITHER, saved=_EITHER, weights=_EITHER)
 """Each thing where it makes the step fastest, but for disks."""
 
 KINDS = tuple(kind.name for kind in fields(Offload))
@@ -51,12 +54,13 @@ def offload_of(plan: Plan) -> Offload:
     """What a plan parks, as a request that may park the same, or keep it on the device."""
     stored = [one for group in plan.groups for _, one in group.parameters]
     states, weights = {one.state_home for one in stored}, {one.weight_home for one in stored}
-    activations = {group.activations_home for group in plan.groups}
+    activations = {group.activations_home for group in plan.groups if group.recomputation != "none"}
+    saved = {group.activations_home for group in plan.groups if group.recomputation == "none"}
 
     def among(used: set[Home]) -> tuple[Home, ...]:
         return ("device", *(home for home in _PARKED if home in used))
 
-    return Offload(optimizer=among(states), activations=among(activations), weights=among(weights))
+    return Offload(optimizer=among(states), activations=among(activations), saved=among(saved), weights=among(weights))
 
 
 def parse_offload(text: str) -> Offload:

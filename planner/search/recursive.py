@@ -319,6 +319,7 @@ class _Descent:
             recomputation=task.recomputation,
             stages=task.configuration.pipeline,
             activations=task.offload.activations,
+            saved=task.offload.saved,
         )
         setting = setting_of(task.configuration, limit)
         check_virtual_stages(chain, setting)

@@ -1,6 +1,6 @@
 """What is asked of the search."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -151,3 +151,37 @@ def _check_offload(request: SearchRequest) -> None:
     fault = offload_fault(request.optimizer if states else "", request.pinned.schedule) if asked != NOTHING else None
     if fault is not None:
         raise RequestError(f"offload: {fault}; leave --offload out, or take another optimizer or schedule")
+    _check_activations(request.pinned, request.update)
+    if request.pinned.offload.saved != NOTHING.saved and (_sliced(request.pinned) or request.update.by_block):
+        asked = replace(asked, saved=NOTHING.saved)
+        object.__setattr__(request, "pinned", replace(request.pinned, offload=asked))
+
+
+def _check_activations(pinned: Pinned, update: Update) -> None:
+    """Raise RequestError where activations shall be parked that there are not."""
+    offload, recompute = pinned.offload, pinned.recompute
+    if "device" not in offload.saved and _sliced(pinned):
+        raise RequestError(
+            "offload: slices of the sequence read what others have saved; leave saved out of --offload, or --slices and"
+            " the schedule"
+        )
+    if "device" not in offload.saved and update.by_block:
+        raise RequestError(
+            "offload: what blocks save is not parked where weights are gathered block by block; leave saved out of"
+            " --offload, or gather them one by one"
+        )
+    for word, homes, lacking in (
+        ("saved", offload.saved, recompute not in (None, "none")),
+        ("activations", offload.activations, recompute == "none"),
+    ):
+        if "device" not in homes and lacking:
+            blocks = "recomputed" if word == "activations" else "not recomputed"
+            raise RequestError(
+                f"offload: {word} are those of blocks that are {blocks}, and --recompute {recompute} leaves none; leave"
+                f" {word} out of --offload, or --recompute"
+            )
+
+
+def _sliced(pinned: Pinned) -> bool:
+    """Whether stages may take a sequence slice by slice."""
+    return pinned.schedule == "seqpipe" or pinned.slices not in (None, 1)

@@ -208,6 +208,11 @@ def _engine(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
             "offload: the weights of repeated blocks are parked, and this model has no blocks of which each is like the"
             " one before; leave weights out of --offload"
         )
+    if "device" not in request.pinned.offload.saved and not template.blocks.count:
+        raise RequestError(
+            "offload: what repeated blocks save is parked, and this model has no blocks of which each is like the one"
+            " before; leave saved out of --offload"
+        )
     asked = (request.precision, request.optimizer, request.update, request.pinned.offload)
     limits = tuple(bounds(template, request.batch, group, *asked) for group in parts_of(request.cluster))
     return Engine(request=request, template=template, limits=limits), prepared

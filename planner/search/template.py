@@ -145,6 +145,13 @@ class Template:
         return tuple(sorted({edge.name for edge in self.edges if edge.kind == "loop"}))
 
     @cached_property
+    def outliving(self) -> frozenset[str]:
+        """Values that a block makes and others read."""
+        handed = {edge.name for edge in self.edges if edge.kind in ("loop", "leave")}
+        lanes = {name for at in self.twins for name in self.graph.operators[at].results if name is not None}
+        return frozenset(handed | lanes)
+
+    @cached_property
     def makers(self) -> tuple[int, ...]:
         """Operators that make what a block hands to the next, in the first kind of block."""
         return tuple(sorted({edge.producer for edge in self.edges if edge.kind == "loop"}))

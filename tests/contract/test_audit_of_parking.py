@@ -30,6 +30,39 @@ def audited(plan: Plan, model: str) -> list[StageAudit]:
 
 
 MANY = {"micro_batches": 4, "global_batch": 32}
+SAVED = (
+    Hand(model="gpt4", kind="megatron", mesh=(1, 2), settings={**MANY, "stages": (1, 3)}),
+    Hand(model="llama4", kind="zero3", mesh=(2,), settings={**MANY, "stages": (2, 2), "schedule": "gpipe"}),
+    Hand(model="llama4", kind="zero2", mesh=(2,), settings={**MANY, "stages": (2, 2), "schedule": "zb_h1"}),
+    Hand(model="llama4", kind=24, mesh=(2, 2), settings={**MANY, "recomputation": ("full", "none", "none", "full")}),
+    Hand(
+        model="llama4",
+        kind="zero1",
+        mesh=(2,),
+        settings={**MANY, "stages": (1, 1, 1, 1), "virtual_stages": 2, "schedule": "interleaved_1f1b"},
+    ),
+)
+
+
+@pytest.mark.parametrize("make", first(1, SAVED), ids=str)
+def test_what_blocks_save_leaves_the_device(make: Hand) -> None:
+    """All of it but for two blocks at a time."""
+    plan, home = make(), parking.everywhere("device")
+    falls = []
+    for before, stage in zip(
+        audited(plan, make.model), audited(parking.parked(plan, home, "host", saved="host"), make.model), strict=True
+    ):
+        assert stage.unequal == ()
+        assert abs(stage.peak / stage.predicted_peak - 1) < auditing.MEMORY_TOLERANCE, (
+            stage.live,
+            stage.predicted_live,
+        )
+        assert stage.peak <= stage.stated
+        falls.append(before.peak - stage.peak)
+    assert min(falls) >= 0
+    assert max(falls) > 0
+
+
 ACTIVATIONS = (
     Hand(model="llama4", kind="zero3", mesh=(2,), settings={**MANY, "stages": (2, 2), "schedule": "gpipe", **FULL}),
     Hand(model="llama4", kind="megatron", mesh=(1, 2), settings={**MANY, "stages": (3, 1), **FULL}),

@@ -35,16 +35,18 @@ def of_blocks(home: Home, pattern: str = "") -> Homes:
     return lambda name: home if re.search(r"\.\d+\.", name) and re.search(pattern, name) else "device"
 
 
-def parked(plan: Plan, homes: Homes, activations: Home = "device", weights: Homes = staying) -> Plan:
-    """The same plan with the state and the weight of every parameter where `homes` and `weights` say, and what flows
-    into recomputed blocks."""
+def parked(
+    plan: Plan, homes: Homes, activations: Home = "device", weights: Homes = staying, saved: Home = "device"
+) -> Plan:
+    """The same plan with the state and the weight of every parameter where `homes` and `weights` say, what flows into
+    recomputed blocks where `activations` does, and what other blocks save where `saved` does."""
 
     def moved(group):  # type: ignore[no-untyped-def]
         parameters = (
             (name, replace(stored, state_home=homes(name), weight_home=weights(name)))
             for name, stored in group.parameters
         )
-        home = "device" if group.recomputation == "none" else activations
+        home = "device" if not group.blocks else saved if group.recomputation == "none" else activations
         return replace(group, parameters=tuple(parameters), activations_home=home)
 
     return replace(plan, groups=tuple(moved(group) for group in plan.groups))

@@ -26,18 +26,21 @@ def same_training(
     update: Update,
     activations: Home = "device",
     weights: tuple[Home, str] | None = None,
+    saved: Home = "device",
 ) -> tuple[float, int, int]:
-    """Largest difference of losses and weights after some steps with states parked, and the `weights` of blocks where
-    a home is given and which of them, relatively; bytes outside of the device; and bytes of states that are on it."""
+    """Largest difference of losses and weights after some steps with states and activations parked, and the `weights`
+    of blocks where a home is given and which of them, relatively; bytes outside of the device; and bytes of states that
+    are on it."""
     plan = plan_of(model, plans.mesh_of(*sizes), kind, **settings)
     plan = replace(plan, training=replace(plan.training, update=update))
     plain_losses, plain, _ = _trained(model, plan)
     away = staying if weights is None else of_blocks(*weights)
-    losses, found, step = _trained(model, parked(plan, homes_of(home), activations, away))
+    losses, found, step = _trained(model, parked(plan, homes_of(home), activations, away, saved))
     worst = max(relative(found[name].double(), plain[name].double()) for name in plain)
     differ = max(abs(one - other) / abs(other) for one, other in zip(losses, plain_losses, strict=True))
     optimizer = step.rank.optimizer
     outside = sum(row.nbytes for row in (*optimizer.rows, *step.rank.weights.rows))
+    outside += 0 if step.rank.activations is None else step.rank.activations.nbytes
     return max(worst, differ), outside, sum(state.untyped_storage().nbytes() for state in optimizer.states())
 
 

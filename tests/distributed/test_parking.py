@@ -56,10 +56,36 @@ ACTIVATIONS = (
 @pytest.mark.parametrize(("model", "kind", "sizes", "home", "settings", "activations"), first(2, ACTIVATIONS), ids=str)
 def test_parked_activations_change_nothing(pool, model, kind, sizes, home, settings, activations) -> None:  # type: ignore[no-untyped-def]
     """What flows into recomputed blocks is on the host or a disk until their backward pass."""
-    for difference, *_ in pool.run(
+    for difference, outside, _ in pool.run(
         "tasks_parking", "same_training", model, kind, sizes, home, settings, PLAIN, activations
     ):
         assert difference == 0
+        assert outside > 0
+
+
+SAVED = (
+    ("llama4", "zero3", (2,), "device", {"stages": (2, 2), "micro_batches": 4, "global_batch": 8}, "host", "device"),
+    ("gpt4", "megatron", (2, 2), "host", {"micro_batches": 2, "global_batch": 8}, "disk", "device"),
+    ("llama4", "zero1", (2,), "device", {"stages": (1, 1, 1, 1), "virtual_stages": 2, "schedule": "interleaved_1f1b",
+     "micro_batches": 4, "global_batch": 8}, "host", "host"),
+    ("llama4", "zero2", (2,), "device", {"stages": (2, 2), "micro_batches": 4, "global_batch": 8,
+     "schedule": "zb_h1"}, "host", "device"),
+    ("llama4", "zero1", (2,), "device", {"stages": (2, 2), "micro_batches": 4, "global_batch": 8, "copies": 2},
+     "host", "device"),
+    ("llama4", 24, (2, 2), "device", {"recomputation": ("full", "none", "none", "full")}, "host", "device"),
+    ("gpt4", 25, (2, 2), "mixed", {"micro_batches": 2, "optimizer": "sgd"}, "disk", "host"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "kind", "sizes", "home", "settings", "saved", "weights"), first(1, SAVED), ids=str)
+def test_what_is_saved_elsewhere_changes_nothing(pool, model, kind, sizes, home, settings, saved, weights) -> None:  # type: ignore[no-untyped-def]
+    """What blocks that are not recomputed save is on the host or a disk until their backward pass; where some are, what
+    flows into those."""
+    for difference, outside, _ in pool.run(
+        "tasks_parking", "same_training", model, kind, sizes, home, settings, PLAIN, saved, (weights, ""), saved
+    ):
+        assert difference == 0
+        assert outside > 0
 
 
 MICRO = {"micro_batches": 4, "global_batch": 8}

@@ -10,7 +10,7 @@ from hardware_profiles import Home
 from planner.errors import RequestError
 from runtime.lanes import Lane, Mark, here
 from runtime.outside import Outside
-from runtime.parked_reads import ParkedReads, Trail
+from runtime.parked_reads import ParkedReads, Trail, alone
 
 CPU = torch.device("cpu")
 
@@ -75,9 +75,11 @@ def test_memory_is_given_back_and_taken_again(home: Home) -> None:
     tensors = [torch.arange(8.0) + number for number in range(3)]
     whole = [tensor.clone() for tensor in tensors]
     told = lambda storage: sizes.append(storage.nbytes())  # noqa: E731
-    backs = [trail.park([tensor], home, [], told) for tensor in tensors]
+    backs = [
+        trail.park(number, alone([tensor], []), home, told) for number, tensor in zip((4, 5, 6), tensors, strict=True)
+    ]
     assert [tensor.untyped_storage().nbytes() for tensor in tensors] == [0, 0, 32]
-    trail.end()
+    trail.let_go()
     assert [tensor.untyped_storage().nbytes() for tensor in tensors] == [0, 0, 0]
     backs[2]()
     assert [tensor.untyped_storage().nbytes() for tensor in tensors] == [0, 32, 32]
@@ -88,11 +90,22 @@ def test_memory_is_given_back_and_taken_again(home: Home) -> None:
     assert sizes == [0, 0, 0, 32, 32, 32]
 
 
+def test_behind_a_section_that_parks_nothing_nothing_comes_ahead() -> None:
+    trail = Trail(ParkedReads(device=CPU, outside=Outside()))
+    tensors = [torch.ones(8) for _ in range(2)]
+    backs = [
+        trail.park(number, alone([tensor], []), "host", lambda storage: None)
+        for number, tensor in zip((1, 3), tensors, strict=True)
+    ]
+    trail.let_go()
+    backs[1]()
+    assert [tensor.untyped_storage().nbytes() for tensor in tensors] == [0, 32]
+    backs[0]()
+    assert [tensor.untyped_storage().nbytes() for tensor in tensors] == [32, 32]
+
+
 def test_memory_that_others_share_stays() -> None:
-    reads = ParkedReads(device=CPU, outside=Outside())
-    trail = Trail(reads)
-    shared, part = torch.ones(8), torch.ones(16)[:4]
-    trail.park([shared, part], "host", [shared.view(2, 4)], lambda storage: None)
-    trail.end()
-    assert shared.untyped_storage().nbytes() == 32
-    assert part.untyped_storage().nbytes() == 64
+    shared, part, own = torch.ones(8), torch.ones(16)[:4], torch.ones(2)
+    assert [storage._cdata for storage in alone([shared, part, own, own.view(2, 1)], [shared.view(2, 4)])] == [
+        own.untyped_storage()._cdata
+    ]

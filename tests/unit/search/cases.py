@@ -421,6 +421,7 @@ def make_case(
             recomputation=recomputation,
             stages=configuration.pipeline,
             activations=offload.activations,
+            saved=offload.saved,
         ),
         setting=setting_of(configuration, usable_memory(cluster.device)),
     )

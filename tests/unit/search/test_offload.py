@@ -40,7 +40,7 @@ from tests.unit.search.test_objectives import bare
 from tests.unit.search.test_tables_equal_judge import check_bytes, same
 
 EVERY: tuple[Home, ...] = ("device", "host", "disk")
-ALL_HOMES = Offload(optimizer=EVERY, activations=EVERY, weights=EVERY)
+ALL_HOMES = Offload(optimizer=EVERY, activations=EVERY, saved=EVERY, weights=EVERY)
 HOST = Offload(optimizer=("host",))
 
 
@@ -66,7 +66,10 @@ def test_the_pieces_and_the_judge_agree(model: str, mesh: tuple[int, ...], pipel
         ranks = random_ranks(case, draw, state)
         bound = bind(plan_of(case, ranks), traced(model), BATCH)
         homes |= {stored.state_home for stored in bound.parameters.values()}
-        parking |= {*bound.parked_blocks.values()}
+        parking |= {
+            f"{home} {'saved' if bound.recompute_of(block) is None else 'reads'}"
+            for block, home in bound.parked_blocks.items()
+        }
         away |= {stored.weight_home for stored in bound.parameters.values()}
         parts, steps = [], []
         for rank, cost in enumerate(stage_costs(bound, case.cluster)):
@@ -82,7 +85,8 @@ def test_the_pieces_and_the_judge_agree(model: str, mesh: tuple[int, ...], pipel
         plan = replace(bound.plan, prediction=prediction)
         assert parse_plan(dump_plan(plan)) == plan
     assert homes == {"device", "host", "disk"}
-    assert parking == ({"host", "disk"} if case.chain.inner else set())
+    words = {f"{home} {what}" for home in ("host", "disk") for what in ("saved", "reads")}
+    assert parking == (words if case.chain.inner else set())
     assert away == ({"device", "host", "disk"} if case.chain.tables.template.every_own_parameter else {"device"})
 
 
@@ -158,6 +162,47 @@ def test_activations_are_parked_where_they_do_not_fit(pipeline: int) -> None:
     assert found.bound_seconds <= found.plan.prediction.objective_seconds * (1 + 1e-9)
 
 
+def test_what_blocks_save_is_parked_where_it_does_not_fit() -> None:
+    """Between all on the device and all on the host: that of some blocks; and nowhere where there is room."""
+    cluster = bare(cluster_of("h100-80gb", 8).with_devices(1))
+    pinned = Pinned(micro_batches=8, recompute="none")
+    request = request_of("residual-8", cluster, 256, pinned=pinned)
+    either, always = (replace(pinned, offload=Offload(saved=homes)) for homes in (("device", "host"), ("host",)))
+    alone = search(request).plan.prediction
+    roomy = search(replace(request, pinned=either))
+    assert roomy.plan.prediction.objective_seconds == alone.objective_seconds
+    assert not roomy.bound.parked_blocks
+    every = search(replace(request, pinned=always))
+    assert sorted(every.bound.parked_blocks) == list(range(every.bound.blocks.count))
+    assert every.plan.prediction.peak_bytes < alone.peak_bytes
+    middle = (every.plan.prediction.peak_bytes + alone.peak_bytes) / 2
+    found = search(replace(request, memory_limit=middle, pinned=either))
+    assert 0 < len(found.bound.parked_blocks) < found.bound.blocks.count
+    assert alone.objective_seconds < found.plan.prediction.objective_seconds
+    assert found.plan.prediction.objective_seconds < every.plan.prediction.objective_seconds
+    assert found.bound_seconds <= found.plan.prediction.objective_seconds * (1 + 1e-9)
+    with pytest.raises(InfeasibleError):
+        search(replace(request, memory_limit=middle))
+
+
+def test_what_is_saved_comes_beside_the_work() -> None:
+    """Behind the last of a row of blocks that park, both passes wait."""
+    pinned = Pinned(recompute="none")
+    request = request_of("llama-4", bare(cluster_of("h100-80gb", 8).with_devices(1)), 4, pinned=pinned)
+    graph = traced("llama-4")
+    every = parked(loosened(bind(search(request).plan, graph, BATCH)), staying, saved="host")
+    stays = (replace(group, activations_home="device") if group.first_block == 1 else group for group in every.groups)
+    others = replace(every, groups=(every.groups[0], *tuple(stays)[1:]))
+    for plan, blocks, waits in ((every, [0, 1, 2, 3], 1), (others, [0, 2, 3], 2)):
+        (cost,) = stage_costs(bind(plan, graph, BATCH), request.cluster)
+        assert [block for _, block in cost.away] == blocks
+        fetch, store = cost.away[0, 3]
+        assert cost.micro_batch["activation offload"] == pytest.approx((fetch + store) * len(blocks))
+        (chunk,) = cost.chunks
+        assert chunk.forward.beside == pytest.approx(store * (len(blocks) - waits))
+        assert chunk.backward.beside == pytest.approx(fetch * (len(blocks) - waits))
+
+
 def test_weights_are_parked_where_they_do_not_fit() -> None:
     """Between states on the host and the weights of all blocks, too: those of some blocks."""
     pinned = Pinned(micro_batches=1, recompute="none", offload=HOST)
@@ -224,7 +269,24 @@ def test_what_cannot_be_parked_is_refused() -> None:
         request_of("llama-2", bare_host, 4, pinned=Pinned(offload=Offload(optimizer=("disk",))))
     with pytest.raises(RequestError, match="offload: the weights of repeated blocks are parked, and this model has no"):
         search(request_of("single-2", cluster, 4, pinned=Pinned(offload=Offload(weights=("host",)))))
+    saved = Offload(saved=("host",))
+    with pytest.raises(
+        RequestError, match="offload: what repeated blocks save is parked, and this model has no blocks"
+    ):
+        search(request_of("single-2", cluster, 4, pinned=Pinned(offload=saved)))
+    with pytest.raises(RequestError, match="offload: slices of the sequence read what others have saved"):
+        request_of("llama-2", cluster, 4, pinned=Pinned(schedule="seqpipe", offload=saved))
+    assert request_of("llama-2", cluster, 4, pinned=Pinned(slices=2, offload=ANYTHING)).pinned.offload.saved == (
+        "device",
+    )
+    with pytest.raises(RequestError, match="saved are those of blocks that are not recomputed, and --recompute full"):
+        request_of("llama-2", cluster, 4, pinned=Pinned(recompute="full", offload=saved))
+    with pytest.raises(RequestError, match="activations are those of blocks that are recomputed, and --recompute none"):
+        request_of("llama-2", cluster, 4, pinned=Pinned(recompute="none", offload=Offload(activations=("host",))))
     plan = search(request_of("llama-2", cluster, 4)).plan
+    outside = (replace(group, activations_home="host") if not group.blocks else group for group in plan.groups)
+    with pytest.raises(PlanFileError, match="keeps activations on the host, which is for blocks"):
+        bind(replace(plan, groups=tuple(outside)), traced("llama-2"), BATCH)
     lamb = replace(parked(plan, lambda _: "host"), training=replace(plan.training, optimizer="lamb"))
     with pytest.raises(PlanFileError, match=r"its state is kept on the host, but LAMB .*; keep it on the device"):
         bind(lamb, traced("llama-2"), BATCH)
@@ -235,7 +297,7 @@ def test_what_cannot_be_parked_is_refused() -> None:
 
 def test_words() -> None:
     assert parse_offload("none") == NOTHING
-    assert parse_offload("auto") == parse_offload("optimizer:auto,activations:auto,weights:auto") == ANYTHING
+    assert parse_offload("auto") == parse_offload("optimizer:auto,activations:auto,saved:auto,weights:auto") == ANYTHING
     assert parse_offload("optimizer,weights:disk") == Offload(optimizer=("host",), weights=("disk",))
     assert parse_offload("activations") == Offload(activations=("host",))
     assert parse_offload("optimizer") == parse_offload("optimizer:host") == HOST
