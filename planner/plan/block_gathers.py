@@ -4,6 +4,8 @@
     block    gather q, k, v, o, up, down ─> the whole block     one message, before the block begins; one more before
                                                                 its backward pass; and one for all of its gradients
 
+Gradients of weights that are whole, but not their gradients (ZeRO-2), go together alike.
+
 That is how FSDP groups the parameters of a module (Zhao et al. 2023, "PyTorch FSDP", section 3.2.1). Weights of a block
 go together that take the same collectives on the same axes, in the same dtype, there and back. By themselves go weights
 that several operators read, or an operator that hands on their memory, and those whose gradients wait for a turn of
@@ -68,7 +70,7 @@ def block_gathers(bound: BoundPlan, operators: Sequence[int]) -> tuple[BlockGath
         for place in range(len(op.operator.operands)):
             if _goes_along(bound, at, place):
                 there, back = _ways(bound, op, place)
-                if there.moves:
+                if there.moves or back.moves:
                     key = (there.moves, there.dtype, back.moves, back.dtype)
                     together.setdefault(key, []).append((there, back, (at, place)))
     return tuple(
@@ -76,7 +78,7 @@ def block_gathers(bound: BoundPlan, operators: Sequence[int]) -> tuple[BlockGath
             there=Bucket(members=tuple(there for there, _, _ in members)),
             back=Bucket(members=tuple(back for _, back, _ in members)),
             uses=tuple(use for _, _, use in members),
-            again=any(_needed(bound, *use) for _, _, use in members),
+            again=bool(members[0][0].moves) and any(_needed(bound, *use) for _, _, use in members),
         )
         for members in together.values()
         if len(members) > 1

@@ -205,7 +205,10 @@ class _Chunk:
     def _gather(self, number: int, values: Values) -> None:
         """Bring the weights that a section gathers together."""
         for one in self.tensors.gathers[number]:
-            for name, use, storage in zip(one.names, one.uses, self._landed(one), strict=True):
+            stay = [self._standing(name).storage for name in one.names]
+            for name, use, storage in zip(
+                one.names, one.uses, self._landed(one) if one.there.moves else stay, strict=True
+            ):
                 values[name] = Piece(storage, self._wanted(*use))
 
     def _landed(self, one: BlockGather) -> list[Storage]:

@@ -453,14 +453,16 @@ class Walk:
         self, cost: StageCost, chunk: ChunkCost, owner: str, name: str, wanted: Duplex, again: Times, later: bool
     ) -> bool:
         """One use: the weight is gathered for the forward pass and, `again`, for the backward pass; its gradient goes
-        back, `later` where it is put off. Returns whether anything is gathered."""
+        back, `later` where it is put off. Returns whether anything is gathered, or waits to be reduced with others."""
         tensor, stored = self.bound.graph.types[name], self.bound.parameters[name]
         there, times = (stored.weight, wanted.forward), {"forward": 1, **again}
         self._gather(cost, chunk, owner, name, "parameters", tensor, *there, times)
+        gathered = bool(self.pricers.parameters.route(tensor, *there).messages)
         if name in self.bound.graph.differentiable and not self.update.is_local(name):
             moved, back = reduced(tensor, self.update), (wanted.gradient, stored.gradient)
             self._gather(cost, chunk, owner, name, "gradients", moved, *back, {"backward": 1}, later)
-        return bool(self.pricers.parameters.route(tensor, *there).messages)
+            gathered |= self.update.by_block and bool(self.pricers.gradients.route(moved, *back).messages)
+        return gathered
 
     def _gather(
         self,

@@ -288,6 +288,9 @@ class TableBuilder:
                     if trainable and not local:
                         moved = reduced(tensor, self.update)
                         back = _spread(self._pricers.gradients, moved, wanted.gradient, made.gradient).T
+                    sends = self._sends(self._pricers.parameters, tensor, made.forward, wanted.forward)
+                    if trainable and not local and self.update.by_block:  # gradients of a block wait for each other
+                        sends = sends | self._sends(self._pricers.gradients, moved, wanted.gradient, made.gradient).T
                     nbytes = operators[at].prices.operands[operand][None, :]
                     uses.append(
                         UseTable(
@@ -295,14 +298,16 @@ class TableBuilder:
                             needed=operand in template.alive.weights[at],
                             gather=gather,
                             reduce=back,
-                            gathered=np.where(self._sends(tensor, made.forward, wanted.forward), nbytes, 0.0),
+                            gathered=np.where(sends, nbytes, 0.0),
                         )
                     )
         return ParameterTable(name=name, stored=stored, prices=prices, uses=tuple(uses))
 
-    def _sends(self, tensor: TensorType, source: LayoutColumn, target: LayoutColumn) -> NDArray[np.bool_]:
+    def _sends(
+        self, pricer: RedistributionPricer, tensor: TensorType, source: LayoutColumn, target: LayoutColumn
+    ) -> NDArray[np.bool_]:
         """Whether anything is sent, for every pair of candidates."""
-        matrix = self._pricers.parameters.matrix(tensor, source.distinct, target.distinct)
+        matrix = pricer.matrix(tensor, source.distinct, target.distinct)
         sends: NDArray[np.bool_] = matrix.sends[source.index[:, None], target.index[None, :]]
         return sends
 

@@ -50,7 +50,6 @@ def test_the_pieces_and_the_judge_agree(model: str, mesh: tuple[int, ...], pipel
             beyond.append(cost.together)
         prediction = predict(bound, case.cluster)
         assert same(math.fsum(value for _, value in prediction.time), prediction.step_seconds)
-        assert prediction.step_seconds >= prediction.objective_seconds * (1 - 1e-9) or pipeline > 1
     assert min(beyond) >= 0, "a share is the least that a message can take"
     assert max(beyond) > 0
 
