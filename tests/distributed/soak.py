@@ -132,7 +132,7 @@ def _hurt(one: _Run, hurt: Hurt, deadline: float) -> int:
     """Kill workers and change the number of devices at random steps; returns how many were killed while a checkpoint
     was being written."""
     drawn = random.Random(hurt.seed)
-    steps = range(2, hurt.steps - 1)
+    steps = range(2, hurt.steps - max(min(15, hurt.steps // 2), hurt.steps // 10))  # else it is over before it notices
     kills = sorted(drawn.choices(steps, k=hurt.kills)) if hurt.kills else []
     changes = sorted(drawn.sample(steps, k=hurt.changes))
     counts = [hurt.fewer, hurt.all] * hurt.changes
@@ -141,6 +141,7 @@ def _hurt(one: _Run, hurt: Hurt, deadline: float) -> int:
         if changes and one.step >= changes[0]:
             changes.pop(0)
             _write(one.folder / "devices", str(counts.pop(0)))
+            _await_restart(one)
         if kills and one.step >= kills[0]:
             wants_saving = len(kills) % 2 == 1
             for _ in range(int(2 / LOOK)):
@@ -160,7 +161,8 @@ def _hurt(one: _Run, hurt: Hurt, deadline: float) -> int:
 
 
 def _await_restart(one: _Run) -> None:
-    """Until the run has noticed: a second blow to a run that is over would hit nobody."""
+    """Until the run has noticed: a second blow to a run that is over would hit nobody, and devices that come back at
+    once were never gone."""
     before = sum(event["event"] == "restart" for event in list(one.events))
     ends = time.monotonic() + 60
     while one.process.poll() is None and time.monotonic() < ends:
