@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -140,7 +140,10 @@ def _hurt(one: _Run, hurt: Hurt, deadline: float) -> int:
     while one.process.poll() is None and time.monotonic() < ends and (kills or changes):
         if changes and one.step >= changes[0]:
             changes.pop(0)
-            _write(one.folder / "devices", str(counts.pop(0)))
+            count = counts.pop(0)
+            _write(one.folder / "devices", str(count))
+            if count != hurt.all:
+                _await_plan(one, count)
             _await_restart(one)
         if kills and one.step >= kills[0]:
             wants_saving = len(kills) % 2 == 1
@@ -153,11 +156,24 @@ def _hurt(one: _Run, hurt: Hurt, deadline: float) -> int:
                 kills.pop(0)
                 while_saving += one.saving()
                 time.sleep(drawn.random() * 0.05)
-                _kill(drawn.choice(ranks))
+                _send([drawn.choice(ranks)], signal.SIGKILL)
                 _await_restart(one)
         one.ranks()
         time.sleep(LOOK)
     return while_saving
+
+
+def _await_plan(one: _Run, devices: int) -> None:
+    """Until a plan for so many devices has been found, which takes longer than many steps of a tiny model. A rank
+    stands still meanwhile, and with it all others."""
+    ranks = one.ranks()[:1]
+    _send(ranks, signal.SIGSTOP)
+    ends = time.monotonic() + 120
+    while one.process.poll() is None and time.monotonic() < ends:
+        if any((one.folder / "plans").glob(f"{devices}-devices-*")):
+            break
+        time.sleep(LOOK)
+    _send(ranks, signal.SIGCONT)
 
 
 def _await_restart(one: _Run) -> None:
@@ -171,11 +187,12 @@ def _await_restart(one: _Run) -> None:
         time.sleep(LOOK)
 
 
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+def _send(processes: Iterable[int], what: signal.Signals) -> None:
+    for pid in processes:
+        try:
+            os.kill(pid, what)
+        except ProcessLookupError:
+            continue
 
 
 def _write(path: Path, text: str) -> None:

@@ -58,10 +58,10 @@ def test_kills_and_changes_of_devices(tmp_path: Path, devices: int, fewest: int,
     plan = tmp_path / "plan.json"
     words = ("--model", "llama-tiny", "--devices", str(devices), "--hardware", "cpu", "--global-batch", "8", "-q")
     subprocess.run([sys.executable, "-m", "planner.cli.main", *words, "-o", str(plan)], check=True)
-    alone = run(plan, tmp_path / "alone", Hurt(steps=30, kills=0, changes=0), "--save-every", "5")
-    hurt = Hurt(steps=30, kills=kills, changes=2, seed=seed, fewer=fewest, all=devices)
+    alone = run(plan, tmp_path / "alone", Hurt(steps=20, kills=0, changes=0), "--save-every", "5")
+    hurt = Hurt(steps=20, kills=kills, changes=2, seed=seed, fewer=fewest, all=devices)
     found = run(plan, tmp_path / "hurt", hurt, "--save-every", "5", "--elastic", f"{fewest}:{devices}")
-    assert faults_of(alone, found, 30, changed=True) == []
+    assert faults_of(alone, found, 20, changed=True) == []
     assert sum("SIGKILL" in why for why in found.restarts) == kills, found.restarts
     assert sum("number of devices" in why for why in found.restarts) == 2, found.restarts
     assert [path.name.split("-")[0] for path in (tmp_path / "hurt" / "plans").iterdir()] == [str(fewest)]
