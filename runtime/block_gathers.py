@@ -32,12 +32,14 @@ from runtime.observer import Observer, teller
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
     """Weights that are gathered together: their `names`, the steps of each `there`, those of its gradient `back`, in
-    the dtype in which gradients are `reduced_in`; `again` says whether the backward pass needs them."""
+    the dtype in which gradients are `reduced_in`. `sent` says whether weights are, or their gradients alone, `again`
+    whether the backward pass needs them."""
 
     names: tuple[str, ...]
     there: tuple[tuple[Step, ...], ...]
     back: tuple[tuple[Step, ...], ...]
     reduced_in: torch.dtype
+    sent: bool
     again: bool
 
 
@@ -49,6 +51,7 @@ def bundles_of(bound: BoundPlan, operators: Sequence[int]) -> tuple[Bundle, ...]
             there=tuple(member.steps for member in one.there.members),
             back=tuple(member.steps for member in one.back.members),
             reduced_in=getattr(torch, one.back.members[0].dtype),
+            sent=bool(one.there.moves),
             again=one.again,
         )
         for one in block_gathers(bound, operators)
@@ -64,8 +67,13 @@ class Gathered:
         self._memory: list[torch.Tensor] = []
 
     def bring(self) -> list[torch.Tensor]:
-        """The weights as the block wants them, in new memory."""
-        return Flight(self._bundle.there, self._pieces, self._place, self._place.groups).land()
+        """The weights as the block wants them. What is sent comes in memory of its own: a cut at the end of a way makes
+        a view, and collectives may deal out views of their message."""
+        landed = Flight(self._bundle.there, self._pieces, self._place, self._place.groups).land()
+        if not self._bundle.sent:
+            return landed
+        landed.reverse()
+        return [_own(landed.pop()) for _ in self._bundle.names]  # one after the other is let go
 
     def bring_back(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The gradients as they are stored."""
@@ -95,6 +103,11 @@ class Gathered:
                 weight.untyped_storage().resize_(new.nbytes)
                 teller(self._observer)(weight.untyped_storage())
                 weight.copy_(new)
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    whole = tensor.untyped_storage().nbytes() == tensor.nbytes and tensor.is_contiguous()
+    return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
 
 
 class _Gather(torch.autograd.Function):

@@ -212,11 +212,16 @@ class _Chunk:
                 values[name] = Piece(storage, self._wanted(*use))
 
     def _landed(self, one: BlockGather) -> list[Storage]:
-        """Weights as they come together: the message, and out of it a tensor for each."""
+        """Weights as they come together: the message, out of it a tensor for each, and of that what is wanted."""
         message = self.account.new(one.there.nbytes[-1], OTHER)
-        uses = zip(one.names, one.uses, strict=True)
-        found = [self.account.new(self.tensors.bytes(name, self._wanted(*use)), OTHER) for name, use in uses]
+        whole = [self.account.new(member.nbytes[-1], OTHER) for member in one.there.members]
         self.account.release(message)
+        found = []
+        for storage, name, use in zip(whole, one.names, one.uses, strict=True):
+            nbytes = self.tensors.bytes(name, self._wanted(*use))
+            found.append(storage if nbytes == storage.nbytes else self.account.new(nbytes, OTHER))
+            if found[-1] is not storage:
+                self.account.release(storage)
         return found
 
     def _wanted(self, at: int, place: int) -> tuple[int, ...]:

@@ -24,9 +24,10 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 Layouts = tuple[Layout, ...]
 
-LONG: Bytes = 2.0**30
-"""A message of which hardly anything is latency. Of it every weight of a block takes its share where a plan gathers
-them together: the least that it can take, as nobody knows what goes together before all layouts are chosen."""
+LONG: Bytes = 2.0**50
+"""A message so long that nothing of it is latency on any group. Of it every weight of a block takes its share where a
+plan gathers them together: the least that it can take, as nobody knows what goes together before all layouts are
+chosen."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -20,6 +20,7 @@ CASES = (
     Hand(model="gpt4", kind="zero3", mesh=(2,), settings={**TWO, "stages": (2, 2), **KEEPING}),
     Hand(model="llama4", kind="zero3", mesh=(2,), settings={**TWO, "stages": (1, 2, 1), **FULL}),
     Hand(model="gpt4", kind="zero2", mesh=(2,), settings=TWO),
+    Hand(model="llama4", kind="outer", mesh=(2, 2), settings=TWO),
     Hand(model="mixture4", kind="zero3", mesh=(2,), settings=TWO),
     Hand(model="gpt4", kind="zero3", mesh=(2,), settings={"micro_batches": 4, "stages": (2, 2), "schedule": "zb_h1"}),
 )

@@ -507,6 +507,12 @@ def store_zero3(name: str, shape: tuple[int, ...], mesh: Mesh) -> StoredParamete
     return StoredParameter(weight=cut, gradient=cut, state=cut)
 
 
+def store_outer(name: str, shape: tuple[int, ...], mesh: Mesh) -> StoredParameter:
+    """Cut over the first axis, copies over the others: what the others cut differently is gathered, and cut again."""
+    cut = (shard(0), *(REPLICATE,) * (len(mesh.axes) - 1))
+    return StoredParameter(weight=cut, gradient=cut, state=cut)
+
+
 def load_samples(name: str, shape: tuple[int, ...], mesh: Mesh) -> Layout:
     """Samples on all axes where they divide, else whole."""
     everywhere = (shard(0),) * len(mesh.axes)
@@ -518,9 +524,10 @@ def load_megatron(name: str, shape: tuple[int, ...], mesh: Mesh) -> Layout:
 
 
 def hand_plan(kind: str, model: str, mesh: Mesh, **settings: object) -> Plan:
-    """'megatron' (of a Llama, on two axes), 'zero1', 'zero2' or 'zero3' (samples on all axes)."""
+    """'megatron' and 'outer' (of a Llama, on two axes), 'zero1', 'zero2' or 'zero3' (samples on all axes)."""
     choose, store, load = {
         "megatron": (megatron, store_megatron, load_megatron),
+        "outer": (megatron, store_outer, load_megatron),
         "zero1": (on_samples, store_zero1, load_samples),
         "zero2": (on_samples, store_zero2, load_samples),
         "zero3": (on_samples, store_zero3, load_samples),

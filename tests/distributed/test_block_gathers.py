@@ -11,6 +11,7 @@ TWO = {"micro_batches": 2}
 
 CASES = [
     ("llama", "zero3", (4,), TWO),
+    ("llama", "outer", (2, 2), {}),
     ("llama", "zero2", (4,), FULL),
     ("llama", "zero3", (4,), FULL),
     ("gpt", "zero3", (2, 2), SELECTIVE),
@@ -27,10 +28,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("model", "kind", "sizes", "settings"), first(6, CASES), ids=str)
+@pytest.mark.parametrize(("model", "kind", "sizes", "settings"), first(7, CASES), ids=str)
 def test_together_is_as_one_by_one(pool, model: str, kind: int | str, sizes: tuple[int, ...], settings: dict) -> None:
     for worst, alone, together in pool.run("tasks_gathers", "together", model, kind, sizes, settings):
         assert worst < 1e-5
         assert together <= alone
-        if kind in ("zero2", "zero3"):
+        if kind in ("outer", "zero2", "zero3"):
             assert together < alone

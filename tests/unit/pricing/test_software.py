@@ -13,10 +13,12 @@ from planner.plan.step import Launches
 from planner.pricing import OperatorPrices, Pricers, price_operator, price_parameter
 from planner.pricing.kernels import UNFUSED_KERNELS
 from planner.pricing.liveness import replays
+from planner.pricing.message import Message, message_seconds
 from planner.sharding.layout import parse_layout, replicated
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rules import RULES
 from planner.sharding.stored import StoredParameter
+from planner.sharding.update import Update
 from tests.unit.search.cases import cluster_of, traced
 
 A100 = cluster_of("a100-80gb", 16)
@@ -177,6 +179,17 @@ def test_buckets_share_the_latency_of_one_message() -> None:
     assert together.parameters.seconds(norm, pieces, whole) < 0.1 * alone.parameters.seconds(norm, pieces, whole)
     assert together.parameters.seconds(matrix, pieces, whole) == alone.parameters.seconds(matrix, pieces, whole)
     assert together.activations.seconds(norm, pieces, whole) == alone.activations.seconds(norm, pieces, whole)
+
+
+@pytest.mark.parametrize("devices", [8, 512, 4096])
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce"])
+def test_no_message_takes_less_than_the_shares_of_what_goes_in_it(devices: int, kind: str) -> None:
+    cluster = cluster_of("h100-80gb", devices)
+    mesh = build_mesh(cluster, (devices,))
+    together = Pricers.of(mesh, cluster, Update(gathers="block")).parameters
+    for nbytes in (2.0**power for power in range(10, 38, 3)):
+        whole = message_seconds(Message(kind=kind, axis=0, nbytes=nbytes), mesh, cluster)
+        assert 0 < together.message_seconds(kind, 0, nbytes) < whole
 
 
 def test_recomputation_to_the_end_of_a_block() -> None:

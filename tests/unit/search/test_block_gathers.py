@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from planner.errors import RequestError
 from planner.plan.bind import bind
 from planner.plan.predict import predict, stage_costs
 from planner.search.duals import Duals
@@ -63,3 +64,8 @@ def test_a_plan_says_so_and_is_faster() -> None:
     assert together.plan.training.update == TOGETHER
     assert together.seconds < alone.seconds
     assert together.objective <= together.seconds
+
+
+def test_copies_take_their_weights_one_by_one() -> None:
+    with pytest.raises(RequestError, match=r"gathers: .* where 2 micro-batches take turns; leave --copies out"):
+        request_of("llama-4", cluster_of("cpu", 2), 16, pinned=Pinned(copies=2), update=TOGETHER)
