@@ -29,7 +29,7 @@ from runtime.launchers import Launched, launched_by
 from runtime.rank import At, Joined, be_a_rank
 from runtime.ranks import run_ranks, threads_per_rank
 from runtime.run_servers import servers_of
-from runtime.run_settings import RunSettings, arguments_parser, settings_of
+from runtime.run_settings import KEEP, SAVE_EVERY, RunSettings, arguments_parser, settings_of
 from runtime.watch import LEAVE
 
 if TYPE_CHECKING:
@@ -47,10 +47,16 @@ def launch(
     `on_report` gets the report of each step and the summary, `on_line` what the ranks print besides. Raises
     PlannerError for a plan that cannot be read or executed, RunError where a rank breaks down.
     """
+    from runtime.checkpoint.running import finished
+
     plan = load_plan(Path(plan_path))
     _check(settings)
     launched = launched_by(os.environ)
     _check_tables(plan, settings, started_here=launched is None)
+    if (done := finished(settings)) is not None:
+        if launched is None or launched.rank == 0:
+            on_line(f"nothing is left to do: {done} is of step {settings.steps}, the last one of --steps")
+        return 0
     if launched is not None:
         if settings.restarts:
             raise RequestError("--restarts: the launcher starts the ranks; ask it, such as torchrun --max-restarts")
@@ -145,6 +151,10 @@ def _check(settings: RunSettings) -> None:
     wants = (("--restarts", settings.restarts), ("--elastic", settings.elastic), ("--copies", settings.copies))
     if settings.save is None and (asked := [flag for flag, value in wants if value]):
         raise RequestError(f"{asked[0]}: needs a folder of checkpoints to go on from; give --save DIR")
+    if settings.save is None and settings.keep != KEEP:
+        raise RequestError(f"--keep {settings.keep}: nothing is saved; give --save DIR")
+    if settings.save is None and settings.save_every != SAVE_EVERY and not settings.guard().rolls_back:
+        raise RequestError(f"--save-every {settings.save_every}: nothing is saved; give --save DIR")
     if settings.copies and settings.check:
         raise RequestError("--copies: the unsharded model beside the run cannot go on from them; give --no-check")
     _check_folder(settings)
@@ -178,6 +188,11 @@ def _check_tables(plan: Plan, settings: RunSettings, *, started_here: bool) -> N
         raise RequestError(
             f"--copies: the plan has tables outside of its devices ({placed[0][0]}), of which no copies are kept in"
             " memory; leave it out, checkpoints have them"
+        )
+    if placed and settings.save is None and settings.guard().rolls_back:
+        raise RequestError(
+            f"rollback: the plan has tables outside of its devices ({placed[0][0]}), of which no copies are kept in"
+            " memory; give --save DIR, checkpoints have them"
         )
     served = any(place == "servers" for _, place in placed)
     again = "--elastic" if settings.elastic is not None else "--restarts" if settings.restarts else None

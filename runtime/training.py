@@ -15,10 +15,11 @@ import torch
 import torch.distributed as dist
 
 from hardware_profiles import Seconds
+from planner.errors import RequestError
 from planner.models.zoo import BuiltModel, build_model
 from planner.plan.plan import ASYNCHRONOUS, PRECISIONS, Plan
 from runtime.arguments import Arguments
-from runtime.checkpoint.running import Position, RunCheckpoints, restore_plain
+from runtime.checkpoint.running import Position, RunCheckpoints, finished, restore_plain
 from runtime.data import DatasetBatches, dataset_batches, synthetic_batches
 from runtime.device_mesh import Communicators, RankMesh, current_device, local_rank
 from runtime.optimizers import OptimizerSettings
@@ -49,10 +50,13 @@ def train(
     leave: Callable[[], bool] = lambda: False,
 ) -> Iterator[Report]:
     """Reports of the training steps, one by one, and the summary. Collective. `at` is told what comes next. An elastic
-    run asks on rank 0 after every step whether to `leave`: it ends then with a checkpoint and without a summary.
+    run asks on rank 0 after every step whether to `leave`: it ends then with a checkpoint and without a summary. One
+    that goes on behind its last step has no reports at all.
 
     Raises PlannerError where the plan cannot be executed (see `runtime.parallelize`) or the data does not suffice.
     """
+    if finished(settings) is not None:
+        return
     device = current_device(local_rank())
     at("building the model")
     built = _build(plan, settings)
@@ -82,6 +86,11 @@ def train(
         way_back.begin(step, plain)
     run = _Run(plan=plan, settings=settings, step=step, plain=plain, checkpoints=checkpoints, way_back=way_back)
     at("opening the data")
+    if settings.data is None and checkpoints.position is not None:
+        raise RequestError(
+            f"{checkpoints.resumed} was trained on a dataset, and synthetic data would follow; give its --data, or"
+            " start from its model alone with --weights"
+        )
     data = _data(built, step, settings, checkpoints.position)
     seconds, busy, worst = [], [], 0.0
     for read, call, whole in _timed(data.batches):

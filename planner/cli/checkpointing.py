@@ -1,6 +1,7 @@
 """`plan checkpoint`: what is in a checkpoint, whether it is whole, and the same for another plan or in one piece."""
 
 import sys
+from collections.abc import Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -79,9 +80,7 @@ def verify(source: SRC, as_json: AsJson = False) -> None:
             found = {"checkpoint": str(opened.path), "files": len(opened.files), "bytes": total, "whole": True}
             write_json({"schema_version": OUTPUT_SCHEMA_VERSION, **found})
         else:
-            typer.echo(
-                f"{opened.path}: whole; {len(opened.files)} files, {bytes_text(total)}, all as they were written"
-            )
+            typer.echo(f"{opened.path}: whole; {_files(opened.files)}, {bytes_text(total)}, all as they were written")
 
 
 @checkpoints.command("convert")
@@ -286,7 +285,7 @@ def _print(opened: "Readable", most: int | None) -> None:
     console.print(f"{opened.path}", markup=False)
     what = "slices of every rank, with the optimizer" if manifest.kind == "sliced" else "the model alone, whole tensors"
     what += _names_text(manifest)
-    console.print(f"{manifest.kind}: {what}; {bytes_text(manifest.bytes)} in {len(manifest.files)} files")
+    console.print(f"{manifest.kind}: {what}; {bytes_text(manifest.bytes)} in {_files(manifest.files)}")
     if opened.manifest is None:
         console.print("no manifest: of no checksums, no step and no plan")
     else:
@@ -317,3 +316,7 @@ def _tensors(manifest: "Manifest", most: int | None) -> "Table":
         size = bytes_text(tensor.elements * dtype_of(tensor.dtype).itemsize)
         table.add_row(name, shape, tensor.dtype, cut, size)
     return table
+
+
+def _files(files: Sized) -> str:
+    return f"{len(files)} file{'' if len(files) == 1 else 's'}"

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from planner.errors import RequestError
-from runtime.checkpoint.folder import step_of
+from planner.errors import CheckpointError, RequestError
+from runtime.checkpoint.folder import checkpoints, newest, step_of
 from runtime.checkpoint.restoring import Restored, name_in, open_together, restore
 from runtime.checkpoint.saving import Checkpoints
 from runtime.checkpoint.source import Readable
@@ -20,6 +20,12 @@ from runtime.unsharded import UnshardedStep
 
 Position = Mapping[str, Any] | None
 """Where in a dataset a run is, as `BatchLoader.state` says it; None where it reads none."""
+
+
+def finished(settings: RunSettings) -> Path | None:
+    """The checkpoint of the last step, where a run that goes on has made that already: nothing is left to do."""
+    found = newest(Path(settings.save)) if settings.go_on and settings.save is not None else None
+    return found if found is not None and step_of(found) == settings.steps else None
 
 
 class RunCheckpoints:
@@ -55,10 +61,18 @@ class RunCheckpoints:
             return None
         weights_only = own is None and settings.resume is None
         self._at(f"loading {path}")
-        source = open_together(Path(path), step.plan.model)
-        if not weights_only:
-            self._check(source)
-        found: Restored = restore(step.rank, source, weights_only=weights_only, cast=weights_only and settings.cast)
+        try:
+            source = open_together(Path(path), step.plan.model)
+            if not weights_only:
+                self._check(source)
+            cast = weights_only and settings.cast
+            found: Restored = restore(step.rank, source, weights_only=weights_only, cast=cast)
+        except CheckpointError as error:
+            older = [one for one in checkpoints(own.parent) if step_of(one) < step_of(own)] if own is not None else []
+            if not older:
+                raise
+            way = f"--resume {older[-1]} --save {settings.save}"
+            raise CheckpointError(f"{error}; go on from the one before it with {way}") from error
         self.resumed = f"the model in {found.path}" if weights_only else f"{found.path}, step {found.step}"
         self.position = found.data
         self._last = None if weights_only else found.path

@@ -147,3 +147,17 @@ def test_plan_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     again = _plan(tmp_path, *run, "--steps", "5", "--resume", "runs/a")
     assert again.returncode == 2
     assert "is of step 5, and --steps 5 counts those before it too; give --steps 6 or more" in again.stderr
+    over = _plan(tmp_path, *saving, "--no-check", "--steps", "5")
+    assert (over.returncode, over.stdout) == (0, "")
+    assert "nothing is left to do: runs/a/step-000005 is of step 5, the last one of --steps" in over.stderr
+    forgotten = _plan(tmp_path, "run", "two.json", "--seed", "3", "--steps", "6", "--resume", "runs/a", "--no-check")
+    assert forgotten.returncode == 2
+    assert "was trained on a dataset, and synthetic data would follow; give its --data" in forgotten.stderr
+    with open(tmp_path / "runs/a/step-000005/rank-00001.safetensors", "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)[0]
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last ^ 1]))
+    damaged = _plan(tmp_path, *saving, "--no-check", "--steps", "6")
+    assert damaged.returncode == 2
+    assert "go on from the one before it with --resume runs/a/step-000004 --save runs/a" in damaged.stderr

@@ -43,6 +43,8 @@ def test_settings_reach_the_ranks(settings: RunSettings) -> None:
         ({"on_nonfinite": "rollback", "rollbacks": 0}, "--rollbacks 0: give 1 or more"),
         ({"keep": 0}, "--keep 0: give 1 or more"),
         ({"save_every": 0}, "--save-every 0: give 1 or more"),
+        ({"keep": 2}, "--keep 2: nothing is saved; give --save DIR"),
+        ({"save_every": 2}, "--save-every 2: nothing is saved; give --save DIR"),
         ({"go_on": True}, "--continue: goes on from the newest checkpoint in --save; give --save DIR"),
         ({"save": "a", "go_on": True, "resume": "b"}, "--resume and --continue: say one place to start from"),
         ({"cast": True}, "--cast: converts what --weights PATH loads"),
