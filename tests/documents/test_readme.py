@@ -229,4 +229,4 @@ def test_training_from_python_runs(here: Path) -> None:
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.split()) == 2
+    assert done.stdout.count(".") == 2, done.stdout  # a loss of each rank, however their lines mix
