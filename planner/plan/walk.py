@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from costmodels import away_seconds, parked_bytes
-from hardware_profiles import Bytes, Cluster, Group, Hidden, Home, Machine, clusters_of_ranks, links_of_ranks
+from hardware_profiles import Bytes, Cluster, Group, Hidden, Home, Machine, Seconds, clusters_of_ranks, links_of_ranks
 from planner.graph.blocks import IDENTITY, Blocks
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
@@ -415,18 +415,20 @@ class Walk:
         target: Layout,
         times: Times,
         later: bool = False,
-        listed: bool = True,
+        beyond: Seconds | None = 0.0,
     ) -> None:
         """Charge a redistribution of what is `moved`, a field of `Pricers`, in a part of the micro-batch's time, as
-        often as each pass does it for its `owner`; `later` in a backward pass says that it is put off. Its messages are
-        its own where they are `listed`."""
+        often as each pass does it for its `owner`; `later` in a backward pass says that it is put off. Its messages
+        take so much `beyond` the additive sums, each time; None for those that are somebody else's."""
         route, hidden = self._route(moved, tensor, source, target)
         cost.micro_batch[part] += sum(times.values()) * route.seconds
         for phase, number in times.items():
             into = chunk.forward if phase == "forward" else chunk.pass_of(later=later)
             sent = 0.0 if self.bound.plan.mesh.zigzag else number * route.seconds  # what is reordered is waited for
-            into.add(waits=number * route.seconds, hidden=number * hidden, sent=sent)
-        for message in route.messages if listed else ():
+            more = number * (beyond or 0.0)
+            into.add(waits=number * route.seconds + more, hidden=number * hidden, sent=sent)
+            cost.together += more
+        for message in route.messages if beyond is not None else ():
             charge(cost.messages, part, owner, message, times)
 
     def _route(self, moved: str, tensor: TensorType, source: Layout, target: Layout) -> tuple[PricedRoute, float]:
@@ -480,15 +482,7 @@ class Walk:
         """Charge a weight, or its gradient, that moves for one use; messages of those that go together are nobody's."""
         pricer: RedistributionPricer = getattr(self.pricers, moved)
         beyond = self.together.use(pricer, name, pricer.route(tensor, source, target), times)
-        self._move(
-            cost, chunk, owner, GATHERING, moved, tensor, source, target, times, later, listed=beyond is not None
-        )
-        if not beyond:
-            return
-        for phase, number in times.items():
-            into = chunk.forward if phase == "forward" else chunk.pass_of(later=later)
-            into.add(waits=number * beyond)
-            cost.together += number * beyond
+        self._move(cost, chunk, owner, GATHERING, moved, tensor, source, target, times, later, beyond)
 
     def _parameter(self, cost: StageCost, name: str, chunk: ChunkCost, block: int | None) -> float:
         """A parameter of a rank, whose weight is parked where its `block` is given; returns the bytes of what visits

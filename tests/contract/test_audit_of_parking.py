@@ -29,6 +29,19 @@ def audited(plan: Plan, model: str) -> list[StageAudit]:
     return list(audit(plan, plans.traced(model), plans.BATCH, cluster_of(plan)))
 
 
+def check_falls(model: str, plan: Plan, parked: Plan) -> None:
+    """The parked plan is as predicted on every rank, and needs no more than the other anywhere, less somewhere."""
+    falls = []
+    for before, stage in zip(audited(plan, model), audited(parked, model), strict=True):
+        assert stage.unequal == ()
+        near = abs(stage.peak / stage.predicted_peak - 1)
+        assert near < auditing.MEMORY_TOLERANCE, (stage.live, stage.predicted_live)
+        assert stage.peak <= stage.stated
+        falls.append(before.peak - stage.peak)
+    assert min(falls) >= 0
+    assert max(falls) > 0
+
+
 MANY = {"micro_batches": 4, "global_batch": 32}
 SAVED = (
     Hand(model="gpt4", kind="megatron", mesh=(1, 2), settings={**MANY, "stages": (1, 3)}),
@@ -48,19 +61,7 @@ SAVED = (
 def test_what_blocks_save_leaves_the_device(make: Hand) -> None:
     """All of it but for two blocks at a time."""
     plan, home = make(), parking.everywhere("device")
-    falls = []
-    for before, stage in zip(
-        audited(plan, make.model), audited(parking.parked(plan, home, "host", saved="host"), make.model), strict=True
-    ):
-        assert stage.unequal == ()
-        assert abs(stage.peak / stage.predicted_peak - 1) < auditing.MEMORY_TOLERANCE, (
-            stage.live,
-            stage.predicted_live,
-        )
-        assert stage.peak <= stage.stated
-        falls.append(before.peak - stage.peak)
-    assert min(falls) >= 0
-    assert max(falls) > 0
+    check_falls(make.model, plan, parking.parked(plan, home, "host", saved="host"))
 
 
 ACTIVATIONS = (
@@ -79,19 +80,7 @@ ACTIVATIONS = (
 @pytest.mark.parametrize("make", first(2, ACTIVATIONS), ids=str)
 def test_what_flows_into_blocks_leaves_the_device(make: Hand) -> None:
     plan, home = make(), parking.everywhere("device")
-    falls = []
-    for before, stage in zip(
-        audited(plan, make.model), audited(parking.parked(plan, home, "host"), make.model), strict=True
-    ):
-        assert stage.unequal == ()
-        assert abs(stage.peak / stage.predicted_peak - 1) < auditing.MEMORY_TOLERANCE, (
-            stage.live,
-            stage.predicted_live,
-        )
-        assert stage.peak <= stage.stated
-        falls.append(before.peak - stage.peak)
-    assert min(falls) >= 0
-    assert max(falls) > 0
+    check_falls(make.model, plan, parking.parked(plan, home, "host"))
 
 
 @pytest.mark.parametrize(("make", "home"), first(2, CASES), ids=str)
