@@ -12,6 +12,9 @@ from tasks_saving import Settings, plan_for, step_of
 from runtime.hang import HangWatch, Store
 from runtime.training_step import TrainingStep
 
+TIMEOUT = 3.0
+"""Seconds without progress: long enough for the others to get to where they wait, on a busy machine too."""
+
 
 def reported(
     kind: int | str, sizes: tuple[int, ...], settings: Settings, victim: int, when: str, path: str
@@ -31,7 +34,7 @@ def reported(
             said.append(report)
             os.kill(pids[victim], signal.SIGCONT)
 
-    watch = HangWatch(timeout=1.0, end=end, answer=1.5)
+    watch = HangWatch(timeout=TIMEOUT, end=end, answer=2.0)
     watch.board = Store(dist.FileStore(path, len(pids)), dist.get_rank(), len(pids))
     if dist.get_rank() == victim:
         _stop_before(step, when)

@@ -12,13 +12,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from planner.plan.file import save_plan
+from planner.plan.file import load_plan, save_plan
+from tests.distributed.ports import free_port
 from tests.distributed.test_launch import plan_for
+from tests.long_lists import first, rarely
 
 ROOT = Path(__file__).resolve().parents[2]
 GONE = 15.0
@@ -99,8 +102,8 @@ def stream():
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, datasets and a plan for two ranks."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a model, datasets and a plan for two ranks. What a test that failed has left is ended."""
     found = tmp_path_factory.mktemp("breakdown")
     (found / "breaking.py").write_text(MODULE)
     before = Path.cwd()
@@ -110,34 +113,60 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     finally:
         os.chdir(before)
         sys.path.remove(str(found))
-    return found
+    yield found
+    for process in marked(f"{found}/"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
 
 
 def start(folder: Path, case: str, *options: str, plan: str = "plan.json") -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "planner.cli.main", "run", plan, "--no-check", *options]
     environment = {**os.environ, "CASE": case, "PYTHONPATH": str(ROOT), "MARK": str(folder / case)}
-    return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored in the background
+    try:
+        return subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def first_step(run: "subprocess.Popen[str]") -> None:
+    """Wait until a run has made a step."""
+    assert run.stdout is not None
+    assert run.stdout.readline().startswith("step")
+
+
+def marked(start: str) -> dict[int, str]:
+    """The processes whose mark starts so, and their marks."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                for word in (entry / "environ").read_bytes().split(b"\0"):
+                    if word.startswith(f"MARK={start}".encode()):
+                        found[int(entry.name)] = word.decode().removeprefix("MARK=")
+    return found
 
 
 def left(folder: Path, case: str) -> list[int]:
     """Processes that this run has started and that are still there."""
-    mark = f"MARK={folder / case}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
+    return [process for process, mark in marked(str(folder / case)).items() if mark == str(folder / case)]
+
+
+def left_at_last(folder: Path, case: str) -> list[int]:
+    """Those that are still there when nothing may be left; a process that was killed takes a moment to go."""
+    deadline = time.monotonic() + GONE
+    while (found := left(folder, case)) and time.monotonic() < deadline:
+        time.sleep(0.1)
     return found
 
 
 def ended(run: "subprocess.Popen[str]", folder: Path, case: str, within: float = 90.0) -> tuple[int, str]:
     """Exit code and stderr of a run, of which nothing is left."""
     _, err = run.communicate(timeout=within)
-    assert left(folder, case) == []
+    assert left_at_last(folder, case) == []
     return run.returncode, err
 
 
@@ -167,11 +196,13 @@ FAILURES = {
     "short": (["--data", "breaking:rows"], 2, "the 3 samples of Rows make no global batch: the plan takes 4"),
     "stream": (["--data", "breaking:stream"], 2, "Stream gave no batch in epoch 0"),
 }
-QUICK = {"forward"}
+REFUSED = ("larger", "short", "stream")
+"""Errors of the planner in a rank, as "construction" is one."""
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.thorough) for case in FAILURES]
+    "case",
+    first(1, ["forward", *(case for case in FAILURES if case not in ("forward", *REFUSED)), *rarely(REFUSED)]),
 )
 def test_a_failure_of_a_rank_is_one_line(folder: Path, case: str) -> None:
     options, code, words = FAILURES[case]
@@ -184,8 +215,7 @@ def test_a_failure_of_a_rank_is_one_line(folder: Path, case: str) -> None:
 def test_whoever_stops_the_run_stops_its_ranks(folder: Path, number: signal.Signals) -> None:
     case = f"slow{number}"
     run = start(folder, case, "--steps", "100000")
-    assert run.stdout is not None
-    assert run.stdout.readline().startswith("step")
+    first_step(run)
     run.send_signal(number)
     code, _ = ended(run, folder, case, GONE)
     assert code == 128 + number
@@ -195,22 +225,17 @@ def test_whoever_stops_the_run_stops_its_ranks(folder: Path, number: signal.Sign
 def test_ranks_end_where_nobody_is_left_who_started_them(folder: Path) -> None:
     case = "orphans"
     run = start(folder, case, "--steps", "100000")
-    assert run.stdout is not None
-    assert run.stdout.readline().startswith("step")
+    first_step(run)
     run.kill()
     run.wait()
-    deadline = time.monotonic() + GONE
-    while left(folder, case) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert left(folder, case) == []
+    assert left_at_last(folder, case) == []
 
 
 def test_a_killed_rank_is_named_though_another_one_does_not_listen(folder: Path) -> None:
     """torchrun alone waits 30 seconds for a process that was stopped."""
     case = "killed"
     run = start(folder, case, "--steps", "100000")
-    assert run.stdout is not None
-    assert run.stdout.readline().startswith("step")
+    first_step(run)
     found = ranks(folder, case)
     os.kill(found["0"], signal.SIGSTOP)
     os.kill(found["1"], signal.SIGKILL)
@@ -221,36 +246,61 @@ def test_a_killed_rank_is_named_though_another_one_does_not_listen(folder: Path)
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("case", ["stopped", "loop"])
-def test_a_rank_that_does_nothing_is_named(folder: Path, case: str) -> None:
+def test_a_rank_that_does_nothing_is_named(folder: Path) -> None:
     """In a worker of the data loader it loops, and the worker goes with its rank. The other rank says for what it
     waits, though its main thread is in a collective."""
-    options = ["--data", "breaking:rows", "--own-samples", "--workers", "1"] if case == "loop" else []
-    run = start(folder, case, "--steps", "100000" if case == "stopped" else "500", "--timeout", "20", *options)
-    assert run.stdout is not None
-    assert run.stdout.readline().startswith("step")
-    if case == "stopped":
-        os.kill(ranks(folder, case)["1"], signal.SIGSTOP)
-    code, err = ended(run, folder, case, 20 + GONE)
-    assert code == 1
-    assert err.startswith("plan: no progress in 20 s (--timeout) at ")
-    place = (
-        "does not answer, as it was stopped by a signal" if case == "stopped" else "waits for the workers of its data"
-    )
-    assert f"rank 1 {place}" in err
-    waits = r"; rank 0 waits for \w+ among ranks 0, 1: .*(of micro-batch [01]|the optimizer)$"
-    assert re.search(waits, err.rstrip()), err
-    assert len(err.splitlines()) == 1
+    cases = {
+        "stopped": ("does not answer, as it was stopped by a signal", ["--steps", "100000"]),
+        "loop": (
+            "waits for the workers of its data",
+            ["--steps", "500", "--data", "breaking:rows", "--own-samples", "--workers", "1"],
+        ),
+    }
+    runs = {case: start(folder, case, *options, "--timeout", "20") for case, (_, options) in cases.items()}
+    for case, run in runs.items():
+        first_step(run)
+        if case == "stopped":
+            os.kill(ranks(folder, case)["1"], signal.SIGSTOP)
+    for case, run in runs.items():
+        code, err = ended(run, folder, case, 20 + GONE)
+        assert code == 1
+        assert err.startswith("plan: no progress in 20 s (--timeout) at ")
+        assert f"rank 1 {cases[case][0]}" in err
+        waits = r"; rank 0 waits for \w+ among ranks 0, 1: .*(of micro-batch [01]|the optimizer)$"
+        assert re.search(waits, err.rstrip()), err
+        assert len(err.splitlines()) == 1
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("victim", [0, 1])
-def test_ranks_of_a_launcher_ask_each_other(folder: Path, victim: int) -> None:
+def test_ranks_of_a_launcher_ask_each_other(folder: Path) -> None:
     """Nobody sees all of them, so that one of those that can speak makes the report. Where the store is in the process
     that was stopped, as without torchrun it is in that of rank 0, the others know of themselves only."""
-    case = f"launched{victim}"
+    with contextlib.ExitStack() as ends:
+        launched = [ends.enter_context(two_ranks(folder, f"launched{victim}")) for victim in range(2)]
+        for victim, found in enumerate(launched):
+            assert found[0].stdout is not None
+            while not found[0].stdout.readline().startswith("step"):
+                assert found[0].poll() is None
+            threading.Thread(target=found[0].stdout.read, daemon=True).start()
+            found[victim].send_signal(signal.SIGSTOP)
+        for victim, found in enumerate(launched):
+            other = found[1 - victim]
+            assert other.stderr is not None
+            err = other.stderr.read()
+            assert other.wait(60) == 1, err
+            place = rf"rank {1 - victim} waits for \w+ among ranks 0, 1: .*(of micro-batch [01]|the optimizer)"
+            assert re.search(r"error: no progress in 20 s \(--timeout\) at step \d+: ", err), err
+            assert re.search(place, err), err
+            missing = "nothing is known of the others" if victim == 0 else "rank 1 does not answer; "
+            assert missing in err
+    assert [left_at_last(folder, f"launched{victim}") for victim in range(2)] == [[], []]
+
+
+@contextlib.contextmanager
+def two_ranks(folder: Path, case: str) -> "Iterator[list[subprocess.Popen[str]]]":
+    """The ranks of a run as a launcher starts them; what is left of them is ended."""
     environment = {**os.environ, "CASE": "", "PYTHONPATH": str(ROOT), "MARK": str(folder / case), "WORLD_SIZE": "2"}
-    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "LOCAL_WORLD_SIZE": "2"}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "LOCAL_WORLD_SIZE": "2"}
     command = [sys.executable, "-m", "runtime", "plan.json", "--steps", "100000", "--no-check", "--timeout", "20"]
     found = [
         subprocess.Popen(
@@ -260,33 +310,11 @@ def test_ranks_of_a_launcher_ask_each_other(folder: Path, victim: int) -> None:
         for rank in range(2)
     ]  # fmt: skip
     try:
-        assert found[0].stdout is not None
-        while not found[0].stdout.readline().startswith("step"):
-            assert found[0].poll() is None
-        drain = threading.Thread(target=found[0].stdout.read)
-        drain.start()
-        found[victim].send_signal(signal.SIGSTOP)
-        other = found[1 - victim]
-        assert other.stderr is not None
-        err = other.stderr.read()
-        assert other.wait(60) == 1, err
-        place = rf"rank {1 - victim} waits for \w+ among ranks 0, 1: .*(of micro-batch [01]|the optimizer)"
-        assert re.search(r"error: no progress in 20 s \(--timeout\) at step \d+: ", err), err
-        assert re.search(place, err), err
-        missing = "nothing is known of the others" if victim == 0 else "rank 1 does not answer; "
-        assert missing in err
+        yield found
     finally:
         for process in found:
             process.kill()
             process.wait()
-    drain.join()
-    assert left(folder, case) == []
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @pytest.mark.parametrize(
@@ -307,16 +335,24 @@ def test_a_bad_plan_file_is_refused_before_anything_starts(
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.thorough
-def test_a_model_that_is_not_known_is_named(folder: Path) -> None:
-    from planner.plan.file import load_plan
-
+@pytest.fixture(scope="module")
+def unknown(folder: Path) -> str:
+    """The name of a plan of a model that nobody knows."""
     plan = load_plan(folder / "plan.json")
     save_plan(replace(plan, model=replace(plan.model, reference="llama-9")), folder / "unknown.json")
-    code, err = ended(start(folder, "unknown", plan="unknown.json"), folder, "unknown")
+    return "unknown.json"
+
+
+@pytest.mark.exhaustive
+def test_a_model_that_is_not_known_is_named(folder: Path, unknown: str) -> None:
+    code, err = ended(start(folder, "unknown", plan=unknown), folder, "unknown")
     assert code == 2
     assert err.startswith("plan: unknown model 'llama-9'")
-    code, err = ended(start(folder, "", "--model", "breaking:make", plan="unknown.json"), folder, "none")
+
+
+@pytest.mark.thorough
+def test_another_model_can_be_named(folder: Path, unknown: str) -> None:
+    code, err = ended(start(folder, "named", "--model", "breaking:make", plan=unknown), folder, "named")
     assert code == 0, err
 
 
@@ -331,8 +367,6 @@ def test_another_number_of_processes_under_torchrun(folder: Path) -> None:
 
 @pytest.mark.thorough
 def test_a_port_in_use_is_named(folder: Path) -> None:
-    import socket
-
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -29,5 +29,5 @@ def test_the_report_names_who_is_stopped_and_where_the_others_wait(pool, tmp_pat
     when = "forward" if case == "pipeline" else case
     said = pool.run("tasks_hang", "reported", *plan, victim, when, str(tmp_path / "store"))
     (report,) = [one for reports in said for one in reports]
-    assert report.startswith(f"no progress in 1 s (--timeout) at step 2: rank {victim} does not answer; "), report
+    assert report.startswith(f"no progress in 3 s (--timeout) at step 2: rank {victim} does not answer; "), report
     assert re.search(words, report), report

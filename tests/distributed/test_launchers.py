@@ -5,7 +5,6 @@ import importlib.util
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from planner.plan.file import save_plan
 from runtime.launch import launch
 from runtime.progress import Report, StepReport
 from runtime.run_settings import RunSettings
+from tests.distributed.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = """
@@ -71,12 +71,6 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     """That of a process that nobody has launched, and more."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     return {**clean, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", "OMP_NUM_THREADS": "1", **more}
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def together(commands: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]]) -> tuple[int, str, str]:

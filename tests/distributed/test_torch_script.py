@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import zlib
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from planner.export.target import Job
 from planner.export.targets import TARGETS
 from planner.models.zoo import build_model
 from planner.sharding.update import Update
+from tests.distributed.ports import free_port
 
 STEPS, RATE, CLIP = 3, 0.5, 0.7
 ONE = Description(
@@ -61,26 +63,69 @@ def losses_of_the_model(rate: float = RATE) -> tuple[float, ...]:
     return tuple(losses)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", CASES)
-def test_the_script_trains_as_the_unsharded_model(name: str, tmp_path: Path) -> None:
+OPTIONS = ["--steps", str(STEPS), "--rate", str(RATE)]
+ONE_AFTER_THE_OTHER = """
+import contextlib, os, runpy, sys
+
+os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # a store has the keys of the script before
+folders, options = sys.argv[1].split(os.pathsep), sys.argv[2:]
+for port, folder in (found.split("@") for found in folders):
+    os.environ["MASTER_PORT"] = port
+    sys.path[0], sys.argv = folder, ["train.py", *options]
+    sys.modules.pop("model", None)
+    with open(f"{folder}/said{os.environ['RANK']}", "w") as said, contextlib.redirect_stdout(said):
+        runpy.run_path(f"{folder}/train.py", run_name="__main__")
+"""
+"""Runs the scripts of several folders, each with the port at which its ranks meet: starting processes is what costs."""
+
+
+def write(name: str, folder: Path) -> None:
     description = CASES[name]
     assert description.devices == 4
     assert TARGETS["torch"].nearest(description) == ()
     job = Job(model="llama-tiny", description=description, architecture=architecture_of("llama-tiny", 128), per_node=4)
     for file, text in TARGETS["torch"].write(job).items():
-        (tmp_path / file).write_text(text)
+        (folder / file).write_text(text)
+
+
+def torchrun(*words: str) -> str:
+    """What four ranks print."""
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
-    done = subprocess.run(
-        [*launcher, str(tmp_path / "train.py"), "--steps", str(STEPS), "--rate", str(RATE)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=600,
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*launcher, *words], capture_output=True, text=True, env=environment, timeout=900)
     assert done.returncode == 0, done.stderr[-6000:]
-    losses = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines() if line.startswith("step ")]
+    return done.stdout
+
+
+def check(said: str) -> None:
+    losses = [float(line.rpartition(" ")[2]) for line in said.splitlines() if line.startswith("step ")]
     assert losses == pytest.approx(losses_of_the_model(), abs=3e-5)
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """What the script of each case but the first one prints."""
+    folders = {name: tmp_path_factory.mktemp("script") for name in list(CASES)[1:]}
+    for name, folder in folders.items():
+        write(name, folder)
+    driver = tmp_path_factory.mktemp("driver") / "driver.py"
+    driver.write_text(ONE_AFTER_THE_OTHER)
+    torchrun(str(driver), os.pathsep.join(f"{free_port()}@{folder}" for folder in folders.values()), *OPTIONS)
+    return {
+        name: "".join(path.read_text() for path in sorted(folder.glob("said*"))) for name, folder in folders.items()
+    }
+
+
+@pytest.mark.thorough
+def test_the_script_is_run_by_torchrun(tmp_path: Path) -> None:
+    write(next(iter(CASES)), tmp_path)
+    check(torchrun(str(tmp_path / "train.py"), *OPTIONS))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", list(CASES)[1:])
+def test_the_script_trains_as_the_unsharded_model(name: str, said: Mapping[str, str]) -> None:
+    check(said[name])
 
 
 @pytest.mark.thorough
