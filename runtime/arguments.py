@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -161,9 +162,18 @@ class InputMatcher:
         """A batch in the form in which the model was planned."""
         return arguments_of(self.forward, args, kwargs, self.names)
 
+    @cached_property
+    def _flat(self) -> tuple[list[Any], pytree.TreeSpec]:
+        """The values of the pattern, and what holds them."""
+        return pytree.tree_flatten((self.pattern.args, dict(self.pattern.kwargs)))
+
     def inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """The tensors of a batch by the names of the inputs. Raises RequestError where its structure, or a value that
         is no tensor, is another one than in tracing."""
+        for form in (*_unpacked(args, kwargs), (args, dict(kwargs))):
+            leaves, spec = pytree.tree_flatten(form)
+            if spec == self._flat[1] and all(map(_alike, leaves, self._flat[0])):  # nothing has to be put in order
+                return dict(zip(self.names, (leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), strict=True))
         given = self.arguments(args, kwargs)
         found, known = given.leaves(), dict(self.pattern.leaves())
         for place, leaf in found:
@@ -183,6 +193,11 @@ def matcher(forward: Forward, names: tuple[str, ...], pattern: Arguments) -> Inp
     if count != len(names):
         raise RequestError(f"the model was traced with {len(names)} input tensors, this batch has {count}")
     return InputMatcher(forward=forward, names=names, pattern=pattern.without_values())
+
+
+def _alike(leaf: Any, known: Any) -> bool:
+    """Whether both are tensors, or one value."""
+    return isinstance(known, torch.Tensor) if isinstance(leaf, torch.Tensor) else bool(leaf == known)
 
 
 def _check_constant(place: str, leaf: Any, known: Any) -> None:

@@ -12,6 +12,9 @@ all-reduced over the axes that split the samples; what a process returns is its 
 Label smoothing e adds the mean of -log p over the vocabulary of size V with weight e, which takes one more
 all-reduce: (1 - e) [j = t] + e / V instead of [j = t].
 
+Where every process has the whole vocabulary, m and z are not asked for: PyTorch's kernels make log (exp(x_j - m) / z)
+and the loss of it, and say how many targets count.
+
 Shape legend: N local samples, V local vocabulary.
 """
 
@@ -24,6 +27,8 @@ import torch.distributed as dist
 
 from runtime import collectives
 from runtime.within import expect_within
+
+_SUM = 2  # torch's number for the sum of the losses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +48,18 @@ class SplitLoss:
     label_smoothing: float
     counted: torch.Tensor | None = None
 
+    def weight(self, count: torch.Tensor) -> torch.Tensor:
+        """What the sum of the losses is multiplied with for their mean, where `count` of the call are not ignored."""
+        count = count if self.counted is None else self.counted.to(count.dtype)
+        return _over(count, self.sample_groups, collectives.all_reduce).reciprocal()
+
 
 def split_cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor, split: SplitLoss) -> torch.Tensor:
     """This process's term of the loss, a scalar of the dtype of the logits; equal on all processes of the
-    vocabulary axes. Raises RuntimeError for a target that is no class and is not ignored."""
+    vocabulary axes. Raises RuntimeError, or where the vocabulary is whole IndexError, for a target that is no class and
+    is not ignored."""
+    if logits_NV.shape[1] == split.classes and not split.label_smoothing:
+        return _WholeCrossEntropy.apply(logits_NV, targets_N, split)  # type: ignore[no-any-return, no-untyped-call]
     expect_within(targets_N, split.classes, "targets of the cross entropy", split.ignore_index)
     return _SplitCrossEntropy.apply(logits_NV, targets_N, split)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -74,8 +87,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
         loss = losses_N.masked_fill(~counted_N, 0.0).sum()
         weight = torch.ones_like(loss)
         if split.mean:
-            count = counted_N.sum() if split.counted is None else split.counted
-            weight = 1.0 / _over(count.to(loss.dtype), split.sample_groups, collectives.all_reduce)
+            weight = split.weight(counted_N.sum().to(loss.dtype))
         ctx.split, ctx.dtype = split, logits_NV.dtype
         ctx.save_for_backward(probabilities_NV, targets_N, weight)
         return (loss * weight).to(logits_NV.dtype)
@@ -91,6 +103,30 @@ class _SplitCrossEntropy(torch.autograd.Function):
         gradient_NV.scatter_add_(1, column_N[:, None], -hit_N[:, None])
         scale_N = (targets_N != split.ignore_index).to(gradient_NV.dtype) * (weight * gradients[0])
         gradient_NV *= scale_N[:, None]
+        return gradient_NV.to(ctx.dtype), None, None
+
+
+class _WholeCrossEntropy(torch.autograd.Function):
+    """Keeps the logarithms of the probabilities, and makes the gradient in their place."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_NV: torch.Tensor, targets_N: torch.Tensor, split: SplitLoss) -> torch.Tensor:
+        logarithms_NV = torch.log_softmax(_wide(logits_NV), 1)
+        loss, count = torch.ops.aten.nll_loss_forward(logarithms_NV, targets_N, None, _SUM, split.ignore_index)
+        weight = split.weight(count) if split.mean else torch.ones_like(loss)
+        ctx.ignore_index, ctx.dtype = split.ignore_index, logits_NV.dtype
+        ctx.save_for_backward(logarithms_NV, targets_N, weight)
+        mean: torch.Tensor = loss * weight
+        return mean.to(logits_NV.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        logarithms_NV, targets_N, weight = ctx.saved_tensors
+        gradient_NV = logarithms_NV.exp_()
+        ignored_N = targets_N == ctx.ignore_index
+        column_N = targets_N.masked_fill(ignored_N, 0)
+        gradient_NV.scatter_add_(1, column_N[:, None], gradient_NV.new_full((len(column_N), 1), -1.0))
+        gradient_NV *= (weight * gradients[0]).masked_fill(ignored_N, 0.0)[:, None]
         return gradient_NV.to(ctx.dtype), None, None
 
 

@@ -6,7 +6,7 @@
 A rank of a pipeline stage in which no operator reads an input has no samples of its own.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,9 +14,10 @@ import torch
 
 from planner.errors import RequestError
 from planner.plan.bind import BoundPlan
-from planner.sharding.layout import REPLICATE, Layout
+from planner.sharding.layout import REPLICATE, Layout, replicated
+from planner.sharding.redistribute import Step, redistribution
 from runtime.device_mesh import RankMesh
-from runtime.redistribute import local_piece
+from runtime.redistribute import apply_steps, local_piece
 
 Inputs = Callable[[int], dict[str, torch.Tensor]]
 """The pieces of a micro-batch, by its number, on the device of the rank; of a slice of one, where the plan cuts the
@@ -50,12 +51,12 @@ class InputPieces:
         def inputs(unit: int) -> dict[str, torch.Tensor]:
             part, number = divmod(unit, self.bound.plan.slices)
             found = {}
-            for name in self.reads:
-                tensor = given[name]
-                whole = tensor.narrow(0, part * samples, samples) if name in self.batched else tensor
-                part_of = self._slice(name, whole, number)
-                piece = local_piece(part_of, self.bound.inputs[name], self.place, self._sequences(name))
-                found[name] = piece.to(self.place.device)
+            with torch.no_grad():
+                for name, steps in self._steps.items():
+                    tensor = given[name].detach()
+                    whole = tensor.narrow(0, part * samples, samples) if name in self.batched else tensor
+                    piece = apply_steps(self._slice(name, whole, number), steps, self.place)
+                    found[name] = piece.to(self.place.device)
             return found
 
         return inputs
@@ -64,6 +65,16 @@ class InputPieces:
         """The pieces of a batch that was read for this rank."""
         device = self.place.device
         return lambda part: {name: tensor.to(device, non_blocking=True) for name, tensor in batch.parts[part].items()}
+
+    @cached_property
+    def _steps(self) -> Mapping[str, Sequence[Step]]:
+        """What cuts the micro-batch of every input that is read, or the slice of one."""
+        mesh, types, layouts = self.place.mesh, self.bound.graph.types, self.bound.inputs
+        everywhere = replicated(len(mesh.axes))
+        return {
+            name: redistribution(types[name].shape, mesh, everywhere, layouts[name], self._sequences(name))
+            for name in self.reads
+        }
 
     @cached_property
     def own(self) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -40,6 +41,8 @@ from runtime.slice_pass import SlicePass
 from runtime.sliced_attention import sliced_attention
 from runtime.within import expect_within
 
+_ALL = slice(None)
+
 
 class LocalCall(Protocol):
     """From the local operands, in the order of `Operator.operands`, to the local results, in the order of
@@ -69,10 +72,10 @@ class FormCall:
         return results if self.scale == 1.0 else [result * self.scale for result in results]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Shard:
     """What a local form may know: the operator under its strategy, this rank, the local shapes of the results, and
-    which piece of the first result that is."""
+    which piece of the first result that is. What attention asks for every time is found once."""
 
     bound: BoundOperator
     place: RankMesh
@@ -99,18 +102,24 @@ class Shard:
         choice = self.bound.strategy[axis]
         return choice is not None and self.bound.rule.factors[choice].kind is FactorKind.EXCHANGE
 
+    @cached_property
     def ring(self) -> int | None:
         """The axis of size 2 or more along which operands come round; None where none do."""
         return ring_axis(self.bound.rule, self.bound.strategy, self.place.mesh.sizes)
 
-    def shared_heads(self) -> slice:
+    @cached_property
+    def heads(self) -> slice:
         """Of the local heads of keys those that the local heads of queries share: all, but where an axis splits heads
         of queries alone."""
         if not self.axes("r") or FEW not in self.bound.rule.index:
-            return slice(None)
+            return _ALL
         group = self.extent("r") // self.extent(FEW)
         first = self._first("r") // group - self._first(FEW)
         return slice(first, first + 1)
+
+    def shared(self, key_BGKD: torch.Tensor) -> torch.Tensor:
+        """Keys, or values, of the heads that the local heads of queries share."""
+        return key_BGKD if self.heads == _ALL else key_BGKD[:, self.heads]
 
     def _first(self, factor: str) -> int:
         """First index of a factor that this rank has, by whatever splits it."""
@@ -284,10 +293,9 @@ def _fused_attention(
     """Fused kernels want each head's vectors in one piece; of tensors that lie otherwise scores would be stored. So
     they would be of a bias that is trained, and where values are not as wide as keys, on CPUs (2.13)."""
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query_BHQD, key_BGKD, value_BGKE))
-    axis, heads = shard.ring(), shard.shared_heads()
-    if axis is not None:
-        return ring_attention(query, key, value, _ring(shard, axis, is_causal, heads), scale)
-    key, value = key[:, heads], value[:, heads]
+    if shard.ring is not None:
+        return ring_attention(query, key, value, _ring(shard, shard.ring, is_causal), scale)
+    key, value = shard.shared(key), shard.shared(value)
     if attn_mask is not None and attn_mask.requires_grad and attn_mask.device.type == "cpu" and not enable_gqa:
         return biased_attention(query, key, value, attn_mask, scale)
     if attn_mask is None and query.device.type == "cpu" and query.shape[-1] != value.shape[-1]:
@@ -297,10 +305,10 @@ def _fused_attention(
     )
 
 
-def _ring(shard: Shard, axis: int, causal: bool, heads: slice) -> Ring:
+def _ring(shard: Shard, axis: int, causal: bool) -> Ring:
     place = shard.place
     zigzag = axis in place.mesh.zigzag
-    return Ring(group=place.group(axis), place=place.coordinate[axis], causal=causal, zigzag=zigzag, heads=heads)
+    return Ring(group=place.group(axis), place=place.coordinate[axis], causal=causal, zigzag=zigzag, heads=shard.heads)
 
 
 def _rms_norm(
@@ -354,12 +362,8 @@ def _attention_of_slice(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    heads = shard.shared_heads()
-    key_BGQD, value_BGQE = key_BGQD[:, heads], value_BGQE[:, heads]
-    heads = shard.shared_heads()
-    return sliced_attention(
-        query_BHQD, key_BGQD[:, heads], value_BGQE[:, heads], part, shard.bound.operator.name, scale
-    )
+    key, value = shard.shared(key_BGQD), shard.shared(value_BGQE)
+    return sliced_attention(query_BHQD, key, value, part, shard.bound.operator.name, scale)
 
 
 _NONE, _MEAN, _SUM = range(3)  # torch's numbers for the reductions of a loss
@@ -436,8 +440,7 @@ def _dropping_attention(
 ) -> torch.Tensor:
     """Keys are whole on every rank, so the piece of the scores is that of the result, with all keys for its last
     dim."""
-    heads = shard.shared_heads()
-    key_BGKD, value_BGKE = key_BGKD[:, heads], value_BGKE[:, heads]
+    key_BGKD, value_BGKE = shard.shared(key_BGKD), shard.shared(value_BGKE)
     start, shape = shard.region.start, shard.region.shape
     scores = Region(start=(*start[:-1], 0), shape=(*shape[:-1], key_BGKD.shape[-2]))
     return attention_with_dropout(

@@ -107,9 +107,11 @@ class LocalParameter:
 
     def accumulate(self, leaf: torch.Tensor) -> None:
         """Move what autograd has just left in `leaf.grad` into `gradient`. Autograd calls it."""
-        assert leaf.grad is not None, self.name
-        new = leaf.grad if leaf.grad.dtype is self.sums else leaf.grad.to(self.sums)
+        new = leaf.grad
+        assert new is not None, self.name
         leaf.grad = None
+        if new.dtype is not self.sums:
+            new = new.to(self.sums)
         if self.gradient is None:
             self.gradient = (
                 new if new.untyped_storage().nbytes() == new.nbytes else new.clone()

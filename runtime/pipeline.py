@@ -88,7 +88,7 @@ class Pipeline:
         is returned. `then` is called after every turn.
         """
         order = self.order if order is None else order
-        totals = torch.zeros(batches, dtype=torch.float32, device=self.device)
+        totals: list[torch.Tensor | None] = [None] * batches
         self._live, self.most_live = {}, 0
         self.turns.clear()
         apart = any(turn.kind == "weight_gradient" for turn in order)
@@ -97,13 +97,17 @@ class Pipeline:
         for turn in order:
             if turn.kind == "forward":
                 put_off = [PutOff() if apart else None for _ in range(self.copies)]
-                totals[turn.micro_batch // turns] += self._forward(forward, turn, put_off) / losses
+                loss = self._forward(forward, turn, put_off)
+                if loss is not None:
+                    before, part = totals[turn.micro_batch // turns], loss / losses
+                    totals[turn.micro_batch // turns] = part if before is None else before + part
             else:
                 self._backward(turn, seed)
             self.turns.append(turn)
             then(turn)
         self._wait()
-        found = totals if batches > 1 else totals[0]
+        means = [torch.zeros((), dtype=torch.float32, device=self.device) if t is None else t for t in totals]
+        found = torch.stack(means) if batches > 1 else means[0]
         return self._mean(found)
 
     def _mean(self, found: torch.Tensor) -> torch.Tensor:
@@ -122,8 +126,8 @@ class Pipeline:
             waiting_for(work.wait)
         self._sent.clear()
 
-    def _forward(self, forward: Forward, turn: Turn, put_off: Sequence[PutOff | None]) -> torch.Tensor:
-        """The copies of a turn through a chunk; the sum of their losses, zero on all stages but the last. What they
+    def _forward(self, forward: Forward, turn: Turn, put_off: Sequence[PutOff | None]) -> torch.Tensor | None:
+        """The copies of a turn through a chunk; the sum of their losses, None on all stages but the last. What they
         have made is nobody's any more when this returns, but for what is being sent."""
         chunk = self.chunks[turn.chunk]
         received = [self._arrived(chunk) for _ in range(self.copies)]
@@ -134,8 +138,9 @@ class Pipeline:
         self._live[_key(turn)] = Passed(received=received, edges=edges, put_off=put_off)
         self.most_live = max(self.most_live, self.copies * len(self._live))
         if not chunk.cut.last:
-            return self._zero()
-        return sum((values[self.loss.name].detach().float().reshape(()) for values in made), self._zero())
+            return None
+        first, *others = (values[self.loss.name].detach().float().reshape(()) for values in made)
+        return sum(others, first)
 
     def _arrived(self, chunk: Chunk) -> Values:
         found = {}
@@ -149,9 +154,6 @@ class Pipeline:
         for departure in chunk.departures:
             assert chunk.after is not None, "the last stage sends nothing"
             self._send(made[departure.name].detach(), chunk.after.rank, chunk.after.values)
-
-    def _zero(self) -> torch.Tensor:
-        return torch.zeros((), dtype=torch.float32, device=self.device)
 
     def _edges(self, chunk: Chunk, made: Values) -> Edges:
         """Where the backward pass starts: what has been sent is not kept for its own sake."""

@@ -44,8 +44,9 @@ class Reduction:
         self._waiting: dict[str, int] = {}
         self._missing = [0 for _ in self.buckets]  # members whose gradients have not all arrived
         self._bucket_of = {name: number for number, bucket in enumerate(self.buckets) for name in bucket.names}
-        for parameter in parameters.values():
-            parameter.arrival = self._arrived
+        if self.buckets:
+            for parameter in parameters.values():
+                parameter.arrival = self._arrived
 
     def begin(self) -> None:
         """A step is about to accumulate all its micro-batches, and nothing else before `finish`."""
