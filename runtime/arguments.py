@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -162,18 +162,13 @@ class InputMatcher:
         """A batch in the form in which the model was planned."""
         return arguments_of(self.forward, args, kwargs, self.names)
 
-    @cached_property
-    def _flat(self) -> tuple[list[Any], pytree.TreeSpec]:
-        """The values of the pattern, and what holds them."""
-        return pytree.tree_flatten((self.pattern.args, dict(self.pattern.kwargs)))
-
     def inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """The tensors of a batch by the names of the inputs. Raises RequestError where its structure, or a value that
         is no tensor, is another one than in tracing."""
-        for form in (*_unpacked(args, kwargs), (args, dict(kwargs))):
-            leaves, spec = pytree.tree_flatten(form)
-            if spec == self._flat[1] and all(map(_alike, leaves, self._flat[0])):  # nothing has to be put in order
-                return dict(zip(self.names, (leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), strict=True))
+        for form in (*_unpacked(args, kwargs), (args, kwargs)):
+            tensors: list[torch.Tensor] = []
+            if _as_known(form, (self.pattern.args, self.pattern.kwargs), tensors):  # nothing has to be put in order
+                return dict(zip(self.names, tensors, strict=True))
         given = self.arguments(args, kwargs)
         found, known = given.leaves(), dict(self.pattern.leaves())
         for place, leaf in found:
@@ -195,9 +190,20 @@ def matcher(forward: Forward, names: tuple[str, ...], pattern: Arguments) -> Inp
     return InputMatcher(forward=forward, names=names, pattern=pattern.without_values())
 
 
-def _alike(leaf: Any, known: Any) -> bool:
-    """Whether both are tensors, or one value."""
-    return isinstance(known, torch.Tensor) if isinstance(leaf, torch.Tensor) else bool(leaf == known)
+def _as_known(given: Any, known: Any, tensors: list[torch.Tensor]) -> bool:
+    """Whether what is given is built of tuples, lists and dicts as what is known, with tensors and equal constants in
+    the same places; adds its `tensors`. What is of other types is not looked into."""
+    if isinstance(given, torch.Tensor):
+        tensors.append(given)
+        return isinstance(known, torch.Tensor)
+    kind = type(given)
+    if kind is not type(known):
+        return False
+    if kind is dict:
+        return list(given) == list(known) and all(_as_known(given[key], known[key], tensors) for key in known)
+    if kind in (tuple, list):
+        return len(given) == len(known) and all(map(_as_known, given, known, repeat(tensors)))
+    return kind in (bool, int, float, str, type(None)) and bool(given == known)
 
 
 def _check_constant(place: str, leaf: Any, known: Any) -> None:

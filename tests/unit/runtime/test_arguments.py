@@ -90,16 +90,18 @@ def test_what_is_wrong_with_the_parts_of_one_argument_is_said(batch: Any, words:
         ({"x": A, "extra": {"a": [B], "b": C, "c": A}}, "the batch has the argument ['extra']['c']"),
         ({"x": A, "extra": {"a": [B], "b": 1.0}}, "['extra']['b'] is 1.0, and was a tensor"),
         ({"x": A, "extra": {"a": [B], "b": C}, "scale": 2.0}, "['scale'] is 2.0, and was 0.5"),
+        ({"x": A, "extra": {"b": B, "a": [C]}, "scale": 2.0}, "['scale'] is 2.0, and was 0.5"),
         ({"z": A}, "does not fit Nested.forward"),
     ],
-    ids=["missing", "more", "number", "constant", "unknown"],
+    ids=["missing", "more", "number", "constant", "constant in order", "unknown"],
 )
 def test_another_structure_is_refused(kwargs: dict[str, Any], words: str) -> None:
     forward, planned = forward_of(Nested()), {"x": A, "extra": {"b": B, "a": [C]}, "scale": 0.5}
     names = names_of((), planned)
     found = matcher(forward, names, arguments_of(forward, (), planned, names))
-    inputs = found.inputs((), {"scale": 0.5, "extra": {"a": [C], "b": B}, "x": A})
-    assert {name: float(tensor[0, 0]) for name, tensor in inputs.items()} == {"x": 1, "extra_b": 2, "extra_a_0": 3}
+    other = {"scale": 0.5, "extra": {"a": [C], "b": B}, "x": A}
+    for inputs in (found.inputs((), planned), found.inputs((planned,), {}), found.inputs((), other)):
+        assert {name: float(tensor[0, 0]) for name, tensor in inputs.items()} == {"x": 1, "extra_b": 2, "extra_a_0": 3}
     with pytest.raises(RequestError) as caught:
         found.inputs((), kwargs)
     assert words in str(caught.value)
