@@ -21,6 +21,7 @@ import pytest
 from typer.testing import CliRunner
 
 from planner.cli.main import app
+from tests.traced_once import traced_once
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -113,6 +114,13 @@ model, dataset = Net(), torch.utils.data.TensorDataset(torch.randn(64, 64), torc
 {block}
 print(loss)
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def zoo_traced_once() -> Iterator[None]:
+    """Models of the zoo are traced once for all commands."""
+    with traced_once():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import planner.cli.tracing
+import tests.traced_once
 from planner.cli.main import app
 
 
@@ -48,21 +48,18 @@ class CommandLine:
         return outcome.err
 
 
+@pytest.fixture(scope="session", autouse=True)
+def zoo_traced_once() -> Iterator[None]:
+    """Models of the zoo are traced once for all files."""
+    with tests.traced_once.traced_once():
+        yield
+
+
 @pytest.fixture(scope="module")
 def traced_once() -> Iterator[None]:
     """Every model is traced once for all cases of a file."""
-    known: dict[object, Any] = {}
-    trace: Callable[..., Any] = planner.cli.tracing.traced
-
-    def remembered(model: Any, *, full: bool = False) -> Any:
-        key = (model.reference, model.sequence_length, str(next(model.module.parameters()).dtype), full)
-        if key not in known:
-            known[key] = trace(model, full=full)
-        return known[key]
-
-    planner.cli.tracing.traced = remembered
-    yield
-    planner.cli.tracing.traced = trace
+    with tests.traced_once.traced_once(users=True):
+        yield
 
 
 @pytest.fixture

@@ -483,16 +483,15 @@ def test_a_real_process_without_colour(folder: Path) -> None:
     done = run(*FAST, "-o", "plan.json")
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
-    for bad in ("usermodels:branches", "usermodels:raises"):
-        broken = run("--model", bad, "--hardware", "cpu", "--devices", "2")
-        assert (broken.returncode, broken.stdout) == (2, "")
-        assert broken.stderr.startswith("plan: ")
-        assert broken.stderr.count("\n") == 1, broken.stderr
-    (folder / "plan.json").write_text("{")
-    broken = run("verify", "plan.json")
+    broken = run("--model", "usermodels:branches", "--hardware", "cpu", "--devices", "2")  # torch has a lot to say too
     assert (broken.returncode, broken.stdout) == (2, "")
-    assert broken.stderr.startswith("plan: plan.json: not valid JSON")
-    assert broken.stderr.count("\n") == 1
+    assert broken.stderr.startswith("plan: ")
+    assert broken.stderr.count("\n") == 1, broken.stderr
+
+
+def test_a_plan_file_that_was_cut_off_is_refused(folder: Path) -> None:
+    (folder / "plan.json").write_text("{")
+    assert refused("verify", "plan.json").startswith("plan: plan.json: not valid JSON")
 
 
 @pytest.mark.parametrize(
