@@ -27,7 +27,7 @@ from planner.sharding.update import PLAIN, Update
 from runtime.training_step import TrainingStep
 from tests.contract.one_rank import one_rank
 from tests.distributed import plans
-from tests.long_lists import first
+from tests.long_lists import first, rarely
 
 PERSISTENT = ("weights", "gradients", "optimizer state")
 LEAST = 0.6
@@ -106,7 +106,7 @@ def test_activations_of_plans_by_hand(
     check_activations(model, plans.hand_plan(kind, model, plans.mesh_of(*sizes), **settings), LEAST)
 
 
-@pytest.mark.parametrize("seed", first(2, range(8)))
+@pytest.mark.parametrize("seed", first(2, [*range(4), *rarely(range(4, 8))]))
 @pytest.mark.parametrize("model", ["llama", "gpt", "dropping"])
 def test_activations_of_random_plans(model: str, seed: int) -> None:
     check_activations(model, plans.random_plan(model, plans.mesh_of(2, 2), seed), LEAST)

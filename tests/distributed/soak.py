@@ -148,7 +148,7 @@ def _hurt(one: _Run, hurt: Hurt, deadline: float) -> int:
         if kills and one.step >= kills[0]:
             wants_saving = len(kills) % 2 == 1
             for _ in range(int(2 / LOOK)):
-                if not wants_saving or one.saving():
+                if not wants_saving or one.saving() or one.step >= hurt.steps - 4:  # else it may be over
                     break
                 time.sleep(LOOK)
             ranks = one.ranks()

@@ -6,7 +6,7 @@ from costmodels import order_1f1b
 from planner.errors import PlanFileError
 from planner.plan.bind import bind
 from tests.distributed import plans
-from tests.long_lists import first
+from tests.long_lists import first, rarely
 
 TOLERANCE = 1e-5
 FULL = {"recomputation": "full"}
@@ -35,9 +35,20 @@ CASES = [
 ]
 
 
+HALF = len(CASES) // 2
+"""Cases of a schedule. Those with two versions are all run; of those with many, which differ in what is stashed, each
+second one."""
+
+
 @pytest.mark.parametrize(
     ("kind", "sizes", "windows", "given"),
-    [CASES[0], CASES[len(CASES) // 2], *first(1, [*CASES[1 : len(CASES) // 2], *CASES[len(CASES) // 2 + 1 :]])],
+    [
+        CASES[0],
+        CASES[HALF],
+        *first(1, CASES[1:HALF]),
+        *first(0, CASES[HALF + 1 :: 2]),
+        *rarely(CASES[HALF + 2 :: 2]),
+    ],
     ids=str,
 )
 def test_weights_are_as_stale_as_the_definition_says(pool, kind, sizes, windows, given) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.long_lists import first
+from tests.long_lists import first, rarely
 
 KEPT = ("linear", "scaled_dot_product_attention", "gelu", "norm")
 FULL = {"recomputation": "full"}
@@ -24,7 +24,8 @@ CASES = [
     ("gpt4", "zero2", (2,), {**PIPELINE, **FULL}),
     ("llama4", "zero3", (2,), {**PIPELINE, "schedule": "interleaved_1f1b", "stages": (1,) * 4, "virtual_stages": 2}),
     ("skipping", 6, (2,), {**PIPELINE, **SELECTIVE}),
-    *(("llama", seed, (2, 2), {"micro_batches": 2}) for seed in range(20, 28)),
+    *(("llama", seed, (2, 2), {"micro_batches": 2}) for seed in range(20, 22)),
+    *rarely(("llama", seed, (2, 2), {"micro_batches": 2}) for seed in range(22, 28)),
 ]
 
 

@@ -7,9 +7,9 @@ degrees decided by hand. Loss, every gradient and changed buffers agree to 1e-5 
 model is a row of `MODELS`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import partial
 
 import pytest
 
@@ -85,19 +85,20 @@ SEARCHED = {
 }
 
 
-@cache
-def plans_of(model: Model, processes: int) -> tuple[Plan, ...]:
-    """Random and searched ones, and pipelines where there are blocks."""
+def plans_of(model: Model, processes: int) -> tuple[Callable[[], Plan], ...]:
+    """Random and searched ones, and pipelines where there are blocks: each is made when it is called."""
     blocks = prepare(plans.traced(model.name))[1].count
-    found = [
-        plans.random_plan(model.name, plans.mesh_of(*sizes), seed, **settings, micro_batches=parts(model, number))
+    found: list[Callable[[], Plan]] = [
+        partial(
+            plans.random_plan, model.name, plans.mesh_of(*sizes), seed, **settings, micro_batches=parts(model, number)
+        )
         for seed, (sizes, number, settings) in enumerate(RANDOM[processes])
     ]
-    found += [searched(model, processes, pinned) for pinned in SEARCHED[processes]]
+    found += [partial(searched, model, processes, pinned) for pinned in SEARCHED[processes]]
     if blocks > 1:
         mesh = plans.mesh_of(processes // 2)
-        found.append(plans.random_plan(model.name, mesh, 7, stages=(1, blocks - 1), micro_batches=2))
-        found.append(searched(model, processes, Pinned(pipeline=2, mesh=mesh.sizes, micro_batches=2)))
+        found.append(partial(plans.random_plan, model.name, mesh, 7, stages=(1, blocks - 1), micro_batches=2))
+        found.append(partial(searched, model, processes, Pinned(pipeline=2, mesh=mesh.sizes, micro_batches=2)))
     return tuple(found)
 
 
@@ -114,7 +115,7 @@ def parts(model: Model, micro_batches: int) -> int:
 @pytest.mark.parametrize("processes", [pytest.param(2, marks=pytest.mark.exhaustive), 4])
 @pytest.mark.parametrize("model", MODELS, ids=str)
 def test_a_model_computes_the_same_under_every_plan(request, model: Model, processes: int) -> None:
-    found = plans_of(model, processes)
+    found = [make() for make in plans_of(model, processes)]
     assert len(set(found)) >= PLANS
     workers = request.getfixturevalue(POOLS[processes])
     for errors in workers.run("tasks_models", "parity", model.name, [dump_plan(plan) for plan in found]):
@@ -128,7 +129,7 @@ def test_a_model_learns_the_same_under_every_plan(request, model: Model, process
     """The last plan that was searched, on four processes, and a random one before it, on two: pipelines where there are
     blocks."""
     found = plans_of(model, processes)
-    plan = found[-1] if processes == 4 else found[-2]
+    plan = found[-1 if processes == 4 else -2]()
     workers = request.getfixturevalue(POOLS[processes])
     for errors in workers.run("tasks_models", "training", model.name, [dump_plan(plan)]):
         assert max(errors) < LOSSES, errors

@@ -29,7 +29,7 @@ def test_random_plans_with_stages(
     micro_batches: int,
     recomputation: str | tuple[str, ...],
 ) -> None:
-    seeds = [0, 1, 2]
+    seeds = [0, 1]
     answers = pool.run("tasks", "pipelined", model, sizes, stages, seeds, micro_batches, recomputation)
     for rank, (errors, turns) in enumerate(answers):
         assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))
