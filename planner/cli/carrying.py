@@ -131,10 +131,6 @@ def target_named(name: str) -> "Target":
     """The engine of that name. Raises RequestError for a name that is not known."""
     from planner.export.targets import OPERATOR_TARGETS, TARGETS
 
-    if name in OPERATOR_TARGETS:
-        raise RequestError(
-            f"{name} completes strategies of operators by itself, so that they are not read back as a plan"
-        )
     if name not in TARGETS:
         raise RequestError(unknown_name("engine", name, {**TARGETS, **OPERATOR_TARGETS}))
     return TARGETS[name]

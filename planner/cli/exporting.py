@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from planner.export.target import Job, OperatorTarget, Target
     from planner.plan.plan import Plan, Prediction
 
-_MARKER = "export.json"
+MARKER = "export.json"
 _TOLD = 4  # losses that a refusal names
 _NEGLIGIBLE = 5e-4  # of a step, or of its memory
 
@@ -110,8 +110,8 @@ def export(
             raise RequestError(f"{plan_file}: {_refusal(found)}")
         content = _content(found)
         with naming(plan_file):
-            files = {**found.target.write(found.job), _MARKER: json.dumps(content, indent=1) + "\n"}
-        write_folder(output, files, _MARKER)
+            files = {**found.target.write(found.job), MARKER: json.dumps(content, indent=1) + "\n"}
+        write_folder(output, files, MARKER)
         if as_json:
             write_json({**content, "folder": str(output), "files": sorted(files)})
         else:
@@ -120,6 +120,7 @@ def export(
 
 def _export_operators(plan_file: Path, target: "OperatorTarget", output: Path, as_json: bool) -> None:
     """Write the strategies of a plan as they are."""
+    from planner.export.beside import beside_content
     from planner.plan.bind import bind
     from planner.plan.file import load_plan
 
@@ -128,9 +129,9 @@ def _export_operators(plan_file: Path, target: "OperatorTarget", output: Path, a
         model, graph = traced_again(plan)
         files = dict(target.write(bind(plan, graph, model.batch)))
     content = {"schema_version": OUTPUT_SCHEMA_VERSION, "engine": target.name, "about": target.about}
-    content |= {"model": plan.model.reference, "devices": plan.cluster.devices}
-    files[_MARKER] = json.dumps(content, indent=1) + "\n"
-    write_folder(output, files, _MARKER)
+    content |= {"model": plan.model.reference, "devices": plan.cluster.devices, **beside_content(plan)}
+    files[MARKER] = json.dumps(content, indent=1) + "\n"
+    write_folder(output, files, MARKER)
     if as_json:
         write_json({**content, "folder": str(output), "files": sorted(files)})
     else:

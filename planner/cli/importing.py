@@ -8,9 +8,11 @@ import typer
 
 from planner.cli.carrying import Subject, plan_of, target_named
 from planner.cli.errors import reporting
+from planner.cli.importing_operators import Given, imported_operators
 from planner.cli.machines import machine
 from planner.cli.options import DEFAULT_HARDWARE
 from planner.cli.output import plan_content, write_json
+from planner.cli.texts import text_of
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
@@ -36,6 +38,14 @@ def import_(
     software: Annotated[
         str | None, typer.Option(metavar="STACK", help="The training stack to price it for.", show_default="pytorch")
     ] = None,
+    global_batch: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Samples per step, where the settings do not say: mindspore."),
+    ] = None,
+    micro_batches: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Micro-batches per step, where the settings do not say: mindspore."),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write the plan.")
     ] = None,
@@ -43,17 +53,31 @@ def import_(
 ) -> None:
     """Read the settings of another engine as a plan for a model, price it, and write it with -o.
 
-    Engines: accelerate, deepspeed, megatron, mindformers, mindspeed, nemo, torch, torchtitan.
+    Engines: accelerate, deepspeed, megatron, mindformers, mindspeed, mindspore, nemo, torch, torchtitan.
 
     [bold]plan import launch.sh --from megatron --model llama70b --devices 64 -o megatron.json[/bold]
 
     [bold]plan import train.toml --from torchtitan --model llama8b --hardware a100-80gb[/bold]
+
+    [bold]plan import strategy.json --from mindspore --model package.module:factory[/bold]
     """
     with reporting(as_json):
+        from planner.export.targets import OPERATOR_TARGETS
         from planner.plan.file import save_plan
 
-        target = target_named(source)
-        bound, notes = _imported(file, target, model, devices, (hardware, cluster, software))
+        where = (hardware, cluster, software)
+        if source in OPERATOR_TARGETS:
+            given = Given(
+                model=model, devices=devices, where=where, global_batch=global_batch, micro_batches=micro_batches
+            )
+            bound, notes = imported_operators(file, OPERATOR_TARGETS[source], given)
+        else:
+            target = target_named(source)
+            if global_batch is not None or micro_batches is not None:
+                raise RequestError(
+                    f"--global-batch, --micro-batches: the settings of {source} say how many; leave them out"
+                )
+            bound, notes = _imported(file, target, model, devices, where)
         if output is not None:
             save_plan(bound.plan, output)
         if as_json:
@@ -115,17 +139,7 @@ def _texts(file: Path, target: "Target") -> tuple[str, str]:
     """The text of a file, or of the main file of a folder, and of the one that is read with it, where there is one."""
     path = file / target.main if file.is_dir() else file
     also = None if target.beside is None else path.parent / target.beside
-    return _text(path), _text(also) if also is not None and also.is_file() else ""
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{path}: cannot be read: it is not UTF-8 text") from error
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise RequestError(f"{path}: cannot be read: {reason}") from error
+    return text_of(path), text_of(also) if also is not None and also.is_file() else ""
 
 
 def _print_json(bound: "BoundPlan", notes: Sequence[str], output: Path | None) -> None:

@@ -6,25 +6,27 @@
                               out what the optimizer keeps, and how far they stand apart
 
 MindSpore completes the strategies of what has no weight by itself (`sharding_propagation`). Leading dims of a product's
-data are one dim there. The files say nothing of micro-batches, schedules and recomputation: `README.md` lists them.
-What the files mean was read from files that MindSpore 2.10 wrote.
+data are one dim there, and a bias is added by an operator of its own. The files say nothing of micro-batches, schedules
+and recomputation: `README.md` lists them. What the files mean was read from files that MindSpore 2.10 wrote.
 """
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from planner.export.description import ExportError
+from planner.export.mindspore_reading import BIAS, call_of, read
 from planner.export.target import OperatorTarget
 from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.words import recomputation_words, table_words
 from planner.sharding.layout import Layout
-from planner.sharding.rule import pieces_of
+from planner.sharding.rule import Dims, pieces_of
 from planner.sharding.stored import StoredParameter
 
 _PRIMITIVES = {"matmul": "MatMul", "embedding": "Gather"}
-_NORMS = {"rms_norm": "RmsNorm", "layer_norm": "LayerNorm"}
+_CALLS = {"rms_norm": "RmsNorm", "layer_norm": "LayerNorm"}
 
 
 def write(bound: BoundPlan) -> Mapping[str, str]:
@@ -38,31 +40,45 @@ def write(bound: BoundPlan) -> Mapping[str, str]:
 
 
 def _strategies(bound: BoundPlan) -> dict[str, Any]:
-    stages, found = stage_of_operators(bound), {}
+    stages, found = stage_of_operators(bound), dict[str, Any]()
     for at, operator in enumerate(bound.operators):
-        weights = [i for i, name in enumerate(operator.operator.operands) if name in bound.parameters]
-        primitive = _PRIMITIVES.get(operator.rule.op_class) or _NORMS.get(_call(operator))
-        if not weights or primitive is None:
-            continue
-        name = f"{primitive}_{operator.operator.operands[weights[0]]}"
-        stage = stages[at] % bound.plan.pipeline
-        found[name] = {"parallel_strategy": _cuts(bound, operator), "stage": stage}
+        for name, cuts in _rows(bound, operator):
+            row = {"parallel_strategy": cuts, "stage": stages[at] % bound.plan.pipeline}
+            if found.setdefault(name, row) != row:
+                raise ExportError(
+                    f"{name}: operators that read it have different strategies, for which MindSpore has one name;"
+                    " decide them alike with --shard"
+                )
     return found
 
 
-def _call(operator: BoundOperator) -> str:
-    """The name of a call without its number: `rms_norm` of `norm/rms_norm_2`."""
-    return operator.operator.name.rpartition("/")[2].rstrip("0123456789").rstrip("_")
+def _rows(bound: BoundPlan, operator: BoundOperator) -> Iterator[tuple[str, list[list[int]]]]:
+    """What is said of an operator: names, and pieces of each dim of each input."""
+    rule, operands = operator.rule, operator.operator.operands
+    primitive = _PRIMITIVES.get(rule.op_class) or _CALLS.get(call_of(operator.operator))
+    if primitive is None:
+        return
+    product = rule.op_class == "matmul"
+    pieces = pieces_of(rule, operator.strategy, bound.plan.mesh.sizes)
+    main = [i for i in range(len(operands)) if not product or i not in rule.addends]
+    cuts = [_cuts(rule.operands[i], pieces) for i in main]
+    if product:  # the leading dims of its data are rows
+        cuts[0] = _as_rows(cuts[0])
+    weight = next((operands[i] for i in main if operands[i] in bound.parameters), None)
+    if weight is not None:
+        yield f"{primitive}_{weight}", cuts
+    for i in rule.addends if product else ():
+        if operands[i] in bound.parameters:
+            yield f"{BIAS}_{operands[i]}", [_as_rows(_cuts(rule.results[0], pieces)), _cuts(rule.operands[i], pieces)]
 
 
-def _cuts(bound: BoundPlan, operator: BoundOperator) -> list[list[int]]:
-    """Pieces of each dim of each input; of a product's data, of its rows and its columns."""
-    pieces = pieces_of(operator.rule, operator.strategy, bound.plan.mesh.sizes)
-    found = [[math.prod(pieces[factor] for factor in factors) for factors in dims] for dims in operator.rule.operands]
-    if operator.rule.op_class == "matmul":
-        *rows, columns = found[0]
-        found[0] = [math.prod(rows), columns]
-    return found
+def _cuts(dims: Dims, pieces: Sequence[int]) -> list[int]:
+    return [math.prod(pieces[factor] for factor in factors) for factors in dims]
+
+
+def _as_rows(cuts: list[int]) -> list[int]:
+    *rows, columns = cuts
+    return [math.prod(rows), columns]
 
 
 def _layouts(bound: BoundPlan) -> dict[str, Any]:
@@ -70,28 +86,37 @@ def _layouts(bound: BoundPlan) -> dict[str, Any]:
     for name, stored in bound.parameters.items():
         shape = bound.graph.types[name].shape
         size, step = _optimizer(stored, mesh.sizes, name)
+        matrix, tensor_map = _map(stored.weight, mesh.sizes, len(shape), name)
         found[name] = {
-            "dev_matrix": list(mesh.sizes) or [1],
+            "dev_matrix": matrix,
             "field": 0,
             "opt_weight_shard_size": size,
             "opt_weight_shard_step": step,
-            "tensor_map": _map(stored.weight, len(shape), name),
+            "tensor_map": tensor_map,
             "tensor_shape": list(shape),
         }
     return found
 
 
-def _map(layout: Layout, dims: int, name: str) -> list[int]:
+def _map(layout: Layout, sizes: Sequence[int], dims: int, name: str) -> tuple[list[int], list[int]]:
+    """`dev_matrix` and `tensor_map`. Neighbouring axes of the mesh that cut the same dim are one axis there."""
+    runs = [list(run) for key, run in groupby(range(len(layout)), key=lambda axis: _run_of(layout, axis))]
     found = [-1] * dims
-    for axis, placement in enumerate(layout):
+    for place, run in enumerate(runs):
+        placement = layout[run[0]]
         if placement.is_shard:
             if found[placement.dim] != -1:
                 raise ExportError(
-                    f"parameter '{name}': two axes of the mesh cut its dim {placement.dim}, which a tensor_map cannot"
-                    " say; plan again with degrees by hand"
+                    f"parameter '{name}': axes of the mesh that are no neighbours cut its dim {placement.dim}, which a"
+                    " tensor_map cannot say; plan again with degrees by hand"
                 )
-            found[placement.dim] = len(layout) - 1 - axis
-    return found
+            found[placement.dim] = len(runs) - 1 - place
+    return [math.prod(sizes[axis] for axis in run) for run in runs] or [1], found
+
+
+def _run_of(layout: Layout, axis: int) -> tuple[str, int]:
+    """What neighbouring axes that are written as one have in common: the dim that they cut."""
+    return ("dim", layout[axis].dim) if layout[axis].is_shard else ("axis", axis)
 
 
 def _optimizer(stored: StoredParameter, sizes: Sequence[int], name: str) -> tuple[int, int]:
@@ -132,5 +157,9 @@ def _readme(bound: BoundPlan) -> str:
 
 
 MINDSPORE = OperatorTarget(
-    name="mindspore", about="MindSpore 2.10: strategies of operators in strategy.json", write=write
+    name="mindspore",
+    about="MindSpore 2.10: strategies of operators in strategy.json",
+    main="strategy.json",
+    write=write,
+    read=read,
 )

@@ -13,7 +13,10 @@ from typing import Any
 
 from planner.export.architecture import Architecture
 from planner.export.description import Description
+from planner.graph.blocks import Blocks
+from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan
+from planner.sharding.layout import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +94,46 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What a file says of an operator: pieces of each dim of its operands, where leading dims of an operand may count
+    as one; and for each mesh axis the name of the factor that it cuts, "*" where that is not said."""
+
+    cuts: tuple[tuple[int, ...], ...]
+    axes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorReading:
+    """What a file says operator by operator of a model, on the graph that plans speak about (`prepare`).
+
+    Attributes:
+        mesh: sizes of the axes of a stage's devices.
+        stages: blocks of every stage, virtual ones too; `pipeline` of them stand side by side.
+        operators: by their place in the graph; what is missing is left open.
+        parameters: the layout of the weight, and the axes on which states are cut.
+        notes: what of the file has no place in the model, and what of the model it says nothing of.
+    """
+
+    mesh: tuple[int, ...]
+    pipeline: int
+    stages: tuple[int, ...]
+    operators: Mapping[int, Wish]
+    parameters: Mapping[str, tuple[Layout, tuple[bool, ...]]]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorTarget:
-    """An engine that takes strategies operator by operator, from the bound plan itself. Nothing is given up of them; it
-    completes them itself, so that they are not read back."""
+    """An engine that takes strategies operator by operator, from the bound plan itself. Nothing is given up of them.
+
+    `read` takes the text of the file `main`, the graph and its blocks, and the devices where they are given.
+    """
 
     name: str
     about: str
+    main: str
     write: Callable[[BoundPlan], Mapping[str, str]]
+    read: Callable[[str, OperatorGraph, Blocks, int | None], OperatorReading]
 
 
 class Giving:

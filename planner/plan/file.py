@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any, TypeVar, cast, get_args
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
@@ -53,6 +53,9 @@ Positive = Annotated[float, Field(gt=0)]
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+_Form = TypeVar("_Form", bound=_Strict)
 
 
 class _Outline(_Strict):
@@ -180,7 +183,7 @@ def dump_plan(plan: Plan) -> str:
     content = {
         "schema_version": plan.schema_version,
         "model": _model_content(plan.model),
-        "training": _training_content(plan.training),
+        "training": training_content(plan.training),
         "cluster": _cluster_content(plan.cluster),
         "mesh": [_axis_content(axis) for axis in plan.mesh.axes],
         "stages": [_stage_content(stage) for stage in plan.stages],
@@ -221,8 +224,8 @@ def _stage_content(stage: Stage) -> dict[str, Any]:
     return {name: value for name, value in _fields(stage).items() if value or name != "group"}
 
 
-def _training_content(training: Training) -> dict[str, Any]:
-    """Nothing is said of gradients that are treated as in files older than that."""
+def training_content(training: Training) -> dict[str, Any]:
+    """The section `training` of a plan file. Nothing is said of gradients that are treated as in older files."""
     own = {name: value for name, value in _fields(training).items() if name != "update"}
     if training.imbalance == EVEN:
         del own["imbalance"]
@@ -374,14 +377,23 @@ def parse_plan(text: str) -> Plan:
         )
     if content["schema_version"] == 1:
         text = json.dumps(_from_version_1(content))
+    return _plan_of(_validated(_PlanFile, text))
+
+
+def parse_training(content: object) -> Training:
+    """The training that the section of that name says; the inverse of `training_content`."""
+    return _training(_validated(_Training, json.dumps(content)))
+
+
+def _validated(kind: type[_Form], text: str) -> _Form:
+    """Raises PlanFileError with the first place that does not have the form."""
     try:
-        file = _PlanFile.model_validate_json(text)
+        return kind.model_validate_json(text)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "the file"
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise PlanFileError(f"{place}: {first['msg']}{more}; undo the edit or plan again") from error
-    return _plan_of(file)
 
 
 def _from_version_1(content: dict[str, Any]) -> dict[str, Any]:

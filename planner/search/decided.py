@@ -23,7 +23,7 @@ are points of this space; what is left open (which matmul is split by rows, whic
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
@@ -32,7 +32,7 @@ from typing import Literal, TypeVar
 from planner.errors import RequestError, unknown_name
 from planner.graph.blocks import IDENTITY
 from planner.graph.operator_graph import Operator, OperatorGraph, TensorType
-from planner.search.request import Shard
+from planner.search.request import SearchRequest, Shard, Store
 from planner.search.space import EXPERTS, Configuration, Pinned, Role, experts_cut
 from planner.search.template import Template
 from planner.sharding import layout
@@ -54,14 +54,14 @@ _MULTIPLIED = frozenset({"matmul", "embedding", EXPERTS})
 _ALONG_EXPERTS = layout.shard(0)
 
 
-def decided_of(
-    shards: tuple[Shard, ...], pinned: Pinned, configuration: Configuration, template: Template
-) -> "Decided | None":
+def decided_of(request: SearchRequest, configuration: Configuration, template: Template) -> "Decided | None":
     """The filter of a request for one configuration; None where nothing is decided."""
-    if not shards and not configuration.roles:
+    if not request.shards and not request.stores and not configuration.roles:
         return None
+    pinned = request.pinned
     return Decided(
-        shards=shards,
+        shards=request.shards,
+        stores={store.name: store for store in request.stores},
         pinned=pinned,
         roles=configuration.roles,
         experts=experts_cut(pinned, configuration.roles, configuration.mesh) if configuration.roles else (),
@@ -75,6 +75,7 @@ class Decided:
     """Filters the candidates of operators and parameters of a template."""
 
     shards: tuple[Shard, ...]
+    stores: Mapping[str, Store]
     pinned: Pinned
     roles: tuple[Role, ...]
     experts: tuple[bool | None, ...]  # for each role whether experts are cut on its axis; None: as the search likes
@@ -107,11 +108,24 @@ class Decided:
     def stored(self, name: str, tensor: TensorType, trainable: bool, mesh: Mesh) -> tuple[StoredParameter, ...]:
         """Stored layouts of a parameter that agree with what is decided."""
         wanted = tuple(self._wanted(name, axis) for axis in range(len(mesh.axes)))
-        return _agreeing_stored(tensor.shape, mesh.sizes, trainable, wanted)
+        return self._as_stored(name, _agreeing_stored(tensor.shape, mesh.sizes, trainable, wanted))
 
     def agreeing_stored(self, name: str, legal: tuple[StoredParameter, ...], axes: int) -> tuple[StoredParameter, ...]:
         """Those of some stored layouts that agree, on a mesh of the first so many axes."""
-        return _agreeing(legal, tuple(self._wanted(name, axis) for axis in range(axes)))
+        return self._as_stored(name, _agreeing(legal, tuple(self._wanted(name, axis) for axis in range(axes))))
+
+    def _as_stored(self, name: str, legal: tuple[StoredParameter, ...]) -> tuple[StoredParameter, ...]:
+        """Those that are what the user wants of a parameter, on the first axes of the mesh."""
+        store = self.stores.get(name)
+        if store is None:
+            return legal
+        found = tuple(one for one in legal if _is_stored(one, store))
+        if not found:
+            raise NothingAgreesError(
+                f"parameter '{name}' cannot be stored as {layout.format_layout(store.weight)} with states cut on axes"
+                f" {[axis for axis, cut in enumerate(store.state) if cut]}"
+            )
+        return found
 
     def _wanted(self, name: str, axis: int) -> tuple["_Wanted", ...]:
         """What an axis should do to a parameter, and what else where that is impossible."""
@@ -302,14 +316,23 @@ def _agrees(
         if wanted != "*" and wanted not in names:
             return False
     cut = pieces_of(rule, strategy, sizes)
-    for dims, cuts in zip(rule.operands, shard.cuts, strict=False):
-        if len(dims) != len(cuts):
+    for every, cuts in zip(rule.operands, shard.cuts, strict=False):
+        if len(every) < len(cuts) or (not cuts and every):
             return False
+        leading = len(every) - len(cuts) + 1  # they count as one
+        dims = (sum(every[:leading], ()), *every[leading:]) if cuts else ()
         for factors, pieces in zip(dims, cuts, strict=True):
             count = math.prod(cut[factor] for factor in factors)
             if pieces % count or (whole and count != pieces):
                 return False
     return True
+
+
+def _is_stored(stored: StoredParameter, store: Store) -> bool:
+    return all(
+        weight == wanted and state.is_shard == cut
+        for weight, state, wanted, cut in zip(stored.weight, stored.state, store.weight, store.state, strict=False)
+    )
 
 
 @dataclass(frozen=True, slots=True)

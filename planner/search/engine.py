@@ -169,7 +169,7 @@ class Engine:
     def _task(self, configuration: Configuration, sweeps: int) -> Task:
         request = self.request
         template = self._template(configuration.micro_batches)
-        decided = decided_of(request.shards, request.pinned, configuration, template)
+        decided = decided_of(request, configuration, template)
         return Task(
             template=template,
             cluster=of_one_kind(request.cluster, "recursive programming"),
@@ -248,7 +248,7 @@ class Engine:
         key = (configuration.family, configuration.micro_batches)
         if self._tables is None or self._tables[0] != key:
             template = self._template(configuration.micro_batches)
-            restriction = decided_of(request.shards, request.pinned, configuration, template)
+            restriction = decided_of(request, configuration, template)
             groups = parts_of(self.machine(configuration))
             self._tables = (
                 key,

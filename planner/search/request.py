@@ -12,6 +12,7 @@ from planner.graph.uneven import EVEN, EXPERTS_OPERATOR, imbalance_fault
 from planner.plan.plan import INTERLEAVED, PRECISIONS, ModelReference
 from planner.search.offload import NOTHING
 from planner.search.space import FREE, Pinned
+from planner.sharding.layout import Layout
 from planner.sharding.stored import offload_fault
 from planner.sharding.update import PLAIN, Update, update_fault
 
@@ -36,7 +37,9 @@ class Shard:
     Attributes:
         pattern: operator names, with the wildcards of `fnmatch` (`*`, `?`, `[...]`).
         strategy: per mesh axis the name of a factor of the operator's rule, or "batch" or "sequence", "-" for none, or
-            "*" for what the search finds; or, in `cuts`, how many pieces each dim of each operand is cut into.
+            "*" for what the search finds; or, in `cuts`, how many pieces each dim of each operand is cut into. Where an
+            operand has fewer entries than dims, its leading dims count as one: rows of a product, in any order of
+            batch and sequence.
     """
 
     pattern: str
@@ -49,10 +52,25 @@ class Shard:
         return f"{self.pattern}={','.join(self.strategy) if self.strategy else cuts}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Store:
+    """How the user wants a parameter to be stored.
+
+    Attributes:
+        name: of the parameter; one of the first block stands for its twins in all blocks.
+        weight: its layout between steps, for the axes of the mesh that is decided (`Pinned.mesh`).
+        state: for each axis whether the optimizer's state is cut on it, along whichever dim.
+    """
+
+    name: str
+    weight: Layout
+    state: tuple[bool, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class SearchRequest:
     """What to plan: a traced graph whose example inputs have `batch` samples, a cluster with its devices, the training
-    step, and what is decided already.
+    step, and what is decided already: of operators in `shards`, of parameters in `stores`.
 
     `placing` says whether tables go to the host beside those that `update` places (see `planner.search.placing`).
     `top` best plans are kept, of different configurations. `time_limit` is in seconds; the best plan by then is
@@ -74,6 +92,7 @@ class SearchRequest:
     algorithm: str = "dynamic_programming"
     pinned: Pinned = FREE
     shards: tuple[Shard, ...] = ()
+    stores: tuple[Store, ...] = ()
     objective: Objective = "time"
     top: int = 1
     time_limit: float | None = None
@@ -108,6 +127,8 @@ class SearchRequest:
         for name in ("batch", "global_batch", "top"):
             if getattr(self, name) < 1:
                 raise RequestError(f"{name} = {getattr(self, name)}: it is 1 or more")
+        if self.stores and self.pinned.mesh is None:
+            raise RequestError("stores: layouts are those of the axes of a mesh; decide it, too (mesh)")
         if self.time_limit is not None and self.time_limit < 0:
             raise RequestError(f"time_limit = {self.time_limit}: seconds are 0 or more")
         if self.memory_limit is not None and self.memory_limit <= 0:

@@ -14,25 +14,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from hardware_profiles import Machine, parts_of
-from planner.graph.blocks import block_parameters
 from planner.graph.operator_graph import OperatorGraph
-from planner.plan.bind import BoundPlan, bind, prepare
-from planner.plan.machine import cluster_reference, placed
-from planner.plan.plan import Group, Plan, Stage
-from planner.plan.predict import predict
+from planner.plan.bind import BoundPlan, prepare
+from planner.plan.plan import Group
 from planner.plan.roles import call_word
 from planner.pricing.keeping import keeping_fault
+from planner.search.arranging import Order, around, arranged, blocks_like, without_limits
 from planner.search.request import SearchRequest, Shard
-from planner.search.search import search
 from planner.search.space import Pinned
 from planner.search.template import fold
 from planner.sharding.labels import factor_labels
-from planner.sharding.mesh import build_mesh
 from planner.sharding.rule import Rule
 from planner.sharding.rules import rule_of
 
-_ENDLESS = 1e18  # bytes
 _ENDS = frozenset({"matmul", "attention", "embedding", "experts"})  # where data begin that are cut one way
 
 
@@ -66,44 +60,19 @@ def usual_plan(request: SearchRequest, usual: Usual) -> BoundPlan:
     It may not fit: that is what its prediction says. Raises RequestError or PlanFileError where the configuration is
     none that a plan can have.
     """
-    machine = request.cluster
-    cluster = parts_of(machine)[0].with_devices(machine.devices)
-    endless = replace(cluster, device=replace(cluster.device, memory=_ENDLESS))
-    pinned = replace(usual.pinned, recompute="none", even=True)
-    shards = _shards(request, usual)
-    asked = replace(
-        request, cluster=endless, pinned=pinned, shards=shards, algorithm="dynamic_programming", objective="time",
-        top=1, memory_limit=None, time_limit=None, certify=False,
-    )  # fmt: skip
-    found = search(asked).bound
-    plan = _arranged(found, usual, machine)
-    bound = bind(plan, request.graph, request.batch)
-    return replace(bound, plan=replace(plan, prediction=predict(bound, machine)))
-
-
-def _arranged(found: BoundPlan, usual: Usual, machine: Machine) -> Plan:
-    """The plan with the stages, the schedule and the recomputation that are wanted, on the real machine."""
-    plan, first, stages = found.plan, 0, []
-    for blocks in usual.stages:
-        stages.append(Stage(first_block=first, blocks=blocks))
-        first += blocks
-    return replace(
-        plan,
-        cluster=cluster_reference(machine),
-        mesh=build_mesh(machine, plan.mesh.sizes, zigzag=plan.mesh.zigzag),
-        stages=placed(stages, len(stages) // usual.virtual_stages, machine),
+    found = without_limits(replace(request, pinned=usual.pinned, shards=_shards(request, usual)))
+    order = Order(
+        stages=usual.stages,
         virtual_stages=usual.virtual_stages,
         schedule=usual.schedule,
         slices=usual.slices,
-        training=replace(plan.training, copies=usual.copies),
-        groups=_groups(found, usual),
-        provenance=replace(plan.provenance, search="by hand", status="feasible", gap=1.0),
+        copies=usual.copies,
     )
+    return arranged(request, found.plan, order, _groups(found, usual))
 
 
 def _groups(found: BoundPlan, usual: Usual) -> tuple[Group, ...]:
     """Equal neighbours among the blocks are one group, as the search writes them."""
-    outside = [group for group in found.plan.groups if not group.blocks]
     ways = _ways(usual)
     keys = list(zip(found.blocks.kinds, ways, strict=True)) if ways else []
     inside, first = [], 0
@@ -111,8 +80,7 @@ def _groups(found: BoundPlan, usual: Usual) -> tuple[Group, ...]:
         count = len(list(equal))
         inside.append(_group(found, usual, first, count, way))
         first += count
-    last = [group for group in outside if group.name == "after the blocks"]
-    return (*(group for group in outside if group not in last), *inside, *last)
+    return around(found, inside)
 
 
 def _ways(usual: Usual) -> list[str]:
@@ -125,22 +93,9 @@ def _ways(usual: Usual) -> list[str]:
 
 def _group(found: BoundPlan, usual: Usual, first: int, count: int, way: str) -> Group:
     """Blocks from `first` on, with the strategies of the first block of their kind."""
-    graph, blocks = found.graph, found.blocks
-    known = blocks.firsts[blocks.kinds[first]]
-    source = next(g for g in found.plan.groups if g.first_block <= known < g.first_block + g.blocks)
-    strategies = [strategy for _, strategy in source.operators]
-    names = [graph.operators[at].name for at in blocks.operators(first)]
-    kept = tuple(names[place] for place in _kept(found, usual, known)) if way == "selective" else ()
-    stored = [parameter for _, parameter in source.parameters]
-    return Group(
-        name=f"block {first}" if count == 1 else f"blocks {first} to {first + count - 1}",
-        first_block=first,
-        blocks=count,
-        recomputation="full" if way == "selective" and not kept else way,
-        kept=kept,
-        operators=tuple(zip(names, strategies, strict=True)),
-        parameters=tuple(zip(block_parameters(graph, blocks, first), stored, strict=True)),
-    )
+    known = found.blocks.firsts[found.blocks.kinds[first]]
+    kept = _kept(found, usual, known) if way == "selective" else []
+    return blocks_like(found, first, count, "full" if way == "selective" and not kept else way, kept)
 
 
 def _kept(found: BoundPlan, usual: Usual, block: int) -> list[int]:

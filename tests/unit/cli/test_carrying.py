@@ -94,3 +94,21 @@ def test_a_file_of_torchtitan_is_read(plan: Any, here: Path) -> None:
     assert content["degrees"] == {"data": 2, "tensor": 2, "context": 1, "expert": 1, "pipeline": 1, "replicated": 1}
     assert (content["optimizer_sharding"][0], content["recomputation"]) == ("3", "full")
     assert load_plan(here / "plan.json").training.global_batch == 4
+
+
+def test_a_file_of_strategies_comes_back_as_it_was_written(plan: Any, here: Path, imported: str) -> None:
+    plan.json("export", imported, "--to", "mindspore", "-o", "theirs")
+    content = plan.json("import", "theirs", "--from", "mindspore", *TINY, "-o", "again.json")
+    assert (content["notes"], content["plan_file"]) == ([], "again.json")
+    plan.json("export", "again.json", "--to", "mindspore", "-o", "again")
+    for name in ("strategy.json", "export.json", "README.md"):
+        assert (here / "again" / name).read_text() == (here / "theirs" / name).read_text()
+    (here / "theirs" / "export.json").unlink()
+    content = plan.json("import", "theirs", "--from", "mindspore", *TINY, "--global-batch", "8", "--micro-batches", "2")
+    assert "a global batch of 8 samples (--global-batch), micro-batches: 2" in content["notes"][-1]
+
+
+def test_a_batch_that_settings_say_is_not_said_twice(plan: Any, here: Path) -> None:
+    (here / "settings").write_text(MEGATRON)
+    message = plan.refused("import", "settings", "--from", "megatron", *TINY, "--global-batch", "8")
+    assert "the settings of megatron say how many" in message

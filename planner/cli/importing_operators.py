@@ -1,0 +1,162 @@
+"""`plan import` of files that list strategies of operators, as MindSpore's: found in the model, completed by a search.
+
+What such a file does not say comes from the `export.json` that `plan export` writes beside it, or else is what a search
+takes where nothing is given; which of it is told.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from planner.cli.exporting import MARKER
+from planner.cli.machines import machine
+from planner.cli.texts import text_of
+from planner.errors import RequestError
+
+if TYPE_CHECKING:
+    from planner.export.beside import Beside
+    from planner.export.target import OperatorReading, OperatorTarget
+    from planner.plan.bind import BoundPlan
+    from planner.plan.plan import Training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What the command line says. `where` has the profile, the levels of its network and the software."""
+
+    model: str
+    devices: int | None
+    where: tuple[str, str | None, str | None]
+    global_batch: int | None
+    micro_batches: int | None
+
+
+def imported_operators(file: Path, target: "OperatorTarget", given: Given) -> "tuple[BoundPlan, tuple[str, ...]]":
+    """The plan that a file makes of a model, and what has to be told of it. Errors name the file."""
+    from hardware_profiles import device_type_of, of_one_kind
+    from planner.cli.tracing import traced
+    from planner.export.description import ExportError
+    from planner.models.zoo import build_model
+    from planner.plan.bind import prepare
+    from planner.plan.outline import model_reference
+    from planner.plan.plan import PRECISIONS
+    from planner.search.arranging import Order
+    from planner.search.by_operator import ByOperator, operator_plan
+    from planner.search.request import SearchRequest
+    from planner.search.space import Pinned
+    from planner.sharding.discover import discover
+
+    path = file / target.main if file.is_dir() else file
+    text, beside = text_of(path), _beside(path.parent / MARKER, target.name)
+    profile, levels, software = given.where
+    precision = "fp32" if device_type_of(machine(profile, levels, software, 1)) == "cpu" else "bf16"
+    if beside is not None:
+        precision = beside.training.precision
+    length = beside.sequence_length if beside is not None and ":" not in given.model else None
+    built = build_model(given.model, dtype=PRECISIONS[precision], sequence_length=length)
+    graph = discover(traced(built), None, lambda note: typer.echo(f"note: {note}", err=True))
+    update, imbalance = (beside.training.update, beside.training.imbalance) if beside else (None, None)
+    prepared, blocks = (
+        prepare(graph) if update is None or imbalance is None else prepare(graph, imbalance, update.placed)
+    )
+    try:
+        reading = target.read(text, prepared, blocks, given.devices)
+        running = beside.running(prepared, blocks) if beside else (("none", ()),) * blocks.count
+    except ExportError as error:
+        raise ExportError(f"{path}: {error}") from error
+    devices = _devices(reading)
+    training = _training(reading, given, precision, None if beside is None else beside.training)
+    virtual = len(reading.stages) // reading.pipeline
+    order = Order(
+        stages=reading.stages,
+        virtual_stages=virtual,
+        schedule=beside.schedule if beside else _schedule(reading.pipeline, virtual),
+        slices=beside.slices if beside else 1,
+        copies=training.copies,
+    )
+    request = SearchRequest(
+        graph=graph,
+        batch=built.batch,
+        model=model_reference(graph, name=given.model, sequence_length=built.sequence_length, batch=built.batch),
+        cluster=of_one_kind(machine(profile, levels, software, devices), "import"),
+        global_batch=training.global_batch,
+        precision=training.precision,
+        optimizer=training.optimizer,
+        update=training.update,
+        imbalance=training.imbalance,
+        pinned=Pinned(mesh=reading.mesh, pipeline=reading.pipeline, micro_batches=training.micro_batches),
+    )
+    decisions = ByOperator(
+        operators={at: (wish.axes, wish.cuts) for at, wish in reading.operators.items()},
+        parameters=reading.parameters,
+        order=order,
+        running=running,
+    )
+    bound = operator_plan(request, decisions)
+    told = () if beside else (_assumed(bound, bool(reading.parameters)),)
+    return bound, (*reading.notes, *told)
+
+
+def _devices(reading: "OperatorReading") -> int:
+    found = reading.pipeline
+    for size in reading.mesh:
+        found *= size
+    return found
+
+
+def _training(reading: "OperatorReading", given: Given, precision: str, known: "Training | None") -> "Training":
+    """The training of the export; of a file alone what a search takes, in as few micro-batches as fill the pipeline."""
+    from planner.plan.plan import Training
+    from planner.search.api import SAMPLES_PER_DEVICE
+
+    if known is None:
+        known = Training(
+            global_batch=SAMPLES_PER_DEVICE * _devices(reading),
+            micro_batches=reading.pipeline,
+            precision=precision,
+            optimizer="adamw",
+        )
+    return replace(
+        known,
+        global_batch=given.global_batch or known.global_batch,
+        micro_batches=given.micro_batches or known.micro_batches,
+    )
+
+
+def _schedule(pipeline: int, virtual_stages: int) -> str:
+    from planner.export.description import schedule_of
+
+    return schedule_of(pipeline, virtual_stages)
+
+
+def _assumed(bound: "BoundPlan", layouts: bool) -> str:
+    """What a file alone does not say."""
+    plan, training = bound.plan, bound.plan.training
+    stored = "" if layouts else ", how parameters are stored (as the search finds best)"
+    return (
+        f"the file does not say: a global batch of {training.global_batch} samples (--global-batch), micro-batches:"
+        f" {training.micro_batches} (--micro-batches), {training.precision}, {training.optimizer}, schedule"
+        f" {plan.schedule}, no recomputation{stored}"
+    )
+
+
+def _beside(path: Path, engine: str) -> "Beside | None":
+    """What `plan export` wrote beside a file; None where it did not."""
+    from planner.export.beside import beside_of
+    from planner.export.description import ExportError
+
+    if not path.is_file():
+        return None
+    try:
+        content: Any = json.loads(text_of(path))
+    except ValueError as error:
+        raise RequestError(f"{path}: it is no JSON; export again, or move the other file elsewhere") from error
+    if not isinstance(content, dict) or content.get("engine") != engine:
+        return None
+    try:
+        return beside_of(content)
+    except ExportError as error:
+        raise ExportError(f"{path.parent}: {error}") from error

@@ -1,0 +1,97 @@
+"""What files with strategies of operators say nothing of: `plan export` writes it beside them, `plan import` reads it.
+
+training           the section of a plan file: batch, micro-batches, precision, optimizer, gradients
+schedule, slices   in which order pipeline ranks take their turns
+blocks             what is recomputed: of how many blocks, "none", "full" or "selective", and what these keep
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from planner.errors import PlanFileError
+from planner.export.description import ExportError
+from planner.graph.blocks import Blocks
+from planner.graph.operator_graph import OperatorGraph
+from planner.plan.file import parse_training, training_content
+from planner.plan.plan import RECOMPUTATION, SCHEDULES, Plan, Training
+
+Running = tuple[str, tuple[int, ...]]
+"""Of a block: what is recomputed, and the places in it of operators whose results are kept all the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What is told beside a file. `blocks` has how many blocks are run alike, how, and the names of what they keep."""
+
+    sequence_length: int | None
+    training: Training
+    schedule: str
+    slices: int
+    blocks: tuple[tuple[int, str, tuple[str, ...]], ...]
+
+    def running(self, graph: OperatorGraph, blocks: Blocks) -> tuple[Running, ...]:
+        """How every block is run. Raises ExportError where the model has other blocks."""
+        found: list[Running] = []
+        for count, recomputation, kept in self.blocks:
+            first = len(found)
+            if first + count > blocks.count:
+                break
+            names = [graph.operators[at].name for at in blocks.operators(first)]
+            missing = [name for name in kept if name not in names]
+            if missing:
+                raise ExportError(f"export.json: blocks: block {first} of the model has no operator '{missing[0]}'")
+            found += [(recomputation, tuple(names.index(name) for name in kept))] * count
+        if sum(count for count, _, _ in self.blocks) != blocks.count:
+            raise ExportError(
+                f"export.json: blocks: {sum(count for count, _, _ in self.blocks)} are run in its ways, the model has"
+                f" {blocks.count}"
+            )
+        return tuple(found)
+
+
+def beside_content(plan: Plan) -> dict[str, Any]:
+    """As `export.json` has it."""
+    return {
+        "sequence_length": plan.model.sequence_length,
+        "training": training_content(plan.training),
+        "schedule": plan.schedule,
+        "slices": plan.slices,
+        "blocks": [
+            {"blocks": group.blocks, "recomputation": group.recomputation, "kept": list(group.kept)}
+            for group in plan.groups
+            if group.blocks
+        ],
+    }
+
+
+def beside_of(content: Mapping[str, Any]) -> Beside:
+    """The inverse of `beside_content`. Raises ExportError for what it does not write."""
+    try:
+        training = parse_training(content.get("training"))
+    except PlanFileError as error:
+        raise ExportError(f"export.json: training: {error}") from error
+    length, slices, schedule = (content.get(key) for key in ("sequence_length", "slices", "schedule"))
+    if schedule not in SCHEDULES or type(slices) is not int or not (length is None or type(length) is int):
+        raise ExportError("export.json: sequence_length, schedule or slices are none of a plan; export again")
+    return Beside(
+        sequence_length=length,
+        training=training,
+        schedule=schedule,
+        slices=slices,
+        blocks=_blocks(content.get("blocks")),
+    )
+
+
+def _blocks(content: object) -> tuple[tuple[int, str, tuple[str, ...]], ...]:
+    rows = content if isinstance(content, Sequence) else ()
+    good = all(
+        isinstance(row, dict)
+        and type(row.get("blocks")) is int
+        and row.get("recomputation") in RECOMPUTATION
+        and isinstance(row.get("kept"), list)
+        for row in rows
+    )
+    if not isinstance(content, list) or not good:
+        raise ExportError("export.json: blocks say how blocks are recomputed; export again")
+    return tuple((row["blocks"], row["recomputation"], tuple(row["kept"])) for row in rows)
