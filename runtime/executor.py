@@ -41,7 +41,7 @@ from runtime.instruction import Copy, Instruction, Operand, Values, compute
 from runtime.interleaving import Departed, depart, take_turns
 from runtime.kept_results import KeptResults
 from runtime.local_ops import local_call
-from runtime.lowering.programs import Programs, in_turns
+from runtime.lowering.programs import Body, Programs, in_turns
 from runtime.observer import Observer, Told, teller
 from runtime.parameters import LocalParameter, Version
 from runtime.parked_reads import ParkedReads, Trail, alone
@@ -155,7 +155,9 @@ class Executor:
         kept = [KeptResults() for _ in copies]
         count = len(section.reads)
         program = section
-        bare = [replace(copy, values={}) for copy in copies]  # what is kept to compute it again holds no other value
+        watched = self._watches(section, departs=len(copies) > 1)  # else more is saved once than the other time
+        # what is kept to compute it again holds no other value
+        bare = [replace(copy, values={}, watched=watched) for copy in copies]
         back: Callable[[], None] = _nothing
 
         def block(*reads: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -193,12 +195,22 @@ class Executor:
         if self.programs is None:
             take_turns([self._general(section, copy, departs=departs) for copy in copies])
             return
-        bodies = self.programs.bodies(section.instructions, recomputed=section.recomputed, departs=departs)
+        bodies = self._bodies(section, departs=departs)
         if departs:
             take_turns([in_turns(bodies, copy) for copy in copies])
             return
         for body in bodies:
             body(copies[0])
+
+    def _bodies(self, section: Section, *, departs: bool) -> tuple[Body, ...]:
+        if self.programs is None:
+            return ()
+        inside, recomputed = section.instructions, section.recomputed
+        return self.programs.bodies(inside, recomputed=recomputed, departs=departs, again=section.again)
+
+    def _watches(self, section: Section, *, departs: bool) -> bool:
+        """Whether the programs of a section look at what they make, the next time."""
+        return not all(body.seen for body in self._bodies(section, departs=departs))
 
     def _general(self, section: Section, copy: Copy, *, departs: bool) -> Iterator[None]:
         """The instructions on one copy. One that `departs` lets others go on whenever it has sent something."""

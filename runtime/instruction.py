@@ -72,7 +72,8 @@ class Copy:
     """One micro-batch on its way through the program: what is there before the first operator (weights and buffers, the
     leaves of weights that are none), what random numbers depend on, who looks on, and the values that are alive. `kept`
     has what a recomputed block keeps, None where nothing is recomputed, `put_off` weight gradients that wait, if any
-    do, `saved` the memory of what a block saves that parks it."""
+    do, `saved` the memory of what a block saves that parks it, `watched` whether results are compared with what their
+    rules promise, None where that is the program's choice."""
 
     tensors: Mapping[str, torch.Tensor]
     stubs: Mapping[str, torch.Tensor]
@@ -82,6 +83,7 @@ class Copy:
     put_off: PutOff | None = None
     kept: KeptResults | None = None
     saved: SavedMemory | None = None
+    watched: bool | None = None
 
     def piece(self, name: str) -> torch.Tensor:
         """A value, weight or buffer as this rank has it."""

@@ -157,6 +157,8 @@ def _check(settings: RunSettings) -> None:
         raise RequestError(f"--save-every {settings.save_every}: nothing is saved; give --save DIR")
     if settings.copies and settings.check:
         raise RequestError("--copies: the unsharded model beside the run cannot go on from them; give --no-check")
+    if settings.compiled and not settings.lowered:
+        raise RequestError("--compile: the general executor runs operators one by one; leave out --general")
     _check_folder(settings)
     if len(both := [flag for flag, value in given if value]) > 1:
         raise RequestError(f"{' and '.join(both)}: say one place to start from")

@@ -39,7 +39,7 @@ class RunSettings:
 
     `servers` are the parameter servers of a plan with tables on servers, which keep their files in `server_folder`:
     those that run there, or, of a run on this machine, new ones; a temporary folder where not given. What is not
-    `lowered` runs in the general executor.
+    `lowered` runs in the general executor, `compiled` fuses chains of elementwise operators.
     """
 
     steps: int = 5
@@ -69,6 +69,7 @@ class RunSettings:
     spike_window: int = 32
     rollbacks: int = ROLLBACKS
     lowered: bool = True
+    compiled: bool = False
 
     def guard(self) -> GuardSettings:
         """What becomes of steps that break. Raises RequestError for what cannot be asked for."""
@@ -95,7 +96,7 @@ class RunSettings:
             words += [flag, text] if text is not None else []
         given = [("--no-check", not self.check), ("--shuffle", self.shuffle), ("--own-samples", not self.full_batch)]
         given += [("--continue", self.go_on), ("--cast", self.cast), ("--copies", self.copies)]
-        given += [("--general", not self.lowered)]
+        given += [("--general", not self.lowered), ("--compile", self.compiled)]
         return words + [flag for flag, wanted in given if wanted]
 
 
@@ -130,6 +131,7 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--copies", action="store_true", help="keep copies of the state in the memory of the hosts")
     parser.add_argument("--cast", action="store_true", help="convert --weights to the precision of the plan")
     parser.add_argument("--general", action="store_true", help="run operators one by one, by the general executor")
+    parser.add_argument("--compile", action="store_true", help="fuse chains of elementwise operators by torch.compile")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parser.add_argument("--notes", help=argparse.SUPPRESS)
     return parser
@@ -153,6 +155,7 @@ def settings_of(given: argparse.Namespace) -> RunSettings:
         spike_window=given.spike_window,
         rollbacks=given.rollbacks,
         lowered=not given.general,
+        compiled=given.compile,
         servers=given.servers,
         server_folder=given.server_folder,
         save=given.save,

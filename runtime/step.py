@@ -34,6 +34,7 @@ from runtime.guard import LossGuard, Trouble
 from runtime.guard_settings import GuardSettings
 from runtime.inputs import Inputs
 from runtime.kept_buffers import kept_buffers
+from runtime.lowering.compiled import Compiled
 from runtime.lowering.programs import Programs
 from runtime.observer import Observer, teller
 from runtime.optimizer import ShardedOptimizer
@@ -58,7 +59,8 @@ class RankStep:
     `seed` is that of what is drawn at random while training: dropout. `check_layouts` holds for the next step, and is
     off after it; `check_gradients` for every step. `observer` looks on at every operator. `outside` is where what the
     plan parks goes. `guard` says what becomes of steps whose loss or gradients are not finite, or whose loss leaps.
-    `servers` are where those are that have tables of the plan. Not `lowered`, the general executor runs every operator.
+    `servers` are where those are that have tables of the plan. Not `lowered`, the general executor runs every operator;
+    `compiled`, chains of elementwise operators are fused.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class RankStep:
         guard: GuardSettings | None = None,
         servers: Addresses | None = None,
         lowered: bool = True,
+        compiled: bool = False,
     ) -> None:
         self.bound = bound
         self.place = place
@@ -92,7 +95,8 @@ class RankStep:
         self.weights = ParkedWeights(place.device, outside)
         self.activations = ParkedReads(device=place.device, outside=outside) if bound.parked_blocks else None
         self.tables = PlacedTables(module, bound, place, settings, servers, imagined=outside.pretended)
-        self.programs = Programs(bound=bound, place=place) if lowered else None
+        chains = Compiled(bound=bound) if compiled else None
+        self.programs = Programs(bound=bound, place=place, compiled=chains) if lowered else None
         self.executors: tuple[Executor, ...] = tuple(
             build_executor(bound, place, cut, self.activations, self.tables, self.programs, self.weights) for cut in own
         )

@@ -76,6 +76,7 @@ def train(
         rollback=lambda step: None,  # the report goes back, once the unsharded model has seen the batch
         servers=servers,
         lowered=settings.lowered,
+        compiled=settings.compiled,
     )
     step.prepare(*built.args, **built.kwargs)
     source = checkpoints.restore(step)

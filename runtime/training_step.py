@@ -36,6 +36,7 @@ from runtime.guard_settings import GuardSettings
 from runtime.hyperparameters import RunningOptimizer
 from runtime.initial_values import check_values
 from runtime.inputs import InputPieces, Inputs, LocalBatch
+from runtime.lowering.compiled import check_compiler
 from runtime.optimizers import OptimizerSettings
 from runtime.outside import Outside
 from runtime.same_batch import check_same_batch
@@ -65,9 +66,10 @@ class TrainingStep:
         rollback: Callable[["TrainingStep"], None] | None = None,
         servers: Addresses | None = None,
         lowered: bool = True,
+        compiled: bool = False,
     ) -> None:
         self.plan = plan
-        self._lowered = lowered
+        self._lowered, self._compiled = lowered, compiled
         self._servers = servers
         self._outside = outside
         self._guard, self._rollback = guard, rollback
@@ -194,6 +196,7 @@ class TrainingStep:
             self._guard,
             self._servers,
             self._lowered,
+            self._compiled,
         )
         rank.check_gradients = self._check_gradients
         pieces = InputPieces(bound=bound, place=self.place, batched=batched, reads=rank.reads)
@@ -278,6 +281,7 @@ def parallelize(
     rollback: Callable[[TrainingStep], None] | None = None,
     servers: Addresses | None = None,
     lowered: bool = True,
+    compiled: bool = False,
 ) -> TrainingStep:
     """The training step of `plan`, or of the plan in a file, for `model`, whose real weights are taken over.
 
@@ -292,11 +296,14 @@ def parallelize(
     buffers back to what they were at some earlier step. `servers` is where the parameter
     servers are that have tables of the plan, if it has any there. Not `lowered`, operators run one by one in the
     general executor, which does the same and takes longer on the host: the reference of the programs that are written
-    from the plan (see `runtime.lowering`).
+    from the plan (see `runtime.lowering`). With `compiled` these have chains of elementwise operators fused by
+    `torch.compile`, which rounds a little differently.
 
-    Raises PlanFileError for a plan that cannot be read, RequestError for one for another number of devices, and with an
-    example all that `TrainingStep.prepare` raises.
+    Raises PlanFileError for a plan that cannot be read, RequestError for one for another number of devices, or where
+    `torch.compile` is asked for and does not work, and with an example all that `TrainingStep.prepare` raises.
     """
+    if compiled and not lowered:
+        raise RequestError("compiled=True: the general executor runs operators one by one; leave out lowered=False")
     loaded = plan if isinstance(plan, Plan) else load_plan(Path(plan))
     if check_gradients and loaded.schedule in ASYNCHRONOUS:
         raise RequestError(
@@ -308,6 +315,8 @@ def parallelize(
         if guard.rolls_back and rollback is None:
             raise RequestError("guard: rolling back needs a way back; give parallelize rollback=, or let it skip")
     own = device or current_device(local_rank())
+    if compiled:
+        check_compiler(own)
     join_processes(own)
     place = rank_mesh(loaded.mesh, own, loaded.pipeline, known)
     step = TrainingStep(
@@ -324,6 +333,7 @@ def parallelize(
         rollback,
         servers,
         lowered,
+        compiled,
     )
     if example is not None:
         step.prepare(example)

@@ -107,6 +107,9 @@ def run(
         bool,
         typer.Option("--general", help="Run operators one by one, by the general executor: the reference, and slower."),
     ] = False,
+    compile_: Annotated[
+        bool, typer.Option("--compile", help="Fuse chains of elementwise operators by torch.compile.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per step and a summary on stdout.")] = False,
 ) -> None:
     """Execute a plan with real processes and compare the losses with those of the unsharded model.
@@ -130,6 +133,7 @@ def run(
         spike_window=spike_window, rollbacks=rollbacks, save=_text(save), save_every=save_every, keep=keep,
         resume=_text(resume), go_on=go_on, weights=_text(weights), cast=cast, servers=servers,
         server_folder=_text(server_folder), restarts=restarts, elastic=elastic, copies=copies, lowered=not general,
+        compiled=compile_,
     )  # fmt: skip
     with reporting(as_json), _shown(as_json, steps) as (on_report, on_line):
         code = launch(plan_file, settings, on_report, on_line)

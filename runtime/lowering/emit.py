@@ -14,60 +14,42 @@ its call (results that are kept, gradients that are put off, weights that are ga
 spelled out: such an operator runs as the general executor runs it, `called(ops[7], ...)`.
 """
 
-import functools
-import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
 
-from planner.graph.blocks import IDENTITY
-from planner.graph.operator_graph import ValueRef
-from planner.graph.trace import resolve
 from planner.plan.bind import BoundPlan
 from runtime.instruction import Instruction, Operand
-from runtime.local_ops import SHAPED, FormCall, Shard
-from runtime.lowering.kernels import SHORT
+from runtime.lowering.calls import Text, call_of, special
+from runtime.lowering.chains import Unit, one_by_one
+from runtime.lowering.compiled import Compiled, written
 
 _INDENT = "    "
 
 
-@dataclass(kw_only=True)
-class Text:
-    """The text of a program; `constants` that it names, with what makes two of them the same; `names` of the values,
-    weights and buffers that it is about."""
-
-    lines: list[str] = field(default_factory=list)
-    constants: list[tuple[Hashable, Any]] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-
-    @property
-    def key(self) -> Hashable:
-        """Equal for programs that do the same."""
-        return "\n".join(self.lines), tuple(key for key, _ in self.constants)
-
-    def constant(self, key: Hashable, value: Any) -> str:
-        """The name of a constant in the text."""
-        for number, (known, _) in enumerate(self.constants):
-            if known == key:
-                return f"k{number}"
-        self.constants.append((key, value))
-        return f"k{len(self.constants) - 1}"
-
-    def name(self, name: str) -> str:
-        """Where the text finds the name of a value."""
-        if name not in self.names:
-            self.names.append(name)
-        return f"names[{self.names.index(name)}]"
-
-
 def emit(
-    bound: BoundPlan, instructions: Sequence[Instruction], *, recomputed: bool, departs: bool, watched: bool
+    bound: BoundPlan,
+    instructions: Sequence[Instruction],
+    *,
+    recomputed: bool,
+    departs: bool,
+    watched: bool,
+    units: Sequence[Unit] = (),
+    compiled: Compiled | None = None,
+    names: Sequence[str] = (),
 ) -> Text:
     """The text of consecutive instructions, which are `recomputed` or not. One that `departs` is a generator and lets
     others go on whenever it has sent something; one that is `watched` compares the shapes of results with what their
-    rules promise, and lets the copy's observer look on."""
-    return _Emitter(bound, instructions, recomputed=recomputed, departs=departs, watched=watched).text
+    rules promise, and lets the copy's observer look on. They run in the order of `units`, one by one where none are
+    given; `compiled` has the functions of chains. The text speaks of `names` in their order, before all others."""
+    emitter = _Emitter(bound, instructions, recomputed=recomputed, departs=departs, watched=watched)
+    emitter.text.names += names
+    for unit in units or one_by_one(instructions):
+        if unit.fused:
+            assert compiled is not None, "chains are compiled"
+            emitter.chain(unit, compiled)
+        else:
+            emitter.instruction(unit)
+    return emitter.done()
 
 
 class _Emitter:
@@ -75,22 +57,25 @@ class _Emitter:
         self, bound: BoundPlan, instructions: Sequence[Instruction], *, recomputed: bool, departs: bool, watched: bool
     ) -> None:
         self._bound, self._recomputed, self._departs, self._watched = bound, recomputed, departs, watched
+        self._instructions = instructions
         operands = [operand for instruction in instructions for operand in instruction.operands]
         gathered = {o.name for o in operands if o.name in bound.graph.parameter_names and not o.weight}
         self._held = (bound.graph.parameter_names | set(bound.graph.buffers)) - gathered
         self._ended = {name for instruction in instructions for name in instruction.last}
         self._local: dict[str, str] = {}  # values that have a variable
         self._depth = 0
-        self._moves: list[str] = []  # variables of one instruction
+        self._moves: list[str] = []  # variables of one unit
         self.text = Text()
         self._line("def program(copy, body):")
         self._depth = 1
         self._line("values, tensors, stubs = copy.values, copy.tensors, copy.stubs")
         self._line("names, ops = body.names, body.instructions")
-        for number, instruction in enumerate(instructions):
-            self._instruction(number, instruction)
-        if departs:
+
+    def done(self) -> Text:
+        """The whole text."""
+        if self._departs:
             self._line("yield from ()")
+        return self.text
 
     def _line(self, line: str) -> None:
         self.text.lines.append(_INDENT * self._depth + line)
@@ -109,7 +94,10 @@ class _Emitter:
             self._line(f"with copy.looking(ops[{number}]):")
             self.text.lines += inside
 
-    def _instruction(self, number: int, instruction: Instruction) -> None:
+    def instruction(self, unit: Unit) -> None:
+        """An operator by itself."""
+        (number,) = unit.places
+        instruction = self._instructions[number]
         with self._looking(number):
             operands = [self._moved(number, operand) for operand in instruction.operands]
         if any(arrives for _, arrives in operands):
@@ -117,7 +105,36 @@ class _Emitter:
         with self._looking(number):
             given = [f"{operand}.arrive()" if arrives else operand for operand, arrives in operands]
             self._computed(number, instruction, self._looked_at(number, given) if self._watched else given)
-        over = [self._local[name] for name in instruction.last if name in self._local] + self._moves
+        self._over(unit)
+
+    def chain(self, unit: Unit, compiled: Compiled) -> None:
+        """A chain, as the call of one function."""
+        assert not self._watched, "operators are watched one by one"
+        members = [self._instructions[place] for place in unit.places]
+        chain = written(self._bound, members, unit.last)
+        ways = [self._moved(unit.places[at], members[at].operands[position]) for at, position in chain.operands]
+        if any(arrives for _, arrives in ways):
+            self._line("yield")
+        given = [f"{operand}.arrive()" if arrives else operand for operand, arrives in ways]
+        for place in set(chain.passed.values()):
+            variable = self._fresh()
+            self._line(f"{variable} = {given[place]}")
+            given[place] = variable
+        made = {place: self._variable(name) for name, place in reversed(chain.results.items())}
+        targets = "".join(f"{made[place]}, " for place in sorted(made))
+        function = self.text.constant(*compiled.function(chain, members))
+        self._line(f"({targets}) = {function}({', '.join(given)})  # ops[{unit.places[0]}]")
+        for name, place in chain.passed.items():
+            self._line(f"{self._variable(name)} = {given[place]}")
+        for name, place in chain.results.items():
+            if name not in self._local:
+                self._line(f"{self._variable(name)} = {made[place]}")
+        for name in (*chain.results, *chain.passed):
+            self._kept(name)
+        self._over(unit)
+
+    def _over(self, unit: Unit) -> None:
+        over = [self._local[name] for name in unit.last if name in self._local] + self._moves
         if over:
             self._line(f"del {', '.join(over)}")
         self._moves = []
@@ -136,8 +153,7 @@ class _Emitter:
         tensors, targets = [], []
         for promise in instruction.results:
             if promise is not None:
-                self._local[promise[0]] = f"t{len(self._local)}"
-                tensors.append(self._local[promise[0]])
+                tensors.append(self._variable(promise[0]))
             targets.append("_" if promise is None else tensors[-1])
         mark = f"  # ops[{number}]"  # for whoever asks where a rank waits (`runtime.whereabouts`)
         self._line((f"{', '.join(targets)}{'' if single else ','} = {made}" if targets else made) + mark)
@@ -145,9 +161,9 @@ class _Emitter:
             if promise is not None and self._watched:
                 self._line(f"if {targets[slot]}.shape != {promise[1]!r}:")
                 self._line(f"{_INDENT}raise ops[{number}].broken_promise({slot}, {targets[slot]})")
-        for slot, promise in enumerate(instruction.results):
-            if promise is not None and promise[0] not in self._ended:
-                self._line(f"values[{self.text.name(promise[0])}] = {targets[slot]}")
+        for promise in instruction.results:
+            if promise is not None:
+                self._kept(promise[0])
         if self._watched:
             self._line("if copy.observer is not None:")
             self._line(f"{_INDENT}copy.observer.results(ops[{number}], [{', '.join(tensors)}])")
@@ -170,6 +186,16 @@ class _Emitter:
         self._line(f"{variable} = {moved}")
         return variable, False
 
+    def _kept(self, name: str) -> None:
+        """A value that was made is with the copy's, if it is read after this program."""
+        if name not in self._ended:
+            self._line(f"values[{self.text.name(name)}] = {self._local[name]}")
+
+    def _variable(self, name: str) -> str:
+        """A new variable for a value."""
+        self._local[name] = f"t{len(self._local)}"
+        return self._local[name]
+
     def _fresh(self) -> str:
         self._moves.append(f"m{len(self._moves)}")
         return self._moves[-1]
@@ -178,70 +204,12 @@ class _Emitter:
         if name in self._held:
             return f"tensors[{self.text.name(name)}]"
         if name not in self._local:
-            self._local[name] = f"t{len(self._local)}"
             where = self.text.name(name)
-            self._line(f"{self._local[name]} = values" + (f".pop({where})" if name in self._ended else f"[{where}]"))
+            self._line(f"{self._variable(name)} = values" + (f".pop({where})" if name in self._ended else f"[{where}]"))
         return self._local[name]
 
     def _call(self, number: int, instruction: Instruction, given: Sequence[str]) -> tuple[str, bool]:
         """What makes the results, and whether it is the one tensor itself, and no sequence."""
-        call = instruction.call
-        if not isinstance(call, FormCall) or self._special(instruction, call):
+        if special(self._bound, instruction, recomputed=self._recomputed):
             return f"called(ops[{number}], copy, [{', '.join(given)}], place)", False
-        operands = iter(given)
-        shaped = self._shaped(instruction, call, given)
-        arguments = [self._argument(value, operands) for value in call.arguments]
-        arguments += [f"{name}={self._argument(value, operands)}" for name, value in call.keywords.items()]
-        single = len(instruction.results) == 1 and _makes_one(instruction, call)
-        made = shaped or f"{self._form(instruction, call)}({', '.join(arguments)})"
-        made = made if single else f"sequence({made})"
-        if call.scale == 1.0:
-            return made, single
-        return (f"{made} * {call.scale!r}" if single else f"[one * {call.scale!r} for one in {made}]"), single
-
-    def _special(self, instruction: Instruction, call: FormCall) -> bool:
-        gathers = any(o.weight and o.transfer is not None and o.transfer.gathers for o in instruction.operands)
-        return (
-            call.code is not None
-            or instruction.put_off
-            or (call.sliced is not None and self._bound.plan.slices > 1)
-            or (instruction.kept if self._recomputed else gathers)
-        )
-
-    def _shaped(self, instruction: Instruction, call: FormCall, given: Sequence[str]) -> str | None:
-        """The call of an operator that is a method of its operand, or nothing at all."""
-        if instruction.bound.operator.op == IDENTITY:
-            return given[0]
-        if isinstance(call.form, functools.partial):
-            for name in ("expand", "reshape"):
-                if call.form.func is SHAPED[name]:
-                    shard: Shard = call.form.args[0]
-                    return f"{given[0]}.{name}({shard.shapes[0]!r})"
-        return None
-
-    def _form(self, instruction: Instruction, call: FormCall) -> str:
-        bound = instruction.bound
-        if not isinstance(call.form, functools.partial):
-            return self.text.constant(bound.operator.op, SHORT.get(bound.operator.op, call.form))
-        shard: Shard = call.form.args[0]
-        alike = self._bound.blocks.template(instruction.index)
-        return self.text.constant((alike, bound.strategy, shard.shapes, shard.region), call.form)
-
-    def _argument(self, value: Any, operands: Iterator[str]) -> str:
-        if isinstance(value, ValueRef):
-            return next(operands)
-        if isinstance(value, list):
-            return f"[{', '.join(self._argument(item, operands) for item in value)}]"
-        if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
-            return repr(value)
-        return self.text.constant((type(value).__name__, repr(value)), value)
-
-
-def _makes_one(instruction: Instruction, call: FormCall) -> bool:
-    """Whether the call makes a tensor, by its own word; who does not say is looked at when it has run."""
-    if instruction.bound.operator.op == IDENTITY:
-        return True
-    if isinstance(call.form, functools.partial):
-        return call.form.func in (SHAPED["expand"], SHAPED["reshape"])
-    returned = resolve(instruction.bound.operator.op)._schema.returns  # type: ignore[attr-defined]
-    return len(returned) == 1 and str(returned[0].type) == "Tensor"
+        return call_of(self.text, self._bound, instruction, given)

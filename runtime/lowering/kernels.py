@@ -39,3 +39,7 @@ SHORT: Mapping[str, Callable[..., Any]] = {
     "aten.transpose.int": torch.transpose,
     "aten.unsqueeze.default": torch.unsqueeze,
 }
+
+TRACED: Mapping[str, Callable[..., Any]] = {"aten.rms_norm.default": F.rms_norm}
+"""What `torch.compile` makes a kernel of, for operators whose local form it cannot look into: those of one kernel that
+we have written ourselves, because PyTorch composes them of several."""

@@ -17,6 +17,7 @@ OTHER = RunSettings(
     steps=7, seed=3, check=False, model="a.b:c", data="d:e", shuffle=True, full_batch=False, workers=2, timeout=1.5,
     on_nonfinite="skip", on_spike="stop", spike_factor=3.0, spike_window=5, rollbacks=2, lowered=False,
     save="runs/a b", save_every=5, keep=2, resume="c", go_on=True, weights="d", cast=True,
+    compiled=True,
 )  # fmt: skip
 SUMMARY = RunSummary(
     steps=2, data="d:e", seconds=None, samples=4, tokens=None, predicted_seconds=0.5, low_seconds=None,
@@ -48,6 +49,7 @@ def test_settings_reach_the_ranks(settings: RunSettings) -> None:
         ({"go_on": True}, "--continue: goes on from the newest checkpoint in --save; give --save DIR"),
         ({"save": "a", "go_on": True, "resume": "b"}, "--resume and --continue: say one place to start from"),
         ({"cast": True}, "--cast: converts what --weights PATH loads"),
+        ({"compiled": True, "lowered": False}, "--compile: the general executor runs operators one by one"),
         ({"resume": "a", "weights": "b"}, "--resume and --weights: say one place to start from"),
     ],
     ids=str,
