@@ -96,6 +96,7 @@ def rows():
 """
 
 
+@pytest.mark.thorough
 def test_a_dataset_is_read_whole_or_in_pieces_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
