@@ -143,7 +143,18 @@ class RestartReport:
         return [f"restart {self.restart} after step {self.step}, on {self.devices} devices: {self.reason}"]
 
 
-Report = StepReport | RunSummary | RestartReport
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoticeReport:
+    """Something that whoever looks after the run should know."""
+
+    text: str
+
+    def lines(self) -> list[str]:
+        """The report as people read it."""
+        return [f"note: {self.text}"]
+
+
+Report = StepReport | RunSummary | RestartReport | NoticeReport
 
 
 def rate_text(samples: int, tokens: int | None, seconds: float) -> str:
@@ -153,7 +164,8 @@ def rate_text(samples: int, tokens: int | None, seconds: float) -> str:
 
 
 def _kind(report: Report) -> str:
-    return {StepReport: "step", RunSummary: "summary", RestartReport: "restart"}[type(report)]
+    kinds = {StepReport: "step", RunSummary: "summary", RestartReport: "restart", NoticeReport: "notice"}
+    return kinds[type(report)]
 
 
 def lines_of(report: Report) -> list[str]:

@@ -50,7 +50,8 @@ def inspect(
     every: Annotated[bool, typer.Option("--all", help="List all tensors.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what is in a checkpoint: step, plan, files, tensors. Nothing but headers is read.
+    """Show what is in a checkpoint: step, plan, tensors, and whether its files are there and as long as they were
+    written. Nothing but headers is read.
 
     [bold]plan checkpoint inspect runs/tiny[/bold]
     """
@@ -265,7 +266,10 @@ def _content(opened: "Readable") -> dict[str, Any]:
         "data": manifest.progress.data,
         "model": None if plan is None else plan.model.reference,
         "devices": None if plan is None else plan.cluster.devices,
-        "files": [{"name": f.name, "bytes": f.bytes, "checksum": f.checksum or None} for f in manifest.files],
+        "files": [
+            {"name": f.name, "bytes": f.bytes, "checksum": f.checksum or None, "fault": fault}
+            for f, fault in zip(manifest.files, _faults(opened), strict=True)
+        ],
         "tensors": {
             name: {"shape": list(t.shape), "dtype": t.dtype, "cuts": list(t.cuts)}
             for name, t in sorted(manifest.tensors.items())
@@ -299,9 +303,35 @@ def _print(opened: "Readable", most: int | None) -> None:
             f" {len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}",
             markup=False,
         )
+    for line in _states(opened):
+        console.print(line, markup=False, soft_wrap=True)
     console.print(_tensors(manifest, most))
     if most is not None and len(manifest.tensors) > most:
         console.print(f"and {len(manifest.tensors) - most} more tensors; --all lists them")
+
+
+def _states(opened: "Readable") -> list[str]:
+    """Whether the files of a checkpoint are there, in words; nothing is known of files that are not ours."""
+    if opened.manifest is None:
+        return []
+    faults = [fault for fault in _faults(opened) if fault is not None]
+    if not faults:
+        return ["all files are there and as long as they were written; plan checkpoint verify compares checksums"]
+    return [f"damaged: {fault}" for fault in faults]
+
+
+def _faults(opened: "Readable") -> list[str | None]:
+    """Of each file why it is not the one that was written, as far as its size tells; None where nothing does."""
+    from runtime.checkpoint.tensor_files import check_size
+
+    found: list[str | None] = []
+    for file in opened.files:
+        try:
+            check_size(opened.path, file)
+            found.append(None)
+        except CheckpointError as error:
+            found.append(str(error))
+    return found
 
 
 def _tensors(manifest: "Manifest", most: int | None) -> "Table":

@@ -5,6 +5,7 @@ data_parallel         all devices split the batch, each has all weights
 semi_auto_parallel    some strategies by hand, sharding propagation finds the others
 hybrid_parallel       every degree by hand
 auto_parallel         everything that is not given is searched
+manual                nothing is searched: it is refused, with what to do instead
 """
 
 from collections.abc import Callable
@@ -64,6 +65,13 @@ def _auto_parallel(options: Options) -> Options:
     return options
 
 
+def _manual(options: Options) -> Options:
+    raise RequestError(
+        "--mode manual leaves nothing to search: edit the plan file that --mode hybrid_parallel writes, operator by"
+        " operator, then plan verify PLAN and plan run PLAN"
+    )
+
+
 def _agree(options: Options, wanted: dict[str, object], means: str) -> None:
     for name, value in wanted.items():
         given = getattr(options, name)
@@ -79,5 +87,6 @@ MODES: dict[str, Callable[[Options], Options]] = {
     "semi_auto_parallel": _semi_auto_parallel,
     "hybrid_parallel": _hybrid_parallel,
     "auto_parallel": _auto_parallel,
+    "manual": _manual,
 }
 """What each mode makes of the options."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from planner.errors import PlannerError, RequestError, RunError
 from planner.plan.plan import Plan
-from runtime.progress import Report, RestartReport, StepReport
+from runtime.progress import NoticeReport, Report, RestartReport, StepReport
 from runtime.recovery.replanning import Plans
 
 DEVICES = "devices"
@@ -48,6 +48,8 @@ class Supervisor:
     plans: Plans | None = None
     folder: Path | None = None
     done: int = field(default=0, init=False)  # the last step that was made
+    _refused: str = field(default="", init=False)  # why the file of devices could not be read when it was looked at
+    _told: str = field(default="", init=False)
 
     def see(self, report: Report) -> None:
         """Take note of how far the ranks are."""
@@ -90,11 +92,23 @@ class Supervisor:
         def leave() -> bool:
             try:
                 now = devices_of(folder, plans.allowed.most)
+            except RequestError as error:
+                self._tell_once(str(error))
+                return False
+            self._refused = ""
+            try:
                 return now != there and plans.most(now).cluster.devices != used
             except PlannerError:
-                return False  # half written, or nothing can be done with so few: they go on as long as they can
+                return False  # nothing can be done with so few: they go on as long as they can
 
         return Attempt(first=not number, plan=plan, path=None if used == first else plans.path(used), leave=leave)
+
+    def _tell_once(self, fault: str) -> None:
+        """Tell what is wrong with the file of devices, unless it was only half written when it was looked at."""
+        if fault == self._refused and fault != self._told:
+            self.tell(NoticeReport(text=f"{fault}; until then the number of devices stays what it was"))
+            self._told = fault
+        self._refused = fault
 
 
 def devices_of(folder: Path, most: int) -> int:

@@ -19,7 +19,7 @@ from runtime.servers.addresses import Addresses
 from runtime.servers.connection import PATIENCE, Link, ask_all, program_name
 from runtime.servers.frames import Frame
 from runtime.servers.shard import WEIGHT
-from runtime.servers.tables import Ids, Table, partition_of, pieces
+from runtime.servers.tables import Ids, Table, check_ids, partition_of, pieces
 
 Array = NDArray[Any]
 
@@ -207,12 +207,7 @@ class TableClient:
             self.write(table.name, WEIGHT, ids, whole[ids])
 
     def _split(self, name: str, ids: Ids) -> list[tuple[Ids, Ids]]:
-        table = self._table(name)
-        if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= table.rows):
-            raise RequestError(
-                f"table '{name}' has {table.rows} rows; row {int(ids.min() if ids.min() < 0 else ids.max())} was"
-                " looked up"
-            )
+        check_ids(self._table(name), ids)
         return self._parts[name].split(ids.astype(np.int64, copy=False))
 
     def _table(self, name: str) -> Table:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from runtime.servers.client import Traffic
 from runtime.servers.frames import Frame
 from runtime.servers.shard import WEIGHT, Shard
-from runtime.servers.tables import Ids, Table, partition_of, pieces
+from runtime.servers.tables import Ids, Table, check_ids, partition_of, pieces
 from runtime.waiting import waiting_for
 
 Array = NDArray[Any]
@@ -93,8 +93,11 @@ class HostTables:
         return np.concatenate([self.read(name, WEIGHT, ids) for ids in pieces(0, table.rows, table.width)])
 
     def read(self, name: str, part: str, ids: Ids) -> Array:
-        """Rows of a table (`part` "weight") or of what its optimizer keeps, (ids, width); each id once."""
-        table, split = self.tables[name], self._parts[name].split(ids.astype(np.int64, copy=False))
+        """Rows of a table (`part` "weight") or of what its optimizer keeps, (ids, width); each id once. Raises
+        RequestError for an id that is none of its rows."""
+        table = self.tables[name]
+        check_ids(table, ids)
+        split = self._parts[name].split(ids.astype(np.int64, copy=False))
         asked = self._exchange([rows for _, rows in split])
         answers = self._exchange([self._shard.rows(name, rows, part) for rows in asked])
         found = np.empty((len(ids), table.width), table.dtype)

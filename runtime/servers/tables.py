@@ -71,6 +71,16 @@ class Table:
         return Table(**{**content, "optimizer": optimizer, "shares": tuple(content["shares"])})
 
 
+def check_ids(table: Table, ids: Ids) -> None:
+    """Raise RequestError where an id is none of the table's rows."""
+    least, most = (int(ids.min()), int(ids.max())) if len(ids) else (0, 0)
+    if least < 0 or most >= table.rows:
+        raise RequestError(
+            f"table '{table.name}': id {least if least < 0 else most} was looked up; its {table.rows} rows are 0 to"
+            f" {table.rows - 1}: look at the data"
+        )
+
+
 def pieces(start: int, stop: int, width: int) -> Iterator[Ids]:
     """Rows start ... stop - 1 of a table of this width, in pieces of 2^22 numbers, one row at least."""
     step = max(1, _PIECE // width)

@@ -449,7 +449,15 @@ class RunRestart(Strict):
     reason: str
 
 
-class Run(RootModel[RunStep | RunSummary | RunRestart]):
+class RunNotice(Strict):
+    """`plan run`, a line about something that whoever looks after the run should know."""
+
+    schema_version: Literal[1]
+    event: Literal["notice"]
+    text: str
+
+
+class Run(RootModel[RunStep | RunSummary | RunRestart | RunNotice]):
     """`plan run`: every line by itself."""
 
 
@@ -603,6 +611,7 @@ class SavedFile(Strict):
     name: str
     bytes: int
     checksum: Text
+    fault: Text
 
 
 class SavedTensor(Strict):

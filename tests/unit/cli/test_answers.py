@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from planner.cli.main import app
-from runtime.progress import RestartReport, RunSummary, StepReport, content_of
+from runtime.progress import NoticeReport, RestartReport, RunSummary, StepReport, content_of
 from runtime.stragglers import SlowRank
 from tests.unit.cli.answers import ANSWERS, COMMAND, PATH, Refused, content
 from tests.unit.runtime.checkpoint_states import write_model
@@ -100,12 +101,27 @@ def test_what_a_run_reports_has_its_form() -> None:
         (step, "step", "seconds"),
         (summary, "summary", "seconds"),
         (restart, "restart", "step"),
+        (NoticeReport(text="'four' is no number of devices"), "notice", "text"),
     ):
         content = content_of(report)
         ANSWERS["plan run"].model_validate_json(json.dumps(content))
         assert content["event"] == kind
         with pytest.raises(ValueError, match=field):
-            ANSWERS["plan run"].model_validate_json(json.dumps({**content, field: "soon"}))
+            ANSWERS["plan run"].model_validate_json(json.dumps({**content, field: ["soon"]}))
+
+
+def test_files_that_are_not_whole_are_told(files: Path, tmp_path: Path) -> None:
+    whole = CliRunner().invoke(app, ["checkpoint", "inspect", str(files / "merged")])
+    assert "all files are there and as long as they were written" in whole.stdout
+    shutil.copytree(files / "merged", tmp_path / "cut")
+    (saved,) = (tmp_path / "cut").glob("*.safetensors")
+    with saved.open("r+b") as file:
+        file.truncate(saved.stat().st_size - 1)
+    told = CliRunner().invoke(app, ["checkpoint", "inspect", str(tmp_path / "cut")])
+    assert (told.exit_code, f"damaged: {saved}: is truncated" in told.stdout) == (0, True), told.output
+    saved.unlink()
+    content = json.loads(CliRunner().invoke(app, ["checkpoint", "inspect", str(tmp_path / "cut"), "--json"]).stdout)
+    assert "is missing" in content["files"][0]["fault"]
 
 
 def test_every_command_has_a_form() -> None:

@@ -145,6 +145,7 @@ def test_modes(plan: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("--mode", "manual"), ("--mode manual leaves nothing to search", "plan verify PLAN")),
         (("--mode", "hybrid"), ("--mode 'hybrid'", "did you mean hybrid_parallel")),
         (("--mode", "stand_alone"), ("one device", "--devices 4")),
         (("--mode", "data_parallel", "--tensor", "2"), ("splits the batch", "--tensor 2")),

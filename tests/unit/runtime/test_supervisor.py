@@ -9,7 +9,7 @@ import pytest
 from planner.errors import RequestError, RunError
 from planner.plan.file import load_plan
 from planner.plan.plan import Plan
-from runtime.progress import Report, RestartReport, StepReport
+from runtime.progress import NoticeReport, Report, RestartReport, StepReport
 from runtime.recovery.replanning import Range
 from runtime.recovery.supervisor import Attempt, Supervisor, devices_of
 
@@ -131,3 +131,22 @@ def test_how_many_devices_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert devices_of(tmp_path, 4) == 3
     (tmp_path / "devices").write_text("2\n", encoding="utf-8")
     assert devices_of(tmp_path, 4) == 2
+
+
+def test_a_file_of_devices_that_has_no_number_is_told_once(tiny_plan: Plan, tmp_path: Path) -> None:
+    count, told, left = tiny_plan.cluster.devices, list[Report](), list[bool]()
+    devices = tmp_path / "devices"
+    devices.write_text(str(count), encoding="utf-8")
+
+    class Looking(Runs):
+        def __call__(self, attempt: Attempt) -> int:
+            for text in ("", str(count), "four", "four", "four", str(count), "four", "many", "many"):
+                devices.write_text(text, encoding="utf-8")
+                left.append(attempt.leave())
+            return super().__call__(attempt)
+
+    plans: Any = Fixed(Range(least=1, most=count), tiny_plan)
+    assert supervised(tiny_plan, Looking((6, 0)), told, plans=plans, folder=tmp_path).run() == 0
+    notes = [one.text for one in told if isinstance(one, NoticeReport)]
+    assert [note.partition(": ")[2].partition(" is")[0] for note in notes] == ["'four'", "'many'"]
+    assert not any(left)

@@ -168,9 +168,9 @@ def test_workers_that_do_not_fit_are_refused(tmp_path: Path, made: dict[str, int
 def test_rows_and_tables_that_are_not_there_are_refused(tmp_path: Path) -> None:
     with serving(tmp_path, 2) as addresses, TableClient(addresses, [USERS]) as client:
         client.begin()
-        with pytest.raises(RequestError, match="table 'users' has 40 rows; row 40 was looked up"):
+        with pytest.raises(RequestError, match="table 'users': id 40 was looked up; its 40 rows are 0 to 39"):
             client.pull({"users": np.array([1, 40])})
-        with pytest.raises(RequestError, match="table 'users' has 40 rows; row -1 was looked up"):
+        with pytest.raises(RequestError, match="table 'users': id -1 was looked up; its 40 rows are 0 to 39"):
             client.pull({"users": np.array([1, -1])})
         with pytest.raises(RequestError, match="unknown table 'user'; did you mean users"):
             client.pull({"user": np.array([1])})

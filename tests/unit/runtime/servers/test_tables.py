@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.errors import RequestError
+from runtime.servers.host_tables import HostTables
 from runtime.servers.sparse_optimizers import SparseOptimizer
 from runtime.servers.tables import Table, first_values, partition_of
 
@@ -72,3 +74,12 @@ def test_unknown_words_name_the_known_ones() -> None:
         table(4, partition="hash")
     with pytest.raises(RequestError, match="unknown sparse optimizer 'adamw'; did you mean adam"):
         SparseOptimizer(name="adamw")
+
+
+@pytest.mark.parametrize("wrong", [5, -1])
+def test_ids_that_are_no_rows_of_a_table_on_hosts_are_named(wrong: int) -> None:
+    table = Table(name="users", rows=5, width=2, optimizer=SparseOptimizer(name="sgd", learning_rate=0.1))
+    hosts = HostTables([table], {"users": np.zeros((5, 2), dtype=np.float32)}, None, torch.device("cpu"))
+    assert hosts.pull({"users": np.array([4])})["users"].shape == (1, 2)
+    with pytest.raises(RequestError, match=f"table 'users': id {wrong} was looked up; its 5 rows are 0 to 4"):
+        hosts.pull({"users": np.array([1, wrong])})
