@@ -6,11 +6,14 @@ of a block gathered together, and gradients in buckets of the size that Distribu
 in what nobody asked for (which tensor is gathered when), as a user would meet it. On a CPU with fewer cores than
 processes the time on the wall is that of all their work, and other work on the machine falls on it; CPU seconds are
 fairer then.
+
+`--pairs=WORDS` takes only the pairs that have these words in their name.
 """
 
 import json
 import os
 import statistics
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -75,7 +78,11 @@ LARGER = (
 
 
 def main() -> None:
-    pairs = PAIRS if extent() == "quick" else (*PAIRS, *LARGER)
+    words = next((word.removeprefix("--pairs=") for word in sys.argv[1:] if word.startswith("--pairs=")), None)
+    asked = PAIRS if extent() == "quick" and words is None else (*PAIRS, *LARGER)
+    pairs = [pair for pair in asked if words is None or words in pair.words]
+    if not pairs:
+        raise SystemExit(f"no pair has {words!r} in its name; there are {', '.join(pair.words for pair in asked)}")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
     print(f"on {os.cpu_count()} cores; medians of a step, of seconds on the wall and of CPU seconds of all processes,")
     print("± half of what lies between the quartiles")
