@@ -13,7 +13,7 @@ after the forward pass and computed again, communication included, when its grad
 results of some of its operators are kept instead (see `runtime.kept_results`). What flows into it may be parked outside
 of the device (see `runtime.parked_reads`), and so may what any other block saves (see `runtime.parked_saved`), and the
 weights of any block (see `runtime.parked_weights`). Weights that a plan gathers block by block are values of their
-block (see `runtime.block_gathers`).
+block (see `runtime.block_gathers`, `runtime.gather_trip`).
 
 A stage may take several micro-batches at a time, its copies. They go through the same program operator by operator in
 turn, so that one computes while what another has sent is on its way (see `runtime.interleaving`).
@@ -30,13 +30,15 @@ from torch.utils.checkpoint import checkpoint
 
 from planner.plan.bind import BoundPlan
 from planner.plan.block_gathers import block_gathers
+from planner.plan.charges import Phase
 from planner.plan.put_off import put_off
 from planner.plan.stage_cut import StageCut, promised_layouts, runs_of
 from planner.pricing.liveness import replays
 from planner.sharding.layout import PARTIAL, local_shape, replicated
 from planner.sharding.rule import Duplex
-from runtime.block_gathers import gather, leave
 from runtime.device_mesh import RankMesh
+from runtime.flight import Groups
+from runtime.gather_trip import GatherTrip
 from runtime.instruction import Copy, Instruction, Operand, Values, compute
 from runtime.interleaving import Departed, depart, take_turns
 from runtime.kept_results import KeptResults
@@ -67,6 +69,7 @@ class Executor:
     parking: ParkedReads | None = None
     programs: Programs | None = None
     weights: ParkedWeights | None = None
+    lanes: Groups | None = None
 
     def __call__(
         self,
@@ -105,19 +108,27 @@ class Executor:
         ]
         trail = Trail(self.parking) if self.parking is not None else None
         visits = self._visits(teller(copies[0].observer))
+        gathers = GatherTrip(
+            bundles=[section.bundles for section in self.sections],
+            recomputed=[section.recomputed and torch.is_grad_enabled() for section in self.sections],
+            copy=copies[0],
+            parameters=parameters,
+            place=self.place,
+            lanes=self.lanes,
+        )
         for number, section in enumerate(self.sections):
             if trail is not None and not section.parking:
                 trail.let_go()
             if visits is not None:
                 visits.enter(number)
             if section.recomputed and torch.is_grad_enabled():
-                self._recomputed(number, copies, trail)
+                self._recomputed(number, copies, gathers, trail)
             elif trail is not None and section.parking and torch.is_grad_enabled():
                 self._saving(number, copies, trail)
             else:
-                gathered = gather(section.bundles, copies[0], self.place, leaving=True)
+                gathered = gathers.enter(number, copies[0], "forward")
                 self._run(section, copies)
-                leave(gathered, [copies[0].values[name] for name in section.writes])
+                gathers.leave(number, gathered, [copies[0].values[name] for name in section.writes])
             if visits is not None:
                 visits.leave(number, [copy.values[name] for copy in copies for name in section.writes])
         if trail is not None:
@@ -150,7 +161,7 @@ class Executor:
             if tensor.requires_grad:
                 tensor.register_hook(lambda _: back())  # type: ignore[no-untyped-call]
 
-    def _recomputed(self, number: int, copies: Sequence[Copy], trail: Trail | None) -> None:
+    def _recomputed(self, number: int, copies: Sequence[Copy], gathers: GatherTrip, trail: Trail | None) -> None:
         section = self.sections[number]
         kept = [KeptResults() for _ in copies]
         count = len(section.reads)
@@ -159,9 +170,10 @@ class Executor:
         # what is kept to compute it again holds no other value
         bare = [replace(copy, values={}, watched=watched) for copy in copies]
         back: Callable[[], None] = _nothing
+        phase: Phase = "forward"
 
         def block(*reads: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            nonlocal program
+            nonlocal program, phase
             back()
             inside = [
                 replace(
@@ -171,7 +183,8 @@ class Executor:
                 )
                 for at, copy in enumerate(bare)
             ]
-            gather(section.bundles, inside[0], self.place, leaving=False)
+            gathers.enter(number, inside[0], phase)
+            phase = "recomputation"
             self._run(program, inside)
             if len(bare) > 1:  # else a copy that is done goes on until all are, and sends what nobody reads
                 program = replace(section, instructions=section.instructions[: section.again])
@@ -251,9 +264,11 @@ def build_executor(
     tables: PlacedTables | None = None,
     programs: Programs | None = None,
     weights: ParkedWeights | None = None,
+    lanes: Groups | None = None,
 ) -> Executor:
     """The program of this rank for its stage of a plan, with room for what it parks, the `tables` that are not on the
-    devices, and the parked `weights` of the rank. Raises ModelError for an operator that cannot run yet."""
+    devices, the parked `weights` of the rank, and the process groups on which weights come ahead, where they do. Raises
+    ModelError for an operator that cannot run yet."""
     graph, mesh = bound.graph, place.mesh
     promised = promised_layouts(bound)
     results = (*cut.sends, *((graph.loss,) if cut.last else ()))
@@ -297,6 +312,7 @@ def build_executor(
         parking=parking if bound.parked_blocks else None,
         programs=programs,
         weights=weights,
+        lanes=lanes,
         results=results,
         updates=updates,
         loss=graph.loss if cut.last else None,

@@ -65,7 +65,7 @@ class Ledger(TorchDispatchMode, Observer):
         self.live = LiveTensors()
         self._operator: str | None = None
         self._updating = False
-        self._gathering = False  # for a backward pass
+        self._gathering: Phase | None = None  # for which pass weights of a block come, or gradients go
 
     @contextmanager
     def operator(self, instruction: "Instruction") -> Iterator[None]:
@@ -80,19 +80,12 @@ class Ledger(TorchDispatchMode, Observer):
         self._mark(results)
 
     @contextmanager
-    def gathering(self, *, backward: bool) -> Iterator[None]:
-        before, self._operator, self._gathering = self._operator, A_BLOCK, backward
+    def gathering(self, phase: Phase) -> Iterator[None]:
+        before, self._gathering = self._gathering, phase
         try:
             yield
         finally:
-            self._operator, self._gathering = before, False
-
-    def gathered(self, weights: Sequence[torch.Tensor]) -> None:
-        """Mark the node that brings the gradients back, before operators that read the weights mark theirs."""
-        nodes: set[Any] = {weight.grad_fn for weight in weights}
-        for node in nodes:
-            if node is not None:
-                node.metadata[_MARK] = A_BLOCK
+            self._gathering = before
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         self.live.resized(storage)
@@ -125,8 +118,8 @@ class Ledger(TorchDispatchMode, Observer):
         node: Any = torch._C._current_autograd_node()
         if self._updating:
             return "update", ""
-        if self._gathering:
-            return "backward", A_BLOCK
+        if self._gathering is not None:
+            return self._gathering, A_BLOCK
         if self._operator is not None:
             return "forward" if node is None else "recomputation", self._operator
         return ("forward", "") if node is None else ("backward", node.metadata.get(_MARK, ""))

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from planner.plan.charges import Phase
+
 if TYPE_CHECKING:
     from runtime.instruction import Instruction
 
@@ -29,13 +31,10 @@ class Observer:
     def results(self, instruction: "Instruction", results: Sequence[torch.Tensor]) -> None:
         """It has made these; what is no tensor is left out."""
 
-    def gathering(self, *, backward: bool) -> AbstractContextManager[None]:
-        """Entered while the weights of a block are gathered together, for no operator in particular: before it is
-        computed, or computed again, or before its `backward` pass."""
+    def gathering(self, phase: Phase) -> AbstractContextManager[None]:
+        """Entered while weights of a block are gathered together, or their gradients reduced, for no operator in
+        particular: for a "forward" pass, a "recomputation", or a "backward" pass."""
         return nullcontext()
-
-    def gathered(self, weights: Sequence[torch.Tensor]) -> None:
-        """These have come together; their gradients will go together."""
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Memory that is parked outside of the device was given back, or has been taken again."""

@@ -36,10 +36,12 @@ from runtime.redistribute import local_piece, whole_tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """A weight as it was between two updates: this rank's piece, and the leaf that collects its gradient."""
+    """A weight as it was between two updates: this rank's piece, the leaf that autograd leaves its gradient with, and
+    who adds gradients up (`LocalParameter.collect`)."""
 
     piece: torch.Tensor
     leaf: torch.Tensor
+    collect: Callable[[torch.Tensor], None]
 
     @property
     def stub(self) -> torch.Tensor | None:
@@ -92,7 +94,7 @@ class LocalParameter:
     @property
     def version(self) -> Version:
         """The weight as it is now; another object after `renew`."""
-        return Version(piece=self.piece, leaf=self.leaf)
+        return Version(piece=self.piece, leaf=self.leaf, collect=self.collect)
 
     def renew(self) -> None:
         """Have memory of its own for the next weight, which is written next. What has been computed with the weight so
@@ -107,11 +109,13 @@ class LocalParameter:
 
     def accumulate(self, leaf: torch.Tensor) -> None:
         """Move what autograd has just left in `leaf.grad` into `gradient`. Autograd calls it."""
-        new = leaf.grad
-        assert new is not None, self.name
-        leaf.grad = None
-        if new.dtype is not self.sums:
-            new = new.to(self.sums)
+        new, leaf.grad = leaf.grad, None
+        if new is not None:  # else it comes later (`runtime.gather_trip`)
+            self.collect(new)
+
+    def collect(self, gradient: torch.Tensor) -> None:
+        """Add the gradient of a use of the weight, where it is stored, to `gradient`."""
+        new = gradient if gradient.dtype is self.sums else gradient.to(self.sums)
         if self.gradient is None:
             self.gradient = (
                 new if new.untyped_storage().nbytes() == new.nbytes else new.clone()

@@ -27,7 +27,7 @@ from planner.sharding.update import sample_pieces
 from runtime.after_step import step_ends
 from runtime.asynchronous import Asynchronous
 from runtime.checking import LayoutCheck
-from runtime.device_mesh import RankMesh
+from runtime.device_mesh import RankMesh, axis_lines
 from runtime.executor import Executor, build_executor
 from runtime.finiteness import FiniteWatch, check_gradients, explain
 from runtime.guard import LossGuard, Trouble
@@ -97,8 +97,10 @@ class RankStep:
         self.tables = PlacedTables(module, bound, place, settings, servers, imagined=outside.pretended)
         chains = Compiled(bound=bound) if compiled else None
         self.programs = Programs(bound=bound, place=place, compiled=chains) if lowered else None
+        lanes = axis_lines(place, "gathers") if bound.plan.training.update.ahead else None
         self.executors: tuple[Executor, ...] = tuple(
-            build_executor(bound, place, cut, self.activations, self.tables, self.programs, self.weights) for cut in own
+            build_executor(bound, place, cut, self.activations, self.tables, self.programs, self.weights, lanes)
+            for cut in own
         )
         update = bound.plan.training.update
         self.pieces = sample_pieces((bound.inputs[name] for name in batched), bound.plan.mesh.sizes)

@@ -77,7 +77,7 @@ def _way_back(ctx: Any) -> str | None:
 
 def _bundle(self: Any) -> str:
     """Weights that are gathered together."""
-    names = self._bundle.names
+    names = self.bundle.names
     return f"'{names[0]}' and {len(names) - 1} other weight{'s' if len(names) > 2 else ''} of its block"
 
 
@@ -115,8 +115,11 @@ ROWS: Mapping[tuple[str, str], Row] = {
         part="of", reads=(), say=_constant("a weight that is gathered again")
     ),
     ("runtime.block_gathers", "Gathered.bring"): Row(part="of", reads=("self",), say=_bundle),
-    ("runtime.block_gathers", "Gathered.bring_back"): Row(
-        part="of", reads=("self",), say=lambda self: f"gradients of {_bundle(self)}"
+    ("runtime.gather_trip", "GatherTrip.returned"): Row(
+        part="of", reads=("way",), say=lambda way: f"gradients of {_bundle(way)}"
+    ),
+    ("runtime.gather_trip", "GatherTrip._land"): Row(
+        part="of", reads=("way",), say=lambda way: f"gradients of {_bundle(way)}"
     ),
     ("runtime.ring_attention", "_forward"): Row(part="action", reads=("ring",), say=_ring),
     ("runtime.ring_attention", "_backward"): Row(part="action", reads=("ring",), say=_ring),

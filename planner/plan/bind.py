@@ -237,8 +237,8 @@ def _check_copies(plan: Plan, graph: OperatorGraph) -> None:
     copies = plan.training.copies
     if copies > 1 and plan.training.update.by_block:
         raise PlanFileError(
-            f"training.gathers: 'block', but {copies} micro-batches take turns operator by operator; write 'each', or"
-            " set copies to 1"
+            f"training.gathers: '{plan.training.update.gathers}', but {copies} micro-batches take turns operator by"
+            " operator; write 'each', or set copies to 1"
         )
     if copies > 1 and graph.updates:
         raise PlanFileError(

@@ -23,7 +23,7 @@ from planner.sharding.layout import Layout
 
 GRADIENTS = ("mean", "sum")
 GRADIENT_DTYPES = ("mixed", "fp32", "parameter")
-GATHERS = ("each", "block")
+GATHERS = ("each", "block", "ahead")
 NO_BUCKETS, AUTO_BUCKETS = "none", "auto"
 
 Buckets: TypeAlias = Literal["none", "auto"] | int | tuple[int, ...] | tuple[tuple[str, int], ...]
@@ -51,7 +51,8 @@ class Update:
             that hold different values are an error.
         buckets: messages that are sent as one. A plan holds no "auto": the search writes the size it chose.
         gathers: weights that are gathered for their use: "each" by itself, when it is used, or those of a "block"
-            together, when it begins, and their gradients together, when all of them are there (see
+            together, when it begins, and their gradients together, when all of them are there; or those "ahead", too,
+            while the block before it runs, and their gradients while the next one does (see
             `planner.plan.block_gathers`).
         local_parameters: patterns of parameters that every device has for itself: neither compared nor sent, and their
             gradients are not reduced.
@@ -82,7 +83,12 @@ class Update:
     @property
     def by_block(self) -> bool:
         """Whether the weights of a block are gathered together."""
-        return self.gathers == "block"
+        return self.gathers != "each"
+
+    @property
+    def ahead(self) -> bool:
+        """Whether they are gathered, and their gradients reduced, while other blocks run."""
+        return self.gathers == "ahead"
 
     @property
     def variant(self) -> UpdateVariant:

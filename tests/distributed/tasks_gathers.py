@@ -21,7 +21,7 @@ def together(
     plan = tasks.plan_of(model, plans.mesh_of(*sizes), kind, optimizer="sgd", **settings)
     batches = [plans.inputs(model, samples=plan.training.global_batch) for _ in range(2)]
     made, sent = [], []
-    for gathers, lowered in (("each", True), ("block", True), ("block", False)):
+    for gathers, lowered in (("each", True), ("block", True), ("block", False), ("ahead", True), ("ahead", False)):
         update = Update(gathers=gathers, gradient_dtype=dtype)
         step = parallelize(
             plans.build(model),
@@ -42,5 +42,5 @@ def together(
         sent.append(sum(number for one, number in ledger.sent.items() if one.kind != "send_recv"))
     wanted, *others = made
     worst = max(tasks.relative(one, other) for found in others for one, other in zip(found, wanted, strict=True))
-    assert sent[1] == sent[2], "both executors send the same"
+    assert len(set(sent[1:])) == 1, "both executors send the same, at whatever time"
     return worst, sent[0], sent[1]

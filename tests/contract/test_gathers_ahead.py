@@ -1,0 +1,125 @@
+"""Weights that come ahead set out while the block before theirs runs, and gradients land while the next one's backward
+pass does: the order of what one rank does, on made-up neighbours."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from planner.plan.plan import Plan
+from planner.sharding.update import Update
+from runtime.block_gathers import Gathered
+from runtime.flight import Flight
+from runtime.gather_trip import GatherTrip
+from runtime.instruction import Instruction
+from runtime.observer import Observer
+from tests.contract.one_rank import one_rank
+from tests.distributed import plans
+
+BLOCK = re.compile(r"layers\.(\d+)\.")
+
+
+class Blocks(Observer):
+    """Writes down the blocks as their operators run."""
+
+    def __init__(self, events: list[str]) -> None:
+        self._events = events
+
+    def operands(self, instruction: Instruction, operands: Sequence[torch.Tensor]) -> None:
+        found = BLOCK.search(instruction.bound.operator.name)
+        if found and f"run {found[1]}" != next((e for e in reversed(self._events) if e.startswith("run")), None):
+            self._events.append(f"run {found[1]}")
+
+
+def block_of(way: Gathered) -> str:
+    found = BLOCK.search(way.bundle.names[0])
+    return found[1] if found else "head"
+
+
+@contextmanager
+def written_down() -> Iterator[list[str]]:
+    """The order in which weights set out and land, gradients set out and land, and blocks run."""
+    events: list[str] = []
+    start, bring, send, land = Gathered.start, Gathered.bring, Gathered.send_back, GatherTrip._land
+
+    def starting(way: Gathered) -> None:
+        if way._coming is None:
+            events.append(f"out {block_of(way)}")
+        start(way)
+
+    def bringing(way: Gathered) -> list[torch.Tensor]:
+        found = bring(way)
+        events.append(f"there {block_of(way)}")
+        return found
+
+    def sending(way: Gathered, gradients: Sequence[torch.Tensor]) -> Flight:
+        events.append(f"reduce {block_of(way)}")
+        return send(way, gradients)
+
+    def landing(trip: GatherTrip) -> None:
+        if trip._returning is not None:
+            events.append(f"reduced {block_of(trip._returning[0])}")
+        land(trip)
+
+    with (
+        patch.object(Gathered, "start", starting),
+        patch.object(Gathered, "bring", bringing),
+        patch.object(Gathered, "send_back", sending),
+        patch.object(GatherTrip, "_land", landing),
+    ):
+        yield events
+
+
+def plan_of(gathers: str, **settings: object) -> Plan:
+    plan = plans.hand_plan("zero3", "llama4", plans.mesh_of(2), micro_batches=1, **settings)
+    return replace(plan, training=replace(plan.training, update=Update(gathers=gathers)))
+
+
+def order(plan: Plan) -> list[str]:
+    with written_down() as events, one_rank("llama4", plan, plans.traced("llama4"), 0) as (step, _):
+        step.prepare(*plans.inputs("llama4"))
+        step.rank.observer = Blocks(events)
+        step.accumulate(*plans.inputs("llama4"))
+    return events
+
+
+FORWARD = (
+    *("out 0", "there 0", "out 1", "run 0", "there 1", "out 2", "run 1"),
+    *("there 2", "out 3", "run 2", "there 3", "out head", "run 3", "there head"),
+)
+
+
+def test_a_block_is_fetched_while_the_one_before_it_runs() -> None:
+    assert order(plan_of("ahead")) == [
+        *FORWARD,
+        *("out head", "there head", "out 3", "reduce head"),
+        *("there 3", "out 2", "reduced head", "reduce 3"),
+        *("there 2", "out 1", "reduced 3", "reduce 2"),
+        *("there 1", "out 0", "reduced 2", "reduce 1"),
+        *("there 0", "reduced 1", "reduce 0", "reduced 0"),
+    ]
+
+
+def test_a_block_that_is_computed_again_fetches_the_one_before_it() -> None:
+    assert order(plan_of("ahead", recomputation="full")) == [
+        *FORWARD,
+        *("out head", "there head", "out 3", "reduce head"),
+        *("there 3", "out 2", "reduced head", "reduce 3"),  # it ran last
+        *("there 2", "out 1", "run 2", "reduced 3", "reduce 2"),
+        *("there 1", "out 0", "run 1", "reduced 2", "reduce 1"),
+        *("there 0", "run 0", "reduced 1", "reduce 0", "reduced 0"),
+    ]
+
+
+@pytest.mark.parametrize("recomputation", ["none", "full"])
+def test_by_block_everything_is_waited_for(recomputation: str) -> None:
+    found = order(plan_of("block", recomputation=recomputation))
+    for before, after in zip(found, found[1:], strict=False):
+        if before.startswith("out"):
+            assert after == before.replace("out", "there")
+    assert sum(event.startswith("out") for event in found) == 10
+    assert not any(event.startswith("reduced") for event in found)
