@@ -31,8 +31,8 @@ class Pending(Protocol):
     def wait(self) -> object: ...
 
 
-Started = tuple[Pending, Callable[[], Pieces]]
-"""What to wait for, and what then makes the members' new pieces."""
+Started = tuple[Pending, torch.Tensor, Callable[[], Pieces]]
+"""What to wait for, what is there until then because it is sent, and what then makes the members' new pieces."""
 
 
 def _all_reduce(pieces: Pieces, steps: Sequence[Step], group: dist.ProcessGroup) -> Started:
@@ -40,7 +40,7 @@ def _all_reduce(pieces: Pieces, steps: Sequence[Step], group: dist.ProcessGroup)
     flat = torch.cat([p.reshape(-1) for p in pieces]) if len(pieces) > 1 else pieces[0].contiguous().view(-1)
     work = dist.all_reduce(flat, dist.ReduceOp.SUM, group, async_op=True)
     shapes = [piece.shape for piece in pieces]
-    return work, lambda: [f.view(s) for f, s in zip(torch.split(flat, _sizes(shapes)), shapes, strict=True)]
+    return work, flat, lambda: [f.view(s) for f, s in zip(torch.split(flat, _sizes(shapes)), shapes, strict=True)]
 
 
 def _reduce_scatter(pieces: Pieces, steps: Sequence[Step], group: dist.ProcessGroup) -> Started:
@@ -54,7 +54,7 @@ def _reduce_scatter(pieces: Pieces, steps: Sequence[Step], group: dist.ProcessGr
         parts = zip(torch.split(own, _sizes(shapes)), shapes, dims, strict=True)
         return [part.view(shape).movedim(0, dim).contiguous() for part, shape, dim in parts]
 
-    return work, landed
+    return work, flat, landed
 
 
 def _all_gather(pieces: Pieces, steps: Sequence[Step], group: dist.ProcessGroup) -> Started:
@@ -68,13 +68,14 @@ def _all_gather(pieces: Pieces, steps: Sequence[Step], group: dist.ProcessGroup)
         parts = zip(torch.split(whole.view(rows, -1), _sizes(shapes), dim=1), shapes, dims, strict=True)
         return [part.reshape(-1, *shape[1:]).movedim(0, dim).contiguous() for part, shape, dim in parts]
 
-    return work, landed
+    return work, flat, landed
 
 
 def _all_to_all(pieces: Pieces, steps: Sequence[Step], group: dist.ProcessGroup) -> Started:
     rows, dims = group.size(), [step.dim for step in steps]
     cut = [torch.stack(piece.chunk(rows, step.to_dim)) for piece, step in zip(pieces, steps, strict=True)]
     flat, shapes = _in_rows(cut, rows), [one.shape[1:] for one in cut]
+    del cut
     incoming = torch.empty_like(flat)
     work = dist.all_to_all_single(incoming.view(-1), flat.view(-1), group=group, async_op=True)
 
@@ -82,7 +83,7 @@ def _all_to_all(pieces: Pieces, steps: Sequence[Step], group: dist.ProcessGroup)
         parts = zip(torch.split(incoming, _sizes(shapes), dim=1), shapes, dims, strict=True)
         return [torch.unflatten(part, 1, shape).movedim(0, dim).flatten(dim, dim + 1) for part, shape, dim in parts]
 
-    return work, landed
+    return work, flat, landed
 
 
 def _sizes(shapes: Sequence[torch.Size]) -> list[int]:
@@ -126,9 +127,10 @@ class Flight:
         """Wait, and take the collectives that are left; the pieces at the end of their way."""
         with torch.no_grad():
             while self._started is not None:
-                work, landed = self._started
+                work, _, landed = self._started
                 waiting_for(work.wait)
-                self._pieces, self._started = landed(), None
+                self._started = _ = None
+                self._pieces = landed()
                 self._go()
         return self._pieces
 

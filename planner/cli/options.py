@@ -314,9 +314,9 @@ class Options:
         str | None,
         _word(
             GRADIENTS,
-            "each|block",
-            "Weights that are gathered for their use: each when it is used, or those of a block together when it"
-            " begins, and their gradients together when all are there.",
+            "each|block|ahead",
+            "Weights that are gathered for their use: each when it is used; those of a block together when it begins,"
+            " and their gradients together when all are there; or the same ahead, while the block before it runs.",
             "each",
         ),
     ] = None

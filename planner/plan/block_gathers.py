@@ -1,8 +1,10 @@
-"""Which weights a run of operators gathers together, and what that sends (`Update.gathers` = "block").
+"""Which weights a run of operators gathers together, and what that sends (`Update.gathers` = "block", "ahead").
 
     each     gather q ─> q_proj, gather k ─> k_proj, ...        a message for each weight, when it is used
     block    gather q, k, v, o, up, down ─> the whole block     one message, before the block begins; one more before
                                                                 its backward pass; and one for all of its gradients
+    ahead    the same, while the block before it runs           the first of a pass is waited for, and so are the last
+                                                                gradients
 
 Gradients of weights that are whole, but not their gradients (ZeRO-2), go together alike.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from planner.plan.plan import Prediction
 from planner.plan.stage_cost import ACTIVATIONS, FETCHED, OFFLOAD, RETURNED
-from planner.plan.step import AHEAD, BESIDE, COVERED, PIPELINE_BUBBLE, UNCOVERED
+from planner.plan.step import AHEAD, BESIDE, COVERED, GATHERED_AHEAD, PIPELINE_BUBBLE, UNCOVERED
 
 RESOURCE_OF = {
     "forward": "compute",
@@ -28,6 +28,7 @@ RESOURCE_OF = {
     RETURNED: "offload",
     BESIDE: "offload",  # less than nothing: what other blocks compute meanwhile
     UNCOVERED: "communication",
+    GATHERED_AHEAD: "communication",  # less than nothing: what other blocks compute meanwhile
     COVERED: "communication",  # less than nothing, too
     PIPELINE_BUBBLE: "pipeline bubble",
 }

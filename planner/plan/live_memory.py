@@ -16,7 +16,7 @@ Complexity: the operators of a stage times the micro-batches that are followed, 
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from costmodels import PLACES, Turn
@@ -34,6 +34,7 @@ from planner.plan.stage_cut import StageCut, cut_stage
 from planner.plan.stage_tensors import StageTensors
 from planner.pricing.liveness import replays
 from planner.pricing.parameter_price import reduced, summed
+from planner.sharding.buckets import Bucket
 from planner.sharding.layout import Layout
 from planner.sharding.redistribute import Step, redistribution
 from planner.sharding.rule import loop_extents
@@ -99,6 +100,14 @@ class _Product:
     kept: Sequence[Storage]
 
 
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """Weights that go together, or their gradients, in one of their collectives: what is sent, and what comes."""
+
+    sends: Storage
+    comes: Storage
+
+
 @dataclass(kw_only=True)
 class _Held:
     """What the chunks of a rank have together: the account, what is parked, the gradients of the step, what is being
@@ -152,6 +161,8 @@ class _Chunk:
         self.pasts: dict[tuple[int, int], list[Storage]] = {}  # of attention, by micro-batch and operator
         self.waiting: dict[int, list[_Product]] = {}
         self.products: list[_Product] = []
+        self.coming: dict[int, list[_Sent]] = {}  # weights that have set out, by section
+        self.returning: tuple[BlockGather, Sequence[str], _Sent] | None = None
 
     def turn(self, turn: Turn) -> None:
         """A pass of a micro-batch, or of a slice of one."""
@@ -186,6 +197,7 @@ class _Chunk:
                 self._checkpoint(section, values)
             else:
                 self._gather(number, values)
+                self._set_out(range(number + 1, len(self.tensors.sections)))
                 section.gathered = self._needed_again(number, values)
                 for at in operators:
                     section.kept[at] = self._compute(at, values)
@@ -204,16 +216,19 @@ class _Chunk:
 
     def _gather(self, number: int, values: Values) -> None:
         """Bring the weights that a section gathers together."""
-        for one in self.tensors.gathers[number]:
+        for one, landed in zip(self.tensors.gathers[number], self._landing(number), strict=True):
             stay = [self._standing(name).storage for name in one.names]
-            for name, use, storage in zip(
-                one.names, one.uses, self._landed(one) if one.there.moves else stay, strict=True
-            ):
+            for name, use, storage in zip(one.names, one.uses, landed or stay, strict=True):
                 values[name] = Piece(storage, self._wanted(*use))
 
-    def _landed(self, one: BlockGather) -> list[Storage]:
+    def _landing(self, number: int) -> Iterator[list[Storage]]:
+        coming = iter(self.coming.pop(number, ()))
+        for one in self.tensors.gathers[number]:
+            yield self._landed(one, next(coming, None)) if one.there.moves else []
+
+    def _landed(self, one: BlockGather, sent: _Sent | None) -> list[Storage]:
         """Weights as they come together: the message, out of it a tensor for each, and of that what is wanted."""
-        message = self.account.new(one.there.nbytes[-1], OTHER)
+        message = self._arrived(one.there, sent or self._sent(one.there, 0))
         whole = [self.account.new(member.nbytes[-1], OTHER) for member in one.there.members]
         self.account.release(message)
         found = []
@@ -223,6 +238,34 @@ class _Chunk:
             if found[-1] is not storage:
                 self.account.release(storage)
         return found
+
+    def _sent(self, bucket: Bucket, number: int) -> _Sent:
+        """One of the collectives, which has been started."""
+        (kind, axis), nbytes = bucket.moves[number], bucket.nbytes[number]
+        rows = self.bound.plan.mesh.sizes[axis]
+        shares = {"all_gather": (1 / rows, 1.0), "reduce_scatter": (1.0, 1 / rows), "all_reduce": (0.0, 1.0)}
+        sends, comes = shares.get(kind, (1.0, 1.0))
+        return _Sent(self.account.new(sends * nbytes, OTHER), self.account.new(comes * nbytes, OTHER))
+
+    def _arrived(self, bucket: Bucket, sent: _Sent) -> Storage:
+        """What comes in the last of the collectives, of which the first has been started."""
+        self.account.release(sent.sends)
+        for number in range(1, len(bucket.moves)):
+            before, sent = sent.comes, self._sent(bucket, number)
+            self._release([before, sent.sends])
+        return sent.comes
+
+    def _set_out(self, numbers: Iterable[int], again: bool = False) -> None:
+        """The next of these sections that gathers weights (`again`: that its backward pass needs) lets them come."""
+        if not self.update.ahead:
+            return
+        for number in numbers:
+            wanted = again and not self.tensors.sections[number][0]
+            ways = [one for one in self.tensors.gathers[number] if one.there.moves and (one.again or not wanted)]
+            if ways:
+                if number not in self.coming:
+                    self.coming[number] = [self._sent(one.there, 0) for one in ways]
+                return
 
     def _wanted(self, at: int, place: int) -> tuple[int, ...]:
         """Local shape of an operand as its operator wants it."""
@@ -236,12 +279,16 @@ class _Chunk:
 
     def _gathered_together_again(self, section: _Section) -> None:
         """Fill the memory of these weights once more; it is let go as they are used."""
+        if not section.gathered:
+            return
+        coming = iter(self.coming.pop(section.number, ()))
         for one in self.tensors.gathers[section.number]:
-            if section.gathered and one.again:
-                for name, new in zip(one.names, self._landed(one), strict=True):
+            if one.again:
+                for name, new in zip(one.names, self._landed(one, next(coming, None)), strict=True):
                     self.account.take_back(section.gathered[name])
                     self.account.release(new)
         self._release(list(section.gathered.values()))
+        self._set_out(reversed(range(section.number)), again=True)
 
     def _reduce_together(self, section: _Section, gradients: dict[str, Storage]) -> None:
         """Bring back the gradients of the weights that a section gathers together, as one."""
@@ -251,26 +298,32 @@ class _Chunk:
                 for name, storage in given:
                     self._accumulate(name, storage)
                 continue
+            if self.update.ahead:
+                self._returned()
             wide = [self.account.new(sum(one.back.nbytes[:1]), OTHER)] if self._widened(one) else []
-            message = self.account.new(one.back.nbytes[0], OTHER)
-            pieces = sum(self._gradient_bytes(name, one.back.members[0].dtype) for name in one.names)
-            made = self.account.new(pieces, OTHER)
-            self._release([message, *wide, *(storage for _, storage in given)])
-            for name, _ in given:
+            self.returning = one, [name for name, _ in given], self._sent(one.back, 0)
+            self._release([*wide, *(storage for _, storage in given)])
+            if not self.update.ahead:
+                self._returned()
+
+    def _returned(self) -> None:
+        """Wait for gradients that are on their way."""
+        if self.returning is not None:
+            (one, names, sent), self.returning = self.returning, None
+            made = self._arrived(one.back, sent)
+            for name in names:
                 self._accumulate(name, self.account.hold(made))
             self.account.release(made)
 
     def _widened(self, one: BlockGather) -> bool:
         return one.back.members[0].dtype != self.bound.graph.types[one.names[0]].dtype
 
-    def _gradient_bytes(self, name: str, dtype: str) -> Bytes:
-        return float(math.prod(self.tensors.shape(name, self.bound.parameters[name].gradient)) * DTYPE_BYTES[dtype])
-
     def _checkpoint(self, section: _Section, values: Values) -> None:
         """The first time through a recomputed block: only what flows in, and what its kept operators make, stays."""
         section.reads = {name: self._held(values[name]) for name in self.tensors.read(section.operators)}
         inside = {name: self._held(piece) for name, piece in section.reads.items()}
         self._gather(section.number, inside)
+        self._set_out(range(section.number + 1, len(self.tensors.sections)))
         for at in section.operators:
             kept = self._compute(at, inside)
             if self.bound.is_kept(at):
@@ -391,6 +444,7 @@ class _Chunk:
                 self._differentiate(at, section, gradients)
             self._reduce_together(section, gradients)
             self._release([piece.storage for piece in section.reads.values()])
+        self._returned()
         self.held.visit({})
         for name in self.cut.receives:
             if name in gradients:
@@ -403,6 +457,7 @@ class _Chunk:
         self._come(section, sections)
         inside = {name: self._held(piece) for name, piece in section.reads.items()}
         self._gather(section.number, inside)
+        self._set_out(reversed(range(section.number)), again=True)
         blocks = self.bound.blocks
         block = blocks.block_of(section.operators[0])
         assert block is not None

@@ -24,7 +24,7 @@ from hardware_profiles import HOMES, Bytes, Cluster, Machine, clusters_of_ranks,
 from planner.plan.bind import BoundPlan
 from planner.plan.plan import Plan, Prediction, StagePrediction
 from planner.plan.stage_cost import StageCost
-from planner.plan.step import AHEAD, BESIDE, COVERED, PIPELINE_BUBBLE, UNCOVERED, step_of
+from planner.plan.step import AHEAD, BESIDE, COVERED, GATHERED_AHEAD, PIPELINE_BUBBLE, UNCOVERED, step_of
 from planner.plan.walk import hides, walks_of
 
 
@@ -81,10 +81,11 @@ def _assemble(
     busiest = costs[step.busiest]
     time = [(name, m * seconds) for name, seconds in busiest.all_micro_batch.items()]
     time += [(PIPELINE_BUBBLE, step.bubble), *busiest.all_once.items()]
-    beside = m * sum(one.beside for chunk in busiest.chunks for one in chunk.passes)
-    if beside:
-        time.append((BESIDE, -beside))
-    if hides(cluster) or beside:
+    passes = [one for chunk in busiest.chunks for one in chunk.passes]
+    under = [(BESIDE, m * sum(one.beside for one in passes)), (GATHERED_AHEAD, m * sum(one.gathered for one in passes))]
+    under = [(name, seconds) for name, seconds in under if seconds]
+    time += [(name, -seconds) for name, seconds in under]
+    if hides(cluster) or under:
         time.append((UNCOVERED, step.uncovered))
     if plan.training.copies > 1:
         time.append((COVERED, -step.covered))

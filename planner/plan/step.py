@@ -54,6 +54,9 @@ COVERED = "covered by other copies"
 BESIDE = "offload under computation"
 """Parked activations and weights that leave and come while other blocks compute; negative."""
 
+GATHERED_AHEAD = "gathering under computation"
+"""Weights that come, and gradients that go, while other blocks compute; negative."""
+
 AHEAD = "launches ahead"
 """What a host saves that launches the operators of a block while longer kernels before them still run; negative."""
 
@@ -83,8 +86,9 @@ class PassCost:
     """Sums over one pass of a micro-batch, or of the middle one of its slices, through a chunk, in seconds. `sent` is
     what of `waits` other copies may compute under; `operators` has for each what it sends and what else it takes, where
     the plan has several copies. `grows` is what a slice takes more than the one before it, `transfers` what of `waits`
-    comes from the stage before, or back from the one behind, `beside` what of `hidden` is charged all the same: parked
-    activations and weights on their way."""
+    comes from the stage before, or back from the one behind. Charged all the same are of `hidden` so many seconds
+    `beside`, parked activations and weights on their way, and `gathered`, weights and gradients of a block on
+    theirs."""
 
     work: float = 0.0
     waits: float = 0.0
@@ -93,6 +97,7 @@ class PassCost:
     grows: float = 0.0
     transfers: float = 0.0
     beside: float = 0.0
+    gathered: float = 0.0
     operators: list[tuple[float, float]] = field(default_factory=list)
 
     def add(self, *, work: float = 0.0, waits: float = 0.0, hidden: float = 0.0, sent: float = 0.0) -> None:
@@ -105,6 +110,11 @@ class PassCost:
         """Something parked leaves or comes: the pass waits for it, or computes meanwhile."""
         self.add(waits=seconds if waits else 0.0, hidden=0.0 if waits else seconds)
         self.beside += 0.0 if waits else seconds
+
+    def hide(self, seconds: float) -> None:
+        """So much of what the pass waits for, weights and gradients of a block, travels while it computes."""
+        self.add(waits=-seconds, hidden=seconds)
+        self.gathered += seconds
 
     def close(self, before: tuple[float, float]) -> None:
         """Everything since `before`, as `taken` was then, is one operator."""

@@ -5,14 +5,15 @@ and at the end of a stage added what the messages take that are really sent.
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hardware_profiles import Cluster, Seconds
 from planner.plan.bind import BoundPlan
-from planner.plan.block_gathers import gathers_of_stage
+from planner.plan.block_gathers import RunGathers, gathers_of_stage
 from planner.plan.charges import A_BLOCK, Phase, Times, charge
 from planner.plan.stage_cost import GATHERING, StageCost
-from planner.plan.step import ChunkCost
+from planner.plan.step import ChunkCost, PassCost
 from planner.pricing import Pricers
 from planner.pricing.message import Message, message_seconds
 from planner.pricing.redistribution_price import PricedRoute, RedistributionPricer
@@ -56,31 +57,66 @@ class Together:
         return None
 
     def end_stage(self, cost: StageCost, chunk: ChunkCost, stage: int) -> None:
-        """Add the messages of a stage, and what they take beyond what its weights were charged."""
+        """Add the messages of a stage, and what they take beyond what its weights were charged; those that travel while
+        other blocks run are hidden."""
         if not self._runs:
             return
         sent: defaultdict[Phase, Seconds] = defaultdict(float)
-        for run in self._runs[stage]:
-            for one in run.gathers:
-                again: Phase = "recomputation" if run.recomputed else "backward"
-                ways: list[tuple[Bucket, RedistributionPricer, Times]] = [
-                    (one.there, self.pricers.parameters, {"forward": 1}),
-                    (one.there, self.pricers.parameters, {again: int(run.recomputed or one.again)}),
-                    (one.back, self.pricers.gradients, {"backward": 1}),
-                ]
-                for bucket, pricer, times in ways:
-                    for message in _messages(bucket):
-                        charge(cost.messages, GATHERING, A_BLOCK, message, times)
-                        for phase, number in times.items():
-                            sent[phase] += number * self._seconds(pricer, message)
+        ways = self._ways(self._runs[stage])
+        waited = self._waited_for(ways)
+        for way in ways:
+            seconds = 0.0
+            for message in _messages(way.bucket):
+                charge(cost.messages, GATHERING, A_BLOCK, message, {way.phase: 1})
+                seconds += self._seconds(way.pricer, message)
+            sent[way.phase] += seconds
+            if way not in waited:
+                _pass(chunk, way.phase).hide(seconds)
         for phase in ("forward", "recomputation", "backward"):
             beyond = sent[phase] - self._charged.pop((stage, phase), 0.0)
-            (chunk.forward if phase == "forward" else chunk.backward).add(waits=beyond)
+            _pass(chunk, phase).add(waits=beyond)
             cost.together += beyond
+
+    def _ways(self, runs: Sequence[RunGathers]) -> list["_Way"]:
+        """What the weights and gradients of a stage travel together, run by run."""
+        found = []
+        for number, run in enumerate(runs):
+            again: Phase = "recomputation" if run.recomputed else "backward"
+            for one in run.gathers:
+                found.append(_Way(number, "forward", one.there, self.pricers.parameters))
+                if run.recomputed or one.again:
+                    found.append(_Way(number, again, one.there, self.pricers.parameters))
+                found.append(_Way(number, "backward", one.back, self.pricers.gradients))
+        return [way for way in found if way.bucket.moves]
+
+    def _waited_for(self, ways: Sequence["_Way"]) -> Sequence["_Way"]:
+        """All; of those that set out ahead the weights that each pass begins with, and the gradients that it ends
+        with."""
+        if not self.bound.plan.training.update.ahead:
+            return ways
+        forward = [way for way in ways if way.phase == "forward"]
+        back = [way for way in ways if way.pricer is self.pricers.gradients]
+        again = [way for way in ways if way not in forward and way not in back]
+        first = [way for way in forward if way.run == forward[0].run]
+        return [*first, *(way for way in again if way.run == again[-1].run), *back[:1]]
 
     def _seconds(self, pricer: RedistributionPricer, message: Message) -> Seconds:
         """Of one message by itself."""
         return pricer.exposed * message_seconds(message, self.bound.plan.mesh, self.cluster)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Way:
+    """Weights or gradients of a run of operators, the number `run` of its stage, that travel as one in a pass."""
+
+    run: int
+    phase: Phase
+    bucket: Bucket
+    pricer: RedistributionPricer
+
+
+def _pass(chunk: ChunkCost, phase: Phase) -> PassCost:
+    return chunk.forward if phase == "forward" else chunk.backward
 
 
 def _messages(bucket: Bucket) -> list[Message]:

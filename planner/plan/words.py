@@ -68,7 +68,8 @@ def gradient_words(update: Update) -> str:
         words.append(_bucket_words(update))
     found = [f"gradients {', '.join(words)}"] if words else []
     found += [] if update.master_weights else ["no master weights"]
-    found += ["weights of a block gathered together"] if update.by_block else []
+    if update.by_block:
+        found.append(f"weights of a block gathered together{', the next ahead' if update.ahead else ''}")
     found += ["weights of rank 0 sent at the start"] if update.broadcast else []
     found += [f"each device has its own {', '.join(update.local_parameters)}"] if update.local_parameters else []
     return "".join(f"; {text}" for text in found)

@@ -169,11 +169,16 @@ def gathered_at_once(software: Software, update: Update) -> int:
     or by the plan; 0 where each is gathered by itself.
 
     A plan's: the weights and the message that they came in; later their gradients, which wait for each other, and the
-    message in which they go, both in the dtype in which they are reduced.
+    message in which they go, both in the dtype in which they are reduced. Where weights come ahead: a block's own, the
+    message of the next, their gradients and the message of those before; or without the block's own, but with the
+    message in which its gradients go.
     """
     if not update.by_block:
         return software.ahead
-    return 5 if update.gradient_dtype == "fp32" else 2
+    wide = update.gradient_dtype == "fp32"
+    if update.ahead:
+        return 6 if wide else 4
+    return 5 if wide else 2
 
 
 def summed(tensor: TensorType, update: Update) -> TensorType:

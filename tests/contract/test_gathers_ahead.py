@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from unittest.mock import patch
 
 import pytest
@@ -118,7 +119,7 @@ def test_a_block_that_is_computed_again_fetches_the_one_before_it() -> None:
 @pytest.mark.parametrize("recomputation", ["none", "full"])
 def test_by_block_everything_is_waited_for(recomputation: str) -> None:
     found = order(plan_of("block", recomputation=recomputation))
-    for before, after in zip(found, found[1:], strict=False):
+    for before, after in pairwise(found):
         if before.startswith("out"):
             assert after == before.replace("out", "there")
     assert sum(event.startswith("out") for event in found) == 10

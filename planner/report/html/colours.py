@@ -20,6 +20,7 @@ STEP = {
     "weight offload": "@transfer",
     "weights going back": "@transfer",
     "offload under computation": "@bubble",
+    "gathering under computation": "@bubble",
     "pipeline bubble": "@bubble",
     "launches ahead": "@bubble",
     "covered by other copies": "@bubble",

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -33,9 +34,12 @@ TOGETHER = Update(gathers="block")
     ("model", "mesh", "pipeline"),
     [("llama-4", (2, 2), 1), ("gpt-4-tied", (4,), 2), ("mixture", (4,), 1), ("kinds-in-turn", (2,), 2)],
 )
+@pytest.mark.parametrize("gathers", ["block", "ahead"])
 @pytest.mark.parametrize("dtype", ["mixed", "fp32"])
-def test_the_pieces_and_the_judge_agree(model: str, mesh: tuple[int, ...], pipeline: int, dtype: str) -> None:
-    draw, update = random.Random(model), Update(gathers="block", gradient_dtype=dtype)
+def test_the_pieces_and_the_judge_agree(
+    model: str, mesh: tuple[int, ...], pipeline: int, dtype: str, gathers: str
+) -> None:
+    draw, update = random.Random(model), Update(gathers=gathers, gradient_dtype=dtype)
     configuration = Configuration(pipeline=pipeline, mesh=mesh, micro_batches=4)
     case = make_case(model, "h100-80gb", configuration, 16, "bf16", update=update)
     duals, beyond = Duals(case.chain, case.setting.weight), []
@@ -64,6 +68,34 @@ def test_a_plan_says_so_and_is_faster() -> None:
     assert together.plan.training.update == TOGETHER
     assert together.seconds < alone.seconds
     assert together.objective <= together.seconds
+
+
+def test_what_comes_ahead_is_hidden_but_for_the_ends() -> None:
+    pinned = Pinned(data=4, zero=3, micro_batches=1, recompute="none")
+    cluster = cluster_of("cpu", 4)
+    (together,) = search(request_of("llama-4", cluster, 16, pinned=pinned, update=TOGETHER)).plans[:1]
+    plan = together.plan
+    ahead = replace(plan, training=replace(plan.training, update=Update(gathers="ahead")))
+    by_block, hidden = (predict(bind(one, traced("llama-4"), BATCH), cluster) for one in (plan, ahead))
+    waited, found = dict(by_block.time), dict(hidden.time)
+    assert found["parameter gathering"] == pytest.approx(waited["parameter gathering"]), "all of it is sent"
+    saved = -found["gathering under computation"]
+    assert hidden.step_seconds == pytest.approx(by_block.step_seconds - saved + found["uncovered communication"])
+    sections = 1 + 4  # the blocks, and the head: of all three journeys of each one section is waited for
+    assert 0.5 * (sections - 1) / sections < saved / waited["parameter gathering"] < 1
+    assert math.fsum(seconds for _, seconds in hidden.time) == pytest.approx(hidden.step_seconds)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_what_comes_ahead_is_not_hidden_where_there_is_no_work(micro_batches: int) -> None:
+    """On links that are much slower than the devices a pass takes what its messages take."""
+    pinned = Pinned(data=4, zero=3, micro_batches=micro_batches, recompute="none")
+    fast = cluster_of("h100-80gb", 4)
+    slow = replace(fast, levels=tuple(replace(level, bandwidth=level.bandwidth / 1e4) for level in fast.levels))
+    update = Update(gathers="ahead")
+    (found,) = search(request_of("llama-4", slow, 16, pinned=pinned, update=update)).plans[:1]
+    time = dict(predict(bind(found.plan, traced("llama-4"), BATCH), slow).time)
+    assert time["uncovered communication"] > 0.8 * -time["gathering under computation"]
 
 
 def test_copies_take_their_weights_one_by_one() -> None:
