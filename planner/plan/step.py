@@ -43,6 +43,9 @@ from planner.plan.schedule import orders
 
 _IN_ROWS = ("1f1b", "interleaved_1f1b")
 """Schedules that `costmodels.rank_ends` knows, which equals the simulation and is faster."""
+_EXACT = 1e-12
+"""Share of a sum below which a difference is one of its rounding."""
+
 PIPELINE_BUBBLE = "pipeline bubble"
 UNCOVERED = "uncovered communication"
 """What the software would hide, had it work enough."""
@@ -192,11 +195,13 @@ def step_of(
             + sum(once[rank].values())
         )
     busiest = own.index(max(own))
+    more = own[busiest] - charged[busiest]
+    more = more if abs(more) > _EXACT * own[busiest] else 0.0
     return StepTime(
         seconds=step,
         busiest=busiest,
-        uncovered=max(0.0, own[busiest] - charged[busiest]),
-        covered=max(0.0, charged[busiest] - own[busiest]),
+        uncovered=max(0.0, more),
+        covered=max(0.0, -more),
         bubble=max(0.0, step - own[busiest]) if len(own) > 1 else 0.0,
     )
 

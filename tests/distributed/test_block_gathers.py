@@ -18,6 +18,7 @@ CASES = [
     ("mixture4", "zero3", (2,), {**PIPELINE, **SELECTIVE, "schedule": "zb_h1"}),
     ("llama4", "zero3", (2,), PIPELINE),
     ("llama4", "zero3", (2,), {**PIPELINE, "schedule": "interleaved_1f1b", "stages": (1,) * 4, "virtual_stages": 2}),
+    ("llama4", "zero3", (2,), {**PIPELINE, "schedule": "pipedream_2bw"}),
     ("mixture", "zero3", (4,), {}),
     ("llama-one", "zero3", (4,), TWO),
     ("dropping", "zero3", (2, 2), {**FULL, **TWO}),
