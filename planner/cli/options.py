@@ -314,9 +314,10 @@ class Options:
         str | None,
         _word(
             GRADIENTS,
-            "each|block|ahead",
+            "each|block|ahead|auto",
             "Weights that are gathered for their use: each when it is used; those of a block together when it begins,"
-            " and their gradients together when all are there; or the same ahead, while the block before it runs.",
+            " and their gradients together when all are there; or the same ahead, while the block before it runs."
+            " auto takes the fastest for the plan that was found.",
             "each",
         ),
     ] = None

@@ -42,7 +42,7 @@ from planner.sharding.discover.content import RuleContent, rule_content
 from planner.sharding.layout import Layout, format_layout, parse_layout
 from planner.sharding.mesh import ORDERS, Mesh, MeshAxis
 from planner.sharding.stored import StoredParameter
-from planner.sharding.update import AUTO_BUCKETS, Buckets, Update, update_fault, update_words
+from planner.sharding.update import AUTO_BUCKETS, AUTO_GATHERS, GATHERS, Buckets, Update, update_fault, update_words
 
 LARGEST = 2**31  # of any count in a plan
 _A_PLAN = "give a plan file, as plan --model ... -o FILE writes"
@@ -504,6 +504,8 @@ def _training(training: _Training) -> Training:
     fault = update_fault(update)
     if fault is not None:
         raise PlanFileError(f"training.{fault[0]}: {fault[1]}")
+    if update.gathers == AUTO_GATHERS:
+        raise PlanFileError(f"training.gathers: 'auto' is a word for the search; write one of {', '.join(GATHERS)}")
     return Training(**own, update=update)
 
 

@@ -231,8 +231,8 @@ class _Search:
         self.started = time.perf_counter()
         self.request, self.on_progress, self.cancelled, self.limit = request, on_progress, cancelled, cutoff
         self.engine, self.prepared = _engine(request)
-        hidden = request.cluster.software.hidden
-        self.contenders = Contenders(request.top, decided=request.pinned.pipeline == 1 and hidden == Hidden())
+        hides = request.cluster.software.hidden != Hidden() or request.update.overlaps
+        self.contenders = Contenders(request.top, decided=request.pinned.pipeline == 1 and not hides)
         memory = max(group.device.memory for group in self.engine.groups)
         self.memory = min(memory, memory if request.memory_limit is None else request.memory_limit)
         self.limits = tuple(self.engine.limit_bytes(group) * (1 + OPTIMAL) for group in self.engine.groups)

@@ -24,6 +24,7 @@ from planner.sharding.layout import Layout
 GRADIENTS = ("mean", "sum")
 GRADIENT_DTYPES = ("mixed", "fp32", "parameter")
 GATHERS = ("each", "block", "ahead")
+AUTO_GATHERS = "auto"
 NO_BUCKETS, AUTO_BUCKETS = "none", "auto"
 
 Buckets: TypeAlias = Literal["none", "auto"] | int | tuple[int, ...] | tuple[tuple[str, int], ...]
@@ -53,7 +54,7 @@ class Update:
         gathers: weights that are gathered for their use: "each" by itself, when it is used, or those of a "block"
             together, when it begins, and their gradients together, when all of them are there; or those "ahead", too,
             while the block before it runs, and their gradients while the next one does (see
-            `planner.plan.block_gathers`).
+            `planner.plan.block_gathers`). A plan holds no "auto": the search writes the fastest.
         local_parameters: patterns of parameters that every device has for itself: neither compared nor sent, and their
             gradients are not reduced.
         placed: patterns of tables that are not on the devices, and where they are: "host" or "servers" (see
@@ -83,12 +84,17 @@ class Update:
     @property
     def by_block(self) -> bool:
         """Whether the weights of a block are gathered together."""
-        return self.gathers != "each"
+        return self.gathers in ("block", "ahead")
 
     @property
     def ahead(self) -> bool:
         """Whether they are gathered, and their gradients reduced, while other blocks run."""
         return self.gathers == "ahead"
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a step may take less than the sum of its parts, as weights are gathered while others are used."""
+        return self.gathers in ("ahead", AUTO_GATHERS)
 
     @property
     def variant(self) -> UpdateVariant:
@@ -123,7 +129,8 @@ PLAIN = Update()
 
 def update_fault(update: Update) -> tuple[str, str] | None:
     """Name of an attribute that cannot be as it is, and why; None where all is well."""
-    for name, known in (("gradients", GRADIENTS), ("gradient_dtype", GRADIENT_DTYPES), ("gathers", GATHERS)):
+    words = (("gradients", GRADIENTS), ("gradient_dtype", GRADIENT_DTYPES), ("gathers", (*GATHERS, AUTO_GATHERS)))
+    for name, known in words:
         if getattr(update, name) not in known:
             return name, f"'{getattr(update, name)}' is not one of {', '.join(known)}"
     for _, place in update.placed:

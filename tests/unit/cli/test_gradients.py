@@ -33,6 +33,16 @@ def test_options_reach_the_plan_and_are_shown(plan: Any, here: Path) -> None:
     assert words in plan("verify", "plan.json").out
 
 
+def test_auto_is_a_word_for_the_search(plan: Any, here: Path) -> None:
+    plan.json(*TINY[:-2], "--data", "4", "--zero", "3", "--gathers", "auto", "-o", "plan.json")
+    assert load_plan(here / "plan.json").training.update.gathers == "ahead"
+    content = json.loads((here / "plan.json").read_text())
+    content["training"]["gathers"] = "auto"
+    (here / "plan.json").write_text(json.dumps(content))
+    found = plan.refused("verify", "plan.json")
+    assert "training.gathers: 'auto' is a word for the search; write one of each, block, ahead" in found
+
+
 def test_nothing_is_said_where_nothing_was_asked(plan: Any, here: Path) -> None:
     assert plan.json(*TINY, "-o", "plan.json")["update"] == {}
     assert load_plan(here / "plan.json").training.update == PLAIN

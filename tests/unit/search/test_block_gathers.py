@@ -10,6 +10,7 @@ from planner.errors import RequestError
 from planner.plan.bind import bind
 from planner.plan.predict import predict, stage_costs
 from planner.search.duals import Duals
+from planner.search.finalists import Ranked
 from planner.search.search import search
 from planner.search.space import Configuration, Pinned
 from planner.sharding.update import Update
@@ -96,6 +97,29 @@ def test_what_comes_ahead_is_not_hidden_where_there_is_no_work(micro_batches: in
     (found,) = search(request_of("llama-4", slow, 16, pinned=pinned, update=update)).plans[:1]
     time = dict(predict(bind(found.plan, traced("llama-4"), BATCH), slow).time)
     assert time["uncovered communication"] > 0.8 * -time["gathering under computation"]
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_auto_takes_the_fastest_way_that_fits(zero: int) -> None:
+    pinned = Pinned(data=4, zero=zero, micro_batches=2, recompute="full")
+    cluster = cluster_of("h100-80gb", 4)
+
+    def found(gathers: str, memory: float | None = None) -> Ranked:
+        update = Update(gathers=gathers)
+        return search(request_of("llama-4", cluster, 16, pinned=pinned, update=update, memory_limit=memory)).plans[0]
+
+    one_by_one, auto = found("each"), found("auto")
+    assert auto.plan.groups == one_by_one.plan.groups, "the plan that each by itself finds"
+    if zero == 1:
+        assert auto.plan == one_by_one.plan, "there is nothing to gather"
+        return
+    assert auto.plan.training.update == Update(gathers="ahead")
+    assert auto.seconds < found("block").seconds < one_by_one.seconds
+    peaks = [ranked.plan.prediction.peak_bytes for ranked in (one_by_one, auto)]
+    assert peaks[0] < peaks[1]
+    tight = found("auto", (peaks[0] + peaks[1]) / 2)
+    assert tight.plan.prediction.peak_bytes <= (peaks[0] + peaks[1]) / 2
+    assert tight.seconds <= one_by_one.seconds
 
 
 def test_copies_take_their_weights_one_by_one() -> None:
