@@ -109,19 +109,19 @@ class LocalParameter:
 
     def accumulate(self, leaf: torch.Tensor) -> None:
         """Move what autograd has just left in `leaf.grad` into `gradient`. Autograd calls it."""
-        new, leaf.grad = leaf.grad, None
-        if new is not None:  # else it comes later (`runtime.gather_trip`)
-            self.collect(new)
+        if leaf.grad is not None:  # else it comes later (`runtime.gather_trip`)
+            self.collect(_taken(leaf))
 
     def collect(self, gradient: torch.Tensor) -> None:
         """Add the gradient of a use of the weight, where it is stored, to `gradient`."""
-        new = gradient if gradient.dtype is self.sums else gradient.to(self.sums)
+        if gradient.dtype is not self.sums:
+            gradient = gradient.to(self.sums)
         if self.gradient is None:
             self.gradient = (
-                new if new.untyped_storage().nbytes() == new.nbytes else new.clone()
+                gradient if gradient.untyped_storage().nbytes() == gradient.nbytes else gradient.clone()
             )  # own memory: it is added to
         else:
-            self.gradient += new
+            self.gradient += gradient
         if self.arrival is not None:
             self.arrival(self.name)
 
@@ -185,6 +185,13 @@ def local_parameters(
             kept.parked = parking.park(parameter.name, piece, stored.weight_home)
         found[parameter.name] = kept
     return found
+
+
+def _taken(leaf: torch.Tensor) -> torch.Tensor:
+    """What autograd has left in `leaf.grad`, which is gone there: nobody else holds it on."""
+    gradient, leaf.grad = leaf.grad, None
+    assert gradient is not None, "autograd has just left it"
+    return gradient
 
 
 def _leaf(piece: torch.Tensor, shape: tuple[int, ...], stored: StoredParameter, place: RankMesh) -> torch.Tensor:
