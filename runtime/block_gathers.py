@@ -67,10 +67,10 @@ def bundles_of(bound: BoundPlan, operators: Sequence[int]) -> tuple[Bundle, ...]
 
 
 class Gathered:
-    """The weights of a bundle for one pass through their block."""
+    """The weights of a bundle for one pass through their block, the `section` of that number."""
 
-    def __init__(self, bundle: Bundle, copy: Copy, place: RankMesh, groups: Groups) -> None:
-        self.bundle, self.copy = bundle, copy
+    def __init__(self, bundle: Bundle, section: int, copy: Copy, place: RankMesh, groups: Groups) -> None:
+        self.bundle, self.section, self.copy = bundle, section, copy
         self._place, self._groups = place, groups
         self._memory: list[torch.Tensor] = []
         self._coming: Flight | None = None
@@ -84,7 +84,7 @@ class Gathered:
         """Let them set out, where they have not."""
         if self._coming is None:
             pieces = [self.copy.tensors[name] for name in self.bundle.names]
-            self._coming = Flight(self.bundle.there, pieces, self._place, self._groups)
+            self._coming = Flight(self.bundle.there, pieces, self._place, self._groups, holds=True)
 
     def bring(self) -> list[torch.Tensor]:
         """The weights as the block wants them. What is sent comes in memory of its own: a cut at the end of a way makes
@@ -100,7 +100,7 @@ class Gathered:
     def send_back(self, gradients: Sequence[torch.Tensor]) -> Flight:
         """Gradients on their way to where they are stored."""
         given = [gradient.to(self.bundle.reduced_in) for gradient in gradients]
-        return Flight(self.bundle.back, given, self._place, self._groups)
+        return Flight(self.bundle.back, given, self._place, self._groups, holds=True)
 
     def keep(self, weights: Sequence[torch.Tensor]) -> None:
         """The memory of these weights is to be given back, and filled again for their backward pass."""

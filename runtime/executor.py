@@ -111,7 +111,7 @@ class Executor:
         gathers = GatherTrip(
             bundles=[section.bundles for section in self.sections],
             recomputed=[section.recomputed and torch.is_grad_enabled() for section in self.sections],
-            copy=copies[0],
+            copy=replace(copies[0], values={}, put_off=None),
             parameters=parameters,
             place=self.place,
             lanes=self.lanes,

@@ -32,7 +32,7 @@ class Pending(Protocol):
 
 
 Started = tuple[Pending, torch.Tensor, Callable[[], Pieces]]
-"""What to wait for, what is there until then because it is sent, and what then makes the members' new pieces."""
+"""What to wait for, what is there because it is sent, and what then makes the members' new pieces."""
 
 
 def _all_reduce(pieces: Pieces, steps: Sequence[Step], group: dist.ProcessGroup) -> Started:
@@ -109,17 +109,24 @@ _START: Mapping[str, Callable[[Pieces, Sequence[Step], dist.ProcessGroup], Start
 
 class Flight:
     """Pieces under way, each on its `steps`, which are the same collectives on the same axes for all; the first
-    collective starts when it is made. The pieces are its own from then."""
+    collective starts when it is made. The pieces are its own from then. One that `holds` has what it sends until it has
+    arrived, as backends do that run asynchronously: so an audit sees it."""
 
     def __init__(
-        self, steps: Sequence[Sequence[Step]], pieces: Sequence[torch.Tensor], place: RankMesh, groups: Groups
+        self,
+        steps: Sequence[Sequence[Step]],
+        pieces: Sequence[torch.Tensor],
+        place: RankMesh,
+        groups: Groups,
+        *,
+        holds: bool = False,
     ) -> None:
-        self._place, self._groups = place, groups
+        self._place, self._groups, self._holds = place, groups, holds
         self._pieces = [piece.detach() for piece in pieces]
         self._steps = [
             [step for step in one if step.kind not in COLLECTIVES or place.mesh.sizes[step.axis] > 1] for one in steps
         ]
-        self._started: Started | None = None
+        self._started: tuple[Pending, torch.Tensor | None, Callable[[], Pieces]] | None = None
         self.under_way: Step | None = None  # the collective that was started last
         self._go()
 
@@ -147,5 +154,6 @@ class Flight:
             self.under_way = following[0]
             group = self._groups[self.under_way.axis]
             assert group is not None, "nothing moves along an axis of one device"
-            self._started = _START[self.under_way.kind](self._pieces, following, group)
+            work, sent, landed = _START[self.under_way.kind](self._pieces, following, group)
+            self._started = work, sent if self._holds else None, landed
             self._pieces = []

@@ -30,9 +30,9 @@ class Collects(Protocol):
 @dataclass(kw_only=True, eq=False)
 class GatherTrip:
     """The `bundles` of each section of a stage for one pass forward and one back; `recomputed` says of each whether it
-    is computed again. `copy` has what is there before the first operator, `parameters` take the gradients that are
-    late. With `lanes`, process groups of their own, weights set out ahead and gradients land behind; without, each is
-    waited for."""
+    is computed again. `copy` has what is there before the first operator, and no values: these hold their nodes of
+    autograd, which hold the trip. `parameters` take the gradients that are late. With `lanes`, process groups of their
+    own, weights set out ahead and gradients land behind; without, each is waited for."""
 
     bundles: Sequence[Sequence[Bundle]]
     recomputed: Sequence[bool]
@@ -42,7 +42,7 @@ class GatherTrip:
     lanes: Groups | None = None
     _coming: dict[int, list[Gathered]] = field(default_factory=dict)  # have set out for their first use, or to be used
     _left: dict[int, list[Gathered]] = field(default_factory=dict)  # wait for their backward pass
-    _returning: tuple[Gathered, Flight] | None = None
+    _returning: list[tuple[Gathered, Flight]] = field(default_factory=list)  # of one section
     _announced: bool = False  # whether somebody will say that the backward pass is over
 
     def enter(self, number: int, copy: Copy, phase: Phase) -> Sequence[Gathered]:
@@ -87,8 +87,9 @@ class GatherTrip:
         with self._meanwhile("backward"):
             if self.lanes is None or not way.bundle.returns:
                 return way.send_back(gradients).land()
-            self._land()
-            self._returning = way, way.send_back(gradients)
+            if self._returning and self._returning[0][0].section != way.section:
+                self._land()
+            self._returning.append((way, way.send_back(gradients)))
         if not self._announced:
             self._announced = True
             torch.autograd.Variable._execution_engine.queue_callback(self._passed)
@@ -101,14 +102,14 @@ class GatherTrip:
             self._land()
 
     def _land(self) -> None:
-        if self._returning is not None:
-            (way, flight), self._returning = self._returning, None
+        returning, self._returning = self._returning, []
+        for way, flight in returning:
             for name, gradient in zip(way.bundle.names, flight.land(), strict=True):
                 self.parameters[name].collect(gradient)
 
     def _ways(self, number: int) -> list[Gathered]:
         groups = self.place.groups if self.lanes is None else self.lanes
-        return [Gathered(bundle, self.copy, self.place, groups) for bundle in self.bundles[number]]
+        return [Gathered(bundle, number, self.copy, self.place, groups) for bundle in self.bundles[number]]
 
     def _set_out(self, number: int, phase: Phase) -> None:
         """While a section runs, let the weights of the next that gathers any come; in a backward pass that is one

@@ -317,7 +317,7 @@ class Options:
             "each|block|ahead|auto",
             "Weights that are gathered for their use: each when it is used; those of a block together when it begins,"
             " and their gradients together when all are there; or the same ahead, while the block before it runs."
-            " auto takes the fastest for the plan that was found.",
+            " auto searches with each of them and takes the fastest plan.",
             "each",
         ),
     ] = None

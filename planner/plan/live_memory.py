@@ -162,7 +162,7 @@ class _Chunk:
         self.waiting: dict[int, list[_Product]] = {}
         self.products: list[_Product] = []
         self.coming: dict[int, list[_Sent]] = {}  # weights that have set out, by section
-        self.returning: tuple[BlockGather, Sequence[str], _Sent] | None = None
+        self.returning: list[tuple[BlockGather, Sequence[str], _Sent]] = []  # gradients that have
 
     def turn(self, turn: Turn) -> None:
         """A pass of a micro-batch, or of a slice of one."""
@@ -292,24 +292,25 @@ class _Chunk:
 
     def _reduce_together(self, section: _Section, gradients: dict[str, Storage]) -> None:
         """Bring back the gradients of the weights that a section gathers together, as one."""
-        for one in reversed(self.tensors.gathers[section.number]):
+        gathers = self.tensors.gathers[section.number]
+        if any(one.back.moves for one in gathers):
+            self._returned()
+        for one in reversed(gathers):
             given = [(name, gradients.pop(name)) for name in one.names if name in gradients]
             if not one.back.moves:
                 for name, storage in given:
                     self._accumulate(name, storage)
                 continue
-            if self.update.ahead:
-                self._returned()
             wide = [self.account.new(sum(one.back.nbytes[:1]), OTHER)] if self._widened(one) else []
-            self.returning = one, [name for name, _ in given], self._sent(one.back, 0)
+            self.returning.append((one, [name for name, _ in given], self._sent(one.back, 0)))
             self._release([*wide, *(storage for _, storage in given)])
             if not self.update.ahead:
                 self._returned()
 
     def _returned(self) -> None:
         """Wait for gradients that are on their way."""
-        if self.returning is not None:
-            (one, names, sent), self.returning = self.returning, None
+        returning, self.returning = self.returning, []
+        for one, names, sent in returning:
             made = self._arrived(one.back, sent)
             for name in names:
                 self._accumulate(name, self.account.hold(made))

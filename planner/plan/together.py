@@ -65,13 +65,12 @@ class Together:
         ways = self._ways(self._runs[stage])
         waited = self._waited_for(ways)
         for way in ways:
-            seconds = 0.0
+            seconds = [self._seconds(way.pricer, message) for message in _messages(way.bucket)]
             for message in _messages(way.bucket):
                 charge(cost.messages, GATHERING, A_BLOCK, message, {way.phase: 1})
-                seconds += self._seconds(way.pricer, message)
-            sent[way.phase] += seconds
+            sent[way.phase] += sum(seconds)
             if way not in waited:
-                _pass(chunk, way.phase).hide(seconds)
+                _pass(chunk, way.phase).hide(seconds[0])  # what follows it is waited for when it is there
         for phase in ("forward", "recomputation", "backward"):
             beyond = sent[phase] - self._charged.pop((stage, phase), 0.0)
             _pass(chunk, phase).add(waits=beyond)
@@ -83,10 +82,10 @@ class Together:
         for number, run in enumerate(runs):
             again: Phase = "recomputation" if run.recomputed else "backward"
             for one in run.gathers:
-                found.append(_Way(number, "forward", one.there, self.pricers.parameters))
+                found.append(_Way(number, "there", "forward", one.there, self.pricers.parameters))
                 if run.recomputed or one.again:
-                    found.append(_Way(number, again, one.there, self.pricers.parameters))
-                found.append(_Way(number, "backward", one.back, self.pricers.gradients))
+                    found.append(_Way(number, "again", again, one.there, self.pricers.parameters))
+                found.append(_Way(number, "back", "backward", one.back, self.pricers.gradients))
         return [way for way in found if way.bucket.moves]
 
     def _waited_for(self, ways: Sequence["_Way"]) -> Sequence["_Way"]:
@@ -94,11 +93,9 @@ class Together:
         with."""
         if not self.bound.plan.training.update.ahead:
             return ways
-        forward = [way for way in ways if way.phase == "forward"]
-        back = [way for way in ways if way.pricer is self.pricers.gradients]
-        again = [way for way in ways if way not in forward and way not in back]
-        first = [way for way in forward if way.run == forward[0].run]
-        return [*first, *(way for way in again if way.run == again[-1].run), *back[:1]]
+        runs = {kind: [way.run for way in ways if way.kind == kind] for kind in ("there", "again", "back")}
+        ends = {kind: (max if kind == "again" else min)(found) for kind, found in runs.items() if found}
+        return [way for way in ways if way.run == ends[way.kind]]
 
     def _seconds(self, pricer: RedistributionPricer, message: Message) -> Seconds:
         """Of one message by itself."""
@@ -107,9 +104,11 @@ class Together:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Way:
-    """Weights or gradients of a run of operators, the number `run` of its stage, that travel as one in a pass."""
+    """Weights or gradients of a run of operators, the number `run` of its stage, that travel as one in a pass: weights
+    "there" and "again", gradients "back"."""
 
     run: int
+    kind: str
     phase: Phase
     bucket: Bucket
     pricer: RedistributionPricer

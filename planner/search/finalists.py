@@ -19,14 +19,12 @@ from planner.search.assemble import assembly, groups_of, input_layouts, stages_o
 from planner.search.contenders import Contender
 from planner.search.engine import Engine
 from planner.search.evaluation import RankFilling
-from planner.search.gathering import fastest_gathers
 from planner.search.request import SearchRequest
 from planner.search.scheduling import as_asked, asks, fastest_schedule, reorders
 from planner.search.settle import Certificate, settle_and_certify
 from planner.search.space import Configuration
 from planner.sharding.discover import written_rules
 from planner.sharding.rescale import rescale_batch
-from planner.sharding.update import AUTO_GATHERS, GATHERS
 
 OPTIMAL = 1e-9
 """Within this of the bound, relatively, a result counts as optimal."""
@@ -96,10 +94,10 @@ class Finalists:
     def plans(self) -> tuple[Ranked, ...]:
         """The fastest of the contenders, fastest first; those that cannot be among them are not priced: their hosts
         would have to save more by launching ahead than those of the others."""
-        top, plans, update = self.request.top, list[Ranked](), self.request.update
+        top, plans, ahead = self.request.top, list[Ranked](), self.request.update.ahead  # may take less than its sum
         reordered = reorders(self.request.pinned)
         bounded = [
-            (0.0 if update.overlaps else found.least_step(any_order=reordered), found.objective, found.order, found)
+            (0.0 if ahead else found.least_step(any_order=reordered), found.objective, found.order, found)
             for found in self.found
         ]
         for least, _, _, found in sorted(bounded, key=lambda one: one[:3]):
@@ -108,8 +106,6 @@ class Finalists:
             ranked = self._ranked(found)
             if reordered:
                 ranked = self._scheduled(ranked, plans[top - 1].seconds if len(plans) >= top else math.inf)
-            if update.gathers == AUTO_GATHERS:
-                ranked = self._gathered(ranked)
             plans = sorted([*plans, ranked], key=lambda ranked: ranked.seconds)
         fitting = [ranked for ranked in plans if self._fits(ranked.configuration, ranked.plan.prediction)]
         if not fitting:
@@ -140,11 +136,6 @@ class Finalists:
         configuration = replace(ranked.configuration, schedule=bound.plan.schedule)
         return replace(ranked, bound=bound, configuration=configuration)
 
-    def _gathered(self, ranked: Ranked) -> Ranked:
-        """A result with its weights gathered as it takes it least."""
-        limits, machine = self._limits(ranked.configuration), self.engine.machine(ranked.configuration)
-        return replace(ranked, bound=fastest_gathers(ranked.bound, machine, limits))
-
     def _ranked(self, found: Contender) -> Ranked:
         """A result as a plan, bound to its graph and priced by the judge."""
         request, configuration = self.request, found.configuration
@@ -171,7 +162,6 @@ class Finalists:
         """What ranks run as a plan, bound and priced."""
         request, configuration = self.request, found.configuration
         chain, machine = found.lineup.chain, self.engine.machine(configuration)
-        update = chain.tables.update
         whole = assembly(chain, ranks, configuration.virtual_stages)
         blocks = self.engine.template.blocks
         plan = Plan(
@@ -181,7 +171,7 @@ class Finalists:
                 micro_batches=configuration.micro_batches,
                 precision=request.precision,
                 optimizer=request.optimizer,
-                update=replace(update, gathers=GATHERS[0]) if update.gathers == AUTO_GATHERS else update,
+                update=chain.tables.update,
                 imbalance=request.imbalance,
             ),
             cluster=cluster_reference(machine),

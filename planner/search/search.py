@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 
 from costmodels import peak_memory
 from hardware_profiles import Cluster, Hidden, MixedCluster, parts_of
-from planner.errors import InfeasibleError, RequestError
+from planner.errors import InfeasibleError, PlannerError, RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan, prepare
 from planner.plan.plan import Plan
@@ -43,6 +43,7 @@ from planner.search.refusals import no_configuration, space_of
 from planner.search.request import SearchRequest
 from planner.search.space import Configuration, bounds
 from planner.search.template import fold
+from planner.sharding.update import AUTO_GATHERS, GATHERS
 
 _LOG = logging.getLogger(__name__)
 """What becomes of every configuration, for people who ask; INFO."""
@@ -138,6 +139,8 @@ def search(
     Raises RequestError where the request divides into nothing, InfeasibleError, with the bytes that are missing, where
     nothing fits.
     """
+    if request.update.gathers == AUTO_GATHERS:
+        return _gathering_each_way(request, on_progress, cancelled, cutoff)
     attempt, stated = _Search(request, on_progress, cancelled, cutoff), None
     for _ in range(_ROUNDS):
         try:
@@ -156,6 +159,23 @@ def search(
                 raise
             break
     raise InfeasibleError(known.message) from None
+
+
+def _gathering_each_way(
+    request: SearchRequest, on_progress: Callable[[Progress], None], cancelled: Callable[[], bool], cutoff: float
+) -> SearchResult:
+    """The fastest of what is found for every way to gather weights: each is another problem, with sums and memory of
+    its own, and what is proved is proved about the one that is taken."""
+    found, refusals = list[SearchResult](), list[PlannerError]()
+    for gathers in GATHERS:
+        try:
+            one = replace(request, update=replace(request.update, gathers=gathers))
+            found.append(search(one, on_progress, cancelled, cutoff))
+        except (RequestError, InfeasibleError) as error:
+            refusals.append(error)
+    if not found:
+        raise refusals[0]
+    return min(found, key=lambda result: result.plans[0].seconds)
 
 
 def find_fitting(request: SearchRequest, cancelled: Callable[[], bool] = lambda: False) -> bool:
@@ -231,7 +251,7 @@ class _Search:
         self.started = time.perf_counter()
         self.request, self.on_progress, self.cancelled, self.limit = request, on_progress, cancelled, cutoff
         self.engine, self.prepared = _engine(request)
-        hides = request.cluster.software.hidden != Hidden() or request.update.overlaps
+        hides = request.cluster.software.hidden != Hidden() or request.update.ahead
         self.contenders = Contenders(request.top, decided=request.pinned.pipeline == 1 and not hides)
         memory = max(group.device.memory for group in self.engine.groups)
         self.memory = min(memory, memory if request.memory_limit is None else request.memory_limit)

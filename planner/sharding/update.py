@@ -54,7 +54,8 @@ class Update:
         gathers: weights that are gathered for their use: "each" by itself, when it is used, or those of a "block"
             together, when it begins, and their gradients together, when all of them are there; or those "ahead", too,
             while the block before it runs, and their gradients while the next one does (see
-            `planner.plan.block_gathers`). A plan holds no "auto": the search writes the fastest.
+            `planner.plan.block_gathers`). A plan holds no "auto": that is for the search, which
+            tries all of them and writes the fastest.
         local_parameters: patterns of parameters that every device has for itself: neither compared nor sent, and their
             gradients are not reduced.
         placed: patterns of tables that are not on the devices, and where they are: "host" or "servers" (see
@@ -90,11 +91,6 @@ class Update:
     def ahead(self) -> bool:
         """Whether they are gathered, and their gradients reduced, while other blocks run."""
         return self.gathers == "ahead"
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether a step may take less than the sum of its parts, as weights are gathered while others are used."""
-        return self.gathers in ("ahead", AUTO_GATHERS)
 
     @property
     def variant(self) -> UpdateVariant:

@@ -1,11 +1,14 @@
 """Weights that come ahead set out while the block before theirs runs, and gradients land while the next one's backward
 pass does: the order of what one rank does, on made-up neighbours."""
 
+import gc
 import re
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -13,6 +16,7 @@ import torch
 
 from planner.plan.plan import Plan
 from planner.sharding.update import Update
+from runtime import executor
 from runtime.block_gathers import Gathered
 from runtime.flight import Flight
 from runtime.gather_trip import GatherTrip
@@ -62,8 +66,7 @@ def written_down() -> Iterator[list[str]]:
         return send(way, gradients)
 
     def landing(trip: GatherTrip) -> None:
-        if trip._returning is not None:
-            events.append(f"reduced {block_of(trip._returning[0])}")
+        events.extend(f"reduced {block_of(way)}" for way, _ in trip._returning)
         land(trip)
 
     with (
@@ -75,8 +78,8 @@ def written_down() -> Iterator[list[str]]:
         yield events
 
 
-def plan_of(gathers: str, **settings: object) -> Plan:
-    plan = plans.hand_plan("zero3", "llama4", plans.mesh_of(2), micro_batches=1, **settings)
+def plan_of(gathers: str, kind: str = "zero3", sizes: tuple[int, ...] = (2,), **settings: object) -> Plan:
+    plan = plans.hand_plan(kind, "llama4", plans.mesh_of(*sizes), **{"micro_batches": 1, **settings})
     return replace(plan, training=replace(plan.training, update=Update(gathers=gathers)))
 
 
@@ -114,6 +117,36 @@ def test_a_block_that_is_computed_again_fetches_the_one_before_it() -> None:
         *("there 1", "out 0", "run 1", "reduced 2", "reduce 1"),
         *("there 0", "run 0", "reduced 1", "reduce 0", "reduced 0"),
     ]
+
+
+def test_all_gradients_of_a_block_are_on_their_way_while_the_one_before_it_is_differentiated() -> None:
+    """Some weights of these blocks are cut along the other axis too, and travel by themselves: three messages a
+    block."""
+    found = [event for event in order(plan_of("ahead", "outer", (2, 2))) if event.startswith("reduce")]
+    behind = [event for event in found if "head" not in event]
+    blocks = ["3", "2", "1", "0"]
+    wanted = [f"reduce {blocks[0]}"] * 3
+    for before, block in pairwise(blocks):
+        wanted += [f"reduced {before}"] * 3 + [f"reduce {block}"] * 3
+    assert behind == [*wanted, *["reduced 0"] * 3]
+
+
+@pytest.mark.parametrize("gathers", ["block", "ahead"])
+def test_nothing_is_left_of_a_micro_batch(gathers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[weakref.ref[GatherTrip]]()
+
+    class Noted(GatherTrip):
+        def __init__(self, **given: Any) -> None:
+            super().__init__(**given)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(executor, "GatherTrip", Noted)
+    plan = plan_of(gathers, stages=(2, 2), micro_batches=2)
+    with one_rank("llama4", plan, plans.traced("llama4"), 0) as (step, _):
+        step.accumulate(*plans.inputs("llama4"))
+        gc.collect()
+    assert len(made) == 2
+    assert not any(trip() for trip in made)
 
 
 @pytest.mark.parametrize("recomputation", ["none", "full"])

@@ -16,12 +16,13 @@ def together(
     model: str, kind: int | str, sizes: tuple[int, ...], settings: dict[str, object], dtype: str = "mixed"
 ) -> tuple[float, int, int]:
     """How far losses, gradients and new weights of two steps are, relatively, from those with weights that are gathered
-    one by one, waited for in the general executor and ahead in lowered programs; and how many collectives the second
-    step sends, one by one and together."""
+    one by one, waited for in the general executor and ahead in lowered programs (under ZeRO-2 the other way round); and
+    how many collectives the second step sends, one by one and together."""
     plan = tasks.plan_of(model, plans.mesh_of(*sizes), kind, optimizer="sgd", **settings)
     batches = [plans.inputs(model, samples=plan.training.global_batch) for _ in range(2)]
     made, sent = [], []
-    for gathers, lowered in (("each", True), ("block", False), ("ahead", True)):
+    programs = kind != "zero2"
+    for gathers, lowered in (("each", True), ("block", not programs), ("ahead", programs)):
         update = Update(gathers=gathers, gradient_dtype=dtype)
         step = parallelize(
             plans.build(model),
