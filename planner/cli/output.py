@@ -15,6 +15,7 @@ from planner.sharding.update import update_words
 if TYPE_CHECKING:
     from planner.plan.explanation import Explanation
     from planner.plan.plan import Plan, Prediction
+    from planner.plan.rank_view import RankView
     from planner.plan.roles import Roles
     from planner.search.settle import Certificate
 
@@ -81,6 +82,21 @@ def plan_content(plan: "Plan", found: "Roles", prediction: "Prediction") -> dict
         "time_seconds": dict(prediction.time),
         "memory_bytes": dict(prediction.memory),
         "parked_bytes": dict(prediction.parked),
+    }
+
+
+def rank_content(view: "RankView", plan: "Plan") -> dict[str, Any]:
+    """What one rank of a plan has."""
+    return {
+        "schema_version": OUTPUT_SCHEMA_VERSION,
+        "rank": view.rank,
+        "devices": plan.cluster.devices,
+        "pipeline_rank": view.pipeline_rank,
+        "coordinate": dict(zip(plan.mesh.names, view.coordinate, strict=True)),
+        "stages": [{"stage": number, "first_block": first, "blocks": blocks} for number, first, blocks in view.stages],
+        "peers": [asdict(peers) for peers in view.peers],
+        "inputs": [asdict(one) for one in view.inputs],
+        "parameters": [asdict(one) for one in view.parameters],
     }
 
 

@@ -10,7 +10,7 @@ import typer
 from costmodels import CostModelError
 from hardware_profiles import HardwareProfileError
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
-from planner.cli.output import plan_content, write_json
+from planner.cli.output import plan_content, rank_content, write_json
 from planner.cli.waiting import Waiting, waiting
 from planner.errors import PlanFileError, PlannerError
 
@@ -77,20 +77,33 @@ def traced_again(plan: "Plan") -> "tuple[BuiltModel, OperatorGraph]":
 def show(
     plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
     hardware: Hardware = None,
+    rank: Annotated[
+        int | None, typer.Option(help="Where this rank stands, whom it talks to, and which pieces it has.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a plan: degrees, who is sharded how, time and memory.
+    """Show a plan: degrees, who is sharded how, time and memory; or what one rank of it has.
 
     [bold]plan show llama70b-64.json[/bold]
+    [bold]plan show llama70b-64.json --rank 37[/bold]
     """
     with reporting(as_json):
         from rich.console import Console
 
+        from planner.plan.rank_view import rank_view
         from planner.plan.roles import roles
+        from planner.report.rank import print_rank
         from planner.report.terminal import print_plan
 
         with waiting() as wait:
             verdict = judge(plan_file, hardware, wait)
+        if rank is not None:
+            plan, view = verdict.bound.plan, rank_view(verdict.bound, roles(verdict.bound), rank)
+            if as_json:
+                write_json(rank_content(view, plan))
+            else:
+                print_rank(Console(highlight=False), view, plan.mesh.names, plan.cluster.devices)
+            return
         if as_json:
             content = plan_content(verdict.bound.plan, roles(verdict.bound), verdict.prediction)
             write_json({**content, "fits": verdict.fits, "remarks": list(verdict.remarks)})

@@ -182,6 +182,47 @@ class Shown(PlanContent):
     remarks: list[str]
 
 
+class StageOfRank(Strict):
+    stage: int
+    first_block: int
+    blocks: int
+
+
+class Peers(Strict):
+    name: str
+    role: str
+    ranks: list[int]
+
+
+class HeldInput(Strict):
+    name: str
+    shape: list[int]
+    piece: list[list[tuple[int, int]]]
+
+
+class HeldParameter(Strict):
+    name: str
+    shape: list[int]
+    weight: list[list[tuple[int, int]]]
+    gradient: list[list[tuple[int, int]]]
+    state: list[list[tuple[int, int]]]
+    partial: list[str]
+
+
+class ShownRank(Strict):
+    """`plan show --rank`."""
+
+    schema_version: Literal[2]
+    rank: int
+    devices: int
+    pipeline_rank: int
+    coordinate: dict[str, int]
+    stages: list[StageOfRank]
+    peers: list[Peers]
+    inputs: list[HeldInput]
+    parameters: list[HeldParameter]
+
+
 class Verified(Strict):
     """`plan verify`."""
 
@@ -664,6 +705,7 @@ ANSWERS: dict[str, type[BaseModel]] = {
     "plan explain PLAN": Explained,
     "plan explain PLAN NAME": ExplainedNames,
     "plan show": Shown,
+    "plan show --rank": ShownRank,
     "plan verify": Verified,
     "plan audit": Audit,
     "plan validate": Validated,

@@ -43,6 +43,7 @@ CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("plan explain PLAN", ("explain", "a.json", "--no-search")),
     ("plan explain PLAN NAME", ("explain", "a.json", "*.mlp.up_proj")),
     ("plan show", ("show", "a.json")),
+    ("plan show --rank", ("show", "a.json", "--rank", "1")),
     ("plan verify", ("verify", "a.json")),
     ("plan audit", ("audit", "a.json")),
     ("plan validate", ("validate", "runs.csv", "--processes", "1")),
