@@ -7,7 +7,7 @@ import pytest
 
 from planner.plan.explanation import RESOURCE_OF, Alternative, Explanation
 from planner.plan.stage_cost import ACTIVATIONS, FETCHED, OFFLOAD, RETURNED, TIME_PER_MICRO_BATCH, TIME_PER_STEP
-from planner.plan.step import AHEAD, BESIDE, COVERED, PIPELINE_BUBBLE, UNCOVERED
+from planner.plan.step import AHEAD, BESIDE, COVERED, GATHERED_AHEAD, PIPELINE_BUBBLE, UNCOVERED
 from planner.report.explanation import explanation_lines
 from planner.report.search import objective_text, proof_text
 
@@ -73,7 +73,7 @@ def test_launches_ahead_are_explained(plan: Any) -> None:
 
 def test_every_part_of_the_time_has_a_resource() -> None:
     parts = {*TIME_PER_MICRO_BATCH, *TIME_PER_STEP, PIPELINE_BUBBLE, UNCOVERED, COVERED, AHEAD}
-    assert set(RESOURCE_OF) == parts | {OFFLOAD, ACTIVATIONS, FETCHED, RETURNED, BESIDE}
+    assert set(RESOURCE_OF) == parts | {OFFLOAD, ACTIVATIONS, FETCHED, RETURNED, BESIDE, GATHERED_AHEAD}
 
 
 def test_an_explanation_in_words() -> None:
