@@ -86,10 +86,11 @@ def _is_ring(operator: BoundOperator, position: int) -> bool:
 
 
 def _cuts_words(bound: BoundPlan) -> bool:
-    """Whether an embedding of the samples' tokens is cut along the vocabulary."""
+    """Whether an embedding of the samples' tokens is cut along the vocabulary. A micro-batch of one sample has no loop
+    over samples."""
     labels = factor_labels(bound.graph)
     for operator, names in zip(bound.operators, labels, strict=True):
-        if operator.rule.op_class == "embedding" and "batch" in names:
+        if operator.rule.op_class == "embedding" and not {"batch", "sequence"}.isdisjoint(names):
             results = {factor for dims in operator.rule.results[0] for factor in dims}
             if any(choice is not None and choice not in results for choice in operator.strategy):
                 return True

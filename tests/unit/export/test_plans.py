@@ -27,6 +27,7 @@ CASES = {
     "data": ("llama-tiny", 4, replace(TINY, data=4)),
     "ZeRO 3": ("llama-tiny", 4, replace(TINY, data=4, zero=3)),
     "tensor and data": ("llama-tiny", 4, replace(TINY, data=2, tensor=2, sequence_parallel=True, zero=1)),
+    "one sample": ("llama-tiny", 2, replace(TINY, tensor=2, sequence_parallel=True, micro_batch=1)),
     "copies of shards": ("llama-tiny", 8, replace(TINY, data=4, tensor=2, sequence_parallel=True, zero=1, replicas=2)),
     "HSDP": ("llama-tiny", 4, replace(TINY, data=4, zero=3, replicas=2)),
     "whole norms": ("gpt-tiny", 2, replace(TINY, tensor=2)),
@@ -46,14 +47,16 @@ CASES = {
 
 
 REFUSED = {("torch", name) for name in ("whole norms", "a ring", "heads", "experts", "experts over all")}
-REFUSED |= {("accelerate", name) for name in ("whole norms", "uneven stages", "virtual stages", "recomputed")}
+REFUSED |= {
+    ("accelerate", name) for name in ("whole norms", "one sample", "uneven stages", "virtual stages", "recomputed")
+}
 
 
 def _last(losses: tuple[Loss, ...], description: Description) -> Description:
     return losses[-1].description if losses else description
 
 
-QUICK = ("data", "tensor and data", "uneven stages", "recomputed", "attention kept", "experts")
+QUICK = ("data", "tensor and data", "one sample", "uneven stages", "recomputed", "attention kept", "experts")
 LISTED = [name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in CASES]
 
 
