@@ -108,14 +108,7 @@ class Executor:
         ]
         trail = Trail(self.parking) if self.parking is not None else None
         visits = self._visits(teller(copies[0].observer))
-        gathers = GatherTrip(
-            bundles=[section.bundles for section in self.sections],
-            recomputed=[section.recomputed and torch.is_grad_enabled() for section in self.sections],
-            copy=replace(copies[0], values={}, put_off=None),
-            parameters=parameters,
-            place=self.place,
-            lanes=self.lanes,
-        )
+        gathers = self._gathers(copies[0], parameters)
         for number, section in enumerate(self.sections):
             if trail is not None and not section.parking:
                 trail.let_go()
@@ -126,9 +119,10 @@ class Executor:
             elif trail is not None and section.parking and torch.is_grad_enabled():
                 self._saving(number, copies, trail)
             else:
-                gathered = gathers.enter(number, copies[0], "forward")
+                gathered = gathers.enter(number, copies[0], "forward") if gathers is not None else ()
                 self._run(section, copies)
-                gathers.leave(number, gathered, [copies[0].values[name] for name in section.writes])
+                if gathers is not None:
+                    gathers.leave(number, gathered, [copies[0].values[name] for name in section.writes])
             if visits is not None:
                 visits.leave(number, [copy.values[name] for copy in copies for name in section.writes])
         if trail is not None:
@@ -142,6 +136,19 @@ class Executor:
         """The comings of parked weights in a pass; None where none are parked."""
         runs = [section.visit for section in self.sections]
         return Visits(self.weights, runs, told) if self.weights is not None and any(runs) else None
+
+    def _gathers(self, copy: Copy, parameters: Mapping[str, LocalParameter | Version]) -> GatherTrip | None:
+        """The gathers of a pass; None where no weights go together."""
+        if not any(section.bundles for section in self.sections):
+            return None
+        return GatherTrip(
+            bundles=[section.bundles for section in self.sections],
+            recomputed=[section.recomputed and torch.is_grad_enabled() for section in self.sections],
+            copy=replace(copy, values={}, put_off=None),
+            parameters=parameters,
+            place=self.place,
+            lanes=self.lanes,
+        )
 
     def _made(self, values: Values) -> dict[str, torch.Tensor]:
         made = {name: values[name] for name in self.results}
@@ -161,7 +168,7 @@ class Executor:
             if tensor.requires_grad:
                 tensor.register_hook(lambda _: back())  # type: ignore[no-untyped-call]
 
-    def _recomputed(self, number: int, copies: Sequence[Copy], gathers: GatherTrip, trail: Trail | None) -> None:
+    def _recomputed(self, number: int, copies: Sequence[Copy], gathers: GatherTrip | None, trail: Trail | None) -> None:
         section = self.sections[number]
         kept = [KeptResults() for _ in copies]
         count = len(section.reads)
@@ -183,7 +190,8 @@ class Executor:
                 )
                 for at, copy in enumerate(bare)
             ]
-            gathers.enter(number, inside[0], phase)
+            if gathers is not None:
+                gathers.enter(number, inside[0], phase)
             phase = "recomputation"
             self._run(program, inside)
             if len(bare) > 1:  # else a copy that is done goes on until all are, and sends what nobody reads
