@@ -16,6 +16,7 @@ from runtime.observer import Observer
 from runtime.training_step import TrainingStep, parallelize
 from tests.distributed import plans
 from tests.long_lists import first
+from tests.unit.runtime import test_lowering
 
 CPU = torch.device("cpu")
 COMPILES = shutil.which("g++") is not None and Path(sysconfig.get_path("include"), "Python.h").exists()
@@ -28,17 +29,8 @@ def as_written(function, **settings):
 
 
 def step_of(model: str, *, compiled: bool = True, **settings: object) -> TrainingStep:
-    plan = plans.hand_plan("zero1", model, plans.mesh_of(), **settings)
     with patch("runtime.training_step.check_compiler"):
-        return parallelize(
-            plans.build(model),
-            plan,
-            example=plans.inputs(model),
-            traced=plans.traced(model),
-            device=CPU,
-            check_layouts=False,
-            compiled=compiled,
-        )
+        return test_lowering.step_of(model, compiled=compiled, **settings)
 
 
 def trained(step: TrainingStep, model: str, passes: int = 3) -> list[torch.Tensor]:

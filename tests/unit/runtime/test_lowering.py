@@ -14,7 +14,7 @@ from tests.distributed import plans
 CPU = torch.device("cpu")
 
 
-def step_of(model: str, *, lowered: bool = True, **settings: object) -> TrainingStep:
+def step_of(model: str, *, lowered: bool = True, compiled: bool = False, **settings: object) -> TrainingStep:
     plan = plans.hand_plan("zero1", model, plans.mesh_of(), **settings)
     return parallelize(
         plans.build(model),
@@ -24,6 +24,7 @@ def step_of(model: str, *, lowered: bool = True, **settings: object) -> Training
         device=CPU,
         check_layouts=False,
         lowered=lowered,
+        compiled=compiled,
     )
 
 
