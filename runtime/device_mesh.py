@@ -159,7 +159,7 @@ def _lines(mesh: Mesh, axis: int, stages: int) -> list[list[int]]:
     """All lists of ranks that differ on one axis only, in every stage."""
     line = mesh.axes[axis]
     starts = [rank for rank in range(mesh.size * stages) if rank // line.stride % line.size == 0]
-    return [[start + place * line.stride for place in range(line.size)] for start in starts]
+    return [list(line.line(start)) for start in starts]
 
 
 def axis_lines(place: RankMesh, purpose: str) -> tuple[dist.ProcessGroup | None, ...]:

@@ -92,9 +92,7 @@ class Groups:
         """The ranks that differ from this one on these axes only."""
         found = [rank]
         for axis in axes:
-            line = self.place.mesh.axes[axis]
-            start = [one - one // line.stride % line.size * line.stride for one in found]
-            found = [one + at * line.stride for one in start for at in range(line.size)]
+            found = [other for one in found for other in self.place.mesh.axes[axis].line(one)]
         return tuple(sorted(found))
 
     def _axes(self, name: str) -> tuple[int, ...]:

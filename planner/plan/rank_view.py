@@ -94,15 +94,12 @@ def rank_view(bound: BoundPlan, found: Roles, rank: int) -> RankView:
 
 def _peers(bound: BoundPlan, found: Roles, rank: int) -> tuple[Peers, ...]:
     plan, mesh = bound.plan, bound.plan.mesh
-    place = rank % mesh.size
     peers = []
     if plan.pipeline > 1:
-        ranks = tuple(stage * mesh.size + place for stage in range(plan.pipeline))
+        ranks = tuple(stage * mesh.size + rank % mesh.size for stage in range(plan.pipeline))
         peers.append(Peers(name="pipeline", role="stages", ranks=ranks))
     for axis, role in zip(mesh.axes, found.axes, strict=True):
-        first = rank - place // axis.stride % axis.size * axis.stride
-        ranks = tuple(first + at * axis.stride for at in range(axis.size))
-        peers.append(Peers(name=axis.name, role=role.role, ranks=ranks))
+        peers.append(Peers(name=axis.name, role=role.role, ranks=axis.line(rank)))
     return tuple(peers)
 
 

@@ -36,6 +36,12 @@ class MeshAxis:
     bandwidth: float
     order: Order = "contiguous"
 
+    def line(self, rank: int) -> tuple[int, ...]:
+        """The ranks that differ from this one on the axis only, itself among them, in ascending order; ranks may count
+        through several meshes one after the other."""
+        first = rank - rank // self.stride % self.size * self.stride
+        return tuple(first + at * self.stride for at in range(self.size))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
