@@ -50,7 +50,7 @@ def _say(kind: str, message: str, as_json: bool, details: Mapping[str, Any] | No
     if as_json:
         error = {"kind": kind, "message": message, **(details or {})}
         content = {"schema_version": OUTPUT_SCHEMA_VERSION, "error": error}
-        sys.stdout.write(json.dumps(content, indent=1) + "\n")
+        sys.stdout.write(json.dumps(content) + "\n")  # one line, as of `plan run` each object is
     typer.echo(f"plan: {message}", err=True)
 
 

@@ -327,6 +327,7 @@ def test_errors_as_json() -> None:
     assert outcome.code == 2
     error = json.loads(outcome.out)
     assert list(error) == ["schema_version", "error"]
+    assert outcome.out.count("\n") == 1, "plan run prints an object a line, its error too"
     assert error["error"]["kind"] == "bad input"
     assert outcome.err == f"plan: {error['error']['message']}\n"
 
