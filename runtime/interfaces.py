@@ -50,7 +50,7 @@ def interfaces() -> tuple[Interface, ...]:
 
 
 def _listed(entry: "ctypes._Pointer[_IfAddrs]") -> Iterator[tuple[str, Address]]:
-    while entry:
+    while bool(entry):  # a null pointer is false
         content = entry.contents
         if content.address is not None and (address := _address(content.address)) is not None:
             yield content.name.decode(), address

@@ -7,8 +7,8 @@
 
 Each rank is a process that leads a session of its own, with what torchrun would set in its environment. They find each
 other in a file of the folder of notes, which only their owner may enter: nothing listens but the sockets of
-collectives, on loopback (`runtime.rendezvous`). A thread looks at the processes and at their notes: where a rank failed,
-vanished, or nothing has happened for too long, all ranks are ended, each with the processes that it started.
+collectives, on loopback (`runtime.rendezvous`). A thread looks at the processes and at their notes: where a rank
+failed, vanished, or nothing has happened for too long, all ranks are ended, each with the processes that it started.
 """
 
 import contextlib

@@ -4,9 +4,9 @@
     started by torchrun            the store of its agent
     started by others              a store of rank 0, on a socket that is bound here
 
-A store keeps bytes under names: addresses of processes, barriers. Nothing of it is unpickled, but PyTorch's own stores
-listen on all addresses, so that the socket is made here and handed to them. Collectives have sockets of their own: gloo,
-NCCL and HCCL are told the interface by variables.
+A store keeps bytes under names: addresses of processes, barriers. Nothing of it is unpickled here, but a TCPStore
+listens on all addresses by itself, so that its socket is made here and handed to it. Collectives have sockets of their
+own: gloo, NCCL and HCCL are told the interface by variables.
 
     all processes on this host     loopback
     on several                     `--listen`; without it what the libraries choose, and a store on the address that
@@ -17,10 +17,8 @@ import errno
 import ipaddress
 import os
 import socket
-from collections.abc import Mapping
 
-import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
@@ -49,23 +47,18 @@ def variables_of(interface: Interface) -> dict[str, str]:
     }
 
 
-def has_agent(environment: Mapping[str, str]) -> bool:
-    """Whether an agent of torchrun has the store, so that its sockets are not ours."""
-    return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
 def store_of(launched: Launched, interface: Interface | None) -> Store:
     """The store in which the processes of a job find each other. Raises RequestError where the port of the first
     process is taken."""
     if launched.store is not None:
-        store: Store = dist.FileStore(launched.store, launched.world)
+        store: Store = FileStore(launched.store, launched.world)
         store.set_timeout(default_pg_timeout)
         return store
-    if has_agent(os.environ):
+    if launched.agent:
         return _store_of_agent()
     address = launched.address if interface is None or not launched.on_one_host else str(interface.address)
     if launched.rank:
-        return dist.TCPStore(address, launched.port, launched.world, is_master=False, timeout=default_pg_timeout)
+        return TCPStore(address, launched.port, launched.world, is_master=False, timeout=default_pg_timeout)
     return _own_store(launched, _listening(address, launched.port, interface))
 
 
@@ -81,7 +74,7 @@ def _store_of_agent() -> Store:
 
 def _own_store(launched: Launched, listening: socket.socket) -> Store:
     bound = listening.getsockname()[0]
-    return dist.TCPStore(
+    return TCPStore(
         launched.address if ipaddress.ip_address(bound).is_unspecified else bound,
         launched.port,
         launched.world,

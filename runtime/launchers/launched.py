@@ -16,7 +16,7 @@ _FIRST_PORT, _PORTS = 15000, 15000  # below those that operating systems give aw
 class Launched:
     """Process `rank` of `world`, `local_rank` of the `local_world` on its host; the processes meet at `address` and
     `port`, where the first one listens, or in the file `store`. `launcher` is who said so, `agents` how many processes
-    launch these (torchrun's agents; 1 elsewhere)."""
+    launch these (torchrun's agents; 1 elsewhere), and with `agent` one of them has the store."""
 
     launcher: str
     rank: int
@@ -27,6 +27,7 @@ class Launched:
     address: str
     port: int
     agents: int = 1
+    agent: bool = False
     store: str | None = None
 
     @property

@@ -41,4 +41,5 @@ def _read(environment: Environment, launcher: str, agents: int) -> Launched:
         address=address,
         port=port,
         agents=agents,
+        agent=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )

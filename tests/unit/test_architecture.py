@@ -61,6 +61,7 @@ HOMES = {
         "planner.plan",
         "planner.sharding.discover",
         "runtime.checkpoint.manifest",
+        "runtime.exchange",
         "runtime.launchers.rank_table",
         "runtime.recovery.copies",
     ),
