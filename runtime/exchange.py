@@ -9,6 +9,7 @@ code in every rank. Here nothing that comes in is more than numbers and text: wh
 """
 
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -20,6 +21,9 @@ from planner.errors import RunError
 
 MOST = 1 << 28
 """Bytes of JSON that a rank may tell."""
+
+MOST_ELEMENTS = 1 << 40
+"""Elements of a tensor that a rank may send."""
 
 _T = TypeVar("_T")
 _Header = list[tuple[str, str, tuple[int, ...]]]  # name, dtype and shape of tensors
@@ -109,7 +113,7 @@ def _length(found: int) -> int:
 
 def _empty(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
     kind = getattr(torch, dtype, None)
-    if not isinstance(kind, torch.dtype) or min(shape, default=0) < 0:
+    if not isinstance(kind, torch.dtype) or min(shape, default=0) < 0 or math.prod(shape) > MOST_ELEMENTS:
         raise RunError(f"a rank told something else than a tensor: dtype '{dtype[:40]}', shape {shape}")
     return torch.empty(shape, dtype=kind)
 

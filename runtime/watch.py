@@ -2,9 +2,9 @@
 
 A run is over where its ranks are, where one has failed or ended before its work was done, where it is stopped, and
 where no rank has made progress for too long. Then all ranks are asked to end (SIGTERM), and after `_GRACE` seconds what
-is left of them is killed. Where nothing happens all ranks are asked where they are: by a signal, which tells the line of code of
-whoever is not stopped, and by a note that a thread of each rank answers (`runtime.hang`). Those that wait for others
-are the victims, the rest is named.
+is left of them is killed. Where nothing happens all ranks are asked where they are: by a signal, which tells the line
+of code of whoever is not stopped, and by a note that a thread of each rank answers (`runtime.hang`). Those that wait
+for others are the victims, the rest is named.
 """
 
 import contextlib

@@ -138,7 +138,8 @@ def run(
     settings = RunSettings(
         steps=steps, seed=seed, check=check, model=model, data=data, shuffle=shuffle, full_batch=full_batch,
         workers=workers, timeout=timeout, listen=listen, on_nonfinite=on_nonfinite, on_spike=on_spike,
-        spike_factor=spike_factor, spike_window=spike_window, rollbacks=rollbacks, save=_text(save), save_every=save_every, keep=keep,
+        spike_factor=spike_factor, spike_window=spike_window, rollbacks=rollbacks,
+        save=_text(save), save_every=save_every, keep=keep,
         resume=_text(resume), go_on=go_on, weights=_text(weights), cast=cast, servers=servers,
         server_folder=_text(server_folder), restarts=restarts, elastic=elastic, copies=copies, lowered=not general,
         compiled=compile_,
