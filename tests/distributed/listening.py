@@ -3,7 +3,8 @@
 import contextlib
 import ipaddress
 import os
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,3 +56,34 @@ def _address(text: str) -> str:
     address = ipaddress.ip_address(raw)
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return str(mapped or address)
+
+
+def marked(start: str) -> dict[int, str]:
+    """The processes whose mark starts so, and their marks."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                for word in (entry / "environ").read_bytes().split(b"\0"):
+                    if word.startswith(f"MARK={start}".encode()):
+                        found[int(entry.name)] = word.decode().removeprefix("MARK=")
+    return found
+
+
+@contextlib.contextmanager
+def listening_meanwhile(mark: str) -> Iterator[set[Listening]]:
+    """All sockets on which processes with this mark ever listen while this context is open."""
+    found: set[Listening] = set()
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.2):
+            found.update(listening(marked(mark)))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join()

@@ -18,8 +18,7 @@ import pytest
 import torch.distributed as dist
 
 from planner.plan.file import save_plan
-from tests.distributed.listening import Listening, listening
-from tests.distributed.test_breakdown import marked
+from tests.distributed.listening import Listening, listening, marked
 from tests.distributed.test_launch import plan_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,22 +75,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 Look = Callable[[set[Listening]], bool]
 
 
-def sockets_of(folder: Path, *words: str, until: Look = lambda _: False) -> set[Listening]:
-    """All sockets on which processes of `plan WORDS` ever listened, looked at again and again until the run has ended,
-    or `until` says that it may be ended."""
+def listens_on_loopback(folder: Path, *words: str, until: Look = lambda _: False) -> None:
+    """Assert that processes of `plan WORDS` listen on loopback and nowhere else, and leave no temporary folder: looked
+    at again and again until the run has ended, or `until` says that it may be ended."""
     temporary = folder / "temporary"
     temporary.mkdir(exist_ok=True)
     mark = str(folder / words[0])
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "MARK": mark,
-        "TMPDIR": str(temporary),
-        "OMP_NUM_THREADS": "1",
-    }
+    own = {"PYTHONPATH": str(ROOT), "MARK": mark, "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
     found: set[Listening] = set()
     with tempfile.TemporaryFile("w+") as said:
-        run = subprocess.Popen([*PLAN, *words], cwd=folder, env=environment, stdout=said, stderr=said)
+        run = subprocess.Popen([*PLAN, *words], cwd=folder, env={**os.environ, **own}, stdout=said, stderr=said)
         try:
             ends = time.monotonic() + DEADLINE
             while run.poll() is None and time.monotonic() < ends:
@@ -105,9 +98,10 @@ def sockets_of(folder: Path, *words: str, until: Look = lambda _: False) -> set[
             run.kill()
             run.wait()
         said.seek(0)
+        assert [one for one in found if not one.on_loopback] == []
+        assert len(found) > 1, "each rank has a socket"
         assert code in (0, 143), said.read()
-    assert list(temporary.iterdir()) == [], "no folder of the run is left"
-    return found
+    assert list(temporary.iterdir()) == []
 
 
 class Planted:
@@ -152,14 +146,12 @@ def test_a_run_listens_on_loopback_and_unpickles_nothing(folder: Path, tmp_path:
         ends = time.monotonic() + UNPICKLED * any(planted)
         while time.monotonic() < ends and not mark.exists():
             time.sleep(0.1)
+        assert not mark.exists(), "code from the network ran"
+        assert not any(planted), "a store takes what anybody writes"
         return True
 
     words = ("run", "plan.json", "--steps", "1000", "--data", "waiting:rows", "--no-check")
-    found = sockets_of(folder, *words, until=attacked)
-    assert not mark.exists(), "code from the network ran"
-    assert not any(planted), "nobody has a store that can be written from outside"
-    assert found
-    assert [one for one in found if not one.on_loopback] == []
+    listens_on_loopback(folder, *words, until=attacked)
 
 
 @pytest.mark.thorough
@@ -169,14 +161,18 @@ def test_a_run_listens_on_loopback_and_unpickles_nothing(folder: Path, tmp_path:
     ids=["restarts", "elastic"],
 )
 def test_a_run_that_goes_on_listens_on_loopback(folder: Path, options: tuple[str, ...]) -> None:
-    found = sockets_of(folder, "run", "plan.json", "--steps", "2", "--no-check", *options)
-    assert found
-    assert [one for one in found if not one.on_loopback] == []
+    listens_on_loopback(folder, "run", "plan.json", "--steps", "2", "--no-check", *options)
+
+
+@pytest.mark.thorough
+def test_parameter_servers_of_a_run_listen_on_loopback(folder: Path) -> None:
+    words = ("--model", "dlrm-tiny", "--devices", "2", "--hardware", "cpu", "--global-batch", "8", "-q")
+    served = ("--place", "tables.*=servers", "-o", "served.json")
+    subprocess.run([*PLAN, *words, *served], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+    listens_on_loopback(folder, "run", "served.json", "--steps", "1", "--no-check")
 
 
 @pytest.mark.thorough
 def test_calibration_listens_on_loopback(folder: Path) -> None:
     words = ("calibrate", "--nproc", "2", "--quick", "-o", "measured.toml")
-    found = sockets_of(folder, *words, until=lambda found: len(found) > 1)
-    assert found
-    assert [one for one in found if not one.on_loopback] == []
+    listens_on_loopback(folder, *words, until=lambda found: len(found) > 1)
