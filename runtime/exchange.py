@@ -71,10 +71,12 @@ def gather_tensors(own: Mapping[str, torch.Tensor], group: dist.ProcessGroup) ->
         found.append({name: _empty(dtype, shape) for name, dtype, shape in promised})
         for name, tensor in found[-1].items():
             if source == dist.get_rank(group):
-                tensor.copy_(own[name])
-            raw = tensor.view(-1).view(torch.uint8).to(device)
-            dist.broadcast(raw, group=group, group_src=source)
-            tensor.view(-1).view(torch.uint8).copy_(raw)
+                tensor.copy_(own[name].detach())
+            if tensor.numel():
+                raw = tensor.view(-1).view(torch.uint8)
+                sent = raw.to(device)
+                dist.broadcast(sent, group=group, group_src=source)
+                raw.copy_(sent)
     return found
 
 

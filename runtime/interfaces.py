@@ -1,7 +1,9 @@
 """The network interfaces of this machine and their addresses, as the operating system lists them (getifaddrs).
 
-lo    127.0.0.1, ::1           the loopback interface: what listens there is reached from this machine alone
-eth0  10.0.0.7, fe80::1
+    lo    127.0.0.1, ::1           the loopback interface: what listens there is reached from this machine alone
+    eth0  10.0.0.7, fe80::1
+
+A person names one by its name, by an address of it, or by its network.
 """
 
 import ctypes

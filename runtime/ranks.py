@@ -47,7 +47,7 @@ def run_ranks(
     with what went wrong first, where a rank fails, is killed, or where no rank makes progress for `timeout` seconds
     (None: for ever). Nothing that was started is left when this returns or raises.
     """
-    with tempfile.TemporaryDirectory(prefix="plan-run-") as folder:
+    with _stopping(), tempfile.TemporaryDirectory(prefix="plan-run-") as folder:
         notes = Path(folder)
         command = [sys.executable, "-u", "-m", module, *arguments, "--notes", folder]
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as noise:
@@ -79,7 +79,7 @@ def _run(
 ) -> Watch:
     """Run the ranks to their end, which comes too where this process is told to stop."""
     sys.stdout.flush()
-    with _stopping(), held(notes), contextlib.ExitStack() as ends:
+    with held(notes), contextlib.ExitStack() as ends:
         if on_line is None:
             ranks, lines = _started(command, environments, noise, None), None
         else:
