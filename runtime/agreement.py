@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from runtime.exchange import gather
+
 Moment = tuple[int | str, ...]
 """When something happened, in an order that all ranks share: numbers, or names, of one length."""
 
@@ -20,8 +22,6 @@ class Finding:
 def first_of_all(found: Iterable[Finding]) -> Finding | None:
     """The first finding of any rank, the same on every rank; None where nobody has one. Collective."""
     own = min(found, default=None)
-    every: list[Finding | None] = [own]
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        every = [None] * dist.get_world_size()
-        dist.all_gather_object(every, own)
+    alone = not dist.is_initialized() or dist.get_world_size() == 1
+    every = [own] if alone else gather(own, Finding | None)
     return min((finding for finding in every if finding is not None), default=None)

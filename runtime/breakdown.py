@@ -1,4 +1,4 @@
-"""What went wrong in a run, in one line, from the notes of its ranks and the words of torchrun.
+"""What went wrong in a run, in one line, from the notes of its ranks and how they ended.
 
 A rank that fails takes others with it: those that talk to it fail later, in a collective. So an error on purpose goes
 before any other, then a rank that a signal ended, then the first failure. Where nothing happens, every rank was asked
@@ -9,28 +9,25 @@ import json
 import os
 import re
 import signal
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from runtime.whereabouts import Whereabouts, is_library
 
 _TAIL_LINES = 5
-_ENDED = re.compile(r"rank\s*:\s*(\d+)\s*\(local_rank[^)]*\)\s*exitcode\s*:\s*-(\d+)")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 _TORCH = f"{os.sep}torch{os.sep}"
 
 
-def failure_of(
-    notes: Path, *, returned: int, noise: str, killed_by_us: Collection[int], unfinished: Collection[int]
-) -> tuple[int, str]:
-    """Exit code and message. `noise` is what torchrun printed, `unfinished` are the ranks that never said that their
-    work is done."""
+def failure_of(notes: Path, *, ended: Mapping[int, int], noise: str) -> tuple[int, str]:
+    """Exit code and message. `ended` are the return codes of the ranks that nobody ended, the first one first, `noise`
+    is what the ranks wrote on stderr."""
     found: list[tuple[bool, int, int, str]] = []
     for path in notes.glob("rank*.json"):
         note: Any = json.loads(path.read_text(encoding="utf-8"))
         found.append((note["code"] < 2, path.stat().st_mtime_ns, note["code"], note["message"]))
-    killed = _killed(noise, killed_by_us)
+    killed = [(rank, -code) for rank, code in ended.items() if code < 0]
     if killed and all(code < 2 for _, _, code, _ in found):
         rank, number = killed[0]
         memory = "; the operating system does that where memory runs out" if number == signal.SIGKILL else ""
@@ -38,17 +35,11 @@ def failure_of(
     if found:
         _, _, code, message = min(found)
         return int(code), message
-    ended = [rank for rank in unfinished if rank not in killed_by_us]
-    if ended:
-        return 1, f"rank {ended[0]} ended before its work was done: something in it called exit"
-    return returned or 1, "\n".join(noise.splitlines()[-_TAIL_LINES:])
-
-
-def _killed(noise: str, by_us: Collection[int]) -> list[tuple[int, int]]:
-    """Ranks that a signal ended, and which; torchrun lists the failure that it saw first last."""
-    others, _, first = noise.rpartition("Root Cause")
-    found = [(int(rank), int(number)) for part in (first, others) for rank, number in _ENDED.findall(part)]
-    return [(rank, number) for rank, number in found if number != signal.SIGTERM and rank not in by_us]
+    for rank, code in ended.items():
+        if not code and not (notes / f"rank{rank}.done").exists():
+            return 1, f"rank {rank} ended before its work was done: something in it called exit"
+    code = next((code for code in ended.values() if code), 1)
+    return code, "\n".join(noise.splitlines()[-_TAIL_LINES:])
 
 
 def standstill(ranks: Mapping[int, tuple[str, int]], said: Mapping[int, Whereabouts]) -> str:

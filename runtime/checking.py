@@ -30,6 +30,7 @@ from planner.sharding.layout import REPLICATE, Layout, format_layout, local_shap
 from planner.sharding.rule import strategy_names
 from runtime.agreement import Finding, Moment, first_of_all
 from runtime.device_mesh import RankMesh, stage_line
+from runtime.exchange import gather
 from runtime.instruction import Instruction, Operand
 from runtime.observer import Observer
 from runtime.parameters import LocalParameter
@@ -169,11 +170,10 @@ class LayoutCheck:
     ) -> list[Finding]:
         """The first difference to any other rank of a group: the ranks must have noted the same tensors, or (where not
         `everywhere`) those that both have must be the same."""
-        every: list[Mapping[Moment, Checksum]] = [{}] * group.size()
-        dist.all_gather_object(every, own, group=group)
+        every = gather(list(own.items()), list[tuple[Moment, Checksum]], group)
         ranks = dist.get_process_group_ranks(group)
         found = []
-        for rank, theirs in zip(ranks, every, strict=True):
+        for rank, theirs in zip(ranks, map(dict, every), strict=True):
             moments = own.keys() | theirs.keys() if everywhere else own.keys() & theirs.keys()
             for moment in moments & self._known.keys():
                 here, there = own.get(moment), theirs.get(moment)

@@ -9,7 +9,6 @@ torch has registered for that type of device. Nothing here names a vendor.
 """
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,13 +16,13 @@ from functools import cached_property
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
+from torch._C._distributed_c10d import Store
 
 from hardware_profiles import Seconds
 from planner.errors import RequestError
 from planner.sharding.mesh import Mesh
 from runtime.launchers import launched_by
+from runtime.rendezvous import interface_for, store_of, variables_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,29 +69,22 @@ def current_device(local_rank: int = 0) -> torch.device:
     return torch.device(accelerator.type, local_rank)
 
 
-def start_processes(device: torch.device, timeout: Seconds | None = None) -> Store:
-    """Join the default process group that the environment (torchrun) describes, with the backend of the device, and
-    return its store. A collective that waits longer than `collective_timeout(timeout)` raises. Raises RequestError
-    where the port of the first process is taken."""
+def start_processes(device: torch.device, timeout: Seconds | None = None, listen: str | None = None) -> Store:
+    """Join the default process group that the environment describes (`runtime.launchers`), with the backend of the
+    device, and return its store. A collective that waits longer than `collective_timeout(timeout)` raises. `listen` is
+    the interface of this machine for all sockets (`runtime.rendezvous`). Raises RequestError where there is no such
+    interface, or the port of the first process is taken."""
+    launched = launched_by(os.environ)
+    assert launched is not None, "somebody has started this process as one of several"
     if device.type != "cpu":
         torch.accelerator.set_device_index(device)
     backend = dist.get_default_backend_for_device(device)
-    try:
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store: Store
-        store, rank, world = next(rendezvous("env://"))
-        if attempt != "0" and os.environ.get("GROUP_WORLD_SIZE") == "1":
-            # torchrun keeps the store in which the processes that have died left their addresses
-            store = PrefixStore(f"attempt-{attempt}", store)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=collective_timeout(timeout))
-    except dist.DistNetworkError as error:
-        found = re.search(r"EADDRINUSE.*?port[^0-9]*([0-9]+)|port[^0-9]*([0-9]+)[^\n]*EADDRINUSE", str(error))
-        if found is None:
-            raise
-        raise RequestError(
-            f"port {found[1] or found[2]} of MASTER_PORT is in use on this machine; set MASTER_PORT to another, or let"
-            " torchrun choose one: --rdzv-backend c10d --rdzv-endpoint HOST:0"
-        ) from error
+    interface = interface_for(launched, listen)
+    if interface is not None:
+        os.environ.update(variables_of(interface))
+    store = store_of(launched, interface)
+    limit = collective_timeout(timeout)
+    dist.init_process_group(backend, store=store, rank=launched.rank, world_size=launched.world, timeout=limit)
     return store
 
 
@@ -102,12 +94,12 @@ def collective_timeout(timeout: Seconds | None) -> timedelta | None:
     return None if timeout is None else timedelta(seconds=timeout + 60)
 
 
-def join_processes(device: torch.device) -> None:
+def join_processes(device: torch.device, listen: str | None = None) -> None:
     """`start_processes`, where a launcher started this process and nobody has joined yet. Raises RequestError where
     what the launcher says is not complete."""
     if not dist.is_initialized() and (launched := launched_by(os.environ)) is not None:
         os.environ.update(launched.environment())
-        start_processes(device)
+        start_processes(device, listen=listen)
 
 
 def local_rank() -> int:

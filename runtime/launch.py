@@ -1,9 +1,9 @@
 """`plan run FILE`: starts one process per device of the plan, and says whether they compute what the unsharded
 model computes.
 
-    launch ── torch.distributed.run ──┬─ rank 0: reports every step
-                                      ├─ rank 1
-                                      └─ ...            see `runtime.ranks` for how all of them end
+    launch ──┬─ rank 0: reports every step
+             ├─ rank 1
+             └─ ...            see `runtime.ranks` for how they start, and how all of them end
 
 Started by a launcher already, on one host or several, it is one of the ranks (`runtime.launchers`):
 
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from planner.errors import PlannerError, RequestError
 from planner.plan.file import load_plan
 from planner.plan.plan import Plan
+from runtime.interfaces import interface_of
 from runtime.launchers import Launched, launched_by
 from runtime.rank import At, Joined, be_a_rank
 from runtime.ranks import run_ranks, threads_per_rank
@@ -47,7 +48,7 @@ def launch(
     `on_report` gets the report of each step and the summary, `on_line` what the ranks print besides. Raises
     PlannerError for a plan that cannot be read or executed, RunError where a rank breaks down.
     """
-    from runtime.checkpoint.running import finished
+    from runtime.checkpoint.folder import finished
 
     plan = load_plan(Path(plan_path))
     _check(settings)
@@ -62,7 +63,7 @@ def launch(
             raise RequestError("--restarts: the launcher starts the ranks; ask it, such as torchrun --max-restarts")
         if settings.elastic is None:
             launched.check(plan.cluster.devices)
-        _join(launched)
+        _join(launched, settings.listen)
         return be_a_rank(lambda at, joined: _train(plan, settings, on_report, at, joined), None, settings.timeout)
 
     if settings.restarts or settings.elastic is not None:
@@ -122,10 +123,12 @@ def _write(text: str) -> None:
     sys.stdout.flush()
 
 
-def _join(launched: Launched) -> None:
+def _join(launched: Launched, listen: str | None) -> None:
     """Be the process that a launcher has started: torch reads who that is from the environment."""
     if launched.rank == 0:
         sys.stderr.write(launched.text() + "\n")
+        if listen is not None and launched.agent:
+            sys.stderr.write(f"--listen {listen}: the store of torchrun listens on all addresses all the same\n")
     os.environ.update(launched.environment())
     if launched.local_world is not None:  # torch takes all cores where nobody says how many
         os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(launched.local_world)))
@@ -140,6 +143,8 @@ def _check(settings: RunSettings) -> None:
             raise RequestError(f"--{name} {value}: give {least} or more")
     if not settings.timeout > 0:
         raise RequestError(f"--timeout {settings.timeout:g}: give seconds, more than 0")
+    if settings.listen is not None:
+        interface_of(settings.listen)
     settings.guard()
     if settings.go_on and settings.save is None:
         raise RequestError(
@@ -224,7 +229,7 @@ def _train(
     from runtime.progress import RunSummary
     from runtime.training import train
 
-    joined(start_processes(current_device(local_rank()), settings.timeout))
+    joined(start_processes(current_device(local_rank()), settings.timeout, settings.listen))
     if settings.elastic is not None and dist.get_world_size() != plan.cluster.devices:
         from runtime.recovery.replanning import plan_of_all
 

@@ -1,8 +1,8 @@
 """Measuring this machine: the cases of `runtime.microbenchmarks` and collectives, in as many processes as it has ranks.
 
-    measure ── torch.distributed.run ──┬─ rank 0: prints a line per case, writes the measurements
-                                       ├─ rank 1
-                                       └─ ...            a Ctrl-C ends all of them, see `runtime.ranks`
+    measure ──┬─ rank 0: prints a line per case, writes the measurements
+              ├─ rank 1
+              └─ ...            a Ctrl-C ends all of them, see `runtime.ranks`
 
 All ranks time the same case at the same time, because that is how a step runs: what they share (memory, caches, cores
 where there are more processes than cores) is shared while it is measured. On a CPU each has cores / processes threads,
@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -43,6 +43,7 @@ from planner.plan.file import write_atomically
 from planner.plan.plan import PLANNER_VERSION
 from runtime.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from runtime.device_mesh import current_device, local_rank, start_processes
+from runtime.exchange import gather
 from runtime.microbenchmarks import Call, cases
 from runtime.rank import be_a_rank
 from runtime.ranks import run_ranks
@@ -175,9 +176,7 @@ def _finish(device: torch.device) -> None:
 
 
 def _everywhere(value: float) -> list[float]:
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, value)
-    return [float(one) for one in found]
+    return gather(value, float)
 
 
 def _messages(device: torch.device, effort: Effort) -> Iterator[tuple[str, int, int, Callable[[], Call]]]:

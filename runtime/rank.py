@@ -1,7 +1,7 @@
 """One rank of a run: whatever goes wrong becomes one line, and it leaves notes for the process that started it.
 
-    NOTES/parent         the process that started all of them: a rank ends itself where that is gone
-    NOTES/rank3.pid      it has started, as this process
+    NOTES/parent         a pipe of the process that started all of them: a rank ends with it (`runtime.lifeline`)
+    NOTES/store          where the ranks find each other (`runtime.rendezvous`)
     NOTES/rank3.at       what it does: written at every step, so its age says how long nothing has happened
     NOTES/rank3.json     why it failed: exit code and message
     NOTES/rank3.trace    where it is in its code, when it is asked (SIGUSR1)
@@ -26,6 +26,7 @@ from typing import IO, TYPE_CHECKING
 
 from planner.errors import PlannerError
 from runtime.hang import Folder, HangWatch, Store, end_process
+from runtime.lifeline import hold_on
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store as C10dStore
@@ -75,9 +76,9 @@ class _Notes:
 
     def start(self) -> None:
         if self._folder is not None:
+            hold_on(self._folder)
             self._trace = open(self._path("trace"), "w")  # noqa: SIM115  # as long as the process lives
             faulthandler.register(signal.SIGUSR1, file=self._trace, all_threads=True)
-            self._write("pid", str(os.getpid()))
         if self._folder is not None or self._timeout is not None:
             self._hang.start()
         self.at("starting")
@@ -90,16 +91,10 @@ class _Notes:
     def at(self, what: str) -> None:
         self._hang.progress(what)
         if self._folder is not None:
-            self._end_with_the_parent(self._folder / "parent")
             self._write("at", what)
         elif self._timeout is not None:
             later = self._timeout + 2 * self._hang.patience + _GRACE  # where no thread can speak
             faulthandler.dump_traceback_later(later, exit=True)
-
-    def _end_with_the_parent(self, note: Path) -> None:
-        """End this process where the one that started it has gone: nobody is left who would read why."""
-        if not note.exists() or not is_alive(int(note.read_text(encoding="utf-8"))):
-            os._exit(1)
 
     def fail(self, code: int, message: str) -> None:
         if self._folder is not None:
@@ -143,12 +138,3 @@ def _place(error: Exception) -> str:
     own = [frame for frame in frames if f"{os.sep}torch{os.sep}" not in frame.filename]
     frame = (own or frames)[-1]
     return f"{frame.filename}:{frame.lineno}"
-
-
-def is_alive(pid: int) -> bool:
-    """Whether there is such a process; one that has ended counts until its parent has noticed."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

@@ -37,6 +37,9 @@ class RunSettings:
     run is elastic, else never). `elastic` is a range of devices, such as "2:4", within which training goes on with
     fewer or more. `copies` keeps copies of the state in the memory of the hosts, after every step.
 
+    `listen` is the network interface on which processes listen (`runtime.interfaces.interface_of`); where nothing is
+    said loopback for a run on one machine.
+
     `servers` are the parameter servers of a plan with tables on servers, which keep their files in `server_folder`:
     those that run there, or, of a run on this machine, new ones; a temporary folder where not given. What is not
     `lowered` runs in the general executor, `compiled` fuses chains of elementwise operators.
@@ -51,6 +54,7 @@ class RunSettings:
     full_batch: bool = True
     workers: int = 0
     timeout: float = TIMEOUT
+    listen: str | None = None
     servers: int = SERVERS
     server_folder: str | None = None
     save: str | None = None
@@ -92,7 +96,7 @@ class RunSettings:
         words += ["--save-every", str(self.save_every), "--keep", str(self.keep)]
         words += ["--restarts", str(self.restarts)] if self.restarts is not None else []
         paths = (("--save", self.save), ("--resume", self.resume), ("--weights", self.weights))
-        for flag, text in (*paths, ("--elastic", self.elastic)):
+        for flag, text in (*paths, ("--elastic", self.elastic), ("--listen", self.listen)):
             words += [flag, text] if text is not None else []
         given = [("--no-check", not self.check), ("--shuffle", self.shuffle), ("--own-samples", not self.full_batch)]
         given += [("--continue", self.go_on), ("--cast", self.cast), ("--copies", self.copies)]
@@ -113,6 +117,7 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--own-samples", action="store_true", help="each rank reads only the samples of its pieces")
     parser.add_argument("--workers", type=int, default=0, help="processes that read --data, per rank (default 0)")
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds without progress (default 600)")
+    parser.add_argument("--listen", metavar="INTERFACE", help="network interface, address or network to listen on")
     parser.add_argument("--on-nonfinite", default="stop", help="a step that is not finite: stop, skip or rollback")
     parser.add_argument("--on-spike", default="ignore", help="one that leaps: ignore, stop, skip or rollback")
     parser.add_argument("--spike-factor", type=float, default=2.0, help="times the median of a loss that leaps (2)")
@@ -149,6 +154,7 @@ def settings_of(given: argparse.Namespace) -> RunSettings:
         full_batch=not given.own_samples,
         workers=given.workers,
         timeout=given.timeout,
+        listen=given.listen,
         on_nonfinite=given.on_nonfinite,
         on_spike=given.on_spike,
         spike_factor=given.spike_factor,

@@ -28,6 +28,7 @@ from runtime.after_step import step_ends
 from runtime.asynchronous import Asynchronous
 from runtime.checking import LayoutCheck
 from runtime.device_mesh import RankMesh, axis_lines
+from runtime.exchange import gather_tensors
 from runtime.executor import Executor, build_executor
 from runtime.finiteness import FiniteWatch, check_gradients, explain
 from runtime.guard import LossGuard, Trouble
@@ -301,7 +302,5 @@ class RankStep:
         """What each pipeline rank holds, on every one."""
         if self.pipeline.everyone is None:
             return held
-        every: list[dict[str, torch.Tensor]] = [{}] * self.place.stages
-        cpu = {name: tensor.cpu() for name, tensor in held.items()}
-        torch.distributed.all_gather_object(every, cpu, group=self.pipeline.everyone)
+        every = gather_tensors(held, self.pipeline.everyone)
         return {name: tensor for stage in every for name, tensor in stage.items()}

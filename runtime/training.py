@@ -19,7 +19,8 @@ from planner.errors import RequestError
 from planner.models.zoo import BuiltModel, build_model
 from planner.plan.plan import ASYNCHRONOUS, PRECISIONS, Plan
 from runtime.arguments import Arguments
-from runtime.checkpoint.running import Position, RunCheckpoints, finished, restore_plain
+from runtime.checkpoint.folder import finished
+from runtime.checkpoint.running import Position, RunCheckpoints, restore_plain
 from runtime.data import DatasetBatches, dataset_batches, synthetic_batches
 from runtime.device_mesh import Communicators, RankMesh, current_device, local_rank
 from runtime.optimizers import OptimizerSettings

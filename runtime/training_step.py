@@ -282,10 +282,12 @@ def parallelize(
     servers: Addresses | None = None,
     lowered: bool = True,
     compiled: bool = False,
+    listen: str | None = None,
 ) -> TrainingStep:
     """The training step of `plan`, or of the plan in a file, for `model`, whose real weights are taken over.
 
-    Collective: every rank calls it. Under torchrun it joins the processes, where the program has not. The model is
+    Collective: every rank calls it. Under torchrun it joins the processes, where the program has not, with sockets on
+    the network interface `listen` (its name, an address or a network; loopback where all are on one host). The model is
     traced when the first batch comes; with `example`, a batch of any size in any of the forms that a step takes, at
     once. `traced` is its graph where that is known, `known` has the process groups of an earlier step. `seed`, the same
     on every rank, decides which elements are dropped where the model has dropout, whatever the plan; with
@@ -317,7 +319,7 @@ def parallelize(
     own = device or current_device(local_rank())
     if compiled:
         check_compiler(own)
-    join_processes(own)
+    join_processes(own, listen)
     place = rank_mesh(loaded.mesh, own, loaded.pipeline, known)
     step = TrainingStep(
         model,

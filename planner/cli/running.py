@@ -82,6 +82,14 @@ def run(
     timeout: Annotated[
         float, typer.Option(help="Seconds without progress of any rank after which the run is ended.")
     ] = 600.0,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="INTERFACE",
+            help="Network interface on which processes listen: its name, an address of it, or a network such as"
+            " [bold]10.0.0.0/24[/bold]. Loopback where all of them are on this machine.",
+        ),
+    ] = None,
     on_nonfinite: Annotated[
         str,
         typer.Option(
@@ -114,7 +122,7 @@ def run(
 ) -> None:
     """Execute a plan with real processes and compare the losses with those of the unsharded model.
 
-    One process per device (torchrun underneath), or one rank of them where torchrun, mpirun or srun has started it.
+    One process per device, or one rank of them where torchrun, mpirun or srun has started this one.
 
     [bold]plan run tiny.json --steps 5[/bold]
 
@@ -129,8 +137,9 @@ def run(
 
     settings = RunSettings(
         steps=steps, seed=seed, check=check, model=model, data=data, shuffle=shuffle, full_batch=full_batch,
-        workers=workers, timeout=timeout, on_nonfinite=on_nonfinite, on_spike=on_spike, spike_factor=spike_factor,
-        spike_window=spike_window, rollbacks=rollbacks, save=_text(save), save_every=save_every, keep=keep,
+        workers=workers, timeout=timeout, listen=listen, on_nonfinite=on_nonfinite, on_spike=on_spike,
+        spike_factor=spike_factor, spike_window=spike_window, rollbacks=rollbacks,
+        save=_text(save), save_every=save_every, keep=keep,
         resume=_text(resume), go_on=go_on, weights=_text(weights), cast=cast, servers=servers,
         server_folder=_text(server_folder), restarts=restarts, elastic=elastic, copies=copies, lowered=not general,
         compiled=compile_,

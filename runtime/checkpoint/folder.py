@@ -17,6 +17,7 @@ from pathlib import Path
 
 from planner.errors import CheckpointError
 from runtime.checkpoint.manifest import MANIFEST
+from runtime.run_settings import RunSettings
 
 _WHOLE = re.compile(r"step-(\d+)")
 _LEFT = re.compile(r"\.(step-\d+)\.[0-9a-f]+\.(part|old|gone)")
@@ -107,3 +108,9 @@ def _sync(folder: Path) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
+
+
+def finished(settings: RunSettings) -> Path | None:
+    """The checkpoint of the last step, where a run that goes on has made that already: nothing is left to do."""
+    found = newest(Path(settings.save)) if settings.go_on and settings.save is not None else None
+    return found if found is not None and step_of(found) == settings.steps else None

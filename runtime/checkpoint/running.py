@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from planner.errors import CheckpointError, RequestError
-from runtime.checkpoint.folder import checkpoints, newest, step_of
+from runtime.checkpoint.folder import checkpoints, step_of
 from runtime.checkpoint.restoring import Restored, name_in, open_together, restore
 from runtime.checkpoint.saving import Checkpoints
 from runtime.checkpoint.source import Readable
@@ -20,12 +20,6 @@ from runtime.unsharded import UnshardedStep
 
 Position = Mapping[str, Any] | None
 """Where in a dataset a run is, as `BatchLoader.state` says it; None where it reads none."""
-
-
-def finished(settings: RunSettings) -> Path | None:
-    """The checkpoint of the last step, where a run that goes on has made that already: nothing is left to do."""
-    found = newest(Path(settings.save)) if settings.go_on and settings.save is not None else None
-    return found if found is not None and step_of(found) == settings.steps else None
 
 
 class RunCheckpoints:

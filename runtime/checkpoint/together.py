@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 from planner.errors import CheckpointError
 from runtime.agreement import Finding, first_of_all
+from runtime.exchange import told_by_first
 
 
 def together(work: Callable[[], None]) -> None:
@@ -28,9 +29,7 @@ def said_by_first(make: Callable[[], str]) -> str:
         said[0] = make() if rank_number() == 0 else ""
 
     together(first)
-    if world() > 1:
-        dist.broadcast_object_list(said, src=0)
-    return said[0]
+    return told_by_first(said[0], str) if world() > 1 else said[0]
 
 
 def rank_number() -> int:

@@ -1,4 +1,5 @@
-"""Who has launched this process: torchrun, Open MPI's mpirun, Slurm's srun, a rank table, or variables set by hand.
+"""Who has launched this process: `plan run`, torchrun, mpirun of Open MPI, srun of Slurm, a rank table, or a person who
+set the variables.
 
     launcher ── environment variables ──> Launched ── RANK, WORLD_SIZE, MASTER_ADDR, .. ──> torch.distributed
 
@@ -9,13 +10,14 @@ The innermost knows the processes; what an outer one says of them must fit, and 
 from collections.abc import Callable, Mapping
 
 from planner.errors import RequestError
-from runtime.launchers import open_mpi, rank_table, slurm, torchrun
+from runtime.launchers import open_mpi, own, rank_table, slurm, torchrun
 from runtime.launchers.launched import Environment, Launched
 
 __all__ = ["LAUNCHERS", "Launched", "launched_by"]
 
 LAUNCHERS: Mapping[str, Callable[[Environment], Launched | None]] = {
     "torchrun": torchrun.read,
+    "plan_run": own.read,
     "variables": torchrun.read_variables,
     "open_mpi": open_mpi.read,
     "slurm": slurm.read,
@@ -30,6 +32,8 @@ def launched_by(environment: Environment) -> Launched | None:
     Raises RequestError for variables that are missing or wrong, and where two launchers contradict each other.
     """
     inner = torchrun.read(environment)
+    if inner is None and (started := own.read(environment)) is not None:
+        return started  # its processes are on this machine, whoever started the one that started them
     if inner is not None:
         for outer in (open_mpi.read(environment), slurm.read(environment)):
             if outer is not None:

@@ -1,5 +1,6 @@
 """One process of a job, as whoever launched it says in environment variables."""
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,8 +15,8 @@ _FIRST_PORT, _PORTS = 15000, 15000  # below those that operating systems give aw
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
     """Process `rank` of `world`, `local_rank` of the `local_world` on its host; the processes meet at `address` and
-    `port`, where the first one listens. `launcher` is who said so, `agents` how many processes launch these
-    (torchrun's agents; 1 elsewhere)."""
+    `port`, where the first one listens, or in the file `store`. `launcher` is who said so, `agents` how many processes
+    launch these (torchrun's agents; 1 elsewhere), and with `agent` one of them has the store."""
 
     launcher: str
     rank: int
@@ -26,6 +27,13 @@ class Launched:
     address: str
     port: int
     agents: int = 1
+    agent: bool = False
+    store: str | None = None
+
+    @property
+    def on_one_host(self) -> bool:
+        """Whether all processes are known to be on this host: nobody else has to reach them."""
+        return self.local_world == self.world or is_loopback(self.address)
 
     def environment(self) -> dict[str, str]:
         """The variables that torch.distributed reads."""
@@ -53,6 +61,14 @@ class Launched:
                 f"the plan is for {devices} devices, and {self.launcher} started {self.world}"
                 f" process{'' if self.world == 1 else 'es'}; start {devices}, or plan for {self.world}"
             )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address, or a name, is one at which a machine reaches only itself."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
 
 
 def whole_number(environment: Environment, name: str, launcher: str, least: int = 0) -> int:

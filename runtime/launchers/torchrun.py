@@ -1,6 +1,7 @@
 """torchrun, and the variables that torch itself reads, which people set by hand."""
 
 from planner.errors import RequestError
+from runtime.launchers import own
 from runtime.launchers.launched import Environment, Launched, meeting_point, rank_in, whole_number
 
 
@@ -14,7 +15,8 @@ def read(environment: Environment) -> Launched | None:
 
 def read_variables(environment: Environment) -> Launched | None:
     """Process for which somebody has set RANK, WORLD_SIZE and the like."""
-    if "TORCHELASTIC_RUN_ID" in environment or not {"RANK", "WORLD_SIZE"} & environment.keys():
+    others = {"TORCHELASTIC_RUN_ID", own.STORE} & environment.keys()
+    if others or not {"RANK", "WORLD_SIZE"} & environment.keys():
         return None
     return _read(environment, "RANK and WORLD_SIZE", 1)
 
@@ -39,4 +41,5 @@ def _read(environment: Environment, launcher: str, agents: int) -> Launched:
         address=address,
         port=port,
         agents=agents,
+        agent=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )

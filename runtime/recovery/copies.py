@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -39,6 +39,7 @@ from runtime.checkpoint.spread import Spread
 from runtime.checkpoint.state import live_tensors, progress_of, spreads
 from runtime.checkpoint.tensor_files import Entry, check_file, dtype_name, dtype_of, write_tensors
 from runtime.checkpoint.together import rank_number, said_by_first, together
+from runtime.exchange import gather
 from runtime.recovery.keepers import Cell, keepers
 from runtime.recovery.transfers import Transfer, transfer
 from runtime.step import RankStep
@@ -50,6 +51,7 @@ FOLDER = "PLAN_COPIES"
 RUN = "run"
 """The file in the folder of checkpoints that has the name of the run."""
 
+_T = TypeVar("_T")
 _NAME = re.compile(r"step-(\d+)\.rank-(\d+)\.(?:safetensors|json|fresh)")
 
 
@@ -83,7 +85,7 @@ class Copies:
     def __init__(self, run: str) -> None:
         given = os.environ.get(FOLDER)
         self.folder = Path(given) if given else in_memory(run)
-        tokens = _gathered(_token(self.folder))
+        tokens = _gathered(_token(self.folder), str)
         numbers = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
         self.hosts = tuple(numbers[token] for token in tokens)  # of every rank
         self._kept_by: tuple[dict[str, Spread], dict[Cell, tuple[int, ...]]] | None = None  # for the state as it was
@@ -130,7 +132,7 @@ class Copies:
     def left(self) -> Left | None:
         """What is left on all hosts; None where no step is whole. Collective."""
         steps: dict[int, list[tuple[int, Kept]]] = {}
-        for reader, notes in enumerate(_gathered(self._notes())):
+        for reader, notes in enumerate(_gathered(self._notes(), list[Kept])):
             for note in notes:
                 steps.setdefault(note.progress.step, []).append((reader, note))
         for step in sorted(steps, reverse=True):
@@ -328,10 +330,6 @@ def _first_said(path: Path) -> str:
         raise CheckpointError(f"{path}: cannot be written: {error.strerror}; name another place") from error
 
 
-def _gathered(own: Any) -> Sequence[Any]:
-    """What every rank has. Collective."""
-    if not dist.is_initialized():
-        return [own]
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, own)
-    return found
+def _gathered(own: _T, kind: Any) -> Sequence[_T]:
+    """What every rank has, which is of this type. Collective."""
+    return gather(own, kind) if dist.is_initialized() else [own]

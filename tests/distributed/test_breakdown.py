@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from planner.plan.file import load_plan, save_plan
+from tests.distributed.listening import marked
 from tests.distributed.ports import free_port
 from tests.distributed.test_launch import plan_for
 from tests.long_lists import first, rarely
@@ -121,7 +122,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def start(folder: Path, case: str, *options: str, plan: str = "plan.json") -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "planner.cli.main", "run", plan, "--no-check", *options]
+    temporary = temporary_of(folder, case)
+    temporary.mkdir()
     environment = {**os.environ, "CASE": case, "PYTHONPATH": str(ROOT), "MARK": str(folder / case)}
+    environment["TMPDIR"] = str(temporary)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored in the background
     try:
         return subprocess.Popen(
@@ -132,22 +136,15 @@ def start(folder: Path, case: str, *options: str, plan: str = "plan.json") -> "s
         signal.signal(signal.SIGINT, before)
 
 
+def temporary_of(folder: Path, case: str) -> Path:
+    """The folder of temporary files of a run, which is empty when the run is over."""
+    return folder / f"temporary-{case}"
+
+
 def first_step(run: "subprocess.Popen[str]") -> None:
     """Wait until a run has made a step."""
     assert run.stdout is not None
     assert run.stdout.readline().startswith("step")
-
-
-def marked(start: str) -> dict[int, str]:
-    """The processes whose mark starts so, and their marks."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                for word in (entry / "environ").read_bytes().split(b"\0"):
-                    if word.startswith(f"MARK={start}".encode()):
-                        found[int(entry.name)] = word.decode().removeprefix("MARK=")
-    return found
 
 
 def left(folder: Path, case: str) -> list[int]:
@@ -167,6 +164,7 @@ def ended(run: "subprocess.Popen[str]", folder: Path, case: str, within: float =
     """Exit code and stderr of a run, of which nothing is left."""
     _, err = run.communicate(timeout=within)
     assert left_at_last(folder, case) == []
+    assert list(temporary_of(folder, case).iterdir()) == []
     return run.returncode, err
 
 
@@ -229,10 +227,10 @@ def test_ranks_end_where_nobody_is_left_who_started_them(folder: Path) -> None:
     run.kill()
     run.wait()
     assert left_at_last(folder, case) == []
+    assert list(temporary_of(folder, case).iterdir()) == []
 
 
 def test_a_killed_rank_is_named_though_another_one_does_not_listen(folder: Path) -> None:
-    """torchrun alone waits 30 seconds for a process that was stopped."""
     case = "killed"
     run = start(folder, case, "--steps", "100000")
     first_step(run)

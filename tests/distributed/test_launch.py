@@ -1,4 +1,4 @@
-"""`python -m runtime` and `launch`: real torchrun processes on loopback, on good days."""
+"""`python -m runtime` and `launch`: real processes on loopback, on good days."""
 
 import importlib.util
 import json
@@ -17,6 +17,7 @@ from planner.plan.plan import Plan
 from runtime.launch import launch
 from runtime.progress import Report, RunSummary, StepReport
 from runtime.run_settings import RunSettings
+from tests.distributed.listening import listening_meanwhile
 from tests.unit.cli.answers import ANSWERS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,10 +51,14 @@ def reports_of(path: Path, **settings: object) -> tuple[int, list[StepReport], R
     return code, steps, summary  # type: ignore[return-value]
 
 
-def test_the_plan_agrees_with_the_unsharded_model(tmp_path: Path) -> None:
+def test_the_plan_agrees_with_the_unsharded_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "plan.json"
     save_plan(plan_for("llama-tiny", 8), path)
-    code, steps, summary = reports_of(path, steps=3)
+    monkeypatch.setenv("MARK", str(path))
+    with listening_meanwhile(str(path)) as sockets:
+        code, steps, summary = reports_of(path, steps=3)
+    assert len(sockets) > 2, "each rank has some"
+    assert [one for one in sockets if not one.on_loopback] == [], "nobody else can talk to the run"
     assert code == 0
     assert [step.step for step in steps] == [1, 2, 3]
     assert all(step.difference < 1e-4 and step.tokens == 32 for step in steps)

@@ -1,4 +1,4 @@
-"""`python -m runtime` on a model that drops elements, and on one that breaks down: real torchrun processes."""
+"""`python -m runtime` on a model that drops elements, and on one that breaks down: real processes."""
 
 import importlib.util
 import sys

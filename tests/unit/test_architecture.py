@@ -9,6 +9,7 @@ Imports count wherever they stand: inside functions, under TYPE_CHECKING, or as 
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 import tomllib
@@ -61,6 +62,7 @@ HOMES = {
         "planner.plan",
         "planner.sharding.discover",
         "runtime.checkpoint.manifest",
+        "runtime.exchange",
         "runtime.launchers.rank_table",
         "runtime.recovery.copies",
     ),
@@ -90,6 +92,15 @@ SOLVERS_MAY_IMPORT = (
 )
 
 SLOW_TO_LOAD = ("jinja2", "networkx", "ortools", "plotly", "rich", "torch", "transformers")
+
+# What makes objects of bytes runs code that the bytes name. Files of tensors are read by safetensors, ranks tell each
+# other JSON (`runtime.exchange`). Only the workers of `planner.validation` get their tasks, through pipes, as pickles.
+UNPICKLERS = ("cloudpickle", "dill", "jsonpickle", "joblib", "marshal", "pickle", "shelve", "torch.distributed.rpc",
+              "multiprocessing.connection", "multiprocessing.managers")  # fmt: skip
+UNPICKLING_CALLS = ("all_gather_object", "gather_object", "scatter_object_list", "broadcast_object_list",
+                    "send_object_list", "recv_object_list")  # fmt: skip
+SUSPECT = re.compile("|".join((*UNPICKLERS, *UNPICKLING_CALLS, "multiprocessing", "torch.load", "rpc", "pickle")))
+"""Words of which one is in whatever unpickles: only such modules are looked at."""
 
 MAY_PRINT = ("planner.cli", "planner.report", "runtime.launch")
 
@@ -316,3 +327,43 @@ def test_libraries_do_not_print() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert prints == []
+
+
+def unpickling(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and name of everything that unpickles, or can be told to."""
+    yield from ((line, name) for line, name in imports(tree) if below(name, *UNPICKLERS))
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr=name) | ast.Name(id=name) if name in UNPICKLING_CALLS:
+                yield node.lineno, name
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr="load"), keywords=keywords) if not any(
+                one.arg == "weights_only" and ast.unparse(one.value) == "True" for one in keywords
+            ):
+                yield node.lineno, "torch.load without weights_only=True"
+            case ast.keyword(arg="allow_pickle", value=value) if ast.unparse(value) != "False":
+                yield value.lineno, "allow_pickle"
+
+
+def test_nothing_is_unpickled() -> None:
+    found = [
+        f"{sources()[module].relative_to(ROOT)}:{line}: {name}"
+        for module, path in sources().items()
+        if SUSPECT.search(path.read_text(encoding="utf-8"))
+        for line, name in unpickling(syntax(module))
+    ]
+    assert found == [], "\n".join(found)
+
+
+def test_every_form_of_unpickling_is_seen() -> None:
+    tree = ast.parse(
+        "import pickle\n"
+        "from multiprocessing.connection import Listener\n"
+        "dist.all_gather_object(found, own)\n"
+        "from torch.distributed import broadcast_object_list as tell; broadcast_object_list(x)\n"
+        "torch.load(path)\n"
+        "torch.load(path, weights_only=False)\n"
+        "torch.load(path, weights_only=True)\n"
+        "numpy.load(path, allow_pickle=True)\n"
+        "numpy.load(path, allow_pickle=False)\n"
+    )
+    assert sorted({line for line, _ in unpickling(tree)}) == [1, 2, 3, 4, 5, 6, 8]

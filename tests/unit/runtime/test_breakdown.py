@@ -1,4 +1,4 @@
-"""What went wrong, in one line: from the notes of the ranks and the words of torchrun."""
+"""What went wrong, in one line: from the notes of the ranks and how they ended."""
 
 import json
 import os
@@ -10,18 +10,6 @@ from runtime.breakdown import failure_of, report, standstill
 from runtime.rank import in_one_line
 from runtime.whereabouts import Whereabouts
 
-TORCHRUN = """
-Failures:
-[1]:
-  time      : 2026-11-20
-  rank      : 0 (local_rank: 0)
-  exitcode  : -15 (pid: 11)
-Root Cause (first observed failure):
-[0]:
-  rank      : 1 (local_rank: 1)
-  exitcode  : -9 (pid: 12)
-"""
-
 
 def note(folder: Path, rank: int, code: int, message: str, age: int) -> None:
     path = folder / f"rank{rank}.json"
@@ -29,32 +17,35 @@ def note(folder: Path, rank: int, code: int, message: str, age: int) -> None:
     os.utime(path, ns=(10**18 - age, 10**18 - age))
 
 
-def failure(folder: Path, noise: str = "", killed: tuple[int, ...] = (), unfinished: tuple[int, ...] = ()):
-    return failure_of(folder, returned=1, noise=noise, killed_by_us=killed, unfinished=unfinished)
+def failure(folder: Path, noise: str = "", **ended: int):
+    """Of ranks that nobody ended, and how they did, the first one first."""
+    return failure_of(folder, ended={int(rank.removeprefix("rank")): code for rank, code in ended.items()}, noise=noise)
 
 
 def test_the_first_failure_is_told(tmp_path: Path) -> None:
     note(tmp_path, 0, 1, "connection closed by peer", age=1)
     note(tmp_path, 1, 1, "the cause", age=2)
-    assert failure(tmp_path) == (1, "the cause")
+    assert failure(tmp_path, rank0=1, rank1=1) == (1, "the cause")
 
 
 def test_an_error_on_purpose_goes_first(tmp_path: Path) -> None:
     note(tmp_path, 0, 3, "nothing fits", age=1)
     note(tmp_path, 1, 1, "connection closed by peer", age=2)
-    assert failure(tmp_path, TORCHRUN) == (3, "nothing fits")
+    assert failure(tmp_path, rank2=-9, rank1=1) == (3, "nothing fits")
 
 
-def test_a_signal_of_somebody_else_is_the_cause(tmp_path: Path) -> None:
+def test_a_signal_is_the_cause(tmp_path: Path) -> None:
     note(tmp_path, 0, 1, "connection closed by peer", age=1)
-    code, message = failure(tmp_path, TORCHRUN)
+    code, message = failure(tmp_path, rank0=1, rank1=-9)
     assert (code, message.partition(";")[0]) == (1, "rank 1 was ended by SIGKILL")
-    assert failure(tmp_path, TORCHRUN, killed=(1,)) == (1, "connection closed by peer"), "that was the watch"
+    assert failure(tmp_path, rank2=-15, rank1=-9) == (1, "rank 2 was ended by SIGTERM"), "the first of two"
+    assert failure(tmp_path, rank0=1) == (1, "connection closed by peer"), "what the watch ended is no cause"
 
 
 def test_a_rank_that_left_without_a_word_is_named(tmp_path: Path) -> None:
-    assert failure(tmp_path, unfinished=(1,))[1].startswith("rank 1 ended before its work was done")
-    assert failure(tmp_path, noise="one\ntwo") == (1, "one\ntwo")
+    (tmp_path / "rank0.done").touch()
+    assert failure(tmp_path, rank0=0, rank1=0)[1].startswith("rank 1 ended before its work was done")
+    assert failure(tmp_path, noise="one\ntwo", rank1=3) == (3, "one\ntwo")
 
 
 TORCH = "/site-packages/torch"

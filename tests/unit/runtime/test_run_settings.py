@@ -17,7 +17,7 @@ OTHER = RunSettings(
     steps=7, seed=3, check=False, model="a.b:c", data="d:e", shuffle=True, full_batch=False, workers=2, timeout=1.5,
     on_nonfinite="skip", on_spike="stop", spike_factor=3.0, spike_window=5, rollbacks=2, lowered=False,
     save="runs/a b", save_every=5, keep=2, resume="c", go_on=True, weights="d", cast=True,
-    compiled=True,
+    compiled=True, listen="10.0.0.0/24",
 )  # fmt: skip
 SUMMARY = RunSummary(
     steps=2, data="d:e", seconds=None, samples=4, tokens=None, predicted_seconds=0.5, low_seconds=None,
@@ -38,6 +38,7 @@ def test_settings_reach_the_ranks(settings: RunSettings) -> None:
     [
         ({"steps": 0}, "--steps 0: give 1 or more"),
         ({"timeout": 0.0}, "--timeout 0: give seconds"),
+        ({"listen": "eth77"}, "--listen eth77: this machine has lo"),
         ({"workers": 2}, "--workers: synthetic data is drawn, not read"),
         ({"full_batch": False}, "--own-samples: synthetic data is drawn"),
         ({"on_spike": "skp"}, "unknown answer of --on-spike 'skp'; did you mean skip"),

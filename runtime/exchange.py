@@ -1,0 +1,130 @@
+"""What ranks tell each other beside a step: JSON, and tensors by name.
+
+    own ── JSON ── bytes ──┬─ lengths of all, checked before memory is taken
+                           └─ bytes of all, filled up to the longest ──▶ read as the type that the caller names
+
+The collectives of PyTorch that take objects unpickle what comes in, so that whoever can write into a connection runs
+code in every rank. Here nothing that comes in is more than numbers and text: what is not of the type, or longer than
+`MOST`, raises RunError.
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from planner.errors import RunError
+
+MOST = 1 << 28
+"""Bytes of JSON that a rank may tell."""
+
+MOST_ELEMENTS = 1 << 40
+"""Elements of a tensor that a rank may send."""
+
+_T = TypeVar("_T")
+_Header = list[tuple[str, str, tuple[int, ...]]]  # name, dtype and shape of tensors
+_NUMBERS = ConfigDict(ser_json_inf_nan="constants")
+
+
+def gather(own: _T, kind: Any, group: dist.ProcessGroup | None = None) -> list[_T]:
+    """What every rank of a group tells, in its order; `kind` is the type of it. Collective."""
+    written = _written(own, kind)
+    device = _device(group)
+    size = dist.get_world_size(group)
+    lengths = torch.empty(size, dtype=torch.int64, device=device)
+    dist.all_gather_single(lengths, torch.tensor([len(written)], device=device), group)
+    found = [_length(length) for length in lengths.tolist()]
+    longest = max(found)
+    filled = torch.zeros(longest, dtype=torch.uint8, device=device)
+    filled[: len(written)] = _bytes(written)
+    every = torch.empty(size * longest, dtype=torch.uint8, device=device)
+    dist.all_gather_single(every, filled, group)
+    rows = every.view(size, longest).cpu()
+    return [_read(row[:length], kind) for row, length in zip(rows, found, strict=True)]
+
+
+def told_by_first(own: _T, kind: Any) -> _T:
+    """What rank 0 tells, on every rank. Collective."""
+    device, first = _device(None), dist.get_rank() == 0
+    written = _written(own, kind) if first else b""
+    length = torch.tensor([len(written)], device=device)
+    dist.broadcast(length, 0)
+    told = torch.empty(_length(int(length.item())), dtype=torch.uint8, device=device)
+    if first:
+        told.copy_(_bytes(written))
+    dist.broadcast(told, 0)
+    found: _T = _read(told.cpu(), kind)
+    return found
+
+
+def gather_tensors(own: Mapping[str, torch.Tensor], group: dist.ProcessGroup) -> list[dict[str, torch.Tensor]]:
+    """The tensors of every rank of a group, by name, in the memory of the host. Collective. They come one after the
+    other, so that the device has one of them at a time."""
+    header: _Header = [(name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in own.items()]
+    device = _device(group)
+    found = []
+    for source, promised in enumerate(gather(header, _Header, group)):
+        found.append({name: _empty(dtype, shape) for name, dtype, shape in promised})
+        for name, tensor in found[-1].items():
+            if source == dist.get_rank(group):
+                tensor.copy_(own[name].detach())
+            if tensor.numel():
+                raw = tensor.view(-1).view(torch.uint8)
+                sent = raw.to(device)
+                dist.broadcast(sent, group=group, group_src=source)
+                raw.copy_(sent)
+    return found
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind, config=_NUMBERS)
+
+
+def _written(own: Any, kind: Any) -> bytes:
+    try:
+        written = _adapter(kind).dump_json(own)
+    except ValueError as error:  # text that is no UTF-8
+        raise RunError(f"what a rank tells the others cannot be written as JSON: {error}") from error
+    _length(len(written))
+    return written
+
+
+def _read(row: torch.Tensor, kind: Any) -> Any:
+    try:
+        return _adapter(kind).validate_json(row.numpy().tobytes(), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise RunError(f"a rank told something else than {kind}: {place}: {first['msg']}") from error
+
+
+def _bytes(written: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(written), dtype=torch.uint8)
+
+
+def _length(found: int) -> int:
+    if not 0 < found <= MOST:
+        raise RunError(f"a rank tells {found} bytes of JSON to the others, which may be 1 to {MOST}")
+    return found
+
+
+def _empty(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype) or min(shape, default=0) < 0 or math.prod(shape) > MOST_ELEMENTS:
+        raise RunError(f"a rank told something else than a tensor: dtype '{dtype[:40]}', shape {shape}")
+    return torch.empty(shape, dtype=kind)
+
+
+def _device(group: dist.ProcessGroup | None) -> torch.device:
+    """Where tensors of this group lie: the host, where it takes them."""
+    types = [device.type for device in (group or dist.group.WORLD)._device_types]  # type: ignore[union-attr]
+    if "cpu" in types:
+        return torch.device("cpu")
+    found = torch.accelerator.current_accelerator()
+    assert found is not None, types
+    return torch.device(found.type, torch.accelerator.current_device_index())
