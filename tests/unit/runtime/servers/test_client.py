@@ -24,7 +24,7 @@ USERS = Table(name="users", rows=40, width=6, optimizer=SparseOptimizer(name="sg
 def serving(folder: Path, count: int) -> Iterator[Addresses]:
     """Servers in threads of this process."""
     key, ended = make_key(folder), threading.Event()
-    servers = [Server(storage_of(folder, number, count), key) for number in range(count)]
+    servers = [Server(storage_of(folder, number, count), key, folder=folder) for number in range(count)]
     threads = [threading.Thread(target=one.serve, args=(lambda: not ended.is_set(),)) for one in servers]
     for number, (server, thread) in enumerate(zip(servers, threads, strict=True)):
         publish(folder, number, server.address)
