@@ -85,9 +85,15 @@ class Storage:
         self._log.append(record)
 
     @property
+    def log_bytes(self) -> int:
+        """Bytes of the log's whole records."""
+        assert self._log is not None
+        return self._log.end
+
+    @property
     def wants_snapshot(self) -> bool:
         """Whether the log has grown larger than what a snapshot takes, so that each byte is written twice at most."""
-        return self._log is not None and self._log.end > self._enough
+        return self.log_bytes > self._enough
 
     def snapshot(self, shard: Shard) -> None:
         """Write the state, begin a new log, and drop the old files. Raises RefusedWriteError where that was not
