@@ -6,6 +6,7 @@ need to encrypt.
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -98,8 +99,9 @@ def _one(given: argparse.Namespace) -> int:
 
 
 def _say(message: str) -> None:
-    sys.stderr.write(f"{message}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # its log may be on the disk that is full
+        sys.stderr.write(f"{message}\n")
+        sys.stderr.flush()
 
 
 def _follow(ended: threading.Event) -> None:

@@ -75,9 +75,8 @@ class Link:
                 self._unwritten(frame, until)
             except OSError as error:
                 self._lose(str(error))
-            if time.monotonic() > until:
-                raise RunError(self._unheard())
-            if self._socket is None:
+                if time.monotonic() > until:
+                    raise RunError(self._unheard()) from error
                 time.sleep(_PAUSE)
 
     def close(self) -> None:

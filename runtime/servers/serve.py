@@ -48,7 +48,7 @@ class Server:
         say: Say = quiet,
     ) -> None:
         self._storage, self._key, self._say = storage, key, say
-        self._told = time.monotonic()
+        self._told, self._said = time.monotonic(), ""
         listener = _listen(address)
         try:
             host, port, *_ = listener.getsockname()
@@ -96,7 +96,7 @@ class Server:
             connection.waits = None
             connection.send("refused", {"message": str(error)})
         except RefusedWriteError as error:
-            self._say(str(error))
+            self._say_once(str(error))
             connection.send("unwritten", {"message": str(error)})
 
     def _hello(self, connection: Connection, frame: Frame) -> None:
@@ -182,6 +182,12 @@ class Server:
                 "pid": os.getpid(),
             }
             connection.send("status", fields)
+
+    def _say_once(self, message: str) -> None:
+        """What is asked again and again is said once."""
+        if message != self._said:
+            self._said = message
+            self._say(message)
 
     def _tell(self) -> None:
         """Say to all who wait for whom they wait, and drop who does nothing."""
