@@ -1,5 +1,5 @@
-"""Whatever a disk does to a server's files, the state after a restart is the replay of exactly the acknowledged records,
-and at most of the one that was in flight."""
+"""Whatever a disk does to a server's files, the state after a restart is the replay of exactly the acknowledged
+records, and at most of the one that was in flight."""
 
 import contextlib
 import errno
@@ -65,8 +65,8 @@ class KilledError(BaseException):
 
 
 class FaultyDisk:
-    """The calls of the system, some of which fail: `faults` has the number of the call, what happens, and how many bytes
-    of a write are written before it does. `for_good`: it happens to all later calls of the kind, until `mend`."""
+    """The calls of the system, some of which fail: `faults` has the number of the call, what happens, and how many
+    bytes of a write are written before it does. `for_good`: it happens to all later calls of the kind, until `mend`."""
 
     def __init__(self, faults: dict[int, tuple[str, int]], *, for_good: bool = False) -> None:
         self._faults, self._for_good, self._system = faults, for_good, SystemDisk()
