@@ -120,9 +120,9 @@ class Storage:
         self._log.close()
         self._log, self._generation = log, generation
         self._enough = max(LEAST_LOG, self._kept)
-        for kind, old in self._files():
-            if old < generation:
-                with contextlib.suppress(OSError):  # it is not read any more, and removed with the next ones
+        with contextlib.suppress(OSError):  # they are not read any more, and removed with the next ones
+            for kind, old in self._files():
+                if old < generation:
                     self._disk.unlink(self._path(kind, old))
 
     def close(self) -> None:
