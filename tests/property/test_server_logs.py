@@ -106,7 +106,6 @@ class FaultyDisk:
 
     def sync(self, descriptor: int) -> None:
         self._check("sync", 0)
-        self._system.sync(descriptor)
         self._synced[self._paths[descriptor]] = self._system.size(descriptor)
 
     def close(self, descriptor: int) -> None:
@@ -124,7 +123,6 @@ class FaultyDisk:
 
     def sync_folder(self, path: Path) -> None:
         self._check("sync_folder", 0)
-        self._system.sync_folder(path)
 
     def lose_power(self, kept: int, *, zeros: bool) -> None:
         """Of what no sync has put on the disk, so many bytes of every file are there; the rest is zeros or cut off."""
@@ -226,7 +224,7 @@ def test_the_state_is_that_of_the_acknowledged_records(faults, for_good, flushed
 
 @pytest.mark.thorough
 @given(FAULTS, st.booleans(), st.booleans(), POWER)
-@settings(max_examples=3000)
+@settings(max_examples=1000)
 def test_the_state_is_that_of_the_acknowledged_records_often(faults, for_good, flushed, power) -> None:
     _any_faults(faults, for_good, flushed, power)
 
@@ -240,11 +238,11 @@ def test_each_call_fails_once(tmp_path: Path, fault: str, call: int) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("fault", ["ENOSPC", "EIO", "KILL"])
-@pytest.mark.parametrize("call", range(1, 24))
-def test_a_write_is_torn_at_every_byte(tmp_path: Path, fault: str, call: int) -> None:
+@pytest.mark.parametrize("call", [8, 15, 22])  # of a snapshot, of the head of a log, of an append
+def test_a_write_is_torn_at_every_byte(fault: str, call: int) -> None:
     for written in range(420):
-        folder = tmp_path / str(written)
-        trained(folder, FaultyDisk({call: (fault, written)}))
+        with tempfile.TemporaryDirectory() as folder:
+            trained(Path(folder), FaultyDisk({call: (fault, written)}))
 
 
 def test_the_faulty_disk_is_faulty(tmp_path: Path) -> None:
