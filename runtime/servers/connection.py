@@ -180,7 +180,7 @@ class Link:
                 if frame.kind != "waiting":
                     return frame
                 if time.monotonic() - since > self.patience:
-                    others = ", ".join(map(str, frame.fields["workers"]))
+                    others = str(frame.fields.get("workers")).strip("[]")
                     raise RunError(
                         f"worker {self.worker} has waited {self.patience:g} s at server {self.server} for a push of"
                         " worker"
