@@ -1,10 +1,12 @@
 """`python -m runtime.servers FOLDER --servers 2`: parameter servers by hand; see docs/parameter-servers.md.
 
 Without --number it starts all of them on this machine and starts again those that die, until it is stopped. With it, it
-is one of them, as one starts them on several machines.
+is one of them, as one starts them on several machines. `python -m runtime.servers certificate FOLDER` makes what those
+need to encrypt.
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -14,13 +16,17 @@ from pathlib import Path
 
 from planner.errors import PlannerError, RequestError
 from runtime.servers.addresses import make_key, parse_address, publish
+from runtime.servers.certificate import make_certificate
 from runtime.servers.fleet import Fleet
 from runtime.servers.serve import LOOPBACK, Server, storage_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
+        if words[:1] == ["certificate"]:
+            return _certificate(words[1:])
+        given = _parser().parse_args(words)
         _check(given)
         return _all(given) if given.number is None else _one(given)
     except PlannerError as error:
@@ -37,8 +43,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--number", type=int, help="be this one of them, the first is 0 (default: start all)")
     parser.add_argument("--listen", default=f"{LOOPBACK}:0", help="HOST:PORT of --number (default: loopback, any port)")
     parser.add_argument("--flush", action="store_true", help="every record is on the disk before it is acknowledged")
+    parser.add_argument(
+        "--repair", action="store_true", help="go on with what stands before the damage of a log, which is kept aside"
+    )
     parser.add_argument("--with-parent", action="store_true", help=argparse.SUPPRESS)
     return parser
+
+
+def _certificate(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m runtime.servers certificate", description="Make the certificate that servers and workers share."
+    )
+    parser.add_argument("folder", type=Path, help="the folder of the servers")
+    sys.stdout.write(f"{make_certificate(parser.parse_args(words).folder)}\n")
+    return 0
 
 
 def _check(given: argparse.Namespace) -> None:
@@ -54,7 +72,7 @@ def _all(given: argparse.Namespace) -> int:
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
-    with Fleet(given.folder, given.servers, flushed=given.flush) as fleet:
+    with Fleet(given.folder, given.servers, flushed=given.flush, repaired=given.repair) as fleet:
         sys.stdout.write(f"{given.servers} servers in {given.folder}\n")
         sys.stdout.flush()
         while not stopped.wait(1.0):
@@ -67,14 +85,23 @@ def _one(given: argparse.Namespace) -> int:
     if given.with_parent:
         threading.Thread(target=_follow, args=(ended,), daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    storage = storage_of(given.folder, given.number, given.servers, flushed=given.flush)
-    server = Server(storage, make_key(given.folder), parse_address(given.listen))
+    key = make_key(given.folder)
+    storage = storage_of(
+        given.folder, given.number, given.servers, flushed=given.flush, repaired=given.repair, say=_say
+    )
+    server = Server(storage, key, parse_address(given.listen), folder=given.folder, say=_say)
     publish(given.folder, given.number, server.address)
     try:
         server.serve(lambda: not ended.is_set())
     finally:
         server.close()
     return 0
+
+
+def _say(message: str) -> None:
+    with contextlib.suppress(OSError):  # its log may be on the disk that is full
+        sys.stderr.write(f"{message}\n")
+        sys.stderr.flush()
 
 
 def _follow(ended: threading.Event) -> None:

@@ -6,12 +6,12 @@ FOLDER/server-0.at     host and port; written anew when a server is started agai
 
 import os
 import secrets
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from planner.errors import RequestError
+from runtime.servers.private_files import make_folder, read_secret, write_aside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Addresses:
     def key(self) -> str:
         """What a worker must know. Raises RequestError where there is no such run."""
         try:
-            return (self.folder / "key").read_text(encoding="utf-8")
+            return read_secret(self.folder / "key")
         except OSError as error:
             raise RequestError(
                 f"no servers run in {self.folder}: {error.strerror} (key); start them first: python -m runtime.servers"
@@ -44,22 +44,23 @@ class Addresses:
 
 def publish(folder: Path, server: int, address: tuple[str, int]) -> None:
     """Say where a server is."""
-    _write(folder / f"server-{server}.at", f"{address[0]}:{address[1]}")
+    path = folder / f"server-{server}.at"
+    write_aside(path, f"{address[0]}:{address[1]}".encode()).replace(path)
 
 
 def make_key(folder: Path) -> str:
-    """The key of a run, made where there is none."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """The key of a run, made where there is none. Raises RequestError where others can read it."""
+    make_folder(folder)
     path = folder / "key"
     if not path.exists():
-        made = _aside(path, secrets.token_hex(16))
+        made = write_aside(path, secrets.token_hex(16).encode())
         try:
             os.link(made, path)
         except FileExistsError:  # another server was faster
             pass
         finally:
-            os.unlink(made)
-    return path.read_text(encoding="utf-8")
+            made.unlink()
+    return read_secret(path)
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -75,15 +76,3 @@ def parse_addresses(folder: Path, servers: Sequence[str]) -> Addresses:
     for server in servers:
         parse_address(server)
     return Addresses(folder=folder, count=len(servers), fixed=tuple(servers))
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not there."""
-    os.replace(_aside(path, text), path)
-
-
-def _aside(path: Path, text: str) -> str:
-    """A file beside `path`, readable for its owner alone."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".part-", delete=False, encoding="utf-8") as file:
-        file.write(text)
-    return file.name

@@ -8,19 +8,23 @@ nothing, and a push that was applied is known by its step.
 import os
 import secrets
 import socket
+import ssl
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 
 from planner.errors import RequestError, RunError
 from runtime.servers.addresses import Addresses
 from runtime.servers.frames import Frame, FrameReader, encode
+from runtime.servers.handshake import BEFORE_HELLO, SERVER, WORKER, Identity, is_proof, new_nonce, proof
+from runtime.servers.transport import CERTIFICATE, client_context, place_of
 
 PATIENCE = 60.0
 """Seconds that a worker looks for a server which does not answer, and waits for workers which do not push."""
 
 _SILENCE = 15.0  # seconds after which a server that says nothing is taken for lost; one that waits speaks every second
 _PAUSE = 0.05
+_LATER = 0.2  # seconds after which a server is asked again to write what it could not
 _RECEIVED = 2**20
 
 
@@ -45,6 +49,7 @@ class Link:
     _socket: socket.socket | None = None
     _reader: FrameReader = field(default_factory=FrameReader)
     _asked: bytes = b""
+    _reason: str = ""
 
     def ask(self, frame: Frame) -> None:
         """Send a frame; `answer` gives what comes back."""
@@ -58,50 +63,105 @@ class Link:
 
     def answer(self) -> Frame:
         """The answer to what was asked. Raises RequestError where the server refuses it, RunError where it, or a worker
-        that it waits for, is not heard of for too long."""
+        that it waits for, is not heard of for too long, or it cannot write what it was told."""
         until = time.monotonic() + self.patience
         while True:
             try:
                 if self._socket is None:
                     self._find(until)
-                return self._heard()
-            except OSError:
-                self._lose()
-            if time.monotonic() > until:
-                raise RunError(self._unheard())
+                frame = self._heard()
+                if frame.kind != "unwritten":
+                    return frame
+                self._unwritten(frame, until)
+            except OSError as error:
+                self._lose(str(error))
+                if time.monotonic() > until:
+                    raise RunError(self._unheard()) from error
+                time.sleep(_PAUSE)
 
     def close(self) -> None:
+        """Close the connection; another question opens it again."""
         self._lose()
 
-    def _lose(self) -> None:
+    def _unwritten(self, frame: Frame, until: float) -> None:
+        """Ask again what the server could not write: it holds what it held, and room may be made."""
+        message = f"server {self.server} cannot keep what worker {self.worker} sent: {frame.fields.get('message')}"
+        if time.monotonic() > until:
+            raise RunError(f"{message}; nothing that was acknowledged is lost: make room, and go on")
+        time.sleep(_LATER)
+        assert self._socket is not None
+        self._socket.sendall(self._asked)
+        self.sent += len(self._asked)
+
+    def _lose(self, reason: str = "") -> None:
+        self._reason = reason or self._reason
         if self._socket is not None:
             self._socket.close()
             self._socket, self._reader = None, FrameReader()
             self.reconnections += 1
 
     def _find(self, until: float) -> None:
-        """Connect, say hello, and ask again what was asked."""
+        """Connect, prove who we are and have the server do so, and ask again what was asked."""
         while True:
             where = self.addresses.of(self.server)
             try:
                 if where is None:
                     raise ConnectionError
-                self._socket = socket.create_connection(where, timeout=_SILENCE)
+                connection = socket.create_connection(where, timeout=_SILENCE)
                 break
             except OSError as error:
                 if time.monotonic() > until:
                     raise RunError(self._unheard()) from error
                 time.sleep(_PAUSE)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        fields = {"key": self.addresses.key(), "worker": self.worker, "program": self.program}
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connection
+        try:
+            self._enter(connection, where)
+        except RequestError:
+            self._lose()
+            raise
+        self._reason = ""
+        self._socket.sendall(self._asked)
+        self.sent += len(self._asked)
+
+    def _enter(self, connection: socket.socket, where: tuple[str, int]) -> None:
+        """What comes before the first question, on a new connection."""
+        peer = connection.getpeername()
+        context = client_context(self.addresses.folder, peer[:2])
+        if context is not None:
+            self._socket = self._encrypted(connection, context, where)
+        assert self._socket is not None
+        self._greet(place_of(self._socket, peer))
+        assert self.welcome is not None
+        number, count = self.welcome.fields["number"], self.welcome.fields["count"]
+        if number != self.server or count != self.addresses.count:
+            raise RequestError(
+                f"at {where[0]}:{where[1]} is server {number} of {count}, not {self.server} of {self.addresses.count}"
+            )
+
+    def _encrypted(self, connection: socket.socket, context: ssl.SSLContext, where: tuple[str, int]) -> ssl.SSLSocket:
+        try:
+            return context.wrap_socket(connection)
+        except ssl.SSLCertVerificationError as error:
+            raise RequestError(
+                f"who answers at {where[0]}:{where[1]} does not have the certificate of {self.addresses.folder}:"
+                f" {error.verify_message}; copy {CERTIFICATE} of the servers' folder there"
+            ) from error
+
+    def _greet(self, place: tuple[str, int]) -> None:
+        """Prove that we know the key, and see that the server does. Raises OSError where it does not: it may be
+        somebody who listens where the server was."""
+        assert self._socket is not None
+        self._reader.largest = BEFORE_HELLO
+        challenge, key = self._heard(), self.addresses.key()
+        identity = Identity(worker=self.worker, program=self.program, nonce=new_nonce())
+        said = (place, str(challenge.fields.get("nonce")), identity)
+        fields = {**asdict(identity), "proof": proof(key, WORKER, *said)}
         self._socket.sendall(encode(Frame(kind="hello", fields=fields)))
         self.welcome = self._heard()
-        if self.welcome.fields["number"] != self.server or self.welcome.fields["count"] != self.addresses.count:
-            raise RequestError(
-                f"at {where[0]}:{where[1]} is server {self.welcome.fields['number']} of {self.welcome.fields['count']},"
-                f" not {self.server} of {self.addresses.count}"
-            )
-        self._socket.sendall(self._asked)
+        if not is_proof(self.welcome.fields.get("proof"), proof(key, SERVER, *said)):
+            raise ConnectionError("who answers there does not know the key of the run")
+        self._reader.largest = FrameReader().largest
 
     def _heard(self) -> Frame:
         """The next frame that is an answer. Raises OSError where the connection is lost."""
@@ -114,20 +174,24 @@ class Link:
             self.received += len(data)
             for frame in self._read(data):
                 if frame.kind == "refused":
-                    raise RequestError(str(frame.fields["message"]))
+                    raise RequestError(str(frame.fields.get("message")))
+                if frame.kind == "stopped":
+                    raise ConnectionError(f"it has stopped: {frame.fields.get('message')}")
                 if frame.kind != "waiting":
                     return frame
                 if time.monotonic() - since > self.patience:
-                    others = ", ".join(map(str, frame.fields["workers"]))
+                    others = str(frame.fields.get("workers")).strip("[]")
                     raise RunError(
                         f"worker {self.worker} has waited {self.patience:g} s at server {self.server} for a push of"
                         " worker"
                         f" {others}"
                     )
 
-    def _read(self, data: bytes) -> list[Frame]:
+    def _read(self, data: bytes) -> Iterator[Frame]:
+        self._reader.feed(data)
         try:
-            return list(self._reader.feed(data))
+            while (frame := self._reader.next()) is not None:
+                yield frame
         except ValueError as error:
             raise ConnectionError(str(error)) from error
 
@@ -139,9 +203,9 @@ class Link:
             else f"which has left no address in {self.addresses.folder}"
         )
         return (
-            f"server {self.server} of {self.addresses.count}, {place}, has not answered for {self.patience:g} s;"
-            " start it again"
-            " with the same folder, its rows are there"
+            f"server {self.server} of {self.addresses.count}, {place}, has not answered for {self.patience:g} s"
+            + (f" ({self._reason})" if self._reason else "")
+            + "; start it again with the same folder, its rows are there"
         )
 
 
@@ -149,16 +213,22 @@ def ask_all(
     links: dict[int, Link], frames: dict[int, Frame], looked: Callable[[], None] = lambda: None
 ) -> dict[int, Frame]:
     """Ask several servers at once, and the answer of each. Raises what `Link.answer` does, when all have answered that
-    do: what one refuses is not taken for the answer to the next question."""
+    do: what one refuses is not taken for the answer to the next question, and connections on which an answer may still
+    come are closed."""
     for server, frame in frames.items():
         links[server].ask(frame)
     looked()
-    found, refusals = {}, []
-    for server in frames:
-        try:
-            found[server] = links[server].answer()
-        except RequestError as error:
-            refusals.append(error)
+    found: dict[int, Frame] = {}
+    refusals: dict[int, RequestError] = {}
+    try:
+        for server in frames:
+            try:
+                found[server] = links[server].answer()
+            except RequestError as error:
+                refusals[server] = error
+    finally:
+        for server in frames.keys() - found.keys() - refusals.keys():
+            links[server].close()
     if refusals:
-        raise refusals[0]
+        raise next(iter(refusals.values()))
     return found

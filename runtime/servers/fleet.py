@@ -14,6 +14,7 @@ from typing import Self
 
 from planner.errors import RunError
 from runtime.servers.addresses import Addresses, make_key
+from runtime.servers.private_files import FILE
 
 _ROOT = Path(__file__).resolve().parents[2]
 _LOOK = 0.05  # seconds between two looks at the servers
@@ -25,11 +26,11 @@ _IN_A_ROW = 5
 class Fleet:
     """`count` servers with their files in `folder`. A context; `addresses` is what workers need."""
 
-    def __init__(self, folder: Path, count: int, *, flushed: bool = False) -> None:
+    def __init__(self, folder: Path, count: int, *, flushed: bool = False, repaired: bool = False) -> None:
         self.addresses = Addresses(folder=folder, count=count)
-        self._flags = ["--flush"] if flushed else []
+        self._flags = [*["--flush"] * flushed, *["--repair"] * repaired]
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._failed = [0] * count
+        self._failed, self._read = [0] * count, [0] * count
         self._fault: RunError | None = None
         self._ending = threading.Event()
         self._watch = threading.Thread(target=self._look, daemon=True)
@@ -66,16 +67,22 @@ class Fleet:
     def _at(self, number: int) -> Path:
         return self.addresses.folder / f"server-{number}.at"
 
+    def _said(self, number: int) -> Path:
+        """What a server says, of all its starts."""
+        return self.addresses.folder / f"server-{number}.err"
+
     def _start(self, number: int) -> subprocess.Popen[bytes]:
         folder = str(self.addresses.folder)
         command = [sys.executable, "-m", "runtime.servers", folder, "--servers", str(self.addresses.count)]
         known = os.environ.get("PYTHONPATH")
         path = f"{_ROOT}{os.pathsep}{known}" if known else str(_ROOT)
-        with (self.addresses.folder / f"server-{number}.err").open("wb") as said:
+        said = self._said(number)
+        self._read[number] = said.stat().st_size if said.exists() else 0
+        with open(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE), "ab") as log:
             return subprocess.Popen(
                 [*command, "--number", str(number), "--with-parent", *self._flags],
                 stdin=subprocess.PIPE,
-                stderr=said,
+                stderr=log,
                 env={**os.environ, "PYTHONPATH": path},
             )
 
@@ -93,7 +100,7 @@ class Fleet:
         listened = self._at(number).exists()
         by_itself = code >= 0 and not listened  # who was killed can be started again
         self._failed[number] = self._failed[number] + 1 if by_itself else 0
-        said = (self.addresses.folder / f"server-{number}.err").read_text(encoding="utf-8", errors="replace").strip()
+        said = self._said(number).read_bytes()[self._read[number] :].decode(errors="replace").strip()
         last = said.splitlines()[-1] if said else f"it ended with {code}"
         if code == 2 or self._failed[number] >= _IN_A_ROW:
             self._fault = RunError(f"server {number} cannot be started: {last.removeprefix('error: ')}", exit_code=2)

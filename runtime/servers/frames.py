@@ -8,11 +8,12 @@ one piece of code.
 """
 
 import json
+import math
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +22,15 @@ from planner.errors import RequestError
 
 Array = NDArray[Any]
 
-_MAGIC = b"PSF1"
+MAGIC = b"PSF1"
 _PREFIX = struct.Struct("<4sIQI")
+PREFIX_BYTES = _PREFIX.size
 _DTYPES = ("<i4", "<i8", "<f4", "<f8")
 LARGEST_HEADER = 2**22
 LARGEST_BODY = 2**31
 """Bytes of the arrays of one frame. Whoever sends more sends several."""
+
+_DEEPEST = 16  # objects and lists within each other in a header; ours have four
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,9 @@ def encode(frame: Frame) -> bytes:
     does not travel."""
     arrays = {name: np.ascontiguousarray(array) for name, array in frame.arrays.items()}
     assert all(array.dtype.str in _DTYPES for array in arrays.values()), {n: a.dtype.str for n, a in arrays.items()}
+    size = sum(array.nbytes for array in arrays.values())
+    if size > LARGEST_BODY:
+        raise RequestError(f"a message '{frame.kind}' of {size} bytes; {LARGEST_BODY} are the most: make it smaller")
     content = {
         "kind": frame.kind,
         "fields": dict(frame.fields),
@@ -50,82 +57,108 @@ def encode(frame: Frame) -> bytes:
     }
     header = json.dumps(content).encode()
     body = b"".join(array.tobytes() for array in arrays.values())
-    if len(body) > LARGEST_BODY:
-        raise RequestError(
-            f"a message '{frame.kind}' of {len(body)} bytes; {LARGEST_BODY} are the most: make it smaller"
-        )
     crc = zlib.crc32(body, zlib.crc32(header))
-    return _PREFIX.pack(_MAGIC, len(header), len(body), crc) + header + body
+    return _PREFIX.pack(MAGIC, len(header), len(body), crc) + header + body
 
 
 def decode(prefix: bytes, content: memoryview) -> Frame:
-    """The frame with this prefix and content. Raises ValueError for one that is damaged."""
+    """The frame with this prefix and content. Raises ValueError, and nothing else, for one that is damaged or was never
+    made by `encode`; no memory is taken for what its header promises."""
     _, size, _, crc = _PREFIX.unpack(prefix)
     if zlib.crc32(content) != crc:
         raise ValueError("its checksum does not match")
-    header = json.loads(bytes(content[:size]))
+    header = _header(bytes(content[:size]))
     arrays, at = {}, size
     for name, dtype, shape in header["arrays"]:
-        if dtype not in _DTYPES or any(not isinstance(n, int) or n < 0 for n in shape):
-            raise ValueError(f"array '{name}' has dtype {dtype} and shape {shape}")
-        count = int(np.prod(shape, dtype=np.int64))
-        nbytes = count * np.dtype(dtype).itemsize
-        arrays[name] = np.frombuffer(content[at : at + nbytes], dtype=dtype, count=count).reshape(shape)
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        if nbytes > len(content) - at:
+            raise ValueError(f"array '{name}' of shape {shape} has {nbytes} bytes, and {len(content) - at} are left")
+        arrays[name] = np.frombuffer(content[at : at + nbytes], dtype=dtype).reshape(shape)
         at += nbytes
     if at != len(content):
         raise ValueError(f"{len(content) - at} bytes belong to no array")
     return Frame(kind=header["kind"], fields=header["fields"], arrays=arrays)
 
 
-def sizes(prefix: bytes) -> int:
+def _header(data: bytes) -> dict[str, Any]:
+    """A header with kind, fields and arrays as `encode` writes them. Raises ValueError."""
+    try:
+        header = json.loads(data)
+    except RecursionError:
+        raise ValueError("its header is too deep") from None
+    if data.count(b"[") + data.count(b"{") > _DEEPEST and _depth(header) > _DEEPEST:
+        raise ValueError("its header is too deep")
+    if not (isinstance(header, dict) and header.keys() == {"kind", "fields", "arrays"}):
+        raise ValueError("its header does not have a kind, fields and arrays")
+    kind, fields, arrays = header["kind"], header["fields"], header["arrays"]
+    if not (isinstance(kind, str) and isinstance(fields, dict) and isinstance(arrays, list)):
+        raise ValueError("its header has a kind, fields or arrays of another type")
+    for one in arrays:
+        if not (isinstance(one, list) and len(one) == 3 and isinstance(one[0], str) and _is_shape(one[2])):
+            raise ValueError(f"an array is described as {str(one)[:80]}")
+        if one[1] not in _DTYPES:
+            raise ValueError(f"array '{one[0]}' has dtype {str(one[1])[:80]}")
+    return header
+
+
+def _is_shape(shape: object) -> bool:
+    """Whether this is a list of up to four sizes; no frame has room for one of 2^40."""
+    return (
+        isinstance(shape, list) and len(shape) <= 4 and all(type(size) is int and 0 <= size < 2**40 for size in shape)
+    )
+
+
+def _depth(value: object) -> int:
+    """How deep lists and objects lie within each other; it ends behind `_DEEPEST`."""
+    layer: list[object] = [value]
+    for depth in range(_DEEPEST + 1):
+        layer = [one for outer in layer for one in _inside(outer)]
+        if not layer:
+            return depth
+    return _DEEPEST + 1
+
+
+def _inside(value: object) -> Iterable[object]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def sizes(prefix: bytes, largest: int = LARGEST_HEADER + LARGEST_BODY) -> int:
     """Bytes that follow a prefix. Raises ValueError where it is none, or promises more than a frame may have."""
     magic, header, body, _ = _PREFIX.unpack(prefix)
-    if magic != _MAGIC:
+    if magic != MAGIC:
         raise ValueError("this is no frame")
-    if header > LARGEST_HEADER or body > LARGEST_BODY:
+    if header > LARGEST_HEADER or body > LARGEST_BODY or header + body > largest:
         raise ValueError(f"a frame of {header} and {body} bytes")
     return int(header + body)
 
 
 class FrameReader:
-    """Makes frames of the bytes that a connection receives."""
+    """Makes frames of the bytes that a connection receives. A frame has `largest` bytes at most, behind its prefix."""
 
-    def __init__(self) -> None:
+    def __init__(self, largest: int = LARGEST_HEADER + LARGEST_BODY) -> None:
+        self.largest = largest
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that are whole with this data. Raises ValueError for what is no frame."""
+    def feed(self, data: bytes) -> None:
+        """Take what came in. `next` gives the frames."""
         self._buffer += data
-        while len(self._buffer) >= _PREFIX.size:
-            prefix = bytes(self._buffer[: _PREFIX.size])
-            end = _PREFIX.size + sizes(prefix)
-            if len(self._buffer) < end:
-                return
-            content = memoryview(bytes(self._buffer[_PREFIX.size : end]))
+
+    @property
+    def wanted(self) -> int:
+        """Bytes of the frame that has begun, with its prefix; 0 before that is there. Raises ValueError for what is no
+        frame, or too large a one."""
+        if len(self._buffer) < PREFIX_BYTES:
+            return 0
+        return PREFIX_BYTES + sizes(bytes(self._buffer[:PREFIX_BYTES]), self.largest)
+
+    def next(self) -> Frame | None:
+        """The next frame, None where it is not whole yet. Raises ValueError for what is no frame."""
+        end = self.wanted
+        if not end or len(self._buffer) < end:
+            return None
+        if len(self._buffer) == end:
+            whole, self._buffer = self._buffer, bytearray()
+        else:
+            whole = self._buffer[:end]
             del self._buffer[:end]
-            yield decode(prefix, content)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
-    """A frame in a file, and the place behind it."""
-
-    frame: Frame
-    end: int
-
-
-def read_frames(file: BinaryIO, length: int) -> Iterator[Recorded]:
-    """The whole frames at the beginning of a file of `length` bytes. A last one that was not written to its end, as
-    when the writer is killed, is left out. Raises ValueError, with the place, for one that is whole and damaged."""
-    at = 0
-    while length - at >= _PREFIX.size:
-        prefix = file.read(_PREFIX.size)
-        try:
-            size = sizes(prefix)
-            if at + _PREFIX.size + size > length:
-                return
-            frame = decode(prefix, memoryview(file.read(size)))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"what begins at byte {at} is damaged: {error}") from error
-        at += _PREFIX.size + size
-        yield Recorded(frame=frame, end=at)
+        return decode(bytes(whole[:PREFIX_BYTES]), memoryview(whole).toreadonly()[PREFIX_BYTES:])

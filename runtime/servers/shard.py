@@ -13,6 +13,7 @@ A push whose step is behind its worker's clock was applied before: it is acknowl
 sets all clocks, and tables and states have their contents loaded anew: that is how a checkpoint is restored.
 """
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,8 @@ RECORDS = ("open", "create", "load", "ready", "push", "restart")
 
 WEIGHT = "weight"
 """The part of a table that is looked up; the other parts are those of the state of its optimizer."""
+
+MOST_WORKERS = 2**20
 
 _CHUNK = 2**24  # numbers of a snapshot's frame
 
@@ -82,8 +85,8 @@ class Shard:
         if record.kind in ("load", "ready"):
             held = self._held(str(fields["table"]))
             if record.kind == "load" and not held.ready:
-                held.part(fields["part"])
-                _check_rows(held, record.arrays["rows"], record.arrays["values"])
+                part = held.part(fields["part"])
+                _check_rows(held, record.arrays["rows"], record.arrays["values"], part)
             return not held.ready
         if record.kind == "restart":
             return True
@@ -95,7 +98,8 @@ class Shard:
                 " steps: it was started from an older snapshot; start workers and servers from the same one"
             )
         for number, name in enumerate(fields["tables"]):
-            _check_rows(self.ready(name), record.arrays[f"rows{number}"], record.arrays[f"gradients{number}"])
+            held = self.ready(name)
+            _check_rows(held, record.arrays[f"rows{number}"], record.arrays[f"gradients{number}"], held.weight)
         return step == self.clocks[worker]
 
     def apply(self, record: Frame) -> None:
@@ -191,8 +195,10 @@ class Shard:
         )
 
     def _check_open(self, workers: int, staleness: int | None) -> bool:
-        if workers < 1 or (staleness is not None and staleness < 0):
-            raise RequestError(f"{workers} workers, staleness {staleness}: one worker or more, staleness 0 or more")
+        if not 1 <= workers <= MOST_WORKERS or (staleness is not None and staleness < 0):
+            raise RequestError(
+                f"{workers} workers, staleness {staleness}: 1 to {MOST_WORKERS} workers, staleness 0 or more"
+            )
         if self.workers is None:
             return True
         if (workers, staleness) != (self.workers, self.staleness):
@@ -208,7 +214,7 @@ class Shard:
             raise RequestError(f"server {self.number} does not know yet how many workers there are")
 
     def _check_create(self, table: Table) -> bool:
-        partition_of(table, self.count)
+        partition = partition_of(table, self.count)
         known = self.tables.get(table.name)
         if known is not None and known.table != table:
             theirs, ours = known.table.content(), table.content()
@@ -217,6 +223,14 @@ class Shard:
                 f"table '{table.name}' on server {self.number} has {name} {value}, this worker says {ours[name]}; to"
                 " train"
                 " another table start the servers in a new folder"
+            )
+        held = sum(part.nbytes for one in self.tables.values() for part in (one.weight, *one.state.values()))
+        needed = partition.held(self.number) * table.memory_of_row
+        if known is None and held + needed > _memory_of_host():
+            raise RequestError(
+                f"table '{table.name}' needs {needed / 2**30:.1f} GiB on server {self.number}, which has"
+                f" {held / 2**30:.1f} GiB of tables; its host has {_memory_of_host() / 2**30:.1f} GiB: start more"
+                " servers, on other hosts"
             )
         if known is None and self.version:
             raise RequestError(
@@ -267,7 +281,9 @@ class Shard:
     @staticmethod
     def restored(frames: Iterator[Frame]) -> "Shard":
         """The shard that `snapshot` took apart. Raises ValueError for frames that do not end."""
-        first = next(frames)
+        first = next(frames, None)
+        if first is None or first.kind != "shard":
+            raise ValueError("it has no beginning")
         known = dict(first.fields)
         tables = known.pop("tables")
         shard = Shard(**known)
@@ -298,20 +314,26 @@ def summed(parts: list[tuple[Array, Array]], table: Table) -> tuple[Array, Array
     return rows, total
 
 
-def _check_rows(held: HeldTable, rows: Array, values: Array | None = None) -> None:
+def _check_rows(held: HeldTable, rows: Array, values: Array | None = None, part: Array | None = None) -> None:
+    """Raise RequestError for rows that are not here, and values that are not like those of a part of the table."""
     table = held.table
-    if rows.ndim != 1 or (
-        len(rows) and (rows[0] < 0 or rows[-1] >= len(held.weight) or bool((np.diff(rows) <= 0).any()))
-    ):
+    ascending = rows.ndim == 1 and rows.dtype.kind == "i" and not bool((np.diff(rows) <= 0).any())
+    if not ascending or (len(rows) and (rows[0] < 0 or rows[-1] >= len(held.weight))):
         raise RequestError(
             f"table '{table.name}': {len(held.weight)} rows are here, and what was asked for are not some of them, each"
             " once and in ascending order"
         )
-    if values is not None and (values.shape != (len(rows), table.width) or str(values.dtype) != table.dtype):
+    if values is None or part is None:
+        return
+    if values.shape != (len(rows), *part.shape[1:]) or values.dtype != part.dtype:
         raise RequestError(
             f"table '{table.name}' has rows of {table.width} numbers, {table.dtype}; it was sent {values.shape},"
             f" {values.dtype}"
         )
+
+
+def _memory_of_host() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _mode(staleness: int | None) -> str:

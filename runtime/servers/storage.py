@@ -4,124 +4,294 @@
     log-000003        records since then, each appended before it is acknowledged
     log-000004 ...    where the server was killed between a new log and its snapshot
 
-A server that was killed reads the newest snapshot and replays the logs from there on. A record that was not written to
-its end was not acknowledged, so that it is dropped; its worker sends it again. A record is in the hands of the
+A server that was killed reads the newest snapshot and replays the logs from there on. A record is in the hands of the
 operating system before it is acknowledged, which outlives the process; with `flushed` it is on the disk, which outlives
-the machine.
+the machine. What an append and the end of a log do is in `log.py`.
+
+A log that was damaged afterwards is refused, since what it lacks was acknowledged. `repaired` goes on with what stands
+before the damage; the log as it was, and those behind it, are kept as log-000003.damaged-1.
 """
 
+import contextlib
+import fcntl
+import itertools
 import os
 import re
-from collections.abc import Iterator
+import shutil
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from planner.errors import RequestError
-from runtime.servers.frames import Frame, encode, read_frames
+from runtime.servers.disk import BrokenDiskError, Disk, RefusedWriteError, SystemDisk, write_all
+from runtime.servers.frames import Frame
+from runtime.servers.log import Ending, LogReader, LogWriter, recorded
+from runtime.servers.private_files import FILE, take_folder
 from runtime.servers.shard import Shard
 
 LEAST_LOG = 2**24
 """Bytes of a log below which no snapshot is made."""
 
 _NAME = re.compile(r"(snapshot|log)-([0-9]{6})")
+_PART = re.compile(r"snapshot-[0-9]{6}\.part")
+_ENDING = 5.0  # seconds that another process of the same server has to end
+_PAUSE = 0.05
+
+Say = Callable[[str], None]
+
+
+def quiet(message: str) -> None:
+    """Say nothing."""
 
 
 class Storage:
-    """The files of server `number` of `count` in `folder`, which is made. `open` gives the state that they hold."""
+    """The files of server `number` of `count` in `folder`, which is made. `open` gives the state that they hold. `say`
+    is told what was cut off, kept aside or not written."""
 
-    def __init__(self, folder: Path, number: int, count: int, *, flushed: bool = False) -> None:
-        self._folder, self._number, self._count, self._flushed = folder, number, count, flushed
-        self._log: BinaryIO | None = None
-        self._generation = 0
-        self._logged = self._kept = 0
+    def __init__(
+        self,
+        folder: Path,
+        number: int,
+        count: int,
+        *,
+        flushed: bool = False,
+        repaired: bool = False,
+        disk: Disk | None = None,
+        say: Say = quiet,
+    ) -> None:
+        self._folder, self._number, self._count = folder, number, count
+        self._flushed, self._repaired, self._disk, self._say = flushed, repaired, disk or SystemDisk(), say
+        self._log: LogWriter | None = None
+        self._lock: int | None = None
+        self._generation = self._kept = 0
+        self._enough = LEAST_LOG
 
     def open(self) -> Shard:
         """The state as it was when the last record was appended. Raises RequestError for files that are damaged, or of
-        another server."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        shard = Shard(number=self._number, count=self._count)
-        snapshots, logs = self._generations("snapshot"), self._generations("log")
-        if snapshots:
-            self._generation = snapshots[-1]
-            shard = self._restored(self._path("snapshot", self._generation))
-        for generation in (one for one in logs if one >= self._generation):
-            self._generation = generation
-            self._replay(shard, self._path("log", generation))
-        self._open_log()
-        return shard
+        another server, and BrokenDiskError where they cannot be read or cut."""
+        try:
+            return self._open()
+        except OSError as error:
+            self.close()
+            raise BrokenDiskError(f"{error.filename or self._folder}: {error.strerror}") from error
+        except BaseException:
+            self.close()
+            raise
 
     def append(self, record: Frame) -> None:
-        """Keep a record before it is applied and acknowledged."""
+        """Keep a record before it is applied and acknowledged. Raises RefusedWriteError where it is not kept, and
+        BrokenDiskError where nobody knows."""
         assert self._log is not None
-        data = encode(record)
-        self._log.write(data)
-        self._log.flush()
-        if self._flushed:
-            os.fdatasync(self._log.fileno())
-        self._logged += len(data)
+        self._log.append(record)
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of the log's whole records."""
+        assert self._log is not None
+        return self._log.end
 
     @property
     def wants_snapshot(self) -> bool:
         """Whether the log has grown larger than what a snapshot takes, so that each byte is written twice at most."""
-        return self._logged > max(LEAST_LOG, self._kept)
+        return self.log_bytes > self._enough
 
     def snapshot(self, shard: Shard) -> None:
-        """Write the state, begin a new log, and drop the old files."""
+        """Write the state, begin a new log, and drop the old files. Raises RefusedWriteError where that was not
+        possible: the log goes on."""
         assert self._log is not None
-        self._log.close()
-        self._generation += 1
-        path = self._path("snapshot", self._generation)
+        generation = self._generation + 1
+        path = self._path("snapshot", generation)
         aside = path.with_suffix(".part")
-        with aside.open("wb") as file:
-            for frame in shard.snapshot():
-                file.write(encode(frame))
-            file.flush()
-            os.fsync(file.fileno())
-            self._kept = file.tell()
-        aside.replace(path)
-        self._sync_folder()
-        self._open_log()
-        for kind in ("snapshot", "log"):
-            for old in self._generations(kind):
-                if old < self._generation:
-                    self._path(kind, old).unlink(missing_ok=True)
+        try:
+            self._kept = self._write(aside, shard)
+            log = self._begin_log(generation)
+        except (OSError, RefusedWriteError) as error:
+            self._enough = self._log.end + LEAST_LOG
+            self._take_back(aside, self._path("log", generation))
+            said = f"{path}: not written, the log goes on: {error.strerror if isinstance(error, OSError) else error}"
+            self._say(said)
+            raise RefusedWriteError(said) from error
+        try:
+            self._disk.replace(path, aside)
+            self._disk.sync_folder(self._folder)
+        except OSError as error:
+            log.close()
+            raise BrokenDiskError(f"{path}: cannot be put in its place: {error.strerror}") from error
+        self._log.close()
+        self._log, self._generation = log, generation
+        self._enough = max(LEAST_LOG, self._kept)
+        with contextlib.suppress(OSError):  # they are not read any more, and removed with the next ones
+            for kind, old in self._files():
+                if old < generation:
+                    self._disk.unlink(self._path(kind, old))
 
     def close(self) -> None:
         if self._log is not None:
             self._log.close()
             self._log = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
-    def _open_log(self) -> None:
-        path = self._path("log", self._generation)
-        self._log = path.open("ab")
-        self._logged = self._log.tell()
-        if self._logged == 0:
-            self.append(Frame(kind="log", fields={"number": self._number, "count": self._count}))
+    def _open(self) -> Shard:
+        take_folder(self._folder)
+        self._take_lock()
+        for path in self._folder.iterdir():
+            if _PART.fullmatch(path.name):
+                self._disk.unlink(path)
+        shard = Shard(number=self._number, count=self._count)
+        snapshots, logs = self._generations("snapshot"), self._generations("log")
+        if snapshots:
+            self._generation = snapshots[-1]
+            shard = self._restored(self._path("snapshot", self._generation))
+        ending = Ending(end=0, size=0, records=0)
+        left = [one for one in logs if one >= self._generation]
+        self._check_chain(left)
+        for at, generation in enumerate(left):
+            self._generation = generation
+            ending = self._replay(shard, generation, left[at + 1 :])
+            if ending.damaged:
+                break
+        self._enough = max(LEAST_LOG, self._kept)
+        self._log = self._continued(ending)
+        return shard
+
+    def _take_lock(self) -> None:
+        """Be the only process that has these files; one that is ending has some seconds for it."""
+        self._lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE)
+        until = time.monotonic() + _ENDING
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise RequestError(
+                        f"{self._folder} is in use by another server; stop it, or start in another folder"
+                    ) from None
+            time.sleep(_PAUSE)
+
+    def _check_chain(self, logs: list[int]) -> None:
+        """Raise RequestError where a log is missing between those that are there."""
+        missing = [one for one in range(self._generation, logs[-1]) if one not in logs] if logs else []
+        if missing:
+            raise RequestError(
+                f"{self._path('log', missing[0])} is missing, and {self._path('log', logs[-1])} follows it: put it back"
+            )
 
     def _restored(self, path: Path) -> Shard:
         with path.open("rb") as file:
+            reader = LogReader(file)
             try:
-                shard = Shard.restored(recorded.frame for recorded in read_frames(file, path.stat().st_size))
-            except (ValueError, KeyError, TypeError, IndexError, StopIteration) as error:
-                raise RequestError(f"{path} is no whole snapshot: {error}; it cannot be used") from error
+                shard = Shard.restored(one.frame for one in reader)
+            except (ValueError, LookupError, TypeError, RuntimeError, RequestError) as error:
+                ending = reader.ending
+                where = f" (byte {ending.end}, record {ending.records}: {ending.fault})" if ending.fault else ""
+                raise RequestError(f"{path} is no whole snapshot: {error}{where}; it cannot be used") from error
         self._kept = path.stat().st_size
         self._check_server(path, shard.number, shard.count)
         return shard
 
-    def _replay(self, shard: Shard, path: Path) -> None:
-        end = 0
+    def _replay(self, shard: Shard, generation: int, later: list[int]) -> Ending:
+        """Apply the whole records of a log, and what stands behind the last one."""
+        path = self._path("log", generation)
         with path.open("rb") as file:
+            reader = LogReader(file)
+            for one in reader:
+                try:
+                    self._take(path, shard, one.frame)
+                except (ValueError, LookupError, TypeError, RequestError) as error:
+                    raise RequestError(f"{path}: record {one.number}: {error}; this log cannot be replayed") from error
+        ending = reader.ending
+        if ending.fault is None:
+            return ending
+        place = f"{path}: record {ending.records}, at byte {ending.end} of {ending.size}"
+        if ending.damaged or later:
+            return self._damaged(generation, later, f"{place}, is damaged: {ending.fault}", ending)
+        if ending.unsure:
+            self._say(f"{path} as it was is kept as {self._kept_aside(path)}")
+        self._say(f"{place}, was not written to its end: {ending.fault}; {ending.size - ending.end} bytes are cut off")
+        return ending
+
+    def _take(self, path: Path, shard: Shard, frame: Frame) -> None:
+        if frame.kind == "log":
+            self._check_server(path, frame.fields["number"], frame.fields["count"])
+        elif shard.check(frame):
+            shard.apply(frame)
+
+    def _damaged(self, generation: int, later: list[int], said: str, ending: Ending) -> Ending:
+        """Refuse a log that was changed afterwards, or keep it aside and go on with what stands before the damage."""
+        if not self._repaired:
+            raise RequestError(
+                f"{said}; the {ending.records} records before it are whole, and others follow. Put back a copy of the"
+                " file, or go on without those that follow: --repair keeps the damaged file aside"
+            )
+        self._say(f"{said}; {ending.records} records before it are kept, those that follow are not")
+        self._say(
+            f"{self._path('log', generation)} as it was is kept as {self._kept_aside(self._path('log', generation))}"
+        )
+        for one in later:
+            path = self._path("log", one)
+            self._say(f"{path} is kept as {self._kept_aside(path)}")
+            self._disk.unlink(path)
+        return Ending(end=ending.end, size=ending.size, records=ending.records, fault=ending.fault, damaged=True)
+
+    def _kept_aside(self, path: Path) -> Path:
+        """A copy of a file under a name that was not there."""
+        names = (path.with_name(f"{path.name}.damaged-{number}") for number in itertools.count(1))
+        kept = next(name for name in names if not name.exists())
+        with path.open("rb") as old, open(self._disk.open(kept), "wb") as new:
+            shutil.copyfileobj(old, new, 2**20)
+            new.flush()
+            os.fsync(new.fileno())
+        return kept
+
+    def _continued(self, ending: Ending) -> LogWriter:
+        """The log to append to, without what stands behind its last whole record."""
+        path = self._path("log", self._generation)
+        log = LogWriter(path, self._disk, flushed=self._flushed, end=ending.end, records=ending.records)
+        log.cut()
+        if ending.records == 0:
+            self._head(log)
+        if self._flushed:  # what was written before a kill is acknowledged when it comes again
+            log.sync()
+        return log
+
+    def _begin_log(self, generation: int) -> LogWriter:
+        log = LogWriter(self._path("log", generation), self._disk, flushed=self._flushed)
+        try:
+            log.cut()
+            self._head(log)
+            log.sync()
+        except BaseException:
+            log.close()
+            raise
+        return log
+
+    def _head(self, log: LogWriter) -> None:
+        """Say whose log it is."""
+        log.append(Frame(kind="log", fields={"number": self._number, "count": self._count}))
+        self._disk.sync_folder(self._folder)
+
+    def _write(self, path: Path, shard: Shard) -> int:
+        """Write a snapshot; its bytes."""
+        descriptor, end = self._disk.open(path), 0
+        try:
+            for number, frame in enumerate(shard.snapshot()):
+                end = write_all(self._disk, descriptor, recorded(frame, number), end)
+            self._disk.sync(descriptor)
+        finally:
+            self._disk.close(descriptor)
+        return end
+
+    def _take_back(self, *paths: Path) -> None:
+        """Remove the files of a snapshot that was not written. Raises BrokenDiskError where they stay: a log that
+        begins there would be replayed after this one."""
+        for path in paths:
             try:
-                for recorded in read_frames(file, path.stat().st_size):
-                    frame, end = recorded.frame, recorded.end
-                    if frame.kind == "log":
-                        self._check_server(path, frame.fields["number"], frame.fields["count"])
-                    elif shard.check(frame):
-                        shard.apply(frame)
-            except (ValueError, KeyError, TypeError) as error:
-                raise RequestError(f"{path}: {error}; this log cannot be replayed") from error
-        if end < path.stat().st_size:
-            os.truncate(path, end)
+                self._disk.unlink(path)
+            except OSError as error:
+                raise BrokenDiskError(f"{path}: cannot be removed: {error.strerror}") from error
 
     def _check_server(self, path: Path, number: int, count: int) -> None:
         if (number, count) != (self._number, self._count):
@@ -134,16 +304,9 @@ class Storage:
         return sorted(number for found, number in self._files() if found == kind)
 
     def _files(self) -> Iterator[tuple[str, int]]:
-        for path in self._folder.iterdir():
+        for path in sorted(self._folder.iterdir()):
             if found := _NAME.fullmatch(path.name):
                 yield found[1], int(found[2])
 
     def _path(self, kind: str, generation: int) -> Path:
         return self._folder / f"{kind}-{generation:06}"
-
-    def _sync_folder(self) -> None:
-        folder = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)

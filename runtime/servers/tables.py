@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import RequestError, unknown_name
-from runtime.servers.sparse_optimizers import SparseOptimizer
+from runtime.servers.sparse_optimizers import SPARSE_OPTIMIZERS, SparseOptimizer
 
 Ids = NDArray[np.int64]
 
@@ -59,6 +59,11 @@ class Table:
     def row_bytes(self) -> int:
         """Bytes of one row as it travels."""
         return self.width * np.dtype(self.dtype).itemsize
+
+    @property
+    def memory_of_row(self) -> int:
+        """Bytes of one row in memory, with the state of its optimizer."""
+        return self.row_bytes * (1 + len(SPARSE_OPTIMIZERS[self.optimizer.name])) + 8 * self.optimizer.row_steps
 
     def content(self) -> dict[str, Any]:
         """The table as fields of a frame."""

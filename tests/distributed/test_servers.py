@@ -4,10 +4,14 @@ import contextlib
 import importlib.util
 import os
 import random
+import resource
 import signal
+import socket
+import struct
 import sys
 import threading
 import time
+import zlib
 from pathlib import Path
 from types import ModuleType
 
@@ -173,3 +177,71 @@ def _fault(fleet: Fleet) -> RunError | None:
     except RunError as error:
         return error
     return None
+
+
+def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    """The limit of a file's size is a full disk that needs no root: a write is cut short, and the next one fails."""
+    ids = np.arange(50)
+    rows = Table(name="items", rows=50, width=8, optimizer=SparseOptimizer(name="sgd", learning_rate=1.0))
+    with Fleet(tmp_path, 1) as fleet, TableClient(fleet.addresses, [rows]) as client:
+        client.begin()
+        for full in range(3):
+            client.push({"items": (ids, np.ones((50, 8), np.float32))})
+            room = (tmp_path / "server-0" / "log-000000").stat().st_size + 500
+            pid = int(client._status()[0].fields["pid"])
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+            client._links[0].patience = 0.5
+            with pytest.raises(RunError, match=r"cannot keep what worker 0 sent: .*log-000000: cannot append at byte"):
+                client.push({"items": (ids, np.full((50, 8), 100.0, np.float32))})
+            client._links[0].patience = 60.0
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            client.push({"items": (ids, np.ones((50, 8), np.float32))})
+            os.kill(pid, signal.SIGKILL)
+            assert np.array_equal(client.whole("items"), np.full((50, 8), -2.0 * (full + 1), np.float32))
+        fleet.check()
+        assert client.step == 6
+
+
+def _said(fleet: Fleet, data: bytes) -> bytes:
+    """What a stranger is told who says this, until the server has had enough of him."""
+    where = fleet.addresses.of(0)
+    assert where is not None
+    with socket.create_connection(where, timeout=60.0) as stranger, contextlib.suppress(ConnectionError):
+        stranger.sendall(data)
+        stranger.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: stranger.recv(2**16), b""))
+    return b""
+
+
+def _frame(header: bytes, body: bytes = b"") -> bytes:
+    return struct.pack("<4sIQI", b"PSF1", len(header), len(body), zlib.crc32(header + body)) + header + body
+
+
+def test_no_stranger_ends_a_server(tmp_path: Path) -> None:
+    """Nests, shapes and promises that are too large, and more connections than descriptors: the process lives, and its
+    worker goes on. On commit dca0d43 each of these killed it."""
+    shape = b'{"kind":"hello","fields":{},"arrays":[["a","<f4",[1180591620717411303424]]]}'
+    with Fleet(tmp_path, 1) as fleet, TableClient(fleet.addresses, [ITEMS]) as client:
+        client.begin()
+        pid = fleet.pid(0)
+        for data in (
+            _frame(b"[" * 2000),
+            _frame(b'{"a":' * 700),
+            _frame(b"[" * 200_000),
+            _frame(shape),
+            _frame(shape.replace(b"1180591620717411303424", b"4294967296,4294967296")),
+            _frame(b'{"kind":"hello","fields":[],"arrays":[]}'),
+            _frame(b'{"kind":"hello","fields":{"key":1e999,"worker":Infinity,"program":[]},"arrays":[]}'),
+            struct.pack("<4sIQI", b"PSF1", 100, 2**31, 0),
+        ):
+            _said(fleet, data)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (24, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        where = fleet.addresses.of(0)
+        assert where is not None
+        many = [socket.create_connection(where, timeout=60.0) for _ in range(60)]
+        client.push({"items": (np.arange(50), np.ones((50, 8), np.float32))})
+        for one in many:
+            one.close()
+        assert client.step == 1
+        assert (fleet.pid(0), fleet.restarts) == (pid, 0)
+        assert client.reconnections == 0

@@ -42,6 +42,7 @@ ALLOWED = (("runtime.recovery.replanning", "planner.search"),)
 
 # The homes of every package that is not of the standard library: only modules below these import it.
 HOMES = {
+    "cryptography": ("runtime.servers.certificate",),
     "jinja2": ("planner.report.html",),
     "networkx": ("planner.search",),
     "numpy": (

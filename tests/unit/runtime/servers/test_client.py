@@ -1,6 +1,7 @@
 """Workers and servers on real sockets of this process: a server in a thread, what it says, and what it refuses."""
 
 import contextlib
+import errno
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from planner.errors import RequestError, RunError
 from runtime.servers.addresses import Addresses, make_key, publish
 from runtime.servers.client import TableClient
 from runtime.servers.connection import Link
+from runtime.servers.disk import BrokenDiskError, SystemDisk
 from runtime.servers.frames import Frame
 from runtime.servers.serve import Server, storage_of
 from runtime.servers.sparse_optimizers import SparseOptimizer
@@ -24,7 +26,7 @@ USERS = Table(name="users", rows=40, width=6, optimizer=SparseOptimizer(name="sg
 def serving(folder: Path, count: int) -> Iterator[Addresses]:
     """Servers in threads of this process."""
     key, ended = make_key(folder), threading.Event()
-    servers = [Server(storage_of(folder, number, count), key) for number in range(count)]
+    servers = [Server(storage_of(folder, number, count), key, folder=folder) for number in range(count)]
     threads = [threading.Thread(target=one.serve, args=(lambda: not ended.is_set(),)) for one in servers]
     for number, (server, thread) in enumerate(zip(servers, threads, strict=True)):
         publish(folder, number, server.address)
@@ -206,6 +208,70 @@ def test_who_waits_for_a_worker_says_for_which(tmp_path: Path) -> None:
         client.push({})
         with pytest.raises(RunError, match=r"worker 0 has waited 0\.5 s at server 0 for a push of worker 1"):
             client.pull({"users": np.array([1])})
+
+
+def test_a_server_whose_disk_fails_says_so_and_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the worker has no answer; another server with the same files has all that was acknowledged."""
+    server = Server(storage_of(tmp_path, 0, 1), make_key(tmp_path), folder=tmp_path)
+    publish(tmp_path, 0, server.address)
+    ends: list[BaseException] = []
+
+    def serve() -> None:
+        try:
+            server.serve()
+        except BrokenDiskError as error:
+            ends.append(error)
+        server.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    client = TableClient(Addresses(folder=tmp_path, count=1), [USERS], patience=1.0)
+    client.begin()
+    row = np.array([1])
+    client.push({"users": (row, np.ones((1, 6), np.float32))})
+
+    def broken(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SystemDisk, "write", broken)
+        message = (
+            r"has not answered for 1 s \(.*it has stopped: .*log-000000: cannot append at byte .*: Input/output error"
+        )
+        with pytest.raises(RunError, match=message):
+            client.push({"users": (row, np.ones((1, 6), np.float32))})
+    thread.join()
+    assert len(ends) == 1
+    with serving(tmp_path, 1):
+        assert client.pull({"users": row})["users"][0, 0] == -1.0
+        client.push({"users": (row, np.ones((1, 6), np.float32))})
+        assert client.pull({"users": row})["users"][0, 0] == -2.0
+    client.close()
+
+
+def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(tmp_path: Path) -> None:
+    """One who gave up waiting at one server has not heard the others: on commit dca0d43 the next pull got the rows of
+    the one before it."""
+    with (
+        serving(tmp_path, 2) as addresses,
+        TableClient(addresses, [USERS], worker=0, workers=2, staleness=0) as client,
+        TableClient(addresses, [USERS], worker=1, workers=2, staleness=0) as other,
+    ):
+        client.begin({"users": np.arange(240, dtype=np.float32).reshape(40, 6)})
+        other.push({})
+        client.push({})
+        fields = {"worker": 1, "step": 1, "tables": [], "learning_rate": None}
+        other._links[1].ask(Frame(kind="push", fields=fields))
+        other._links[1].answer()
+        client.push({})
+        client._links[0].patience = 0.5
+        with pytest.raises(RunError, match=r"waited 0\.5 s at server 0 for a push of worker 1"):
+            client.pull({"users": np.arange(40)})
+        client._links[0].patience = 60.0
+        other._links[0].ask(Frame(kind="push", fields=fields))
+        other._links[0].answer()
+        ids = np.array([39, 0, 7])
+        assert client.pull({"users": ids})["users"][:, 0].tolist() == [234.0, 0.0, 42.0]
 
 
 def test_a_worker_that_went_away_between_two_servers_is_told(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ SGD = SparseOptimizer(name="sgd", learning_rate=0.5)
 def addresses(tmp_path: Path):
     """Two servers in threads of this process."""
     key, ended = make_key(tmp_path), threading.Event()
-    servers = [Server(storage_of(tmp_path, number, 2), key) for number in range(2)]
+    servers = [Server(storage_of(tmp_path, number, 2), key, folder=tmp_path) for number in range(2)]
     threads = [threading.Thread(target=one.serve, args=(lambda: not ended.is_set(),)) for one in servers]
     for number, (server, thread) in enumerate(zip(servers, threads, strict=True)):
         publish(tmp_path, number, server.address)

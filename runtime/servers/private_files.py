@@ -1,0 +1,55 @@
+"""Files and folders that are for their owner alone, whatever the umask says: keys, certificates, logs, snapshots."""
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from planner.errors import RequestError
+
+FILE, FOLDER = 0o600, 0o700
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder for its owner alone. One that is there keeps its mode: it may hold other things as well."""
+    try:
+        path.mkdir(parents=True, mode=FOLDER)
+        path.chmod(FOLDER)
+    except FileExistsError:
+        if not path.is_dir():
+            raise RequestError(f"{path} is a file; give a folder") from None
+
+
+def take_folder(path: Path) -> None:
+    """Make a folder that holds nothing but our files, or take it for its owner alone. Raises RequestError where it is
+    somebody else's."""
+    make_folder(path)
+    owner = path.stat().st_uid
+    if owner != os.geteuid():
+        raise RequestError(
+            f"{path} belongs to user {owner}, and this is user {os.geteuid()}; start as that user, or in a new folder"
+        )
+    path.chmod(FOLDER)
+
+
+def write_aside(path: Path, content: bytes) -> Path:
+    """A file beside `path` with this content, for its owner alone; to be renamed or linked."""
+    with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=".part-", delete=False) as file:
+        os.fchmod(file.fileno(), FILE)
+        file.write(content)
+    return Path(file.name)
+
+
+def read_secret(path: Path) -> str:
+    """The text of a file that nobody else may read. Raises RequestError where others can read it, or it is somebody
+    else's, and OSError where it cannot be read."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    with open(descriptor, encoding="utf-8") as file:
+        found = os.fstat(descriptor)
+        if found.st_uid not in (os.geteuid(), 0):
+            raise RequestError(f"{path} belongs to user {found.st_uid}, and this is user {os.geteuid()}; delete it")
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            raise RequestError(
+                f"{path} can be read by others (mode {stat.S_IMODE(found.st_mode):o}); make it 600: chmod 600 {path}"
+            )
+        return file.read()
