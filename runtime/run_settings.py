@@ -35,8 +35,8 @@ class RunSettings:
 
     Ranks that break down are started again, `restarts` times in a row without a step between (None: 3 times where the
     run is elastic, else never). `elastic` is a range of devices, such as "2:4", within which training goes on with
-    fewer or more. `copies` keeps copies of the state in the memory of the hosts, after every step. `lock` is the token of
-    the lock of `save`, where the process that starts the ranks holds it.
+    fewer or more. `copies` keeps copies of the state in the memory of the hosts, after every step. `lock` is the token
+    of the lock of `save`, where the process that starts the ranks holds it.
 
     `servers` are the parameter servers of a plan with tables on servers, which keep their files in `server_folder`:
     those that run there, or, of a run on this machine, new ones; a temporary folder where not given. What is not

@@ -61,7 +61,8 @@ def open_run(path: Path, token: str | None = None, *, patience: float = locking.
         notes = [f"{path} was locked by {lock.taken_over}, which is gone"] if lock and lock.taken_over else []
         if older:
             notes.append(f"{path} is of a version that did not name runs: its checkpoints are taken for one run's")
-        notes += folder.prepare()
+        left = folder.prepare()
+        notes += left if lock is not None else ()  # else the process that holds it has said so
     except OSError as error:
         _release(lock)
         raise CheckpointError(f"{path}: cannot be written: {error.strerror}; name another place") from error

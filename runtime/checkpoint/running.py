@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from planner.errors import CheckpointError, RequestError
-from runtime.checkpoint.folder import checkpoints, chosen, step_of
+from runtime.checkpoint.folder import checkpoints, chosen, incomplete, step_of
 from runtime.checkpoint.restoring import Restored, name_in, open_together, restore
 from runtime.checkpoint.saving import Checkpoints
 from runtime.checkpoint.source import Readable
@@ -51,6 +51,7 @@ class RunCheckpoints:
     @property
     def notes(self) -> tuple[str, ...]:
         found = () if self._own is None else self._own.notes
+        found += () if self._settings.resume is None else tuple(incomplete(Path(self._settings.resume)))
         found += () if self._copies is None else self._copies.notes
         going_on = self._settings.go_on and self.resumed is not None
         return (*found, f"going on from {self.resumed}") if going_on else found

@@ -8,7 +8,8 @@
 Ranks tell each other by notes in the folder that is being written, not by collectives: a rank that dies, at whatever
 moment, leaves a folder that nobody takes for a checkpoint, and no other rank waits for it but the thread of rank 0, for
 `timeout` seconds. All ranks must see the same folder, which the first of them has locked. The copies take the memory of
-what a rank writes, which is kept for the next time; pinned where there is a device. One checkpoint is written at a time.
+what a rank writes, which is kept for the next time; pinned where there is a device. One checkpoint is written at a
+time.
 """
 
 import json

@@ -35,7 +35,7 @@ from runtime.checkpoint.source import Source
 from runtime.checkpoint.spread import Spread
 from runtime.checkpoint.state import live_tensors, progress_of, spreads
 from runtime.checkpoint.tensor_files import Entry, check_file, dtype_name, dtype_of, write_tensors
-from runtime.checkpoint.together import rank_number, said_by_first, together
+from runtime.checkpoint.together import rank_number, together
 from runtime.recovery.keepers import Cell, keepers
 from runtime.recovery.replica_folder import delete_replicas, open_replicas, sweep
 from runtime.recovery.transfers import Transfer, transfer

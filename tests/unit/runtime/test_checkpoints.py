@@ -200,7 +200,7 @@ MANIFESTS = {
     "a pickle": (lambda c: c["files"][0].update(name="x.pt"), "is no name of a file of tensors"),
     "a cell too few": (lambda c: c["tensors"]["lm_head.weight"]["files"].pop(), "cells in files that are not listed"),
     "cuts": (lambda c: c["tensors"]["lm_head.weight"].update(cuts=[0xFFFF, 1]), "cannot be cut"),
-    "another format": (lambda c: c.update(format_version=2), "is of format 2"),
+    "another format": (lambda c: c.update(format_version=3), "is of format 3, and this version reads 1 and 2"),
     "a key": (lambda c: c.update(more=1), "more: "),
     "a kind": (lambda c: c.update(kind="x"), "kind: "),
 }
