@@ -73,7 +73,6 @@ def verify(source: SRC, as_json: AsJson = False) -> None:
     """
     with reporting(as_json):
         from planner.report.units import bytes_text
-
         from runtime.checkpoint.folder import incomplete
 
         opened = _opened(source)
