@@ -95,7 +95,8 @@ class Checkpoints:
     """The checkpoints of a run in one folder, of which the last `keep` stay. Building it is collective: the first rank
     locks the folder until `close` or the end of its process, and clears what a run that ended left there. A second one
     in the same process takes the lock from the first. `lock` is the token of the lock, where the process that started
-    the ranks holds it; `notes` is what whoever looks after the run should know.
+    the ranks holds it; `notes` is what whoever looks after the run should know. With `read_only` nothing is written or
+    locked: the run that the folder is of may go on meanwhile.
 
     Raises CheckpointError, on every rank, where the folder cannot be written, another run writes there or it is a copy
     of the folder of a run, RequestError for `keep` below 1.
@@ -109,13 +110,17 @@ class Checkpoints:
         asynchronous: bool = True,
         timeout: float = 600.0,
         lock: str | None = None,
+        read_only: bool = False,
     ) -> None:
         if keep < 1:
             raise RequestError(f"keep={keep}: keep 1 checkpoint or more")
         self.folder = Path(folder)
         self._keep, self._asynchronous, self._timeout = keep, asynchronous, timeout
         self._opened: OpenedRun | None = None  # on the first rank
-        self._own, self.notes = heard(self.folder, said_by_first(lambda: self._open(lock)))
+        self._own: RunFolder | None = None
+        self.notes: tuple[str, ...] = ()
+        if not read_only:
+            self._own, self.notes = heard(self.folder, said_by_first(lambda: self._open(lock)))
         self._token = said_by_first(lambda: secrets.token_hex(4))
         self._copies: dict[str, torch.Tensor] = {}
         self._thread: threading.Thread | None = None
@@ -130,13 +135,19 @@ class Checkpoints:
     @property
     def origin(self) -> Origin:
         """What is saved here says that it is from there."""
-        return self._own.record.origin
+        return self._writable().record.origin
 
     def close(self) -> None:
         """Let another run write into the folder. Where a checkpoint is still being written, the end of this process
         does that."""
-        if self._opened is not None and (self._thread is None or not self._thread.is_alive()):
+        if self._opened is not None and self._written.is_set():
+            self._join()  # at most it deletes what has no name any more
             self._opened.close()
+
+    def _writable(self) -> RunFolder:
+        if self._own is None:
+            raise RequestError(f"{self.folder}: was opened with read_only=True; open it without that to save")
+        return self._own
 
     def newest(self) -> Path | None:
         """The last whole checkpoint of this run, the same on every rank; None where there is none. Adds to `notes`.
@@ -159,6 +170,7 @@ class Checkpoints:
 
         Raises CheckpointError where the save before this one has failed on this rank.
         """
+        own = self._writable()
         self._join()
         self.check()
         step.before_step = self.check
@@ -167,7 +179,7 @@ class Checkpoints:
         layout = layout_of(rank)
         entries = self._entries(rank, layout)
         job = _Job(
-            folder=self._own,
+            folder=own,
             check=None if self._opened is None else self._opened.check,
             token=self._token,
             number=rank.place.stage * rank.place.mesh.size + rank.place.rank,
@@ -188,12 +200,14 @@ class Checkpoints:
         def write() -> None:
             gone: list[Path] = []
             try:
-                gone = job.write(entries, progress, lambda files: layout.manifest(rank, progress, self.origin, files))
+                gone = job.write(
+                    entries, progress, lambda files: layout.manifest(rank, progress, own.record.origin, files)
+                )
             except CheckpointError as error:
                 self._error = self._error or error
             finally:
                 self._written.set()
-            self._own.delete(gone)
+            own.delete(gone)
 
         self._written.clear()
         self._thread = threading.Thread(target=write, name=f"checkpoint of step {progress.step}")

@@ -71,7 +71,8 @@ def held(path: Path) -> Held | None:
     try:
         content = json.loads(raw)
         if content["inode"] == status.st_ino:
-            holder, token, since = process_from(content["holder"]), str(content["token"]), str(content["since"])[:40]
+            since = str(content["since"])[:40]
+            holder, token = process_from(content["holder"]) if since.isprintable() else None, str(content["token"])
     except (ValueError, KeyError, TypeError, RecursionError):
         pass  # half written, or not ours: its holder is unknown
     return Held(holder=holder, token=token, since=since, raw=raw, inode=status.st_ino, touched=status.st_mtime_ns)

@@ -58,6 +58,8 @@ def process_from(content: Any) -> Process | None:
     if any(type(content[name]) is not kind for name, kind in _FIELDS.items()) or content["pid"] < 1:
         return None
     host, boot, namespace, start = (content[name][:200] for name in ("host", "boot", "namespace", "start"))
+    if not (host + boot + namespace + start).isprintable():
+        return None  # it is shown to people
     return Process(host=host, boot=boot, namespace=namespace, pid=content["pid"], start=start)
 
 

@@ -354,8 +354,6 @@ def test_the_first_axis_that_cuts_a_dim_cuts_it_coarsest() -> None:
 
 
 def _copy(folder: Path, tmp_path: Path) -> Path:
-    import shutil
-
     copied = tmp_path / "step-000007"
     shutil.copytree(folder, copied)
     return copied

@@ -329,6 +329,7 @@ def test_what_is_written_of_a_process_is_read_strictly() -> None:
         {},
         {**own.content(), "pid": "1"},
         {**own.content(), "pid": 0},
+        {**own.content(), "host": "\x1b[2J"},
         {**own.content(), "more": 1},
     ):
         assert process_from(wrong) is None

@@ -149,6 +149,7 @@ def test_a_second_run_is_refused_and_one_that_was_killed_is_followed(tmp_path: P
             runtime.Checkpoints(folder)
         with pytest.raises(CheckpointError, match=f"process {holder} "):
             ended(folder)
+        assert runtime.Checkpoints(folder, read_only=True).newest() is None
     found = runtime.Checkpoints(folder)
     assert [note for note in found.notes if f"was locked by process {holder}" in note and "which is gone" in note]
     found.close()
