@@ -58,17 +58,32 @@ def open_replicas(origin: Origin, owner: int) -> tuple[Path, int]:
     path = replicas_of(origin)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        owned.make(path, _mark(origin))
+        opened = None
+        while opened is None:
+            owned.make(path, _mark(origin))
+            opened = _alive(path / _ALIVE)
         replace_text(path / _OWNER, json.dumps(process_of(owner).content()))
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        opened = os.open(path / _ALIVE, flags, FILE)
-        with suppress(OSError):  # a file system without locks: the owner alone counts
-            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
         raise CheckpointError(
             f"{path}: cannot be written: {error.strerror}; name another place with {FOLDER}"
         ) from error
     return path, opened
+
+
+def _alive(path: Path) -> int | None:
+    """A descriptor of the file that says that somebody needs the folder, locked; None where the folder was deleted
+    meanwhile."""
+    try:
+        opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE)
+    except FileNotFoundError:
+        return None
+    os.fchmod(opened, FILE)
+    with suppress(OSError):  # a file system without locks: the owner alone counts
+        fcntl.flock(opened, fcntl.LOCK_SH)
+    if os.fstat(opened).st_nlink:
+        return opened
+    os.close(opened)
+    return None
 
 
 @contextmanager
@@ -99,27 +114,28 @@ def sweep(own: Origin | None) -> list[str]:
         return []
     for path in there:
         mark = owned.mark_of(path)
-        if mark is None or mark.kind != "replicas" or mark.origin == own or not _left_behind(path):
+        if mark is None or mark.kind != "replicas" or mark.origin == own:
             continue
-        with suppress(OSError):
-            if owned.remove(path, inside=path.parent, name=_NAME, ours=lambda found, mark=mark: found == mark) is None:  # type: ignore[misc]
+        with suppress(OSError), _left_behind(path) as gone:
+            if gone and owned.remove(path, inside=path.parent, name=_NAME, ours=mark.__eq__) is None:
                 said.append(f"{path} was deleted: state replicas of {mark.origin}, whose processes are gone")
     return said
 
 
-def _left_behind(path: Path) -> bool:
+@contextmanager
+def _left_behind(path: Path) -> Iterator[bool]:
+    """Whether nobody needs a folder; whoever opens it meanwhile waits."""
     try:
         owner = process_from(json.loads((path / _OWNER).read_bytes()[:4096]))
         opened = os.open(path / _ALIVE, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except (OSError, ValueError, RecursionError):
-        return False  # it is being made
+        yield False  # it is being made
+        return
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
+        yield owner is not None and owner.alive is False
     finally:
         os.close(opened)
-    return owner is not None and owner.alive is False
 
 
 def _mark(origin: Origin) -> owned.Mark:

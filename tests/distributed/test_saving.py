@@ -55,6 +55,7 @@ def test_what_is_resumed_goes_on_bit_by_bit(pool, tmp_path: Path, case: str) -> 
     ):
         assert found == wanted
         assert unequal == []
+    assert {path.stat().st_mode & 0o077 for path in tmp_path.rglob("*")} == {0}, "files are for their owner alone"
 
 
 MOVES = {
