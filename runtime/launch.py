@@ -66,16 +66,31 @@ def launch(
         _join(launched, settings.listen)
         return be_a_rank(lambda at, joined: _train(plan, settings, on_report, at, joined), None, settings.timeout)
 
+    from runtime.holding import holding_folder
+
+    with holding_folder(settings, on_report) as held:
+        return _launch_here(Path(plan_path), plan, held, on_report, on_line)
+
+
+def _launch_here(
+    path: Path,
+    plan: Plan,
+    settings: RunSettings,
+    on_report: Callable[["Report"], None],
+    on_line: Callable[[str], None],
+) -> int:
+    """Start the ranks on this machine, under the lock of the folder of checkpoints, where there is one."""
+    _check_folder(settings)  # again: another run may have ended in between
     if settings.restarts or settings.elastic is not None:
         from runtime.recovery.running import run_on_and_on
 
-        return run_on_and_on(Path(plan_path), plan, settings, on_report, on_line)
+        return run_on_and_on(path, plan, settings, on_report, on_line)
     from runtime.progress import reading
 
     read = reading(on_report, on_line)
     with servers_of(plan, settings) as found:
         flags = replace(settings, server_folder=found).flags()
-        return run_ranks("runtime", [str(plan_path), *flags], plan.cluster.devices, read, settings.timeout)
+        return run_ranks("runtime", [str(path), *flags], plan.cluster.devices, read, settings.timeout)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -195,6 +195,8 @@ def report_of(line: str) -> Report | None:
     kind, content = json.loads(line.removeprefix(RECORD))
     if kind == "step":
         return StepReport(**content)
+    if kind == "notice":
+        return NoticeReport(**content)
     found = {name: tuple(content[name]) for name in ("peak_bytes", "busy_seconds")}
     return RunSummary(**{**content, **found, "slow": tuple(SlowRank(**one) for one in content["slow"])})
 

@@ -35,7 +35,8 @@ class RunSettings:
 
     Ranks that break down are started again, `restarts` times in a row without a step between (None: 3 times where the
     run is elastic, else never). `elastic` is a range of devices, such as "2:4", within which training goes on with
-    fewer or more. `copies` keeps copies of the state in the memory of the hosts, after every step.
+    fewer or more. `copies` keeps copies of the state in the memory of the hosts, after every step. `lock` is the token
+    of the lock of `save`, where the process that starts the ranks holds it.
 
     `listen` is the network interface on which processes listen (`runtime.interfaces.interface_of`); where nothing is
     said loopback for a run on one machine.
@@ -66,6 +67,7 @@ class RunSettings:
     restarts: int | None = None
     elastic: str | None = None
     copies: bool = False
+    lock: str | None = None
     cast: bool = False
     on_nonfinite: str = "stop"
     on_spike: str = "ignore"
@@ -94,6 +96,7 @@ class RunSettings:
         words += ["--model", self.model] if self.model is not None else []
         words += ["--data", self.data] if self.data is not None else []
         words += ["--save-every", str(self.save_every), "--keep", str(self.keep)]
+        words += ["--lock", self.lock] if self.lock is not None else []
         words += ["--restarts", str(self.restarts)] if self.restarts is not None else []
         paths = (("--save", self.save), ("--resume", self.resume), ("--weights", self.weights))
         for flag, text in (*paths, ("--elastic", self.elastic), ("--listen", self.listen)):
@@ -139,6 +142,7 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--compile", action="store_true", help="fuse chains of elementwise operators by torch.compile")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parser.add_argument("--notes", help=argparse.SUPPRESS)
+    parser.add_argument("--lock", help=argparse.SUPPRESS)
     return parser
 
 
@@ -173,5 +177,6 @@ def settings_of(given: argparse.Namespace) -> RunSettings:
         restarts=given.restarts,
         elastic=given.elastic,
         copies=given.copies,
+        lock=given.lock,
         cast=given.cast,
     )

@@ -5,6 +5,7 @@ or read. Rank 0 trains the plain model beside it. The losses of the two agree up
 means for a precision.
 """
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +25,7 @@ from runtime.checkpoint.running import Position, RunCheckpoints, restore_plain
 from runtime.data import DatasetBatches, dataset_batches, synthetic_batches
 from runtime.device_mesh import Communicators, RankMesh, current_device, local_rank
 from runtime.optimizers import OptimizerSettings
-from runtime.progress import Report, RunSummary, StepReport
+from runtime.progress import NoticeReport, Report, RunSummary, StepReport
 from runtime.randomness import dropping
 from runtime.rank import At
 from runtime.recovery.way_back import WayBack
@@ -58,13 +59,26 @@ def train(
     """
     if finished(settings) is not None:
         return
+    with contextlib.closing(RunCheckpoints(settings, at)) as checkpoints:
+        yield from _trained(plan, settings, at, optimizer, leave, checkpoints)
+
+
+def _trained(
+    plan: Plan,
+    settings: RunSettings,
+    at: At,
+    optimizer: OptimizerSettings | None,
+    leave: Callable[[], bool],
+    checkpoints: RunCheckpoints,
+) -> Iterator[Report]:
+    """What `train` reports, of a run whose folder is open."""
     device = current_device(local_rank())
     at("building the model")
     built = _build(plan, settings)
     at("tracing the model and building the step")
     folder = settings.server_folder
     servers = None if folder is None else Addresses(folder=Path(folder), count=settings.servers)
-    guard, checkpoints = settings.guard(), RunCheckpoints(settings, at)
+    guard = settings.guard()
     way_back = WayBack(settings, checkpoints) if guard.rolls_back else None
     step = parallelize(
         built.module,
@@ -81,6 +95,7 @@ def train(
     )
     step.prepare(*built.args, **built.kwargs)
     source = checkpoints.restore(step)
+    yield from (NoticeReport(text=note) for note in checkpoints.notes)
     plain = _plain(built, step, settings, device)
     if plain is not None and source is not None:
         restore_plain(plain, step.rank, source)

@@ -1,7 +1,7 @@
 """`plan checkpoint`: what is in a checkpoint, whether it is whole, and the same for another plan or in one piece."""
 
 import sys
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,11 +56,13 @@ def inspect(
     [bold]plan checkpoint inspect runs/tiny[/bold]
     """
     with reporting(as_json):
-        opened = _opened(source)
+        from runtime.checkpoint.folder import incomplete
+
+        opened, notes = _opened(source), incomplete(source)
         if as_json:
-            write_json(_content(opened))
+            write_json({**_content(opened), "incomplete": notes})
             return
-        _print(opened, None if every else _SHOWN)
+        _print(opened, None if every else _SHOWN, notes)
 
 
 @checkpoints.command("verify")
@@ -71,8 +73,11 @@ def verify(source: SRC, as_json: AsJson = False) -> None:
     """
     with reporting(as_json):
         from planner.report.units import bytes_text
+        from runtime.checkpoint.folder import incomplete
 
         opened = _opened(source)
+        for note in incomplete(source):
+            typer.echo(note, err=True)
         if opened.manifest is None:
             raise CheckpointError(f"{opened.path}: has no manifest, so that there are no checksums to compare")
         opened.check()
@@ -82,6 +87,31 @@ def verify(source: SRC, as_json: AsJson = False) -> None:
             write_json({"schema_version": OUTPUT_SCHEMA_VERSION, **found})
         else:
             typer.echo(f"{opened.path}: whole; {_files(opened.files)}, {bytes_text(total)}, all as they were written")
+
+
+@checkpoints.command("adopt")
+def adopt(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run: that of `plan run --save`.")],
+    as_json: AsJson = False,
+) -> None:
+    """Let a run go on in a folder that was moved to another file system, restored from a backup, or put together.
+
+    A copy of a run's folder is refused, as two runs would go on as one. Where nobody goes on with the other one, this
+    gives the folder a new identity, and all checkpoints in it belong to it from then on.
+
+    [bold]plan checkpoint adopt runs/tiny[/bold]
+    """
+    with reporting(as_json):
+        from runtime.checkpoint.folder import checkpoints as whole
+        from runtime.checkpoint.opening import adopt_run
+
+        record, count = adopt_run(folder), len(whole(folder))
+        if as_json:
+            found = {"folder": str(folder), "run": record.run, "identity": record.folder, "checkpoints": count}
+            write_json({"schema_version": OUTPUT_SCHEMA_VERSION, **found})
+        else:
+            several = f"{count} checkpoint{'s' if count > 1 else ''}"
+            typer.echo(f"{folder}: is the folder of run {record.run[:8]} now, with {several}; go on with --continue")
 
 
 @checkpoints.command("convert")
@@ -278,7 +308,7 @@ def _content(opened: "Readable") -> dict[str, Any]:
     }
 
 
-def _print(opened: "Readable", most: int | None) -> None:
+def _print(opened: "Readable", most: int | None, notes: Sequence[str]) -> None:
     from rich.console import Console
 
     from planner.report.units import bytes_text
@@ -286,6 +316,8 @@ def _print(opened: "Readable", most: int | None) -> None:
     manifest = _manifest_of(opened)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     progress, plan = manifest.progress, manifest.written_under()
+    for note in notes:
+        console.print(note, markup=False, soft_wrap=True)
     console.print(f"{opened.path}", markup=False)
     what = "slices of every rank, with the optimizer" if manifest.kind == "sliced" else "the model alone, whole tensors"
     what += _names_text(manifest)

@@ -292,8 +292,9 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     write_atomically(Path(path), dump_plan(plan))
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that it is either whole or as it was. Raises PlanFileError where it cannot be written."""
+def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
+    """Write a file so that it is either whole or as it was; with `private` for its owner alone, whatever the umask is.
+    Raises PlanFileError where it cannot be written."""
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -304,9 +305,12 @@ def write_atomically(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
+        if private:
+            os.chmod(temporary, 0o600)
+        else:
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(temporary, 0o666 & ~umask)
         os.replace(temporary, path)
         temporary = None
     except (OSError, ValueError) as error:

@@ -1,31 +1,41 @@
 """A folder of checkpoints, in which each is whole or not there at any moment.
 
+    run.json                    which run this is
+    lock                        which process writes there now
     step-000100/                whole: it got this name when everything in it was on disk
     .step-000120.3f2a.part/     being written, or left behind by a run that ended in the middle
     .step-000100.3f2a.old/      taken out of the way by a newer one of the same step
     .step-000080.3f2a.gone/     being deleted
 
 A name is given and taken by one rename, so whoever looks, sees a checkpoint whole or does not see it. What is left of
-runs that ended is cleared by the next run in the same folder (`prepare`). Two runs must not write into one folder.
+runs that ended is cleared by the next run in the same folder (`RunFolder.prepare`). One run at a time writes there
+(`runtime.run_folder.lock`), and it deletes nothing but folders with its own mark (`runtime.run_folder.owned`).
 """
 
 import os
 import re
-import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from planner.errors import CheckpointError
-from runtime.checkpoint.manifest import MANIFEST
+from runtime.checkpoint.manifest import MANIFEST, read_manifest
+from runtime.run_folder import owned
+from runtime.run_folder.identity import RunRecord, read_record
 from runtime.run_settings import RunSettings
 
 _WHOLE = re.compile(r"step-(\d+)")
-_LEFT = re.compile(r"\.(step-\d+)\.[0-9a-f]+\.(part|old|gone)")
+_LEFT = re.compile(r"\.(step-\d+)\.[0-9a-f]+\.(part|old|gone)(\.[0-9a-f]{8}\.new)?")
 
 
 def name_of(step: int) -> str:
     """The folder of the checkpoint of a step."""
     return f"step-{step:06d}"
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder of this name is taken for one of the checkpoints of the folder that it is in."""
+    return _WHOLE.fullmatch(path.name) is not None
 
 
 def step_of(path: Path) -> int:
@@ -40,11 +50,7 @@ def part_of(folder: Path, step: int, token: str) -> Path:
 
 def checkpoints(folder: Path) -> list[Path]:
     """The whole checkpoints of a folder, oldest step first."""
-    try:
-        found = [path for path in folder.iterdir() if _WHOLE.fullmatch(path.name) and (path / MANIFEST).is_file()]
-    except OSError:
-        return []
-    return sorted(found, key=step_of)
+    return [path for path in _steps(folder) if (path / MANIFEST).is_file()]
 
 
 def newest(folder: Path) -> Path | None:
@@ -52,33 +58,139 @@ def newest(folder: Path) -> Path | None:
     return next(reversed(checkpoints(folder)), None)
 
 
-def prepare(folder: Path) -> None:
-    """Make the folder, and clear what runs that ended left in it. Raises CheckpointError where that cannot be done."""
+def incomplete(folder: Path) -> list[str]:
+    """What is to be said of the folders of steps behind the newest checkpoint: that they have no manifest."""
+    last = newest(folder)
+    more = [path for path in _steps(folder) if last is None or step_of(path) > step_of(last)]
+    then = "there is no checkpoint before it" if last is None else f"the newest checkpoint is {last.name}"
+    return [f"{path} has no {MANIFEST}: it was not completed, or lost it; {then}" for path in more]
+
+
+def _steps(folder: Path) -> list[Path]:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in sorted(folder.iterdir()):
-            left = _LEFT.fullmatch(path.name)
-            if left and left[2] == "old" and not (folder / left[1]).exists() and (path / MANIFEST).is_file():
-                path.rename(folder / left[1])  # the run ended between two renames
-            elif left:
-                shutil.rmtree(path)
-        _sync(folder)
-    except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be written: {error.strerror}; name another place") from error
+        return sorted((path for path in folder.iterdir() if _WHOLE.fullmatch(path.name) and path.is_dir()), key=step_of)
+    except OSError:
+        return []
 
 
-def publish(part: Path, step: int, token: str, keep: int) -> list[Path]:
-    """Give a folder in which everything has been written the name of its checkpoint, in place of an older one, and take
-    the names of all checkpoints but the last `keep`. Returns what is to be deleted, which takes longer."""
-    folder, gone = part.parent / name_of(step), []
-    if folder.exists():
-        old = part.parent / f".{folder.name}.{token}.old"
-        folder.rename(old)
-        take_name(part, folder)
-        gone.append(_without_name(old, folder.name, token))
-    else:
-        take_name(part, folder)
-    return gone + [_without_name(path, path.name, token) for path in checkpoints(part.parent)[:-keep]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The newest checkpoint that belongs to a run, None where there is none, and what is to be said of others."""
+
+    path: Path | None
+    notes: tuple[str, ...]
+
+
+def chosen(folder: Path) -> Chosen:
+    """What a run in a folder goes on from. Raises CheckpointError where there are checkpoints, and none belongs to the
+    run."""
+    record, notes, foreign = read_record(folder), incomplete(folder), ""
+    for path in reversed(checkpoints(folder)):
+        try:
+            origin = read_manifest(path).origin
+        except CheckpointError:
+            return Chosen(path=path, notes=tuple(notes))  # it is refused, with what is wrong, when it is loaded
+        if origin is None if record is None else record.owns(origin):
+            return Chosen(path=path, notes=tuple(notes))
+        foreign = f"{path} is of {origin or 'a run that it does not name'}"
+        notes.append(f"{foreign}, and this is not its folder: it is left alone")
+    if foreign:
+        here = "a folder without a record of its run" if record is None else f"{record.origin}"
+        raise CheckpointError(
+            f"--continue: {foreign}, and {folder} is {here}: none of the checkpoints there belongs to it. Start a new"
+            f" run from one of them with --resume PATH --save NEW; or, where the folder was moved or put together on"
+            f" purpose, run `plan checkpoint adopt {folder}` first"
+        )
+    return Chosen(path=None, notes=tuple(notes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFolder:
+    """The folder of a run that this process, or the one that started it, has locked."""
+
+    path: Path
+    record: RunRecord
+
+    def prepare(self) -> tuple[str, ...]:
+        """Clear what runs that ended left in the folder; returns what is left alone and why. Raises CheckpointError
+        where that cannot be done."""
+        notes = []
+        try:
+            for path in sorted(self.path.iterdir()):
+                left = _LEFT.fullmatch(path.name)
+                if left is None:
+                    continue
+                if left[2] == "old" and not (self.path / left[1]).exists() and (path / MANIFEST).is_file():
+                    path.rename(self.path / left[1])  # the run ended between two renames
+                elif fault := self._remove(path):
+                    notes.append(f"{path} {fault}: it is left alone; delete it where nobody needs it")
+            _sync(self.path)
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: cannot be written: {error.strerror}; name another place") from error
+        return tuple(notes)
+
+    def make_part(self, step: int, token: str) -> Path:
+        """The folder that a checkpoint is written into, made by whoever comes first. Raises CheckpointError where there
+        is something else of that name, OSError where it cannot be made."""
+        part = part_of(self.path, step, token)
+        owned.make(part, self._mark)
+        return part
+
+    def publish(self, part: Path, step: int, token: str, keep: int) -> list[Path]:
+        """Give a folder in which everything has been written the name of its checkpoint, in place of an older one, and
+        take the names of all checkpoints of this run up to it but the last `keep`. Returns what is to be deleted, which
+        takes longer. Raises CheckpointError where the name is taken by what is not of this run."""
+        folder, gone = self.path / name_of(step), []
+        if os.path.lexists(folder):
+            if not self._owns(folder):
+                raise CheckpointError(
+                    f"{folder}: is there already and is not of this run; take it away, or save into another folder"
+                )
+            old = self.path / f".{folder.name}.{token}.old"
+            folder.rename(old)
+            take_name(part, folder)
+            gone.append(self._without_name(old, folder.name, token))
+        else:
+            take_name(part, folder)
+        own = [path for path in checkpoints(self.path) if step_of(path) <= step and self._owns(path)]
+        return gone + [self._without_name(path, path.name, token) for path in own[:-keep]]
+
+    def delete(self, gone: Sequence[Path]) -> None:
+        """Delete what has no name any more; what cannot be deleted is left to the next run."""
+        for path in gone:
+            try:
+                self._remove(path)
+            except OSError:
+                continue
+
+    @property
+    def _mark(self) -> owned.Mark:
+        return owned.Mark(kind="checkpoint", origin=self.record.origin)
+
+    def _ours(self, mark: owned.Mark) -> bool:
+        return mark.kind == "checkpoint" and self.record.owns(mark.origin)
+
+    def _remove(self, path: Path) -> str | None:
+        return owned.remove(path, inside=self.path, name=_LEFT, ours=self._ours)
+
+    def _owns(self, path: Path) -> bool:
+        """Whether a checkpoint is of this run: by its mark, or one without by its manifest, as versions before and
+        `plan checkpoint convert` write it."""
+        mark = owned.mark_of(path)
+        if mark is not None:
+            return self._ours(mark)
+        try:
+            return not path.is_symlink() and self.record.owns(read_manifest(path).origin)
+        except CheckpointError:
+            return False
+
+    def _without_name(self, path: Path, name: str, token: str) -> Path:
+        """What is half deleted must not look whole."""
+        if owned.mark_of(path) is None:
+            owned.put_mark(path, self._mark)
+        gone = self.path / f".{name}.{token}.gone"
+        path.rename(gone)
+        return gone
 
 
 def take_name(part: Path, folder: Path) -> None:
@@ -86,19 +198,6 @@ def take_name(part: Path, folder: Path) -> None:
     _sync(part)
     part.rename(folder)
     _sync(part.parent)
-
-
-def _without_name(path: Path, name: str, token: str) -> Path:
-    """What is half deleted must not look whole."""
-    gone = path.parent / f".{name}.{token}.gone"
-    path.rename(gone)
-    return gone
-
-
-def delete(gone: Sequence[Path]) -> None:
-    """Delete what has no name any more; what cannot be deleted is left to the next run."""
-    for path in gone:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _sync(folder: Path) -> None:
@@ -111,6 +210,7 @@ def _sync(folder: Path) -> None:
 
 
 def finished(settings: RunSettings) -> Path | None:
-    """The checkpoint of the last step, where a run that goes on has made that already: nothing is left to do."""
-    found = newest(Path(settings.save)) if settings.go_on and settings.save is not None else None
+    """The checkpoint of the last step, where a run that goes on has made that already: nothing is left to do. Raises
+    CheckpointError where what there is belongs to another run."""
+    found = chosen(Path(settings.save)).path if settings.go_on and settings.save is not None else None
     return found if found is not None and step_of(found) == settings.steps else None

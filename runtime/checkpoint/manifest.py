@@ -23,9 +23,11 @@ from planner.plan.file import dump_plan, parse_plan, write_atomically
 from planner.plan.plan import Plan
 from runtime.checkpoint.regions import can_be_cut
 from runtime.guard_settings import GuardState
+from runtime.run_folder.identity import Origin
 
 MANIFEST = "manifest.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_READ = (1, 2)  # the first has no origin
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 _Count = Annotated[int, Field(ge=0)]
 _Cuts = Annotated[int, Field(ge=1)]
@@ -81,7 +83,8 @@ class Manifest:
     """A checkpoint. `kind` is "sliced" (all of the state, a file of each rank) or "merged" (the model alone, in files
     as others have them); `optimizer` that of the states, None where there are none; `tied` other names of tensors;
     `plan` the content of the plan file that it was written under; `names` whose the names of its tensors are: the
-    model's own, or in a merged one those of Hugging Face's transformers; None where files did not say."""
+    model's own, or in a merged one those of Hugging Face's transformers; None where files did not say; `origin` the
+    run and the folder that it was saved in, None in versions before and for what was written outside of a run."""
 
     __pydantic_config__ = _STRICT
 
@@ -94,6 +97,7 @@ class Manifest:
     tied: dict[str, str] = field(default_factory=dict)
     plan: dict[str, Any] | None = None
     names: Literal["own", "huggingface"] | None = "own"
+    origin: Origin | None = None
 
     @property
     def bytes(self) -> int:
@@ -120,7 +124,9 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest of a folder. Raises CheckpointError where it cannot be written."""
     content = asdict(manifest)
     try:
-        write_atomically(folder / MANIFEST, json.dumps({"digest": _digest(content), "content": content}) + "\n")
+        write_atomically(
+            folder / MANIFEST, json.dumps({"digest": _digest(content), "content": content}) + "\n", private=True
+        )
     except PlannerError as error:
         raise CheckpointError(str(error)) from error
 
@@ -142,10 +148,10 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError(
             f"{path}: is damaged: it does not have the digest that it states; take another checkpoint"
         )
-    if version != FORMAT_VERSION:
+    if version not in _READ:
         raise CheckpointError(
-            f"{path}: is of format {version!r}, and this version reads {FORMAT_VERSION}; read it with the version that"
-            " wrote it"
+            f"{path}: is of format {version!r}, and this version reads {' and '.join(map(str, _READ))}; read it with"
+            " the version that wrote it"
         )
     try:
         manifest = TypeAdapter(Manifest).validate_json(json.dumps(content))

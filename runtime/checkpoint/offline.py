@@ -8,9 +8,11 @@ is read, and what is mapped of the files that it is read from, which is unmapped
 `HELD` blocks at most, whatever the size of the checkpoint, unless a single row of a tensor is larger than a block.
 """
 
+import contextlib
 import json
+import os
+import re
 import secrets
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,9 +25,10 @@ from planner.graph.placed import tables_outside
 from planner.models.naming.parts import Naming
 from planner.plan.bind import BoundPlan
 from planner.sharding.mesh import Mesh
-from runtime.checkpoint.folder import take_name
+from runtime.checkpoint.folder import is_checkpoint, take_name
 from runtime.checkpoint.manifest import Manifest, Progress, SavedFile, SavedTensor, plan_content, write_manifest
 from runtime.checkpoint.naming import CONFIG, as_theirs
+from runtime.checkpoint.opening import open_run
 from runtime.checkpoint.regions import Region, blocks, cell_region, whole
 from runtime.checkpoint.restoring import check_optimizer, check_same, in_both_places, name_in
 from runtime.checkpoint.saving import file_of
@@ -33,6 +36,9 @@ from runtime.checkpoint.source import INDEX, SINGLE, Readable
 from runtime.checkpoint.spread import BESIDE, MASTER, OPTIMIZER, Spread, StateOfPlan, parameter_of, writers
 from runtime.checkpoint.tensor_files import Entry, dtype_of, write_tensors
 from runtime.optimizers import MOMENTS
+from runtime.run_folder import owned
+from runtime.run_folder.identity import Origin, new_identity
+from runtime.run_folder.private import replace_text
 
 HELD = 8
 """By how many blocks memory grows, at most: four are there at a time, and the allocator keeps as many that were."""
@@ -182,10 +188,10 @@ def merge(
                 "metadata": {"total_size": sum(_bytes(tensor) for tensor in found.values())},
                 "weight_map": {one: names[place_of[one]] for one in found},
             }
-            (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+            replace_text(folder / INDEX, json.dumps(index, indent=2) + "\n")
         if naming is not None and naming.config is not None:
             content = {**naming.config, "dtype": _dtype(found)}
-            (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            replace_text(folder / CONFIG, json.dumps(content, indent=2) + "\n")
         return replace(
             manifest,
             kind="merged",
@@ -248,18 +254,45 @@ def _write(path: Path, source: Readable, entries: Sequence[Entry]) -> SavedFile:
 
 
 def _written(destination: Path, fill: Callable[[Path], Manifest]) -> Manifest:
-    """Fill a folder that takes its name when everything in it is on disk, the manifest last."""
-    if destination.exists():
+    """Fill a folder that takes its name when everything in it is on disk, the manifest last. As a checkpoint in the
+    folder of a run (`step-000100`) it belongs to that run, which nobody else writes meanwhile."""
+    if os.path.lexists(destination):
         raise CheckpointError(f"{destination}: is there already; name a new folder")
-    part = destination.parent / f".{destination.name}.{secrets.token_hex(4)}.part"
+    parent, token = destination.parent, secrets.token_hex(4)
     try:
-        part.mkdir(parents=True)
-        manifest = fill(part)
-        write_manifest(part, manifest)
-        take_name(part, destination)
+        parent.mkdir(parents=True, exist_ok=True)
+        with _run_of(destination) as origin:
+            part = parent / f".{destination.name}.{token}.part"
+            mark = owned.Mark(kind="checkpoint", origin=origin or Origin(run=new_identity(), folder=new_identity()))
+            owned.make(part, mark)
+            try:
+                manifest = replace(fill(part), origin=origin)
+                write_manifest(part, manifest)
+                if origin is None:
+                    (part / owned.MARK).unlink()
+                take_name(part, destination)
+            except BaseException:
+                _clear(part, mark)
+                raise
     except OSError as error:
         raise CheckpointError(f"{destination}: cannot be written: {error.strerror}; name another place") from error
-    finally:
-        if part.exists():
-            shutil.rmtree(part, ignore_errors=True)
     return manifest
+
+
+@contextlib.contextmanager
+def _run_of(destination: Path) -> Iterator[Origin | None]:
+    """The run in whose folder a new checkpoint lies, which is locked; None for any other folder."""
+    if not is_checkpoint(destination):
+        yield None
+        return
+    opened = open_run(destination.parent)
+    try:
+        yield opened.folder.record.origin
+    finally:
+        opened.close()
+
+
+def _clear(part: Path, mark: owned.Mark) -> None:
+    """Delete what could not be filled, unless that fails too: then the first error counts."""
+    with contextlib.suppress(OSError):
+        owned.remove(part, inside=part.parent, name=re.compile(re.escape(part.name)), ours=lambda found: found == mark)

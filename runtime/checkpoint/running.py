@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from planner.errors import CheckpointError, RequestError
-from runtime.checkpoint.folder import checkpoints, step_of
+from runtime.checkpoint.folder import checkpoints, incomplete, step_of
 from runtime.checkpoint.restoring import Restored, name_in, open_together, restore
 from runtime.checkpoint.saving import Checkpoints
 from runtime.checkpoint.source import Readable
 from runtime.rank import At
-from runtime.recovery.copies import Copies, run_of
+from runtime.recovery.copies import Copies
 from runtime.run_settings import RunSettings
 from runtime.step import RankStep
 from runtime.training_step import TrainingStep
@@ -24,7 +24,8 @@ Position = Mapping[str, Any] | None
 
 class RunCheckpoints:
     """Those of one run, and its copies in memory where it has some. Every method is collective. `resumed` and `saved`
-    name what it went on from, and the last that it has saved; `position` is where in its data it then was."""
+    name what it went on from, and the last that it has saved; `position` is where in its data it then was; `notes` is
+    what whoever looks after the run should know."""
 
     def __init__(self, settings: RunSettings, at: At) -> None:
         self._settings, self._at = settings, at
@@ -35,10 +36,18 @@ class RunCheckpoints:
         self._own: Checkpoints | None = None
         if settings.save is not None:
             at("opening the checkpoints")
-            self._own = Checkpoints(settings.save, keep=settings.keep, timeout=settings.timeout)
+            self._own = Checkpoints(settings.save, keep=settings.keep, timeout=settings.timeout, lock=settings.lock)
         self._copies = None
-        if settings.copies and settings.save is not None:
-            self._copies = Copies(run_of(Path(settings.save)))
+        if settings.copies and self._own is not None:
+            self._copies = Copies(self._own.origin)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        found = () if self._own is None else self._own.notes
+        found += () if self._settings.resume is None else tuple(incomplete(Path(self._settings.resume)))
+        found += () if self._copies is None else self._copies.notes
+        going_on = self._settings.go_on and self.resumed is not None
+        return (*found, f"going on from {self.resumed}") if going_on else found
 
     def restore(self, step: TrainingStep) -> Readable | None:
         """Load what the run starts from, and return it; None where that is nothing, or copies in memory.
@@ -138,13 +147,20 @@ class RunCheckpoints:
         restore(step.rank, source)
         return source
 
+    def close(self) -> None:
+        """Let another run write into the folder. What is in memory stays: it is what a restart goes on from."""
+        if self._own is not None:
+            self._own.close()
+
     def wait(self) -> None:
         """Wait until the last checkpoint is whole; nothing in memory is needed then."""
         if self._own is not None:
             self._at("waiting for the last checkpoint")
             self._own.wait()
-        if self._copies is not None:
+        if self._copies is not None and self._settings.lock is None:
             self._copies.close()
+        elif self._copies is not None:
+            self._copies.forget()  # whoever started the ranks holds the folder, and deletes it
 
 
 def restore_plain(plain: UnshardedStep, rank: RankStep, source: Readable) -> None:

@@ -7,8 +7,9 @@
 
 Ranks tell each other by notes in the folder that is being written, not by collectives: a rank that dies, at whatever
 moment, leaves a folder that nobody takes for a checkpoint, and no other rank waits for it but the thread of rank 0, for
-`timeout` seconds. All ranks must see the same folder. The copies take the memory of what a rank writes, which is
-kept for the next time; pinned where there is a device. One checkpoint is written at a time.
+`timeout` seconds. All ranks must see the same folder, which the first of them has locked. The copies take the memory of
+what a rank writes, which is kept for the next time; pinned where there is a device. One checkpoint is written at a
+time.
 """
 
 import json
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 
 from planner.errors import CheckpointError, RequestError
-from runtime.checkpoint.folder import delete, name_of, newest, part_of, prepare, publish
+from runtime.checkpoint.folder import RunFolder, chosen, name_of, part_of
 from runtime.checkpoint.manifest import (
     FORMAT_VERSION,
     Manifest,
@@ -32,12 +33,15 @@ from runtime.checkpoint.manifest import (
     plan_content,
     write_manifest,
 )
+from runtime.checkpoint.opening import OpenedRun, heard, open_run, said
 from runtime.checkpoint.restoring import Restored, load
 from runtime.checkpoint.spread import Spread, writers
 from runtime.checkpoint.state import live_tensors, progress_of, spreads
 from runtime.checkpoint.tables import tables_file_of, write_tables
 from runtime.checkpoint.tensor_files import Entry, dtype_name, write_tensors
 from runtime.checkpoint.together import said_by_first, together
+from runtime.run_folder.identity import Origin
+from runtime.run_folder.private import opener
 from runtime.step import RankStep
 from runtime.training_step import TrainingStep
 
@@ -52,7 +56,7 @@ class Layout:
     spreads: Sequence[Spread]
     writers: Mapping[str, tuple[int, ...]]
 
-    def manifest(self, rank: RankStep, progress: Progress, files: Sequence[SavedFile]) -> Manifest:
+    def manifest(self, rank: RankStep, progress: Progress, origin: Origin, files: Sequence[SavedFile]) -> Manifest:
         """That of the whole checkpoint, from the files that ranks have written."""
         plan = rank.bound.plan
         number = {file.name: at for at, file in enumerate(files)}
@@ -68,6 +72,7 @@ class Layout:
             tensors={spread.name: spread.saved(plan.mesh, cells[spread.name]) for spread in self.spreads},
             tied=dict(rank.kept_buffers.tied),
             plan=plan_content(plan),
+            origin=origin,
         )
 
 
@@ -87,28 +92,75 @@ def _file(spread: Spread, rank: int) -> str:
 
 
 class Checkpoints:
-    """The checkpoints of a run in one folder, of which the last `keep` stay. Building it is collective, and clears what
-    a run that ended left there.
+    """The checkpoints of a run in one folder, of which the last `keep` stay. Building it is collective: the first rank
+    locks the folder until `close` or the end of its process, and clears what a run that ended left there. A second one
+    in the same process takes the lock from the first. `lock` is the token of the lock, where the process that started
+    the ranks holds it; `notes` is what whoever looks after the run should know. With `read_only` nothing is written or
+    locked: the run that the folder is of may go on meanwhile.
 
-    Raises CheckpointError, on every rank, where the folder cannot be written, RequestError for `keep` below 1.
+    Raises CheckpointError, on every rank, where the folder cannot be written, another run writes there or it is a copy
+    of the folder of a run, RequestError for `keep` below 1.
     """
 
-    def __init__(self, folder: str | Path, *, keep: int = 3, asynchronous: bool = True, timeout: float = 600.0) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        keep: int = 3,
+        asynchronous: bool = True,
+        timeout: float = 600.0,
+        lock: str | None = None,
+        read_only: bool = False,
+    ) -> None:
         if keep < 1:
             raise RequestError(f"keep={keep}: keep 1 checkpoint or more")
         self.folder = Path(folder)
         self._keep, self._asynchronous, self._timeout = keep, asynchronous, timeout
-        self._token = said_by_first(lambda: _prepared(self.folder))
+        self._opened: OpenedRun | None = None  # on the first rank
+        self._own: RunFolder | None = None
+        self.notes: tuple[str, ...] = ()
+        if not read_only:
+            self._own, self.notes = heard(self.folder, said_by_first(lambda: self._open(lock)))
+        self._token = said_by_first(lambda: secrets.token_hex(4))
         self._copies: dict[str, torch.Tensor] = {}
         self._thread: threading.Thread | None = None
         self._written = threading.Event()  # what the thread does after that is nobody's concern
         self._written.set()
         self._error: CheckpointError | None = None
 
+    def _open(self, lock: str | None) -> str:
+        self._opened = open_run(self.folder, lock)
+        return said(self._opened)
+
+    @property
+    def origin(self) -> Origin:
+        """What is saved here says that it is from there."""
+        return self._writable().record.origin
+
+    def close(self) -> None:
+        """Let another run write into the folder. Where a checkpoint is still being written, the end of this process
+        does that."""
+        if self._opened is not None and self._written.is_set():
+            self._join()  # at most it deletes what has no name any more
+            self._opened.close()
+
+    def _writable(self) -> RunFolder:
+        if self._own is None:
+            raise RequestError(f"{self.folder}: was opened with read_only=True; open it without that to save")
+        return self._own
+
     def newest(self) -> Path | None:
-        """The last whole checkpoint, the same on every rank; None where there is none. Collective."""
-        found: str = said_by_first(lambda: str(newest(self.folder) or ""))
-        return Path(found) if found else None
+        """The last whole checkpoint of this run, the same on every rank; None where there is none. Adds to `notes`.
+        Collective. Raises CheckpointError, on every rank, where those that there are belong to another run or folder.
+        """
+
+        def first() -> str:
+            found = chosen(self.folder)
+            return json.dumps([str(found.path or ""), found.notes])
+
+        path, notes = json.loads(said_by_first(first))
+        self.notes = (*self.notes, *notes)
+        return Path(path) if path else None
 
     def save(self, step: TrainingStep, data: Mapping[str, Any] | None = None) -> Path:
         """Save what a training step keeps, under the number of the last one that was made, with what the user keeps of
@@ -118,6 +170,7 @@ class Checkpoints:
 
         Raises CheckpointError where the save before this one has failed on this rank.
         """
+        own = self._writable()
         self._join()
         self.check()
         step.before_step = self.check
@@ -126,7 +179,8 @@ class Checkpoints:
         layout = layout_of(rank)
         entries = self._entries(rank, layout)
         job = _Job(
-            folder=self.folder,
+            folder=own,
+            check=None if self._opened is None else self._opened.check,
             token=self._token,
             number=rank.place.stage * rank.place.mesh.size + rank.place.rank,
             files=tuple(
@@ -146,12 +200,14 @@ class Checkpoints:
         def write() -> None:
             gone: list[Path] = []
             try:
-                gone = job.write(entries, progress, lambda files: layout.manifest(rank, progress, files))
+                gone = job.write(
+                    entries, progress, lambda files: layout.manifest(rank, progress, own.record.origin, files)
+                )
             except CheckpointError as error:
                 self._error = self._error or error
             finally:
                 self._written.set()
-            delete(gone)
+            own.delete(gone)
 
         self._written.clear()
         self._thread = threading.Thread(target=write, name=f"checkpoint of step {progress.step}")
@@ -235,9 +291,11 @@ class Checkpoints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """The writing of one checkpoint by one rank; `files` are those of all ranks."""
+    """The writing of one checkpoint by one rank; `files` are those of all ranks. `check` raises CheckpointError where
+    the folder is no longer this run's; the first rank has it."""
 
-    folder: Path
+    folder: RunFolder
+    check: Callable[[], None] | None
     token: str
     number: int
     files: tuple[str, ...]
@@ -249,9 +307,9 @@ class _Job:
     ) -> list[Path]:
         """Write this rank's file and note; as rank 0, finish the checkpoint, and return what is to be deleted. Raises
         CheckpointError."""
-        part = part_of(self.folder, progress.step, self.token)
+        part = part_of(self.folder.path, progress.step, self.token)
         try:
-            part.mkdir(exist_ok=True)
+            self.folder.make_part(progress.step, self.token)
             if entries:
                 metadata = {"format": "pt", "step": str(progress.step)}
                 name = file_of(self.number)
@@ -261,7 +319,9 @@ class _Job:
                 write_manifest(part, manifest(files))
                 for file in files:
                     _note(part, file.name).unlink()
-                return publish(part, progress.step, self.token, self.keep)
+                if self.check is not None:
+                    self.check()
+                return self.folder.publish(part, progress.step, self.token, self.keep)
             return []
         except OSError as error:
             message = f"{part}: cannot be written: {error.strerror}"
@@ -273,14 +333,20 @@ class _Job:
 
     def write_tables(self, rank: RankStep, tables: Sequence[Spread], step: int) -> None:
         """Write this rank's shares of tables outside of the devices, and a note. Collective. Raises CheckpointError."""
-        part, name = part_of(self.folder, step, self.token), tables_file_of(self.number)
+        part, name = part_of(self.folder.path, step, self.token), tables_file_of(self.number)
         try:
-            saved = write_tables(rank, tables, part / name)
+            saved = write_tables(rank, tables, part / name, lambda: self._make(step))
         except CheckpointError as error:
             _fail(part, name, str(error))
             raise
         if saved is not None:
             _leave(part, name, asdict(saved))
+
+    def _make(self, step: int) -> None:
+        try:
+            self.folder.make_part(step, self.token)
+        except OSError as error:
+            raise CheckpointError(f"{self.folder.path}: cannot be written: {error.strerror}") from error
 
     def _await_notes(self, part: Path) -> list[SavedFile]:
         """What the ranks have written, in the order of their files."""
@@ -315,7 +381,8 @@ def _leave(part: Path, file: str, content: Mapping[str, Any]) -> None:
     """A note is whole or not there."""
     note = _note(part, file)
     fresh = note.with_suffix(".fresh")
-    fresh.write_text(json.dumps(content), encoding="utf-8")
+    with open(fresh, "w", encoding="utf-8", opener=opener) as opened:
+        json.dump(content, opened)
     fresh.replace(note)
 
 
@@ -325,8 +392,3 @@ def _fail(part: Path, file: str, message: str) -> None:
         _leave(part, file, {"error": message})
     except OSError:
         return
-
-
-def _prepared(folder: Path) -> str:
-    prepare(folder)
-    return secrets.token_hex(4)

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from planner.errors import CheckpointError
-from runtime.checkpoint.folder import newest
+from runtime.checkpoint.folder import incomplete, newest
 from runtime.checkpoint.manifest import MANIFEST, Manifest, SavedFile, SavedTensor, read_manifest
 from runtime.checkpoint.regions import Region, cells_meeting, whole
 from runtime.checkpoint.tensor_files import DTYPES, check_file, check_size, dtype_of
@@ -138,8 +138,9 @@ def located(path: Path) -> Path:
     if inside is None:
         pickles = any(path.glob("*.bin")) or any(path.glob("*.pt")) or any(path.glob("*.distcp"))
         why = " (pickles are not read, they can run code)" if pickles else ""
+        part = f"; {found[-1]}" if (found := incomplete(path)) else ""
         raise CheckpointError(
-            f"{path}: has no whole checkpoint{why}; give a folder with {MANIFEST}, {INDEX} or {SINGLE} in it"
+            f"{path}: has no whole checkpoint{why}; give a folder with {MANIFEST}, {INDEX} or {SINGLE} in it{part}"
         )
     return inside
 

@@ -66,9 +66,10 @@ def tables_file_of(rank: int) -> str:
     return f"tables-{rank:05d}.safetensors"
 
 
-def write_tables(rank: RankStep, spreads: Sequence[Spread], path: Path) -> SavedFile | None:
-    """Write this rank's shares of tables into a new file; None where it has none. Collective, and done when it
-    returns. Raises CheckpointError on a rank that cannot write, after it has read for the others."""
+def write_tables(rank: RankStep, spreads: Sequence[Spread], path: Path, make: Callable[[], None]) -> SavedFile | None:
+    """Write this rank's shares of tables into a new file, whose folder `make` makes; None where it has none.
+    Collective, and done when it returns. Raises CheckpointError on a rank that cannot write, after it has read for the
+    others."""
     place = rank.place
     reading = _Reading(rank.tables, _own_pieces(rank, spreads))
     entries = []
@@ -80,17 +81,10 @@ def write_tables(rank: RankStep, spreads: Sequence[Spread], path: Path) -> Saved
     try:
         if not entries:
             return None
-        _make(path.parent)
+        make()
         return write_tensors(path, entries, {"format": "pt"})
     finally:
         reading.drain()
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be written: {error.strerror}") from error
 
 
 class _Reading:

@@ -24,6 +24,7 @@ import xxhash
 
 from planner.errors import CheckpointError
 from runtime.checkpoint.manifest import SavedFile
+from runtime.run_folder.private import opener
 
 DTYPES: Mapping[str, str] = {
     "F64": "float64",
@@ -73,11 +74,11 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def write_tensors(path: Path, entries: Sequence[Entry], metadata: Mapping[str, str]) -> SavedFile:
-    """Write a new file and wait until it is on disk. Raises CheckpointError where that fails."""
+    """Write a new file, for its owner alone, and wait until it is on disk. Raises CheckpointError where that fails."""
     ordered = sorted(entries, key=lambda entry: (-dtype_of(entry.dtype).itemsize, entry.name))
     found, total = xxhash.xxh3_128(), 0
     try:
-        with open(path, "xb", buffering=2**20) as file:
+        with open(path, "xb", buffering=2**20, opener=opener) as file:
             for part in _parts(ordered, metadata):
                 found.update(part)
                 file.write(part)

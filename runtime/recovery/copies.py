@@ -1,7 +1,6 @@
 """Copies of a run's state in the memory of its hosts, so that at most one step is lost where a process dies.
 
-    /dev/shm/plan-run-3f2a/
-        host                                    a token: processes that see the same one are on one host
+    /dev/shm/plan-run-3f2a…/                    see `runtime.recovery.replica_folder`
         step-000012.rank-00003.safetensors      the cells that rank 3 keeps after step 12 …
         step-000012.rank-00003.json             … and which those are; written last
 
@@ -18,8 +17,6 @@ import json
 import os
 import re
 import secrets
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -38,18 +35,15 @@ from runtime.checkpoint.source import Source
 from runtime.checkpoint.spread import Spread
 from runtime.checkpoint.state import live_tensors, progress_of, spreads
 from runtime.checkpoint.tensor_files import Entry, check_file, dtype_name, dtype_of, write_tensors
-from runtime.checkpoint.together import rank_number, said_by_first, together
+from runtime.checkpoint.together import rank_number, together
 from runtime.exchange import gather
 from runtime.recovery.keepers import Cell, keepers
+from runtime.recovery.replica_folder import delete_replicas, open_replicas, sweep
 from runtime.recovery.transfers import Transfer, transfer
+from runtime.run_folder.identity import Origin
+from runtime.run_folder.private import opener
 from runtime.step import RankStep
 from runtime.training_step import TrainingStep
-
-FOLDER = "PLAN_COPIES"
-"""The environment variable that names the folder of the copies, where it is not one in shared memory."""
-
-RUN = "run"
-"""The file in the folder of checkpoints that has the name of the run."""
 
 _T = TypeVar("_T")
 _NAME = re.compile(r"step-(\d+)\.rank-(\d+)\.(?:safetensors|json|fresh)")
@@ -60,6 +54,7 @@ class Kept:
     """What one rank keeps after one step: the note beside its file. `cells` has for each tensor the numbers of those of
     its cells that are in the file, as `name#number`; `every` is how many cells the whole state has."""
 
+    origin: Origin
     progress: Progress
     optimizer: str
     every: int
@@ -80,15 +75,21 @@ class Left:
 
 
 class Copies:
-    """The copies of the run of this name. Building it is collective."""
+    """The copies of a run's state. Building it is collective. `notes` is what was found in memory beside them."""
 
-    def __init__(self, run: str) -> None:
-        given = os.environ.get(FOLDER)
-        self.folder = Path(given) if given else in_memory(run)
+    def __init__(self, origin: Origin) -> None:
+        self._held: int | None
+        self.folder, self._held = open_replicas(origin, os.getppid())
+        self._origin = origin
         tokens = _gathered(_token(self.folder), str)
         numbers = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
         self.hosts = tuple(numbers[token] for token in tokens)  # of every rank
+        self.notes = tuple(sweep(origin)) if self._first_of_host else ()
         self._kept_by: tuple[dict[str, Spread], dict[Cell, tuple[int, ...]]] | None = None  # for the state as it was
+
+    @property
+    def _first_of_host(self) -> bool:
+        return self.hosts.index(self.hosts[rank_number()]) == rank_number()
 
     def take(self, step: TrainingStep, data: Mapping[str, Any] | None = None) -> None:
         """Keep what a training step has after the last one that was made, with what the user keeps of the data's
@@ -120,6 +121,7 @@ class Copies:
         for name, number in kept:
             cells.setdefault(name, []).append(number)
         note = Kept(
+            origin=self._origin,
             progress=progress_of(rank, data),
             optimizer=rank.bound.plan.training.optimizer,
             every=len(kept_by),
@@ -174,18 +176,20 @@ class Copies:
     def forget(self, but: int | None = None) -> None:
         """Delete the copies on this host, but those of one step."""
         for path in self.folder.glob("step-*"):
-            if but is None or _step_of(path) != but:
+            if (step := _step_of(path)) is not None and step != but:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Delete all that is kept on this host: the run is over."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._first_of_host:
+            delete_replicas(self._origin)
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     def _notes(self) -> list[Kept]:
         """The notes of this host whose files are whole; of one of its ranks, as all see the same."""
-        if self.hosts.index(self.hosts[rank_number()]) != rank_number():
-            return []
-        return list(_whole_notes(self.folder))
+        return list(_whole_notes(self.folder, self._origin)) if self._first_of_host else []
 
     def _fetch(self, rank: RankStep, left: Left) -> dict[Cell, torch.Tensor]:
         """The cells that this rank reads of: from its own host, else sent by a rank of another one."""
@@ -219,13 +223,15 @@ class Copies:
         path = self.folder / f"{name}.safetensors"
         try:
             for old in self.folder.glob("step-*"):  # nobody is two steps behind: all ranks meet in every step
-                if _step_of(old) < note.progress.step - 1:
+                if (step := _step_of(old)) is not None and step < note.progress.step - 1:
                     old.unlink(missing_ok=True)
             for stale in (self.folder / f"{name}.json", path):
                 stale.unlink(missing_ok=True)
             written = write_tensors(path, [_entry(cell, tensor) for cell, tensor in kept.items()], {"format": "pt"})
             fresh = self.folder / f"{name}.fresh"
-            fresh.write_text(json.dumps(asdict(replace(note, file=written))), encoding="utf-8")
+            fresh.unlink(missing_ok=True)
+            with open(fresh, "x", encoding="utf-8", opener=opener) as file:
+                json.dump(asdict(replace(note, file=written)), file)
             fresh.replace(self.folder / f"{name}.json")
         except OSError as error:
             raise CheckpointError(f"{path}: copies cannot be kept in memory: {error.strerror}") from error
@@ -255,31 +261,12 @@ class _Files:
         return found
 
 
-def run_of(folder: Path) -> str:
-    """The name of the run whose checkpoints are in a folder, the same in all its processes and in those that go on from
-    them. Collective."""
-
-    def made() -> str:
-        return _first_said(folder / RUN)
-
-    return said_by_first(made)
-
-
-def in_memory(run: str) -> Path:
-    """Where the copies of a run are kept on a host, unless `FOLDER` says otherwise."""
-    return shared_memory() / f"plan-run-{run}"
-
-
-def shared_memory() -> Path:
-    """A folder whose files lie in memory, or that of temporary files where there is none."""
-    memory = Path("/dev/shm")
-    return memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
-
-
-def _whole_notes(folder: Path) -> Iterator[Kept]:
+def _whole_notes(folder: Path, origin: Origin) -> Iterator[Kept]:
     for path in sorted(folder.glob("step-*.json")):
         try:
             note = TypeAdapter(Kept).validate_json(path.read_bytes())
+            if note.origin != origin or note.file.name != path.with_suffix(".safetensors").name:
+                continue  # of another run
             check_file(folder, note.file)
         except (OSError, ValidationError, CheckpointError):
             continue  # its process died while it wrote: the cells are elsewhere, or the step is not whole
@@ -303,22 +290,18 @@ def _extent(spread: Spread, mesh: Any) -> tuple[int, ...]:
     return cell_region(spread.shape, spread.cuts(mesh), 0).extent
 
 
-def _step_of(path: Path) -> int:
+def _step_of(path: Path) -> int | None:
     found = _NAME.fullmatch(path.name)
-    return int(found[1]) if found else -1
+    return int(found[1]) if found else None
 
 
 def _token(folder: Path) -> str:
-    """What all processes of this host read in the folder, and no other host has."""
-    return _first_said(folder / "host")
-
-
-def _first_said(path: Path) -> str:
-    """A random word in a file: that of the first process that asks."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    """What all processes of this host read in the folder, and no other host has: that of the first that asks."""
+    path, fresh = folder / "host", folder / f".host.{os.getpid()}"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(secrets.token_hex(8), encoding="utf-8")
+        fresh.unlink(missing_ok=True)
+        with open(fresh, "x", encoding="utf-8", opener=opener) as file:
+            file.write(secrets.token_hex(16))
         try:
             os.link(fresh, path)
         except FileExistsError:

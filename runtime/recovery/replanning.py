@@ -18,6 +18,7 @@ from planner.errors import CheckpointError, PlannerError, RequestError, RunError
 from planner.plan.file import dump_plan, load_plan, parse_plan, write_atomically
 from planner.plan.plan import ASYNCHRONOUS, Plan
 from runtime.checkpoint.together import said_by_first
+from runtime.run_folder.private import ensure_folder
 from runtime.run_settings import RunSettings
 
 if TYPE_CHECKING:
@@ -108,9 +109,9 @@ class Plans:
             found = search(request_for(self._first, graph, model.batch, cluster)).plan
         except (PlannerError, HardwareProfileError) as error:
             return error if isinstance(error, PlannerError) else RequestError(str(error))
-        self._folder.mkdir(parents=True, exist_ok=True)
+        ensure_folder(self._folder)
         text = dump_plan(found)
-        write_atomically(self.path(devices), text)
+        write_atomically(self.path(devices), text, private=True)
         return parse_plan(text)
 
     def _trace(self) -> "tuple[BuiltModel, OperatorGraph]":

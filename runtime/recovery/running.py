@@ -1,6 +1,5 @@
 """A run on this machine that goes on after failures, and on as many devices as there are."""
 
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ def run_on_and_on(
     on_line: Callable[[str], None],
 ) -> int:
     """Run the ranks of a plan until all steps are done, again and again where they break down or devices come and go;
-    returns the exit code. `settings.save` has the checkpoints from which they go on.
+    returns the exit code. `settings.save` has the checkpoints from which they go on; the caller holds its lock.
 
     Raises PlannerError as `run_ranks` does, and RunError after too many failures.
     """
@@ -56,16 +55,4 @@ def run_on_and_on(
         on_report(report)
 
     read = reading(see, on_line)
-    try:
-        return supervisor.run()
-    finally:
-        _forget(folder)
-
-
-def _forget(folder: Path) -> None:
-    """Nothing of a run that is over stays in memory."""
-    from runtime.recovery.copies import RUN, in_memory
-
-    name = folder / RUN
-    if name.is_file():
-        shutil.rmtree(in_memory(name.read_text(encoding="utf-8")), ignore_errors=True)
+    return supervisor.run()

@@ -7,8 +7,11 @@ from pathlib import Path
 import torch.distributed as dist
 from tasks_saving import Settings, losses, plan_for, step_of, unequal
 
-from runtime.recovery.copies import FOLDER, Copies
+from runtime.recovery.copies import Copies
+from runtime.recovery.replica_folder import FOLDER
+from runtime.run_folder.identity import Origin
 
+ORIGIN = Origin(run="1" * 32, folder="2" * 32)
 Case = tuple[int | str, tuple[int, ...], Settings]
 
 
@@ -23,7 +26,7 @@ def goes_on(
     """
     os.environ[FOLDER] = f"{folder}/host-{dist.get_rank() // per_host}"
     whole = step_of(model, plan_for(model, *first), first[2])
-    copies = Copies("test")
+    copies = Copies(ORIGIN)
     for number in range(3):
         losses(model, whole, number, 1)
         copies.take(whole, data={"step": number + 1})
@@ -33,7 +36,7 @@ def goes_on(
     dist.barrier()
     case = first if then is None else then
     again = step_of(model, plan_for(model, *case), case[2], seed=99)
-    fresh = Copies("test")
+    fresh = Copies(ORIGIN)
     left = fresh.left()
     if left is None:
         return None, [], [], []
@@ -48,7 +51,7 @@ def _lose(folder: Path, gone: tuple[int, ...], damage: str) -> None:
     for host in gone:
         shutil.rmtree(folder / f"host-{host}")
     if damage:
-        path = next(iter(sorted(folder.glob(f"host-*/{damage}"))))
+        path = next(iter(sorted(folder.glob(f"host-*/plan-run-*/{damage}"))))
         content = bytearray(path.read_bytes())
         content[-1] ^= 1
         path.write_bytes(content)

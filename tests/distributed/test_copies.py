@@ -38,6 +38,7 @@ def test_processes_alone_may_all_be_lost(pool, tmp_path: Path) -> None:
         "tasks_copies", "goes_on", *CASES["zero3"], None, str(tmp_path), 4, (), ""
     ):
         assert (step, after, unequal) == (3, wanted, [])
+    assert {path.stat().st_mode & 0o077 for path in (tmp_path / "host-0").rglob("*")} == {0}, "for their owner alone"
 
 
 def test_a_plan_for_other_degrees_goes_on(pool, tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def test_what_is_resumed_goes_on_bit_by_bit(pool, tmp_path: Path, case: str) -> 
     ):
         assert found == wanted
         assert unequal == []
+    assert {path.stat().st_mode & 0o077 for path in tmp_path.rglob("*")} == {0}, "files are for their owner alone"
 
 
 MOVES = {
@@ -137,7 +138,8 @@ def test_plan_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     whole = _losses(_plan(tmp_path, *run, "--no-check", "--steps", "5"))
     saving = (*run, "--save", "runs/a", "--save-every", "2", "--keep", "2", "--continue")
     first = _losses(_plan(tmp_path, *saving, "--no-check", "--steps", "3"))
-    assert sorted(path.name for path in (tmp_path / "runs/a").iterdir()) == ["step-000002", "step-000003"]
+    there = sorted(path.name for path in (tmp_path / "runs/a").iterdir())
+    assert there == ["run.json", "step-000002", "step-000003"]
     done = _plan(tmp_path, *saving, "--steps", "5")
     assert first + _losses(done) == whole
     summary = json.loads(done.stdout.splitlines()[-1])

@@ -677,6 +677,15 @@ class Inspected(Strict):
     files: list[SavedFile]
     tensors: dict[str, SavedTensor]
     tied: dict[str, str]
+    incomplete: list[str]
+
+
+class Adopted(Strict):
+    schema_version: Literal[2]
+    folder: str
+    run: str
+    identity: str
+    checkpoints: int
 
 
 class VerifiedCheckpoint(Strict):
@@ -722,6 +731,7 @@ ANSWERS: dict[str, type[BaseModel]] = {
     "plan stacks NAME": Stack,
     "plan calibrate": Calibrated,
     "plan fit": Calibrated,
+    "plan checkpoint adopt": Adopted,
     "plan checkpoint inspect": Inspected,
     "plan checkpoint verify": VerifiedCheckpoint,
     "plan checkpoint convert": Written,

@@ -59,6 +59,8 @@ CALLS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("plan stacks NAME", ("stacks", "nemo")),
     ("plan checkpoint convert", ("checkpoint", "convert", "merged", "--plan", "b.json", "-o", "sliced")),
     ("plan checkpoint merge", ("checkpoint", "merge", "merged", "-o", "merged again")),
+    ("plan checkpoint merge", ("checkpoint", "merge", "merged", "-o", "moved/step-000001")),
+    ("plan checkpoint adopt", ("checkpoint", "adopt", "moved")),
     ("plan checkpoint inspect", ("checkpoint", "inspect", "merged")),
     ("plan checkpoint verify", ("checkpoint", "verify", "merged")),
     ("error", ("shwo",)),

@@ -3,6 +3,7 @@
 import json
 import pickle
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +18,13 @@ from planner.sharding.layout import REPLICATE, shard
 from runtime.checkpoint import folder as folders
 from runtime.checkpoint.manifest import MANIFEST, read_manifest, write_manifest
 from runtime.checkpoint.offline import convert, merge
+from runtime.checkpoint.opening import open_run
 from runtime.checkpoint.regions import Region, blocks, can_be_cut, cell_number, cell_region, cells_meeting, whole
 from runtime.checkpoint.source import INDEX, SINGLE, open_checkpoint
 from runtime.checkpoint.spread import writers
 from runtime.checkpoint.tensor_files import Entry, write_tensors
+from runtime.run_folder.identity import RECORD
+from runtime.run_folder.lock import LOCK
 from tests.distributed import plans
 from tests.unit.runtime.checkpoint_states import (
     bound_of,
@@ -200,7 +204,7 @@ MANIFESTS = {
     "a pickle": (lambda c: c["files"][0].update(name="x.pt"), "is no name of a file of tensors"),
     "a cell too few": (lambda c: c["tensors"]["lm_head.weight"]["files"].pop(), "cells in files that are not listed"),
     "cuts": (lambda c: c["tensors"]["lm_head.weight"].update(cuts=[0xFFFF, 1]), "cannot be cut"),
-    "another format": (lambda c: c.update(format_version=2), "is of format 2"),
+    "another format": (lambda c: c.update(format_version=3), "is of format 3, and this version reads 1 and 2"),
     "a key": (lambda c: c.update(more=1), "more: "),
     "a kind": (lambda c: c.update(kind="x"), "kind: "),
 }
@@ -270,29 +274,38 @@ def test_all_differences_are_listed(tmp_path: Path) -> None:
 
 def test_a_folder_has_whole_checkpoints_only(pristine: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    folders.prepare(runs)
+    opened = open_run(runs)
+    folder = opened.folder
+
+    def part_of(step: int, token: str) -> Path:
+        part = folder.make_part(step, token)
+        for path in pristine.glob("[!.]*"):
+            shutil.copy(path, part)
+        return part
+
+    def there() -> list[str]:
+        return sorted(path.name for path in runs.iterdir() if path.name not in (RECORD, LOCK))
+
     for step in (7, 14, 21, 28):
-        part = folders.part_of(runs, step, "aa")
-        _copy(pristine, tmp_path).rename(part)
+        part = part_of(step, "aa")
         assert folders.newest(runs) == (runs / folders.name_of(step - 7) if step > 7 else None)
-        assert folders.publish(part, step, "aa", keep=9) == []
-    part = _copy(pristine, tmp_path).rename(folders.part_of(runs, 28, "bb"))
-    gone = folders.publish(part, 28, "bb", keep=2)  # the same step once more
+        assert folder.publish(part, step, "aa", keep=9) == []
+    gone = folder.publish(part_of(28, "bb"), 28, "bb", keep=2)  # the same step once more
     assert len(gone) == 3
     assert [path.name for path in folders.checkpoints(runs)] == ["step-000021", "step-000028"]
-    folders.delete(gone)
-    assert [path.name for path in folders.checkpoints(runs)] == ["step-000021", "step-000028"]
-    assert len(list(runs.iterdir())) == 2
+    folder.delete(gone)
+    assert there() == ["step-000021", "step-000028"]
     assert open_checkpoint(runs).path == runs / "step-000028"
     # a run that ended at three moments: while writing, between two renames, while deleting
-    _copy(pristine, tmp_path).rename(runs / ".step-000035.cc.part")
+    part_of(35, "cc")
     (runs / "step-000028").rename(runs / ".step-000028.cc.old")
     (runs / "step-000021").rename(runs / ".step-000021.cc.gone")
     assert folders.newest(runs) is None
-    folders.prepare(runs)
-    assert sorted(path.name for path in runs.iterdir()) == ["step-000028"]
+    assert folder.prepare() == ()
+    assert there() == ["step-000028"]
     (runs / "step-000028" / MANIFEST).unlink()
     assert folders.newest(runs) is None
+    opened.close()
 
 
 def test_writing_is_shared_out_evenly() -> None:
@@ -341,8 +354,6 @@ def test_the_first_axis_that_cuts_a_dim_cuts_it_coarsest() -> None:
 
 
 def _copy(folder: Path, tmp_path: Path) -> Path:
-    import shutil
-
     copied = tmp_path / "step-000007"
     shutil.copytree(folder, copied)
     return copied

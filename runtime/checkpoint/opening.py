@@ -1,0 +1,114 @@
+"""Opening the folder of a run, to write checkpoints into it: by one process for all of its ranks.
+
+`plan run` does so before it starts the ranks, and tells them the token of the lock; under another launcher, and in
+programs of your own, the first rank does.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from planner.errors import CheckpointError
+from runtime.checkpoint.folder import RunFolder, checkpoints
+from runtime.checkpoint.manifest import read_manifest
+from runtime.run_folder import lock as locking
+from runtime.run_folder.identity import Origin, RunRecord, adopt, own_record, read_record
+from runtime.run_folder.lock import Lock
+from runtime.run_folder.private import ensure_folder
+
+
+@dataclass(kw_only=True)
+class OpenedRun:
+    """The folder of a run, locked by this process (`lock`), or by the one that started it; `token` is that of the lock.
+    `notes` is what whoever looks after the run should know."""
+
+    folder: RunFolder
+    token: str
+    lock: Lock | None
+    notes: tuple[str, ...]
+
+    def check(self) -> None:
+        """Raise CheckpointError where another run has taken the folder."""
+        locking.check(self.folder.path, self.token)
+
+    def close(self) -> None:
+        """Let another run write there."""
+        if self.lock is not None:
+            self.lock.release()
+
+
+def open_run(path: Path, token: str | None = None, *, patience: float = locking.PATIENCE) -> OpenedRun:
+    """Make the folder of a run, or go on in it, under a lock: that with this token, which the process has that started
+    this one, or one of its own.
+
+    Raises CheckpointError where it cannot be written, another run writes there, or it is a copy of another folder.
+    """
+    try:
+        ensure_folder(path)
+        known = read_record(path)
+        if known is not None:
+            own_record(path)  # a copy is refused as such, whatever lock was copied with it
+        lock = None if token is not None else Lock(path, patience=patience)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be written: {error.strerror}; name another place") from error
+    try:
+        if token is not None:
+            locking.check(path, token)
+        older = known is None and None in _origins(path)
+        folder = RunFolder(path=path, record=own_record(path, older=older))
+        notes = [f"{path} was locked by {lock.taken_over}, which is gone"] if lock and lock.taken_over else []
+        if older:
+            notes.append(f"{path} is of a version that did not name runs: its checkpoints are taken for one run's")
+        left = folder.prepare()
+        notes += left if lock is not None else ()  # else the process that holds it has said so
+    except OSError as error:
+        _release(lock)
+        raise CheckpointError(f"{path}: cannot be written: {error.strerror}; name another place") from error
+    except BaseException:
+        _release(lock)
+        raise
+    return OpenedRun(folder=folder, token=token or (lock.token if lock else ""), lock=lock, notes=tuple(notes))
+
+
+def adopt_run(path: Path) -> RunRecord:
+    """Give a folder that was moved, restored or put together an identity, and take all checkpoints in it for its own.
+    Raises CheckpointError where there are none, or a run writes there."""
+    if not path.is_dir() or not checkpoints(path):
+        raise CheckpointError(f"{path}: has no whole checkpoint; give the folder of a run")
+    try:
+        lock = Lock(path)
+        try:
+            return adopt(path, frozenset(_origins(path)))
+        finally:
+            lock.release()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def said(opened: OpenedRun) -> str:
+    """What the other ranks must know of a folder that the first has opened."""
+    return json.dumps({"record": asdict(opened.folder.record), "notes": opened.notes})
+
+
+def heard(path: Path, text: str) -> tuple[RunFolder, tuple[str, ...]]:
+    """What `said` tells: the folder and the notes."""
+    content = json.loads(text)
+    record = TypeAdapter(RunRecord).validate_json(json.dumps(content["record"]))
+    return RunFolder(path=path, record=record), tuple(content["notes"])
+
+
+def _origins(path: Path) -> list[Origin | None]:
+    found: list[Origin | None] = []
+    for one in checkpoints(path):
+        try:
+            found.append(read_manifest(one).origin)
+        except CheckpointError:
+            continue
+    return found
+
+
+def _release(lock: Lock | None) -> None:
+    if lock is not None:
+        lock.release()

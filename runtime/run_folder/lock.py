@@ -1,0 +1,199 @@
+"""One run at a time writes into a folder.
+
+    runs/a/lock      which process holds it, since when, and a token
+
+The file is made by an exclusive create, which is atomic on network file systems too. Its holder touches it every few
+seconds. Whoever finds it asks whether the holder has gone:
+
+    the same kernel and namespace        no process of that number, or one that started at another time
+    another host or container, unknown   the file has not been touched for `PATIENCE` seconds while we looked; clocks
+                                         of two hosts are not compared
+
+A lock that was left behind is replaced under a claim, a file whose name has what is replaced in it, so that one of
+several takers wins. A holder that was stopped for so long that it was taken for dead finds another token before it
+publishes anything (`Lock.check`), and writes no more.
+"""
+
+import atexit
+import hashlib
+import json
+import os
+import secrets
+import threading
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from planner.errors import CheckpointError
+from runtime.run_folder import private
+from runtime.run_folder.process import Process, process_from, this_process
+
+LOCK = "lock"
+"""The file of a folder that says which process writes there."""
+
+BEAT = 5.0
+"""Seconds from one touch to the next."""
+PATIENCE = 30.0
+"""Seconds without a touch after which a holder that cannot be seen is gone."""
+
+_LARGEST = 4096  # bytes of a lock that are read
+_LOOK = 0.2  # seconds between two looks at one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What a lock says: its holder and since when, None where that is unreadable, or was copied with the folder; its
+    bytes, which file it is, and when it was touched."""
+
+    holder: Process | None
+    token: str
+    since: str
+    raw: bytes
+    inode: int
+    touched: int
+
+    def __str__(self) -> str:
+        return "a process that it does not name" if self.holder is None else f"{self.holder} since {self.since}"
+
+
+def held(path: Path) -> Held | None:
+    """What a lock says, whether its holder lives or not; None where it is free."""
+    try:
+        opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        raw, status = os.read(opened, _LARGEST), os.fstat(opened)
+    finally:
+        os.close(opened)
+    holder, token, since = None, "", ""
+    try:
+        content = json.loads(raw)
+        if content["inode"] == status.st_ino:
+            since = str(content["since"])[:40]
+            holder, token = process_from(content["holder"]) if since.isprintable() else None, str(content["token"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass  # half written, or not ours: its holder is unknown
+    return Held(holder=holder, token=token, since=since, raw=raw, inode=status.st_ino, touched=status.st_mtime_ns)
+
+
+def check(folder: Path, token: str) -> None:
+    """Raise CheckpointError where the lock of a folder is no longer the one with this token."""
+    found = held(folder / LOCK)
+    if found is None or found.token != token:
+        who = "nobody holds it now" if found is None else f"it is held by {found}"
+        raise CheckpointError(
+            f"{folder}: this run lost its lock, {who}: nothing more is written there. Go on from the last checkpoint"
+            " with --continue once no other run does"
+        )
+
+
+def _left_behind(path: Path, found: Held, own: Process, patience: float) -> bool:
+    """Whether the holder of a lock has gone, or is this process, which may begin anew."""
+    alive = None if found.holder is None else found.holder.alive
+    if found.holder == own or alive is not None:
+        return found.holder == own or not alive
+    ends = time.monotonic() + patience
+    while time.monotonic() < ends:
+        time.sleep(min(_LOOK, patience / 4))
+        now = held(path)
+        if now is None or (now.raw, now.inode, now.touched) != (found.raw, found.inode, found.touched):
+            return False
+    return True
+
+
+class Lock:
+    """The lock of a folder, held by this process until it is released or the process ends. `taken_over` says whose it
+    was before, where that process left it behind.
+
+    Raises CheckpointError, which says who holds it, where another run does.
+    """
+
+    def __init__(self, folder: Path, *, patience: float = PATIENCE) -> None:
+        self.path = folder / LOCK
+        self.token = secrets.token_hex(16)
+        self.taken_over: str | None = None
+        self._folder, self._own = folder, this_process()
+        self._released = threading.Event()
+        try:
+            self._take(patience)
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: cannot be written: {error.strerror}; name another place") from error
+        atexit.register(self.release)
+        threading.Thread(target=self._beat, name=f"lock of {folder}", daemon=True).start()
+
+    def check(self) -> None:
+        """Raise CheckpointError where somebody else has taken the lock."""
+        check(self._folder, self.token)
+
+    def release(self) -> None:
+        """Give the lock up; nothing happens where it has been, or in a process that was forked from its holder."""
+        if self._released.is_set() or this_process() != self._own:
+            return
+        self._released.set()
+        atexit.unregister(self.release)
+        try:
+            found = held(self.path)
+            if found is not None and found.token == self.token:
+                self.path.unlink(missing_ok=True)
+        except OSError:
+            return  # the folder has gone; the next run sees that this process has
+
+    def _take(self, patience: float) -> None:
+        while not self._made(self.path):
+            found = held(self.path)
+            if found is None:
+                continue
+            if not _left_behind(self.path, found, self._own, patience):
+                if held(self.path) is None:  # it was given up while we looked
+                    continue
+                raise CheckpointError(
+                    f"{self._folder}: a run writes there already: {found} holds {self.path}; wait for its end, or name"
+                    " another folder"
+                )
+            if self._replaced(found, patience):
+                self.taken_over = None if found.holder == self._own else str(found)
+                return
+
+    def _made(self, path: Path) -> bool:
+        """Make a file that says who we are; False where there is one."""
+        content: dict[str, object] = {"holder": self._own.content(), "token": self.token}
+        content["since"] = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        try:
+            with open(path, "xb", buffering=0, opener=private.opener) as file:
+                content["inode"] = os.fstat(file.fileno()).st_ino
+                file.write(json.dumps(content).encode())
+                os.fsync(file.fileno())
+        except FileExistsError:
+            return False
+        return True
+
+    def _replaced(self, found: Held, patience: float) -> bool:
+        """Take the place of a lock that was left behind, unless somebody else does or has done so."""
+        word = hashlib.sha256(found.raw + str(found.inode).encode()).hexdigest()[:16]
+        claim = self._folder / f".{LOCK}.{word}.claim"
+        if not self._made(claim):
+            other = held(claim)
+            if other is not None and _left_behind(claim, other, self._own, patience):
+                claim.unlink(missing_ok=True)
+            time.sleep(_LOOK)
+            return False
+        try:
+            now = held(self.path)
+            if now is None or (now.raw, now.inode) != (found.raw, found.inode):
+                return False
+            claim.replace(self.path)
+        finally:
+            claim.unlink(missing_ok=True)
+        now = held(self.path)
+        return now is not None and now.token == self.token
+
+    def _beat(self) -> None:
+        while not self._released.wait(BEAT):
+            try:
+                if (found := held(self.path)) is None or found.token != self.token:
+                    return
+                os.utime(self.path)
+            except OSError:
+                continue

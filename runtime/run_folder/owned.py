@@ -1,0 +1,181 @@
+"""Folders that are ours to delete; nothing else deletes one.
+
+    step-000100/.plan-owned        {"kind": "checkpoint", "origin": {"run": "…", "folder": "…"}}
+
+A folder is removed where all of this holds, looked at through descriptors, so that nobody can put a link in its place
+meanwhile: it has a name of the strict form, lies directly in the folder where such folders lie, is a folder and no
+link, belongs to the user of this process, and carries a mark that the caller takes for its own. The mark is the first
+thing in a folder and the last that goes, so what a killed process left behind still carries it.
+"""
+
+import errno
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from planner.errors import CheckpointError
+from runtime.run_folder import private
+from runtime.run_folder.identity import Origin
+
+MARK = ".plan-owned"
+"""The file that makes a folder ours."""
+
+_LARGEST = 4096  # bytes of a mark that are read
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_THERE = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)  # why a folder cannot take a name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """What a folder of ours is, and of which run."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+
+    kind: Literal["checkpoint", "replicas"]
+    origin: Origin
+
+
+def make(path: Path, mark: Mark) -> None:
+    """Make a folder with a mark in it, at once; or see that the one that is there is ours and has the same mark.
+
+    Raises CheckpointError for anything else of that name, OSError where it cannot be made.
+    """
+    fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
+    private.make_folder(fresh)
+    try:
+        put_mark(fresh, mark)
+        os.rename(fresh, path)
+    except OSError as error:
+        (fresh / MARK).unlink(missing_ok=True)
+        fresh.rmdir()
+        if error.errno not in _THERE:
+            raise
+        fault = _fault_of(path, lambda found: found == mark)
+        if fault is not None:
+            raise CheckpointError(
+                f"{path}: {fault}, so that nothing is written there; look who made it, and take it away"
+            ) from error
+
+
+def put_mark(path: Path, mark: Mark) -> None:
+    """Mark a folder that is known to be ours by what is in it: versions before left no marks."""
+    with open(path / MARK, "x", encoding="utf-8", opener=private.opener) as file:
+        json.dump(asdict(mark), file)
+
+
+def remove(path: Path, *, inside: Path, name: re.Pattern[str], ours: Callable[[Mark], bool]) -> str | None:
+    """Delete a folder that is ours, of a `name` of this form and directly `inside` of another one; returns why it was
+    left alone, None where it is gone. Raises OSError where it is ours and cannot be deleted."""
+    if name.fullmatch(path.name) is None:
+        return "has a name that is none of ours"
+    if os.path.realpath(path.parent) != os.path.realpath(inside):
+        return f"does not lie in {inside}"
+    try:
+        parent = os.open(inside, _FOLDER & ~os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        return _remove(path.name, parent, ours)
+    finally:
+        os.close(parent)
+
+
+def mark_of(path: Path) -> Mark | None:
+    """The mark of a folder that is no link and belongs to this user; None where it has none."""
+    try:
+        opened = os.open(path, _FOLDER)
+    except OSError:
+        return None
+    try:
+        found = _mark(opened)
+    finally:
+        os.close(opened)
+    return found if isinstance(found, Mark) else None
+
+
+def _remove(name: str, parent: int, ours: Callable[[Mark], bool]) -> str | None:
+    try:
+        opened = os.open(name, _FOLDER, dir_fd=parent)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            return "is no folder, or a link to one"
+        raise
+    try:
+        fault = None if _is_bare(opened) else _fault(opened, ours)
+        if fault is not None:
+            return fault
+        for one in os.listdir(opened):
+            if one != MARK:
+                _delete(one, opened)
+        _unlink(MARK, opened)
+        os.rmdir(name, dir_fd=parent)
+    except FileNotFoundError:
+        return None  # somebody else deletes it too
+    finally:
+        os.close(opened)
+    return None
+
+
+def _delete(name: str, folder: int) -> None:
+    if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+        shutil.rmtree(name, dir_fd=folder)
+    else:
+        _unlink(name, folder)
+
+
+def _unlink(name: str, folder: int) -> None:
+    try:
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        return
+
+
+def _is_bare(opened: int) -> bool:
+    """Whether its process died before there was anything in it but a mark, which may be half written."""
+    return os.fstat(opened).st_uid == os.geteuid() and set(os.listdir(opened)) <= {MARK}
+
+
+def _fault_of(path: Path, ours: Callable[[Mark], bool]) -> str | None:
+    try:
+        opened = os.open(path, _FOLDER)
+    except OSError:
+        return "is there already and is no folder, or a link to one"
+    try:
+        return _fault(opened, ours)
+    finally:
+        os.close(opened)
+
+
+def _fault(opened: int, ours: Callable[[Mark], bool]) -> str | None:
+    """Why an open folder is not ours."""
+    mark = _mark(opened)
+    if isinstance(mark, str):
+        return mark
+    return None if ours(mark) else f"carries the mark of {mark.origin}"
+
+
+def _mark(opened: int) -> Mark | str:
+    """The mark of an open folder, or why it has none that counts."""
+    if os.fstat(opened).st_uid != os.geteuid():
+        return "belongs to another user"
+    try:
+        file = os.open(MARK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=opened)
+    except OSError:
+        return "does not carry our mark"
+    try:
+        return TypeAdapter(Mark).validate_json(os.read(file, _LARGEST))
+    except (OSError, ValidationError):
+        return "carries a mark that is none of ours"
+    finally:
+        os.close(file)

@@ -1,0 +1,142 @@
+"""Real runs whose folder is copied, asked for twice, or left by a launcher that was killed."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from planner.plan.file import save_plan
+from runtime.checkpoint.folder import checkpoints, newest
+from tests.distributed.test_launch import plan_for
+
+DEADLINE = 240.0
+ENDLESS = 100_000
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("two") / "plan.json"
+    save_plan(plan_for("llama-tiny", 8), path)
+    return path
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    monkeypatch.setenv("PLAN_COPIES", str(folder))
+    return folder
+
+
+class Run:
+    """A `plan run` with copies in memory, in a folder."""
+
+    def __init__(self, plan: Path, folder: Path, steps: int, *options: str) -> None:
+        self.out = folder.parent / f"{folder.name}.{time.monotonic_ns()}"
+        command = [
+            sys.executable, "-m", "planner.cli.main", "run", str(plan), "--steps", str(steps), "--no-check", "--json",
+            "--save", str(folder), *options,
+        ]  # fmt: skip
+        with open(self.out, "w") as out, open(f"{self.out}.err", "w") as err:
+            self.process = subprocess.Popen(command, stdout=out, stderr=err)
+
+    def events(self, kind: str) -> Iterator[dict[str, object]]:
+        lines = self.out.read_text().splitlines()
+        found = (json.loads(line) for line in lines if line.startswith("{") and line.endswith("}"))
+        yield from (event for event in found if event["event"] == kind)
+
+    def until(self, done: Callable[[], bool]) -> None:
+        ends = time.monotonic() + DEADLINE
+        while not done():
+            assert self.process.poll() is None, self.said()
+            assert time.monotonic() < ends, self.said()
+            time.sleep(0.05)
+
+    def ended(self) -> int:
+        return self.process.wait(DEADLINE)
+
+    def said(self) -> str:
+        return Path(f"{self.out}.err").read_text()
+
+    def notices(self) -> list[str]:
+        return [str(event["text"]) for event in self.events("notice")]
+
+    def steps(self) -> list[int]:
+        return [int(str(event["step"])) for event in self.events("step")]
+
+
+@pytest.mark.thorough
+def test_a_killed_launcher_a_second_run_and_a_copy(two: Path, memory: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    first = Run(two, folder, ENDLESS, "--save-every", "5", "--copies")
+    try:
+        first.until(lambda: newest(folder) is not None)
+        second = Run(two, folder, 5, "--continue")
+        assert second.ended() == 2
+        assert f"a run writes there already: process {first.process.pid} on " in second.said()
+        at = max(first.steps())
+        first.until(lambda: max(first.steps()) >= at + 7)
+    finally:
+        first.process.send_signal(signal.SIGKILL)
+        first.process.wait()
+    assert len(list(memory.glob("plan-run-*"))) == 1
+    shutil.copytree(folder, tmp_path / "copied")
+    copied = Run(two, tmp_path / "copied", ENDLESS, "--continue")
+    assert copied.ended() == 2
+    assert "copied: is a copy of the folder of run" in copied.said()
+
+    last = max(first.steps())
+    then = Run(two, folder, last + 4, "--save-every", "1000", "--continue", "--copies")
+    assert then.ended() == 0, then.said()
+    assert f"was locked by process {first.process.pid} on " in then.notices()[0]
+    (went_on,) = [note for note in then.notices() if note.startswith("going on from copies in memory, step ")]
+    assert min(then.steps()) == int(went_on.rpartition(" ")[2]) + 1 >= last
+    assert list(memory.iterdir()) == []
+    assert not (folder / "lock").exists()
+    assert {oct(path.stat().st_mode & 0o077) for path in folder.rglob("*")} == {"0o0"}
+
+    adopted = ["-m", "planner.cli.main", "checkpoint", "adopt", str(tmp_path / "copied")]
+    subprocess.run([sys.executable, *adopted], check=True, capture_output=True)
+    step = int(checkpoints(tmp_path / "copied")[-1].name[5:])
+    copied = Run(two, tmp_path / "copied", step + 1, "--continue")
+    assert copied.ended() == 0, copied.said()
+    assert copied.steps() == [step + 1]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("how", ["SIGTERM", "a rank is killed"])
+def test_a_run_that_is_stopped_leaves_no_memory_and_no_lock(how: str, two: Path, memory: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    run = Run(two, folder, ENDLESS, "--save-every", "1000", "--copies")
+    try:
+        run.until(lambda: len(list(run.events("step"))) >= 3)
+        if how == "SIGTERM":
+            run.process.send_signal(signal.SIGTERM)
+        else:
+            os.kill(_a_rank(folder), signal.SIGKILL)
+        assert run.ended() == (143 if how == "SIGTERM" else 1)
+    finally:
+        run.process.kill()
+        run.process.wait()
+    assert list(memory.iterdir()) == []
+    assert not (folder / "lock").exists()
+
+
+def _a_rank(folder: Path) -> int:
+    """A process that has the folder among its words, and notes to write."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+            environment = (path.parent / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if str(folder).encode() in words and any(word.startswith(b"LOCAL_RANK=1") for word in environment):
+            return int(path.parent.name)
+    raise AssertionError("there is no rank")
