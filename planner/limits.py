@@ -9,11 +9,11 @@ limits that leave a plan the time to be priced (`finishing`). Limits belong to t
 thread or a task, as deadlines do in Go and cancel scopes in Trio: a function five calls down need not be given what
 the functions between do not use. An inner limit only tightens an outer one. Without any limit `check` does nothing.
 
-Time is asked at every check. Memory is what the process has resident, read every `_EVERY` seconds at most; a table whose
-size is known before it is made is asked for first (`room`), as one allocation may take more than all before.
+Time is asked at every check. Memory is what the process has resident, read every `_EVERY` seconds at most; a table
+whose size is known before it is made is asked for first (`room`), as one allocation may take more than all before.
 
-Code that is not ours never calls `check`. `interrupting` starts a thread that watches while it runs and, once a limit is
-passed by `GRACE` seconds, raises in the thread that set it. A signal would do that in the main thread alone; a child
+Code that is not ours never calls `check`. `interrupting` starts a thread that watches while it runs and, once a limit
+is passed by `GRACE` seconds, raises in the thread that set it. A signal would do that in the main thread alone; a child
 process would have to be forked with the threads and devices of whoever calls the library, or be sent a model that may
 not be pickled. As with Ctrl-C, the code that is interrupted may leave its own state unfinished.
 """

@@ -1,4 +1,4 @@
-"""What is said where a limit of the planner was reached before there was a plan: which limit, what is large, what helps."""
+"""What is said where a limit of the planner was reached before there was a plan: which, what is large, what helps."""
 
 from planner.errors import LimitError
 from planner.search.request import SearchRequest

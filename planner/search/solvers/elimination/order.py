@@ -17,9 +17,9 @@ The best order is NP-hard to find (Arnborg, Corneil, Proskurowski 1987); for the
 of width 2 or 3, the greedy ones are as good as optimal (Dechter 2003, chapter 4). Not good for graphs of large width:
 no order is.
 
-For those a schedule may be `relaxed`: the tables of a variable are split into groups whose cliques stay small, and each
-group takes the minimum over the variable by itself, as if every group had a copy of it (mini-bucket elimination, Dechter
-and Rish 2003). What comes out is at most the true minimum, so bounds stay bounds; a choice read back from it is one of
+For those a schedule may be relaxed: the tables of a variable are split into groups whose cliques stay small, and each
+group takes the minimum over the variable by itself, as if every group had a copy of it (mini-bucket elimination,
+Dechter and Rish 2003). What comes out is at most the true minimum, so bounds stay bounds; a choice read back from it is one of
 many, and costs what it costs. A step of a scan that reads slices of four long tensors is such a graph.
 """
 
@@ -200,14 +200,12 @@ def _split(
     both = [(False, one) for one in tables] + [(True, one) for one in messages]
     groups: list[tuple[set[int], _Tables, _Tables]] = []
     for arrived, (table, scope) in sorted(both, key=lambda one: -len(one[1][1])):
-        for members, held, received in groups:
-            joined = members | set(scope)
-            if math.prod(sizes[v] for v in joined) <= most:
-                members |= joined
-                break
-        else:
-            held, received = [], []
-            groups.append(({variable, *scope}, held, received))
+        group = next((one for one in groups if math.prod(sizes[v] for v in one[0] | set(scope)) <= most), None)
+        if group is None:
+            group = ({variable}, [], [])
+            groups.append(group)
+        members, held, received = group
+        members.update(scope)
         (received if arrived else held).append((table, scope))
     return [(held, received) for _, held, received in groups]
 
