@@ -52,6 +52,9 @@ _LOG = logging.getLogger(__name__)
 
 _SWEPT = 3  # configurations that recursive programming decides once more, with sweeps
 
+_LARGE_GRAPH = 600
+"""Operators, without those of repeated blocks, from which something cheap is evaluated first."""
+
 _ROUNDS = 4  # with less memory each, where a schedule holds more than the search thought
 
 _LOOKED_AT = 4
@@ -308,6 +311,7 @@ class _Search:
         """Whether it was stopped before its end."""
         self._open_families()
         self._tell()
+        self._begin_cheaply()
         while self.queue and self.queue[0][0] < self.cutoff:
             if self.cancelled():
                 return True
@@ -323,6 +327,16 @@ class _Search:
                 raise
         self._refine()
         return False
+
+    def _begin_cheaply(self) -> None:
+        """Of a large graph, evaluate one configuration first, where candidates are few: one axis, or none. The bounds of
+        a family alone may take longer than there is time, and then there is an answer."""
+        if len(self.engine.template.graph.operators) < _LARGE_GRAPH:
+            return
+        plain = [c for c in self._space() if c.pipeline == 1 and len(c.mesh) < 2 and not c.roles]
+        best = min(plain, key=lambda c: (abs(math.log(_samples(self.request, c))), _order(c)), default=None)
+        if best is not None:
+            self._evaluate(best, None, self.engine.bound(best))
 
     def _refine(self) -> None:
         """Whether the best plan gets faster on a mesh of three or four axes, which are not searched exhaustively."""

@@ -19,11 +19,12 @@ no order is.
 
 For those a schedule may be relaxed: the tables of a variable are split into groups whose cliques stay small, and each
 group takes the minimum over the variable by itself, as if every group had a copy of it (mini-bucket elimination,
-Dechter and Rish 2003). What comes out is at most the true minimum, so bounds stay bounds; a choice read back from it is one of
-many, and costs what it costs. A step of a scan that reads slices of four long tensors is such a graph.
+Dechter and Rish 2003). What comes out is at most the true minimum, so bounds stay bounds; a choice read back from it is
+one of many, and costs what it costs. A step of a scan that reads slices of four long tensors is such a graph.
 """
 
 import heapq
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -272,9 +273,13 @@ def _greedy(
         cells += sizes[variable] * math.prod(sizes[neighbour] for neighbour in core[variable])
         neighbours = core.pop(variable)
         for neighbour in neighbours:
-            core[neighbour] |= neighbours
-            core[neighbour] -= {variable, neighbour}
-        touched = neighbours.union(*(core[neighbour] for neighbour in neighbours))
+            core[neighbour].discard(variable)
+        touched = set(neighbours)
+        for one, other in itertools.combinations(neighbours, 2):
+            if other not in core[one]:
+                core[one].add(other)
+                core[other].add(one)
+                touched |= core[one] & core[other]  # an edge that they would have had to add is there now
         for other in sorted(touched - kept):
             if (renewed := score(core, other)) != current[other]:
                 current[other] = renewed
