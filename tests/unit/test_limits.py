@@ -135,7 +135,7 @@ def test_an_interruption_that_becomes_another_error_is_told_as_the_limit() -> No
         try:
             while True:
                 pass
-        except BaseException:  # noqa: BLE001  # as code of others does
+        except BaseException:  # as code of others does
             raise ValueError("something went wrong") from None
 
     with limited(seconds=0.0), pytest.raises(LimitError, match="reading: the time limit"), interrupting("reading"):

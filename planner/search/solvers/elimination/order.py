@@ -35,7 +35,7 @@ from planner.limits import check
 EXACT = 2**28
 """Cells of all clique tables up to which a schedule that may be relaxed is exact: about a second on one core."""
 
-_RELAXED = 2**26  # cells of all clique tables of a relaxed schedule, about
+_RELAXED = 1 / 4  # of the cells that an exact schedule may have, a relaxed one has about so many
 _SMALLEST, _LARGEST = 2**12, 2**20  # cells of a clique table of a relaxed schedule
 
 Pairs = tuple[tuple[int, int], ...]
@@ -125,7 +125,7 @@ def schedule(
     found = _planned(sizes, order, position, tuple(pair_number), tuple(edge_pairs), math.inf, len(last))
     if found.cells <= exact_cells:
         return found
-    most = min(max(_RELAXED // len(order), _SMALLEST), _LARGEST)
+    most = min(max(_RELAXED * exact_cells / len(order), _SMALLEST), _LARGEST)
     return _planned(sizes, order, position, found.pairs, found.edge_pairs, most, len(last))
 
 
