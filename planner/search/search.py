@@ -329,8 +329,8 @@ class _Search:
         return False
 
     def _begin_cheaply(self) -> None:
-        """Of a large graph, evaluate one configuration first, where candidates are few: one axis, or none. The bounds of
-        a family alone may take longer than there is time, and then there is an answer."""
+        """Of a large graph, evaluate one configuration first in which candidates are few, on one axis or none, so that
+        there is an answer: the bounds of a family alone may take longer than there is time."""
         if len(self.engine.template.graph.operators) < _LARGE_GRAPH:
             return
         plain = [c for c in self._space() if c.pipeline == 1 and len(c.mesh) < 2 and not c.roles]

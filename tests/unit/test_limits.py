@@ -27,6 +27,9 @@ from planner.limits import (
 
 GIB = 2**30
 
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+"""An interruption that a finalizer swallows is told there, and made again."""
+
 
 def ticking(step: float = 1.0) -> Callable[[], float]:
     """A clock that goes on by a step whenever it is read."""

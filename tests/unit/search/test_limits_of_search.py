@@ -1,10 +1,11 @@
-"""Wide graphs, and limits where they are felt: bounds of relaxed eliminations, stages that ask, tables that are large."""
+"""Wide graphs, and limits where they are felt: relaxed eliminations, stages that ask, tables that are large."""
 
+import contextlib
 import itertools
 import math
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -15,7 +16,7 @@ import planner.limits
 import planner.search.pieces
 from planner.errors import LimitError
 from planner.limits import Limits, limited
-from planner.search.search import search
+from planner.search.search import SearchResult, search
 from planner.search.solvers.elimination.improving import improved
 from planner.search.solvers.elimination.messages import backtrack, eliminate_together, remainder
 from planner.search.solvers.elimination.order import Pairs, Schedule, schedule
@@ -123,27 +124,29 @@ def test_every_stage_asks_whether_there_is_time(algorithm: str) -> None:
     assert calls.longest < ASKED_WITHIN
 
 
-def resident_after(looks: int) -> Callable[[], float]:
-    """Memory that is over 1 GiB from the given look on."""
+def full_after(looks: int, ticks: Iterator[int]) -> contextlib.AbstractContextManager[Limits]:
+    """A limit of memory that is reached at the given look; each check looks."""
     seen = itertools.count()
-    return lambda: 2.0**30 + 1 if next(seen) >= looks else 0.0
+    return limited(
+        memory=2.0**30,
+        resident=lambda: 2.0**30 + 1 if next(seen) >= looks else 0.0,
+        clock=lambda: float(next(ticks)),
+    )
 
 
 def test_memory_that_is_full_ends_a_search_with_what_it_has_found() -> None:
     request = request_of("residual", cluster_of("cpu", 4), 8)
-    ticks = itertools.count()
-    found = 0
-    for looks in (0, 400, 800, 1600, 3200):
-        try:
-            with limited(memory=2.0**30, resident=resident_after(looks), clock=lambda: float(next(ticks))):
-                result = search(request)
-        except LimitError as error:
-            assert error.memory
-            assert "--planner-memory" in str(error)
-            continue
-        found += 1
-        assert result.bound_seconds <= result.plans[0].objective
-    assert found >= 1
+    ticks, found = itertools.count(), list[SearchResult]()
+    with pytest.raises(LimitError, match="--planner-memory") as caught, full_after(0, ticks):
+        search(request)
+    assert caught.value.memory
+    looks = 200
+    while not found:
+        with contextlib.suppress(LimitError), full_after(looks, ticks):
+            found.append(search(request))
+        looks *= 2
+    assert found[0].statistics.stopped
+    assert found[0].bound_seconds <= found[0].plans[0].objective
 
 
 def test_what_the_system_refuses_is_told_as_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
