@@ -83,13 +83,14 @@ class Progress:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
     """What the search did: configurations there were, evaluated ones, problems solved, seconds; whether it was stopped
-    before its end."""
+    before its end, and whether that was as its own memory was `full`."""
 
     configurations: int
     evaluated: int
     solved: int
     seconds: float
     stopped: bool = False
+    full: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,7 +288,7 @@ class _Search:
         self.queue: list[tuple[float, tuple[object, ...], Family | None, tuple[Configuration, ...], float]] = []
         self.hint = 0.0
         self.contexts = ContextNotes()
-        self.covered = True
+        self.covered, self.full = True, False
         self.disagreement: NothingAgreesError | None = None
 
     @property
@@ -301,9 +302,10 @@ class _Search:
         try:
             stopped = self._recursively() if recursive else self._best_first()
             return self._result(stopped)
-        except (LimitError, MemoryError):
+        except (LimitError, MemoryError) as error:
             if not self.contenders.found:
                 raise
+            self.full = isinstance(error, MemoryError) or error.memory
         with finishing():
             return self._result(True)
 
@@ -519,6 +521,7 @@ class _Search:
                 solved=self.solved,
                 seconds=time.perf_counter() - self.started,
                 stopped=stopped,
+                full=self.full,
             ),
         )
 

@@ -20,6 +20,7 @@ from planner.search.search import SearchResult, search
 from planner.search.solvers.elimination.improving import improved
 from planner.search.solvers.elimination.messages import backtrack, eliminate_together, remainder
 from planner.search.solvers.elimination.order import Pairs, Schedule, schedule
+from planner.search.stretches import stretches_of
 from tests.unit.search.cases import cluster_of, request_of
 
 Tables = list[np.ndarray[Any, np.dtype[np.float64]]]
@@ -171,3 +172,22 @@ def test_nothing_is_read_of_a_machine_without_limits(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(planner.limits, "resident_bytes", read)
     Limits().check()
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 7])
+def test_stretches_of_equal_blocks_are_those_that_all_kinds_have(blocks: int) -> None:
+    """What is said for one kind at once is what is counted one by one for several, of which one stands alone."""
+    alike, several = stretches_of((0,) * blocks), stretches_of((0,) * blocks + (1,))
+    inside = several.number[: blocks + 1, : blocks + 1]
+    assert (alike.number >= 0).tolist() == (inside >= 0).tolist()
+    for first, last in zip(*np.nonzero(alike.number >= 0), strict=True):
+        one, other = alike.number[first, last], inside[first, last]
+        assert alike.lengths[one] == several.lengths[other] == last - first
+        assert alike.counts[0, one] == several.counts[0, other]
+        assert alike.starts[one] == several.starts[other] == 0
+    assert alike.totals == (blocks,)
+
+
+def test_blocks_without_number_are_refused_before_their_stretches_are_made() -> None:
+    with limited(memory=2.0**30, resident=lambda: 0.0), pytest.raises(LimitError, match="stretches of 1000000 blocks"):
+        stretches_of((0,) * 1_000_000)
