@@ -103,7 +103,7 @@ def search(
     def request_of() -> SearchRequest:
         graph, reference, samples = _traced(model, args, kwargs or {}, batch, sequence_length, precision)
         cache = None if rule_cache is None else Path(rule_cache)
-        graph = discover(graph, cache, lambda note: warnings.warn(note, stacklevel=4))
+        graph = discover(graph, cache, lambda note: warnings.warn(note, stacklevel=2))
         return SearchRequest(
             graph=graph,
             batch=samples,
