@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import planner
 import planner.limits
 import planner.search.pieces
 from planner.errors import LimitError
-from planner.limits import Limits, limited
+from planner.limits import Limits, limited, resident_bytes
 from planner.search.search import SearchResult, search
 from planner.search.solvers.elimination.improving import improved
 from planner.search.solvers.elimination.messages import backtrack, eliminate_together, remainder
@@ -191,3 +193,24 @@ def test_stretches_of_equal_blocks_are_those_that_all_kinds_have(blocks: int) ->
 def test_blocks_without_number_are_refused_before_their_stretches_are_made() -> None:
     with limited(memory=2.0**30, resident=lambda: 0.0), pytest.raises(LimitError, match="stretches of 1000000 blocks"):
         stretches_of((0,) * 1_000_000)
+
+
+@pytest.mark.thorough
+def test_a_loop_over_tokens_is_planned_with_a_bound_that_holds() -> None:
+    """Each step of the scan of Mamba reads slices of what all steps read: exactly, that would take hours."""
+    from transformers import MambaConfig, MambaForCausalLM
+
+    config = MambaConfig(vocab_size=256, hidden_size=64, state_size=16, num_hidden_layers=1, use_cache=False)
+    with torch.device("meta"):
+        ids = torch.zeros(2, 8, dtype=torch.long)
+        module = MambaForCausalLM(config)
+    found = planner.search(
+        module,
+        "h100-80gb",
+        devices=8,
+        kwargs={"input_ids": ids, "labels": ids},
+        batch=2,
+        planner_memory=resident_bytes() + 2.0**30,
+    )
+    assert 0 < found.bound_seconds <= found.plans[0].objective
+    assert not found.statistics.stopped
