@@ -2,7 +2,8 @@
 
 The parts, from the ground up (each imports only from those before it):
 
-    errors, graph, models     what a model computes
+    errors, limits            what may go wrong; the time and memory that planning may take
+    graph, models             what a model computes
     sharding, pricing         how it can be split, and what that costs
     plan                      what was decided: the file, its checks, its price
     search, report, export    who makes plans, shows them, carries them elsewhere

@@ -11,6 +11,7 @@
     ├── AuditError              the runtime does something that an audit cannot judge
     ├── RunError                a run that broke down: a rank failed, was killed, or does nothing
     ├── InfeasibleError         nothing fits into the memory of the devices
+    │   └── LimitError          a limit of the planner itself was reached before there was a plan
     ├── NonFiniteError          a loss or a gradient of a training step is NaN or infinite
     └── LossSpikeError          a loss that is far above those before it, where that shall stop the run
 
@@ -91,6 +92,14 @@ class InfeasibleError(PlannerError):
     ) -> None:
         super().__init__(message)
         self.needed, self.missing, self.advice = needed, missing, advice
+
+
+class LimitError(InfeasibleError):
+    """A limit of the planner itself was reached, of its time or (`memory`) its memory, before there was a plan."""
+
+    def __init__(self, message: str, *, memory: bool = False) -> None:
+        super().__init__(message)
+        self.memory = memory
 
 
 class NonFiniteError(PlannerError):

@@ -12,13 +12,13 @@ import typer
 
 from costmodels import CostModelError
 from hardware_profiles import HardwareProfileError
-from planner.errors import InfeasibleError, PlannerError, RunError
+from planner.errors import InfeasibleError, LimitError, PlannerError, RunError
 
 OUTPUT_SCHEMA_VERSION = 2  # of everything that --json prints, results and errors
 FAULT = 70
 """Exit code of a fault of the planner itself (EX_SOFTWARE of sysexits.h)."""
 
-_KINDS = {"infeasible": InfeasibleError, "run broke down": RunError}
+_KINDS = {"limit reached": LimitError, "infeasible": InfeasibleError, "run broke down": RunError}
 
 
 @contextlib.contextmanager

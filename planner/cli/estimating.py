@@ -11,6 +11,7 @@ import typer
 from planner.cli import planning, repricing
 from planner.cli.answer import Answer
 from planner.cli.errors import reporting
+from planner.cli.limiting import within_limits
 from planner.cli.machines import fewest_stages
 from planner.cli.modes import applied
 from planner.cli.options import Options, flag, taking_options
@@ -61,8 +62,8 @@ def estimate_model(options: Options) -> None:
         check(options)
         planning.check_output(options)
         exact, choices = completed(options)
-        request = request_of(exact, console)
-        with telling(options.verbose):
+        with within_limits(options), telling(options.verbose):
+            request = request_of(exact, console)
             found = find(request, console, retrace=retracing(exact, request))
         seconds = time.perf_counter() - started
         files = planning.write_plans(exact, found) if options.output else ()

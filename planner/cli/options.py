@@ -371,13 +371,23 @@ class Options:
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Stop searching after that long, with the best plan so far and its gap.",
+            help="Stop after that long, tracing and pricing among it, with the best plan so far and its gap.",
             min=0.0,
             rich_help_panel=SEARCH,
         ),
     ] = None
     memory_limit: Annotated[
         str | None, _word(SEARCH, "SIZE", "Use at most this much memory of a device, as in 64GiB.")
+    ] = None
+    planner_memory: Annotated[
+        str | None,
+        _word(
+            SEARCH,
+            "SIZE",
+            "Memory of this machine that the planner itself may take, as in 8GiB; --memory-limit is that of a device"
+            " of the plan. Where it is reached, the best plan so far is the answer.",
+            "most of what is available",
+        ),
     ] = None
     rule_cache: Annotated[
         str | None,

@@ -39,6 +39,7 @@ def other_plans(
     Ctrl-C ends the search with what there is: the page is worth having all the same.
     """
     from hardware_profiles import Cluster
+    from planner.limits import default_memory, limited
     from planner.plan.roles import roles
     from planner.report.units import seconds_text
     from planner.search.around import request_for
@@ -56,7 +57,8 @@ def other_plans(
             over = _Over(ends=begun + share * time_limit, stopped=stopped)
             wait.phase("with these degrees" if pinned else f"other plans, {seconds_text(time_limit)} at most")
             asked = request if pinned is None else replace(request, pinned=pinned)
-            fronts.append([*_front(asked, wait, over, kept=pinned is not None)])
+            with limited(max(0.0, over.ends - time.monotonic()), default_memory()):
+                fronts.append([*_front(asked, wait, over, kept=pinned is not None)])
         late = over()
         after = "by Ctrl-C" if stopped() else f"after {seconds_text(time_limit)}"
     late_words = f"The search was stopped {after}, so there may be more and faster ones." if late else ""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.cli.answer import Answer, shown_plans
+from planner.cli.limiting import within_limits
 from planner.cli.modes import applied
 from planner.cli.options import Options
 from planner.cli.output import answer_content, write_json
@@ -36,8 +37,8 @@ def make_plan(options: Options) -> None:
         options = applied(options)
         check(options)
         check_output(options)
-        request = request_of(options, console)
-        with telling(options.verbose):
+        with within_limits(options), telling(options.verbose):
+            request = request_of(options, console)
             found = find(request, console, pareto=options.pareto, retrace=retracing(options, request))
         seconds = time.perf_counter() - started
         files = write_plans(options, found)

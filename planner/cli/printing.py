@@ -68,7 +68,9 @@ def _print_proof(console: "Console", answer: Answer) -> None:
     if answer.found.interrupted:
         console.print("Stopped by Ctrl-C; this is the best so far.")
     elif answer.found.stopped:
-        console.print("Stopped by the time limit; this is the best so far.")
+        full = any(statistics.full for statistics in searches)
+        by = "the memory that the planner may take (--planner-memory)" if full else "the time limit"
+        console.print(f"Stopped by {by}; this is the best so far.", soft_wrap=True)
     console.print(proof_text(answer.status, answer.gap, _where(answer)), soft_wrap=True)
     if answer.result.placements:
         console.print(placements_text(answer.result.placements), soft_wrap=True)

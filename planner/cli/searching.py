@@ -2,15 +2,14 @@
 
 import contextlib
 import logging
-import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from planner.cli.stopping import stoppable
 from planner.cli.waiting import Waiting, waiting
-from planner.errors import InfeasibleError
+from planner.errors import InfeasibleError, LimitError
+from planner.limits import reached
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,14 +55,12 @@ def find(
     from planner.search.objectives import front, plan_for
 
     with waiting(console) as wait, stoppable(lambda: wait.phase("stopping")) as stopped:
-        started = time.perf_counter()
         try:
             results = front(request, wait.searched, stopped) if pareto else (plan_for(request, wait.searched, stopped),)
         except InfeasibleError as error:
             if stopped():
                 raise KeyboardInterrupt(_NOTHING_YET) from error
-            limit = math.inf if request.time_limit is None else request.time_limit
-            if not advise or time.perf_counter() - started > limit:
+            if not advise or isinstance(error, LimitError) or reached():
                 raise
             raise _advised(error, request, retrace, wait, stopped) from error
     if not results:

@@ -22,6 +22,7 @@ import numpy as np
 
 from planner.graph.call import typed_call
 from planner.graph.operator_graph import Operator, OperatorGraph, TensorType, ValueRef, substitute
+from planner.limits import check, checked
 
 IDENTITY = "planner.identity"
 
@@ -111,12 +112,12 @@ def find_run(graph: OperatorGraph) -> BlockRun:
     """The run of equal blocks that covers the most operators; a count of 0 where nothing repeats."""
     calls = np.array(call_ids(graph))
     runs = []
-    for period in range(2, len(calls) // 2 + 1):
+    for period in checked(range(2, len(calls) // 2 + 1)):
         start, length = _longest_run(calls[:-period] == calls[period:])
         if length >= period:
             runs.append(BlockRun(start=start, period=period, count=length // period + 1))
     best = _NO_RUN
-    for run in sorted(runs, key=lambda run: (-run.covered, run.period)):
+    for run in checked(sorted(runs, key=lambda run: (-run.covered, run.period))):
         if run.covered <= best.covered:
             break
         agreeing = _agreeing(graph, run)
@@ -137,7 +138,7 @@ def _least_carried(graph: OperatorGraph, best: BlockRun) -> BlockRun:
     middle of a block, and there more than the hidden states are on their way.
     """
     found, fewest = best, _carried(graph, best)
-    for shift in range(1, best.period):
+    for shift in checked(range(1, best.period)):
         moved = replace(best, start=best.start + shift)
         if fewest < 2 or moved.stop > len(graph.operators):
             break
@@ -178,6 +179,7 @@ def _agreeing(graph: OperatorGraph, run: BlockRun) -> BlockRun:
 
 
 def _sources_in(graph: OperatorGraph, run: BlockRun, block: int) -> list[tuple[str, object]]:
+    check()
     low = run.start + block * run.period
     return operand_sources(graph, low, low + run.period, low - run.period if block else low)
 

@@ -51,6 +51,7 @@ from planner.graph.refusals import (
 )
 from planner.graph.returned import checked_loss
 from planner.graph.updates import with_updates
+from planner.limits import interrupting
 
 _NUMBERS = frozenset({"aten.item.default", "aten._local_scalar_dense.default"})
 _SAME_VALUES = frozenset({"aten.contiguous.default"})
@@ -66,8 +67,14 @@ def trace(
     `.loss`, or "loss" in a dict.
 
     Tensors may be on the meta device or real; none is copied. `full` traces every repeated block by itself. Raises
-    ModelError where the module cannot be traced or does not return a scalar loss.
+    ModelError where the module cannot be traced or does not return a scalar loss, LimitError where that takes more
+    time or memory than the planner may.
     """
+    with interrupting(f"tracing {type(module).__name__}"):
+        return _traced(module, args, kwargs, full)
+
+
+def _traced(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, full: bool) -> OperatorGraph:
     example_args, example_kwargs = _distinct((args, dict(kwargs or {})), module)
     if not full:
         try:

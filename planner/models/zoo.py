@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from planner.errors import ModelError, unknown_name
+from planner.limits import interrupting
 from planner.models.clicks import CLICK_FAMILIES, CLICK_MODELS
 from planner.models.deepseek_models import DEEPSEEK_FAMILIES, DEEPSEEK_MODELS
 from planner.models.entry import TRACE_BATCH, Dimension, Example, ZooEntry
@@ -53,6 +54,11 @@ def build_model(reference: str, *, dtype: str, device: str = "meta", sequence_le
     parameters of a zoo model get `dtype` ("bfloat16", ...); a module of the user's is converted too. On "meta" nothing
     is allocated. Raises ModelError.
     """
+    with interrupting(f"building {reference}"):
+        return _built(reference, dtype, device, sequence_length)
+
+
+def _built(reference: str, dtype: str, device: str, sequence_length: int | None) -> BuiltModel:
     name, changes = split_reference(reference)
     if ":" in name:
         if changes:

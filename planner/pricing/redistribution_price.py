@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from costmodels import operator_time
 from hardware_profiles import Bytes, Cluster
 from planner.graph.operator_graph import TensorType
+from planner.limits import check
 from planner.pricing.message import Message, message_seconds
 from planner.sharding.layout import Layout
 from planner.sharding.mesh import Mesh
@@ -127,6 +128,7 @@ class RedistributionPricer:
         key = (limits, starts.content, ends.content)
         known = self._matrices.get((*key, tensor.nbytes))
         if known is None:
+            check()
             if key not in self._asked:
                 self._asked[key] = self._follow(self._paths_of(limits), starts.positions, ends.positions)
             known = self._priced(self._asked[key], float(tensor.nbytes))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from hardware_profiles import HardwareProfileError, MixedCluster, load_profile, profile_names
 from planner.errors import PlannerError
 from planner.graph.placed import tables_of
+from planner.limits import limited, reached
 from planner.nearest import divisors
 from planner.search.offload import NOTHING, parse_offload
 from planner.search.request import SearchRequest
@@ -74,7 +75,13 @@ def changes(
     end = time.perf_counter() + patience
     plain = "sharding_propagation" if request.algorithm == "sharding_propagation" else "dynamic_programming"
     asked = replace(request, algorithm=plain, top=1, certify=False, time_limit=None)
-    advisor = _Advisor(end=end, cancelled=cancelled, on_change=on_change)
+    with limited(patience):
+        return _changes(asked, needed, retrace, _Advisor(end=end, cancelled=cancelled, on_change=on_change))
+
+
+def _changes(
+    asked: SearchRequest, needed: float | None, retrace: Retrace | None, advisor: "_Advisor"
+) -> tuple[Change, ...]:
     found = [change for ladder in _ladders(asked, needed, retrace) if (change := advisor.first(ladder))]
     if asked.pinned != FREE and not any(change.text.endswith("left out") for change in found):
         given_up = advisor.first(_all_given_up(asked))
@@ -89,7 +96,7 @@ class _Advisor:
     on_change: Callable[[str], None]
 
     def late(self) -> bool:
-        return self.cancelled() or time.perf_counter() > self.end
+        return self.cancelled() or time.perf_counter() > self.end or reached()
 
     def first(self, ladder: Sequence[Step]) -> Change | None:
         """The first step of a ladder that fits, and what it costs."""

@@ -18,6 +18,7 @@ from hardware_profiles import Machine, load_machine
 from planner.errors import RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.uneven import EVEN
+from planner.limits import default_memory, limited
 from planner.plan.outline import model_reference
 from planner.plan.plan import PRECISIONS, ModelReference
 from planner.search.objectives import plan_for
@@ -54,6 +55,7 @@ def search(
     rule_cache: str | os.PathLike[str] | None = None,
     time_limit: float | None = None,
     memory_limit: float | None = None,
+    planner_memory: float | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> SearchResult:
@@ -80,8 +82,10 @@ def search(
         top: how many plans to return, of different configurations.
         rule_cache: a folder that keeps the rules of operators that the table of rules lacks, see `discover`. What must
             be known of them is given as a UserWarning.
-        time_limit: seconds after which the best plan so far is returned, with its gap.
+        time_limit: seconds, tracing and pricing among them, after which the best plan so far is returned, with its gap.
         memory_limit: bytes of a device that may be used, if less than it has.
+        planner_memory: bytes that this process may have resident while it plans; what it has, and most of what the
+            machine has available, where not given. Where it is reached, the best plan so far is returned.
         on_progress: called after every configuration that was evaluated, and where another phase begins.
         cancelled: asked between configurations; where it returns True the best plans so far are returned.
 
@@ -90,33 +94,38 @@ def search(
         ModelError: where the model cannot be traced.
         RuleError: where an operator has no rule and cannot get one, as it draws random numbers.
         InfeasibleError: where nothing fits; it says how much is missing.
+        LimitError: where `time_limit` or `planner_memory` was reached before there was a plan.
     """
     machine = load_machine(cluster) if isinstance(cluster, str) else cluster
     if devices is not None:
         machine = machine.with_devices(devices)
-    graph, reference, samples = _traced(model, args, kwargs or {}, batch, sequence_length, precision)
-    cache = None if rule_cache is None else Path(rule_cache)
-    graph = discover(graph, cache, lambda note: warnings.warn(note, stacklevel=2))
-    request = SearchRequest(
-        graph=graph,
-        batch=samples,
-        model=reference,
-        cluster=machine,
-        global_batch=SAMPLES_PER_DEVICE * machine.devices if global_batch is None else global_batch,
-        precision=precision,
-        optimizer=optimizer,
-        update=update,
-        placing=placing,
-        imbalance=imbalance,
-        algorithm=algorithm,
-        pinned=pinned,
-        shards=tuple(shards),
-        objective=objective,
-        top=top,
-        time_limit=time_limit,
-        memory_limit=memory_limit,
-    )
-    return plan_for(request, on_progress, cancelled)
+
+    def request_of() -> SearchRequest:
+        graph, reference, samples = _traced(model, args, kwargs or {}, batch, sequence_length, precision)
+        cache = None if rule_cache is None else Path(rule_cache)
+        graph = discover(graph, cache, lambda note: warnings.warn(note, stacklevel=2))
+        return SearchRequest(
+            graph=graph,
+            batch=samples,
+            model=reference,
+            cluster=machine,
+            global_batch=SAMPLES_PER_DEVICE * machine.devices if global_batch is None else global_batch,
+            precision=precision,
+            optimizer=optimizer,
+            update=update,
+            placing=placing,
+            imbalance=imbalance,
+            algorithm=algorithm,
+            pinned=pinned,
+            shards=tuple(shards),
+            objective=objective,
+            top=top,
+            time_limit=time_limit,
+            memory_limit=memory_limit,
+        )
+
+    with limited(time_limit, default_memory() if planner_memory is None else planner_memory):
+        return plan_for(request_of(), on_progress, cancelled)
 
 
 def shard(pattern: str, strategy: str | Sequence[Sequence[int]]) -> Shard:

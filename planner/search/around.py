@@ -9,7 +9,7 @@ import glob
 from dataclasses import replace
 
 from hardware_profiles import Machine
-from planner.errors import PlannerError
+from planner.errors import LimitError, PlannerError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.plan import Plan, Prediction
 from planner.search.objectives import Listener, Stop
@@ -57,10 +57,12 @@ def configuration_of(plan: Plan) -> Pinned | None:
 def searched(
     request: SearchRequest, on_progress: Listener = lambda _: None, cancelled: Stop = lambda: False
 ) -> Prediction | str | None:
-    """What the best plan of a request costs, or why there is none; None where the search was cancelled, as then nobody
-    knows."""
+    """What the best plan of a request costs, or why there is none; None where the search was cancelled, or a limit was
+    reached, as then nobody knows."""
     try:
         found = search(request, on_progress, cancelled)
+    except LimitError:
+        return None
     except PlannerError as error:
         return None if cancelled() else str(error)
     return None if found.statistics.stopped else found.plan.prediction

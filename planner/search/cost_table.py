@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from hardware_profiles import Cluster
 from planner.graph.blocks import IDENTITY
 from planner.graph.operator_graph import TensorType
+from planner.limits import check, room
 from planner.pricing import (
     OperatorPrices,
     ParameterPrices,
@@ -37,6 +38,8 @@ from planner.sharding.stored import StoredParameter, legal_stored, own_copies, w
 from planner.sharding.update import PLAIN, Update
 
 Array = NDArray[np.float64]
+
+_CELL_BYTES = 24  # of an edge for each pair of candidates: seconds forward and backward, bytes; some are shared
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -127,6 +130,9 @@ class TableBuilder:
         self._prices.clear()
         lists = self._candidates(template, restriction)
         operators = tuple(self._operator(template, index, lists[index]) for index in range(len(graph.operators)))
+        sizes = [len(table.candidates.strategies) for table in operators]
+        cells = sum(sizes[edge.producer] * sizes[edge.consumer] for edge in template.edges)
+        room(_CELL_BYTES * cells, f"the cost tables of {len(template.edges)} edges between operators")
         edges = tuple(self._edge(template, edge, operators) for edge in template.edges)
         parameters = tuple(self._parameter(template, p.name, operators, restriction) for p in graph.parameters)
         result_bytes = {
@@ -165,6 +171,7 @@ class TableBuilder:
 
     def _own(self, template: Template, index: int, restriction: Restriction | None) -> Candidates:
         """The candidates of an operator by itself."""
+        check()
         graph = template.graph
         op = graph.operators[index]
         rule = rule_of(graph, op)
@@ -181,6 +188,7 @@ class TableBuilder:
         return candidates
 
     def _operator(self, template: Template, index: int, candidates: Candidates) -> OperatorTable:
+        check()
         graph, alive = template.graph, template.alive
         op = graph.operators[index]
         rule = rule_of(graph, op)
@@ -210,6 +218,7 @@ class TableBuilder:
         )
 
     def _edge(self, template: Template, edge: ValueEdge, operators: Sequence[OperatorTable]) -> EdgeTable:
+        check()
         graph, alive = template.graph, template.alive
         producer = graph.operators[edge.producer]
         place = [name for name in producer.results if name is not None].index(edge.name)
@@ -255,6 +264,7 @@ class TableBuilder:
         operators: Sequence[OperatorTable],
         restriction: Restriction | None,
     ) -> ParameterTable:
+        check()
         graph = template.graph
         trainable = name in graph.differentiable
         tensor = graph.types[name]

@@ -9,6 +9,7 @@ flight or for one recomputed block, is decided here and nowhere else; the judge 
 another way, operator by operator.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,18 +18,21 @@ from numpy.typing import NDArray
 
 from costmodels import away_seconds, parked_bytes
 from hardware_profiles import Cluster, Group, Home, Machine, MixedCluster, links_of_ranks
+from planner.limits import check, room
 from planner.plan.stage_cost import tied_seconds, transfer_seconds
 from planner.pricing.keeping import keeping, keeping_fault
 from planner.pricing.parameter_price import gathered_at_once, summed
 from planner.search.cost_table import CostTables, EdgeTable, ParameterTable, UseTable
 from planner.search.pieces import Chain, Crossing, Key, Piece
-from planner.search.solvers.elimination.order import schedule
+from planner.search.solvers.elimination.order import EXACT, schedule
 from planner.search.space import Running
 from planner.search.template import Share
 from planner.sharding.layout import local_fraction
 from planner.sharding.rules import rule_of
 
 Array = NDArray[np.float64]
+
+_STATE_TABLES = 16  # numbers that are kept for every state of the boundary, about
 
 
 def cut(
@@ -86,6 +90,8 @@ class _Cutter:
             e.kind == "leave" and self.alias.get(e.producer, e.producer) not in makers for e in template.edges
         )
         self.boundary = self._boundary(makers)
+        states = math.prod(self._size(key) for key in self.boundary)
+        room(_STATE_TABLES * states * 8, "the states of the boundary between blocks")
         first = (*before, *template.held[blocks.kinds[0]]) if into_head else tuple(before)
         final = (*template.held[blocks.kinds[-1]], *after) if into_tail else tuple(after)
         ways = self._ways()
@@ -344,13 +350,16 @@ class _PieceMaker:
         }
         self.pairs: dict[tuple[int, int], dict[str, Array]] = {}
         for index in self.operators:
+            check()
             if index not in self.cutter.free:
                 self._operator(index)
         self._checkpoints(inside)
         for table in edges:
+            check()
             if not self.cutter.free & {table.edge.producer, table.edge.consumer}:
                 self._edge(table)
         for parameter, found in uses:
+            check()
             self._parameter(parameter, bool(found))
             for use in found:
                 if use.consumer not in self.cutter.free:
@@ -508,7 +517,7 @@ class _PieceMaker:
     def _assembled(self, keys: list[Key], sizes: tuple[int, ...]) -> Piece:
         boundary = tuple(key for key in self.cutter.boundary if key in self.place)
         count = len(keys)
-        plan = schedule(sizes, tuple(self.pairs), tuple(range(count - len(boundary), count)))
+        plan = schedule(sizes, tuple(self.pairs), tuple(range(count - len(boundary), count)), EXACT)
         order = [(pair, flip) for (pair, flip) in plan.edge_pairs]
         flat: dict[str, list[Array]] = {name: list(self.columns[name]) for name in ("part", "steady", "live", "replay")}
         turned: list[tuple[int, dict[str, Array], bool]] = [

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.limits import checked
 from planner.search.pieces import Amounts, Column
 from planner.search.stretches import Stretches
 
@@ -159,7 +160,7 @@ def fill(
     priced = stretches if some is None else stretches.only(some)
     at_once = max(1, _CELLS // (max(1, len(pool) * (len(pool) + 1) // 2) * len(priced.lengths)))
     found: list[Filled] = []
-    for start in range(0, len(ranks), at_once):
+    for start in checked(range(0, len(ranks), at_once)):
         found += _filled(ranks[start : start + at_once], pool, priced, weight, capacity)
     return found if some is None else [filled.among(some, len(stretches.lengths)) for filled in found]
 

@@ -19,12 +19,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.errors import LimitError
 from planner.search.decided import NothingAgreesError
 from planner.search.division import Division, Filled, Filling, Rank, Way, divide, fill_best
 from planner.search.duals import Duals, Priced, Setting, State
 from planner.search.lineup import Lineup, step_bounds
 from planner.search.pieces import Chain, Column, Piece
 from planner.search.solvers import dynamic_programming
+from planner.search.solvers.elimination.order import EXACT
 from planner.search.stage_problem import Part, parts_problem
 
 Array = NDArray[np.float64]
@@ -132,30 +134,35 @@ class Evaluation:
                 duals.solve_all([one for one in hinted if self._new(kind, *one)])
             proved = np.maximum(proved, self._bounds())
         closed = np.zeros(self.chain.shape, dtype=bool)
-        for _ in range(3 * self.rounds):
-            open_bounds = np.where(closed, math.inf, proved)
-            state = tuple(int(i) for i in np.unravel_index(int(open_bounds.argmin()), open_bounds.shape))
-            limit = min(self.cutoff, math.inf if best is None else best[0])
-            if open_bounds[state] >= limit * (1 - TOLERANCE):
-                break
-            found, ranks, division = self._compose(state)
-            if found is not None and (best is None or found[0] < best[0]):
-                best = found
-            if best is not None and best[0] <= self.enough:
-                break
-            if found is not None and found[0] <= proved[state] * (1 + TOLERANCE):
-                closed[state] = True
-                continue
-            asked = self._next(ranks, division)
-            if asked is None or len(self.duals[asked[0]].priced) >= self.rounds:
-                closed[state] = True
-                continue
-            kind, price, flights = asked
-            self.duals[kind].solve(price, flights)
-            share = max(self.share, CAPS[1]) if price == math.inf else self.share
-            if share:
-                self.duals[kind].solve(price, flights, cap=self.lineup.capacities[kind] / share)
-            proved = np.where(proved == math.inf, proved, np.maximum(proved, self._bounds()))
+        try:
+            for _ in range(3 * self.rounds):
+                open_bounds = np.where(closed, math.inf, proved)
+                state = tuple(int(i) for i in np.unravel_index(int(open_bounds.argmin()), open_bounds.shape))
+                limit = min(self.cutoff, math.inf if best is None else best[0])
+                if open_bounds[state] >= limit * (1 - TOLERANCE):
+                    break
+                found, ranks, division = self._compose(state)
+                if found is not None and (best is None or found[0] < best[0]):
+                    best = found
+                if best is not None and best[0] <= self.enough:
+                    break
+                if found is not None and found[0] <= proved[state] * (1 + TOLERANCE):
+                    closed[state] = True
+                    continue
+                asked = self._next(ranks, division)
+                if asked is None or len(self.duals[asked[0]].priced) >= self.rounds:
+                    closed[state] = True
+                    continue
+                kind, price, flights = asked
+                self.duals[kind].solve(price, flights)
+                share = max(self.share, CAPS[1]) if price == math.inf else self.share
+                if share:
+                    self.duals[kind].solve(price, flights, cap=self.lineup.capacities[kind] / share)
+                proved = np.where(proved == math.inf, proved, np.maximum(proved, self._bounds()))
+        except (LimitError, MemoryError):
+            if best is None:
+                raise
+            return self._outcome(best[0], min(float(proved.min()), best[0]), best[1], best[2])
         bound = float(proved.min())
         if best is None and setting.ranks == 1 and bound < self.cutoff and len(self.duals[0].priced) < self.rounds:
             best, bound = self._settled(bound)
@@ -236,7 +243,12 @@ class Evaluation:
         ]
         ending = 0.0 if chain.blocks_in_tail or not self.blocks else max(0.0, -float(chain.ending.min()))
         found = parts_problem(parts, chain.boundary, weight=setting.weight, capacity=setting.capacity + ending)
-        solution = dynamic_programming.solve(found.problem, upper_bound=self.cutoff, relative_gap=_SETTLED)
+        try:
+            solution = dynamic_programming.solve(
+                found.problem, upper_bound=self.cutoff, relative_gap=_SETTLED, cell_limit=EXACT
+            )
+        except ValueError:  # too wide to be solved exactly: nobody knows whether anything fits
+            return None, True
         if solution.least_memory is not None:
             self.least = min(self.least, solution.least_memory)
         if solution.choice is None:

@@ -3,12 +3,14 @@
 The search ranks what it finds by sums. Those few that may be the fastest are priced here as what they are: whole plans.
 """
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from planner.errors import InfeasibleError
+from planner.errors import InfeasibleError, LimitError
 from planner.graph.operator_graph import OperatorGraph
+from planner.limits import reached
 from planner.plan.bind import BoundPlan, bind_prepared
 from planner.plan.machine import cluster_reference, placed
 from planner.plan.parked import parked_fault
@@ -103,9 +105,12 @@ class Finalists:
         for least, _, _, found in sorted(bounded, key=lambda one: one[:3]):
             if len(plans) >= top and least >= plans[top - 1].launched_in_turn * (1 - OPTIMAL):
                 break
+            if plans and reached():
+                break
             ranked = self._ranked(found)
             if reordered:
-                ranked = self._scheduled(ranked, plans[top - 1].seconds if len(plans) >= top else math.inf)
+                with contextlib.suppress(LimitError):  # in the order that the search assumed, then
+                    ranked = self._scheduled(ranked, plans[top - 1].seconds if len(plans) >= top else math.inf)
             plans = sorted([*plans, ranked], key=lambda ranked: ranked.seconds)
         fitting = [ranked for ranked in plans if self._fits(ranked.configuration, ranked.plan.prediction)]
         if not fitting:

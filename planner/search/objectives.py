@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from costmodels import peak_memory
 from hardware_profiles import of_one_kind
-from planner.errors import InfeasibleError, PlannerError
+from planner.errors import InfeasibleError, LimitError, PlannerError
+from planner.limits import limited
 from planner.nearest import divisors
 from planner.search.placing import with_placing
 from planner.search.request import SearchRequest
@@ -32,7 +33,8 @@ def plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> 
     solve, score = {"memory": (least_memory, _peak), "cost": (least_cost, _cost)}.get(
         request.objective, (search, _time)
     )
-    return with_placing(request, lambda one: solve(one, on_progress, cancelled), score, cancelled)
+    with limited(request.time_limit):
+        return with_placing(request, lambda one: solve(one, on_progress, cancelled), score, cancelled)
 
 
 def settled(request: SearchRequest, result: SearchResult) -> SearchRequest:
@@ -58,15 +60,17 @@ def least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop)
     found = search(request, _named(on_progress, "for any plan"), cancelled)
     high = found.plan.prediction.peak_bytes
     low = _reserved(request)
-    while high - low > PRECISION * high and not cancelled():
-        middle = (low + high) / 2
-        on_progress(_bisecting(low, high))
-        if find_fitting(replace(request, memory_limit=middle), cancelled):
-            high = middle
-        else:
-            low = middle
     try:
+        while high - low > PRECISION * high and not cancelled():
+            middle = (low + high) / 2
+            on_progress(_bisecting(low, high))
+            if find_fitting(replace(request, memory_limit=middle), cancelled):
+                high = middle
+            else:
+                low = middle
         return search(replace(request, memory_limit=high), _named(on_progress, f"within {_gib(high)}"), cancelled)
+    except LimitError:
+        return found.cut_short()
     except InfeasibleError:
         return found
 
@@ -88,7 +92,7 @@ def _gib(nbytes: float) -> str:
 def least_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
     """The plans of the least device-seconds, on all devices or on fewer; all of them first."""
     best: list[SearchResult] = []
-    cost = math.inf
+    cost, late = math.inf, False
     for devices in reversed(divisors(request.cluster.devices)):
         try:
             cluster = request.cluster.with_devices(devices)
@@ -97,7 +101,8 @@ def least_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -
         except PlannerError as error:  # too little memory, no division, or not legal on this machine
             if devices == request.cluster.devices and not isinstance(error, InfeasibleError):
                 raise
-            if cancelled():
+            late = isinstance(error, LimitError)
+            if late or cancelled():
                 break
             continue
         if result.plans[0].objective * devices < cost:
@@ -107,13 +112,18 @@ def least_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -
             break
     if not best:
         return search(request, on_progress, cancelled)  # says what is missing
-    return best[-1]
+    return best[-1].cut_short() if late else best[-1]
 
 
 def front(
     request: SearchRequest, on_progress: Listener = lambda _: None, cancelled: Stop = lambda: False
 ) -> tuple[SearchResult, ...]:
     """The Pareto front of time against memory, fastest first: each plan is the fastest found within less memory."""
+    with limited(request.time_limit):
+        return _front(request, on_progress, cancelled)
+
+
+def _front(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> tuple[SearchResult, ...]:
     if request.placing != "given":
         request = settled(request, plan_for(replace(request, objective="time", top=1), on_progress, cancelled))
     points: list[SearchResult] = []
@@ -122,9 +132,11 @@ def front(
         try:
             told = on_progress if limit is None else _named(on_progress, f"within {_gib(limit)}")
             found = search(replace(request, memory_limit=limit, top=1), told, cancelled)
-        except InfeasibleError:
+        except InfeasibleError as error:
             if limit == request.memory_limit:
                 raise
+            if isinstance(error, LimitError):
+                points[-1] = points[-1].cut_short()
             break
         # with less memory other plans contend, of which one may be faster by its schedule
         points = [*(point for point in points if point.plans[0].seconds < found.plans[0].seconds), found]

@@ -21,12 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hardware_profiles import Home
+from planner.limits import room
 from planner.search.cost_table import CostTables
+from planner.search.solvers.elimination.improving import improved
 from planner.search.solvers.elimination.messages import backtrack, eliminate_together, remainder
 from planner.search.solvers.elimination.order import Schedule
 from planner.search.stretches import Stretches, stretches_of
 
 Array = NDArray[np.float64]
+_KEPT = 2**26  # bytes of tables and messages up to which problems are solved together, and their tables kept
+
 Key = int | str  # position of an operator in the template, or name of a parameter
 
 
@@ -216,22 +220,40 @@ class Asked:
     weights: Weights
     banned: NDArray[np.bool_] | None = None
 
+    def costs(self) -> tuple[Array, NDArray[np.bool_]]:
+        """The cost of every cell, and the nodes that keep their results."""
+        cost, keeps = self.piece.weigh(self.weights)
+        if self.banned is not None:
+            cost[: self.piece.nodes][self.banned] = np.inf
+        return cost, keeps
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Solved:
     """A piece solved for one set of weights: `values` has the least cost for every state of its boundary, infinite
-    where all is banned. `tables` are those of several problems of its structure, of which it is number `place`."""
+    where all is banned; no more than that where the schedule of the piece is relaxed. `tables` are those of several
+    problems of its structure, of which it is number `place`; None where they are too large to be kept."""
 
-    piece: Piece
-    tables: list[Array]
+    asked: Asked
+    tables: list[Array] | None
     place: int
     keeps: NDArray[np.bool_]
     values: Array
 
+    @property
+    def piece(self) -> Piece:
+        return self.asked.piece
+
     def column(self, state: Sequence[int]) -> Column:
-        """The cheapest choice at one state of the boundary."""
+        """The cheapest choice at one state of the boundary, as far as the schedule can tell."""
         piece = self.piece
-        choice = backtrack(piece.plan, [table[self.place] for table in self.tables], state)
+        if self.tables is None:
+            tables = [table[0] for table in _eliminated([self.asked.costs()[0]], piece)]
+        else:
+            tables = [table[self.place] for table in self.tables]
+        choice = backtrack(piece.plan, tables, state)
+        if not piece.plan.exact:
+            choice = improved(piece.plan, tables, choice, len(state))
         amounts, kept = piece.amounts(choice, self.keeps)
         return Column(
             recompute=piece.recompute,
@@ -244,22 +266,32 @@ class Solved:
 
 
 def solve(asked: Sequence[Asked]) -> list[Solved]:
-    """The cheapest choices for every state of the boundary; pieces of one structure are solved together."""
+    """The cheapest choices for every state of the boundary; pieces of one structure are solved together, as many at a
+    time as are small together."""
     alike: dict[tuple[int, int], list[int]] = {}
     for at, each in enumerate(asked):
         alike.setdefault((id(each.piece.plan), len(each.piece.boundary)), []).append(at)
     found: dict[int, Solved] = {}
-    for (_, rest), members in alike.items():
+    for members in alike.values():
         first = asked[members[0]].piece
-        weighed = [asked[at].piece.weigh(asked[at].weights) for at in members]
-        for at, (cost, _) in zip(members, weighed, strict=True):
-            if (banned := asked[at].banned) is not None:
-                cost[: first.nodes][banned] = np.inf
-        tables = eliminate_together(first.plan, first.tables(np.stack([cost for cost, _ in weighed])), rest)
-        values = remainder(first.plan, tables, rest) if rest else tables[-1]
-        for place, (at, (_, keeps)) in enumerate(zip(members, weighed, strict=True)):
-            found[at] = Solved(piece=asked[at].piece, tables=tables, place=place, keeps=keeps, values=values[place])
+        nbytes = 8 * (first.part.size + first.plan.message_cells)
+        together = max(1, int(_KEPT // nbytes)) if nbytes else len(members)
+        for start in range(0, len(members), together):
+            part = members[start : start + together]
+            weighed = [asked[at].costs() for at in part]
+            tables = _eliminated([cost for cost, _ in weighed], first)
+            rest = len(first.boundary)
+            values = remainder(first.plan, tables, rest) if rest else tables[-1]
+            kept = tables if nbytes * len(part) <= _KEPT else None
+            for place, (at, (_, keeps)) in enumerate(zip(part, weighed, strict=True)):
+                found[at] = Solved(asked=asked[at], tables=kept, place=place, keeps=keeps, values=values[place])
     return [found[at] for at in range(len(asked))]
+
+
+def _eliminated(costs: Sequence[Array], piece: Piece) -> list[Array]:
+    """Tables and messages of problems of the structure of a piece."""
+    room(16 * len(costs) * piece.part.size, "the cost tables of a piece")
+    return eliminate_together(piece.plan, piece.tables(np.stack(costs)), len(piece.boundary))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -22,13 +22,12 @@ while memory is short, where a knapsack would mix them otherwise; servers, which
 
 import math
 import re
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from hardware_profiles import Bytes, HardwareProfileError, MixedCluster
-from planner.errors import InfeasibleError, PlannerError
+from planner.errors import InfeasibleError, LimitError, PlannerError
 from planner.graph.operator_graph import OperatorGraph, ValueRef
 from planner.graph.placed import Placed, place_of, tables_of
 from planner.search.request import SearchRequest
@@ -132,7 +131,7 @@ class _Bisection:
         cancelled: Callable[[], bool],
     ) -> None:
         self._request, self._tables, self._solve, self._score = request, tables, solve, score
-        self._cancelled, self._started = cancelled, time.monotonic()
+        self._cancelled, self._late = cancelled, False
         self._known = {0: _NOTHING}
 
     def begin(self) -> SearchResult:
@@ -152,7 +151,10 @@ class _Bisection:
             else:
                 high = middle
         least = min(self._known.values(), key=lambda found: found.seconds)
-        return None if least.result is None else replace(least.result, placements=len(self._known))
+        if least.result is None:
+            return None
+        best = replace(least.result, placements=len(self._known))
+        return best.cut_short() if self._late else best
 
     def _at(self, count: int) -> _Found:
         if count not in self._known:
@@ -160,15 +162,15 @@ class _Bisection:
         return self._known[count]
 
     def _solved(self, count: int) -> _Found:
-        limit = self._request.time_limit
-        left = None if limit is None else limit - (time.monotonic() - self._started)
-        if self._cancelled() or (left is not None and left <= 0):
+        if self._cancelled() or self._late:
             return _NOTHING
         placed = (*self._request.update.placed, *_as_patterns(self._request.graph, self._tables[:count]))
         try:
             update = replace(self._request.update, placed=placed)
-            request = replace(self._request, update=update, time_limit=left)
-            result = self._solve(request)
+            result = self._solve(replace(self._request, update=update))
+        except LimitError:
+            self._late = True
+            return _NOTHING
         except PlannerError:  # nothing fits, or one stage does not divide
             return _NOTHING
         return _Found(result=result, seconds=self._score(result))

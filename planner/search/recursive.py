@@ -36,6 +36,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hardware_profiles import Cluster
+from planner.limits import checked
 from planner.search.assemble import assembly
 from planner.search.cost_table import TableBuilder
 from planner.search.cutting import cut
@@ -261,7 +262,7 @@ class _Descent:
     def _from(self, axes: tuple[int, ...]) -> tuple[_Decided, float] | None:
         """All axes decided, with limits as tight as it takes."""
         tightened = 1.0
-        for attempt in range(1, _TRIES + 1):
+        for attempt in checked(range(1, _TRIES + 1)):
             outcome = self._decide(axes, tightened)
             if not isinstance(outcome, float):
                 return outcome
@@ -283,7 +284,7 @@ class _Descent:
             rest = math.prod(axes[at + 1 :])
             best: tuple[_Decided, float] | None = None
             excess = math.inf
-            for state in decided.with_factor(size, not self.task.given):
+            for state in checked(decided.with_factor(size, not self.task.given)):
                 bar = math.inf if best is None else best[1] * (1 - _NEW_AXIS)
                 outcome = self._last_axis(state, rest, tightened, bar)
                 if isinstance(outcome, float):

@@ -28,8 +28,9 @@ from dataclasses import dataclass, replace
 
 from costmodels import peak_memory
 from hardware_profiles import Cluster, Hidden, MixedCluster, parts_of
-from planner.errors import InfeasibleError, PlannerError, RequestError
+from planner.errors import InfeasibleError, LimitError, PlannerError, RequestError
 from planner.graph.operator_graph import OperatorGraph
+from planner.limits import check, finishing, limited
 from planner.plan.bind import BoundPlan, prepare
 from planner.plan.plan import Plan
 from planner.search.assemble import assembly
@@ -39,6 +40,7 @@ from planner.search.decided import NothingAgreesError
 from planner.search.engine import Engine, Family
 from planner.search.evaluation import Outcome
 from planner.search.finalists import OPTIMAL, Finalists, OverfullError, Ranked
+from planner.search.limit_words import nothing_before
 from planner.search.refusals import no_configuration, space_of
 from planner.search.request import SearchRequest
 from planner.search.space import Configuration, bounds
@@ -49,6 +51,9 @@ _LOG = logging.getLogger(__name__)
 """What becomes of every configuration, for people who ask; INFO."""
 
 _SWEPT = 3  # configurations that recursive programming decides once more, with sweeps
+
+_LARGE_GRAPH = 600
+"""Operators, without those of repeated blocks, from which something cheap is evaluated first."""
 
 _ROUNDS = 4  # with less memory each, where a schedule holds more than the search thought
 
@@ -78,13 +83,14 @@ class Progress:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
     """What the search did: configurations there were, evaluated ones, problems solved, seconds; whether it was stopped
-    before its end."""
+    before its end, and whether that was as its own memory was `full`."""
 
     configurations: int
     evaluated: int
     solved: int
     seconds: float
     stopped: bool = False
+    full: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +125,10 @@ class SearchResult:
         """How much less, relatively, the objective of another plan could be at most."""
         return max(0.0, 1 - self.bound_seconds / self.plans[0].objective)
 
+    def cut_short(self) -> "SearchResult":
+        """The same of a search that was stopped before its end."""
+        return replace(self, statistics=replace(self.statistics, stopped=True))
+
     @property
     def status(self) -> str:
         """ "optimal" where no plan in the space has a smaller objective, else "feasible"."""
@@ -133,12 +143,24 @@ def search(
 ) -> SearchResult:
     """The fastest plans that fit, of those whose objectives are close to the least.
 
-    Between two configurations `cancelled` is asked; where it says so, or the time limit of the request is over, the
-    best plans so far are returned. Plans whose objective is `cutoff` seconds or more are of no interest.
+    Between two configurations `cancelled` is asked; where it says so, or a limit of the planner is reached
+    (`planner.limits`, the time limit of the request among them), the best plans so far are returned. Plans whose
+    objective is `cutoff` seconds or more are of no interest.
 
     Raises RequestError where the request divides into nothing, InfeasibleError, with the bytes that are missing, where
-    nothing fits.
+    nothing fits, LimitError where a limit was reached before anything was found.
     """
+    with limited(request.time_limit):
+        try:
+            check()
+            return _searched(request, on_progress, cancelled, cutoff)
+        except (LimitError, MemoryError) as error:
+            raise nothing_before(request, error) from error
+
+
+def _searched(
+    request: SearchRequest, on_progress: Callable[[Progress], None], cancelled: Callable[[], bool], cutoff: float
+) -> SearchResult:
     if request.update.gathers == AUTO_GATHERS:
         return _gathering_each_way(request, on_progress, cancelled, cutoff)
     attempt, stated = _Search(request, on_progress, cancelled, cutoff), None
@@ -166,21 +188,23 @@ def _gathering_each_way(
 ) -> SearchResult:
     """The fastest of what is found for every way to gather weights: each is another problem, with sums and memory of
     its own, and what is proved is proved about the one that is taken."""
-    found, refusals = list[SearchResult](), list[PlannerError]()
+    found, refusals, late = list[SearchResult](), list[PlannerError](), False
     for gathers in GATHERS:
         try:
             one = replace(request, update=replace(request.update, gathers=gathers))
             found.append(search(one, on_progress, cancelled, cutoff))
         except (RequestError, InfeasibleError) as error:
             refusals.append(error)
+            late = late or isinstance(error, LimitError)
     if not found:
         raise refusals[0]
-    return min(found, key=lambda result: result.plans[0].seconds)
+    best = min(found, key=lambda result: result.plans[0].seconds)
+    return best.cut_short() if late else best
 
 
 def find_fitting(request: SearchRequest, cancelled: Callable[[], bool] = lambda: False) -> bool:
     """Whether anything fits. Tries the leanest configurations first and stops at the first that does, or, without an
-    answer and so with False, where it is cancelled."""
+    answer and so with False, where it is cancelled. Raises LimitError where a limit of the planner is reached."""
     engine, _ = _engine(request)
     if engine.hopeless:
         return False
@@ -264,7 +288,7 @@ class _Search:
         self.queue: list[tuple[float, tuple[object, ...], Family | None, tuple[Configuration, ...], float]] = []
         self.hint = 0.0
         self.contexts = ContextNotes()
-        self.covered = True
+        self.covered, self.full = True, False
         self.disagreement: NothingAgreesError | None = None
 
     @property
@@ -273,23 +297,48 @@ class _Search:
         return min(self.limit, self.contenders.cutoff) if self.request.prune else self.limit
 
     def run(self) -> SearchResult:
-        if self.request.algorithm == "recursive_programming":
-            return self._recursively()
+        """Search until nothing better is left, it is cancelled, or a limit of the planner is reached."""
+        recursive = self.request.algorithm == "recursive_programming"
+        try:
+            stopped = self._recursively() if recursive else self._best_first()
+            return self._result(stopped)
+        except (LimitError, MemoryError) as error:
+            if not self.contenders.found:
+                raise
+            self.full = isinstance(error, MemoryError) or error.memory
+        with finishing():
+            return self._result(True)
+
+    def _best_first(self) -> bool:
+        """Whether it was stopped before its end."""
         self._open_families()
         self._tell()
-        stopped = False
+        self._begin_cheaply()
         while self.queue and self.queue[0][0] < self.cutoff:
-            if self._out_of_time():
-                stopped = True
-                break
+            if self.cancelled():
+                return True
+            check()
             bound, _, family, members, asked = heapq.heappop(self.queue)
-            if family is None and len(members) > 1:
-                self._open_family(members, bound)
-            elif not self._delayed(bound, family, members[0], asked):
-                self._evaluate(members[0], family, bound)
-        if not stopped:
-            self._refine()
-        return self._result(stopped)
+            try:
+                if family is None and len(members) > 1:
+                    self._open_family(members, bound)
+                elif not self._delayed(bound, family, members[0], asked):
+                    self._evaluate(members[0], family, bound)
+            except (LimitError, MemoryError):
+                self.proved = min(self.proved, bound)  # what was taken from the queue may hold the best plan
+                raise
+        self._refine()
+        return False
+
+    def _begin_cheaply(self) -> None:
+        """Of a large graph, evaluate one configuration first in which candidates are few, on one axis or none, so that
+        there is an answer: the bounds of a family alone may take longer than there is time."""
+        if len(self.engine.template.graph.operators) < _LARGE_GRAPH:
+            return
+        plain = [c for c in self._space() if c.pipeline == 1 and len(c.mesh) < 2 and not c.roles]
+        best = min(plain, key=lambda c: (abs(math.log(_samples(self.request, c))), _order(c)), default=None)
+        if best is not None:
+            self._evaluate(best, None, self.engine.bound(best))
 
     def _refine(self) -> None:
         """Whether the best plan gets faster on a mesh of three or four axes, which are not searched exhaustively."""
@@ -305,11 +354,12 @@ class _Search:
             self._take(adopted, self.engine.evaluate(adopted), best.outcome.bound)
             self.covered = self.contenders.found[0].configuration != adopted
 
-    def _recursively(self) -> SearchResult:
+    def _recursively(self) -> bool:
         """Axis by axis for every number of ranks and micro-batches.
 
         For a number of ranks the micro-batches are tried outwards from one sample on every device, as long as that
-        helps: a heuristic, like what it calls. The best are then decided once more with sweeps.
+        helps: a heuristic, like what it calls. The best are then decided once more with sweeps. Returns whether it was
+        stopped before its end.
         """
         tried: list[tuple[float, tuple[object, ...], Configuration]] = []
         stopped = False
@@ -319,16 +369,17 @@ class _Search:
                 worse, best = 0, math.inf
                 steps = range(middle, len(members)) if direction == 1 else range(middle - 1, -1, -1)
                 for at in steps:
-                    stopped = stopped or self._out_of_time()
+                    check()
+                    stopped = stopped or self.cancelled()
                     if worse > 1 or stopped or self.engine.bound(members[at]) >= self.cutoff:
                         break
                     seconds = self._descend(members[at], sweeps=0)
                     tried.append((seconds, _order(members[at]), members[at]))
                     worse, best = (0, seconds) if seconds < best else (worse + 1, best)
         for _, _, configuration in sorted(tried)[:_SWEPT]:
-            if not (stopped := stopped or self._out_of_time()):
+            if not (stopped := stopped or self.cancelled()):
                 self._descend(configuration, sweeps=3)
-        return self._result(stopped)
+        return stopped
 
     def _lines(self) -> list[tuple[Configuration, ...]]:
         """Configurations that differ in their micro-batches only; without a given mesh one stands for all meshes."""
@@ -356,10 +407,6 @@ class _Search:
             return math.inf
         self._take(adopted, outcome, self.engine.bound(configuration))
         return found.seconds
-
-    def _out_of_time(self) -> bool:
-        limit = self.request.time_limit
-        return self.cancelled() or (limit is not None and time.perf_counter() - self.started > limit)
 
     def _space(self) -> list[Configuration]:
         """All configurations of the request."""
@@ -474,6 +521,7 @@ class _Search:
                 solved=self.solved,
                 seconds=time.perf_counter() - self.started,
                 stopped=stopped,
+                full=self.full,
             ),
         )
 

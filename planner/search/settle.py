@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner.errors import RequestError
+from planner.errors import LimitError, RequestError
+from planner.limits import seconds_left
 from planner.search.duals import Setting, State
 from planner.search.evaluation import Outcome, RankFilling
 from planner.search.lineup import Lineup
@@ -26,6 +27,7 @@ from planner.search.pieces import Chain, Column, Piece
 from planner.search.problem import OPTIMALITY_TOLERANCE, Problem, Solution
 from planner.search.request import SearchRequest
 from planner.search.solvers import SOLVERS
+from planner.search.solvers.elimination.order import EXACT
 from planner.search.stage_problem import Part, PartsProblem, parts_problem
 
 GAP = 1e-5
@@ -92,25 +94,39 @@ def settle_and_certify(
     own_setting = lineup.setting_of(setting, slowest)
     found = rank_problem(lineup.chain_of(slowest), own_setting, slowest, ranks[slowest], outcome.state)
     solver = request.algorithm if request.algorithm in SOLVERS else "dynamic_programming"
-    certificate, solution = _certificate(solver, found, busy, request)
-    if certificate.found_seconds < busy * (1 - OPTIMALITY_TOLERANCE):
-        ranks[slowest] = _refilled(ranks[slowest], settled(found, solution))
-    least = min(busy, certificate.found_seconds)
+    answer = _certificate(solver, found, busy, request)
+    least = busy
+    if answer is not None:
+        least = min(busy, answer[0].found_seconds)
+        if answer[0].found_seconds < busy * (1 - OPTIMALITY_TOLERANCE):
+            ranks[slowest] = _refilled(ranks[slowest], settled(found, answer[1]))
     if request.certify and solver != "ilp":
-        certificate, _ = _certificate("ilp", found, busy, request)
-    return tuple(ranks), least, certificate if request.certify or solver != "dynamic_programming" else None
+        answer = _certificate("ilp", found, busy, request)
+    wanted = request.certify or solver != "dynamic_programming"
+    return tuple(ranks), least, answer[0] if wanted and answer is not None else None
 
 
-def _certificate(solver: str, found: RankProblem, busy: float, request: SearchRequest) -> tuple[Certificate, Solution]:
+def _certificate(
+    solver: str, found: RankProblem, busy: float, request: SearchRequest
+) -> tuple[Certificate, Solution] | None:
+    """What a solver says; None where dynamic programming is asked, and the problem is too wide for that, or where a
+    limit of the planner is reached."""
     options: dict[str, Any] = {}
     if solver == "dynamic_programming":
-        options["relative_gap"] = GAP
+        options.update(relative_gap=GAP, cell_limit=EXACT)
     if solver == "ilp":
-        options["time_limit"] = request.time_limit or ILP_SECONDS
+        left = seconds_left()
+        if left <= 0:
+            return None
+        options["time_limit"] = min(request.time_limit or ILP_SECONDS, left)
     started = time.perf_counter()
     try:
         solution = SOLVERS[solver](found.problem, **options)
+    except LimitError:
+        return None
     except ValueError as error:  # too large for this solver
+        if solver == "dynamic_programming":
+            return None
         raise RequestError(f"--search {solver}: {error}") from error
     better = solution.evaluation.time if solution.evaluation is not None else math.inf
     certificate = Certificate(

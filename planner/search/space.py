@@ -15,6 +15,7 @@ from typing import Literal, get_args
 from costmodels import best_rate, parameter_bytes
 from hardware_profiles import Cluster
 from planner.graph.operator_graph import OperatorGraph
+from planner.limits import checked
 from planner.nearest import divisors
 from planner.plan.plan import ASYNCHRONOUS, INTERLEAVED
 from planner.pricing.operator_price import PROFILE_DTYPES
@@ -210,7 +211,7 @@ def configurations(template: Template, devices: int, global_batch: int, pinned: 
         for mesh, roles, degree in _meshes(devices // pipeline, pinned):
             if not _divides_attention(attention, roles, mesh, pinned):
                 continue
-            for micro_batches in divisors(global_batch):
+            for micro_batches in checked(divisors(global_batch)):
                 if pinned.micro_batches not in (None, micro_batches):
                     continue
                 if pinned.micro_batch is not None and micro_batches * pinned.micro_batch * degree != global_batch:
@@ -266,7 +267,7 @@ def _meshes(devices: int, pinned: Pinned) -> Iterator[tuple[tuple[int, ...], tup
         yield from ((mesh, (), 1) for mesh in mesh_shapes(devices))
     else:
         for data in divisors(devices):
-            for context in divisors(devices // data):
+            for context in checked(divisors(devices // data)):
                 degrees: dict[Role, int] = {"data": data, "context": context, "tensor": devices // data // context}
                 if all(getattr(pinned, name) in (None, degree) for name, degree in degrees.items()):
                     parts = _rest(pinned, degrees["tensor"], context)

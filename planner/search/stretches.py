@@ -13,6 +13,8 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.limits import checked, room
+
 Numbers = NDArray[np.intp]
 
 
@@ -78,10 +80,13 @@ class Stretches:
 def stretches_of(kinds: tuple[int, ...]) -> Stretches:
     """All stretches of some blocks, shorter ones first."""
     blocks = len(kinds)
+    room(2 * 8 * (blocks + 1) ** 2, f"the stretches of {blocks} blocks")
+    if blocks and not any(kinds):
+        return _stretches_alike(blocks)
     number = np.full((blocks + 1, blocks + 1), -1, dtype=np.intp)
     known: dict[tuple[int, ...], int] = {}
     starts: list[int] = []
-    for length in range(blocks + 1):
+    for length in checked(range(blocks + 1)):
         for start in range(blocks - length + 1):
             held = kinds[start : start + length]
             if held not in known:
@@ -96,4 +101,17 @@ def stretches_of(kinds: tuple[int, ...]) -> Stretches:
         starts=np.array(starts, dtype=np.intp),
         lengths=np.array([len(held) for held in known], dtype=np.intp),
         counts=counts.reshape(count, len(known)),
+    )
+
+
+def _stretches_alike(blocks: int) -> Stretches:
+    """All stretches of blocks of one kind: those of a length are one."""
+    ends = np.arange(blocks + 1, dtype=np.intp)
+    number = ends[None, :] - ends[:, None]
+    return Stretches(
+        kinds=(0,) * blocks,
+        number=np.where(number < 0, -1, number),
+        starts=np.zeros(blocks + 1, dtype=np.intp),
+        lengths=ends,
+        counts=ends[None, :].copy(),
     )

@@ -48,6 +48,7 @@ from enum import Enum
 from functools import cached_property
 
 from planner.errors import StrategyError
+from planner.limits import check, checked
 from planner.sharding.layout import PARTIAL, REPLICATE, Layout, Placement, shard
 from planner.sharding.mesh import Mesh
 
@@ -423,9 +424,10 @@ def legal_strategies(
     every += [i for i, factor in enumerate(rule.factors) if factor.kind not in unused]
     grown: list[tuple[Strategy, tuple[int, ...]]] = [((), (1,) * len(rule.factors))]  # and the pieces of each factor
     for axis, size in enumerate(mesh.sizes):
+        check()
         grown = [
             ((*strategy, choice), after)
-            for strategy, pieces in grown
+            for strategy, pieces in checked(grown)
             for choice in (every if allowed is None else allowed[axis])
             if (after := _cut_on(rule, strategy, pieces, choice, size)) is not None
             and not (rule.aligned and _aligned_fault(rule, (*strategy, choice), mesh.sizes))

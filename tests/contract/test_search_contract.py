@@ -9,13 +9,12 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-import planner.search.search
-from planner.errors import InfeasibleError, RequestError
+from planner.errors import InfeasibleError, LimitError, RequestError
+from planner.limits import limited
 from planner.plan.file import dump_plan
 from planner.plan.verify import verify
 from planner.search.advice import changes
@@ -341,17 +340,30 @@ def test_a_stopped_search_returns_what_it_has() -> None:
     assert not whole.statistics.stopped
 
 
-def test_a_search_without_time_finds_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_without_time_finds_nothing_and_says_so() -> None:
     """On a clock that goes on by a second whenever it is read."""
     ticks = count()
-    monkeypatch.setattr(planner.search.search, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
     request = request_of("llama-4", cluster_of("h100-80gb", 8), 8, time_limit=0.0)
-    with pytest.raises(InfeasibleError, match="stopped; give it more time"):
+    with limited(clock=lambda: float(next(ticks))), pytest.raises(LimitError, match="stopped; give it more time"):
         search(request)
-    result = search(replace(request, time_limit=4.0, prune=False))
-    assert result.statistics.stopped
-    assert 0 < result.statistics.evaluated < result.statistics.configurations
-    assert result.bound_seconds <= result.plans[0].objective
+
+
+@pytest.mark.parametrize("algorithm", ["dynamic_programming", "recursive_programming"])
+def test_wherever_a_search_is_stopped_what_it_says_holds(algorithm: str) -> None:
+    """Stopped after more and more looks at the clock: first nothing is known, then a plan and a bound that are true."""
+    asked = request_of("residual", cluster_of("cpu", 4), 8)
+    best = search(asked).plans[0].objective
+    request, looks, found = replace(asked, algorithm=algorithm), 300.0, list[SearchResult]()
+    while not found or found[-1].statistics.stopped:
+        ticks = count()
+        with suppress(LimitError), limited(clock=lambda ticks=ticks: float(next(ticks))):  # type: ignore[misc]
+            found.append(search(replace(request, time_limit=looks)))
+            assert found[-1].bound_seconds <= best * (1 + 1e-9)
+            assert found[-1].plans[0].objective >= best * (1 - 1e-9)
+            assert verify(found[-1].plan, request.graph, request.batch, request.cluster).as_stated
+        looks *= 1.5
+    assert found[0].statistics.stopped
+    assert found[0].statistics.evaluated < found[-1].statistics.evaluated
 
 
 def test_plans_slower_than_a_cutoff_are_of_no_interest() -> None:

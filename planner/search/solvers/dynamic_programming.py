@@ -47,6 +47,7 @@ def solve(
     relative_gap: float = 0.0,
     front_limit: int = 100_000,
     table_limit: int = 2**28,
+    cell_limit: float = math.inf,
 ) -> Solution:
     """The fastest choice that fits.
 
@@ -56,13 +57,14 @@ def solve(
         relative_gap: stop once the choice is proved to be within this of the best; then it is "feasible".
         front_limit: the most entries of a Pareto front. Where it cuts in, the status may be "feasible", with its gap.
         table_limit: refuse problems whose largest clique table has more cells.
+        cell_limit: refuse problems whose clique tables have more cells together.
 
     Raises:
-        ValueError: the elimination would need larger tables than `table_limit`.
+        ValueError: the elimination would need larger tables than `table_limit`, or more of them than `cell_limit`.
     """
     if front_limit < 1 or relative_gap < 0:
         raise ValueError(f"front_limit={front_limit} must be at least 1, relative_gap={relative_gap} at least 0")
-    plan = _schedule(problem, table_limit)
+    plan = _schedule(problem, table_limit, cell_limit)
     ceiling = math.inf if upper_bound is None else upper_bound
     messages = eliminate(plan, time_tables(problem, plan))
     if optimum(messages) == math.inf:
@@ -99,12 +101,17 @@ def lower_bound(problem: Problem, *, table_limit: int = 2**28) -> float:
     return max(value, relax(tables, problem.capacity - smallest - tables.base).bound)
 
 
-def _schedule(problem: Problem, table_limit: int) -> Schedule:
+def _schedule(problem: Problem, table_limit: int, cell_limit: float = math.inf) -> Schedule:
     plan = schedule_of(problem)
     if plan.largest_table > table_limit:
         raise ValueError(
             f"eliminating {len(problem.variables)} variables needs a table of {plan.largest_table:.3g} cells, over "
             f"table_limit={table_limit}: the graph is too wide for dynamic programming, use another solver"
+        )
+    if plan.cells > cell_limit:
+        raise ValueError(
+            f"eliminating {len(problem.variables)} variables needs tables of {plan.cells:.3g} cells, over"
+            f" cell_limit={cell_limit:.3g}: the graph is too wide for dynamic programming, use another solver"
         )
     return plan
 

@@ -14,6 +14,7 @@ from planner.errors import RuleError
 from planner.graph.call import Call, typed_call
 from planner.graph.operator_graph import Operator, OperatorGraph, WrittenRule
 from planner.graph.written import call_text
+from planner.limits import interrupting
 from planner.sharding.rules import RULES
 
 __all__ = ["discover", "prove", "with_rules", "written_rules"]
@@ -35,7 +36,8 @@ def discover(
     for op in missing:
         call = typed_call(graph, op)
         if call not in found:
-            found[call] = _rule(call, op, cache, on_note)
+            with interrupting(f"finding the rule of {op.op}"):
+                found[call] = _rule(call, op, cache, on_note)
             if found[call].reason:
                 on_note(f"{op.op}, called in module '{op.module or '(root)'}', is not split: {found[call].reason}")
     if not missing:

@@ -42,7 +42,7 @@ def test_every_change_makes_it_fit_at_the_cost_that_is_told(plan: Any, here: Pat
 
 def test_it_says_at_which_rank_the_bytes_are_missing(plan: Any, here: Path) -> None:
     pins = ("--devices", "4", "--pipeline", "4", "--micro-batches", "8")
-    error = refused(plan, *TINY, *pins, "--memory-limit", "515MiB", "--time-limit", "2")
+    error = refused(plan, *TINY, *pins, "--memory-limit", "515MiB", "--time-limit", "20")
     assert "at pipeline rank " in error["message"]
     assert "of 4" in error["message"]
     assert error["missing_bytes"] == pytest.approx(error["needed_bytes"] - 515 * 2**20)
@@ -52,3 +52,13 @@ def test_without_time_nothing_is_looked_for(plan: Any, here: Path) -> None:
     outcome = plan(*TINY, "--devices", "2", "--memory-limit", "1MiB", "--time-limit", "0")
     assert outcome.code == 3
     assert "would fit" not in outcome.err
+
+
+def test_the_memory_of_the_planner_itself_is_limited(plan: Any, here: Path) -> None:
+    error = refused(plan, *TINY, "--devices", "2", "--planner-memory", "1MiB")
+    assert error["kind"] == "limit reached"
+    assert "its own memory is limited to 0.0 GiB" in error["message"]
+
+
+def test_a_limit_of_time_that_is_over_is_no_proof_that_nothing_fits(plan: Any, here: Path) -> None:
+    assert refused(plan, *TINY, "--devices", "2", "--time-limit", "0")["kind"] == "limit reached"

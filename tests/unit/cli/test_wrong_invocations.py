@@ -122,6 +122,7 @@ CASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (f"{TINY} --imbalance 2", ("imbalance = 2", "no operator of this model routes to experts")),
     (f"{TINY} --memory-limit much", ("--memory-limit 'much'", "as in 64GiB")),
     (f"{TINY} --memory-limit 0", ("--memory-limit '0'", "above 0")),
+    (f"{TINY} --planner-memory much", ("--planner-memory 'much'", "as in 64GiB")),
     (f"{TINY} --virtual-stages many", ("--virtual-stages 'many'", "auto")),
     (f"{TINY} --copies -1", ("--copies '-1'", "1 or more")),
     (f"{TINY} --mesh 2y1", ("--mesh '2y1'", "as in 8x4")),

@@ -18,11 +18,13 @@ taken in blocks of rows, and never stand in memory as a whole. Bertele and Brios
 of large width.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from planner.limits import check, room
 from planner.search.problem import Array
 from planner.search.solvers.elimination.order import Bucket, Input, Schedule
 
@@ -47,10 +49,16 @@ def eliminate_together(schedule: Schedule, tables: list[Array], rest: int = 0) -
     than one.
     """
     tables = list(tables)
+    room(schedule.message_cells * len(tables[0]) * 8, "the messages of an elimination")
+    cells = 0
     for bucket in schedule.buckets[: len(schedule.buckets) - rest]:
         inputs = bucket.inputs + bucket.child_inputs
         views = [tables[source.table][(_EVERY, *source.expand)] for source in inputs]
-        tables.append(_least(views, (len(tables[0]), *_shape(bucket, tables))))
+        shape = (len(tables[0]), *_shape(bucket, tables))
+        if (cells := cells + math.prod(shape)) > BLOCK:
+            check()
+            cells = 0
+        tables.append(_least(views, shape))
     return tables
 
 
@@ -66,11 +74,14 @@ def remainder(schedule: Schedule, tables: list[Array], rest: int) -> Array:
     """
     done = len(schedule.buckets) - rest
     order = [bucket.variable for bucket in schedule.buckets[done:]]
+    states = math.prod(tables[variable].shape[-1] for variable in order)
+    room(2 * states * len(tables[0]) * 8, "the states of the boundary between blocks")
     total = np.zeros([len(tables[0]), *[tables[variable].shape[-1] for variable in order]])
     for bucket in schedule.buckets[done:]:
         clique = (bucket.variable, *bucket.scope)
         arrived = [source for child, source in zip(bucket.children, bucket.child_inputs, strict=True) if child < done]
         for source in (*bucket.inputs, *arrived):
+            check()
             axes = [order.index(clique[axis]) for axis in source.axes]
             shape = [len(total)] + [1] * rest
             for axis, size in zip(axes, tables[source.table].shape[1:], strict=True):
@@ -84,22 +95,23 @@ def backtrack(schedule: Schedule, tables: list[Array], last: Sequence[int] = ())
 
     `last` has the candidates of the variables that `eliminate` left alone, in order of elimination.
     """
-    choice = [0] * len(schedule.buckets)
+    choice = [0] * schedule.variables
     done = len(schedule.buckets) - len(last)
     for bucket, candidate in zip(schedule.buckets[done:], last, strict=True):
         choice[bucket.variable] = candidate
     everything = slice(None)
-    for bucket in reversed(schedule.buckets[:done]):
+    for variable, buckets in itertools.groupby(reversed(schedule.buckets[:done]), key=lambda one: one.variable):
         column: Array | None = None
-        for source in bucket.inputs + bucket.child_inputs:
-            if source.axes:
-                others = source.others
-                part = tables[source.table]
-                if others:
-                    part = part[(everything, *[choice[v] for v in others])]  # type: ignore[arg-type]  # numpy's stubs
-                column = part if column is None else column + part
-        assert column is not None, "every bucket holds the node of its variable"
-        choice[bucket.variable] = int(column.argmin())
+        for bucket in buckets:
+            for source in bucket.inputs + bucket.child_inputs:
+                if source.axes:
+                    others = source.others
+                    part = tables[source.table]
+                    if others:
+                        part = part[(everything, *[choice[v] for v in others])]  # type: ignore[arg-type]  # numpy's stubs
+                    column = part if column is None else column + part
+        assert column is not None, "every variable has a node"
+        choice[variable] = int(column.argmin())
     return choice
 
 
@@ -136,6 +148,7 @@ def totals(bucket: Bucket, tables: list[Array], down: Array | None) -> Iterator[
         views.append(down[None])
     shape = _shape(bucket, tables)
     for rows in _blocks(shape):
+        check()
         total = _sum([_rows(view, rows) for view in views])
         yield rows, np.broadcast_to(total, (rows.stop - rows.start, *shape[1:]))
 
@@ -165,6 +178,7 @@ def _least(views: list[Array], shape: tuple[int, ...]) -> Array:
         return np.concatenate([_least(each, (1, *shape[1:])) for each in alone])
     best: Array | None = None
     for rows in _blocks(shape[1:]):
+        check()
         part: Array = np.minimum.reduce(_sum([_rows(view[0], rows) for view in views]), axis=0)
         best = part if best is None else np.minimum(best, part, out=best)
     assert best is not None, "a table has at least one row"

@@ -16,13 +16,27 @@ neighbours have combinations:
 The best order is NP-hard to find (Arnborg, Corneil, Proskurowski 1987); for the chains with skips of neural networks,
 of width 2 or 3, the greedy ones are as good as optimal (Dechter 2003, chapter 4). Not good for graphs of large width:
 no order is.
+
+For those a schedule may be relaxed: the tables of a variable are split into groups whose cliques stay small, and each
+group takes the minimum over the variable by itself, as if every group had a copy of it (mini-bucket elimination,
+Dechter and Rish 2003). What comes out is at most the true minimum, so bounds stay bounds; a choice read back from it is
+one of many, and costs what it costs. A step of a scan that reads slices of four long tensors is such a graph.
 """
 
 import heapq
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+
+from planner.limits import check
+
+EXACT = 2**28
+"""Cells of all clique tables up to which a schedule that may be relaxed is exact: about a second on one core."""
+
+_RELAXED = 1 / 4  # of the cells that an exact schedule may have, a relaxed one has about so many
+_SMALLEST, _LARGEST = 2**12, 2**20  # cells of a clique table of a relaxed schedule
 
 Pairs = tuple[tuple[int, int], ...]
 Index = tuple[slice | None, ...]
@@ -62,28 +76,43 @@ class Bucket:
     child_inputs: tuple[Input, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Schedule:
     """The whole elimination.
 
     Attributes:
-        buckets: in order of elimination; the last one has an empty scope.
+        buckets: in order of elimination; the last one has an empty scope. A relaxed schedule has several of one
+            variable, one after the other.
         pairs: joined pairs of variables, each in order of elimination.
         edge_pairs: for each edge of the problem its pair, and whether its table has to be transposed.
         largest_table: cells of the largest clique table.
+        cells: of all clique tables.
+        message_cells: of all messages.
+        exact: whether no bucket was split.
     """
 
     buckets: tuple[Bucket, ...]
     pairs: Pairs
     edge_pairs: tuple[tuple[int, bool], ...]
     largest_table: int
+    cells: int
+    message_cells: int
+    exact: bool = True
+
+    @cached_property
+    def variables(self) -> int:
+        """How many variables there are."""
+        return len({bucket.variable for bucket in self.buckets})
 
 
 @lru_cache(maxsize=256)
-def schedule(sizes: tuple[int, ...], edges: Pairs, last: tuple[int, ...] = ()) -> Schedule:
+def schedule(
+    sizes: tuple[int, ...], edges: Pairs, last: tuple[int, ...] = (), exact_cells: float = math.inf
+) -> Schedule:
     """Plan the elimination of variables with so many candidates, joined by these edges (repetition allowed).
 
-    The variables in `last` are eliminated after all others, in this order.
+    The variables in `last` are eliminated after all others, in this order. The schedule is relaxed where an exact one
+    has more than `exact_cells`; the buckets of `last` are never split.
     """
     order = elimination_order(sizes, edges, last)
     position = {variable: step for step, variable in enumerate(order)}
@@ -93,34 +122,93 @@ def schedule(sizes: tuple[int, ...], edges: Pairs, last: tuple[int, ...] = ()) -
         flip = position[first] > position[second]
         pair = (second, first) if flip else (first, second)
         edge_pairs.append((pair_number.setdefault(pair, len(pair_number)), flip))
-    pairs = tuple(pair_number)
-    buckets = _buckets(order, position, pairs)
-    largest = max(math.prod(sizes[v] for v in (bucket.variable, *bucket.scope)) for bucket in buckets)
-    return Schedule(buckets=buckets, pairs=pairs, edge_pairs=tuple(edge_pairs), largest_table=largest)
+    found = _planned(sizes, order, position, tuple(pair_number), tuple(edge_pairs), math.inf, len(last))
+    if found.cells <= exact_cells:
+        return found
+    most = min(max(_RELAXED * exact_cells / len(order), _SMALLEST), _LARGEST)
+    return _planned(sizes, order, position, found.pairs, found.edge_pairs, most, len(last))
 
 
-def _buckets(order: list[int], position: dict[int, int], pairs: Pairs) -> tuple[Bucket, ...]:
-    """Put every table into the bucket of the first of its variables to go, and derive the messages."""
+def _planned(
+    sizes: tuple[int, ...],
+    order: list[int],
+    position: dict[int, int],
+    pairs: Pairs,
+    edge_pairs: tuple[tuple[int, bool], ...],
+    most: float,
+    rest: int,
+) -> Schedule:
+    buckets = _buckets(sizes, order, position, pairs, most, rest)
+    cells = [math.prod(sizes[v] for v in (bucket.variable, *bucket.scope)) for bucket in buckets]
+    done = len(buckets) - rest
+    return Schedule(
+        buckets=buckets,
+        pairs=pairs,
+        edge_pairs=edge_pairs,
+        largest_table=max(cells),
+        cells=sum(cells[:done]),
+        message_cells=sum(
+            number // sizes[bucket.variable] for number, bucket in zip(cells[:done], buckets, strict=False)
+        ),
+        exact=len(buckets) == len(order),
+    )
+
+
+def _buckets(
+    sizes: tuple[int, ...], order: list[int], position: dict[int, int], pairs: Pairs, most: float, rest: int
+) -> tuple[Bucket, ...]:
+    """Put every table into the bucket of the first of its variables to go, and derive the messages. Buckets are split
+    where they have more than `most` cells, all but the last `rest`."""
     total = len(order)
     waiting: list[list[tuple[int, tuple[int, ...]]]] = [[(variable, (variable,))] for variable in order]
     for number, pair in enumerate(pairs):
         waiting[position[pair[0]]].append((total + number, pair))
     arriving: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in order]
-    buckets = []
+    buckets: list[Bucket] = []
     for step, variable in enumerate(order):
-        members = {v for _, scope in waiting[step] + arriving[step] for v in scope} - {variable}
-        clique = (variable, *sorted(members, key=position.__getitem__))
-        inputs = sorted((_input(table, scope, clique) for table, scope in waiting[step]), key=lambda i: len(i.axes))
-        children = tuple(child for child, _ in arriving[step])
-        messages = tuple(_input(total + len(pairs) + child, scope, clique) for child, scope in arriving[step])
-        scope = clique[1:]
-        buckets.append(
-            Bucket(variable=variable, scope=scope, inputs=tuple(inputs), children=children, child_inputs=messages)
-        )
-        # A component that is done sends its number to the very last bucket, which makes one tree of all.
-        if step < total - 1:
-            arriving[position[scope[0]] if scope else total - 1].append((step, scope))
+        check()
+        groups = [(waiting[step], arriving[step])]
+        if most < math.inf and step < total - rest:
+            groups = _split(sizes, variable, waiting[step], arriving[step], most)
+        for tables, messages in groups:
+            members = {v for _, scope in (*tables, *messages) for v in scope} - {variable}
+            clique = (variable, *sorted(members, key=position.__getitem__))
+            bucket = Bucket(
+                variable=variable,
+                scope=clique[1:],
+                inputs=tuple(
+                    sorted((_input(table, scope, clique) for table, scope in tables), key=lambda i: len(i.axes))
+                ),
+                children=tuple(child for child, _ in messages),
+                child_inputs=tuple(_input(total + len(pairs) + child, scope, clique) for child, scope in messages),
+            )
+            # A component that is done sends its number to the very last bucket, which makes one tree of all.
+            if step < total - 1:
+                home = position[bucket.scope[0]] if bucket.scope else total - 1
+                arriving[home].append((len(buckets), bucket.scope))
+            buckets.append(bucket)
     return tuple(buckets)
+
+
+_Tables = list[tuple[int, tuple[int, ...]]]  # with the variables of each
+
+
+def _split(
+    sizes: tuple[int, ...], variable: int, tables: _Tables, messages: _Tables, most: float
+) -> list[tuple[_Tables, _Tables]]:
+    """Tables and messages of a bucket in groups of at most `most` cells each, the widest ones first; one that is larger
+    by itself is a group of its own."""
+    both = [(False, one) for one in tables] + [(True, one) for one in messages]
+    groups: list[tuple[set[int], _Tables, _Tables]] = []
+    for arrived, (table, scope) in sorted(both, key=lambda one: -len(one[1][1])):
+        group = next((one for one in groups if math.prod(sizes[v] for v in one[0] | set(scope)) <= most), None)
+        if group is None:
+            group = ({variable}, [], [])
+            groups.append(group)
+        members, held, received = group
+        members.update(scope)
+        (received if arrived else held).append((table, scope))
+    return [(held, received) for _, held, received in groups]
 
 
 def _input(table: int, scope: tuple[int, ...], clique: tuple[int, ...]) -> Input:
@@ -176,6 +264,7 @@ def _greedy(
     heapq.heapify(heap)
     order, cells = [], 0
     while heap:
+        check()
         value, variable = heapq.heappop(heap)
         if current.get(variable) != value:
             continue
@@ -184,9 +273,13 @@ def _greedy(
         cells += sizes[variable] * math.prod(sizes[neighbour] for neighbour in core[variable])
         neighbours = core.pop(variable)
         for neighbour in neighbours:
-            core[neighbour] |= neighbours
-            core[neighbour] -= {variable, neighbour}
-        touched = neighbours.union(*(core[neighbour] for neighbour in neighbours))
+            core[neighbour].discard(variable)
+        touched = set(neighbours)
+        for one, other in itertools.combinations(neighbours, 2):
+            if other not in core[one]:
+                core[one].add(other)
+                core[other].add(one)
+                touched |= core[one] & core[other]  # an edge that they would have had to add is there now
         for other in sorted(touched - kept):
             if (renewed := score(core, other)) != current[other]:
                 current[other] = renewed
