@@ -186,7 +186,7 @@ def _loaded(transformers: Any, path: Path) -> Any:
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
-        return transformers.AutoConfig.from_pretrained(str(path), local_files_only=True)
+        return transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ModelError(f"{path}: transformers cannot read it: {_first_line(error)}") from error
     finally:

@@ -31,6 +31,12 @@ def split_reference(reference: str) -> tuple[str, Mapping[str, str]]:
     return found["name"], parse_changes(found["changes"].split("+")[1:])
 
 
+def looks_like_config(reference: str) -> bool:
+    """Whether a reference is the path of a config by its form alone; nothing is looked up."""
+    name, _ = split_reference(reference)
+    return ":" not in name and (name.endswith(".json") or "/" in name)
+
+
 def changed_reference(reference: str, changes: Sequence[str]) -> str:
     """The name of a model that differs by KEY=VALUE, the last of those of one key, from the one that is named."""
     name, before = split_reference(reference)

@@ -20,6 +20,7 @@ from planner.errors import LayoutError, PlanFileError
 from planner.graph.operator_graph import WrittenRule
 from planner.graph.uneven import EVEN, imbalance_fault
 from planner.nearest import divisors, nearest_words
+from planner.plan.carried import LONGEST
 from planner.plan.machine import groups_of_ranks
 from planner.plan.plan import (
     OPTIMIZERS,
@@ -65,12 +66,13 @@ class _Outline(_Strict):
 
 
 class _Model(_Strict):
-    reference: str
+    reference: Annotated[str, Field(max_length=4096)]
     sequence_length: Count | None
     parameters: Annotated[int, Field(ge=0)]
     fingerprint: str
     batch: Count | None = None
     outline: _Outline | None = None
+    graph: Annotated[str, Field(max_length=LONGEST)] | None = None
 
 
 class _Training(_Strict):
@@ -472,6 +474,8 @@ def _mesh_axis(axis: _Axis) -> MeshAxis:
 
 
 def _model_of(file: _Model) -> ModelReference:
+    if not file.reference.isprintable():  # it is written into scripts and reports
+        raise PlanFileError(f"model.reference: {file.reference[:80]!a} is no name; undo the edit or plan again")
     outline = file.outline
     return ModelReference(
         reference=file.reference,
@@ -486,6 +490,7 @@ def _model_of(file: _Model) -> ModelReference:
             parameters=tuple(outline.parameters.items()),
             operators=outline.operators,
         ),
+        graph=file.graph,
     )
 
 
