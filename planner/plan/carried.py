@@ -17,6 +17,7 @@ import math
 import re
 import zlib
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -88,7 +89,7 @@ class Carried:
 
 
 def graph_text(graph: OperatorGraph, *, batch: int, sequence_length: int | None) -> str | None:
-    """The text of a graph; None where it is longer than is read again."""
+    """The text of a graph; None where it is longer than is read again, or has names that no plan file may have."""
     content = {
         "batch": batch,
         "sequence_length": sequence_length,
@@ -102,7 +103,8 @@ def graph_text(graph: OperatorGraph, *, batch: int, sequence_length: int | None)
     }
     plain = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
     text = base64.b64encode(zlib.compress(plain, 9)).decode()
-    return text if len(text) <= LONGEST and len(plain) <= _UNPACKED else None
+    long = len(text) > LONGEST or len(plain) > _UNPACKED
+    return None if long or any(not one.isprintable() for one in _texts(graph)) else text
 
 
 def carried_graph(text: str) -> Carried:
@@ -206,16 +208,29 @@ def _type_of(name: str, shape: list[int], dtype: str, contiguous: bool) -> Tenso
     return TensorType(shape=tuple(shape), dtype=dtype, contiguous=contiguous)
 
 
+def _texts(graph: OperatorGraph) -> Iterator[str]:
+    """Names and texts, which are written into reports and files of engines."""
+    yield from graph.types
+    for parameter in graph.parameters:
+        yield from parameter.aliases
+    for op in graph.operators:
+        yield from (op.name, op.module, *(key for key, _ in op.keywords))
+        yield from (text for text in (*op.arguments, *dict(op.keywords).values()) if isinstance(text, str))
+
+
 def _check_values(graph: OperatorGraph) -> None:
-    """Every value has one producer before its readers, and a type; the loss is a scalar that can be trained."""
+    """Names can be printed, every value has one producer before its readers, and a type; the loss is a scalar that can
+    be trained."""
+    if strange := [text for text in _texts(graph) if not text.isprintable()]:
+        raise _fault(f"the text {strange[0][:80]!a} has a control character")
     given = [*graph.inputs, *(parameter.name for parameter in graph.parameters), *graph.buffers]
     made = [name for op in graph.operators for name in op.results if name is not None]
     twice = [name for name, count in Counter([*given, *made]).items() if count > 1]
     twice += [name for name, count in Counter(op.name for op in graph.operators).items() if count > 1]
     if twice:
         raise _fault(f"'{twice[0]}' is there twice")
-    if strange := set(given) ^ set(made) ^ set(graph.types):
-        raise _fault(f"value '{min(strange)}' has no type, or a type and no producer")
+    if untyped := {*given, *made} ^ set(graph.types):
+        raise _fault(f"value '{min(untyped)}' has no type, or a type and no producer")
     known = set(given)
     for op in graph.operators:
         if missing := [name for name in op.operands if name not in known]:

@@ -474,8 +474,6 @@ def _mesh_axis(axis: _Axis) -> MeshAxis:
 
 
 def _model_of(file: _Model) -> ModelReference:
-    if not file.reference.isprintable():  # it is written into scripts and reports
-        raise PlanFileError(f"model.reference: {file.reference[:80]!a} is no name; undo the edit or plan again")
     outline = file.outline
     return ModelReference(
         reference=file.reference,
