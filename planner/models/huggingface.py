@@ -111,7 +111,8 @@ def _config(reference: str) -> tuple[Path, str, str, Any]:
     path, name = _read(file)
     transformers = _transformers()
     ending = next((ending for ending in _KINDS if name.endswith(ending)), None)
-    if ending is None or not hasattr(transformers, name):
+    found = getattr(transformers, name, None) if ending is not None else None
+    if ending is None or not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
         known = ", ".join(f"…{known}" for known in _KINDS)
         raise ModelError(
             f"{path}: the architecture {name} is not one that is built here ({known}); "
