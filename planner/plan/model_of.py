@@ -14,7 +14,8 @@ operators of it, needs it built: from the person or the zoo.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from planner.errors import ModelError, PlanFileError
+from planner.errors import ModelError, PlanFileError, nearest_names
+from planner.models.overrides import split_reference
 from planner.plan.carried import carried_graph
 from planner.plan.plan import PRECISIONS, ModelReference, Plan
 
@@ -53,15 +54,17 @@ def carried_model(plan: Plan) -> PlannedModel | None:
 def buildable(model: ModelReference, given: str | None, why: str = "") -> str:
     """What the model of a plan may be built from: what the person has `given`, else a name of the zoo. Raises
     ModelError where the plan has another one; `why` says what it is needed for."""
-    from planner.models.zoo import is_of_zoo
+    from planner.models.zoo import ZOO, is_of_zoo
 
     if given is not None:
         return given
     if is_of_zoo(model.reference):
         return model.reference
     name = ascii(model.reference[:_SHOWN]) + ("..." if len(model.reference) > _SHOWN else "")
+    near = nearest_names(split_reference(model.reference)[0], ZOO)
+    meant = f" (did you mean {' or '.join(near)}?)" if near else ""
     raise ModelError(
-        f"the plan is for the model {name}, which is none of the zoo, and what a file names is never imported or"
+        f"the plan is for the model {name}, which is none of the zoo{meant}, and what a file names is never imported or"
         f" opened{why}; say which model it is: --model package.module:factory, or --model path/to/config.json"
     )
 
