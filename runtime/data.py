@@ -5,10 +5,7 @@ input where it is known, else from the values of the example; floating point val
 types and ranges are realistic: a model can learn nothing from them but the bias of its output.
 """
 
-import importlib
-import os
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -18,7 +15,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from planner.errors import RequestError, unknown_name
+from planner.errors import RequestError
+from planner.models.imported import imported_factory
 from planner.models.zoo import BuiltModel
 from planner.plan.plan import Plan
 from runtime.arguments import Arguments
@@ -129,23 +127,12 @@ def load_dataset(reference: str, sequence_length: int | None = None) -> Dataset[
         if sequence_length is None:
             raise RequestError(f"--data {reference}: the model of the plan has no sequences, and takes no tokens")
         return TokensDataset(reference, sequence_length)
-    path, _, name = reference.partition(":")
-    if not name or "/" in path or path.endswith(".py"):
+    if ":" not in reference or "/" in reference or reference.partition(":")[0].endswith(".py"):
         raise RequestError(
             f"--data {reference}: write package.module:factory, with dots and without .py, or a file of"
             " tokens, .npy or .bin"
         )
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(path)
-    except Exception as error:  # whatever a module of the user's does
-        raise RequestError(f"--data {reference}: cannot import '{path}': {type(error).__name__}: {error}") from error
-    factory: Callable[[], Any] | None = getattr(module, name, None)
-    if not callable(factory):
-        public = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
-        raise RequestError(unknown_name(f"factory in {path}", name, public))
+    factory = imported_factory(reference, "--data", RequestError)
     try:
         dataset = factory()
     except Exception as error:

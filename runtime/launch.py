@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from planner.errors import PlannerError, RequestError
 from planner.plan.file import load_plan
+from planner.plan.model_of import buildable
 from planner.plan.plan import Plan
 from runtime.interfaces import interface_of
 from runtime.launchers import Launched, launched_by
@@ -52,6 +53,7 @@ def launch(
 
     plan = load_plan(Path(plan_path))
     _check(settings)
+    buildable(plan.model, settings.model)
     launched = launched_by(os.environ)
     _check_tables(plan, settings, started_here=launched is None)
     if (done := finished(settings)) is not None:

@@ -22,8 +22,9 @@ SERVERS = 2
 class RunSettings:
     """A run of `steps` optimizer steps. `seed` is that of weights, synthetic data and order.
 
-    `check` runs the unsharded model beside it, in the memory of rank 0's device. `model` and `data` are factories,
-    `package.module:factory`: of the model where the plan does not name it, of a dataset where there shall be one.
+    `check` runs the unsharded model beside it, in the memory of rank 0's device. `model` and `data` are the
+    words of the person: the model where it is none of the zoo, `package.module:factory` or a config.json, and the
+    factory of a dataset where there shall be one. What a plan names itself is never imported or opened.
     `shuffle`, `full_batch` and `workers` are those of `runtime.loader`. A run in which no rank makes progress for
     `timeout` seconds is ended. `on_nonfinite`, `on_spike`, `spike_factor` and `spike_window` are those of
     `runtime.guard`; a run that rolls back does so `rollbacks` times in a row without getting any further.
@@ -114,7 +115,7 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=5, help="optimizer steps (default 5)")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights, synthetic data and order (default 0)")
     parser.add_argument("--no-check", action="store_true", help="do not run the unsharded model beside it")
-    parser.add_argument("--model", help="package.module:factory, where the plan does not name the model")
+    parser.add_argument("--model", help="package.module:factory or a config.json, where it is none of the zoo")
     parser.add_argument("--data", help="package.module:factory of a dataset (default: synthetic data)")
     parser.add_argument("--shuffle", action="store_true", help="shuffle the samples of --data")
     parser.add_argument("--own-samples", action="store_true", help="each rank reads only the samples of its pieces")

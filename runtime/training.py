@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 from hardware_profiles import Seconds
 from planner.errors import RequestError
-from planner.models.zoo import BuiltModel, build_model
+from planner.models.zoo import BuiltModel
+from planner.plan.model_of import build_planned
 from planner.plan.plan import ASYNCHRONOUS, PRECISIONS, Plan
 from runtime.arguments import Arguments
 from runtime.checkpoint.folder import finished
@@ -140,12 +141,7 @@ def _trained(
 def _build(plan: Plan, settings: RunSettings) -> BuiltModel:
     """The model on the CPU: the same weights on every rank."""
     torch.manual_seed(settings.seed)
-    return build_model(
-        settings.model or plan.model.reference,
-        dtype=PRECISIONS[plan.training.precision],
-        device="cpu",
-        sequence_length=None if settings.model is not None and ":" in settings.model else plan.model.sequence_length,
-    )
+    return build_planned(plan, settings.model, device="cpu")
 
 
 def _plain(built: BuiltModel, step: TrainingStep, settings: RunSettings, device: torch.device) -> UnshardedStep | None:

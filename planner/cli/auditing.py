@@ -12,7 +12,7 @@ import typer
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
 from planner.cli.output import write_json
 from planner.cli.printing import WIDTH
-from planner.cli.showing import naming, traced_again
+from planner.cli.showing import ExecutedModel, built_again, naming
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +27,7 @@ _NAMED = 10
 
 def audit(
     plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
+    model: ExecutedModel = None,
     as_json: Annotated[bool, typer.Option("--json", help="Every operator's row, as one object on stdout.")] = False,
 ) -> None:
     """Run one rank of every stage of a plan on tensors without data, and compare what it does with what was predicted.
@@ -38,7 +39,7 @@ def audit(
     """
     with reporting(as_json):
         found = []
-        for stage in _stages(plan_file):
+        for stage in _stages(plan_file, model):
             found.append(stage)
             if not as_json:
                 _print(stage)
@@ -50,7 +51,7 @@ def audit(
         raise typer.Exit(0 if agrees else 1)
 
 
-def _stages(plan_file: Path) -> "Iterator[StageAudit]":
+def _stages(plan_file: Path, given: str | None) -> "Iterator[StageAudit]":
     from planner.plan.file import load_plan
     from planner.plan.machine import machine_of
     from runtime.auditing import audit as audited
@@ -58,8 +59,8 @@ def _stages(plan_file: Path) -> "Iterator[StageAudit]":
     plan = load_plan(plan_file)
     with naming(plan_file):
         cluster = machine_of(plan.cluster)
-        model, graph = traced_again(plan)
-        yield from audited(plan, graph, model.batch, cluster)
+        model = built_again(plan, given, ", and an audit runs its operators")
+        yield from audited(plan, model.graph, model.batch, cluster)
 
 
 def _print(stage: "StageAudit") -> None:

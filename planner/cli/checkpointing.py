@@ -10,7 +10,7 @@ import typer
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
 from planner.cli.output import write_json
 from planner.cli.printing import WIDTH
-from planner.cli.showing import AsJson, naming, traced_again
+from planner.cli.showing import AsJson, ExecutedModel, built_again, naming
 from planner.cli.usage import Commands
 from planner.cli.values import parse_memory
 from planner.errors import CheckpointError, ModelError, RequestError, unknown_name
@@ -120,6 +120,7 @@ def convert(
     plan_file: Annotated[Path, typer.Option("--plan", metavar="PLAN", help="The plan to go on with.")],
     output: DST,
     memory: Memory = "256MiB",
+    model: ExecutedModel = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a checkpoint as the ranks of another plan would have, in this process and in bounded memory.
@@ -142,12 +143,13 @@ def convert(
         opened.check()
         plan = load_plan(plan_file)
         with naming(plan_file):
-            model, graph = traced_again(plan)
-            bound = bind(plan, graph, model.batch)
-        opened = in_own_names(opened, plan.model, most)
+            known = built_again(plan, model, ", and its buffers are taken from it")
+            bound = bind(plan, known.graph, known.batch)
+        assert known.built is not None
+        opened = in_own_names(opened, plan.model, model, most)
         cuts = [cut_stage(bound, stage) for stage in range(len(plan.stages))]
         manifest = _manifest_of(opened)
-        homes = buffer_homes(model.module, bound, cuts)
+        homes = buffer_homes(known.built.module, bound, cuts)
         _answer(converted(opened, manifest, bound, homes, output, most), output, as_json)
 
 
@@ -166,6 +168,7 @@ def merge(
     ] = None,
     max_file: Annotated[float, typer.Option("--max-file", metavar="GB", help="Largest file, in 1e9 bytes.")] = 5.0,
     memory: Memory = "256MiB",
+    model: ExecutedModel = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the model of a checkpoint in whole tensors, as PyTorch and Hugging Face read it, in bounded memory.
@@ -182,7 +185,7 @@ def merge(
         most = _block(memory)
         opened = _opened(source)
         opened.check()
-        opened, naming = _named(opened, names)
+        opened, naming = _named(opened, names, model)
         made = merged(opened, _manifest_of(opened), output, int(max_file * 1e9), most, naming)
         _answer(made, output, as_json)
 
@@ -197,7 +200,7 @@ def _block(memory: str) -> int:
     return asked // HELD
 
 
-def _named(opened: "Readable", names: str | None) -> "tuple[Readable, Naming | None]":
+def _named(opened: "Readable", names: str | None, given: str | None) -> "tuple[Readable, Naming | None]":
     """A checkpoint under the names of its model, and those of transformers where these are asked for, or can be had."""
     from runtime.checkpoint.naming import in_own_names, naming_of_model
 
@@ -212,7 +215,7 @@ def _named(opened: "Readable", names: str | None) -> "tuple[Readable, Naming | N
             )
         return opened, None
     try:
-        naming = naming_of_model(plan.model)
+        naming = naming_of_model(plan.model, given)
     except ModelError as error:
         if names == "own":
             return opened, None
@@ -227,7 +230,7 @@ def _named(opened: "Readable", names: str | None) -> "tuple[Readable, Naming | N
             f"--names huggingface: nothing is known of what transformers would call the tensors of"
             f" {plan.model.reference}; leave --names out"
         )
-    return in_own_names(opened, plan.model), None if names == "own" else naming
+    return in_own_names(opened, plan.model, given), None if names == "own" else naming
 
 
 def _opened(source: Path) -> "Readable":

@@ -9,7 +9,7 @@ import typer
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
 from planner.cli.output import write_json
 from planner.cli.printing import console_of
-from planner.cli.showing import naming, traced_again
+from planner.cli.showing import OfModel, naming, traced_again
 from planner.cli.stopping import SAID, stoppable
 from planner.cli.waiting import waiting
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 def diff(
     first: Annotated[Path, typer.Argument(help="A plan file.")],
     second: Annotated[Path, typer.Argument(help="Another plan file of the same model.")],
+    model: OfModel = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what sets two plans apart, and what each difference costs or saves.
@@ -37,7 +38,7 @@ def diff(
         plans = load_plan(first), load_plan(second)
         with waiting() as wait:
             wait.phase("tracing")
-            graphs = _graphs(plans, (first, second))
+            graphs = _graphs(plans, (first, second), model)
             wait.phase("pricing both plans")
             with stoppable(lambda: wait.phase("stopping")) as stopped:
                 found = compare(*plans, graphs, partial(wait.phase, "pricing the plans on the way"), stopped)
@@ -49,7 +50,7 @@ def diff(
                 typer.echo(f"{SAID}: the differences that were left are priced together, in the last row.")
 
 
-def _graphs(plans: "tuple[Plan, Plan]", files: tuple[Path, Path]) -> Any:
+def _graphs(plans: "tuple[Plan, Plan]", files: tuple[Path, Path], given: str | None) -> Any:
     """The graphs of both plans by fingerprint; equal ones are traced once."""
     from planner.plan.differences import Traced
 
@@ -57,8 +58,8 @@ def _graphs(plans: "tuple[Plan, Plan]", files: tuple[Path, Path]) -> Any:
     for plan, file in zip(plans, files, strict=True):
         if plan.model.fingerprint not in known:
             with naming(file):
-                model, graph = traced_again(plan)
-            known[plan.model.fingerprint] = Traced(graph=graph, batch=model.batch)
+                model = traced_again(plan, given)
+            known[plan.model.fingerprint] = Traced(graph=model.graph, batch=model.batch)
     return known
 
 

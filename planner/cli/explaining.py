@@ -11,15 +11,15 @@ import typer
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
 from planner.cli.output import explanation_content, write_json
 from planner.cli.printing import console_of
-from planner.cli.showing import naming, traced_again
+from planner.cli.showing import OfModel, naming, traced_again
 from planner.cli.stopping import SAID, stoppable
 from planner.cli.waiting import Waiting, waiting
 
 if TYPE_CHECKING:
-    from planner.models.zoo import BuiltModel
     from planner.plan.alternatives import Priced, Subject
     from planner.plan.bind import BoundPlan
     from planner.plan.explanation import Explanation, Outcome, Sensitivity
+    from planner.plan.model_of import PlannedModel
     from planner.search.sensitivity import Search, Traced, World
 
 _NOTHING_YET = "interrupted before anything was known"
@@ -37,6 +37,7 @@ def explain(
     time_limit: Annotated[
         float, typer.Option(metavar="SECONDS", help="Begin no further search after that long.", min=0)
     ] = 120.0,
+    model: OfModel = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say why a plan costs what it costs.
@@ -53,13 +54,13 @@ def explain(
         patience = _Patience(wanted=search, ends=time.perf_counter() + time_limit)
         with waiting() as wait:
             wait.phase("tracing the model")
-            world, model, bound = _world(plan_file)
+            world, known, bound = _world(plan_file, model)
             with stoppable(lambda: wait.phase("stopping")) as stopped:
                 again = _again(patience, wait, stopped)
                 if name is not None:
                     found = _choices(world, bound, name, again, wait)
                 else:
-                    rows = _sensitivities(world, model, again, wait)
+                    rows = _sensitivities(world, known, again, wait)
         ended = _Ended(by_hand=stopped(), late=patience.late, limit=time_limit)
         if name is not None:
             _show_choices(found, bound, ended, as_json)
@@ -106,7 +107,7 @@ def _again(patience: _Patience, wait: Waiting, stopped: Callable[[], bool]) -> "
     return Search(begins=patience.begins, on_progress=wait.searched, cancelled=stopped)
 
 
-def _world(plan_file: Path) -> "tuple[World, BuiltModel, BoundPlan]":
+def _world(plan_file: Path, given: str | None) -> "tuple[World, PlannedModel, BoundPlan]":
     """The plan, priced as it is now, and all that it was made for."""
     from planner.plan.file import load_plan
     from planner.plan.machine import machine_of
@@ -116,12 +117,12 @@ def _world(plan_file: Path) -> "tuple[World, BuiltModel, BoundPlan]":
     plan = load_plan(plan_file)
     with naming(plan_file):
         cluster = machine_of(plan.cluster)
-        model, graph = traced_again(plan)
-        bound = repriced(plan, graph, model.batch, cluster)
-    return World(plan=bound.plan, graph=graph, batch=model.batch, cluster=cluster), model, bound
+        model = traced_again(plan, given)
+        bound = repriced(plan, model.graph, model.batch, cluster)
+    return World(plan=bound.plan, graph=model.graph, batch=model.batch, cluster=cluster), model, bound
 
 
-def _sensitivities(world: "World", model: "BuiltModel", again: "Search", wait: Waiting) -> "tuple[Sensitivity, ...]":
+def _sensitivities(world: "World", model: "PlannedModel", again: "Search", wait: Waiting) -> "tuple[Sensitivity, ...]":
     from planner.search.sensitivity import sensitivities
 
     found = tuple(sensitivities(world, _retracing(world, model), again, wait.phase))
@@ -130,7 +131,7 @@ def _sensitivities(world: "World", model: "BuiltModel", again: "Search", wait: W
     return found
 
 
-def _retracing(world: "World", model: "BuiltModel") -> "Callable[[int], Traced]":
+def _retracing(world: "World", model: "PlannedModel") -> "Callable[[int], Traced]":
     """Traces the model for another length."""
     from planner.cli.tracing import traced
     from planner.errors import ModelError
@@ -139,12 +140,15 @@ def _retracing(world: "World", model: "BuiltModel") -> "Callable[[int], Traced]"
     from planner.plan.plan import PRECISIONS
 
     def retrace(length: int) -> "Traced":
-        if ":" in model.reference:
-            raise ModelError(f"the length of {model.reference} is that of its factory")
-        built = build_model(model.reference, dtype=PRECISIONS[world.plan.training.precision], sequence_length=length)
+        if model.built is None:
+            raise ModelError("the length is that of the graph in the file; --model NAME builds the model for another")
+        reference = model.built.reference
+        if ":" in reference.partition("+")[0]:
+            raise ModelError(f"the length of {reference} is that of its factory")
+        built = build_model(reference, dtype=PRECISIONS[world.plan.training.precision], sequence_length=length)
         graph = traced(built)
-        reference = model_reference(graph, name=model.reference, sequence_length=length, batch=built.batch)
-        return reference, graph, built.batch
+        of_length = model_reference(graph, name=reference, sequence_length=length, batch=built.batch)
+        return of_length, graph, built.batch
 
     return retrace
 

@@ -12,7 +12,7 @@ from planner.cli.carrying import Step, Subject, plan_of, priced_losses, target_n
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
 from planner.cli.folders import write_folder
 from planner.cli.output import write_json
-from planner.cli.showing import Hardware, naming, traced_again
+from planner.cli.showing import Hardware, OfModel, naming, traced_again
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ def export(
         typer.Option("--approximate", help="Write the nearest plan where the engine cannot say all of this one."),
     ] = False,
     hardware: Hardware = None,
+    model: OfModel = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write what another engine needs to run a plan, with the command that starts it.
@@ -103,9 +104,9 @@ def export(
         from planner.export.targets import OPERATOR_TARGETS
 
         if to in OPERATOR_TARGETS:
-            _export_operators(plan_file, OPERATOR_TARGETS[to], output, as_json)
+            _export_operators(plan_file, OPERATOR_TARGETS[to], output, model, as_json)
             return
-        found = _export(plan_file, to, hardware)
+        found = _export(plan_file, to, hardware, model)
         if found.steps and not approximate:
             raise RequestError(f"{plan_file}: {_refusal(found)}")
         content = _content(found)
@@ -118,7 +119,9 @@ def export(
             _print(found, output, tuple(files))
 
 
-def _export_operators(plan_file: Path, target: "OperatorTarget", output: Path, as_json: bool) -> None:
+def _export_operators(
+    plan_file: Path, target: "OperatorTarget", output: Path, given: str | None, as_json: bool
+) -> None:
     """Write the strategies of a plan as they are."""
     from planner.export.beside import beside_content
     from planner.plan.bind import bind
@@ -126,8 +129,8 @@ def _export_operators(plan_file: Path, target: "OperatorTarget", output: Path, a
 
     plan = load_plan(plan_file)
     with naming(plan_file):
-        model, graph = traced_again(plan)
-        files = dict(target.write(bind(plan, graph, model.batch)))
+        model = traced_again(plan, given)
+        files = dict(target.write(bind(plan, model.graph, model.batch)))
     content = {"schema_version": OUTPUT_SCHEMA_VERSION, "engine": target.name, "about": target.about}
     content |= {"model": plan.model.reference, "devices": plan.cluster.devices, **beside_content(plan)}
     files[MARKER] = json.dumps(content, indent=1) + "\n"
@@ -138,7 +141,7 @@ def _export_operators(plan_file: Path, target: "OperatorTarget", output: Path, a
         typer.echo(f"{plan.model.reference} for {target.about}\nWritten to {output}: {', '.join(sorted(files))}")
 
 
-def _export(plan_file: Path, to: str, hardware: str | None) -> Export:
+def _export(plan_file: Path, to: str, hardware: str | None, given: str | None) -> Export:
     from planner.export.architecture import architecture_of
     from planner.export.describe import describe, differences
     from planner.export.target import Job
@@ -150,9 +153,9 @@ def _export(plan_file: Path, to: str, hardware: str | None) -> Export:
     plan = load_plan(plan_file)
     with naming(plan_file):
         machine = machine_of(plan.cluster, hardware)
-        model, graph = traced_again(plan)
-        bound = bind(plan, graph, model.batch)
-        subject = Subject(model=plan.model, graph=graph, batch=model.batch, cluster=machine)
+        model = traced_again(plan, given)
+        bound = bind(plan, model.graph, model.batch)
+        subject = Subject(model=plan.model, graph=model.graph, batch=model.batch, cluster=machine)
         description = describe(bound)
         losses = target.nearest(description)
         usual = plan_of(subject, description)

@@ -12,9 +12,8 @@ from planner.errors import PlannerError
 
 if TYPE_CHECKING:
     from hardware_profiles import Machine
-    from planner.graph.operator_graph import OperatorGraph
-    from planner.models.zoo import BuiltModel
     from planner.plan.bind import BoundPlan
+    from planner.plan.model_of import PlannedModel
     from planner.plan.roles import Roles
     from planner.plan.verify import Verdict
     from planner.report.data import Choice, Choices
@@ -28,8 +27,7 @@ _KEPT = 1 / 3
 
 def other_plans(
     verdict: "Verdict",
-    model: "BuiltModel",
-    graph: "OperatorGraph",
+    model: "PlannedModel",
     cluster: "Machine",
     time_limit: float,
     wait: Waiting,
@@ -46,7 +44,7 @@ def other_plans(
 
     plan = verdict.bound.plan
     found = roles(verdict.bound)
-    request = request_for(plan, graph, model.batch, cluster)
+    request = request_for(plan, model.graph, model.batch, cluster)
     own = _choice(verdict.bound, verdict.prediction.step_seconds, verdict.prediction.peak_bytes, this=True)
     begun, kept = time.monotonic(), degrees_of(found)
     with stoppable(lambda: wait.phase("stopping")) as stopped:

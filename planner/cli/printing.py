@@ -105,8 +105,12 @@ def _where(answer: Answer) -> str:
 def _print_files(console: "Console", answer: Answer) -> None:
     if not answer.files:
         return
+    from planner.models.zoo import is_of_zoo
+
     first, *others = answer.files
-    run = f"run it with: plan run {shlex.quote(str(first))}"
+    model = answer.request.model.reference
+    named = "" if is_of_zoo(model) else f" --model {shlex.quote(model)}"
+    run = f"run it with: plan run {shlex.quote(str(first))}{named}"
     console.print(f"Plan written to [bold]{first}[/bold]; {run}", soft_wrap=True)
     if others:
         console.print(f"The others: {' '.join(map(str, others))}", soft_wrap=True)

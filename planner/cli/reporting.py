@@ -11,7 +11,7 @@ from planner.cli.errors import OUTPUT_SCHEMA_VERSION
 from planner.cli.errors import reporting as errors_reported
 from planner.cli.others import other_plans
 from planner.cli.output import write_json
-from planner.cli.showing import Hardware, naming, traced_again
+from planner.cli.showing import Hardware, OfModel, naming, traced_again
 from planner.cli.waiting import waiting
 from planner.errors import RequestError
 
@@ -42,6 +42,7 @@ def report(
         float, typer.Option(metavar="SECONDS", help="Search other plans for that long.", min=0.0)
     ] = SEARCH_SECONDS,
     hardware: Hardware = None,
+    model: OfModel = None,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Print what the page shows as JSON on stdout; writes a page only with -o."),
@@ -65,11 +66,11 @@ def report(
             if path is not None:
                 check_place(path)
         wanted = search and (page_file is not None or as_json)
-        found = _reported(plan_file, hardware, time_limit if wanted else None)
+        found = _reported(plan_file, hardware, model, time_limit if wanted else None)
         _write(found, page_file, trace, as_json)
 
 
-def _reported(plan_file: Path, hardware: str | None, time_limit: float | None) -> "Reported":
+def _reported(plan_file: Path, hardware: str | None, given: str | None, time_limit: float | None) -> "Reported":
     """The report of a plan file; `time_limit` None searches no other plans."""
     from planner.plan.file import load_plan
     from planner.plan.machine import machine_of
@@ -81,10 +82,10 @@ def _reported(plan_file: Path, hardware: str | None, time_limit: float | None) -
         wait.phase("tracing the model")
         with naming(plan_file):
             cluster = machine_of(plan.cluster, hardware)
-            model, graph = traced_again(plan)
+            model = traced_again(plan, given)
             wait.phase("checking the plan")
-            verdict = verify(plan, graph, model.batch, cluster)
-        choices = None if time_limit is None else other_plans(verdict, model, graph, cluster, time_limit, wait)
+            verdict = verify(plan, model.graph, model.batch, cluster)
+        choices = None if time_limit is None else other_plans(verdict, model, cluster, time_limit, wait)
         wait.phase("simulating the step")
         return report_of(verdict.bound, verdict.prediction, cluster, remarks=_remarks(verdict), choices=choices)
 

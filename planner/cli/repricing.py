@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from planner.plan.bind import BoundPlan
     from planner.plan.plan import Plan
 
-_APPLY = frozenset({"cluster", "software", "devices", "hardware", "output", "as_json", "quiet", "verbose"})
+_APPLY = frozenset({"model", "cluster", "software", "devices", "hardware", "output", "as_json", "quiet", "verbose"})
 
 
 def price_file(path: Path, options: Options) -> None:
@@ -57,9 +57,9 @@ def _moved(path: Path, plan: "Plan", options: Options) -> "BoundPlan":
         else:
             cluster = machine(options.hardware or plan.cluster.profile, options.cluster, software, devices)
         wait.phase("tracing the model")
-        model, graph = traced_again(plan)
+        model = traced_again(plan, options.model)
         wait.phase("pricing the plan")
-        return repriced(plan, graph, model.batch, cluster)
+        return repriced(plan, model.graph, model.batch, cluster)
 
 
 def _same_profile(hardware: str | None, plan: "Plan") -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner.cli.errors import reporting
+from planner.cli.showing import ExecutedModel
 
 if TYPE_CHECKING:
     from runtime.progress import Report
@@ -20,9 +21,7 @@ def run(
     steps: Annotated[int, typer.Option(help="Optimizer steps.", min=1)] = 5,
     seed: Annotated[int, typer.Option(help="Seed of the weights, the synthetic data and the order.")] = 0,
     check: Annotated[bool, typer.Option(help="Also run the unsharded model and compare the losses.")] = True,
-    model: Annotated[
-        str | None, typer.Option(help="[bold]package.module:factory[/bold], where the plan does not name the model.")
-    ] = None,
+    model: ExecutedModel = None,
     data: Annotated[
         str | None,
         typer.Option(

@@ -15,8 +15,7 @@ from planner.cli.waiting import Waiting, waiting
 from planner.errors import PlanFileError, PlannerError
 
 if TYPE_CHECKING:
-    from planner.graph.operator_graph import OperatorGraph
-    from planner.models.zoo import BuiltModel
+    from planner.plan.model_of import PlannedModel
     from planner.plan.plan import Plan
     from planner.plan.verify import Verdict
 
@@ -24,16 +23,25 @@ Hardware = Annotated[
     str | None, typer.Option(help="The profile or TOML file that the plan was made for, where it is not a known name.")
 ]
 
+_OF_MODEL = (
+    "The model of the plan, where it is none of the zoo: [bold]package.module:factory[/bold] or a config.json. What a"
+    " file names is never imported or opened."
+)
+OfModel = Annotated[
+    str | None, typer.Option("--model", metavar="NAME", help=_OF_MODEL, show_default="the graph in the plan file")
+]
+ExecutedModel = Annotated[str | None, typer.Option("--model", metavar="NAME", help=_OF_MODEL)]
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-def judge(plan_file: Path, hardware: str | None, wait: Waiting) -> "Verdict":
+def judge(plan_file: Path, hardware: str | None, model: str | None, wait: Waiting) -> "tuple[Verdict, PlannedModel]":
     """Load a plan, trace its model again and verify it. Errors name the file."""
     from planner.plan.file import load_plan
 
     plan = load_plan(plan_file)
     with naming(plan_file):
-        return _judged(plan, hardware, wait)
+        return _judged(plan, hardware, model, wait)
 
 
 @contextlib.contextmanager
@@ -47,31 +55,33 @@ def naming(plan_file: Path) -> Iterator[None]:
         raise PlanFileError(f"{plan_file}: {error}") from error
 
 
-def _judged(plan: "Plan", hardware: str | None, wait: Waiting) -> "Verdict":
+def _judged(plan: "Plan", hardware: str | None, given: str | None, wait: Waiting) -> "tuple[Verdict, PlannedModel]":
     from planner.plan.machine import machine_of
     from planner.plan.verify import verify as check
 
     cluster = machine_of(plan.cluster, hardware)
     wait.phase("tracing the model")
-    model, graph = traced_again(plan)
+    model = traced_again(plan, given)
     wait.phase("checking the plan")
-    return check(plan, graph, model.batch, cluster)
+    return check(plan, model.graph, model.batch, cluster), model
 
 
-def traced_again(plan: "Plan") -> "tuple[BuiltModel, OperatorGraph]":
-    """The model of a plan and its graph."""
+def traced_again(plan: "Plan", given: str | None) -> "PlannedModel":
+    """The graph of a plan's model: of what the person has `given`, or of the zoo, or the one that the plan carries.
+    Raises ModelError where there is none of these."""
+    from planner.plan.model_of import carried_model
+
+    carried = carried_model(plan) if given is None else None
+    return built_again(plan, given) if carried is None else carried
+
+
+def built_again(plan: "Plan", given: str | None, why: str = "") -> "PlannedModel":
+    """The same for what executes the model or operators of it, and says `why`: the graph in a file is none for that."""
     from planner.cli.tracing import traced
-    from planner.models.zoo import build_model
-    from planner.plan.plan import PRECISIONS
+    from planner.plan.model_of import PlannedModel, build_planned
 
-    length = None if ":" in plan.model.reference else plan.model.sequence_length
-    model = build_model(plan.model.reference, dtype=PRECISIONS[plan.training.precision], sequence_length=length)
-    if model.sequence_length != plan.model.sequence_length:
-        raise PlanFileError(
-            f"model.sequence_length: {plan.model.reference} has {model.sequence_length}, the file says "
-            f"{plan.model.sequence_length}; undo the edit or plan again"
-        )
-    return model, traced(model)
+    built = build_planned(plan, given, why=why)
+    return PlannedModel(graph=traced(built), batch=built.batch, built=built)
 
 
 def show(
@@ -80,6 +90,7 @@ def show(
     rank: Annotated[
         int | None, typer.Option(help="Where this rank stands, whom it talks to, and which pieces it has.")
     ] = None,
+    model: OfModel = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a plan: degrees, who is sharded how, time and memory; or what one rank of it has.
@@ -96,7 +107,7 @@ def show(
         from planner.report.terminal import print_plan
 
         with waiting() as wait:
-            verdict = judge(plan_file, hardware, wait)
+            verdict, _ = judge(plan_file, hardware, model, wait)
         if rank is not None:
             plan, view = verdict.bound.plan, rank_view(verdict.bound, roles(verdict.bound), rank)
             if as_json:
@@ -117,6 +128,7 @@ def show(
 def verify(
     plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
     hardware: Hardware = None,
+    model: OfModel = None,
     as_json: AsJson = False,
 ) -> None:
     """Check a plan independently: legal for its model, fits, costs what it says. Exit code 1 where it does not.
@@ -124,20 +136,30 @@ def verify(
     [bold]plan verify llama70b-64.json[/bold]
     """
     with reporting(as_json):
-        from planner.sharding.discover import prove
-
         with waiting() as wait:
-            verdict = judge(plan_file, hardware, wait)
+            verdict, known = judge(plan_file, hardware, model, wait)
             wait.phase("proving rules that were found by trial")
-            prove(verdict.bound.graph)
+            _prove(plan_file, verdict, known)
         if as_json:
             write_json(_verdict_content(verdict))
         else:
-            _print_verdict(verdict)
+            _print_verdict(verdict, carried=known.built is None)
         raise typer.Exit(0 if verdict.fits and verdict.as_stated else 1)
 
 
-def _print_verdict(verdict: "Verdict") -> None:
+def _prove(plan_file: Path, verdict: "Verdict", known: "PlannedModel") -> None:
+    """Prove the rules that were found by trial, which runs their operators: never those that a file lists."""
+    from planner.plan.model_of import buildable
+    from planner.sharding.discover import prove
+
+    graph = verdict.bound.graph
+    if known.built is None and any(op.rule is not None for op in graph.operators):
+        with naming(plan_file):
+            buildable(verdict.bound.plan.model, None, ", and rules that were found by trial are proved by running it")
+    prove(graph)
+
+
+def _print_verdict(verdict: "Verdict", *, carried: bool) -> None:
     from planner.plan.words import gradient_words
     from planner.report.units import bytes_text, seconds_text
 
@@ -150,6 +172,8 @@ def _print_verdict(verdict: "Verdict") -> None:
         typer.echo(f"does not fit: {bytes_text(prediction.peak_bytes - prediction.capacity_bytes)} too much")
     for remark in verdict.remarks:
         typer.echo(f"differs from the file: {remark}")
+    if carried:
+        typer.echo("checked against the graph in the file; --model NAME checks it against the model")
 
 
 def _verdict_content(verdict: "Verdict") -> dict[str, Any]:

@@ -19,7 +19,8 @@ traced in full instead: slower, never wrong.
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import getitem
+from typing import Any, cast
 
 import torch
 from torch import fx, nn
@@ -112,7 +113,7 @@ def _graph_of(
         in_place = any(_changes_operands(node) for node in exported.graph.nodes)
         if announced and not all(_changes_buffers_only(node, exported) for node in exported.graph.nodes):
             raise NotAlikeError("operators in place may change what a block was given")
-        if in_place or not all(isinstance(target, torch._ops.OpOverload) or target is _GETITEM for target in targets):
+        if in_place or not all(isinstance(target, torch._ops.OpOverload) or target is getitem for target in targets):
             exported = exported.run_decompositions({})
     except (NotAlikeError, ModelError):
         raise
@@ -173,9 +174,6 @@ def _changes(module: nn.Module, name: str, at: str = "") -> ModelError:
     )
 
 
-_GETITEM = __import__("operator").getitem
-
-
 @dataclass
 class _Reader:
     """Turns the nodes of an exported program into operators. Names are those of torch until `_named` replaces them."""
@@ -234,7 +232,7 @@ class _Reader:
         return with_updates(graph, dict(zip(changed_buffers, contents, strict=True)))
 
     def _call(self, node: fx.Node) -> None:
-        if node.target is _GETITEM:
+        if node.target is getitem:
             source, index = node.args
             assert isinstance(source, fx.Node)
             assert isinstance(index, int)
@@ -358,5 +356,9 @@ def _named(graph: OperatorGraph) -> OperatorGraph:
 
 
 def resolve(op: str) -> Callable[..., Any]:
-    """The PyTorch operator named "namespace.name.overload"."""
-    return functools.reduce(getattr, op.split("."), torch.ops)  # type: ignore[return-value]
+    """The PyTorch operator named "namespace.name.overload". Raises ModelError for a name that is not of an operator:
+    `torch.ops` has methods too, such as the one that loads a library."""
+    found: Any = functools.reduce(lambda at, name: getattr(at, name, None), op.split("."), cast("Any", torch.ops))
+    if not isinstance(found, torch._ops.OpOverload):
+        raise ModelError(f"'{op}' is not the name of a PyTorch operator, as aten.linear.default is")
+    return found

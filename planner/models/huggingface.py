@@ -111,7 +111,8 @@ def _config(reference: str) -> tuple[Path, str, str, Any]:
     path, name = _read(file)
     transformers = _transformers()
     ending = next((ending for ending in _KINDS if name.endswith(ending)), None)
-    if ending is None or not hasattr(transformers, name):
+    found = getattr(transformers, name, None) if ending is not None else None
+    if ending is None or not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
         known = ", ".join(f"…{known}" for known in _KINDS)
         raise ModelError(
             f"{path}: the architecture {name} is not one that is built here ({known}); "
@@ -186,7 +187,7 @@ def _loaded(transformers: Any, path: Path) -> Any:
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
-        return transformers.AutoConfig.from_pretrained(str(path), local_files_only=True)
+        return transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ModelError(f"{path}: transformers cannot read it: {_first_line(error)}") from error
     finally:

@@ -14,6 +14,9 @@ from typing import Any
 from planner.errors import ModelError, unknown_name
 
 _REFERENCE = re.compile(r"(?P<name>.*?)(?P<changes>(\+\w+=[^+=]+)*)", re.DOTALL)
+_REPEATED = ("num_layers", "blocks", "predicted_tokens")
+_MOST = 1024
+"""Modules that a dimension repeats, at most: a name in a file must not build for hours."""
 _WORDS = {"yes": True, "true": True, "no": False, "false": False}
 _KINDS = {
     int: "a whole number",
@@ -29,6 +32,12 @@ def split_reference(reference: str) -> tuple[str, Mapping[str, str]]:
     found = _REFERENCE.fullmatch(reference)
     assert found is not None, "a name may be anything"
     return found["name"], parse_changes(found["changes"].split("+")[1:])
+
+
+def looks_like_config(reference: str) -> bool:
+    """Whether a reference is the path of a config by its form alone; nothing is looked up."""
+    name, _ = split_reference(reference)
+    return ":" not in name and (name.endswith(".json") or "/" in name)
 
 
 def changed_reference(reference: str, changes: Sequence[str]) -> str:
@@ -55,7 +64,12 @@ def typed_changes(changes: Mapping[str, str], config: type, name: str) -> dict[s
     """
     hints = typing.get_type_hints(config)
     fields = {field.name: hints[field.name] for field in dataclasses.fields(config)}
-    return {key: _value(key, text, _known(key, fields, name), name) for key, text in changes.items()}
+    found = {key: _value(key, text, _known(key, fields, name), name) for key, text in changes.items()}
+    for key in _REPEATED:
+        counts = found.get(key, 0)
+        if (sum(counts) if isinstance(counts, tuple) else counts) > _MOST:
+            raise ModelError(f"--set {key}={changes[key]}: {key} of {name} is {_MOST:,} at most")
+    return found
 
 
 def changed_content(changes: Mapping[str, str], content: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -5,12 +5,8 @@ those of clicks in `clicks.py`; how many parameters each has is in `parameter_co
 changed of the model, as in `llama8b+num_layers=40` (`overrides.py`).
 """
 
-import importlib
-import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from planner.errors import ModelError, unknown_name
@@ -20,6 +16,7 @@ from planner.models.deepseek_models import DEEPSEEK_FAMILIES, DEEPSEEK_MODELS
 from planner.models.entry import TRACE_BATCH, Dimension, Example, ZooEntry
 from planner.models.huggingface import from_config, is_config
 from planner.models.images import IMAGE_FAMILIES, IMAGE_MODELS
+from planner.models.imported import imported_factory
 from planner.models.language_models import LANGUAGE_FAMILIES, LANGUAGE_MODELS
 from planner.models.overrides import split_reference, typed_changes
 from planner.models.parameter_counts import PARAMETER_COUNTS
@@ -48,11 +45,11 @@ ZOO: Mapping[str, ZooEntry] = {**LANGUAGE_MODELS, **DEEPSEEK_MODELS, **IMAGE_MOD
 def build_model(reference: str, *, dtype: str, device: str = "meta", sequence_length: int | None = None) -> BuiltModel:
     """The module that `reference` names, with example inputs.
 
-    `reference` is a name of the zoo, a path to a `config.json` of Hugging Face (or to a folder with one), or
-    `package.module:factory` (on the import path or in the current folder); the factory returns `(module, args)` or
-    `(module, args, kwargs)`. Of the first two some dimensions may be changed: `llama8b+num_layers=40`. Floating point
-    parameters of a zoo model get `dtype` ("bfloat16", ...); a module of the user's is converted too. On "meta" nothing
-    is allocated. Raises ModelError.
+    `reference` is the word of a person, never of a file (`planner.plan.model_of`): a name of the zoo, a path to a
+    `config.json` of Hugging Face (or to a folder with one), or `package.module:factory` (on the import path or in the
+    current folder); the factory returns `(module, args)` or `(module, args, kwargs)`. Of the first two some dimensions
+    may be changed: `llama8b+num_layers=40`. Floating point parameters of a zoo model get `dtype` ("bfloat16", ...); a
+    module of the user's is converted too. On "meta" nothing is allocated. Raises ModelError.
     """
     with interrupting(f"building {reference}"):
         return _built(reference, dtype, device, sequence_length)
@@ -69,6 +66,11 @@ def _built(reference: str, dtype: str, device: str, sequence_length: int | None)
     if name not in ZOO and is_config(name):
         return _from_config(reference, dtype=dtype, device=device, sequence_length=sequence_length)
     return _from_zoo(reference, dtype=dtype, device=device, sequence_length=sequence_length)
+
+
+def is_of_zoo(reference: str) -> bool:
+    """Whether a reference names a model of the zoo, with or without changed dimensions. Nothing is read or imported."""
+    return split_reference(reference)[0] in ZOO
 
 
 def zoo_entry(reference: str) -> ZooEntry:
@@ -213,7 +215,7 @@ def _from_factory(reference: str, *, dtype: str, device: str) -> BuiltModel:
     import torch
     from torch.utils import _pytree as pytree
 
-    factory = _load_factory(reference)
+    factory = imported_factory(reference, "--model", ModelError)
     try:
         with torch.device(device):
             made = factory()
@@ -240,28 +242,6 @@ def _from_factory(reference: str, *, dtype: str, device: str) -> BuiltModel:
         sequence_length=None,
         bounds=(None,) * len(every),
     )
-
-
-def _load_factory(reference: str) -> Callable[[], Any]:
-    path, _, name = reference.partition(":")
-    if "/" in path or path.endswith(".py"):
-        raise ModelError(f"--model {reference} names a file; write package.module:factory, with dots and without .py")
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(path)
-    except Exception as error:
-        raise ModelError(
-            f"cannot import '{path}' of --model {reference}: {type(error).__name__}: {error}; it is looked for on "
-            "the import"
-            f" path and in {here}"
-        ) from error
-    factory = getattr(module, name, None)
-    if not callable(factory):
-        public = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
-        raise ModelError(unknown_name(f"factory in {path}", name, public))
-    return partial(factory)
 
 
 def _kinds(made: Any) -> str:

@@ -20,6 +20,7 @@ from planner.errors import LayoutError, PlanFileError
 from planner.graph.operator_graph import WrittenRule
 from planner.graph.uneven import EVEN, imbalance_fault
 from planner.nearest import divisors, nearest_words
+from planner.plan.carried import LONGEST
 from planner.plan.machine import groups_of_ranks
 from planner.plan.plan import (
     OPTIMIZERS,
@@ -65,12 +66,13 @@ class _Outline(_Strict):
 
 
 class _Model(_Strict):
-    reference: str
+    reference: Annotated[str, Field(max_length=4096)]
     sequence_length: Count | None
     parameters: Annotated[int, Field(ge=0)]
     fingerprint: str
     batch: Count | None = None
     outline: _Outline | None = None
+    graph: Annotated[str, Field(max_length=LONGEST)] | None = None
 
 
 class _Training(_Strict):
@@ -490,6 +492,7 @@ def _model_of(file: _Model) -> ModelReference:
             parameters=tuple(outline.parameters.items()),
             operators=outline.operators,
         ),
+        graph=file.graph,
     )
 
 

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from planner.graph.operator_graph import OperatorGraph, TensorType
+from planner.plan.carried import graph_text
 from planner.plan.plan import ModelReference, Outline, Plan
 
 _DIGITS = 4  # of a digest: one operator in 65,536 that differs is not seen
@@ -25,7 +26,10 @@ _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=[./#]|$)")
 def model_reference(
     graph: OperatorGraph, *, name: str, sequence_length: int | None, batch: int | None
 ) -> ModelReference:
-    """What a plan says of the model whose graph was traced with `batch` samples."""
+    """What a plan says of the model whose graph was traced with `batch` samples. It carries the graph of one that is
+    none of the zoo."""
+    from planner.models.zoo import is_of_zoo
+
     return ModelReference(
         reference=name,
         sequence_length=sequence_length,
@@ -33,6 +37,9 @@ def model_reference(
         fingerprint=graph.fingerprint(),
         batch=batch,
         outline=outline(graph),
+        graph=None
+        if is_of_zoo(name) or batch is None
+        else graph_text(graph, batch=batch, sequence_length=sequence_length),
     )
 
 

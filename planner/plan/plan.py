@@ -43,10 +43,12 @@ class Outline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReference:
-    """Which model: how to build it again, and the fingerprint of the traced graph that the plan is for.
+    """Which model: its name, and the fingerprint of the traced graph that the plan is for.
 
-    `batch` is the number of samples in the example inputs that it was traced with, on which the fingerprint depends;
-    None, as `outline`, in files that are older than that.
+    A model of the zoo is built by that name; any other one only from what the person says (`planner.plan.model_of`).
+    Its `graph` is carried instead (`planner.plan.carried`): None for a model of the zoo. `batch` is the number of
+    samples in the example inputs that it was traced with, on which the fingerprint depends; None, as `outline` and
+    `graph`, in files that are older than that.
     """
 
     reference: str
@@ -55,6 +57,7 @@ class ModelReference:
     fingerprint: str
     batch: int | None = None
     outline: Outline | None = None
+    graph: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

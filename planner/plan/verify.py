@@ -5,14 +5,18 @@ search or from the figures that the plan carries. A plan that was edited by hand
 """
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from hardware_profiles import Machine
 from planner.errors import PlanFileError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan, bind
+from planner.plan.carried import carried_graph, graph_text
+from planner.plan.outline import outline
 from planner.plan.parked import parked_fault
-from planner.plan.plan import Plan, Prediction
+from planner.plan.plan import ModelReference, Plan, Prediction
 from planner.plan.predict import predict
 from planner.sharding.mesh import build_mesh
 
@@ -69,8 +73,37 @@ def verify(plan: Plan, traced: OperatorGraph, batch: int, cluster: Machine) -> V
         if plan.prediction.stages or not name.startswith(("stage ", "objective"))  # of which version 1 says nothing
         if not math.isclose(found.get(name, math.nan), said.get(name, math.nan), rel_tol=_TOLERANCE)
     ]
+    remarks = [*_model_remarks(plan.model, traced, batch), *remarks]
     outside = parked_fault(prediction, cluster)
     return Verdict(bound=bound, prediction=prediction, remarks=tuple(remarks), outside=outside)
+
+
+def _model_remarks(said: ModelReference, traced: OperatorGraph, batch: int) -> Iterator[str]:
+    """What the file says of its model that its graph has not; older files say nothing of some of it."""
+    if said.batch not in (None, batch):
+        yield f"model.batch is {batch}, the file says {said.batch}"
+    if said.outline is not None:
+        known = outline(traced)
+        yield from _differing("model.outline.inputs", known.inputs, said.outline.inputs)
+        yield from _differing("model.outline.parameters", known.parameters, said.outline.parameters)
+        if known.operators != said.outline.operators:
+            yield "model.outline.operators has other digests than the operators of the model"
+    if said.graph in (None, graph_text(traced, batch=batch, sequence_length=said.sequence_length)):
+        return
+    found = carried_graph(said.graph)
+    if found.sequence_length != said.sequence_length:
+        yield f"model.sequence_length is {found.sequence_length} in model.graph, the file says {said.sequence_length}"
+    if (found.graph.fingerprint(), found.batch) != (traced.fingerprint(), batch):
+        yield "model.graph is not the graph of the model"
+
+
+def _differing(what: str, found: Iterable[tuple[str, str]], said: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """The first entry that is not as the file says, or stands in another place."""
+    for here, there in zip_longest(found, said):
+        if here != there:
+            words = ["nothing" if one is None else " ".join(one) for one in (here, there)]
+            yield f"{what}: {words[0]}, the file says {words[1]}"
+            return
 
 
 def _figures(prediction: Prediction) -> dict[str, float]:

@@ -14,6 +14,8 @@ import torch
 
 from planner.errors import CheckpointError, ModelError
 from planner.models.naming.parts import Naming, Part
+from planner.models.overrides import looks_like_config
+from planner.plan.model_of import buildable
 from planner.plan.plan import ModelReference
 from runtime.checkpoint.manifest import SavedTensor
 from runtime.checkpoint.renamed import TOUCHED, Box, Copy, Renamed
@@ -26,10 +28,11 @@ _NEAR = 1e-3
 """How far a bias may be from a whole number of steps, in steps: what float32 rounds."""
 
 
-def in_own_names(source: Readable, model: ModelReference, touched: int = TOUCHED) -> Readable:
+def in_own_names(source: Readable, model: ModelReference, given: str | None = None, touched: int = TOUCHED) -> Readable:
     """Tensors under the names that the model of a plan has, whoever wrote them: those of checkpoints as they are, those
     of transformers renamed. Files that do not say whose names they have are taken for those of transformers, unless
-    they have all names of the model and transformers has others. `touched` as in `Renamed`.
+    they have all names of the model and transformers has others. `given` as in `naming_of_model`, `touched` as in
+    `Renamed`.
 
     Raises CheckpointError where files of transformers are not of this model, or it has no class for it.
     """
@@ -37,7 +40,7 @@ def in_own_names(source: Readable, model: ModelReference, touched: int = TOUCHED
     if names == "own":
         return source
     try:
-        naming = naming_of_model(model)
+        naming = naming_of_model(model, given)
     except ModelError as error:
         if names is None:  # names of their own, which are compared when they are loaded
             return source
@@ -50,11 +53,16 @@ def in_own_names(source: Readable, model: ModelReference, touched: int = TOUCHED
     return as_ours(source, naming, touched)
 
 
-def naming_of_model(model: ModelReference) -> Naming | None:
-    """What transformers calls the tensors of a plan's model. Raises ModelError."""
+def naming_of_model(model: ModelReference, given: str | None) -> Naming | None:
+    """What transformers calls the tensors of a plan's model: of the zoo, or the one that the person has `given`. Raises
+    ModelError, also where the plan names a config, which is not opened unless the person has named it."""
     from planner.models.naming.of_model import naming_of
+    from planner.models.zoo import is_of_zoo
 
-    return naming_of(model.reference, model.sequence_length)
+    if given is None and not is_of_zoo(model.reference) and not looks_like_config(model.reference):
+        return None
+    why = ", and its config says what transformers calls its tensors"
+    return naming_of(buildable(model, given, why), model.sequence_length)
 
 
 def as_theirs(source: Readable, naming: Naming, touched: int = TOUCHED) -> Readable:

@@ -38,13 +38,19 @@ class Restored:
 
 
 def load(
-    step: TrainingStep, path: Path, *, weights_only: bool = False, cast: bool = False, verify: bool = True
+    step: TrainingStep,
+    path: Path,
+    *,
+    model: str | None = None,
+    weights_only: bool = False,
+    cast: bool = False,
+    verify: bool = True,
 ) -> Restored:
-    """`restore` from the checkpoint at a path, the newest of a folder with several. Collective."""
+    """`restore` from the checkpoint at a path, the newest of a folder with several; `model` as in `open_together`.
+    Collective."""
     rank = step.rank
-    return restore(
-        rank, open_together(path, rank.bound.plan.model), weights_only=weights_only, cast=cast, verify=verify
-    )
+    source = open_together(path, rank.bound.plan.model, model)
+    return restore(rank, source, weights_only=weights_only, cast=cast, verify=verify)
 
 
 def restore(
@@ -181,10 +187,11 @@ def check_same(
         raise CheckpointError(f"{path}: is not for this model: {said}{advice}")
 
 
-def open_together(path: Path, model: ModelReference) -> Readable:
+def open_together(path: Path, model: ModelReference, given: str | None) -> Readable:
     """The checkpoint at a path, the same on every rank although another one may be getting whole, under the names of a
-    plan's model. Collective. Raises CheckpointError on every rank."""
+    plan's model, which is what the person has `given` where it is none of the zoo. Collective. Raises CheckpointError
+    on every rank."""
     found = said_by_first(lambda: str(located(path)))
     opened: list[Readable] = []
-    together(lambda: opened.append(in_own_names(open_checkpoint(Path(found)), model)))
+    together(lambda: opened.append(in_own_names(open_checkpoint(Path(found)), model, given)))
     return opened[0]

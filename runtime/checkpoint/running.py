@@ -65,7 +65,7 @@ class RunCheckpoints:
         weights_only = own is None and settings.resume is None
         self._at(f"loading {path}")
         try:
-            source = open_together(Path(path), step.plan.model)
+            source = open_together(Path(path), step.plan.model, settings.model)
             if not weights_only:
                 self._check(source)
             cast = weights_only and settings.cast
@@ -143,7 +143,7 @@ class RunCheckpoints:
         assert self._last is not None, "it has saved its start"
         self._own.wait()
         self._at(f"going back to {self._last}")
-        source = open_together(self._last, step.plan.model)
+        source = open_together(self._last, step.plan.model, self._settings.model)
         restore(step.rank, source)
         return source
 

@@ -221,13 +221,16 @@ class Checkpoints:
         step: TrainingStep,
         path: str | Path | None = None,
         *,
+        model: str | None = None,
         weights_only: bool = False,
         cast: bool = False,
         verify: bool = True,
     ) -> Restored | None:
         """Load the newest checkpoint of the folder, or the one at a path, whatever plan it was written under; None
         where the folder has none. With `weights_only` the model alone, from step 0; with `cast` in whatever floating
-        point dtype it was saved. Collective; the model must have been traced (`TrainingStep.prepare`).
+        point dtype it was saved. `model` is the config.json of the model, where the plan was made from one and the
+        files have the names of transformers: the path in the plan is not opened. Collective; the model must have been
+        traced (`TrainingStep.prepare`).
 
         Raises CheckpointError, on every rank and before anything is changed, where the checkpoint is damaged or for
         another model.
@@ -235,7 +238,7 @@ class Checkpoints:
         found = self.newest() if path is None else Path(path)
         if found is None:
             return None
-        return load(step, found, weights_only=weights_only, cast=cast, verify=verify)
+        return load(step, found, model=model, weights_only=weights_only, cast=cast, verify=verify)
 
     def check(self) -> None:
         """Raise CheckpointError where saving has failed on this rank."""

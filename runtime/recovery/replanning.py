@@ -50,7 +50,7 @@ def range_of(text: str) -> Range:
 
 
 class Plans:
-    """The plans of one run by number of devices, in `folder`; `model` is the factory where the plan does not name it.
+    """The plans of one run by number of devices, in `folder`; `model` is what the person has given as their model.
 
     Raises RequestError for a range without the devices of the first plan, and for a plan whose updates depend on how
     many devices there are.
@@ -117,16 +117,9 @@ class Plans:
     def _trace(self) -> "tuple[BuiltModel, OperatorGraph]":
         from planner.graph.on_meta import on_meta
         from planner.graph.trace import trace
-        from planner.models.zoo import build_model
-        from planner.plan.plan import PRECISIONS
+        from planner.plan.model_of import build_planned
 
-        first = self._first
-        reference = self._model or first.model.reference
-        built = build_model(
-            reference,
-            dtype=PRECISIONS[first.training.precision],
-            sequence_length=None if ":" in reference else first.model.sequence_length,
-        )
+        built = build_planned(self._first, self._model)
         return built, trace(on_meta(built.module), built.args, built.kwargs)
 
 

@@ -110,6 +110,38 @@ SUSPECT = re.compile("|".join((*UNPICKLERS, *UNPICKLING_CALLS, "multiprocessing"
 MAY_PRINT = ("planner.cli", "planner.report", "runtime.launch")
 
 
+# Who runs what a text says: by importing a name that is no literal, or by executing text. Nothing else may.
+RUNS = {
+    "planner": ("import_module",),  # its own modules, by a literal table
+    "planner.models.imported": ("import_module",),  # what a person names: --model, --data
+    "runtime": ("import_module",),  # its own modules
+    "runtime.lowering.compiled": ("exec",),  # programs that are written from a traced graph
+    "runtime.lowering.programs": ("exec",),
+    "runtime.servers": ("import_module",),  # its own modules
+}
+RUNNERS = ("__import__", "eval", "exec", "import_module", "run_module", "run_path", "spec_from_file_location")
+UNPICKLES = ("Unpickler", "pickle", "torch.load", "marshal", "shelve", "dill", "cloudpickle")
+
+# Who imports, calls or opens what a reference names. All get it from the person; of a plan file `planner.plan.model_of`
+# passes on what is of the zoo, and nothing else.
+GIVEN = {
+    "imported_factory": ("planner.models.zoo", "runtime.data"),
+    "from_config": ("planner.models.zoo",),
+    "build_model": (
+        "planner.cli.explaining",
+        "planner.cli.importing",
+        "planner.cli.importing_operators",
+        "planner.cli.requesting",
+        "planner.models.naming.of_model",
+        "planner.models.zoo",
+        "planner.plan.model_of",
+        "planner.search.api",
+    ),
+    "naming_of": ("runtime.checkpoint.naming",),  # of `buildable`
+    "build_planned": ("planner.cli.showing", "runtime.recovery.replanning", "runtime.training"),
+}
+
+
 def below(module: str, *roots: str) -> bool:
     """Whether `module` is one of `roots` or inside one."""
     return any(module == root or module.startswith(root + ".") for root in roots)
@@ -207,6 +239,54 @@ def test_imports_point_downwards_and_third_parties_stay_at_home() -> None:
         if (problem := complaint(module, imported))
     ]
     assert complaints == [], "\n".join(complaints)
+
+
+def called(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """The last word of everything that is called, and the call."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+            yield node.func.id if isinstance(node.func, ast.Name) else node.func.attr, node
+
+
+def runs(tree: ast.Module) -> list[str]:
+    """Calls that run what a text says. A method called `eval` takes no text."""
+    return [
+        name
+        for name, call in called(tree)
+        if name in RUNNERS and call.args and not (name == "import_module" and isinstance(call.args[0], ast.Constant))
+    ]
+
+
+def test_text_is_run_in_few_places_and_nothing_is_unpickled() -> None:
+    assert {module: tuple(found) for module in sources() if (found := runs(syntax(module)))} == RUNS
+    unpickling = [
+        f"{module}: {name}"
+        for module in sources()
+        for name in UNPICKLES
+        if any(below(imported, name) for _, imported in imports(syntax(module)))
+        or f"{name}(" in (ast.unparse(syntax(module)) if "." in name else "")
+    ]
+    assert unpickling == []
+
+
+def test_what_a_reference_names_is_built_where_a_person_gave_it() -> None:
+    for function, callers in GIVEN.items():
+        found = [module for module in sources() if any(name == function for name, _ in called(syntax(module)))]
+        assert tuple(found) == tuple(sorted(callers)), function
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import importlib\nimportlib.import_module(plan.model.reference)",
+        "from importlib import import_module as load, import_module\nimport_module(name)",
+        "__import__(name)",
+        "eval(text)",
+        "exec(compile(text, '', 'exec'))",
+    ],
+)
+def test_running_a_text_is_seen(text: str) -> None:
+    assert runs(ast.parse(text))
 
 
 @pytest.mark.parametrize(

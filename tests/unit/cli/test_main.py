@@ -533,7 +533,7 @@ def test_rules_found_by_trial_are_shown_and_written(folder: Path) -> None:
     ]  # fmt: skip
     shown = plan("show", "trial.json")
     assert (shown.code, "Rules found by trial" in shown.out) == (0, True)
-    assert plan("verify", "trial.json").code == 0
+    assert plan("verify", "trial.json", "--model", "usermodels:by_trial").code == 0
 
 
 def test_a_cold_and_a_warm_cache_give_the_same_plan(folder: Path) -> None:
@@ -558,12 +558,14 @@ def test_a_rule_of_a_plan_file_that_does_not_hold_is_refused(folder: Path) -> No
     made(*TRIAL, "--micro-batches", "1", output="trial.json")
     text = (folder / "trial.json").read_text()
     (folder / "trial.json").write_text(text.replace('"d0 x0d1 -> d0 y0d1"', '"d0 x0d1 -> d0"'))
-    assert "the rule expects 1 dims, the tensor has shape (8, 8)" in refused("verify", "trial.json")
+    assert "the rule expects 1 dims, the tensor has shape (8, 8)" in refused(
+        "verify", "trial.json", "--model", "usermodels:by_trial"
+    )
     content = json.loads(text)
     summed = next(rule for call, rule in content["rules"].items() if "logcumsumexp" in call)
     assert summed["text"] == "x0d0 d0 -> y0d0 d0"
     summed.update(text="d1 d0 -> d1 d0", blocked=[])
     (folder / "trial.json").write_text(json.dumps(content))
-    message = refused("verify", "trial.json")
+    message = refused("verify", "trial.json", "--model", "usermodels:by_trial")
     assert "the rule 'd1 d0 -> d1 d0' does not hold for aten.logcumsumexp.default(float32[8,8], 0)" in message
     assert "plan again" in message
