@@ -30,6 +30,7 @@ from planner.graph import repeats
 from planner.graph.alike import NotAlikeError
 from planner.graph.bags import with_bags
 from planner.graph.chance import CHANCES
+from planner.graph.names import check_names, free_name
 from planner.graph.operator_graph import (
     Argument,
     Operator,
@@ -68,6 +69,7 @@ def trace(
     Tensors may be on the meta device or real; none is copied. `full` traces every repeated block by itself. Raises
     ModelError where the module cannot be traced or does not return a scalar loss.
     """
+    check_names(module)
     example_args, example_kwargs = _distinct((args, dict(kwargs or {})), module)
     if not full:
         try:
@@ -167,6 +169,8 @@ def _changes(module: nn.Module, name: str, at: str = "") -> ModelError:
 
 
 _GETITEM = __import__("operator").getitem
+_OURS = "\0"
+"""How results are called until they have their names: no name of the module begins so (`check_names`)."""
 
 
 @dataclass
@@ -189,6 +193,7 @@ class _Reader:
         inputs: list[str] = []
         buffers: list[str] = []
         parameters = _parameters(self.module, self.types)
+        own = {*dict(self.module.named_buffers()), *(p.name for p in parameters)}
         canonical = {alias: p.name for p in parameters for alias in (p.name, *p.aliases)}
         weights = dict(signature.inputs_to_parameters)
         kept = {**signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
@@ -202,7 +207,7 @@ class _Reader:
                 if not isinstance(value, torch.Tensor):
                     continue
                 held = kept.get(node.name)
-                name = held.removeprefix("model.") if held else node.name
+                name = held.removeprefix("model.") if held else free_name(node.name, own)
                 self.types[name] = tensor_type(value)
                 self.names[node.name] = ValueRef(name)
                 (buffers if held else inputs).append(name)
@@ -231,7 +236,7 @@ class _Reader:
             source, index = node.args
             assert isinstance(source, fx.Node)
             assert isinstance(index, int)
-            self.names[node.name] = ValueRef(f"{source.name}#{index}")
+            self.names[node.name] = ValueRef(f"{_OURS}{source.name}#{index}")
             return
         if not isinstance(node.target, torch._ops.OpOverload):
             raise ModelError(
@@ -255,14 +260,14 @@ class _Reader:
         value = node.meta["val"]
         results = value if isinstance(value, tuple | list) else (value,)
         many = isinstance(value, tuple | list)
-        names = tuple(f"{node.name}#{i}" if many else node.name for i in range(len(results)))
+        names = tuple(f"{_OURS}{node.name}#{i}" if many else _OURS + node.name for i in range(len(results)))
         for name, result in zip(names, results, strict=True):
             if isinstance(result, torch.Tensor):
                 if not all(isinstance(extent, int) for extent in result.shape):
                     raise depends_on_content(self.module, op, tuple(result.shape), node)
                 self.types[name] = tensor_type(result)
         if not many:
-            self.names[node.name] = ValueRef(node.name)
+            self.names[node.name] = ValueRef(_OURS + node.name)
         self.operators.append(
             Operator(
                 name=node.name,
@@ -335,14 +340,18 @@ def _module_path(node: fx.Node) -> str:
 def _named(graph: OperatorGraph) -> OperatorGraph:
     """Names that a person can read and that survive a change elsewhere: module path, operator, and a number where
     needed."""
+    given = {*graph.inputs, *graph.parameter_names, *graph.buffers}
+    given |= {name.rpartition("#")[0] for name in given}
     taken: dict[str, int] = {}
     renamed: dict[str, str] = {}
     names = []
     for op in graph.operators:
         base = op.op.split(".")[1]
         stem = f"{op.module}/{base}" if op.module else base
-        taken[stem] = taken.get(stem, 0) + 1
-        name = stem if taken[stem] == 1 else f"{stem}_{taken[stem]}"
+        name = ""
+        while not name or name in given:
+            taken[stem] = taken.get(stem, 0) + 1
+            name = stem if taken[stem] == 1 else f"{stem}_{taken[stem]}"
         names.append(name)
         for index, result in enumerate(op.results):
             if result is not None:

@@ -29,7 +29,7 @@ import torch
 
 from runtime.checkpoint.folder import checkpoints
 from runtime.checkpoint.source import open_checkpoint
-from runtime.checkpoint.spread import OPTIMIZER
+from runtime.checkpoint.state_names import OPTIMIZER
 
 LOOK = 0.02  # seconds between two looks at what goes on
 

@@ -30,7 +30,7 @@ LAYERS = (
     ("planner.pricing",),
     ("planner.sharding",),
     ("planner.graph", "planner.models"),
-    ("planner.errors", "planner.nearest"),
+    ("planner.errors", "planner.matching", "planner.nearest"),
     ("costmodels",),
     ("hardware_profiles",),
 )
