@@ -30,6 +30,8 @@ from planner.graph import repeats
 from planner.graph.alike import NotAlikeError
 from planner.graph.bags import with_bags
 from planner.graph.chance import CHANCES
+from planner.graph.constants import held_tensor
+from planner.graph.literals import LiteralsKept
 from planner.graph.names import check_names, free_name
 from planner.graph.operator_graph import (
     Argument,
@@ -100,7 +102,7 @@ def _graph_of(
 ) -> OperatorGraph:
     wrapped = _Loss(module)
     try:
-        with torch.no_grad(), own_functions_refused(module):
+        with torch.no_grad(), own_functions_refused(module), LiteralsKept():
             exported = without_draws(module, lambda: torch.export.export(wrapped, args, kwargs, strict=False))
         written = written_lines(exported)
         targets = [node.target for node in exported.graph.nodes if node.op == "call_function"]
@@ -196,7 +198,10 @@ class _Reader:
         own = {*dict(self.module.named_buffers()), *(p.name for p in parameters)}
         canonical = {alias: p.name for p in parameters for alias in (p.name, *p.aliases)}
         weights = dict(signature.inputs_to_parameters)
-        kept = {**signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
+        lifted = signature.inputs_to_lifted_tensor_constants
+        kept = {**signature.inputs_to_buffers, **lifted}
+        known = {name.removeprefix("model."): self.exported.constants.get(name) for name in lifted.values()}
+        constants = {name: held_tensor(self.module, name, known) for name in known}
         for node in self.exported.graph.nodes:
             if node.op == "placeholder":
                 target = weights.get(node.name)
@@ -227,6 +232,7 @@ class _Reader:
             buffers=tuple(buffers),
             operators=tuple(self.operators),
             loss=loss.name,
+            constants=constants,
         )
         changed_buffers = [name.removeprefix("model.") for name in signature.buffers_to_mutate.values()]
         return with_updates(graph, dict(zip(changed_buffers, contents, strict=True)))
