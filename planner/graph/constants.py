@@ -18,11 +18,10 @@ def held_tensor(module: nn.Module, name: str, constants: Mapping[str, Any]) -> t
     value: Any = module
     for part in name.split("."):
         value = getattr(value, part, None)
-    if not isinstance(value, torch.Tensor):
-        value = constants.get(name)
-        if value is None or value.is_meta:
-            raise ModelError(
-                f"{type(module).__name__} makes the constant tensor '{name}' in its forward pass, on the device of its"
-                " input; register it as a buffer, so that it can be found"
-            )
-    return value.detach()
+    found = value if isinstance(value, torch.Tensor) else constants.get(name)
+    if not isinstance(found, torch.Tensor) or (found is not value and found.is_meta):
+        raise ModelError(
+            f"{type(module).__name__} makes the constant tensor '{name}' in its forward pass, on the device of its"
+            " input; register it as a buffer, so that it can be found"
+        )
+    return found.detach()

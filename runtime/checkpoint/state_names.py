@@ -83,9 +83,14 @@ def read_name(saved: str) -> Kept:
 def file_key(saved: str) -> str:
     """How files of a model alone call one of its tensors: by its own name, where a file can have that."""
     tensor = read_name(saved).tensor
-    return saved if tensor == _METADATA or tensor.startswith(_QUOTED) else tensor
+    return saved if tensor == _METADATA or _stays_quoted(tensor) else tensor
 
 
 def name_of_key(key: str) -> str:
     """How checkpoints call a tensor that files of a model alone have under this key."""
-    return key if key.startswith(_QUOTED) and file_key(key) == key else saved_name(key)
+    return key if _stays_quoted(key) else saved_name(key)
+
+
+def _stays_quoted(key: str) -> bool:
+    """Whether it is how files call a tensor whose name they keep for themselves."""
+    return key.startswith(_QUOTED) and key.endswith(_METADATA)
