@@ -46,6 +46,7 @@ def losses(lines: list[str]) -> list[float]:
     return [float(number) for line in lines for number in re.findall(r"\d+\.\d+", line)]
 
 
+@pytest.mark.thorough
 def test_the_script_does_what_the_page_says(here: Path) -> None:
     plan_two, run_two, plan_one, run_one = COMMANDS
     said_by(plan_two)
