@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from planner.errors import RequestError
+from planner.graph.examples import with_samples
 
 _POSITION = re.compile(r"args_(\d+)(?:_|$)")
 _NO_NAME = re.compile(r"[^a-zA-Z0-9]")
@@ -56,17 +57,11 @@ class Arguments:
     def samples(self, count: int) -> "Arguments":
         """An example with `count` samples: of tensors whose leading dim is that of the first tensor the first ones, or
         tensors without values where there are fewer. Raises RequestError where no tensor has a leading dim."""
-        tensors = self.tensors()
-        leading = next((tensor.shape[0] for tensor in tensors if tensor.dim()), None)
+        leading = next((tensor.shape[0] for tensor in self.tensors() if tensor.dim()), None)
         if leading is None:
             raise RequestError("the batch has no tensor with a dim for the samples")
-
-        def cut(tensor: torch.Tensor) -> torch.Tensor:
-            if not tensor.dim() or tensor.shape[0] != leading:
-                return tensor
-            return tensor[:count] if leading >= count else tensor.new_empty((count, *tensor.shape[1:]))
-
-        return self.with_tensors([cut(tensor) for tensor in tensors])
+        args, kwargs = with_samples((self.args, dict(self.kwargs)), leading, count)
+        return Arguments(args=tuple(args), kwargs=kwargs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,15 +14,15 @@ a stub, which has the shape of the cut gradient and no memory, and the weight st
 A weight that the plan parks has memory on the device while its block runs, and no longer (`runtime.parked_weights`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from planner.errors import ModelError
+from planner.graph.constants import held_tensor
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan
 from planner.sharding.layout import local_shape
@@ -210,29 +210,14 @@ def whole_buffers(
 ) -> dict[str, torch.Tensor]:
     """Buffers and constant tensors that the graph reads, whole on every rank, copied to its device; those of rank 0
     where they are broadcast."""
-    buffers = dict(module.named_buffers(remove_duplicate=False))
     if broadcast:
-        return {name: from_first(_tensor(module, buffers, name), device) for name in graph.buffers}
+        return {name: from_first(held_tensor(module, name, graph.constants), device) for name in graph.buffers}
     found = {}
     for name in graph.buffers:
-        value = _tensor(module, buffers, name)
+        value = held_tensor(module, name, graph.constants)
         if value.is_meta:
             raise ModelError(
                 f"buffer '{name}' is on the meta device and has no values; build the module on a real device to run it"
             )
         found[name] = value.to(device, copy=True)
     return found
-
-
-def _tensor(module: nn.Module, buffers: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
-    value: Any = buffers.get(name)
-    if value is None:  # a plain attribute that is a tensor
-        value = module
-        for part in name.split("."):
-            value = getattr(value, part, None)
-    if not isinstance(value, torch.Tensor):
-        raise ModelError(
-            f"the model makes the constant tensor '{name}' in its forward pass;"
-            " register it as a buffer, so that it can be found"
-        )
-    return value.detach()

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from planner.errors import RequestError
+from runtime.checkpoint.state_names import kept_name, saved_name
 from runtime.optimizers import MOMENTS, OptimizerSettings
 
 
@@ -45,6 +46,6 @@ def start_sparse(
     if not updates or not isinstance(optimizer, torch.optim.SparseAdam):
         return
     for name, master in tables.items():
-        moments = {kind: read(f"optimizer/{kind}/{name}") for kind in MOMENTS["adamw"]}
+        moments = {kind: read(kept_name(kind, saved_name(name))) for kind in MOMENTS["adamw"]}
         known = {kind: torch.zeros_like(master) if found is None else found for kind, found in moments.items()}
         optimizer.state[master] = {"step": updates, **{kind: one.to(master) for kind, one in known.items()}}

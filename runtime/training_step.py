@@ -181,7 +181,7 @@ class TrainingStep:
         batched = graph.batched_inputs(batch)
         if known is None and self.plan.training.part != batch:
             again = given.samples(self.plan.training.part)
-            check_numbers(bound.graph, trace(on_meta(self._module), again.args, again.kwargs))
+            check_numbers(bound.whole, trace(on_meta(self._module), again.args, again.kwargs))
         settings = self.optimizer.settings
         check_values(self._module, bound, self.place.device)
         rank = RankStep(

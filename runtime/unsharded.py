@@ -17,6 +17,7 @@ from planner.graph.placed import place_of
 from planner.graph.returned import loss_in
 from planner.plan.plan import Training
 from runtime.after_step import step_ends
+from runtime.checkpoint.state_names import MASTER, kept_name, saved_name
 from runtime.optimizers import (
     OptimizerSettings,
     kept_of,
@@ -71,17 +72,17 @@ class UnshardedStep:
         self._steps = steps
         held = (*self._module.named_parameters(), *self._module.named_buffers())
         for name, tensor in held:
-            found = read(name)
+            found = read(saved_name(name))
             if found is not None:
                 tensor.copy_(found)
         masters = dict(zip(self._names, self._masters, strict=True))
         for name, weight, master in zip(self._names, self._weights, self._masters, strict=True):
-            found = read(f"optimizer/master/{name}")
+            found = read(kept_name(MASTER, saved_name(name)))
             master.copy_(weight if found is None else found)
         start_moments(self._optimizer, list(self._dense.values()), self._moments, updates)
         for name, kept in zip(self._dense, kept_of(self._optimizer), strict=True):
             for kind in self._moments if updates else ():
-                found = read(f"optimizer/{kind}/{name}")
+                found = read(kept_name(kind, saved_name(name)))
                 if found is None:  # of a table that was outside of the devices
                     kept[kind].zero_()
                 else:
@@ -92,10 +93,12 @@ class UnshardedStep:
 
     def kept(self) -> dict[str, torch.Tensor]:
         """Copies of what `restore` reads, by the names of a checkpoint."""
-        found = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
-        found.update((f"optimizer/master/{n}", master) for n, master in zip(self._names, self._masters, strict=True))
+        held = (*self._module.named_parameters(), *self._module.named_buffers())
+        found = {saved_name(name): tensor for name, tensor in held}
+        for name, master in zip(self._names, self._masters, strict=True):
+            found[kept_name(MASTER, saved_name(name))] = master
         for name, kept in zip(self._dense, kept_of(self._optimizer), strict=True):
-            found.update((f"optimizer/{kind}/{name}", kept[kind]) for kind in self._moments if kind in kept)
+            found.update((kept_name(kind, saved_name(name)), kept[kind]) for kind in self._moments if kind in kept)
         return {name: tensor.detach().clone() for name, tensor in found.items()}
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], update: bool = True) -> float:

@@ -91,13 +91,15 @@ def _check_degrees(options: Options) -> None:
 def request_of(options: Options, console: "Console") -> "SearchRequest":
     """Trace the model and say what is to be searched."""
     from hardware_profiles import device_type_of
-    from planner.cli.tracing import traced
+    from planner.cli.tracing import traced, traced_at
     from planner.models.zoo import build_model
     from planner.plan.outline import model_reference
     from planner.plan.plan import PRECISIONS
     from planner.search.api import SAMPLES_PER_DEVICE
+    from planner.search.fixed_batch import with_fixed_batch
     from planner.search.request import SearchRequest
     from planner.sharding.discover import discover
+    from planner.sharding.fixed_batch import batch_fault
 
     reference = options.reference
     cluster = machine(options.profile, options.cluster, options.software, options.device_count)
@@ -112,7 +114,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         graph = traced(model, full=options.full_trace)
     cache = None if options.rule_cache is None else Path(options.rule_cache)
     graph = discover(graph, cache, _noted if options.speaks else lambda _: None)
-    return SearchRequest(
+    request = SearchRequest(
         graph=graph,
         batch=model.batch,
         model=model_reference(graph, name=reference, sequence_length=model.sequence_length, batch=model.batch),
@@ -132,6 +134,8 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
         memory_limit=limit,
         certify=options.certify,
     )
+    fault = None if model.published else batch_fault(graph, model.batch, lambda n: traced_at(model, n))
+    return request if fault is None else with_fixed_batch(request, fault, given=options.global_batch is not None)
 
 
 def retracing(options: Options, request: "SearchRequest") -> "Callable[[int], SearchRequest] | None":

@@ -1,4 +1,4 @@
-"""Numbers that a model's code computes from the batch size, which a graph at another batch does not follow."""
+"""What a model's code computes from the batch size, which a graph at another batch does not follow."""
 
 from planner.errors import ModelError
 from planner.graph.operator_graph import Argument, Operator, OperatorGraph
@@ -7,12 +7,13 @@ from planner.graph.operator_graph import Argument, Operator, OperatorGraph
 def check_numbers(rescaled: OperatorGraph, traced: OperatorGraph) -> None:
     """Compare a graph whose batch was changed with the graph of the same model traced at that batch.
 
-    Raises ModelError for a number among an operator's arguments (`loss * x.shape[0]`) that is another one there.
+    Raises ModelError for a number among an operator's arguments (`loss * x.shape[0]`) that is another one there, and
+    for a result of another shape. What nobody reads does not count.
     """
     fresh = {op.name: op for op in traced.operators}
     for op in rescaled.operators:
         other = fresh.get(op.name)
-        if other is None or other.op != op.op:
+        if op.name not in rescaled.live or other is None or other.op != op.op:
             continue
         for kept, wanted in zip(_numbers(op), _numbers(other), strict=False):
             if kept != wanted:
@@ -20,6 +21,16 @@ def check_numbers(rescaled: OperatorGraph, traced: OperatorGraph) -> None:
                     f"operator '{op.name}', called in module '{op.module or '(root)'}', computes with {wanted} at the"
                     f" batch of the plan and with {kept} at that of its example: the model's code puts the batch size"
                     " into a number; write a mean, or make the number a tensor that the model is given"
+                )
+        for kept_name, wanted_name in zip(op.results, other.results, strict=True):
+            if kept_name is None or wanted_name is None:
+                continue
+            shape, found = rescaled.types[kept_name].shape, traced.types[wanted_name].shape
+            if shape != found:
+                raise ModelError(
+                    f"operator '{op.name}', called in module '{op.module or '(root)'}', has a result of shape {found}"
+                    f" at the batch of the plan, and one of {shape} by its rule: the model's code makes a shape of"
+                    " the batch size; write -1, or a size of the model, in its place"
                 )
 
 

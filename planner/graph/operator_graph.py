@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 DTYPE_BYTES: Mapping[str, int] = {
     "bool": 1,
@@ -172,7 +173,8 @@ class OperatorGraph:
     """Values, operators in execution order, and which value is the loss.
 
     `types` has the type of every value: inputs, parameters, buffers and results of operators. `updates` says which
-    buffers the forward pass changes, and which value is the new content of each: (buffer, value).
+    buffers the forward pass changes, and which value is the new content of each: (buffer, value). `constants` are the
+    tensors that the code of the model makes, by their names among the buffers.
     """
 
     types: Mapping[str, TensorType]
@@ -182,6 +184,7 @@ class OperatorGraph:
     operators: tuple[Operator, ...]
     loss: str
     updates: tuple[tuple[str, str], ...] = ()
+    constants: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def producer(self) -> Mapping[str, int]:
@@ -220,6 +223,17 @@ class OperatorGraph:
             for name in op.operands:
                 uses.setdefault(name, []).append(i)
         return {name: tuple(indices) for name, indices in uses.items()}
+
+    @cached_property
+    def live(self) -> frozenset[str]:
+        """Names of the operators that the loss or a changed buffer depends on; what others compute, nobody reads."""
+        wanted = {self.loss, *(content for _, content in self.updates)}
+        found = set[str]()
+        for op in reversed(self.operators):
+            if not wanted.isdisjoint(op.results):
+                found.add(op.name)
+                wanted.update(op.operands)
+        return frozenset(found)
 
     def batched_inputs(self, batch: int) -> frozenset[str]:
         """Inputs whose leading dim is that of `batch` samples."""

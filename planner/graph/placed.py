@@ -12,12 +12,12 @@ memory, execution) follows from its rule.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 from planner.errors import RequestError, nearest_names
 from planner.graph.bags import BAG
 from planner.graph.operator_graph import ROWS_FROM, Argument, Operator, OperatorGraph, ValueRef
+from planner.matching import matches
 
 PLACES = ("host", "servers")
 """Where a table may be beside the devices: in the memory of the hosts of the ranks, shared out over them; or on
@@ -64,14 +64,14 @@ def tables_outside(graph: OperatorGraph) -> tuple[OutsideTable, ...]:
 
 def place_of(name: str, placed: Placed) -> str | None:
     """Where a parameter is, None on the devices."""
-    return next((place for pattern, place in placed if fnmatchcase(name, pattern)), None)
+    return next((place for pattern, place in placed if matches(name, pattern)), None)
 
 
 def placed_tables(graph: OperatorGraph, placed: Placed) -> dict[str, str]:
     """The parameters of a traced graph that are placed elsewhere, and where. Raises RequestError for a pattern that no
     parameter matches, and for a parameter that something else than a look-up of its rows reads."""
     for pattern, _ in placed:
-        if not any(fnmatchcase(parameter.name, pattern) for parameter in graph.parameters):
+        if not any(matches(parameter.name, pattern) for parameter in graph.parameters):
             tables = tables_of(graph)
             near = nearest_names(pattern, tables)
             hint = f"; did you mean {' or '.join(near)}?" if near else f"; it has the tables {_listed(tables)}"

@@ -31,6 +31,9 @@ from planner.graph import repeats
 from planner.graph.alike import NotAlikeError
 from planner.graph.bags import with_bags
 from planner.graph.chance import CHANCES
+from planner.graph.constants import held_tensor
+from planner.graph.literals import LiteralsKept
+from planner.graph.names import check_names, free_name
 from planner.graph.operator_graph import (
     Argument,
     Operator,
@@ -72,6 +75,7 @@ def trace(
     time or memory than the planner may.
     """
     with interrupting(f"tracing {type(module).__name__}"):
+        check_names(module)
         return _traced(module, args, kwargs, full)
 
 
@@ -106,7 +110,7 @@ def _graph_of(
 ) -> OperatorGraph:
     wrapped = _Loss(module)
     try:
-        with torch.no_grad(), own_functions_refused(module):
+        with torch.no_grad(), own_functions_refused(module), LiteralsKept():
             exported = without_draws(module, lambda: torch.export.export(wrapped, args, kwargs, strict=False))
         written = written_lines(exported)
         targets = [node.target for node in exported.graph.nodes if node.op == "call_function"]
@@ -174,6 +178,10 @@ def _changes(module: nn.Module, name: str, at: str = "") -> ModelError:
     )
 
 
+_OURS = "\0"
+"""How results are called until they have their names: no name of the module begins so (`check_names`)."""
+
+
 @dataclass
 class _Reader:
     """Turns the nodes of an exported program into operators. Names are those of torch until `_named` replaces them."""
@@ -194,9 +202,13 @@ class _Reader:
         inputs: list[str] = []
         buffers: list[str] = []
         parameters = _parameters(self.module, self.types)
+        own = {*dict(self.module.named_buffers()), *(p.name for p in parameters)}
         canonical = {alias: p.name for p in parameters for alias in (p.name, *p.aliases)}
         weights = dict(signature.inputs_to_parameters)
-        kept = {**signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
+        lifted = signature.inputs_to_lifted_tensor_constants
+        kept = {**signature.inputs_to_buffers, **lifted}
+        known = {name.removeprefix("model."): self.exported.constants.get(name) for name in lifted.values()}
+        constants = {name: held_tensor(self.module, name, known) for name in known}
         for node in self.exported.graph.nodes:
             if node.op == "placeholder":
                 target = weights.get(node.name)
@@ -207,7 +219,7 @@ class _Reader:
                 if not isinstance(value, torch.Tensor):
                     continue
                 held = kept.get(node.name)
-                name = held.removeprefix("model.") if held else node.name
+                name = held.removeprefix("model.") if held else free_name(node.name, own)
                 self.types[name] = tensor_type(value)
                 self.names[node.name] = ValueRef(name)
                 (buffers if held else inputs).append(name)
@@ -227,6 +239,7 @@ class _Reader:
             buffers=tuple(buffers),
             operators=tuple(self.operators),
             loss=loss.name,
+            constants=constants,
         )
         changed_buffers = [name.removeprefix("model.") for name in signature.buffers_to_mutate.values()]
         return with_updates(graph, dict(zip(changed_buffers, contents, strict=True)))
@@ -236,7 +249,7 @@ class _Reader:
             source, index = node.args
             assert isinstance(source, fx.Node)
             assert isinstance(index, int)
-            self.names[node.name] = ValueRef(f"{source.name}#{index}")
+            self.names[node.name] = ValueRef(f"{_OURS}{source.name}#{index}")
             return
         if not isinstance(node.target, torch._ops.OpOverload):
             raise ModelError(
@@ -260,14 +273,14 @@ class _Reader:
         value = node.meta["val"]
         results = value if isinstance(value, tuple | list) else (value,)
         many = isinstance(value, tuple | list)
-        names = tuple(f"{node.name}#{i}" if many else node.name for i in range(len(results)))
+        names = tuple(f"{_OURS}{node.name}#{i}" if many else _OURS + node.name for i in range(len(results)))
         for name, result in zip(names, results, strict=True):
             if isinstance(result, torch.Tensor):
                 if not all(isinstance(extent, int) for extent in result.shape):
                     raise depends_on_content(self.module, op, tuple(result.shape), node)
                 self.types[name] = tensor_type(result)
         if not many:
-            self.names[node.name] = ValueRef(node.name)
+            self.names[node.name] = ValueRef(_OURS + node.name)
         self.operators.append(
             Operator(
                 name=node.name,
@@ -340,14 +353,18 @@ def _module_path(node: fx.Node) -> str:
 def _named(graph: OperatorGraph) -> OperatorGraph:
     """Names that a person can read and that survive a change elsewhere: module path, operator, and a number where
     needed."""
+    given = {*graph.inputs, *graph.parameter_names, *graph.buffers}
+    given |= {name.rpartition("#")[0] for name in given}
     taken: dict[str, int] = {}
     renamed: dict[str, str] = {}
     names = []
     for op in graph.operators:
         base = op.op.split(".")[1]
         stem = f"{op.module}/{base}" if op.module else base
-        taken[stem] = taken.get(stem, 0) + 1
-        name = stem if taken[stem] == 1 else f"{stem}_{taken[stem]}"
+        name = ""
+        while not name or name in given:
+            taken[stem] = taken.get(stem, 0) + 1
+            name = stem if taken[stem] == 1 else f"{stem}_{taken[stem]}"
         names.append(name)
         for index, result in enumerate(op.results):
             if result is not None:

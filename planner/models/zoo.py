@@ -38,6 +38,11 @@ class BuiltModel:
     sequence_length: int | None
     bounds: tuple[int | None, ...]
 
+    @property
+    def published(self) -> bool:
+        """Whether it is a model of ours, with dimensions that may be changed."""
+        return split_reference(self.reference)[0] in ZOO
+
 
 ZOO: Mapping[str, ZooEntry] = {**LANGUAGE_MODELS, **DEEPSEEK_MODELS, **IMAGE_MODELS, **CLICK_MODELS}
 
@@ -49,7 +54,8 @@ def build_model(reference: str, *, dtype: str, device: str = "meta", sequence_le
     `config.json` of Hugging Face (or to a folder with one), or `package.module:factory` (on the import path or in the
     current folder); the factory returns `(module, args)` or `(module, args, kwargs)`. Of the first two some dimensions
     may be changed: `llama8b+num_layers=40`. Floating point parameters of a zoo model get `dtype` ("bfloat16", ...); a
-    module of the user's is converted too. On "meta" nothing is allocated. Raises ModelError.
+    module of the user's is converted too, unless it has parameters of several floating point dtypes, which its user has
+    chosen. On "meta" nothing is allocated. Raises ModelError.
     """
     with interrupting(f"building {reference}"):
         return _built(reference, dtype, device, sequence_length)
@@ -228,20 +234,27 @@ def _from_factory(reference: str, *, dtype: str, device: str) -> BuiltModel:
             f"the factory {reference} must return (module, args) or (module, args, kwargs); it returned {_kinds(made)}"
         )
     floating = getattr(torch, dtype)
-    args, kwargs = _converted((tuple(parts[1]), dict(parts[2]) if len(parts) == 3 else {}), floating)
+    module, args, kwargs = parts[0], tuple(parts[1]), dict(parts[2]) if len(parts) == 3 else {}
+    if not _is_mixed(module):
+        module, (args, kwargs) = module.to(floating), _converted((args, kwargs), floating)
     every = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     tensors = [tensor for tensor in every if tensor.dim()]
     if not tensors:
         raise ModelError(f"the factory {reference} returned no example tensor with a batch dim")
     return BuiltModel(
         reference=reference,
-        module=parts[0].to(floating),
+        module=module,
         args=args,
         kwargs=kwargs,
         batch=int(tensors[0].shape[0]),
         sequence_length=None,
         bounds=(None,) * len(every),
     )
+
+
+def _is_mixed(module: Any) -> bool:
+    """Whether parameters have several floating point dtypes."""
+    return len({one.dtype for one in module.parameters() if one.is_floating_point()}) > 1
 
 
 def _kinds(made: Any) -> str:

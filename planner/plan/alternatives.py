@@ -7,11 +7,11 @@ recomputation. So a choice also pays for the redistributions that its neighbours
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 
 from hardware_profiles import Machine
 from planner.errors import PlannerError, RequestError, unknown_name
 from planner.graph.blocks import block_parameters
+from planner.matching import matches, module_and_call
 from planner.plan.bind import BoundPlan, bind_operator, check_stored
 from planner.plan.contrasts import choice_text
 from planner.plan.loosening import loosened, with_stored, with_strategies
@@ -72,7 +72,7 @@ def subjects(bound: BoundPlan, pattern: str) -> tuple[Subject, ...]:
 
 
 def _means(pattern: str, name: str) -> bool:
-    return fnmatchcase(name, pattern) or fnmatchcase(name.partition("/")[0], pattern)
+    return matches(name, pattern) or matches(module_and_call(name)[0] or name, pattern)
 
 
 def _shared(name: str) -> bool:

@@ -6,7 +6,6 @@ comes out is legal and complete, and is all that the runtime and the pricing nee
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from hardware_profiles import Home
 from planner.errors import LayoutError, PlanFileError, StrategyError, unknown_name
@@ -15,6 +14,7 @@ from planner.graph.kinds import find_blocks
 from planner.graph.operator_graph import ROWS_FROM, Operator, OperatorGraph
 from planner.graph.placed import Placed, with_places
 from planner.graph.uneven import EVEN, with_imbalance
+from planner.matching import matches
 from planner.plan.outline import difference
 from planner.plan.plan import ASYNCHRONOUS, RECOMPUTATION, Group, Plan
 from planner.plan.samples import samples_fault
@@ -460,7 +460,7 @@ def _check_local(plan: Plan, stored: Mapping[str, StoredParameter]) -> None:
     """Parameters that every device has for itself are whole, and their gradients wait for no sum."""
     axes = len(plan.mesh.axes)
     for pattern in plan.training.update.local_parameters:
-        named = [name for name in stored if fnmatchcase(name, pattern)]
+        named = [name for name in stored if matches(name, pattern)]
         if not named:
             raise PlanFileError(f"training.local_parameters: no parameter of the model matches '{pattern}'")
         for name in named:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
+from planner.matching import module_and_call
 from planner.plan.bind import BoundPlan
 from planner.plan.file import format_strategy
 from planner.plan.plan import Plan
@@ -81,7 +82,7 @@ def _in_all_blocks(name: str) -> str:
 
 def _short(name: str) -> str:
     """The module of an operator with a weight, the call of another, the last two words of a parameter."""
-    module, slash, call = name.partition("/")
-    if not slash:
+    module, call = module_and_call(name)
+    if not call:
         return ".".join(name.split(".")[-2:])
     return module.rpartition(".")[2] if call in ("linear", "embedding") else call

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from planner.graph.blocks import block_parameters
+from planner.matching import module_and_call
 from planner.plan.bind import BoundPlan
 from planner.plan.plan import Group, Plan
 from planner.sharding.rule import strategy_names
@@ -113,8 +114,8 @@ def with_recomputation(plan: Plan, other: Plan) -> Plan:
 def part_of(name: str) -> str:
     """The part of the model that an operator or a parameter belongs to, alike in all blocks: `self_attn` of
     `model.layers.3.self_attn.q_proj/linear`, `lm_head` of `lm_head.weight`."""
-    module, slash, call = name.partition("/")
-    path = (module if slash else module.rpartition(".")[0]).split(".")
+    module, call = module_and_call(name)
+    path = (module if call else module.rpartition(".")[0]).split(".")
     numbers = [at for at, word in enumerate(path) if word.isdigit()]
     if not numbers:
         return path[-1] or (call or name)

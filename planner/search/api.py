@@ -21,11 +21,13 @@ from planner.graph.uneven import EVEN
 from planner.limits import default_memory, limited
 from planner.plan.outline import model_reference
 from planner.plan.plan import PRECISIONS, ModelReference
+from planner.search.fixed_batch import with_fixed_batch
 from planner.search.objectives import plan_for
 from planner.search.request import Objective, Placing, SearchRequest, Shard
 from planner.search.search import Progress, SearchResult
 from planner.search.space import FREE, Pinned
 from planner.sharding.discover import discover
+from planner.sharding.fixed_batch import batch_fault
 from planner.sharding.update import PLAIN, Update
 
 SAMPLES_PER_DEVICE = 4
@@ -104,7 +106,8 @@ def search(
         graph, reference, samples = _traced(model, args, kwargs or {}, batch, sequence_length, precision)
         cache = None if rule_cache is None else Path(rule_cache)
         graph = discover(graph, cache, lambda note: warnings.warn(note, stacklevel=2))
-        return SearchRequest(
+        fault = _batch_fault(model, args, kwargs or {}, graph, samples)
+        request = SearchRequest(
             graph=graph,
             batch=samples,
             model=reference,
@@ -123,9 +126,25 @@ def search(
             time_limit=time_limit,
             memory_limit=memory_limit,
         )
+        return request if fault is None else with_fixed_batch(request, fault, given=global_batch is not None)
 
     with limited(time_limit, default_memory() if planner_memory is None else planner_memory):
         return plan_for(request_of(), on_progress, cancelled)
+
+
+def _batch_fault(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], graph: OperatorGraph, batch: int
+) -> str | None:
+    """Why a module of the user's computes with one batch alone; of the others it is known that they do not."""
+    from planner.graph.examples import with_samples
+    from planner.graph.on_meta import on_meta
+    from planner.graph.trace import trace
+
+    if isinstance(model, str | OperatorGraph):
+        return None
+    return batch_fault(
+        graph, batch, lambda samples: trace(on_meta(model), *with_samples((args, dict(kwargs)), batch, samples))
+    )
 
 
 def shard(pattern: str, strategy: str | Sequence[Sequence[int]]) -> Shard:
@@ -166,6 +185,7 @@ def _traced(
     sequence_length: int | None,
     precision: str,
 ) -> tuple[OperatorGraph, ModelReference, int]:
+    from planner.graph.on_meta import on_meta
     from planner.graph.trace import trace
 
     if isinstance(model, OperatorGraph):
@@ -181,7 +201,7 @@ def _traced(
         graph = trace(built.module, built.args, built.kwargs)
         reference = model_reference(graph, name=model, sequence_length=built.sequence_length, batch=built.batch)
         return graph, reference, built.batch
-    graph = trace(model, args, dict(kwargs))
+    graph = trace(on_meta(model), args, dict(kwargs))
     samples = batch
     if samples is None:
         tensors = [value for value in (*args, *kwargs.values()) if getattr(value, "ndim", 0)]

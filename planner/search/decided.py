@@ -25,13 +25,13 @@ are points of this space; what is left open (which matmul is split by rows, whic
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
 from typing import Literal, TypeVar
 
 from planner.errors import RequestError, unknown_name
 from planner.graph.blocks import IDENTITY
 from planner.graph.operator_graph import Operator, OperatorGraph, TensorType
+from planner.matching import matches
 from planner.search.request import SearchRequest, Shard, Store
 from planner.search.space import EXPERTS, Configuration, Pinned, Role, experts_cut
 from planner.search.template import Template
@@ -303,7 +303,7 @@ def _weight_factors(graph: OperatorGraph, index: int) -> frozenset[int]:
 
 def _means(pattern: str, op: Operator) -> bool:
     """Whether a pattern means an operator; the planner's own identities only if it has no wildcards."""
-    return pattern == op.name or (op.op != IDENTITY and fnmatchcase(op.name, pattern))
+    return matches(op.name, pattern) if op.op != IDENTITY else pattern == op.name
 
 
 def _agrees(

@@ -24,12 +24,12 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 
 from hardware_profiles import Bytes, HardwareProfileError, MixedCluster
 from planner.errors import InfeasibleError, LimitError, PlannerError
 from planner.graph.operator_graph import OperatorGraph, ValueRef
 from planner.graph.placed import Placed, place_of, tables_of
+from planner.matching import matches
 from planner.search.request import SearchRequest
 from planner.search.search import SearchResult
 
@@ -181,6 +181,6 @@ def _as_patterns(graph: OperatorGraph, tables: Sequence[str]) -> Placed:
     found: dict[str, None] = {}
     for name in tables:
         pattern = _NUMBER.sub("*", name)
-        matching = {one for one in graph.parameter_names if fnmatchcase(one, pattern)}
+        matching = {one for one in graph.parameter_names if matches(one, pattern)}
         found[pattern if matching <= set(tables) else name] = None
     return tuple((pattern, "host") for pattern in found)

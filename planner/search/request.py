@@ -1,7 +1,6 @@
 """What is asked of the search."""
 
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Literal
 
 from hardware_profiles import Machine, MixedCluster, of_one_kind
@@ -9,6 +8,7 @@ from planner.errors import RequestError, nearest_names, unknown_name
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.placed import placed_tables
 from planner.graph.uneven import EVEN, EXPERTS_OPERATOR, imbalance_fault
+from planner.matching import matches
 from planner.plan.plan import INTERLEAVED, PRECISIONS, ModelReference
 from planner.search.offload import NOTHING
 from planner.search.space import FREE, Pinned
@@ -120,7 +120,7 @@ class SearchRequest:
         _check_offload(self)
         self._check_places()
         for pattern in self.update.local_parameters:
-            if not any(fnmatchcase(name, pattern) for name in self.graph.parameter_names):
+            if not any(matches(name, pattern) for name in self.graph.parameter_names):
                 near = nearest_names(pattern, self.graph.parameter_names)
                 hint = f"; did you mean {' or '.join(near)}?" if near else "; plan show lists those of a plan"
                 raise RequestError(f"local_parameters: no parameter of the model matches '{pattern}'{hint}")

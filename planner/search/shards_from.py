@@ -7,10 +7,10 @@ and the search decides anew.
 
 import glob
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 
 from planner.errors import RequestError, unknown_name
 from planner.graph.operator_graph import OperatorGraph
+from planner.matching import matches
 from planner.plan.bind import prepare
 from planner.plan.plan import Plan
 from planner.search.request import Shard
@@ -26,7 +26,7 @@ def listed_strategies(plan: Plan, pattern: str, traced: OperatorGraph) -> dict[s
         raise RequestError("its mesh is one device, on which nothing is split; take a plan for more devices")
     taken: dict[str, set[tuple[str, ...]]] = {}
     for name, strategy in _listed(plan, traced):
-        if fnmatchcase(name, pattern):
+        if matches(name, pattern):
             taken.setdefault(name, set()).add(tuple(factor or "-" for factor in strategy))
     if not taken:
         listed = [name for group in plan.groups for name, _ in group.operators]
@@ -39,7 +39,7 @@ def as_shards(strategies: Mapping[str, tuple[str, ...]], by_hand: Sequence[Shard
     return tuple(
         Shard(pattern=glob.escape(name), strategy=strategy)
         for name, strategy in strategies.items()
-        if not any(fnmatchcase(name, shard.pattern) for shard in by_hand)
+        if not any(matches(name, shard.pattern) for shard in by_hand)
     )
 
 

@@ -11,9 +11,9 @@ execute plans, and is the same on every rank of a stage. One pass over the param
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from planner.graph.operator_graph import OperatorGraph
+from planner.matching import matches
 from planner.sharding.layout import Layout
 from planner.sharding.mesh import Mesh
 from planner.sharding.redistribute import COLLECTIVES, Step, redistribution
@@ -111,7 +111,7 @@ def bucket_place(name: str, buckets: Buckets, position: int) -> object:
         return 0
     if splits := split_positions(buckets):
         return sum(split <= position for split in splits)
-    return next((number for pattern, number in bucket_numbers(buckets) if fnmatchcase(name, pattern)), None)
+    return next((number for pattern, number in bucket_numbers(buckets) if matches(name, pattern)), None)
 
 
 def trainable_positions(graph: OperatorGraph) -> dict[str, int]:

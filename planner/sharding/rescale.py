@@ -43,6 +43,8 @@ def rescale_batch(graph: OperatorGraph, batch: int, new_batch: int) -> OperatorG
     Inputs whose leading dim is not `batch` keep their shape. Raises RequestError, naming the operator, where the
     batch cannot be changed.
     """
+    if batch == new_batch:
+        return graph
     return _rescaled(graph, _Growths(graph, 0, batch, Growth(scale=Fraction(new_batch, batch))), "batch")
 
 
@@ -162,9 +164,11 @@ class _Growths:
     def _counted_beyond(
         self, rule: Rule, op: Operator, growths: Mapping[str, tuple[Growth, ...]]
     ) -> Iterator[tuple[int, Growth]]:
-        """Dims that are looked into by numbers that count the samples, and have no more of them than before."""
+        """Dims that are looked into by numbers that count the samples, and have no more of them than before. Numbers
+        that count something else are the same for each sample, as positions are (`arange(s).repeat(b, 1)`)."""
         if rule.looked_up != (0,):
             return
+        counting = self._counting(growths)
         looked = [
             dim
             for dim, indexed in enumerate(rule.operands[0])
@@ -172,9 +176,24 @@ class _Growths:
         ]
         for dim, numbers in zip(looked, op.operands[1:], strict=False):
             grown = next((growth for growth in growths[numbers] if growth != _STILL), None)
-            counted = grown is not None and numbers not in self._graph.data_dependent
-            if grown is not None and counted and growths[op.operands[0]][dim] == _STILL:
+            if grown is not None and numbers in counting and growths[op.operands[0]][dim] == _STILL:
                 yield dim, grown
+
+    def _counting(self, growths: Mapping[str, tuple[Growth, ...]]) -> frozenset[str]:
+        """Values that are made of numbers which count the samples, and of nothing that is data."""
+        found = {
+            name
+            for name, dims in growths.items()
+            if name in self._graph.producer and self._counts(self._graph.operators[self._graph.producer[name]], dims)
+        }
+        for op in self._graph.operators:
+            if not found.isdisjoint(op.operands):
+                found.update(name for name in op.results if name is not None)
+        return frozenset(found - self._graph.data_dependent)
+
+    def _counts(self, op: Operator, dims: tuple[Growth, ...]) -> bool:
+        """Whether an operator counts, from nothing, up to an extent that grows."""
+        return rule_of(self._graph, op).local_form == "counted" and any(growth != _STILL for growth in dims)
 
     def _demand(self, name: str, dim: int, growth: Growth) -> bool:
         """Let a dim grow by letting grow what spells its extent; False where that is data or a weight."""

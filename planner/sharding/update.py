@@ -13,12 +13,12 @@ parallel framework gets which adds up the gradients of its replicas' mean losses
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 from costmodels import UpdateVariant
 from planner.graph.placed import PLACES, Placed
+from planner.matching import matches
 from planner.sharding.layout import Layout
 
 GRADIENTS = ("mean", "sum")
@@ -116,7 +116,7 @@ class Update:
 
     def is_local(self, name: str) -> bool:
         """Whether every device has a parameter of its own by that name."""
-        return any(fnmatchcase(name, pattern) for pattern in self.local_parameters)
+        return any(matches(name, pattern) for pattern in self.local_parameters)
 
 
 PLAIN = Update()

@@ -20,7 +20,7 @@ from planner.plan.plan import ModelReference
 from runtime.checkpoint.manifest import SavedTensor
 from runtime.checkpoint.renamed import TOUCHED, Box, Copy, Renamed
 from runtime.checkpoint.source import Readable, listed
-from runtime.checkpoint.spread import BESIDE
+from runtime.checkpoint.state_names import BESIDE
 from runtime.checkpoint.tensor_files import dtype_of
 
 CONFIG = "config.json"

@@ -33,7 +33,8 @@ from runtime.checkpoint.regions import Region, blocks, cell_region, whole
 from runtime.checkpoint.restoring import check_optimizer, check_same, in_both_places, name_in
 from runtime.checkpoint.saving import file_of
 from runtime.checkpoint.source import INDEX, SINGLE, Readable
-from runtime.checkpoint.spread import BESIDE, MASTER, OPTIMIZER, Spread, StateOfPlan, parameter_of, writers
+from runtime.checkpoint.spread import Spread, StateOfPlan, writers
+from runtime.checkpoint.state_names import BESIDE, MASTER, file_key, kept_name, read_name, saved_name
 from runtime.checkpoint.tensor_files import Entry, dtype_of, write_tensors
 from runtime.optimizers import MOMENTS
 from runtime.run_folder import owned
@@ -46,6 +47,7 @@ BLOCK = 32 * 2**20
 """Bytes of a tensor that are in memory at a time."""
 SHARD = 5 * 10**9
 """Bytes of a file of a merged checkpoint, as Hugging Face has it by default."""
+_MASTERS = kept_name(MASTER, "")
 
 
 def convert(
@@ -95,19 +97,19 @@ def _wanted(
 ) -> tuple[list[Spread], Mapping[str, str | None]]:
     """What a plan keeps, and the name under which each was saved; None for what begins with zeros."""
     found, updates = source.tensors, manifest.progress.updates
-    kinds = {name.split("/")[1] for name in found if name.startswith(f"{OPTIMIZER}/")}
+    kinds = {read_name(name).kind for name in found}
     moments = [kind for kind in MOMENTS[bound.plan.training.optimizer] if kind in kinds]
-    known = {name: (found[name].shape, found[name].dtype, homes) for name, homes in buffers.items() if name in found}
+    own = {saved_name(name): name for name in buffers}
+    known = {own[n]: (found[n].shape, found[n].dtype, buffers[own[n]]) for n in own if n in found}
     wanted = sorted(StateOfPlan(bound=bound).tensors(moments, updates, known), key=lambda spread: spread.name)
     names = {spread.name: name_in(found, spread.name, manifest.tied) for spread in wanted}
     promised = wanted
     if manifest.kind == "merged":  # the master of a weight is the weight, until there was an update
-        masters = f"{OPTIMIZER}/{MASTER}/"
-        names.update({name: names[name.removeprefix(masters)] for name in names if name.startswith(masters)})
-        promised = [spread for spread in wanted if not spread.name.startswith(masters)]
+        names.update({name: names[name.removeprefix(_MASTERS)] for name in names if name.startswith(_MASTERS)})
+        promised = [spread for spread in wanted if not spread.name.startswith(_MASTERS)]
     here = [table.name for table in tables_outside(bound.whole)]
     promised, saved = in_both_places(promised, names, found, here, manifest.tables_outside())
-    check_same(place, promised, names, saved, manifest.tied, lacking=sorted(set(buffers) - set(found)))
+    check_same(place, promised, names, saved, manifest.tied, lacking=sorted(set(own) - set(found)))
     return wanted, {name: _read_as(name, names[name], found) for name in names}
 
 
@@ -115,7 +117,7 @@ def _read_as(name: str, saved: str, found: Mapping[str, SavedTensor]) -> str | N
     """Where a tensor is read from: a wide weight that was not saved from the narrow one, another state from nothing."""
     if saved in found:
         return saved
-    return parameter_of(name)[0] if name.startswith(f"{OPTIMIZER}/{MASTER}/") else None
+    return name.removeprefix(_MASTERS) if name.startswith(_MASTERS) else None
 
 
 def _entries(
@@ -178,7 +180,7 @@ def merge(
             _write(
                 folder / name,
                 source,
-                [_entry(source, one, one, found[one].dtype, whole(found[one].shape), most) for one in part],
+                [_entry(source, file_key(one), one, found[one].dtype, whole(found[one].shape), most) for one in part],
             )
             for name, part in zip(names, parts, strict=True)
         ]
@@ -186,7 +188,7 @@ def merge(
         if len(parts) > 1:
             index = {
                 "metadata": {"total_size": sum(_bytes(tensor) for tensor in found.values())},
-                "weight_map": {one: names[place_of[one]] for one in found},
+                "weight_map": {file_key(one): names[place_of[one]] for one in found},
             }
             replace_text(folder / INDEX, json.dumps(index, indent=2) + "\n")
         if naming is not None and naming.config is not None:
@@ -209,7 +211,7 @@ def merge(
 
 
 def _check_one_model(source: Readable) -> None:
-    own = [name for name in source.tensors if not name.startswith(BESIDE) and parameter_of(name)[1] is not None]
+    own = [name for name in source.tensors if not name.startswith(BESIDE) and read_name(name).place is not None]
     if own:
         raise CheckpointError(
             f"{source.path}: has parameters that each device trained for itself ({min(own)}), which are no one model;"

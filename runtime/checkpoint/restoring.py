@@ -16,8 +16,9 @@ from planner.plan.plan import ModelReference, Plan
 from runtime.checkpoint.manifest import Manifest, Progress, SavedTensor
 from runtime.checkpoint.naming import in_own_names
 from runtime.checkpoint.source import Readable, listed, located, open_checkpoint
-from runtime.checkpoint.spread import BESIDE, PREVIOUS, Spread, between_places
+from runtime.checkpoint.spread import Spread, between_places
 from runtime.checkpoint.state import live_tensors, resume, settle, spreads, start
+from runtime.checkpoint.state_names import BESIDE, PREVIOUS, saved_ties
 from runtime.checkpoint.tables import fill_tables
 from runtime.checkpoint.tensor_files import dtype_of
 from runtime.checkpoint.together import rank_number, said_by_first, together, world
@@ -81,7 +82,7 @@ def _fill(rank: RankStep, source: Readable, progress: Progress | None, cast: boo
     if progress is None:
         wanted = [spread for spread in wanted if not spread.name.startswith(BESIDE)]
         found = {name: tensor for name, tensor in found.items() if not name.startswith(BESIDE)}
-    tied = {**source.tied, **rank.kept_buffers.tied}
+    tied = {**source.tied, **saved_ties(rank.kept_buffers.tied)}
     names = {spread.name: name_in(found, spread.name, tied) for spread in wanted}
     there = frozenset[str]() if source.manifest is None else source.manifest.tables_outside()
     promised, found = in_both_places(wanted, names, found, rank.tables.names, there)

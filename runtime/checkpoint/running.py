@@ -11,6 +11,7 @@ from runtime.checkpoint.folder import checkpoints, incomplete, step_of
 from runtime.checkpoint.restoring import Restored, name_in, open_together, restore
 from runtime.checkpoint.saving import Checkpoints
 from runtime.checkpoint.source import Readable
+from runtime.checkpoint.state_names import read_name, saved_ties
 from runtime.rank import At
 from runtime.recovery.copies import Copies
 from runtime.run_settings import RunSettings
@@ -165,11 +166,11 @@ class RunCheckpoints:
 
 def restore_plain(plain: UnshardedStep, rank: RankStep, source: Readable) -> None:
     """Give the unsharded model what a rank has been given."""
-    tied = {**source.tied, **rank.kept_buffers.tied}
+    tied = {**source.tied, **saved_ties(rank.kept_buffers.tied)}
 
     def read(name: str) -> torch.Tensor | None:
         found = name_in(source.tensors, name, tied)
-        whole = rank.optimizer.updates or not name.startswith("optimizer/")
+        whole = rank.optimizer.updates or not read_name(name).of_optimizer
         return source.read(found) if whole and found in source.tensors else None
 
     plain.restore(read, rank.steps, rank.optimizer.updates)

@@ -37,6 +37,7 @@ from runtime.checkpoint.opening import OpenedRun, heard, open_run, said
 from runtime.checkpoint.restoring import Restored, load
 from runtime.checkpoint.spread import Spread, writers
 from runtime.checkpoint.state import live_tensors, progress_of, spreads
+from runtime.checkpoint.state_names import saved_ties
 from runtime.checkpoint.tables import tables_file_of, write_tables
 from runtime.checkpoint.tensor_files import Entry, dtype_name, write_tensors
 from runtime.checkpoint.together import said_by_first, together
@@ -70,7 +71,7 @@ class Layout:
             optimizer=plan.training.optimizer,
             files=tuple(files),
             tensors={spread.name: spread.saved(plan.mesh, cells[spread.name]) for spread in self.spreads},
-            tied=dict(rank.kept_buffers.tied),
+            tied=saved_ties(rank.kept_buffers.tied),
             plan=plan_content(plan),
             origin=origin,
         )

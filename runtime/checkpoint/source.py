@@ -21,6 +21,7 @@ from planner.errors import CheckpointError
 from runtime.checkpoint.folder import incomplete, newest
 from runtime.checkpoint.manifest import MANIFEST, Manifest, SavedFile, SavedTensor, read_manifest
 from runtime.checkpoint.regions import Region, cells_meeting, whole
+from runtime.checkpoint.state_names import file_key, name_of_key
 from runtime.checkpoint.tensor_files import DTYPES, check_file, check_size, dtype_of
 
 INDEX = "model.safetensors.index.json"
@@ -98,6 +99,10 @@ class Source:
         """Unmap all files: what was read of them no longer counts as memory of this process."""
         self._opened.clear()
 
+    def _key(self, name: str) -> str:
+        """Under which a tensor is in its file."""
+        return file_key(name) if self.manifest is None or self.manifest.kind == "merged" else name
+
     def _cell(self, file: int, name: str, tensor: SavedTensor, extent: tuple[int, ...]) -> Any:
         path = self.path / self.files[file].name
         try:
@@ -107,7 +112,7 @@ class Source:
                 if self.manifest is not None:
                     check_size(self.path, self.files[file])
                 self._opened[file] = safe_open(path, "pt")
-            piece = self._opened[file].get_slice(name)
+            piece = self._opened[file].get_slice(self._key(name))
         except FileNotFoundError as error:
             raise CheckpointError(f"{path}: is missing; take another checkpoint") from error
         except (SafetensorError, OSError) as error:
@@ -176,7 +181,7 @@ def _indexed(folder: Path) -> Source:
         if not isinstance(name, str) or name != Path(name).name:
             raise CheckpointError(f"{folder / INDEX}: {name!r} is no name of a file in this folder")
     found = _foreign(folder, names)
-    missing = sorted(set(weights) - set(found.tensors))
+    missing = sorted(key for key in weights if name_of_key(key) not in found.tensors)
     if missing:
         raise CheckpointError(f"{folder / weights[missing[0]]}: lacks '{missing[0]}', which {INDEX} says is in it")
     return found
@@ -192,7 +197,7 @@ def _foreign(folder: Path, names: tuple[str, ...]) -> Source:
                 for key in opened.offset_keys():
                     piece = opened.get_slice(key)
                     dtype, shape = piece.get_dtype(), tuple(piece.get_shape())
-                    tensors[key] = SavedTensor(
+                    tensors[name_of_key(key)] = SavedTensor(
                         shape=shape, dtype=DTYPES.get(dtype, dtype), cuts=(1,) * len(shape), files=(number,)
                     )
             files.append(SavedFile(name=name, bytes=path.stat().st_size, checksum=""))

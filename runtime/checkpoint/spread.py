@@ -25,12 +25,10 @@ from planner.sharding.layout import Layout, cuts, replicated
 from planner.sharding.mesh import Mesh
 from runtime.checkpoint.manifest import SavedTensor
 from runtime.checkpoint.regions import Region, cell_number, cell_region, most_cells
+from runtime.checkpoint.state_names import MASTER, kept_name, own_name, previous_name, read_name, saved_name
 from runtime.checkpoint.tensor_files import dtype_name, dtype_of
 from runtime.optimizers import wide_dtype
 
-OPTIMIZER, PREVIOUS, MASTER = "optimizer", "previous", "master"
-BESIDE = (f"{OPTIMIZER}/", f"{PREVIOUS}/")
-"""How the names of tensors begin that are kept beside the model."""
 TABLE_PARTS: Mapping[str, str] = {"exp_avg": "first", "exp_avg_sq": "second"}
 """What the optimizers of tables outside of the devices call what is kept under these names."""
 STALE = "pipedream_2bw"
@@ -114,8 +112,8 @@ class StateOfPlan:
             for kind in moments:
                 found += self._kept(kind, self._wide)
             if self.bound.plan.schedule == STALE:
-                found += [replace(spread, name=f"{PREVIOUS}/{spread.name}") for spread in self._weights()]
-        found += [self._of(name, *buffer) for name, buffer in buffers.items()]
+                found += [replace(spread, name=previous_name(spread.name)) for spread in self._weights()]
+        found += [self._of(saved_name(name), *buffer) for name, buffer in buffers.items()]
         return found + list(self._tables(moments, updates))
 
     def _tables(self, moments: Sequence[str], updates: int) -> Iterator[Spread]:
@@ -124,11 +122,12 @@ class StateOfPlan:
         kept = [kind for kind in moments if kind in TABLE_PARTS]
         for table in tables_outside(self.bound.whole):
             wide = dtype_name(wide_dtype(dtype_of(table.dtype)))
-            names = {table.name: table.dtype}
+            saved = saved_name(table.name)
+            names = {saved: table.dtype}
             if wide != table.dtype:
-                names[f"{OPTIMIZER}/{MASTER}/{table.name}"] = wide
+                names[kept_name(MASTER, saved)] = wide
             if updates and table.trainable:
-                names |= {f"{OPTIMIZER}/{kind}/{table.name}": wide for kind in kept}
+                names |= {kept_name(kind, saved): wide for kind in kept}
             shares = most_cells(table.rows, mesh.size)
             for name, dtype in names.items():
                 shape = (table.rows, table.width)
@@ -149,9 +148,10 @@ class StateOfPlan:
                 yield self._of(name, kind.shape, kind.dtype)
 
     def _copies(self, name: str) -> list[str]:
+        saved = saved_name(name)
         if not self.bound.plan.training.update.is_local(name):
-            return [name]
-        return [own_name(name, place) for place in range(self.bound.plan.mesh.size)]
+            return [saved]
+        return [own_name(saved, place) for place in range(self.bound.plan.mesh.size)]
 
     def _kept(self, kind: str, dtypes: Mapping[str, str]) -> Iterator[Spread]:
         """What the optimizer keeps, of this kind, of every trainable parameter that has a dtype there."""
@@ -159,37 +159,24 @@ class StateOfPlan:
             if parameter.trainable and parameter.name in dtypes:
                 shape = self.bound.whole.types[parameter.name].shape
                 for name in self._copies(parameter.name):
-                    yield self._of(f"{OPTIMIZER}/{kind}/{name}", shape, dtypes[parameter.name])
+                    yield self._of(kept_name(kind, name), shape, dtypes[parameter.name])
 
     def _of(self, name: str, shape: tuple[int, ...], dtype: str, stages: tuple[int, ...] = ()) -> Spread:
         """Any tensor of a state, from its name; `stages` are the pipeline ranks that hold a buffer."""
-        plain, only = parameter_of(name)
-        stored = self.bound.parameters.get(plain)
+        kept = read_name(name)
+        stored = self.bound.parameters.get(kept.tensor)
         if stored is None:
             whole = replicated(len(self.bound.plan.mesh.axes))
             return Spread(name=name, shape=shape, dtype=dtype, layout=whole, stages=stages)
-        layout = stored.state if name.startswith(f"{OPTIMIZER}/") else stored.weight
-        return Spread(name=name, shape=shape, dtype=dtype, layout=layout, stages=self.homes[plain], only=only)
-
-
-def own_name(name: str, place: int) -> str:
-    """The name of a parameter that each device has for itself, of one of them."""
-    return f"{name}@{place}"
-
-
-def parameter_of(name: str) -> tuple[str, int | None]:
-    """The parameter that a tensor of a state belongs to, and the place of its device where each has its own."""
-    parts = name.split("/")
-    plain = parts[-1] if parts[0] in (OPTIMIZER, PREVIOUS) else name
-    base, parted, place = plain.rpartition("@")
-    return (base, int(place)) if parted and place.isdecimal() else (plain, None)
+        layout, stages = stored.state if kept.of_optimizer else stored.weight, self.homes[kept.tensor]
+        return Spread(name=name, shape=shape, dtype=dtype, layout=layout, stages=stages, only=kept.place)
 
 
 def between_places(name: str, here: Collection[str], there: Collection[str]) -> bool:
     """Whether a tensor is one of those that a table has on the devices or outside of them, but not in both places: what
     dense SGD remembers, or a wide weight; `here` and `there` are the tables outside under two plans."""
-    parts, table = name.split("/"), parameter_of(name)[0]
-    return parts[0] == OPTIMIZER and parts[1] not in TABLE_PARTS and (table in here) != (table in there)
+    kept = read_name(name)
+    return kept.of_optimizer and kept.kind not in TABLE_PARTS and (kept.tensor in here) != (kept.tensor in there)
 
 
 def writers(spreads: Sequence[Spread], mesh: Mesh, stages: int) -> dict[str, tuple[int, ...]]:

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from runtime.checkpoint.manifest import Progress
-from runtime.checkpoint.spread import OPTIMIZER, PREVIOUS, Spread, StateOfPlan, own_name
+from runtime.checkpoint.spread import Spread, StateOfPlan
+from runtime.checkpoint.state_names import kept_name, own_name, previous_name, saved_name
 from runtime.checkpoint.tensor_files import dtype_name
 from runtime.step import RankStep
 
@@ -26,16 +27,17 @@ def live_tensors(rank: RankStep) -> dict[str, torch.Tensor]:
     after the first update."""
     found = {_own(rank, name): parameter.content for name, parameter in rank.parameters.items()}
     for kind, name, tensor in rank.optimizer.kept():
-        found[f"{OPTIMIZER}/{kind}/{_own(rank, name)}"] = tensor.detach()
+        found[kept_name(kind, _own(rank, name))] = tensor.detach()
     if rank.asynchronous is not None:
         for name, version in rank.asynchronous.earlier().items():
-            found[f"{PREVIOUS}/{_own(rank, name)}"] = version.piece.detach()
-    found.update((name, rank.kept_buffers.content(name, rank.buffers)) for name in rank.kept_buffers.homes)
+            found[previous_name(_own(rank, name))] = version.piece.detach()
+    found.update((saved_name(name), rank.kept_buffers.content(name, rank.buffers)) for name in rank.kept_buffers.homes)
     return found
 
 
 def _own(rank: RankStep, name: str) -> str:
-    return own_name(name, rank.place.rank) if rank.parameters[name].local else name
+    saved = saved_name(name)
+    return own_name(saved, rank.place.rank) if rank.parameters[name].local else saved
 
 
 def spreads(rank: RankStep, updates: int | None = None) -> list[Spread]:

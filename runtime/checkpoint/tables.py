@@ -19,7 +19,8 @@ import torch
 from planner.errors import CheckpointError
 from runtime.checkpoint.manifest import SavedFile
 from runtime.checkpoint.regions import Region, cell_region
-from runtime.checkpoint.spread import MASTER, OPTIMIZER, TABLE_PARTS, Spread, parameter_of
+from runtime.checkpoint.spread import TABLE_PARTS, Spread
+from runtime.checkpoint.state_names import MASTER, read_name
 from runtime.checkpoint.tensor_files import Entry, dtype_of, write_tensors
 from runtime.placed_tables import PlacedTables
 from runtime.servers.shard import WEIGHT
@@ -36,13 +37,13 @@ class _Piece:
 
     @property
     def table(self) -> str:
-        return parameter_of(self.spread.name)[0]
+        return read_name(self.spread.name).tensor
 
     @property
     def part(self) -> str:
         """What the tensor is of the table."""
-        words = self.spread.name.split("/")
-        return TABLE_PARTS[words[1]] if words[0] == OPTIMIZER and words[1] != MASTER else WEIGHT
+        kind = read_name(self.spread.name).kind
+        return WEIGHT if kind in (None, MASTER) else TABLE_PARTS[kind]
 
     @property
     def region(self) -> Region:
@@ -120,8 +121,8 @@ def fill_tables(rank: RankStep, wanted: Sequence[Spread], steps: int, names: Map
     """Give tables what `read` finds of what is wanted, under `names`; they stand after so many steps then. Other states
     begin anew. Collective. Raises CheckpointError where this rank cannot read, after it has written with the others."""
     tables, fault = rank.tables, None
-    masters = {parameter_of(spread.name)[0] for spread in wanted if _is_master(spread)}
-    wanted = [spread for spread in wanted if _is_master(spread) or spread.name not in masters]
+    masters = {read_name(spread.name).tensor for spread in wanted if _is_master(spread)}
+    wanted = [spread for spread in wanted if _is_master(spread) or read_name(spread.name).tensor not in masters]
     tables.restart(steps)
     for piece in _own_pieces(rank, wanted):
         values = torch.zeros(len(piece.ids), piece.spread.shape[1])
@@ -137,4 +138,4 @@ def fill_tables(rank: RankStep, wanted: Sequence[Spread], steps: int, names: Map
 
 
 def _is_master(spread: Spread) -> bool:
-    return spread.name.startswith(f"{OPTIMIZER}/{MASTER}/")
+    return read_name(spread.name).kind == MASTER

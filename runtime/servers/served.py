@@ -8,7 +8,6 @@ A row is pulled once a step, however often and in however many look-ups it occur
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from planner.errors import RequestError, nearest_names
+from planner.matching import matches
 from runtime.servers.addresses import Addresses
 from runtime.servers.client import TableClient
 from runtime.servers.connection import PATIENCE
@@ -227,7 +227,7 @@ def _chosen(module: nn.Module, patterns: Iterable[str]) -> dict[str, nn.Embeddin
     every = {name: one for name, one in module.named_modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag)}
     found: dict[str, nn.Embedding | nn.EmbeddingBag] = {}
     for pattern in patterns:
-        matching = {name: one for name, one in every.items() if fnmatchcase(name, pattern)}
+        matching = {name: one for name, one in every.items() if matches(name, pattern)}
         if not matching:
             near = nearest_names(pattern, every)
             hint = f"; did you mean {' or '.join(near)}?" if near else f"; there are: {', '.join(every) or 'none'}"

@@ -33,7 +33,7 @@ import torch
 
 from runtime.checkpoint.folder import checkpoints
 from runtime.checkpoint.source import open_checkpoint
-from runtime.checkpoint.spread import OPTIMIZER
+from runtime.checkpoint.state_names import OPTIMIZER
 
 LOOK = 0.02  # seconds between two looks at what goes on
 DISK = 256 * 2**20  # bytes of the disk that fills up: some ten checkpoints of the tiny model and its plans

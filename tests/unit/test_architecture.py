@@ -32,7 +32,7 @@ LAYERS = (
     ("planner.sharding",),
     ("planner.graph", "planner.models"),
     ("planner.limits",),
-    ("planner.errors", "planner.nearest"),
+    ("planner.errors", "planner.matching", "planner.nearest"),
     ("costmodels",),
     ("hardware_profiles",),
 )

@@ -1,0 +1,18 @@
+"""The example that a model is traced with, with another number of samples."""
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+def with_samples(arguments: Any, batch: int, count: int) -> Any:
+    """`arguments` with `count` samples: of tensors whose leading dim is `batch` the first ones, or tensors without
+    values where there are fewer."""
+
+    def cut(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or leaf.shape[:1] != (batch,):
+            return leaf
+        return leaf[:count] if batch >= count else leaf.new_empty((count, *leaf.shape[1:]))
+
+    return pytree.tree_map(cut, arguments)

@@ -1,0 +1,28 @@
+"""The names of a graph: those of the module for parameters and buffers, which may be any text, and ours beside them."""
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from planner.errors import ModelError
+
+
+def check_names(module: nn.Module) -> None:
+    """Raise ModelError for a parameter or a buffer whose name is no text that can be shown. PyTorch takes any name
+    without a dot; one with control characters, or with half a character of UTF-16, is in no plan file and report."""
+    for kind, held in (
+        ("parameter", module.named_parameters(remove_duplicate=False)),
+        ("buffer", module.named_buffers(remove_duplicate=False)),
+    ):
+        for name, _ in held:
+            wrong = next((letter for letter in name if not letter.isprintable()), None)
+            if wrong is not None:
+                raise ModelError(
+                    f"{kind} {name!a} of {type(module).__name__}: its name has the character {wrong!a}, which cannot be"
+                    " printed; call the module or the parameter otherwise"
+                )
+
+
+def free_name(name: str, taken: Iterable[str]) -> str:
+    """A name for an input of the model that a parameter or a buffer has too; batches find it by how it begins."""
+    return f"{name}_input" if name in taken else name

@@ -1,0 +1,168 @@
+"""Models that people bring, as small as they can be built: factories for `--model tests.distributed.brought:NAME`."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+VOCABULARY, LENGTH, BATCH, HIDDEN = 64, 8, 2, 32
+Example = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
+SIZES = {"hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 4}
+LANGUAGE = {**SIZES, "vocab_size": VOCABULARY, "intermediate_size": 64, "max_position_embeddings": 32}
+
+
+def _tokens() -> torch.Tensor:
+    return torch.randint(3, VOCABULARY, (BATCH, LENGTH))
+
+
+def _language(name: str, **sizes: Any) -> Example:
+    import transformers
+
+    config = getattr(transformers, f"{name}Config")(**sizes, use_cache=False, bos_token_id=1, eos_token_id=2)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    return model, (), {"input_ids": _tokens(), "labels": _tokens()}
+
+
+def whisper() -> Example:
+    """Positions that are looked up by the numbers of the tokens, the same for each sample."""
+    import transformers
+
+    sides = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in WHISPER.items()}
+    config = transformers.WhisperConfig(
+        **sides, vocab_size=VOCABULARY, d_model=HIDDEN, num_mel_bins=8, max_source_positions=8, pad_token_id=0,
+        max_target_positions=LENGTH, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1, use_cache=False,
+    )  # fmt: skip
+    model = transformers.WhisperForConditionalGeneration(config)
+    return model, (), {"input_features": torch.randn(BATCH, 8, 16), "labels": _tokens()}
+
+
+WHISPER = {"layers": 1, "attention_heads": 4, "ffn_dim": 64}
+
+
+def falcon_alibi() -> Example:
+    """Masks whose code counts the samples for nothing."""
+    sizes = {**SIZES, "num_hidden_layers": 1}
+    return _language("Falcon", **sizes, vocab_size=VOCABULARY, alibi=True, ffn_hidden_size=64)
+
+
+def falcon() -> Example:
+    """Lists of numbers as indices."""
+    return _language("Falcon", **SIZES, vocab_size=VOCABULARY, ffn_hidden_size=64)
+
+
+def gpt_neo() -> Example:
+    """Tensors of numbers that the code makes on the device of its input."""
+    layers = {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 4}
+    return _language("GPTNeo", **layers, vocab_size=VOCABULARY, hidden_size=HIDDEN, max_position_embeddings=32)
+
+
+def opt() -> Example:
+    sizes = {key: value for key, value in LANGUAGE.items() if key != "intermediate_size"}
+    return _language("OPT", **sizes, ffn_dim=64, word_embed_proj_dim=HIDDEN)
+
+
+def gemma2() -> Example:
+    return _language("Gemma2", **LANGUAGE, num_key_value_heads=2, head_dim=8, sliding_window=4, pad_token_id=0)
+
+
+def gemma3() -> Example:
+    return _language("Gemma3Text", **LANGUAGE, num_key_value_heads=2, head_dim=8, sliding_window=4, pad_token_id=0)
+
+
+def mpt() -> Example:
+    return _language("Mpt", vocab_size=VOCABULARY, d_model=HIDDEN, n_layers=2, n_heads=4, max_seq_len=32)
+
+
+def bloom() -> Example:
+    """Has an autograd.Function of its own."""
+    return _language("Bloom", vocab_size=VOCABULARY, hidden_size=HIDDEN, n_layer=2, n_head=4)
+
+
+def phi() -> Example:
+    return _language("Phi", **LANGUAGE)
+
+
+def stablelm() -> Example:
+    return _language("StableLm", **LANGUAGE, num_key_value_heads=2)
+
+
+def gpt_neox() -> Example:
+    return _language("GPTNeoX", **LANGUAGE)
+
+
+def olmo2() -> Example:
+    return _language("Olmo2", **LANGUAGE, pad_token_id=0)
+
+
+def _pairs(name: str, **more: Any) -> Example:
+    """Texts and images."""
+    import transformers
+
+    text = {**LANGUAGE, "num_hidden_layers": 1, "eos_token_id": 2, "projection_dim": 16, "projection_size": HIDDEN}
+    image = {**SIZES, "num_hidden_layers": 1, "intermediate_size": 64, "image_size": 8, "patch_size": 4}
+    image["projection_dim"] = 16
+    config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=image, **more)
+    pixels = torch.randn(BATCH, 3, 8, 8)
+    inputs = {"input_ids": _tokens(), "pixel_values": pixels, "return_loss": True}
+    return getattr(transformers, f"{name}Model")(config), (), inputs
+
+
+def clip() -> Example:
+    """Numbers the samples of a batch, which are each other's classes."""
+    return _pairs("CLIP", projection_dim=16)
+
+
+def siglip() -> Example:
+    """Makes a matrix of samples by samples from nothing: it has the batch of its example in every micro-batch."""
+    return _pairs("Siglip")
+
+
+class MixedDtypes(nn.Module):
+    """Norms in float32, the rest in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.norm = nn.LayerNorm(8)
+        self.to(torch.bfloat16)
+        self.norm.float()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.down(F.silu(self.up(x.bfloat16())))
+        return self.norm(h.float()).square().mean() + h.float().square().mean()
+
+
+def mixed_dtypes() -> Example:
+    return MixedDtypes(), (torch.randn(BATCH, 8),), {}
+
+
+class IndexAdd(nn.Module):
+    """Adds rows to those of their numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        h = self.linear(x)
+        return torch.zeros_like(h).index_add(0, rows, h).square().mean()
+
+
+def index_add() -> Example:
+    return IndexAdd(), (torch.randn(BATCH, 8), torch.tensor([1, 1])), {}
+
+
+class OfBatch(nn.Module):
+    """Divides by the number of samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).square().sum() / x.shape[0]
+
+
+def of_batch() -> Example:
+    return OfBatch(), (torch.randn(BATCH, 8),), {}

@@ -1,0 +1,15 @@
+"""Plans of models that people bring, trained beside the model that is not sharded."""
+
+from planner.plan.file import parse_plan
+from runtime.progress import RunSummary
+from runtime.run_settings import RunSettings
+from runtime.training import train
+
+
+def difference(text: str) -> float:
+    """The largest relative difference of the losses of two steps, by the tolerance of the precision."""
+    reports = list(train(parse_plan(text), RunSettings(steps=2)))
+    summary = reports[-1]
+    assert isinstance(summary, RunSummary)
+    assert summary.difference is not None
+    return summary.difference / summary.tolerance

@@ -1,0 +1,53 @@
+"""Whatever `plan` accepts runs, and computes what the model computes; what cannot run is refused by `plan`, with its
+line."""
+
+import re
+
+import pytest
+from rich.console import Console
+
+from planner.cli.options import Options
+from planner.cli.requesting import request_of
+from planner.errors import ModelError, RequestError
+from planner.plan.file import dump_plan
+from planner.search.objectives import plan_for
+from tests.distributed import tasks_brought
+
+NAMED = ("whisper", "falcon_alibi", "clip", "mixed_dtypes", "index_add")
+OTHERS = (
+    "falcon", "gpt_neo", "opt", "gemma2", "gemma3", "mpt", "phi", "stablelm", "gpt_neox", "olmo2", "siglip", "of_batch",
+)  # fmt: skip
+
+
+def planned(name: str, devices: int, **options: object) -> str:
+    """The plan that `plan --model` makes, as the text of its file."""
+    given = Options(model=f"tests.distributed.brought:{name}", devices=devices, hardware="cpu", as_json=True, **options)
+    return dump_plan(plan_for(request_of(given, Console(quiet=True)), lambda _: None, lambda: False).plan)
+
+
+@pytest.mark.parametrize("name", [*NAMED, *(pytest.param(name, marks=pytest.mark.thorough) for name in OTHERS)])
+def test_a_planned_model_runs_on_one_process(name: str) -> None:
+    assert tasks_brought.difference(planned(name, 1, global_batch=4)) < 1.0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("degree", ["data", "tensor"])
+@pytest.mark.parametrize("name", [*NAMED, *OTHERS])
+def test_a_planned_model_runs_on_two_processes(name: str, degree: str, pair) -> None:
+    text = planned(name, 2, global_batch=4, **{degree: 2})
+    assert max(pair.run("tasks_brought", "difference", text)) < 1.0
+
+
+def test_a_batch_that_is_a_number_of_the_code_stays_in_every_micro_batch() -> None:
+    assert '"micro_batches": 3' in planned("of_batch", 1, global_batch=6)
+    with pytest.raises(RequestError, match=r"global_batch = 5 is no multiple of 2; .* operator 'div', .* batch size"):
+        planned("of_batch", 1, global_batch=5)
+    with pytest.raises(RequestError, match=r"micro_batches: leave it out, or set it to 3"):
+        planned("of_batch", 1, global_batch=6, micro_batches=1)
+
+
+@pytest.mark.thorough
+def test_what_cannot_run_is_refused_with_its_line() -> None:
+    with pytest.raises(ModelError) as refused:
+        planned("bloom", 1)
+    assert re.search(r"autograd\.Function GeLUFunction \(at \S+modeling_bloom\.py:\d+\)", str(refused.value))
