@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from hardware_profiles.cluster import DeviceType
 from hardware_profiles.errors import MeasurementsError
+from hardware_profiles.foreign import ForeignTextError, decoded, form_fault, parse_json, read_bytes
 from hardware_profiles.units import Bytes, Flops, Seconds
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -110,20 +111,18 @@ def dump_measurements(measurements: Measurements) -> str:
 def parse_measurements(text: str | bytes, where: str) -> Measurements:
     """Read a measurements file. Raises `MeasurementsError` with the place and the reason in one line."""
     try:
-        return TypeAdapter(Measurements).validate_json(text)
+        content = parse_json(decoded(text) if isinstance(text, bytes) else text)
+        return TypeAdapter(Measurements).validate_python(content)
+    except ForeignTextError as error:
+        raise MeasurementsError(f"{where}: {error}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "file"
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise MeasurementsError(f"{where}: {key}: {first['msg']}{more}") from error
+        raise MeasurementsError(f"{where}: {form_fault(error)}") from error
 
 
 def load_measurements(path: str | Path) -> Measurements:
     """Read a measurements file. Raises `MeasurementsError` where it is not there or not one."""
     try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise MeasurementsError(
-            f"{path}: cannot be read: {error.strerror}; plan calibrate measures and writes such files"
-        ) from error
+        content = read_bytes(path)
+    except ForeignTextError as error:
+        raise MeasurementsError(f"{path}: {error}; plan calibrate measures and writes such files") from error
     return parse_measurements(content, str(path))
