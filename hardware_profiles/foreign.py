@@ -1,11 +1,11 @@
-"""Files that others wrote, read within limits: whatever is in them, reading ends, takes bounded memory and runs nothing.
+"""Files that others wrote, read within limits: whatever is in them, reading ends, takes little memory and runs nothing.
 
     path ─ read_text ─▶ text ─ parse_json, parse_toml, parse_csv, parse_python ─▶ plain values ─ pydantic ─▶ our values
            regular file        size, depth, number of values, duplicate keys,
            size, UTF-8         numbers of 64 bits, no NaN
 
-Every reader of such files goes through here; `parse_yaml` (`planner.export.yaml_files`) keeps the same limits. All raise
-`ForeignTextError`, which does not name the file: whoever knows its name, and what it should have been, adds that.
+Every reader of such files goes through here; `parse_yaml` (`planner.export.yaml_files`) keeps the same limits. All
+raise `ForeignTextError`, which does not name the file: whoever knows its name, and what it should be, adds that.
 """
 
 import ast
@@ -176,6 +176,16 @@ def parse_python(text: str, limits: Limits = SETTINGS) -> ast.Module:
     if level:
         raise _too_deep(limits)
     return tree
+
+
+def literal(node: ast.expr, limits: Limits = SETTINGS) -> Any:
+    """The value that a part of a syntax tree writes down."""
+    try:
+        found = ast.literal_eval(node)
+    except (ValueError, TypeError) as error:  # a name or a call; a list as a key
+        raise ForeignTextError(f"line {node.lineno}: {ast.unparse(node)[:80]} is no plain value") from error
+    check_values(found, limits)
+    return found
 
 
 def check_values(value: Any, limits: Limits) -> None:

@@ -8,7 +8,15 @@ from pydantic import ValidationError
 
 from hardware_profiles.cluster import Cluster
 from hardware_profiles.errors import InvalidProfileError, TopologyError, UnknownProfileError, suggestion
-from hardware_profiles.foreign import SETTINGS, AbsentFileError, ForeignTextError, decoded, form_fault, parse_toml, read_bytes
+from hardware_profiles.foreign import (
+    SETTINGS,
+    AbsentFileError,
+    ForeignTextError,
+    decoded,
+    form_fault,
+    parse_toml,
+    read_bytes,
+)
 from hardware_profiles.schema import ProfileFile
 
 _SUFFIX = ".toml"

@@ -357,7 +357,9 @@ def parse_plan(text: str) -> Plan:
     try:
         content = parse_json(text)
     except ForeignTextError as error:
-        raise PlanFileError(f"{error}: the file is truncated or was edited wrongly; undo the edit or plan again") from error
+        raise PlanFileError(
+            f"{error}: the file is truncated or was edited wrongly; undo the edit or plan again"
+        ) from error
     _check_printable(content)
     if not isinstance(content, dict) or "schema_version" not in content:
         raise PlanFileError("not a plan file: it has no schema_version; make one with plan --model ... -o FILE")

@@ -1,6 +1,6 @@
 """Valid files made wrong, the same ones each time: values of other kinds, absurd numbers, nesting, broken bytes.
 
-    seed ─ load ─▶ tree ─ one to three changes ─▶ tree ─ dump ─▶ text ─ now and then a change of its bytes ─▶ mutant
+seed ─ load ─▶ tree ─ one to three changes ─▶ tree ─ dump ─▶ text ─ now and then a change of its bytes ─▶ mutant
 """
 
 import copy
@@ -127,7 +127,9 @@ def _swap(rng: random.Random, node: Any, key: Any) -> None:
     node[key], node[other] = node[other], node[key]
 
 
-CHANGES = tuple(map(_placed, (_drop, _replace, _replace, _replace, _number, _number, _wrap, _twice, _strange_key, _swap)))
+CHANGES = tuple(
+    map(_placed, (_drop, _replace, _replace, _replace, _number, _number, _wrap, _twice, _strange_key, _swap))
+)
 
 
 def _broken(rng: random.Random, content: bytes) -> bytes:

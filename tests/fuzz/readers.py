@@ -551,7 +551,9 @@ def readers() -> tuple[Reader, ...]:
         Reader(name="launchers", format=JSON, seeds=_json(*_ENVIRONMENTS), read=_environment),
         Reader(name="options", format=JSON, seeds=_json(_OPTIONS), read=_options),
         Reader(name="progress", format=JSON, seeds=_reports(), read=_progress),
-        Reader(name="notes of ranks", format=JSON, seeds=_json({"code": 1, "message": "x"}), read=_notes, file="rank0.json"),
+        Reader(
+            name="notes of ranks", format=JSON, seeds=_json({"code": 1, "message": "x"}), read=_notes, file="rank0.json"
+        ),
         Reader(name="devices", format=WORDS, seeds=(b"4\n",), read=_devices, file="devices"),
         Reader(name="server address", format=WORDS, seeds=(b"127.0.0.1:80",), read=_server_address, file="server-0.at"),
         Reader(
