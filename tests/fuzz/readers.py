@@ -1,7 +1,7 @@
 """Every reader of text that others have written: its valid files, and the function with which commands read it.
 
-A reader is called as a command calls it, between the same handlers of errors, so that what it ends with is the exit code
-of `plan`. What is fast is called for every mutant; `command`, the whole command line, for mutants that were read.
+A reader is called as a command calls it, between the same handlers of errors, so that what it ends with is the exit
+code of `plan`. `read` is called for every mutant; `argv`, the whole command line, for mutants that were read.
 """
 
 import json
@@ -26,9 +26,11 @@ ROOT = Path(__file__).resolve().parents[2]
 SEEDS = Path(__file__).parent / "seeds"
 MODEL, HARDWARE = "llama-tiny", "cpu"
 GUARD = 30.0
-"""Seconds after which a mutant counts as endless; nothing that ends is told apart by them."""
+"""CPU seconds after which a mutant counts as endless; nothing that ends is told apart by them."""
 
 ENDLESS = -1
+GOOD = (0, 2, 3)
+"""What reading a file may end with, whatever is in it."""
 
 
 class EndlessError(BaseException):
@@ -75,13 +77,13 @@ def guarded() -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         raise EndlessError
 
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, GUARD)
+    before = signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, GUARD)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def run_of(reader: Reader, content: bytes, folder: Path) -> tuple[int, str]:
@@ -294,6 +296,7 @@ def _options(path: Path) -> None:
 @cache
 def _option_readers() -> Mapping[str, Callable[[str], object]]:
     from hardware_profiles import compose, load_machine
+    from planner.cli.validating import _conditions
     from planner.cli.values import (
         parse_buckets,
         parse_count,
@@ -303,7 +306,6 @@ def _option_readers() -> Mapping[str, Callable[[str], object]]:
         parse_shards,
         placing_of,
     )
-    from planner.cli.validating import _conditions
     from planner.models.overrides import parse_changes, split_reference
     from planner.search.offload import parse_offload
     from runtime.launchers.slurm import hosts_of
@@ -362,9 +364,9 @@ def _frames(path: Path) -> None:
 
 def _framed(content: bytes) -> bytes:
     """The content as the header of a frame with its checksum."""
-    from runtime.servers import frames
-
     import zlib
+
+    from runtime.servers import frames
 
     return frames._PREFIX.pack(frames._MAGIC, len(content), 0, zlib.crc32(content)) + content
 
@@ -427,9 +429,8 @@ def _rank_tables() -> tuple[bytes, ...]:
 
 
 def _measured() -> tuple[bytes, ...]:
-    from tests.unit.hardware_profiles.test_measurements import MEASUREMENTS
-
     from hardware_profiles import dump_measurements
+    from tests.unit.hardware_profiles.test_measurements import MEASUREMENTS
 
     return (dump_measurements(MEASUREMENTS).encode(),)
 
