@@ -5,20 +5,32 @@ before any other, then a rank that a signal ended, then the first failure. Where
 where it is; those that wait in a collective are victims, and the rest is named.
 """
 
-import json
 import os
 import re
 import signal
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hardware_profiles.foreign import ForeignTextError, parse_json, read_text
 from runtime.whereabouts import Whereabouts, is_library
 
 _TAIL_LINES = 5
+_LARGEST = 2**20  # bytes of a note
 _ENDED = re.compile(r"rank\s*:\s*(\d+)\s*\(local_rank[^)]*\)\s*exitcode\s*:\s*-(\d+)")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 _TORCH = f"{os.sep}torch{os.sep}"
+
+
+class _Note(BaseModel):
+    """What a rank says when it fails."""
+
+    model_config = ConfigDict(strict=True)
+
+    code: Annotated[int, Field(ge=0, le=255)]
+    message: str
 
 
 def failure_of(
@@ -28,8 +40,8 @@ def failure_of(
     work is done."""
     found: list[tuple[bool, int, int, str]] = []
     for path in notes.glob("rank*.json"):
-        note: Any = json.loads(path.read_text(encoding="utf-8"))
-        found.append((note["code"] < 2, path.stat().st_mtime_ns, note["code"], note["message"]))
+        note = _note(path)
+        found.append((note.code < 2, path.stat().st_mtime_ns, note.code, note.message))
     killed = _killed(noise, killed_by_us)
     if killed and all(code < 2 for _, _, code, _ in found):
         rank, number = killed[0]
@@ -42,6 +54,14 @@ def failure_of(
     if ended:
         return 1, f"rank {ended[0]} ended before its work was done: something in it called exit"
     return returned or 1, "\n".join(noise.splitlines()[-_TAIL_LINES:])
+
+
+def _note(path: Path) -> _Note:
+    """The note of a rank; of one that ended while it wrote, that it did."""
+    try:
+        return _Note.model_validate(parse_json(read_text(path, _LARGEST)))
+    except (ForeignTextError, ValidationError) as error:
+        return _Note(code=1, message=f"rank {path.stem.removeprefix('rank')} ended while it wrote why ({error!s:.200})")
 
 
 def _killed(noise: str, by_us: Collection[int]) -> list[tuple[int, int]]:

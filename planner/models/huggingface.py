@@ -179,7 +179,7 @@ def _read(reference: str) -> tuple[Path, str, dict[str, Any]]:
     """The file of a reference, the architecture that it names, and all that it says."""
     path = Path(reference)
     path = path / "config.json" if path.is_dir() else path
-    content = read_config(path, reference)
+    content = read_config(path)
     named = content.get("architectures")
     if not isinstance(named, list) or len(named) != 1 or not isinstance(named[0], str):
         raise ModelError(

@@ -127,7 +127,7 @@ class ConfigFile(BaseModel):
         if experts and chosen and chosen > experts:
             raise ValueError(f"a token takes {chosen} experts (num_experts_per_tok), and there are {experts}")
         if experts and groups and experts % groups:
-            raise ValueError(f"{experts} experts are not a multiple of the {groups} groups (n_group)")
+            raise ValueError(f"{experts} experts do not divide into {groups} groups (n_group)")
         if groups and self.topk_group and self.topk_group > groups:
             raise ValueError(f"a token takes {self.topk_group} groups (topk_group), and there are {groups}")
         rotary = self.qk_rope_head_dim or self.head_dim
@@ -136,14 +136,14 @@ class ConfigFile(BaseModel):
         return self
 
 
-def read_config(path: Path, reference: str) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
     """What a config file says. Raises ModelError, naming the file and the key, where that is no config."""
     try:
         content = parse_json(read_text(path, LIMITS.size), LIMITS)
     except ForeignTextError as error:
-        raise ModelError(f"--model {reference}: {path}: {error}; give the config.json of a model") from error
+        raise ModelError(f"{path}: {error}; give the config.json of a model") from error
     if not isinstance(content, dict):
-        raise ModelError(f"--model {reference}: {path}: is no config of a model: it needs keys, as architectures")
+        raise ModelError(f"{path}: is no config of a model: it needs keys, as 'architectures'")
     check_config(content, path)
     return content
 
