@@ -102,6 +102,10 @@ def _tensors(tree: Any) -> bytes:
     return len(header).to_bytes(8, "little") + header + bytes(64)
 
 
+def _latin(tree: Any) -> bytes:
+    return "".join(map(str, tree if isinstance(tree, list) else [tree])).encode("latin-1", "replace")
+
+
 JSON = Format(
     suffix=".json", load=json.loads, dump=lambda tree: _pasted(json.dumps(tree, indent=1, default=str), "json")
 )
@@ -110,3 +114,4 @@ YAML = Format(suffix=".yaml", load=lambda content: yaml.safe_load(content), dump
 CSV = Format(suffix=".csv", load=_rows, dump=_csv_text)
 WORDS = Format(suffix=".txt", load=_words, dump=_joined)
 TENSORS = Format(suffix=".safetensors", load=_header, dump=_tensors)
+BYTES = Format(suffix=".bin", load=lambda content: list(content.decode("latin-1")), dump=_latin)

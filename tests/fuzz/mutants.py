@@ -12,20 +12,21 @@ from tests.fuzz.formats import PASTED, TWICE, Format
 
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 3, 5, 7, 2**20, 2**31, 2**63, 2**64, 10**30, -(10**30), 0.5, -0.5, 1e-308, 1e308,
-    "", " ", "x", "0", "8", "-1", "1e9", "NaN", "inf", "9" * 5000, "é漢🙂", "a b", "a/b", "../../etc/passwd", "a" * 9999,
-    "a\x00b", "\u202e", "\ud800", "%s{0}", "$A${A:-", "*&!|>", [], [[]], [1], [0, -1], ["a"], [None], [1] * 500, {},
-    {"a": 1}, {"a": {"b": {}}}, *PASTED, "@deep", "@digits",
+    "", " ", "x", "0", "8", "-1", "1e9", "NaN", "inf", "9" * 5000, "é漢🙂", "a b", "a/b", "../../etc/passwd",
+    "a" * 9999, "a\x00b", "\u202e", "\ud800", "%s{0}", "$A${A:-", "*&!|>", [], [[]], [1], [0, -1], ["a"], [None],
+    [1] * 500, {}, {"a": 1}, {"a": {"b": {}}}, *PASTED, "@deep", "@digits",
 )  # fmt: skip
 
 BYTES: tuple[bytes, ...] = (
-    b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", "é".encode(), "\u2028".encode(), b"\r", b"\n\n", b'"', b"'", b"{", b"[", b"}",
-    b"]", b",", b":", b"=", b"#", b"\\", b"$", b"&a ", b"*a ", b"<<: *a\n", b"!!python/object:os.system ", b"\t",
+    b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", "é".encode(), "\u2028".encode(), b"\r", b"\n\n", b'"', b"'", b"{", b"[",
+    b"}", b"]", b",", b":", b"=", b"#", b"\\", b"$", b"&a ", b"*a ", b"<<: *a\n", b"!!python/object:os.system ", b"\t",
     b"9" * 5000, b"[" * 10_000, b"a." * 5000, b"(" * 5000, b"-" * 20_000,
 )  # fmt: skip
 
 WHOLE: tuple[bytes, ...] = (
     b"", b"\n", b"null", b"[]", b"{}", b"0", b'"text"', b"\x00" * 64, b"\xff" * 64, bytes(range(256)),
-    b"[" * 100_000, b'{"a":' * 100_000, b"a: " * 5000, b"- " * 5000, b"a = " + b"[" * 100_000, b"a." * 20_000 + b"b = 1",
+    b"[" * 100_000, b'{"a":' * 100_000, b"a: " * 5000, b"- " * 5000, b"a = " + b"[" * 100_000,
+    b"a." * 20_000 + b"b = 1",
     b"[a" + b".a" * 20_000 + b"]", b"a = {b = " * 5000, b"\n".join(b"[[a]]" for _ in range(2000)),
     b"a: &a [1,1,1,1,1,1,1,1,1]\n"
     + b"".join(b"%c: &%c [%s]\n" % (n, n, b",".join([b"*%c" % (n - 1)] * 9)) for n in range(98, 114)),
@@ -34,7 +35,8 @@ WHOLE: tuple[bytes, ...] = (
     b"A=xxxxxxxxxxxxxxxx\n" + b"A=$A$A\n" * 40 + b"p.py --micro-batch-size $A\n",
     b"A=" + b"x" * 60_000 + b"\n" + b"p.py --x " + b"$A " * 50_000,
     b"${A:-" * 40_000, b"--x " + b"y " * 200_000, b"--pipeline-model-parallel-layout Et*99999999999L\n",
-    b"a = " + b"(" * 300, b"a = " + b"-" * 50_000 + b"1", b"a = " + b"1+" * 50_000 + b"1", b"a" + b".a" * 50_000 + b" = 1",
+    b"a = " + b"(" * 300, b"a = " + b"-" * 50_000 + b"1", b"a = " + b"1+" * 50_000 + b"1",
+    b"a" + b".a" * 50_000 + b" = 1",
     b"recipe" + b".a" * 20_000 + b" = 1", b"LAYERS = (" + b"1," * 100_000 + b")",
     b"id,profile\n" + b'"' + b"x" * 200_000, b"," * 100_000, b"id,id\n1,2\n",
     (2**63).to_bytes(8, "little") + b"{}", (2).to_bytes(8, "little") + b"{}",

@@ -4,6 +4,7 @@ A reader is called as a command calls it, between the same handlers of errors, s
 code of `plan`. `read` is called for every mutant; `argv`, the whole command line, for mutants that were read.
 """
 
+import io
 import json
 import signal
 import tempfile
@@ -15,12 +16,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import typer
 import xxhash
 
 from planner.cli.errors import FAULT, reporting
-from planner.errors import PlannerError, RequestError
-from tests.fuzz.formats import CSV, JSON, TENSORS, TOML, WORDS, YAML, Format
+from planner.errors import PlannerError
+from tests.fuzz.formats import BYTES, CSV, JSON, TENSORS, TOML, WORDS, YAML, Format
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = Path(__file__).parent / "seeds"
@@ -353,24 +355,6 @@ def _devices(path: Path) -> None:
     devices_of(path.parent, 8)
 
 
-def _frames(path: Path) -> None:
-    from runtime.servers.frames import FrameReader
-
-    try:
-        list(FrameReader().feed(path.read_bytes()))
-    except ValueError as error:
-        raise RequestError(str(error)) from error
-
-
-def _framed(content: bytes) -> bytes:
-    """The content as the header of a frame with its checksum."""
-    import zlib
-
-    from runtime.servers import frames
-
-    return frames._PREFIX.pack(frames._MAGIC, len(content), 0, zlib.crc32(content)) + content
-
-
 def _tokens(path: Path) -> None:
     from runtime.tokens import TokensDataset
 
@@ -430,9 +414,11 @@ def _rank_tables() -> tuple[bytes, ...]:
 
 def _measured() -> tuple[bytes, ...]:
     from hardware_profiles import dump_measurements
-    from tests.unit.hardware_profiles.test_measurements import MEASUREMENTS
+    from tests.unit.costmodels.test_fit_machine import _measurements as measured
 
-    return (dump_measurements(MEASUREMENTS).encode(),)
+    found = measured()
+    alone = replace(found, machine=replace(found.machine, processes=1), collectives=())
+    return tuple(dump_measurements(one).encode() for one in (found, alone))
 
 
 def _run_rows() -> tuple[bytes, ...]:
@@ -442,6 +428,12 @@ def _run_rows() -> tuple[bytes, ...]:
         dense = write(Path(folder) / "a.csv", row(), row(id="b", tp="1", dp="4")).read_bytes()
         experts = {"arch": "moe", "n_experts": "8", "topk": "2", "moe_ffn_hidden": "512", "n_params_B": ""}
         return dense, write(Path(folder) / "b.csv", row(**experts)).read_bytes()
+
+
+def _array() -> bytes:
+    found = io.BytesIO()
+    np.save(found, np.arange(64, dtype=np.uint16))
+    return found.getvalue()
 
 
 def _records() -> tuple[bytes, ...]:
@@ -557,12 +549,6 @@ def readers() -> tuple[Reader, ...]:
         ),
         Reader(name="devices", format=WORDS, seeds=(b"4\n",), read=_devices, file="devices"),
         Reader(name="server address", format=WORDS, seeds=(b"127.0.0.1:80",), read=_server_address, file="server-0.at"),
-        Reader(
-            name="frames",
-            format=JSON,
-            seeds=_json({"kind": "pull", "fields": {"table": "t"}, "arrays": [["a", "<f4", [0]]]}),
-            read=_frames,
-            dress=_framed,
-        ),
-        Reader(name="tokens", format=WORDS, seeds=(b"0123456789abcdef",), read=_tokens, file="tokens.bin"),
+        Reader(name="tokens", format=BYTES, seeds=(bytes(64),), read=_tokens, file="tokens.bin"),
+        Reader(name="tokens of numpy", format=BYTES, seeds=(_array(),), read=_tokens, file="tokens.npy"),
     )
