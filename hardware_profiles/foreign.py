@@ -203,8 +203,8 @@ def check_values(value: Any, limits: Limits) -> None:
                 following += node.values()
             elif isinstance(node, list | tuple | set):
                 following += node
-            else:
-                _check_leaf(node, limits)
+            elif (fault := _fault(node, limits)) is not None:
+                raise ForeignTextError(f"{_place_of(node, value)}: {fault}")
         level = following
         if level and depth > limits.depth:
             raise _too_deep(limits)
@@ -212,13 +212,29 @@ def check_values(value: Any, limits: Limits) -> None:
             return
 
 
-def _check_leaf(value: Any, limits: Limits) -> None:
+def _fault(value: Any, limits: Limits) -> str | None:
+    """Why a single value is none that we read; None where it is."""
     if isinstance(value, int) and not -_WORD <= value < _WORD:
-        raise ForeignTextError(f"the number {_short(value)} does not fit in 64 bits")
+        return f"the number {_short(value)} does not fit in 64 bits"
     if isinstance(value, float) and limits.finite and not math.isfinite(value):
-        raise ForeignTextError("NaN and infinity are not read, nor numbers beyond 1.8e308; write a finite number")
+        return "NaN and infinity are not read, nor numbers beyond 1.8e308; write a finite number"
     if isinstance(value, str) and ("\0" in value or not _encodes(value)):
-        raise ForeignTextError(f"the text {value[:40]!a} has a zero, or half a surrogate pair, in it; remove it")
+        return f"the text {value[:40]!a} has a zero, or half a surrogate pair, in it; remove it"
+    return None
+
+
+def _place_of(wanted: Any, value: Any) -> str:
+    """Where a value stands in another, as in groups.3.name; of a key, where its mapping stands."""
+    waiting = [("", value)]
+    while waiting:
+        place, node = waiting.pop()
+        if node is wanted:
+            break
+        if isinstance(node, dict):
+            waiting += [(place, key) for key in node]
+        pairs = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list | tuple) else ()
+        waiting += [(f"{place}.{key!s:.80}", child) for key, child in pairs]
+    return "".join(c if c.isprintable() else "?" for c in place.removeprefix(".")) or "the file"
 
 
 def _short(value: int) -> str:
