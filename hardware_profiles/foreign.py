@@ -240,7 +240,7 @@ def _place_of(wanted: Any, value: Any) -> str:
 def _short(value: int) -> str:
     """A number that may have more digits than are worth writing, or than Python writes."""
     bits = value.bit_length()
-    return str(value) if bits < 200 else f"of {math.ceil(bits * math.log10(2))} digits"
+    return str(value) if bits < 200 else f"of {bits} bits"
 
 
 def _encodes(text: str) -> bool:
