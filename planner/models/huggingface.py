@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import ModelError
-from planner.models.huggingface_config import check_activations, check_config, read_config
+from planner.models.huggingface_config import check_activations, check_config, check_present, read_config
 from planner.models.huggingface_deepseek import deepseek_of, is_deepseek
 from planner.models.huggingface_experts import is_mixture, mixture_of
 from planner.models.overrides import changed_content, split_reference
@@ -133,6 +133,7 @@ def _check_made(config: Any, transformers: Any, name: str, path: Path) -> None:
         )
     content = config.to_dict()
     check_config(content, path)
+    check_present(config, name, path)
     check_activations(content, _activations(), path)
 
 

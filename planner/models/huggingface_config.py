@@ -156,6 +156,36 @@ def check_config(content: Mapping[str, Any], path: Path) -> None:
         raise ModelError(f"{path}: {form_fault(error).removeprefix('the file: Value error, ')}; correct it") from error
 
 
+_DECODER = (
+    "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size", "rms_norm_eps",
+    "num_experts_per_tok", "rope_parameters",
+)  # fmt: skip
+_DEEPSEEK = (
+    *_DECODER, "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts",
+    "moe_intermediate_size", "first_k_dense_replace", "norm_topk_prob", "routed_scaling_factor",
+)  # fmt: skip
+_NEEDED: Mapping[str, tuple[str, ...]] = {
+    "DeepseekV2ForCausalLM": _DEEPSEEK,
+    "DeepseekV3ForCausalLM": _DEEPSEEK,
+    "MixtralForCausalLM": (*_DECODER, "num_key_value_heads", "num_local_experts", "router_aux_loss_coef"),
+    "Qwen3MoeForCausalLM": (
+        *_DECODER, "num_key_value_heads", "num_experts", "router_aux_loss_coef", "moe_intermediate_size",
+        "mlp_only_layers", "norm_topk_prob",
+    ),
+}  # fmt: skip
+"""Of the architectures whose decoders are ours: keys whose defaults cannot be null."""
+
+
+def check_present(config: Any, architecture: str, path: Path) -> None:
+    """Raise ModelError where a config says null for what its model cannot do without."""
+    images = ("image_size", "num_channels") if architecture.endswith("ForImageClassification") else ()
+    for key in (*images, *_NEEDED.get(architecture, ())):
+        if getattr(config, key, None) is None:
+            raise ModelError(f"{path}: {key} is missing; {architecture} cannot be built without it")
+    if "rope_parameters" in _NEEDED.get(architecture, ()) and config.rope_parameters.get("rope_theta") is None:
+        raise ModelError(f"{path}: rope_parameters.rope_theta is missing; {architecture} cannot be built without it")
+
+
 def check_activations(content: Mapping[str, Any], known: Mapping[str, Any], path: Path) -> None:
     """Raise ModelError for an activation that transformers does not know."""
     for key in ACTIVATIONS:
