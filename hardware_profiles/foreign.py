@@ -28,6 +28,7 @@ from hardware_profiles.errors import HardwareProfileError
 _WORD = 2**63  # numbers are below that, as in 64 bits with a sign
 _POINTS = 1000  # of keys and numbers in one line of TOML: its parser takes quadratic time for a.a.a.a
 _COLUMNS = 1000
+_CELL = 2**14  # characters
 
 
 class ForeignTextError(HardwareProfileError):
@@ -149,6 +150,8 @@ def parse_csv(text: str, limits: Limits = USUAL) -> Iterator[tuple[int, list[str
                     f"line {line}: {len(cells)} cells, {values} so far; there are {_COLUMNS} columns at most, and"
                     f" {limits.values} cells"
                 )
+            if max(map(len, cells), default=0) > _CELL:
+                raise ForeignTextError(f"line {line}: a cell has more than {_CELL} characters")
             if cells:
                 yield line, cells
             line = reader.line_num + 1

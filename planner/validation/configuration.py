@@ -226,9 +226,9 @@ def _experts(row: Row, notes: list[str]) -> ExpertDimensions | None:
     if width is None:
         width = _needed(row, "ffn_hidden")
         notes.append("moe_ffn_hidden unknown: ffn_hidden")
-    shared = re.search(r"moe-shared-expert-intermediate-size=(\d+)", words)
+    shared = re.search(r"moe-shared-expert-intermediate-size=(\d{1,9})", words)
     frequency = re.search(r"moe-layer-freq=(\S+)", words)
-    first = re.fullmatch(r"\(\[0\]\*(\d+)\+\[1\]\*(\d+)\);?", frequency[1]) if frequency else None
+    first = re.fullmatch(r"\(\[0\]\*(\d{1,9})\+\[1\]\*(\d{1,9})\);?", frequency[1]) if frequency else None
     if frequency and (first is None or int(first[1]) + int(first[2]) != _needed(row, "n_layers")):
         raise UnsupportedError(f"layers with experts are {frequency[1]}; only the first layers can be dense")
     if "moe-expert-capacity-factor" in words or "tokendrop" in words:
@@ -329,7 +329,7 @@ def _expert_degrees(row: Row, model: Dimensions, tensor: int, notes: list[str]) 
     expert = _degree(row, "ep", notes)
     if tensor == 1:
         return expert, None
-    given = re.search(r"(?:\betp|expert-tensor-parallel-size)=(\d+)", _words(row))
+    given = re.search(r"(?:\betp|expert-tensor-parallel-size)=(\d{1,9})", _words(row))
     within = int(given[1]) if given else tensor
     if not given:
         notes.append("tensor parallelism of experts unknown: that of all else")
@@ -366,7 +366,7 @@ def _recomputed(row: Row, layers: int, notes: list[str]) -> Running:
     if wanted is None:
         notes.append("recomputation unknown: none")
         return "none"
-    some = re.search(r"block n=(\d+)", row.text("recompute_detail"))
+    some = re.search(r"block n=(\d{1,9})", row.text("recompute_detail"))
     if wanted == "full" and some and int(some[1]) < layers:
         raise UnsupportedError(
             f"{some[1]} of the {layers} layers of a stage are recomputed; only all or none can be pinned"

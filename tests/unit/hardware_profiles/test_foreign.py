@@ -92,6 +92,7 @@ def test_rows_have_the_number_of_their_first_line() -> None:
         ('a\n"b', "line 2: unexpected end"),
         ("," * 2000, "there are 1000 columns at most"),
         ("a\n" + "b" * 200_000, "field larger"),
+        ("a\n" + "b" * 20_000, "line 2: a cell has more than 16384 characters"),
     ):
         with pytest.raises(ForeignTextError, match=words):
             list(parse_csv(text))
