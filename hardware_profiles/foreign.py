@@ -81,7 +81,7 @@ def _regular(descriptor: int, size: int) -> bytes:
     """What a file has, and a byte more than `size` of what is too large."""
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
-        what = "it is a folder" if stat.S_ISDIR(mode) else "it is a pipe or a device, and not a regular file"
+        what = "it is a directory" if stat.S_ISDIR(mode) else "it is a pipe or a device, and not a regular file"
         raise ForeignTextError(f"cannot be read: {what}")
     with open(descriptor, "rb", closefd=False) as file:
         return file.read(size + 1)

@@ -104,7 +104,7 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     link.symlink_to(large)
     os.mkfifo(pipe)
     for path, words in (
-        (tmp_path, "it is a folder"),
+        (tmp_path, "it is a directory"),
         (pipe, "it is a pipe or a device"),
         (Path("/dev/zero"), "it is a pipe or a device"),
         (large, "larger than 10 bytes"),

@@ -157,7 +157,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     binary.write_bytes(bytes(range(256)))
     for path, words in (
         (binary, "not UTF-8"),
-        (tmp_path, "it is a folder"),
+        (tmp_path, "it is a directory"),
         (Path("/dev/zero"), "it is a pipe or a device"),
         (tmp_path / "none.json", "No such file"),
         (tmp_path / "binary.json" / "x.json", "Not a directory"),
