@@ -21,6 +21,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from hardware_profiles.errors import MeasurementsError
+from hardware_profiles.foreign import ForeignTextError, form_fault, parse_csv, read_text
 
 _STRICT = ConfigDict(extra="forbid")
 _Count = Annotated[int, Field(ge=0)]
@@ -82,25 +83,22 @@ def recorded(kind: type[Record], path: Path | None = None) -> tuple[Record, ...]
     """
     where = str(path) if path is not None else _FILES[kind]
     try:
-        file = resources.files("hardware_profiles").joinpath(where) if path is None else path
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise MeasurementsError(f"{where}: cannot be read: {error}") from error
-    lines = list(csv.reader(io.StringIO(text)))
+        packaged = resources.files("hardware_profiles").joinpath(where)
+        lines = list(parse_csv(packaged.read_text(encoding="utf-8") if path is None else read_text(path)))
+    except ForeignTextError as error:
+        raise MeasurementsError(f"{where}: {error}") from error
     names = [item.name for item in fields(kind)]
-    if not lines or lines[0] != names:
+    if not lines or lines[0][1] != names:
         raise MeasurementsError(f"{where}: line 1: the columns must be {','.join(names)}")
     found = []
-    for number, cells in enumerate(lines[1:], start=2):
+    for number, cells in lines[1:]:
         if len(cells) != len(names):
             raise MeasurementsError(f"{where}: line {number}: {len(cells)} cells under {len(names)} columns")
         values = dict(zip(names, (cell or None for cell in cells), strict=True))
         try:
             found.append(TypeAdapter(kind).validate_python(values))
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"]) or "the row"
-            raise MeasurementsError(f"{where}: line {number}: {place}: {first['msg']}") from error
+            raise MeasurementsError(f"{where}: line {number}: {form_fault(error)}") from error
     return tuple(found)
 
 

@@ -1,6 +1,5 @@
 """Reading profiles: those that are packaged, by id, and any other TOML file of the same form, by path."""
 
-import tomllib
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -9,6 +8,15 @@ from pydantic import ValidationError
 
 from hardware_profiles.cluster import Cluster
 from hardware_profiles.errors import InvalidProfileError, TopologyError, UnknownProfileError, suggestion
+from hardware_profiles.foreign import (
+    SETTINGS,
+    AbsentFileError,
+    ForeignTextError,
+    decoded,
+    form_fault,
+    parse_toml,
+    read_bytes,
+)
 from hardware_profiles.schema import ProfileFile
 
 _SUFFIX = ".toml"
@@ -35,9 +43,14 @@ def load_profile(name_or_path: str | Path) -> Cluster:
         return _packaged(name)
     path = Path(name_or_path)
     if path.suffix == _SUFFIX:
-        if path.is_file():
-            return parse_profile(path.read_bytes(), name)
-        raise UnknownProfileError(f"no profile file {name}; packaged profiles: {', '.join(profile_names())}")
+        try:
+            content = read_bytes(path, SETTINGS.size)
+        except AbsentFileError as error:
+            known = ", ".join(profile_names())
+            raise UnknownProfileError(f"no profile file {name}; packaged profiles: {known}") from error
+        except ForeignTextError as error:
+            raise InvalidProfileError(f"{name}: {error}; give a TOML file, or one of the profiles by its id") from error
+        return parse_profile(content, name)
     begun = [known for known in profile_names() if known.startswith(name.lower())] if name else []
     hint = suggestion(name, profile_names(), begun[:4])
     raise UnknownProfileError(f"no hardware profile {name!r}; {hint} (a path must end in {_SUFFIX})")
@@ -52,15 +65,12 @@ def _packaged(name: str) -> Cluster:
 def parse_profile(content: bytes, where: str) -> Cluster:
     """The cluster that the content of a profile file describes. Raises `InvalidProfileError`, which names `where`."""
     try:
-        table = tomllib.loads(content.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidProfileError(f"{where}: not a TOML file: {error}") from error
+        table = parse_toml(decoded(content))
+    except ForeignTextError as error:
+        raise InvalidProfileError(f"{where}: {error}") from error
     try:
         return ProfileFile.model_validate(table).to_cluster()
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "file"
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise InvalidProfileError(f"{where}: {key}: {first['msg']}{more}") from error
+        raise InvalidProfileError(f"{where}: {form_fault(error)}") from error
     except TopologyError as error:
         raise InvalidProfileError(f"{where}: level: {error}") from error

@@ -11,13 +11,17 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from hardware_profiles.cluster import DeviceType
+from hardware_profiles.cluster import OP_CLASSES, DeviceType
 from hardware_profiles.errors import MeasurementsError
+from hardware_profiles.foreign import ForeignTextError, decoded, form_fault, parse_json, read_bytes
 from hardware_profiles.units import Bytes, Flops, Seconds
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=1)]
+EXTENTS = {"matmul": 3, "attention": 6}
+"""Extents of a call, where its class needs any; see `KernelRow`."""
+
 _STRICT = ConfigDict(extra="forbid")
 
 
@@ -110,20 +114,26 @@ def dump_measurements(measurements: Measurements) -> str:
 def parse_measurements(text: str | bytes, where: str) -> Measurements:
     """Read a measurements file. Raises `MeasurementsError` with the place and the reason in one line."""
     try:
-        return TypeAdapter(Measurements).validate_json(text)
+        content = parse_json(decoded(text) if isinstance(text, bytes) else text)
+        found = TypeAdapter(Measurements).validate_python(content)
+    except ForeignTextError as error:
+        raise MeasurementsError(f"{where}: {error}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "file"
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise MeasurementsError(f"{where}: {key}: {first['msg']}{more}") from error
+        raise MeasurementsError(f"{where}: {form_fault(error)}") from error
+    for number, row in enumerate(found.kernels):
+        wanted = EXTENTS.get(row.op_class, len(row.extents))
+        if row.op_class not in OP_CLASSES or len(row.extents) != wanted:
+            raise MeasurementsError(
+                f"{where}: kernels.{number}: {len(row.extents)} extents of the class '{row.op_class}': classes are"
+                f" {', '.join(OP_CLASSES)}, a matmul has {EXTENTS['matmul']} extents, attention {EXTENTS['attention']}"
+            )
+    return found
 
 
 def load_measurements(path: str | Path) -> Measurements:
     """Read a measurements file. Raises `MeasurementsError` where it is not there or not one."""
     try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise MeasurementsError(
-            f"{path}: cannot be read: {error.strerror}; plan calibrate measures and writes such files"
-        ) from error
+        content = read_bytes(path)
+    except ForeignTextError as error:
+        raise MeasurementsError(f"{path}: {error}; plan calibrate measures and writes such files") from error
     return parse_measurements(content, str(path))

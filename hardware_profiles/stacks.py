@@ -3,7 +3,6 @@
 passes = { value = 1.8, source = "...", kind = "fitted" }
 """
 
-import tomllib
 from functools import lru_cache
 from importlib import resources
 from typing import Literal
@@ -13,6 +12,7 @@ from pydantic import ValidationError
 from hardware_profiles.cluster import Fact
 from hardware_profiles.errors import InvalidProfileError, UnknownProfileError, suggestion
 from hardware_profiles.fact_models import Number, Portion, Positive, Strict, Text, facts_of
+from hardware_profiles.foreign import ForeignTextError, decoded, form_fault, parse_toml
 from hardware_profiles.software import PYTORCH, AttentionKernels, Hidden, LossMemory, Software, Stored
 from hardware_profiles.units import MIB
 
@@ -103,7 +103,14 @@ def _stack(name: str) -> _StackFile:
     if name not in software_names():
         raise UnknownProfileError(f"no training stack {name!r}; {suggestion(name, software_names())}")
     file = resources.files("hardware_profiles").joinpath("stacks", name + _SUFFIX)
+    return parse_stack(file.read_bytes(), f"stacks/{file.name}")
+
+
+def parse_stack(content: bytes, where: str) -> _StackFile:
+    """The stack that the content of a file describes. Raises `InvalidProfileError`, which names `where`."""
     try:
-        return _StackFile.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
-    except (tomllib.TOMLDecodeError, ValidationError) as error:
-        raise InvalidProfileError(f"stacks/{file.name}: {error}") from error
+        return _StackFile.model_validate(parse_toml(decoded(content)))
+    except ForeignTextError as error:
+        raise InvalidProfileError(f"{where}: {error}") from error
+    except ValidationError as error:
+        raise InvalidProfileError(f"{where}: {form_fault(error)}") from error

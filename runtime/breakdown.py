@@ -5,19 +5,31 @@ before any other, then a rank that a signal ended, then the first failure. Where
 where it is; those that wait in a collective are victims, and the rest is named.
 """
 
-import json
 import os
 import re
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hardware_profiles.foreign import ForeignTextError, parse_json, read_text
 from runtime.whereabouts import Whereabouts, is_library
 
 _TAIL_LINES = 5
+_LARGEST = 2**20  # bytes of a note
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 _TORCH = f"{os.sep}torch{os.sep}"
+
+
+class _Note(BaseModel):
+    """What a rank says when it fails."""
+
+    model_config = ConfigDict(strict=True)
+
+    code: Annotated[int, Field(ge=0, le=255)]
+    message: str
 
 
 def failure_of(notes: Path, *, ended: Mapping[int, int], noise: str) -> tuple[int, str]:
@@ -25,8 +37,8 @@ def failure_of(notes: Path, *, ended: Mapping[int, int], noise: str) -> tuple[in
     is what the ranks wrote on stderr."""
     found: list[tuple[bool, int, int, str]] = []
     for path in notes.glob("rank*.json"):
-        note: Any = json.loads(path.read_text(encoding="utf-8"))
-        found.append((note["code"] < 2, path.stat().st_mtime_ns, note["code"], note["message"]))
+        note = _note(path)
+        found.append((note.code < 2, path.stat().st_mtime_ns, note.code, note.message))
     killed = [(rank, -code) for rank, code in ended.items() if code < 0]
     if killed and all(code < 2 for _, _, code, _ in found):
         rank, number = killed[0]
@@ -40,6 +52,14 @@ def failure_of(notes: Path, *, ended: Mapping[int, int], noise: str) -> tuple[in
             return 1, f"rank {rank} ended before its work was done: something in it called exit"
     code = next((code for code in ended.values() if code), 1)
     return code, "\n".join(noise.splitlines()[-_TAIL_LINES:])
+
+
+def _note(path: Path) -> _Note:
+    """The note of a rank; of one that ended while it wrote, that it did."""
+    try:
+        return _Note.model_validate(parse_json(read_text(path, _LARGEST)))
+    except (ForeignTextError, ValidationError) as error:
+        return _Note(code=1, message=f"rank {path.stem.removeprefix('rank')} ended while it wrote why ({error!s:.200})")
 
 
 def standstill(ranks: Mapping[int, tuple[str, int]], said: Mapping[int, Whereabouts]) -> str:

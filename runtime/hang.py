@@ -21,6 +21,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+
+from hardware_profiles.foreign import ForeignTextError, parse_json
 from runtime.breakdown import report
 from runtime.whereabouts import Whereabouts, whereabouts
 
@@ -63,8 +66,11 @@ class Folder:
 
 
 def answer_of(text: str) -> Whereabouts:
-    """What a rank has said."""
-    return Whereabouts(**json.loads(text))
+    """What a rank has said; of one that ended while it wrote, that it did."""
+    try:
+        return TypeAdapter(Whereabouts).validate_python(parse_json(text))
+    except (ForeignTextError, ValidationError) as error:
+        return Whereabouts(waits=False, text=f"its own words cannot be read ({error!s:.200})")
 
 
 class Store:

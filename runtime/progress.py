@@ -8,8 +8,11 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import TypeAdapter, ValidationError
+
+from hardware_profiles.foreign import ForeignTextError, Limits, parse_json
 from hardware_profiles.units import GIB
 from runtime.stragglers import SlowRank
 
@@ -154,6 +157,11 @@ class NoticeReport:
         return [f"note: {self.text}"]
 
 
+_Record = (
+    tuple[Literal["step"], StepReport] | tuple[Literal["notice"], NoticeReport] | tuple[Literal["summary"], RunSummary]
+)
+_LIMITS = Limits(size=2**24, finite=False)  # of a line: it has the memory of every rank, and losses may be NaN
+
 Report = StepReport | RunSummary | RestartReport | NoticeReport
 
 
@@ -189,16 +197,14 @@ def record_of(report: Report) -> str:
 
 
 def report_of(line: str) -> Report | None:
-    """The report in a marked line; None for any other line."""
+    """The report in a marked line; None for any other line, also one that a model printed with the mark in front."""
     if not line.startswith(RECORD):
         return None
-    kind, content = json.loads(line.removeprefix(RECORD))
-    if kind == "step":
-        return StepReport(**content)
-    if kind == "notice":
-        return NoticeReport(**content)
-    found = {name: tuple(content[name]) for name in ("peak_bytes", "busy_seconds")}
-    return RunSummary(**{**content, **found, "slow": tuple(SlowRank(**one) for one in content["slow"])})
+    try:
+        content = parse_json(line.removeprefix(RECORD), _LIMITS)
+        return TypeAdapter(_Record).validate_python(content)[1]
+    except (ForeignTextError, ValidationError):
+        return None
 
 
 def reading(on_report: Callable[[Report], None], on_line: Callable[[str], None]) -> Callable[[str], None]:

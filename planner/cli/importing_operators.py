@@ -4,13 +4,13 @@ What such a file does not say comes from the `export.json` that `plan export` wr
 takes where nothing is given; which of it is told.
 """
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
+from hardware_profiles.foreign import ForeignTextError, parse_json
 from planner.cli.exporting import MARKER
 from planner.cli.machines import machine
 from planner.cli.texts import text_of
@@ -151,9 +151,9 @@ def _beside(path: Path, engine: str) -> "Beside | None":
     if not path.is_file():
         return None
     try:
-        content: Any = json.loads(text_of(path))
-    except ValueError as error:
-        raise RequestError(f"{path}: it is no JSON; export again, or move the other file elsewhere") from error
+        content = parse_json(text_of(path))
+    except ForeignTextError as error:
+        raise RequestError(f"{path}: {error}; export again, or move the other file elsewhere") from error
     if not isinstance(content, dict) or content.get("engine") != engine:
         return None
     try:

@@ -5,18 +5,22 @@ torchrun --nnodes 2 ... pretrain_gpt.py \\        options of the launcher and of
     --swiglu                                     an option without a value is a flag
 """
 
+import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
 from planner.export.description import ExportError
+from planner.export.settings import checked_count
 
 Option = tuple[str, Sequence[object]]
 """`--name` and its values; a flag has none."""
 
 _ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::-([^}]*))?\}|([A-Za-z_]\w*))")
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::-([^}]{0,256}))?\}|([A-Za-z_]\w*))")
 _NAME = re.compile(r"--[A-Za-z]")
+_SCRIPT = 2**18  # characters of a script, whose words are split in Python
+_EXPANDED = 2**18  # characters that variables may become, all together: each may name another one twice
 
 
 def option(name: str, *values: object) -> Option:
@@ -59,7 +63,7 @@ class Options:
         if values is None:
             return default
         if len(values) != 1:
-            raise ExportError(f"--{name} has {len(values)} values ({' '.join(values)}); it takes one")
+            raise ExportError(f"--{name} has {len(values)} values ({' '.join(values):.80}); it takes one")
         return values[0]
 
     def integer(self, name: str, default: int | None = None) -> int | None:
@@ -67,16 +71,20 @@ class Options:
         if not text:
             return default
         try:
-            return int(text)
+            found = int(text)
         except ValueError:
-            raise ExportError(f"--{name} {text}: not a whole number; write the number in the file") from None
+            raise ExportError(f"--{name} {text:.80}: not a whole number; write the number in the file") from None
+        return checked_count(f"--{name}", found)
 
     def number(self, name: str, default: float) -> float:
         text = self.word(name)
         try:
-            return float(text) if text else default
+            found = float(text) if text else default
         except ValueError:
-            raise ExportError(f"--{name} {text}: not a number; write the number in the file") from None
+            found = math.nan
+        if not math.isfinite(found):
+            raise ExportError(f"--{name} {text:.80}: not a number; write the number in the file")
+        return found
 
     def degree(self, name: str) -> int:
         """A whole number of 1 or more, 1 where it is not given."""
@@ -92,29 +100,32 @@ class Options:
 
 
 def options_in(script: str) -> Options:
-    """The options in a script, or in a file that has nothing else. Raises ExportError where quotes do not match."""
+    """The options in a script, or in a file that has nothing else. Raises ExportError where quotes do not match, and
+    where the script, or what its variables become, is too long."""
+    if len(script) > _SCRIPT:
+        raise ExportError(f"not a launch script: it has {len(script)} characters, {_SCRIPT} are the most")
     try:
         tokens = shlex.split(script, comments=True)
     except ValueError as error:
         raise ExportError(f"not a shell script: {error}") from error
-    variables: dict[str, str] = {}
-    found: dict[str, tuple[str, ...]] = {}
+    variables = _Variables()
+    found: dict[str, list[str]] = {}
     name = None
     for raw in tokens:
         assigned = _ASSIGNMENT.fullmatch(raw)
         if assigned and not assigned[2].startswith("("):
-            variables[assigned[1]] = _expanded(assigned[2], variables)
+            variables.known[assigned[1]] = variables.expanded(assigned[2])
             name = None
             continue
-        token = _expanded(_unbracketed(assigned[2] if assigned else raw), variables)
+        token = variables.expanded(_unbracketed(assigned[2] if assigned else raw))
         if _NAME.match(token):
             name, equals, value = token[2:].partition("=")
-            found[name] = (value,) if equals else ()
+            found[name] = [value] if equals else []
         elif token in ("", ";", "&", "&&", "|", "\n") or "$" in token or token.endswith(".py"):
             name = None
         elif name is not None:
-            found[name] = (*found[name], token)
-    return Options(found)
+            found[name].append(token)
+    return Options({name: tuple(values) for name, values in found.items()})
 
 
 def _unbracketed(token: str) -> str:
@@ -124,10 +135,23 @@ def _unbracketed(token: str) -> str:
     return token[1:] if token.startswith("(") else token[:-1] if token.endswith(")") else token
 
 
-def _expanded(token: str, variables: Mapping[str, str]) -> str:
-    """A token with the variables that are known."""
+class _Variables:
+    """Variables that a script sets, and what they may still become."""
 
-    def value(match: re.Match[str]) -> str:
-        return variables.get(match[1] or match[3], match[2] if match[2] is not None else match[0])
+    def __init__(self) -> None:
+        self.known: dict[str, str] = {}
+        self._left = _EXPANDED
 
-    return _VARIABLE.sub(value, token)
+    def expanded(self, token: str) -> str:
+        """A token with the variables that are known."""
+        return _VARIABLE.sub(self._value, token)
+
+    def _value(self, match: re.Match[str]) -> str:
+        name = match[1] or match[3]
+        found = self.known.get(name, match[2] if match[2] is not None else match[0])
+        self._left -= len(found)
+        if self._left < 0:
+            raise ExportError(
+                f"${name}: the variables of the script become more than {_EXPANDED} characters; write the options out"
+            )
+        return found

@@ -19,8 +19,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from hardware_profiles.foreign import SETTINGS, ForeignTextError, parse_json
 from planner.export import common
-from planner.export.description import Description, ExportError, stages_of
+from planner.export.description import Description, ExportError, data_of, stages_of
 from planner.export.settings import Settings
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
 from planner.sharding.update import Update
@@ -175,9 +176,9 @@ def _readme(job: Job) -> str:
 def read(text: str, facts: Facts) -> Reading:
     """A JSON file as a description."""
     try:
-        settings = Settings(json.loads(text), "JSON")
-    except json.JSONDecodeError as error:
-        raise ExportError(f"not a JSON file: {error.msg} at line {error.lineno}") from error
+        settings = Settings(parse_json(text, SETTINGS), "JSON")
+    except ForeignTextError as error:
+        raise ExportError(str(error)) from error
     description = common.normalised(_read(settings, facts))
     description = replace(description, update=_read_update(settings, description))
     return Reading(description=description, notes=settings.unread(*_SECTIONS))
@@ -222,8 +223,10 @@ def _stage(settings: Settings) -> int:
 def _read_batches(settings: Settings, facts: Facts, rest: int) -> tuple[int, int, int]:
     """Data parallel devices, samples of a micro-batch, and micro-batches; two of three numbers make the third."""
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    whole, micro, steps = (settings.value(name) if settings.value(name) != "auto" else None for name in names)
-    devices = settings.integer("data_parallel_size", 0) or (None if facts.devices is None else facts.devices // rest)
+    whole, micro, steps = (_given(settings, name) for name in names)
+    devices = _given(settings, "data_parallel_size")
+    if devices is None and facts.devices is not None:
+        devices = data_of(facts.devices, tensor=rest, pipeline=1, context=1)
     if devices is None and whole and micro:
         devices = whole // (micro * (steps or 1))
     if devices is None:
@@ -237,6 +240,11 @@ def _read_batches(settings: Settings, facts: Facts, rest: int) -> tuple[int, int
             f"train_batch_size: {whole} is not {micro} samples x {steps} steps x {devices} data parallel devices"
         )
     return devices, micro, steps
+
+
+def _given(settings: Settings, name: str) -> int | None:
+    """A whole number of 1 or more; None where it is left to DeepSpeed."""
+    return settings.degree(name) if settings.value(name) not in (None, "auto") else None
 
 
 def _read_optimizer(settings: Settings) -> str:
@@ -262,6 +270,7 @@ def _read_update(settings: Settings, d: Description) -> Update:
     elements = settings.value("zero_optimization.reduce_bucket_size")
     if type(elements) is not int:
         return update
+    elements = settings.degree("zero_optimization.reduce_bucket_size")
     return replace(update, buckets=elements * _element(replace(d, update=update)))
 
 

@@ -44,6 +44,8 @@ _LAUNCHER = ("nnodes", "nproc-per-node", "nproc_per_node", "node-rank", "node_ra
 _RUN = ("mock-data", "train-iters", "lr", "eval-iters", "tokenizer-type", "vocab-size", "attention-dropout",
         "hidden-dropout", "make-vocab-size-divisible-by", "max-position-embeddings")  # fmt: skip
 
+_LAYOUT = 4096  # characters of a layout that is written out
+
 
 def nearest(description: Description) -> tuple[Loss, ...]:
     """What Megatron-LM cannot be told."""
@@ -377,14 +379,24 @@ def _layers(options: Options, layers: int, pipeline: int) -> tuple[tuple[int, ..
 def _read_layout(layout: str) -> tuple[int, ...]:
     """Decoder layers of every stage of a layout such as `Et*2|(tt|)*3tL`."""
     text = layout.replace(",", "")
+    _check_layout(layout, len(text))
     while match := re.search(r"(\([^()]*\)|[A-Za-z|])\*(\d+)", text):
-        text = text[: match.start()] + match[1].strip("()") * int(match[2]) + text[match.end() :]
+        part, times = match[1].strip("()"), match[2]
+        _check_layout(layout, len(text) + len(part) * int(times[:6]))
+        text = text[: match.start()] + part * int(times[:6]) + text[match.end() :]
     strange = set(text) - set("EtL|")
     if strange:
         raise ExportError(
-            f"--pipeline-model-parallel-layout {layout}: {', '.join(sorted(strange))} is neither E, t, L nor |"
+            f"--pipeline-model-parallel-layout {layout:.80}: {', '.join(sorted(strange))} is neither E, t, L nor |"
         )
     return tuple(stage.count("t") for stage in text.split("|"))
+
+
+def _check_layout(layout: str, size: int) -> None:
+    if size > _LAYOUT:
+        raise ExportError(
+            f"--pipeline-model-parallel-layout {layout:.80}: it has more than {_LAYOUT} layers and stages"
+        )
 
 
 def _read_context(options: Options, context: int) -> tuple[int, int, list[str]]:

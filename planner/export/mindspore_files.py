@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from hardware_profiles.foreign import ForeignTextError, parse_json
 from planner.export.description import ExportError
 
 Cuts = tuple[tuple[int, ...], ...]
@@ -50,11 +51,9 @@ class Row:
 def parsed(text: str) -> tuple[tuple[Item, ...], tuple[Row, ...]]:
     """Operators and parameters of a file. Raises ExportError for what is none."""
     try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise ExportError(
-            f"it is no JSON ({error}); strategy files that MindSpore writes as protobuf are not read"
-        ) from None
+        content = parse_json(text)
+    except ForeignTextError as error:
+        raise ExportError(f"{error}; strategy files that MindSpore writes as protobuf are not read") from error
     if not isinstance(content, dict) or "parallel_strategy_item" not in content:
         raise ExportError("it has no 'parallel_strategy_item', as strategy files of MindSpore have")
     items, rows = content["parallel_strategy_item"], content.get("parallel_layout_item") or {}

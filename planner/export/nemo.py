@@ -17,6 +17,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hardware_profiles.foreign import ForeignTextError, literal, parse_python
 from planner.export import common, megatron
 from planner.export.architecture import Architecture
 from planner.export.arguments import Option, Options, option
@@ -202,9 +203,9 @@ def _value(name: str, values: Any) -> object:
 def read(text: str, facts: Facts) -> Reading:
     """What is assigned in a recipe, as a description; what the recipe below decides itself is not known."""
     try:
-        tree = ast.parse(text)
-    except SyntaxError as error:
-        raise ExportError(f"not a Python file: {error.msg} at line {error.lineno}") from error
+        tree = parse_python(text)
+    except ForeignTextError as error:
+        raise ExportError(str(error)) from error
     given = dict(_assigned(tree))
     if not given:
         raise ExportError("no setting of a recipe is assigned; give a file with recipe.trainer.strategy... = ...")
@@ -235,9 +236,9 @@ def _assigned(tree: ast.Module) -> Iterator[tuple[str, object]]:
                     yield f"{path}.{keyword.arg}", keyword.value.value
             continue
         try:
-            yield path, ast.literal_eval(node.value)
-        except ValueError:
-            continue
+            yield path, literal(node.value)
+        except ForeignTextError:
+            continue  # made by a call, or not a number that we read
 
 
 def _options(given: Mapping[str, object]) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -5,6 +5,16 @@ from typing import Any
 
 from planner.export.description import ExportError
 
+LARGEST = 2**31
+"""Of all counts that engines are told; a plan has none that is larger."""
+
+
+def checked_count(where: str, found: int) -> int:
+    """A whole number that is not beyond all sizes. Raises ExportError."""
+    if not -LARGEST <= found <= LARGEST:
+        raise ExportError(f"{where}: the number is too large: {LARGEST} is the most")
+    return found
+
 
 class Settings:
     """Values by path, such as "parallelism.tensor_parallel_degree"; it is remembered which ones were asked for."""
@@ -38,8 +48,8 @@ class Settings:
         if found is None:
             return default
         if isinstance(found, bool) or not isinstance(found, int):
-            raise ExportError(f"{path}: {found!r} is not a whole number")
-        return found
+            raise ExportError(f"{path}: {found!r:.80} is not a whole number")
+        return checked_count(path, found)
 
     def degree(self, path: str) -> int:
         """A whole number of 1 or more, 1 where it is not given."""
@@ -53,7 +63,7 @@ class Settings:
         if found is None:
             return default
         if isinstance(found, bool) or not isinstance(found, int | float):
-            raise ExportError(f"{path}: {found!r} is not a number")
+            raise ExportError(f"{path}: {found!r:.80} is not a number")
         return float(found)
 
     def truth(self, path: str, default: bool = False) -> bool:
@@ -61,7 +71,7 @@ class Settings:
         if found is None:
             return default
         if not isinstance(found, bool):
-            raise ExportError(f"{path}: {found!r} is neither true nor false")
+            raise ExportError(f"{path}: {found!r:.80} is neither true nor false")
         return found
 
     def word(self, path: str, default: str, known: Mapping[str, object] | tuple[str, ...] = ()) -> str:
@@ -70,7 +80,8 @@ class Settings:
         if found is None:
             return default
         if not isinstance(found, str) or (known and found not in known):
-            raise ExportError(f"{path}: {found!r}; known are {', '.join(known)}" if known else f"{path}: {found!r}")
+            hint = f"; known are {', '.join(known)}" if known else " is no word"
+            raise ExportError(f"{path}: {found!r:.80}{hint}")
         return found
 
 

@@ -16,16 +16,21 @@ import ast
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from hardware_profiles.foreign import ForeignTextError, form_fault, literal, parse_python
 from planner.export import common
 from planner.export.architecture import Architecture
 from planner.export.description import Description, ExportError, Kept
+from planner.export.settings import LARGEST
 from planner.export.shell import torchrun_script
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
 from planner.sharding.update import Update
 
-_SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b")
+_Schedule = Literal["1f1b", "gpipe", "interleaved_1f1b"]
+_SCHEDULES = get_args(_Schedule)
 _OPTIMIZERS = {"adamw": "torch.optim.AdamW", "sgd": "torch.optim.SGD"}
 _ATTENTION = Kept(calls=("attention",))
 _WIDTH = 50  # of a setting, before what it means
@@ -128,52 +133,93 @@ def _dimensions(a: Architecture, length: int) -> str:
 def read(text: str, facts: Facts) -> Reading:
     """The constants of a script as a description."""
     try:
-        tree = ast.parse(text)
-    except SyntaxError as error:
-        raise ExportError(f"not a Python file: {error.msg} at line {error.lineno}") from error
-    found: dict[str, Any] = {}
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            name = node.targets[0].id
-            if name == "OPTIMIZER":
-                found[name] = ast.unparse(node.value)
-            elif isinstance(node.value, ast.Constant | ast.Tuple):
-                found[name] = ast.literal_eval(node.value)
-    try:
-        description = _description(found)
-    except (KeyError, TypeError) as error:
-        raise ExportError(
-            f"not a script of plan export: the constant {error} is missing, or of another kind"
-        ) from error
+        description = _description(_Constants.model_validate(_constants(text)))
+    except ForeignTextError as error:
+        raise ExportError(str(error)) from error
+    except ValidationError as error:
+        raise ExportError(f"not a script of plan export: the constant {form_fault(error)}") from error
     if sum(description.layers) != facts.layers:
         raise ExportError(f"LAYERS: {sum(description.layers)} in all, the model has {facts.layers}")
     return Reading(description=common.normalised(description))
 
 
-def _description(found: Mapping[str, Any]) -> Description:
-    layers, pipeline = tuple(found["LAYERS"]), int(found["PIPELINE"])
-    selective = tuple(found["KEEPING_ATTENTION"])
+def _constants(text: str) -> dict[str, Any]:
+    """What is assigned to names at the top of a script, where it is plain."""
+    found: dict[str, Any] = {}
+    for node in parse_python(text).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+            if name == "OPTIMIZER":
+                found[name] = ast.unparse(node.value)
+            elif isinstance(node.value, ast.Constant | ast.Tuple):
+                found[name] = literal(node.value)
+    return found
+
+
+_Count = Annotated[int, Field(ge=0, le=LARGEST)]
+_Degree = Annotated[int, Field(ge=1, le=LARGEST)]
+_Layers = Annotated[tuple[_Count, ...], Field(min_length=1)]
+
+
+class _Constants(BaseModel):
+    """The constants of a script that a description is made of."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    LAYERS: Annotated[tuple[_Degree, ...], Field(min_length=1)]
+    PIPELINE: _Degree
+    SCHEDULE: _Schedule
+    DATA: _Degree
+    TENSOR: _Degree
+    ZERO: Annotated[int, Field(ge=0, le=3)]
+    REPLICAS: _Degree
+    SEQUENCE_PARALLEL: bool
+    MICRO_BATCH: _Degree
+    MICRO_BATCHES: _Degree
+    RECOMPUTED: _Layers
+    KEEPING_ATTENTION: _Layers
+    PRECISION: Literal["bf16", "fp32"]
+    OPTIMIZER: Literal["torch.optim.AdamW", "torch.optim.SGD"]
+    SEQUENCE: _Degree
+    REDUCED_IN: str
+    CLIP_NORM: Annotated[float, Field(gt=0)] | None
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> "_Constants":
+        stages = len(self.LAYERS)
+        if stages % self.PIPELINE or {len(self.RECOMPUTED), len(self.KEEPING_ATTENTION)} != {stages}:
+            raise ValueError(
+                f"LAYERS has {stages} stages, RECOMPUTED {len(self.RECOMPUTED)} and KEEPING_ATTENTION"
+                f" {len(self.KEEPING_ATTENTION)}, on {self.PIPELINE} pipeline ranks; they need equally many, a multiple"
+                " of the ranks"
+            )
+        if self.DATA % self.REPLICAS:
+            raise ValueError(f"REPLICAS {self.REPLICAS} does not divide DATA {self.DATA}")
+        return self
+
+
+def _description(found: _Constants) -> Description:
     optimizers = {theirs: ours for ours, theirs in _OPTIMIZERS.items()}
     description = Description(
-        layers=layers,
-        virtual_stages=len(layers) // pipeline,
-        schedule=found["SCHEDULE"],
-        data=found["DATA"],
-        tensor=found["TENSOR"],
-        zero=found["ZERO"],
-        replicas=found["REPLICAS"],
-        sequence_parallel=found["SEQUENCE_PARALLEL"],
-        micro_batch=found["MICRO_BATCH"],
-        micro_batches=found["MICRO_BATCHES"],
-        full=tuple(found["RECOMPUTED"]),
-        selective=selective,
-        kept=_ATTENTION if any(selective) else Kept(),
-        precision=found["PRECISION"],
-        optimizer=optimizers[found["OPTIMIZER"]],
-        sequence_length=found["SEQUENCE"],
+        layers=found.LAYERS,
+        virtual_stages=len(found.LAYERS) // found.PIPELINE,
+        schedule=found.SCHEDULE,
+        data=found.DATA,
+        tensor=found.TENSOR,
+        zero=found.ZERO,
+        replicas=found.REPLICAS,
+        sequence_parallel=found.SEQUENCE_PARALLEL,
+        micro_batch=found.MICRO_BATCH,
+        micro_batches=found.MICRO_BATCHES,
+        full=found.RECOMPUTED,
+        selective=found.KEEPING_ATTENTION,
+        kept=_ATTENTION if any(found.KEEPING_ATTENTION) else Kept(),
+        precision=found.PRECISION,
+        optimizer=optimizers[found.OPTIMIZER],
+        sequence_length=found.SEQUENCE,
     )
-    wide = description.zero > 1 and description.precision != "fp32" and found["REDUCED_IN"] == "fp32"
-    return replace(description, update=Update(clip_norm=found["CLIP_NORM"], gradient_dtype="fp32" if wide else "mixed"))
+    wide = description.zero > 1 and description.precision != "fp32" and found.REDUCED_IN == "fp32"
+    return replace(description, update=Update(clip_norm=found.CLIP_NORM, gradient_dtype="fp32" if wide else "mixed"))
 
 
 TORCH = Target(

@@ -18,10 +18,10 @@ distributed/{parallel_dims,pipeline_parallel,activation_checkpoint}.py.
 """
 
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 
+from hardware_profiles.foreign import SETTINGS, ForeignTextError, parse_toml
 from planner.export import common
 from planner.export.architecture import Architecture
 from planner.export.description import Description, ExportError, Kept, data_of, micro_batches_of, stages_of
@@ -38,6 +38,8 @@ _FLAVORS = {"llama8b": ("llama3", "8B"), "llama70b": ("llama3", "70B"), "llama40
 _OPERATORS = ("copy", "elementwise", "normalisation")  # what "op" computes again, beside every second product
 
 Sections = dict[str, dict[str, object]]
+
+_LIMITS = replace(SETTINGS, finite=False)  # a norm of infinity clips nothing
 
 
 def nearest(description: Description) -> tuple[Loss, ...]:
@@ -209,9 +211,9 @@ def _checkpoint(d: Description) -> dict[str, object]:
 def read(text: str, facts: Facts) -> Reading:
     """A TOML file as a description."""
     try:
-        settings = Settings(tomllib.loads(text), "TOML")
-    except tomllib.TOMLDecodeError as error:
-        raise ExportError(f"not a TOML file: {error}") from error
+        settings = Settings(parse_toml(text, _LIMITS), "TOML")
+    except ForeignTextError as error:
+        raise ExportError(str(error)) from error
     description, notes = _read(settings, facts)
     for path in ("training.dtype", "training.mixed_precision_reduce", "training.dataset", "training.steps"):
         settings.value(path)

@@ -1,12 +1,21 @@
-"""YAML, read and written as plain data: lists of numbers on one line, keys in the order in which they are given."""
+"""YAML, read and written as plain data: lists of numbers on one line, keys in the order in which they are given.
 
-from collections.abc import Mapping
+Before anything is made of a text its events are counted. An alias counts as what it repeats, so that nine lines which
+repeat each other nine times are known to be half a million values before there is any; the same holds for merge keys.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
+from hardware_profiles.foreign import ForeignTextError, Limits, check_values
 from planner.export.description import ExportError
 from planner.export.settings import Settings
+
+LIMITS = Limits(size=2**19, values=2**16)
+"""Of YAML files, whose parser is written in Python: some seconds at most."""
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
@@ -25,9 +34,86 @@ def yaml_text(content: Mapping[str, object]) -> str:
 def settings_of(text: str) -> Settings:
     """The keys of a YAML file; nothing in it is executed. Raises ExportError where it cannot be read."""
     try:
-        content: Any = yaml.safe_load(text)
+        return Settings(parse_yaml(text), "YAML")
+    except ForeignTextError as error:
+        raise ExportError(str(error)) from error
+
+
+def parse_yaml(text: str, limits: Limits = LIMITS) -> Any:
+    """The value of a YAML text without tags, whose keys are unique; what aliases repeat counts as often as it stands
+    there."""
+    if len(text) > limits.size:
+        raise ForeignTextError(f"it has {len(text)} characters; {limits.size} are the most for such a file")
+    try:
+        _check_events(yaml.parse(text, Loader=yaml.SafeLoader), limits)
+        found = yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark is not None else ""
-        raise ExportError(f"not a YAML file{where}") from error
-    return Settings(content, "YAML")
+        raise ForeignTextError(f"not a YAML file{'' if mark is None else _at(mark)}") from error
+    except ForeignTextError:
+        raise
+    except ValueError as error:  # a date that is none, a number of thousands of digits
+        raise ForeignTextError(f"not a YAML file: {error}") from error
+    check_values(found, limits)
+    return found
+
+
+@dataclass(slots=True)
+class _Node:
+    """A list or a mapping that is being read: the values in it so far, and of a mapping its keys."""
+
+    anchor: str | None
+    mapping: bool
+    values: int = 1
+    children: int = 0
+    keys: set[str] = field(default_factory=set)
+
+
+def _check_events(events: Iterable[Any], limits: Limits) -> None:
+    """Raise ForeignTextError before anything is made of a text that would nest too deeply or grow too large."""
+    open_nodes, sizes = [_Node(anchor=None, mapping=False)], dict[str, int]()
+    for event in events:
+        mark = event.start_mark
+        if getattr(event, "tag", None) is not None and not _is_plain(event):
+            raise ForeignTextError(f"the tag {event.tag}{_at(mark)} is not read; write plain values")
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_nodes.append(_Node(anchor=event.anchor, mapping=isinstance(event, yaml.MappingStartEvent)))
+            if len(open_nodes) > limits.depth + 1:
+                raise ForeignTextError(f"it is nested too deeply{_at(mark)}: {limits.depth} levels are the most")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            done = open_nodes.pop()
+            _add(open_nodes[-1], done.values, done.anchor, sizes)
+        elif isinstance(event, yaml.AliasEvent):
+            if event.anchor not in sizes:
+                raise ForeignTextError(f"*{event.anchor}{_at(mark)} stands inside what it names, or before it")
+            _add(open_nodes[-1], sizes[event.anchor], None, sizes)
+        elif isinstance(event, yaml.ScalarEvent):
+            _check_key(open_nodes[-1], event)
+            _add(open_nodes[-1], 1, event.anchor, sizes)
+        if open_nodes[-1].values > limits.values:
+            raise ForeignTextError(f"it has more than {limits.values} values{_at(mark)}, with what aliases repeat")
+
+
+def _is_plain(event: Any) -> bool:
+    """Whether a tag is the one that a value has without any, "!"."""
+    return isinstance(event, yaml.ScalarEvent) and event.tag == "!"
+
+
+def _check_key(node: _Node, event: Any) -> None:
+    if not node.mapping or node.children % 2:
+        return
+    if event.value in node.keys:
+        raise ForeignTextError(f"the key {event.value[:80]!r}{_at(event.start_mark)} stands twice; keep one of them")
+    node.keys.add(event.value)
+
+
+def _add(node: _Node, values: int, anchor: str | None, sizes: dict[str, int]) -> None:
+    """One more value of a list or a mapping, with all that is in it."""
+    node.values += values
+    node.children += 1
+    if anchor is not None:
+        sizes[anchor] = values
+
+
+def _at(mark: Any) -> str:
+    return f" at line {mark.line + 1}"

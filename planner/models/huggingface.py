@@ -15,13 +15,14 @@ and no layer looks back through a window, attention is registered once more, und
 masks: transformers then leaves masks out, as in training.
 """
 
-import json
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import ModelError
+from planner.models.huggingface_config import check_activations, check_config, check_present, read_config
 from planner.models.huggingface_deepseek import deepseek_of, is_deepseek
 from planner.models.huggingface_experts import is_mixture, mixture_of
 from planner.models.overrides import changed_content, split_reference
@@ -89,9 +90,8 @@ def from_config(reference: str, *, batch: int, device: str, sequence_length: int
 def config_content(reference: str) -> tuple[str, dict[str, Any]]:
     """The architecture of a config, and what its file says, with what is changed of it. Raises ModelError."""
     file, changes = split_reference(reference)
-    path, name = _read(file)
+    _, name, content = _read(file)
     if not changes:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return name, content
     return name, {**_config(reference)[3].to_dict(), "architectures": [name]}
 
@@ -108,8 +108,9 @@ def _config(reference: str) -> tuple[Path, str, str, Any]:
     """The file of a reference, the architecture that it names, the ending that says what its class is called with, and
     the config as transformers reads it."""
     file, changes = split_reference(reference)
-    path, name = _read(file)
+    path, name, content = _read(file)
     transformers = _transformers()
+    check_activations(content, _activations(), path)
     ending = next((ending for ending in _KINDS if name.endswith(ending)), None)
     found = getattr(transformers, name, None) if ending is not None else None
     if ending is None or not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
@@ -118,7 +119,29 @@ def _config(reference: str) -> tuple[Path, str, str, Any]:
             f"{path}: the architecture {name} is not one that is built here ({known}); "
             "write a factory instead: --model package.module:factory"
         )
-    return path, name, ending, _changed(_loaded(transformers, path), changes, path)
+    config = _changed(_loaded(transformers, path), changes, path)
+    _check_made(config, transformers, name, path)
+    return path, name, ending, config
+
+
+def _check_made(config: Any, transformers: Any, name: str, path: Path) -> None:
+    """Raise ModelError where a config, with its defaults and changes, is none of the architecture that it names."""
+    wanted = getattr(transformers, name).config_class
+    if not isinstance(config, wanted):
+        raise ModelError(
+            f"{path}: model_type '{config.model_type}' and architecture {name} do not go together; the model_type of"
+            f" {name} is '{wanted.model_type}'"
+        )
+    content = config.to_dict()
+    check_config(content, path)
+    check_present(config, name, path)
+    check_activations(content, _activations(), path)
+
+
+def _activations() -> Mapping[str, Any]:
+    from transformers.activations import ACT2FN
+
+    return dict.fromkeys(ACT2FN)
 
 
 def _sizes(config: Any, name: str, length: int, path: Path) -> "LlamaConfig | DeepseekConfig":
@@ -154,22 +177,17 @@ def stretched(config: Any, kind: str) -> tuple[tuple[float, ...], float]:
     return tuple(frequencies.tolist()), float(magnitude)
 
 
-def _read(reference: str) -> tuple[Path, str]:
-    """The file of a reference and the architecture that it names."""
+def _read(reference: str) -> tuple[Path, str, dict[str, Any]]:
+    """The file of a reference, the architecture that it names, and all that it says."""
     path = Path(reference)
     path = path / "config.json" if path.is_dir() else path
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"--model {reference}: cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ModelError(f"--model {reference}: {path} is no JSON: {error}") from error
-    named = content.get("architectures") if isinstance(content, dict) else None
+    content = read_config(path)
+    named = content.get("architectures")
     if not isinstance(named, list) or len(named) != 1 or not isinstance(named[0], str):
         raise ModelError(
-            f"{path}: 'architectures' must name the class to build, as in [\"LlamaForCausalLM\"]; it is {named!r}"
+            f"{path}: 'architectures' must name the class to build, as in [\"LlamaForCausalLM\"]; it is {named!r:.80}"
         )
-    return path, named[0]
+    return path, named[0], content
 
 
 def _transformers() -> Any:
@@ -183,15 +201,26 @@ def _transformers() -> Any:
     return transformers
 
 
-def _loaded(transformers: Any, path: Path) -> Any:
+@contextlib.contextmanager
+def _theirs(transformers: Any, what: str) -> Iterator[None]:
+    """What transformers does with a config that somebody wrote: quiet, and each of its errors a ModelError.
+
+    All of its errors: it raises what it likes (KeyError, AttributeError, RuntimeError of torch, errors of its own that
+    have no base), and nothing of ours runs inside.
+    """
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
-        return transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ModelError(f"{path}: transformers cannot read it: {_first_line(error)}") from error
+        yield
+    except Exception as error:
+        raise ModelError(f"{what}: {_one_line(error)}") from error
     finally:
         transformers.logging.set_verbosity(verbosity)
+
+
+def _loaded(transformers: Any, path: Path) -> Any:
+    with _theirs(transformers, f"{path}: transformers cannot read it"):
+        return transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
 
 
 def _changed(config: Any, changes: Mapping[str, str], path: Path) -> Any:
@@ -200,10 +229,9 @@ def _changed(config: Any, changes: Mapping[str, str], path: Path) -> Any:
         return config
     content = config.to_dict()
     derived = {key: None for key in _DERIVED if key in content}
-    try:
-        return type(config)(**{**content, **derived, **changed_content(changes, content, str(path))})
-    except (ValueError, TypeError, KeyError) as error:
-        raise ModelError(f"{path}: transformers cannot change it so: {_first_line(error)}") from error
+    content |= {**derived, **changed_content(changes, content, str(path))}
+    with _theirs(_transformers(), f"{path}: transformers cannot change it so"):
+        return type(config)(**content)
 
 
 def _built(transformers: Any, config: Any, name: str, path: Path, *, masked: bool, device: str) -> Any:
@@ -213,20 +241,15 @@ def _built(transformers: Any, config: Any, name: str, path: Path, *, masked: boo
     transformers.AttentionInterface.register(_WITHOUT_MASKS, sdpa_attention_forward)
     attention = _WITH_MASKS if masked else _WITHOUT_MASKS
     config.use_cache = False
-    verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    try:
-        with torch.device(device):
-            return getattr(transformers, name)._from_config(config, attn_implementation=attention).train()
-    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
-        raise ModelError(f"{path}: transformers cannot build {name}: {_first_line(error)}") from error
-    finally:
-        transformers.logging.set_verbosity(verbosity)
+    with _theirs(transformers, f"{path}: transformers cannot build {name}"), torch.device(device):
+        return getattr(transformers, name)._from_config(config, attn_implementation=attention).train()
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+def _one_line(error: Exception) -> str:
+    """An error as one line, which says of what kind it is where its text alone does not."""
+    text = " ".join(str(error).split())[:300]
+    kind = type(error).__name__
+    return text if kind in ("ValueError", "OSError") and text else f"{kind}: {text}" if text else kind
 
 
 def _length(config: Any, path: Path, asked: int | None) -> int:

@@ -16,6 +16,7 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
 from hardware_profiles import Home
+from hardware_profiles.foreign import ForeignTextError, form_fault, parse_json, read_text
 from planner.errors import LayoutError, PlanFileError
 from planner.graph.operator_graph import WrittenRule
 from planner.graph.uneven import EVEN, imbalance_fault
@@ -348,12 +349,9 @@ def _unwritable(path: Path, error: OSError | ValueError) -> PlanFileError:
 def load_plan(path: str | os.PathLike[str]) -> Plan:
     """Read a plan file. Raises PlanFileError, naming the place, where it is not one that this version can read."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise PlanFileError(f"{path}: cannot be read: it is not UTF-8 text; {_A_PLAN}") from error
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise PlanFileError(f"{path}: cannot be read: {reason}; {_A_PLAN}") from error
+        text = read_text(path)
+    except ForeignTextError as error:
+        raise PlanFileError(f"{path}: {error}; {_A_PLAN}") from error
     try:
         return parse_plan(text)
     except PlanFileError as error:
@@ -363,17 +361,12 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
 def parse_plan(text: str) -> Plan:
     """The plan written in a text; the inverse of `dump_plan`."""
     try:
-        content = json.loads(text, object_pairs_hook=_without_duplicates)
-    except json.JSONDecodeError as error:
+        content = parse_json(text)
+    except ForeignTextError as error:
         raise PlanFileError(
-            f"not valid JSON at line {error.lineno}, column {error.colno} ({error.msg}): the file is truncated or "
-            "was edited wrongly;"
-            " undo the edit or plan again"
+            f"{error}: the file is truncated or was edited wrongly; undo the edit or plan again"
         ) from error
-    except RecursionError as error:
-        raise PlanFileError("not a plan file: it is nested too deeply") from error
-    except ValueError as error:
-        raise PlanFileError(f"a number is too long ({error}); undo the edit or plan again") from error
+    _check_printable(content)
     if not isinstance(content, dict) or "schema_version" not in content:
         raise PlanFileError("not a plan file: it has no schema_version; make one with plan --model ... -o FILE")
     if content["schema_version"] not in (1, SCHEMA_VERSION) or content["schema_version"] is True:
@@ -396,10 +389,7 @@ def _validated(kind: type[_Form], text: str) -> _Form:
     try:
         return kind.model_validate_json(text)
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the file"
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise PlanFileError(f"{place}: {first['msg']}{more}; undo the edit or plan again") from error
+        raise PlanFileError(f"{form_fault(error)}; undo the edit or plan again") from error
 
 
 def _from_version_1(content: dict[str, Any]) -> dict[str, Any]:
@@ -430,16 +420,17 @@ def _add(content: dict[str, Any], place: str, **new: Any) -> None:
         content[key] = value
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise PlanFileError(f"the key '{key}' stands twice in one object; keep one of them")
-        for text in (key, value):
-            if isinstance(text, str) and not text.isprintable():
-                raise PlanFileError(f"{key!a}: the text {text!a} has a control character; remove it")
-        found[key] = value
-    return found
+def _check_printable(content: Any) -> None:
+    """Texts of a plan are printed: none has a control character."""
+    waiting = [("the file", content)]
+    while waiting:
+        place, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [(name, text) for pair in value.items() for name, text in ((pair[0], pair[0]), pair)]
+        elif isinstance(value, list):
+            waiting += [(place, one) for one in value]
+        elif isinstance(value, str) and not value.isprintable():
+            raise PlanFileError(f"{place!a}: the text {value!a} has a control character; remove it")
 
 
 def _plan_of(file: _PlanFile) -> Plan:

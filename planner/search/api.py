@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hardware_profiles import Machine, load_machine
+from hardware_profiles.foreign import ForeignTextError, literal, parse_python
 from planner.errors import RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.uneven import EVEN
@@ -168,12 +169,15 @@ def shard(pattern: str, strategy: str | Sequence[Sequence[int]]) -> Shard:
 
 def _cuts(pattern: str, text: str) -> tuple[tuple[int, ...], ...]:
     try:
-        found = ast.literal_eval(text)
-    except (SyntaxError, ValueError):
+        body = parse_python(text).body
+        found = literal(body[0].value) if len(body) == 1 and isinstance(body[0], ast.Expr) else None
+    except ForeignTextError:
         found = None
     rows = found if isinstance(found, tuple) and all(isinstance(row, tuple) for row in found) else ()
     if not rows or not all(isinstance(pieces, int) and pieces > 0 for row in rows for pieces in row):
-        raise RequestError(f"--shard {pattern}={text}: write the cuts of each operand's dims, as in ((4,1,1),(1,2))")
+        raise RequestError(
+            f"--shard {pattern}={text:.80}: write the cuts of each operand's dims, as in ((4,1,1),(1,2))"
+        )
     return rows
 
 

@@ -7,6 +7,7 @@ assumed of the model and the number of devices.
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -24,6 +25,18 @@ USUAL_VOCABULARY = 32000
 
 AGREEING = 0.07
 """How far the parameters of the dimensions may be from those that are published, relatively."""
+
+
+LARGEST: Mapping[str, int] = {
+    "n_layers": 1024, "hidden": 2**20, "ffn_hidden": 2**22, "n_heads": 2**16, "n_kv_heads": 2**16, "head_dim": 2**16,
+    "vocab": 2**26, "seq_len": 2**26, "n_devices": 2**20, "n_experts": 2**14, "topk": 2**14, "moe_ffn_hidden": 2**22,
+    "tp": 2**20, "cp": 2**20, "ep": 2**20, "pp": 2**12, "vpp": 2**10, "dp": 2**20, "micro_batch": 2**20,
+    "global_batch": 2**26,
+}  # fmt: skip
+"""Beyond every run that was published: a row with more is not evaluated, which might never end."""
+
+PASSES = 2**20
+"""Of micro-batches through stages, in a step."""
 
 
 class UnsupportedError(RequestError):
@@ -58,6 +71,7 @@ def padded_vocabulary(size: int) -> int:
 def run_of(row: Row) -> Run:
     """A row as a request. Raises UnsupportedError with the reason where there is none."""
     notes: list[str] = []
+    _check_sizes(row)
     if not row.text("profile"):
         raise UnsupportedError("no hardware profile is given")
     model = model_of(row, notes)
@@ -70,6 +84,19 @@ def run_of(row: Row) -> Run:
         repeats = pinned.repeated
         pinned = replace(pinned, recompute="none", repeated=())
     return Run(job=job, pinned=pinned, notes=tuple(notes), repeats=repeats)
+
+
+def _check_sizes(row: Row) -> None:
+    """Raise UnsupportedError for numbers that no run has."""
+    for column, largest in LARGEST.items():
+        if (row.integer(column, least=0) or 0) > largest:
+            raise UnsupportedError(f"{column} is {row.text(column):.40}; runs with {largest} at most are evaluated")
+    stages = (row.integer("pp") or 1) * (row.integer("vpp") or 1)
+    passes = (
+        stages * (row.integer("global_batch") or 1) // ((row.integer("micro_batch") or 1) * (row.integer("dp") or 1))
+    )
+    if passes > PASSES:
+        raise UnsupportedError(f"{passes} passes of micro-batches through stages; at most {PASSES} are evaluated")
 
 
 def model_of(row: Row, notes: list[str]) -> Dimensions:
@@ -199,9 +226,9 @@ def _experts(row: Row, notes: list[str]) -> ExpertDimensions | None:
     if width is None:
         width = _needed(row, "ffn_hidden")
         notes.append("moe_ffn_hidden unknown: ffn_hidden")
-    shared = re.search(r"moe-shared-expert-intermediate-size=(\d+)", words)
+    shared = re.search(r"moe-shared-expert-intermediate-size=(\d{1,9})", words)
     frequency = re.search(r"moe-layer-freq=(\S+)", words)
-    first = re.fullmatch(r"\(\[0\]\*(\d+)\+\[1\]\*(\d+)\);?", frequency[1]) if frequency else None
+    first = re.fullmatch(r"\(\[0\]\*(\d{1,9})\+\[1\]\*(\d{1,9})\);?", frequency[1]) if frequency else None
     if frequency and (first is None or int(first[1]) + int(first[2]) != _needed(row, "n_layers")):
         raise UnsupportedError(f"layers with experts are {frequency[1]}; only the first layers can be dense")
     if "moe-expert-capacity-factor" in words or "tokendrop" in words:
@@ -302,7 +329,7 @@ def _expert_degrees(row: Row, model: Dimensions, tensor: int, notes: list[str]) 
     expert = _degree(row, "ep", notes)
     if tensor == 1:
         return expert, None
-    given = re.search(r"(?:\betp|expert-tensor-parallel-size)=(\d+)", _words(row))
+    given = re.search(r"(?:\betp|expert-tensor-parallel-size)=(\d{1,9})", _words(row))
     within = int(given[1]) if given else tensor
     if not given:
         notes.append("tensor parallelism of experts unknown: that of all else")
@@ -339,7 +366,7 @@ def _recomputed(row: Row, layers: int, notes: list[str]) -> Running:
     if wanted is None:
         notes.append("recomputation unknown: none")
         return "none"
-    some = re.search(r"block n=(\d+)", row.text("recompute_detail"))
+    some = re.search(r"block n=(\d{1,9})", row.text("recompute_detail"))
     if wanted == "full" and some and int(some[1]) < layers:
         raise UnsupportedError(
             f"{some[1]} of the {layers} layers of a stage are recomputed; only all or none can be pinned"

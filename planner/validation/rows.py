@@ -9,13 +9,12 @@
 A column that is missing is as good as empty, unless nothing can be said without it. Other columns are ignored.
 """
 
-import csv
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
+from hardware_profiles.foreign import ForeignTextError, parse_csv, read_text
 from planner.errors import RequestError, unknown_name
 
 _GIGABYTE = 1e9  # bytes of a column named _GB
@@ -125,15 +124,6 @@ class Row:
         return RequestError(f"line {self.line}, column {column}: '{self.text(column)}' is not {wanted}")
 
 
-class _Reader(Protocol):
-    """What `csv.reader` returns."""
-
-    @property
-    def line_num(self) -> int: ...
-
-    def __iter__(self) -> Iterator[list[str]]: ...
-
-
 _INTEGERS = ("n_layers", "hidden", "ffn_hidden", "n_heads", "n_kv_heads", "head_dim", "vocab", "seq_len", "n_devices")
 _EXPERTS = ("topk", "moe_ffn_hidden")
 _DEGREES = ("tp", "cp", "ep", "pp", "vpp", "dp", "micro_batch", "global_batch")
@@ -146,39 +136,33 @@ def read_rows(path: Path, where: Mapping[str, str] | None = None, limit: int | N
     Raises RequestError, with line and column, for a file that cannot be understood; the whole file is checked.
     """
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = tuple(_read(csv.reader(file, strict=True), where or {}))
-    except OSError as error:
-        raise RequestError(
-            f"cannot read {path}: {error.strerror or error}; give a CSV file of measured runs"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{path} is not UTF-8 text (byte {error.start}); save it as CSV in UTF-8") from error
-    except RequestError as error:
+        text = read_text(path)
+    except ForeignTextError as error:
+        raise RequestError(f"{path}: {error}; give a CSV file of measured runs, in UTF-8") from error
+    try:
+        rows = tuple(_read(parse_csv(text), where or {}))
+    except (ForeignTextError, RequestError) as error:
         raise RequestError(f"{path}: {error}") from error
     return rows[:limit]
 
 
-def _read(reader: _Reader, where: Mapping[str, str]) -> Iterator[Row]:
-    columns = _columns(reader, where)
+def _read(lines: Iterator[tuple[int, list[str]]], where: Mapping[str, str]) -> Iterator[Row]:
+    columns = _columns(next(lines, (1, []))[1], where)
     known: dict[str, int] = {}
-    line = reader.line_num + 1
-    for cells in _checked(reader):
-        if cells:
-            if len(cells) != len(columns):
-                last = columns[min(len(cells), len(columns)) - 1]
-                raise RequestError(
-                    f"line {line}, column {last}: {len(cells)} cells under {len(columns)} columns; quote commas"
-                )
-            row = Row(line=line, values=dict(zip(columns, cells, strict=True)))
-            _check(row, known)
-            if all(row.text(column) == value for column, value in where.items()):
-                yield row
-        line = reader.line_num + 1
+    for line, cells in lines:
+        if len(cells) != len(columns):
+            last = columns[min(len(cells), len(columns)) - 1]
+            raise RequestError(
+                f"line {line}, column {last}: {len(cells)} cells under {len(columns)} columns; quote commas"
+            )
+        row = Row(line=line, values=dict(zip(columns, cells, strict=True)))
+        _check(row, known)
+        if all(row.text(column) == value for column, value in where.items()):
+            yield row
 
 
-def _columns(reader: _Reader, where: Mapping[str, str]) -> list[str]:
-    header = [name.strip() for name in next(_checked(reader), [])]
+def _columns(cells: Sequence[str], where: Mapping[str, str]) -> list[str]:
+    header = [name.strip() for name in cells]
     for name in REQUIRED:
         if name not in header:
             raise RequestError(f"line 1: there is no column {name}; a file of runs has {', '.join(REQUIRED)}")
@@ -189,13 +173,6 @@ def _columns(reader: _Reader, where: Mapping[str, str]) -> list[str]:
         if name not in header:
             raise RequestError(f"--where {name}=...: {unknown_name('column', name, header)}")
     return header
-
-
-def _checked(reader: _Reader) -> Iterator[list[str]]:
-    try:
-        yield from reader
-    except csv.Error as error:
-        raise RequestError(f"line {reader.line_num}: {error}") from error
 
 
 def _check(row: Row, known: dict[str, int]) -> None:

@@ -17,6 +17,7 @@ import pydantic
 import xxhash
 from pydantic import ConfigDict, Field, TypeAdapter
 
+from hardware_profiles.foreign import AbsentFileError, ForeignTextError, Limits, form_fault, parse_json, read_text
 from planner.errors import CheckpointError, PlannerError
 from planner.graph.placed import place_of
 from planner.plan.file import dump_plan, parse_plan, write_atomically
@@ -28,6 +29,8 @@ from runtime.run_folder.identity import Origin
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 2
 _READ = (1, 2)  # the first has no origin
+_LIMITS = Limits(size=2**30, values=2**26)
+"""Of a manifest: thousands of ranks have millions of cells."""
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 _Count = Annotated[int, Field(ge=0)]
 _Cuts = Annotated[int, Field(ge=1)]
@@ -116,7 +119,7 @@ class Manifest:
 
 def plan_content(plan: Plan) -> dict[str, Any]:
     """A plan as a manifest has it."""
-    content: dict[str, Any] = json.loads(dump_plan(plan))
+    content: dict[str, Any] = parse_json(dump_plan(plan))
     return content
 
 
@@ -135,11 +138,11 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint. Raises CheckpointError, naming the file, where there is none or it is damaged."""
     path = folder / MANIFEST
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}; give the folder of a checkpoint") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: is no JSON: it is damaged; take another checkpoint") from error
+        found = parse_json(read_text(path, _LIMITS.size), _LIMITS)
+    except AbsentFileError as error:
+        raise CheckpointError(f"{path}: {error}; give the folder of a checkpoint") from error
+    except ForeignTextError as error:
+        raise CheckpointError(f"{path}: {error}: it is damaged; take another checkpoint") from error
     if not isinstance(found, dict) or set(found) != {"digest", "content"}:
         raise CheckpointError(f"{path}: is not the manifest of a checkpoint; give the folder of one")
     content = found["content"]
@@ -156,9 +159,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         manifest = TypeAdapter(Manifest).validate_json(json.dumps(content))
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise CheckpointError(f"{path}: {place}: {first['msg']}; it was edited wrongly, take another one") from error
+        raise CheckpointError(f"{path}: {form_fault(error)}; it was edited wrongly, take another one") from error
     fault = _fault(manifest)
     if fault is not None:
         raise CheckpointError(f"{path}: {fault}; it was edited wrongly, take another one")

@@ -4,14 +4,15 @@ What is called how is said by `planner.models.naming`, box by box; here that bec
 shapes are checked before anything is read, and what a number is on either side is said here too.
 """
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
 
+from hardware_profiles.foreign import ForeignTextError, Limits, form_fault, parse_json, read_text
 from planner.errors import CheckpointError, ModelError
 from planner.models.naming.parts import Naming, Part
 from planner.models.overrides import looks_like_config
@@ -26,6 +27,18 @@ from runtime.checkpoint.tensor_files import dtype_of
 CONFIG = "config.json"
 _NEAR = 1e-3
 """How far a bias may be from a whole number of steps, in steps: what float32 rounds."""
+
+
+_LIMITS = Limits(size=2**24, finite=False)
+
+
+class _Config(BaseModel):
+    """What is read of a config beside files of tensors."""
+
+    model_config = ConfigDict(strict=True)
+
+    model_type: str | None = None
+    rope_interleave: bool = True
 
 
 def in_own_names(source: Readable, model: ModelReference, given: str | None = None, touched: int = TOUCHED) -> Readable:
@@ -167,10 +180,14 @@ def _check_config(source: Readable, naming: Naming) -> None:
     if naming.config is None or not path.is_file():
         return
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        kind, order = content.get("model_type"), content.get("rope_interleave", True)
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path}: is no config of a model; correct it, or take it away") from error
+        config = _Config.model_validate(parse_json(read_text(path, _LIMITS.size), _LIMITS))
+    except ForeignTextError as error:
+        raise CheckpointError(f"{path}: is no config of a model: {error}; correct it, or take it away") from error
+    except ValidationError as error:
+        raise CheckpointError(
+            f"{path}: is no config of a model: {form_fault(error)}; correct it, or take it away"
+        ) from error
+    kind, order = config.model_type, config.rope_interleave
     if kind is not None and kind not in naming.model_types:
         wanted = " or ".join(naming.model_types)
         raise CheckpointError(f"{path}: is of a model of type {kind}, and the plan's is {wanted}; give weights of such")

@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 
+from hardware_profiles.foreign import ForeignTextError, form_fault, parse_json, read_text
 from planner.errors import CheckpointError, RequestError
 from runtime.checkpoint.folder import RunFolder, chosen, name_of, part_of
 from runtime.checkpoint.manifest import (
@@ -46,6 +48,7 @@ from runtime.run_folder.private import opener
 from runtime.step import RankStep
 from runtime.training_step import TrainingStep
 
+_LARGEST = 2**16  # bytes of a note
 _LOOK = 0.02  # seconds between two looks for notes
 _LEFT_ALONE = 30.0  # seconds that rank 0 waits for notes when its own training has ended
 
@@ -360,10 +363,7 @@ class _Job:
             for name in list(waiting):
                 note = _note(part, name)
                 if note.exists():
-                    said = json.loads(note.read_text(encoding="utf-8"))
-                    if "error" in said:
-                        raise CheckpointError(said["error"])
-                    found[name] = SavedFile(**said)
+                    found[name] = _said(note)
                     waiting.remove(name)
             if not alone and not threading.main_thread().is_alive():
                 deadline, alone = min(deadline, time.monotonic() + _LEFT_ALONE), True
@@ -374,6 +374,20 @@ class _Job:
             if waiting:
                 time.sleep(_LOOK)
         return [found[name] for name in self.files]
+
+
+def _said(note: Path) -> SavedFile:
+    """What a rank notes of the file that it wrote. Raises CheckpointError where it could not write, or what it noted is
+    damaged."""
+    try:
+        found = parse_json(read_text(note, _LARGEST))
+        if isinstance(found, dict) and isinstance(found.get("error"), str):
+            raise CheckpointError(found["error"])
+        return TypeAdapter(SavedFile).validate_python(found)
+    except ForeignTextError as error:
+        raise CheckpointError(f"{note}: {error}") from error
+    except ValidationError as error:
+        raise CheckpointError(f"{note}: {form_fault(error)}") from error
 
 
 def _note(part: Path, file: str) -> Path:

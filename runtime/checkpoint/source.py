@@ -8,15 +8,16 @@ Files are mapped into memory and only the bytes of a box are touched. The librar
 what is asked of a file must have the shape and the dtype that was promised.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 
+from hardware_profiles.foreign import ForeignTextError, form_fault, parse_json, read_text
 from planner.errors import CheckpointError
 from runtime.checkpoint.folder import incomplete, newest
 from runtime.checkpoint.manifest import MANIFEST, Manifest, SavedFile, SavedTensor, read_manifest
@@ -171,14 +172,24 @@ def _single(folder: Path, name: str) -> Source:
     return _foreign(folder, (name,))
 
 
+class _Index(BaseModel):
+    """What is read of an index: the file of each tensor."""
+
+    model_config = ConfigDict(strict=True)
+
+    weight_map: dict[str, str]
+
+
 def _indexed(folder: Path) -> Source:
     try:
-        weights = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
-        names = tuple(sorted(set(weights.values())))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{folder / INDEX}: is no index of files of tensors; it needs a weight_map") from error
+        weights = _Index.model_validate(parse_json(read_text(folder / INDEX))).weight_map
+    except ForeignTextError as error:
+        raise CheckpointError(f"{folder / INDEX}: is no index of files of tensors: {error}") from error
+    except ValidationError as error:
+        raise CheckpointError(f"{folder / INDEX}: is no index of files of tensors: {form_fault(error)}") from error
+    names = tuple(sorted(set(weights.values())))
     for name in names:
-        if not isinstance(name, str) or name != Path(name).name:
+        if name != Path(name).name:
             raise CheckpointError(f"{folder / INDEX}: {name!r} is no name of a file in this folder")
     found = _foreign(folder, names)
     missing = sorted(key for key in weights if name_of_key(key) not in found.tensors)

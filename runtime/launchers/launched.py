@@ -11,6 +11,8 @@ Environment = Mapping[str, str]
 LOOPBACK = "127.0.0.1"
 _FIRST_PORT, _PORTS = 15000, 15000  # below those that operating systems give away by themselves (32768 on Linux)
 
+_DIGITS = 12  # of a number in a variable
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
@@ -76,8 +78,8 @@ def whole_number(environment: Environment, name: str, launcher: str, least: int 
     text = environment.get(name, "").strip()
     if not text:
         raise RequestError(f"{launcher} starts this process, but {name} is not set; set it for every process")
-    if not text.isdecimal() or int(text) < least:
-        raise RequestError(f"{name}={text}: {launcher} writes a whole number there, {least} or more")
+    if not text.isdecimal() or len(text) > _DIGITS or int(text) < least:
+        raise RequestError(f"{name}={text:.40}: {launcher} writes a whole number there, {least} or more")
     return int(text)
 
 
@@ -93,11 +95,11 @@ def meeting_point(environment: Environment, first_host: str, job: int) -> tuple[
     """Address and port of the first process: MASTER_ADDR and MASTER_PORT where they are set, else its host and a port
     that depends on the number of the job, so that all processes of a job find the same and jobs rarely do."""
     port = environment.get("MASTER_PORT", "").strip()
-    if port and (not port.isdecimal() or not 0 < int(port) < 2**16):
-        raise RequestError(f"MASTER_PORT={port}: give the number of a port, 1 to 65535")
+    if port and (not port.isdecimal() or len(port) > _DIGITS or not 0 < int(port) < 2**16):
+        raise RequestError(f"MASTER_PORT={port:.40}: give the number of a port, 1 to 65535")
     return environment.get("MASTER_ADDR") or first_host, int(port) if port else _FIRST_PORT + job % _PORTS
 
 
 def digits(text: str) -> int:
-    """The number that the digits in a text make, 0 without any."""
-    return int("".join(filter(str.isdecimal, text)) or "0")
+    """The number that the last digits in a text make, 0 without any."""
+    return int("".join(filter(str.isdecimal, text))[-_DIGITS:] or "0")

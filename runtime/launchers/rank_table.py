@@ -9,14 +9,14 @@ for the library of the accelerator, and left to it. Source: HCCL user guide, "Co
 the ranktable file" (templates 1 and 2), https://www.hiascend.com/document.
 """
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from hardware_profiles.foreign import ForeignTextError, form_fault, parse_json, read_text
 from planner.errors import RequestError
 from runtime.launchers.launched import LOOPBACK, Environment, Launched, meeting_point, rank_in
 
@@ -28,8 +28,11 @@ class _Read(BaseModel):
     model_config = ConfigDict(coerce_numbers_to_str=True)
 
 
+_Rank = Annotated[int, Field(ge=0, le=2**31)]
+
+
 class _Device(_Read):
-    rank_id: int
+    rank_id: _Rank
 
 
 class _Server(_Read):
@@ -39,7 +42,7 @@ class _Server(_Read):
 
 
 class _Instance(_Read):
-    rank_id: int
+    rank_id: _Rank
     server_id: str
 
 
@@ -92,15 +95,11 @@ def read_table(path: str) -> RankTable:
     """A rank table from its file. Raises RequestError for one that cannot be read, is not complete, or whose ranks are
     not 0, 1, 2, ..."""
     try:
-        table = _Table.model_validate(json.loads(Path(path).read_text(encoding="utf-8")))
-    except OSError as error:
-        raise RequestError(f"{VARIABLE}={path}: {error.strerror}") from error
+        table = _Table.model_validate(parse_json(read_text(path)))
+    except ForeignTextError as error:
+        raise RequestError(f"{VARIABLE}={path}: {error}; give the rank table of the job, or unset it") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise RequestError(f"{VARIABLE}={path}: {place}: {first['msg']}") from error
-    except ValueError as error:
-        raise RequestError(f"{VARIABLE}={path} is no JSON: {error}") from error
+        raise RequestError(f"{VARIABLE}={path}: {form_fault(error)}") from error
     if table.status != "completed":
         raise RequestError(f"{VARIABLE}={path}: its status is '{table.status}'; wait until it is 'completed'")
     return _ordered(path, _ranks(path, table))

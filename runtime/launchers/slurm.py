@@ -7,6 +7,7 @@ task have them too: these are a place from which processes are started, and no r
 """
 
 import itertools
+import math
 import re
 
 from planner.errors import RequestError
@@ -22,6 +23,7 @@ from runtime.launchers.launched import (
 
 _NAME = "Slurm"
 _STEPS = 0xFFFFFFF0  # numbers from here on are Slurm's own: batch scripts, interactive shells
+_HOSTS = 2**17  # of a job
 _LISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
 _PART = re.compile(r"\[([^\[\]]*)\]|([^\[\],]+)")
 _STRIDE = 7919  # a prime: steps of one job, and jobs that follow each other, get ports of their own
@@ -30,7 +32,7 @@ _STRIDE = 7919  # a prime: steps of one job, and jobs that follow each other, ge
 def read(environment: Environment) -> Launched | None:
     """Task of a step that srun has started."""
     step = environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", ""))
-    if not step.isdecimal() or int(step) >= _STEPS or "SLURM_PROCID" not in environment:
+    if not step.isdecimal() or len(step) > 10 or int(step) >= _STEPS or "SLURM_PROCID" not in environment:
         return None
     world = whole_number(environment, "SLURM_NTASKS", _NAME, 1)
     if world == 1:
@@ -60,21 +62,25 @@ def hosts_of(text: str) -> list[str]:
     for entry in re.findall(r"(?:\[[^\[\]]*\]|[^\[\],])+", text):
         parts = [_numbers(bracket, text) if bracket else [plain] for bracket, plain in _PART.findall(entry)]
         if "[]" in entry:
-            raise RequestError(f"'{text}' is no list of hosts of Slurm: '[]' has no numbers")
+            raise RequestError(f"'{text:.80}' is no list of hosts of Slurm: '[]' has no numbers")
+        if len(found) + math.prod(map(len, parts)) > _HOSTS:
+            raise RequestError(f"'{text:.80}' is no list of hosts of Slurm: it has more than {_HOSTS}")
         found += ["".join(words) for words in itertools.product(*parts)]
     written = re.sub(r"\[[^\[\]]*\]", "", text)
     if not found or "[" in written or "]" in written:
-        raise RequestError(f"'{text}' is no list of hosts of Slurm, as node[01-03,7],login")
+        raise RequestError(f"'{text:.80}' is no list of hosts of Slurm, as node[01-03,7],login")
     return found
 
 
 def _numbers(bracket: str, text: str) -> list[str]:
     found: list[str] = []
     for word in bracket.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", word.strip())
+        match = re.fullmatch(r"(\d{1,12})(?:-(\d{1,12}))?", word.strip())
         first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
         if int(last) < int(first):
-            raise RequestError(f"'{text}' is no list of hosts of Slurm: '{word}' is no number and no range")
+            raise RequestError(f"'{text:.80}' is no list of hosts of Slurm: '{word:.40}' is no number and no range")
+        if int(last) - int(first) > _HOSTS:
+            raise RequestError(f"'{text:.80}' is no list of hosts of Slurm: '{word}' has more than {_HOSTS}")
         found += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return found
 
@@ -82,10 +88,9 @@ def _numbers(bracket: str, text: str) -> list[str]:
 def _local_world(environment: Environment, hosts: int, world: int) -> int | None:
     """Tasks on this node, from a list such as `4(x2),3`."""
     text = environment.get("SLURM_STEP_TASKS_PER_NODE", environment.get("SLURM_TASKS_PER_NODE", ""))
-    counts: list[int] = []
-    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
-        counts += [int(count)] * int(times or 1)
     node = digits(environment.get("SLURM_NODEID", ""))
-    if node < len(counts):
-        return counts[node]
+    for count, times in re.findall(r"(\d{1,12})(?:\(x(\d{1,12})\))?", text):
+        node -= int(times or 1)
+        if node < 0:
+            return int(count)
     return world if hosts == 1 else None

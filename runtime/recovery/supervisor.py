@@ -11,12 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hardware_profiles.foreign import AbsentFileError, ForeignTextError, read_text
 from planner.errors import PlannerError, RequestError, RunError
 from planner.plan.plan import Plan
 from runtime.progress import NoticeReport, Report, RestartReport, StepReport
 from runtime.recovery.replanning import Plans
 
 DEVICES = "devices"
+_LARGEST = 2**10  # bytes of that file
 """The file beside the checkpoints in which a number says how many devices there are."""
 
 
@@ -116,11 +118,11 @@ def devices_of(folder: Path, most: int) -> int:
     `most` where neither is known. Raises RequestError for a file that does not have a number."""
     path = folder / DEVICES
     try:
-        text = path.read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
+        text = read_text(path, _LARGEST).strip()
+    except AbsentFileError:
         return _accelerators() or most
-    except OSError as error:
-        raise RequestError(f"{path}: cannot be read: {error.strerror}") from error
+    except ForeignTextError as error:
+        raise RequestError(f"{path}: {error}; write a number of devices, or delete the file") from error
     if not text.isdecimal() or len(text) > 9:
         raise RequestError(f"{path}: '{text[:20]}' is no number of devices; write one, or delete the file")
     return int(text)

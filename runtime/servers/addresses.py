@@ -13,6 +13,8 @@ from pathlib import Path
 from planner.errors import RequestError
 from runtime.servers.private_files import make_folder, read_secret, write_aside
 
+_LARGEST = 2**12  # bytes of an address
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addresses:
@@ -27,7 +29,8 @@ class Addresses:
         if self.fixed:
             return parse_address(self.fixed[server])
         try:
-            return parse_address((self.folder / f"server-{server}.at").read_text(encoding="utf-8"))
+            with (self.folder / f"server-{server}.at").open("rb") as file:
+                return parse_address(file.read(_LARGEST).decode(errors="replace"))
         except FileNotFoundError:
             return None
 
@@ -66,8 +69,8 @@ def make_key(folder: Path) -> str:
 def parse_address(text: str) -> tuple[str, int]:
     """Host and port of HOST:PORT. Raises RequestError."""
     host, colon, port = text.strip().rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise RequestError(f"'{text.strip()}' is no address of a server; write HOST:PORT")
+    if not colon or not host or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
+        raise RequestError(f"'{text.strip():.80}' is no address of a server; write HOST:PORT")
     return host, int(port)
 
 

@@ -61,12 +61,16 @@ HOMES = {
     "plotly": ("planner.report.html",),
     "pydantic": (
         "hardware_profiles",
+        "planner.export.torch_script",
+        "planner.models.huggingface_config",
         "planner.plan",
         "planner.sharding.discover",
-        "runtime.checkpoint.manifest",
+        "runtime.breakdown",  # notes of ranks
+        "runtime.checkpoint",
         "runtime.exchange",
-        "runtime.checkpoint.opening",
+        "runtime.hang",
         "runtime.launchers.rank_table",
+        "runtime.progress",
         "runtime.recovery.copies",
         "runtime.run_folder",
     ),
@@ -82,6 +86,30 @@ HOMES = {
 
 # Packages whose distribution goes by another name.
 IMPORTED = {"pyyaml": "yaml"}
+
+# Text of others is parsed where limits are kept, and nowhere else: what others may call of these modules, and the
+# modules that may call the rest.
+PARSERS: dict[str, tuple[str, ...]] = {
+    "ast": ("unparse", "walk"),
+    "csv": ("writer",),
+    "json": ("dumps",),
+    "pickle": (),
+    "tomllib": (),
+    "yaml": (),
+}
+MAY_PARSE = {
+    "hardware_profiles.foreign": ("ast", "csv", "json", "tomllib"),
+    "hardware_profiles.intervals": ("csv",),  # a packaged table
+    "planner.export.yaml_files": ("yaml",),
+    "runtime.servers.frames": ("json",),  # limits of their own, without pydantic
+}
+VALIDATING_TEXT = ("model_validate_json", "validate_json")
+MAY_VALIDATE_TEXT = (
+    "planner.plan.file",  # text that was parsed within limits, for strictness as in JSON
+    "planner.sharding.discover",
+    "runtime.checkpoint.manifest",  # the same
+    "runtime.recovery.copies",
+)
 
 # A solver sees the problem, never the graph it came from.
 SOLVERS = "planner.search.solvers"
@@ -452,3 +480,37 @@ def test_every_form_of_unpickling_is_seen() -> None:
         "numpy.load(path, allow_pickle=False)\n"
     )
     assert sorted({line for line, _ in unpickling(tree)}) == [1, 2, 3, 4, 5, 6, 8]
+
+
+def raw_parsing(module: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Calls of a module that parse text without limits, and imports of what would."""
+    called = [
+        (node.lineno, f"{package}.{name}")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)
+        for package, name in [(node.func.value.id, node.func.attr)]
+    ]
+    for line, call in (*called, *imports(tree)):
+        package, _, name = call.partition(".")
+        if package in PARSERS and name and name not in PARSERS[package] and package not in MAY_PARSE.get(module, ()):
+            yield line, call
+        if name in VALIDATING_TEXT and not below(module, *MAY_VALIDATE_TEXT):
+            yield line, call
+
+
+def test_text_of_others_is_parsed_within_limits() -> None:
+    calls = [
+        f"{sources()[module].relative_to(ROOT)}:{line}: {call}; read it with hardware_profiles.foreign"
+        for module in sources()
+        for line, call in raw_parsing(module, syntax(module))
+    ]
+    assert calls == [], "\n".join(calls)
+
+
+@pytest.mark.parametrize(
+    "text", ["json.loads(text)", "json.load(file)", "tomllib.load(file)", "yaml.safe_load(text)", "csv.reader(file)",
+             "csv.DictReader(file)", "ast.literal_eval(text)", "adapter.validate_json(text)", "from json import loads"],
+)  # fmt: skip
+def test_a_parser_without_limits_is_seen(text: str) -> None:
+    assert list(raw_parsing("runtime.launch", ast.parse(text)))
+    assert not list(raw_parsing("runtime.launch", ast.parse("import json\njson.dumps(value)")))

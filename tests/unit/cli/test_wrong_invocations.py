@@ -176,8 +176,8 @@ CASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("fit none.json", ("none.json: cannot be read", "plan calibrate")),
     ("fit list.json", ("list.json: file: Input should be an object",)),
     ("calibrate -o .", ("--output .:", "must end in .toml")),
-    ("validate none.csv", ("cannot read none.csv", "give a CSV file")),
-    ("validate binary.json", ("UTF-8", "save it as CSV")),
+    ("validate none.csv", ("none.csv: cannot be read", "give a CSV file")),
+    ("validate binary.json", ("UTF-8", "give a CSV file")),
     (f"validate {GOOD} --where profile", ("--where 'profile'", "COLUMN=VALUE")),
     # places that cannot be written
     (f"{TINY} -q -o folder", ("folder: cannot be written", "name another place")),

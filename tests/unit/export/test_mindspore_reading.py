@@ -243,7 +243,7 @@ def layout(tensor_map: list[int], shape: list[int]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("layouts", "it is no JSON"),
+        ("layouts", "not valid JSON"),
         ([], "no 'parallel_strategy_item'"),
         (items(MatMul_w1=[[2, 0]]), "a list of numbers of pieces"),
         (items(MatMul_other=[[2, 1], [1, 4]]), "none of its names is one of the model's: other; the model has w1, w2"),

@@ -68,7 +68,7 @@ def test_a_file_that_does_not_read_is_refused_in_one_line(change: dict[str, obje
 
 
 def test_text_and_no_file_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(MeasurementsError, match=r"times\.json: file: Invalid JSON"):
+    with pytest.raises(MeasurementsError, match=r"times\.json: not valid JSON at line 1"):
         parse_measurements("not JSON", "times.json")
     with pytest.raises(MeasurementsError, match="cannot be read: No such file"):
         load_measurements(tmp_path / "nothing.json")

@@ -77,7 +77,7 @@ def paths(family: str) -> tuple[Path, Path]:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is no JSON"),
+        ("{", "not valid JSON at line 1"),
         ("{}", "'architectures' must name the class to build, .* it is None"),
         ('{"architectures": ["WhisperForAudio"]}', "WhisperForAudio is not one that is built here .* write a factory"),
         ('{"architectures": ["LlamaForCausalLM"]}', "transformers cannot read it"),
@@ -92,7 +92,7 @@ def test_configs_that_cannot_be_built(tmp_path: Path, content: str, message: str
 
 
 def test_no_such_file(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"cannot read .*none.json: No such file"):
+    with pytest.raises(ModelError, match=r"none.json: cannot be read: No such file"):
         build_model(str(tmp_path / "none.json"), dtype="float32")
 
 
@@ -224,3 +224,45 @@ def test_what_stretches_positions_is_taken_from_the_config(tmp_path: Path) -> No
     assert stretched == pytest.approx((0.1 * math.log(4) + 1) ** 2 / math.sqrt(12))
     plain = build_model(changed(tmp_path, "deepseek-v3", rope_scaling=None), dtype="float32", sequence_length=8)
     assert plain.module.model.layers[0].self_attn.scale is None
+
+
+@pytest.mark.parametrize(
+    ("family", "content", "said"),
+    [
+        ("llama", {"num_attention_heads": "four"}, "num_attention_heads: Input should be a valid integer"),
+        ("llama", {"num_attention_heads": 3, "num_key_value_heads": 3}, "is not a multiple of the 3 attention heads"),
+        ("llama", {"num_key_value_heads": 3}, "attention heads are not a multiple of the 3 key and value heads"),
+        ("llama", {"hidden_act": "sillu"}, "hidden_act: unknown activation 'sillu'; did you mean silu"),
+        ("llama", {"hidden_size": 0}, "hidden_size: Input should be greater than or equal to 1"),
+        ("llama", {"hidden_size": 10**12}, "hidden_size: Input should be less than or equal to 2147483648"),
+        ("llama", {"num_hidden_layers": 10**9}, "num_hidden_layers: Input should be less than or equal to 4096"),
+        ("llama", {"rms_norm_eps": -1e-5}, "rms_norm_eps: Input should be greater than 0"),
+        ("llama", {"tie_word_embeddings": "no"}, "tie_word_embeddings: Input should be a valid boolean"),
+        ("llama", {"model_type": "gpt2"}, "model_type 'gpt2' and architecture LlamaForCausalLM do not go together"),
+        ("llama", {"pad_token_id": "x"}, "transformers cannot read it: StrictDataclassFieldValidationError"),
+        ("llama", {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, "transformers cannot"),
+        ("gpt2", {"n_head": 5}, "is not a multiple of the 5 attention heads"),
+        ("gpt2", {"activation_function": "relu9"}, "activation_function: unknown activation 'relu9'"),
+        ("mixtral", {"num_experts_per_tok": 99}, "a token takes 99 experts"),
+        ("deepseek-v3", {"topk_group": 99}, "a token takes 99 groups"),
+        ("vit", {"image_size": [1, 2, 3]}, "image_size"),
+    ],
+)
+def test_what_no_model_can_have_is_refused_in_one_line(
+    tmp_path: Path, family: str, content: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ModelError) as caught:
+        build_model(changed(tmp_path, family, **content), dtype="float32")
+    message = str(caught.value)
+    assert said in message
+    assert "config.json" in message
+    assert "\n" not in message
+
+
+def test_a_fault_of_ours_is_not_taken_for_one_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def faulty(*_: object) -> bool:
+        raise KeyError("ours")
+
+    monkeypatch.setattr("planner.models.huggingface._has_window", faulty)
+    with pytest.raises(KeyError, match="ours"):
+        build_model(str(CONFIGS / "llama"), dtype="float32")

@@ -91,7 +91,7 @@ UNREADABLE: dict[str, tuple[Edit, tuple[str, ...]]] = {
     "negative time": (put("prediction", "step_seconds", value=-1.0), ("prediction.step_seconds",)),
     "not finite": (put("provenance", "gap", value=float("nan")), ("provenance.gap", "finite")),
     "infinite": (put("prediction", "peak_bytes", value=float("inf")), ("prediction.peak_bytes", "finite")),
-    "absurd batch": (put("training", "global_batch", value=10**30), ("training.global_batch", "2147483648")),
+    "absurd batch": (put("training", "global_batch", value=10**30), ("training.global_batch", "64 bits")),
     "absurd block": (put("groups", 1, "blocks", value=10**30), ("groups.1.blocks",)),
     "absurd length": (put("model", "sequence_length", value=10**30), ("model.sequence_length",)),
     "absurd bytes": (put("prediction", "peak_bytes", value=10**400), ("prediction.peak_bytes",)),
@@ -153,13 +153,12 @@ def test_a_truncated_file_is_refused(share: float) -> None:
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
-    binary, marked = tmp_path / "binary.json", tmp_path / "marked.json"
+    binary = tmp_path / "binary.json"
     binary.write_bytes(bytes(range(256)))
-    marked.write_bytes(b"\xef\xbb\xbf" + dump_plan(plan_named(WHOLE)).encode())
     for path, words in (
         (binary, "not UTF-8"),
-        (marked, "BOM"),
-        (tmp_path, "Is a directory"),
+        (tmp_path, "it is a directory"),
+        (Path("/dev/zero"), "it is a pipe or a device"),
         (tmp_path / "none.json", "No such file"),
         (tmp_path / "binary.json" / "x.json", "Not a directory"),
         (tmp_path / "a\0b", "null byte"),
@@ -168,6 +167,12 @@ def test_files_that_are_none(tmp_path: Path) -> None:
             load_plan(path)
         assert str(path) in str(caught.value)
         assert words in str(caught.value)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_plan(tmp_path: Path) -> None:
+    path = tmp_path / "marked.json"
+    path.write_bytes(b"\xef\xbb\xbf" + dump_plan(plan_named(WHOLE)).encode())
+    assert load_plan(path) == plan_named(WHOLE)
 
 
 SHARED = "model.layers.0.input_layernorm/rms_norm/shared"

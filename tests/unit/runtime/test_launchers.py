@@ -169,7 +169,7 @@ def test_other_forms_of_a_rank_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "is no JSON"),
+        ("{", "not valid JSON"),
         ('{"server_list": [{"device": []}]}', "server_list.0.server_id"),
         ('{"server_list": []}', "give server_list, or group_list"),
         ('{"status": "initializing"}', "its status is 'initializing'"),

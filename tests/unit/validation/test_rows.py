@@ -237,3 +237,18 @@ def test_what_is_not_modelled_is_noted(tmp_path: Path, changes: dict[str, str], 
 def test_what_cannot_be_planned_has_a_reason(tmp_path: Path, changes: dict[str, str], reason: str) -> None:
     with pytest.raises(UnsupportedError, match=reason):
         run_of(one(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"n_layers": "1e30"}, "n_layers is 1e30; runs with 1024 at most are evaluated"),
+        ({"hidden": "1e300", "n_heads": "1"}, "hidden is 1e300; runs with 1048576"),
+        ({"seq_len": "99999999999"}, "seq_len is 99999999999"),
+        ({"global_batch": "67108864", "micro_batch": "1"}, "passes of micro-batches through stages; at most 1048576"),
+        ({"n_experts": "1e18", "arch": "moe"}, "n_experts is 1e18"),
+    ],
+)
+def test_a_row_with_absurd_numbers_is_not_evaluated(tmp_path: Path, changes: dict[str, str], reason: str) -> None:
+    with pytest.raises(UnsupportedError, match=reason):
+        run_of(one(tmp_path, **changes))

@@ -1,0 +1,286 @@
+"""Files that others wrote, read within limits: whatever is in them, reading ends, takes little memory and runs nothing.
+
+    path ─ read_text ─▶ text ─ parse_json, parse_toml, parse_csv, parse_python ─▶ plain values ─ pydantic ─▶ our values
+           regular file        size, depth, number of values, duplicate keys,
+           size, UTF-8         numbers of 64 bits, no NaN
+
+Every reader of such files goes through here; `parse_yaml` (`planner.export.yaml_files`) keeps the same limits. All
+raise `ForeignTextError`, which does not name the file: whoever knows its name, and what it should be, adds that.
+"""
+
+import ast
+import csv
+import io
+import json
+import math
+import os
+import stat
+import tomllib
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from hardware_profiles.errors import HardwareProfileError
+
+_WORD = 2**63  # numbers are below that, as in 64 bits with a sign
+_POINTS = 1000  # of keys and numbers in one line of TOML: its parser takes quadratic time for a.a.a.a
+_COLUMNS = 1000
+_CELL = 2**14  # characters
+
+
+class ForeignTextError(HardwareProfileError):
+    """A file, or a text, that cannot be read: the reason and, where it is known, the line."""
+
+
+class AbsentFileError(ForeignTextError):
+    """There is no such file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Of a text: bytes; how deep values nest; values in all, with what aliases repeat. `finite`: without NaN and
+    infinity."""
+
+    size: int = 2**26
+    depth: int = 64
+    values: int = 2**22
+    finite: bool = True
+
+
+USUAL = Limits()
+SETTINGS = Limits(size=2**20, values=2**17)
+"""Of files that people write by hand: profiles, settings, scripts."""
+
+
+def read_bytes(path: str | os.PathLike[str], size: int = USUAL.size, *, follow: bool = True) -> bytes:
+    """The content of a regular file that is not larger than `size`. Pipes and devices are refused: these may never end.
+    Symbolic links are followed unless `follow` is False."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+    except FileNotFoundError as error:
+        raise AbsentFileError(f"cannot be read: {error.strerror}") from error
+    except OSError as error:
+        raise ForeignTextError(f"cannot be read: {error.strerror}") from error
+    except ValueError as error:  # a zero byte, or half a surrogate pair
+        raise ForeignTextError(f"cannot be read: its name: {error}") from error
+    try:
+        content = _regular(descriptor, size)
+    except OSError as error:
+        raise ForeignTextError(f"cannot be read: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+    if len(content) > size:
+        raise ForeignTextError(f"cannot be read: it is larger than {size} bytes, the most for such a file")
+    return content
+
+
+def _regular(descriptor: int, size: int) -> bytes:
+    """What a file has, and a byte more than `size` of what is too large."""
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        what = "it is a directory" if stat.S_ISDIR(mode) else "it is a pipe or a device, and not a regular file"
+        raise ForeignTextError(f"cannot be read: {what}")
+    with open(descriptor, "rb", closefd=False) as file:
+        return file.read(size + 1)
+
+
+def read_text(path: str | os.PathLike[str], size: int = USUAL.size, *, follow: bool = True) -> str:
+    """The text of a regular file, in UTF-8; a byte order mark is left out."""
+    return decoded(read_bytes(path, size, follow=follow))
+
+
+def decoded(content: bytes) -> str:
+    """Bytes as text."""
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ForeignTextError(f"cannot be read: it is not UTF-8 text (byte {error.start})") from error
+    if "\0" in text:
+        raise ForeignTextError(f"cannot be read: it is not text: character {text.index(chr(0))} is a zero")
+    return text
+
+
+def parse_json(text: str, limits: Limits = USUAL) -> Any:
+    """The value of a JSON text whose keys are unique."""
+    _check_size(text, limits)
+    if text.count(",") + text.count("[") + text.count("{") > limits.values:
+        raise ForeignTextError(f"it has more than {limits.values} values")
+    try:
+        found = json.loads(text, object_pairs_hook=_unique)
+    except json.JSONDecodeError as error:
+        raise ForeignTextError(f"not valid JSON at line {error.lineno}, column {error.colno} ({error.msg})") from error
+    except RecursionError as error:
+        raise _too_deep(limits) from error
+    except ValueError as error:
+        raise _said(error) from error
+    check_values(found, limits)
+    return found
+
+
+def parse_toml(text: str, limits: Limits = SETTINGS) -> dict[str, Any]:
+    """The tables of a TOML text."""
+    _check_size(text, limits)
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.count(".") > _POINTS:
+            raise ForeignTextError(f"line {number} has more than {_POINTS} points; break it up")
+    try:
+        found = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ForeignTextError(f"not a TOML file: {error}") from error
+    except RecursionError as error:
+        raise _too_deep(limits) from error
+    except ValueError as error:
+        raise _said(error) from error
+    check_values(found, limits)
+    return found
+
+
+def parse_csv(text: str, limits: Limits = USUAL) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a CSV text, each with the number of its first line; empty lines are left out."""
+    _check_size(text, limits)
+    reader, line, values = csv.reader(io.StringIO(text, newline=""), strict=True), 1, 0
+    try:
+        for cells in reader:
+            values += len(cells)
+            if len(cells) > _COLUMNS or values > limits.values:
+                raise ForeignTextError(
+                    f"line {line}: {len(cells)} cells, {values} so far; there are {_COLUMNS} columns at most, and"
+                    f" {limits.values} cells"
+                )
+            if max(map(len, cells), default=0) > _CELL:
+                raise ForeignTextError(f"line {line}: a cell has more than {_CELL} characters")
+            if cells:
+                yield line, cells
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise ForeignTextError(f"line {reader.line_num}: {error}") from error
+
+
+def parse_python(text: str, limits: Limits = SETTINGS) -> ast.Module:
+    """The syntax tree of a Python text, of which nothing is run; no deeper than what walks along it can go."""
+    _check_size(text, limits)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of strange escapes, on stderr
+            tree = ast.parse(text)
+    except SyntaxError as error:
+        where = f" at line {error.lineno}" if error.lineno else ""
+        raise ForeignTextError(f"not a Python file: {error.msg}{where}") from error
+    except (RecursionError, MemoryError) as error:
+        raise _too_deep(limits) from error
+    except ValueError as error:
+        raise _said(error) from error
+    level: list[ast.AST] = [tree]
+    for _ in range(limits.depth):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+    if level:
+        raise _too_deep(limits)
+    return tree
+
+
+def literal(node: ast.expr, limits: Limits = SETTINGS) -> Any:
+    """The value that a part of a syntax tree writes down."""
+    try:
+        found = ast.literal_eval(node)
+    except (ValueError, TypeError) as error:  # a name or a call; a list as a key
+        raise ForeignTextError(f"line {node.lineno}: {ast.unparse(node)[:80]} is no plain value") from error
+    check_values(found, limits)
+    return found
+
+
+def check_values(value: Any, limits: Limits) -> None:
+    """Raise ForeignTextError where a value nests deeper, or has more in it, than it may, or a number or a text in it is
+    none that we can hold or write."""
+    level, count = [value], 0
+    for depth in range(limits.depth + 2):
+        count += len(level)
+        if count > limits.values:
+            raise ForeignTextError(f"it has more than {limits.values} values")
+        following: list[Any] = []
+        for node in level:
+            if isinstance(node, dict):
+                following += node
+                following += node.values()
+            elif isinstance(node, list | tuple | set):
+                following += node
+            elif (fault := _fault(node, limits)) is not None:
+                raise ForeignTextError(f"{_place_of(node, value)}: {fault}")
+        level = following
+        if level and depth > limits.depth:
+            raise _too_deep(limits)
+        if not level:
+            return
+
+
+def _fault(value: Any, limits: Limits) -> str | None:
+    """Why a single value is none that we read; None where it is."""
+    if isinstance(value, int) and not -_WORD <= value < _WORD:
+        return f"the number {_short(value)} does not fit in 64 bits"
+    if isinstance(value, float) and limits.finite and not math.isfinite(value):
+        return "NaN and infinity are not read, nor numbers beyond 1.8e308; write a finite number"
+    if isinstance(value, str) and ("\0" in value or not _encodes(value)):
+        return f"the text {value[:40]!a} has a zero, or half a surrogate pair, in it; remove it"
+    return None
+
+
+def _place_of(wanted: Any, value: Any) -> str:
+    """Where a value stands in another, as in groups.3.name; of a key, where its mapping stands."""
+    waiting = [("", value)]
+    while waiting:
+        place, node = waiting.pop()
+        if node is wanted:
+            break
+        if isinstance(node, dict):
+            waiting += [(place, key) for key in node]
+        pairs = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list | tuple) else ()
+        waiting += [(f"{place}.{key!s:.80}", child) for key, child in pairs]
+    return "".join(c if c.isprintable() else "?" for c in place.removeprefix(".")) or "the file"
+
+
+def _short(value: int) -> str:
+    """A number that may have more digits than are worth writing, or than Python writes."""
+    bits = value.bit_length()
+    return str(value) if bits < 200 else f"of {bits} bits"
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.isascii() or text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ForeignTextError(f"the key {key[:80]!r} stands twice in one object; keep one of them")
+        found[key] = value
+    return found
+
+
+def _check_size(text: str, limits: Limits) -> None:
+    if len(text) > limits.size:
+        raise ForeignTextError(f"it has {len(text)} characters; {limits.size} are the most for such a file")
+
+
+def _too_deep(limits: Limits) -> ForeignTextError:
+    return ForeignTextError(f"it is nested too deeply: {limits.depth} levels are the most")
+
+
+def _said(error: ValueError) -> ForeignTextError:
+    """An error of a parser that has no place: our own, or that of a number with thousands of digits."""
+    if isinstance(error, ForeignTextError):
+        return error
+    return ForeignTextError(f"a number is too long ({str(error).partition(';')[0]})")
+
+
+def form_fault(error: ValidationError) -> str:
+    """The first place that does not have the form of a pydantic model, and how many more there are."""
+    first, count = error.errors(include_url=False)[0], error.error_count()
+    place = ".".join(str(part) for part in first["loc"]) or "the file"
+    return f"{place}: {first['msg']}{f' (and {count - 1} more)' if count > 1 else ''}"
