@@ -7,11 +7,10 @@ from costmodels import collective_time
 from hardware_profiles import Cluster
 from hardware_profiles.units import KIB, MIB
 from planner.graph.operator_graph import OperatorGraph
-from planner.nearest import divisors
 from planner.pricing.parameter_price import summed
 from planner.sharding.buckets import bucket_place, trainable_positions
 from planner.sharding.mesh import Mesh
-from planner.sharding.update import AUTO_BUCKETS, Update
+from planner.sharding.update import AUTO_BUCKETS, NO_BUCKETS, Update
 
 LATENCY_SHARE = 0.2
 """Of the time of a full bucket's all-reduce, at most this much is latency. Less would ask for buckets that hardly any
@@ -20,6 +19,8 @@ and 2 MiB on a CPU. DistributedDataParallel takes 25 MiB whatever the links."""
 
 _LARGE = 1024 * MIB  # bytes of a message of which hardly anything is latency
 _LEAST, _MOST = 64 * KIB, 256 * MIB
+_OF_MEMORY = 512
+"""A bucket is at most this part of the memory of a device."""
 
 
 def auto_bucket(mesh: Mesh, cluster: Cluster) -> int:
@@ -29,35 +30,48 @@ def auto_bucket(mesh: Mesh, cluster: Cluster) -> int:
         b    = t(2 L) / L - t(L) / L   the slope for large messages, L = 1 GiB
         S    = least power of two with t(S) - b S <= share t(S), share = `LATENCY_SHARE`
 
-    on the axis that asks for most, from 64 KiB to 256 MiB. In an alpha-beta model S is a/b (1 - share) / share, rounded
-    up: 4 times what the link carries in the time that a message takes to start.
+    on the axis that asks for most, from 64 KiB to 256 MiB or a small part of the memory of a device. In an alpha-beta
+    model S is a/b (1 - share) / share, rounded up: 4 times what the link carries in the time that a message takes to
+    start.
     """
     return max((_on_axis(axis.size, axis.stride, cluster) for axis in mesh.axes if axis.size > 1), default=_LEAST)
 
 
 def sized(update: Update, mesh: Mesh, cluster: Cluster) -> Update:
-    """The update with the size of its buckets, where that is left to the cluster."""
-    return replace(update, buckets=auto_bucket(mesh, cluster)) if update.buckets == AUTO_BUCKETS else update
+    """The update with the size of its buckets, where that is left to the cluster. Software that has buckets keeps its
+    own; where a stage has one device nothing is sent."""
+    if update.buckets != AUTO_BUCKETS:
+        return update
+    return replace(
+        update, buckets=NO_BUCKETS if cluster.software.bucket or mesh.size == 1 else auto_bucket(mesh, cluster)
+    )
 
 
-def flat_bytes(graph: OperatorGraph, update: Update, cluster: Cluster) -> float:
-    """The most that a buffer for a bucket can take, on any mesh of the cluster's devices: what a search sets aside.
+def smaller(update: Update) -> Update:
+    """The update with buckets of half the size, or with none where that is less than the least."""
+    size = update.bucket_size // 2
+    return replace(update, buckets=size if size >= _LEAST else NO_BUCKETS)
 
-    A bucket that ends at a size is no larger. One that the user composed is at most all that can be in it, uncut.
+
+def room_of(size: int) -> float:
+    """Bytes that buckets of a size may take while they travel: a flat copy, and as much that comes out of it."""
+    return 2.0 * max(size, _LEAST)
+
+
+def flat_bytes(graph: OperatorGraph, update: Update) -> float:
+    """The most that buckets on their way can take: what a search sets aside.
+
+    A bucket that ends at a size is no larger. One that the user composed is at most all that can be in it, uncut. For
+    those that are left to the search nothing is set aside: it sizes them by the room that its plans leave.
     """
-    if not update.bucketed:
-        return 0.0
-    if update.buckets == AUTO_BUCKETS:
-        lines = [(size, stride) for size in divisors(cluster.devices) for stride in divisors(cluster.devices // size)]
-        return max((_on_axis(size, stride, cluster) for size, stride in lines if size > 1), default=0)
     if update.bucket_size:
-        return update.bucket_size
+        return room_of(update.bucket_size)
     sums: Counter[object] = Counter()
     for name, position in trainable_positions(graph).items():
         place = bucket_place(name, update.buckets, position)
         if place is not None and not update.is_local(name):
             sums[place] += summed(graph.types[name], update).nbytes
-    return max(sums.values(), default=0)
+    return 2.0 * max(sums.values(), default=0)
 
 
 def _on_axis(size: int, stride: int, cluster: Cluster) -> int:
@@ -68,6 +82,7 @@ def _on_axis(size: int, stride: int, cluster: Cluster) -> int:
 
     slope = (seconds(2 * _LARGE) - seconds(_LARGE)) / _LARGE
     found = int(_LEAST)
-    while found < _MOST and seconds(found) - slope * found > LATENCY_SHARE * seconds(found):
+    most = min(_MOST, cluster.device.memory / _OF_MEMORY)
+    while 2 * found <= most and seconds(found) - slope * found > LATENCY_SHARE * seconds(found):
         found *= 2
     return found

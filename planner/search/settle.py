@@ -94,7 +94,8 @@ def settle_and_certify(
     solver = request.algorithm if request.algorithm in SOLVERS else "dynamic_programming"
     certificate, solution = _certificate(solver, found, busy, request)
     if certificate.found_seconds < busy * (1 - OPTIMALITY_TOLERANCE):
-        ranks[slowest] = _refilled(ranks[slowest], settled(found, solution))
+        assert solution.evaluation is not None
+        ranks[slowest] = _refilled(ranks[slowest], settled(found, solution), solution.evaluation.peak)
     least = min(busy, certificate.found_seconds)
     if request.certify and solver != "ilp":
         certificate, _ = _certificate("ilp", found, busy, request)
@@ -125,14 +126,14 @@ def _certificate(solver: str, found: RankProblem, busy: float, request: SearchRe
     return certificate, solution
 
 
-def _refilled(filling: RankFilling, columns: Sequence[Column]) -> RankFilling:
-    """The rank with other columns in place of its own, in the order of the model."""
+def _refilled(filling: RankFilling, columns: Sequence[Column], peak: float) -> RankFilling:
+    """The rank with other columns, of this peak by themselves, in place of its own, in the order of the model."""
     left = list(columns)
     head = left.pop(0) if filling.head is not None else None
     tail = left.pop() if filling.tail is not None else None
     twins = dict(zip(dict.fromkeys(map(id, filling.inner)), left, strict=True))
     inner = [twins[id(column)] for column in filling.inner]
-    return replace(filling, head=head, inner=tuple(inner), tail=tail)
+    return replace(filling, head=head, inner=tuple(inner), tail=tail, peak=peak + filling.beside)
 
 
 def rank_problem(chain: Chain, setting: Setting, rank: int, filling: RankFilling, state: State) -> RankProblem:

@@ -202,7 +202,7 @@ def test_updates_are_priced_alike(update: Update, model: str, mesh: tuple[int, .
             assert all(seconds >= -1e-15 for seconds in cost.beyond.values())
             assert math.fsum(cost.beyond.values()) > 0
             largest = max(column.amounts.transient for column in columns)
-            limit = flat_bytes(bound.graph, case.chain.tables.update, case.cluster)
+            limit = flat_bytes(bound.graph, case.chain.tables.update)
             assert -TOLERANCE <= cost.memory["transient"] - largest <= limit * (1 + TOLERANCE)
             cost.memory["transient"] = largest
             check_bytes(case, state, ranks, rank, cost, str(update))
