@@ -19,8 +19,6 @@ and 2 MiB on a CPU. DistributedDataParallel takes 25 MiB whatever the links."""
 
 _LARGE = 1024 * MIB  # bytes of a message of which hardly anything is latency
 _LEAST, _MOST = 64 * KIB, 256 * MIB
-_OF_MEMORY = 512
-"""A bucket is at most this part of the memory of a device."""
 
 
 def auto_bucket(mesh: Mesh, cluster: Cluster) -> int:
@@ -30,9 +28,8 @@ def auto_bucket(mesh: Mesh, cluster: Cluster) -> int:
         b    = t(2 L) / L - t(L) / L   the slope for large messages, L = 1 GiB
         S    = least power of two with t(S) - b S <= share t(S), share = `LATENCY_SHARE`
 
-    on the axis that asks for most, from 64 KiB to 256 MiB or a small part of the memory of a device. In an alpha-beta
-    model S is a/b (1 - share) / share, rounded up: 4 times what the link carries in the time that a message takes to
-    start.
+    on the axis that asks for most, from 64 KiB to 256 MiB. In an alpha-beta model S is a/b (1 - share) / share, rounded
+    up: 4 times what the link carries in the time that a message takes to start.
     """
     return max((_on_axis(axis.size, axis.stride, cluster) for axis in mesh.axes if axis.size > 1), default=_LEAST)
 
@@ -82,7 +79,6 @@ def _on_axis(size: int, stride: int, cluster: Cluster) -> int:
 
     slope = (seconds(2 * _LARGE) - seconds(_LARGE)) / _LARGE
     found = int(_LEAST)
-    most = min(_MOST, cluster.device.memory / _OF_MEMORY)
-    while 2 * found <= most and seconds(found) - slope * found > LATENCY_SHARE * seconds(found):
+    while found < _MOST and seconds(found) - slope * found > LATENCY_SHARE * seconds(found):
         found *= 2
     return found
