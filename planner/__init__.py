@@ -15,7 +15,7 @@ What it is for, from Python:
     planner.shard(pattern, strategy)                         a strategy decided by hand, for `search(shards=...)`
     planner.discover(graph) -> OperatorGraph                 rules by trial where there are none; `search` does it
     planner.Pinned(tensor=8, pipeline=4, ...)                degrees decided by hand, for `search(pinned=...)`
-    planner.Update(clip_norm=1.0, buckets="auto", ...)       what becomes of gradients, for `search(update=...)`
+    planner.Update(clip_norm=1.0, ...)                       what becomes of gradients, for `search(update=...)`
     planner.save_plan(plan, path), planner.load_plan(path)   plan files, as the command line and the runtime read them
     planner.PlannerError                                     what is raised on purpose; one that says what to do instead
 """

@@ -91,7 +91,10 @@ def _sizes(shapes: Sequence[torch.Size]) -> list[int]:
 
 
 def _in_rows(cut: Pieces, rows: int) -> torch.Tensor:
-    """Tensors whose first dim says to whom a part goes, side by side: one row for each process."""
+    """Tensors whose first dim says to whom a part goes, side by side: one row for each process. A lone one is not
+    copied where it lies in memory like that."""
+    if len(cut) == 1:
+        return cut[0].reshape(rows, -1)
     sizes = [one[0].numel() for one in cut]
     flat = cut[0].new_empty((rows, sum(sizes)))
     for place, one in zip(torch.split(flat, sizes, dim=1), cut, strict=True):

@@ -7,8 +7,10 @@ last of its gradients has arrived, in the backward pass of the last micro-batch:
     reduce          bucket 0 ............  bucket 1 ........  bucket 2 .. | wait for all
 
 Buckets start in their order, the same on every rank, on process groups of their own: what the backward pass sends
-meanwhile cannot get between them. Only a step that was announced (`begin`) starts early; gradients that are looked at
-between micro-batches, or checked before the update, stay where they are until `finish`.
+meanwhile cannot get between them. One is under way at a time, so that what it was sent from is free when the next is
+filled; those that would take too much memory wait for the end of the pass. Only a step that was announced (`begin`)
+starts early; gradients that are looked at between micro-batches, or checked before the update, stay where they are
+until `finish`.
 """
 
 from collections.abc import Mapping
@@ -16,7 +18,7 @@ from collections.abc import Mapping
 import torch
 
 from planner.plan.bind import BoundPlan
-from planner.plan.once import reduction_buckets
+from planner.plan.once import reduction_starts
 from runtime.collectives import all_reduce
 from runtime.device_mesh import RankMesh, axis_lines
 from runtime.flight import Flight
@@ -38,7 +40,8 @@ class Reduction:
         self._parameters, self._place = parameters, place
         turns = bound.plan.training.turns * bound.plan.slices
         self._expected = {name: turns * arrivals.get(name, 0) for name in parameters}
-        self.buckets = reduction_buckets(bound, parameters.keys())
+        starts = reduction_starts(bound, parameters.keys())
+        self.buckets, self._early = starts.buckets, starts.early
         self._groups = axis_lines(place, "gradients") if bound.plan.training.update.bucketed else place.groups
         self._flights: list[Flight] = []
         self._waiting: dict[str, int] = {}
@@ -85,10 +88,12 @@ class Reduction:
         self._waiting[name] -= 1
         if name in self._bucket_of and self._waiting[name] == 0:
             self._missing[self._bucket_of[name]] -= 1
-        while len(self._flights) < len(self.buckets) and self._missing[len(self._flights)] == 0:
+        while len(self._flights) < self._early and self._missing[len(self._flights)] == 0:
             self._launch()
 
     def _launch(self) -> None:
+        if self._flights:
+            self._flights[-1].land()
         bucket = self.buckets[len(self._flights)]
         members = [self._parameters[name] for name in bucket.names]
         pieces = [member.local_gradient() for member in members]

@@ -304,10 +304,10 @@ class Options:
         _word(
             GRADIENTS,
             "WORD|SIZE|LIST",
-            "Gradients, and new weights, that are sent as one message: none, auto (a size that suits the links), a size"
-            " as in 25MiB, 20,35 (parameters 0 to 19, 20 to 34, the rest), or '*attn*=0,*mlp*=1' (equal numbers"
-            " together).",
-            "none",
+            "Gradients, and new weights, that are sent as one message: auto (a size that suits the links, or none where"
+            " that is no slower), none, a size as in 25MiB, 20,35 (parameters 0 to 19, 20 to 34, the rest), or"
+            " '*attn*=0,*mlp*=1' (equal numbers together).",
+            "auto",
         ),
     ] = None
     gathers: Annotated[

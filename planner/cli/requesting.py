@@ -169,7 +169,7 @@ def update_of(options: Options) -> "Update":
         master_weights=options.master_weights is not False,
         clip_norm=options.clip_norm,
         broadcast=options.broadcast,
-        buckets=parse_buckets(options.buckets or "none"),
+        buckets=parse_buckets(options.buckets or "auto"),
         gathers=options.gathers or "each",
         local_parameters=tuple(options.local_parameters or ()),
         placed=parse_places(options.place or ()),

@@ -24,7 +24,7 @@ from planner.export.description import Description, ExportError
 from planner.export.settings import Settings
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
 from planner.export.yaml_files import settings_of, yaml_text
-from planner.sharding.update import Update
+from planner.sharding.update import NO_BUCKETS, PLAIN, Update
 
 _PRECISIONS = {"bf16": "bf16", "fp32": "no"}
 _OPTIMIZERS = {"adamw": "adamw_torch", "sgd": "sgd"}
@@ -166,7 +166,7 @@ def read(text: str, facts: Facts) -> Reading:
     settings, options, notes = settings_of(text), options_in(facts.beside), list[str]()
     description = common.normalised(_read(settings, options, facts, notes))
     clip = options.number("max_grad_norm", 1.0)
-    update = Update(clip_norm=clip or None) if facts.beside else Update()
+    update = Update(buckets=NO_BUCKETS, clip_norm=clip or None) if facts.beside else PLAIN
     _pass_over(settings)
     return Reading(
         description=replace(description, update=update),

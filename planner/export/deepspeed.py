@@ -24,7 +24,7 @@ from planner.export import common
 from planner.export.description import Description, ExportError, data_of, stages_of
 from planner.export.settings import Settings
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
-from planner.sharding.update import Update
+from planner.sharding.update import NO_BUCKETS, Update
 
 _OPTIMIZERS = {"adamw": "AdamW", "lamb": "Lamb", "sgd": "SGD"}
 _SECTIONS = ("zero_optimization", "tensor_parallel", "pipeline", "data_types")
@@ -266,7 +266,7 @@ def _read_update(settings: Settings, d: Description) -> Update:
         dtype = "parameter"
     else:
         dtype = "fp32" if d.zero > 1 and messages == "fp32" else "mixed"
-    update = Update(clip_norm=clip or None, gradient_dtype=dtype)
+    update = Update(buckets=NO_BUCKETS, clip_norm=clip or None, gradient_dtype=dtype)
     elements = settings.value("zero_optimization.reduce_bucket_size")
     if type(elements) is not int:
         return update

@@ -33,7 +33,7 @@ from planner.export.description import (
 )
 from planner.export.shell import torchrun_script
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
-from planner.sharding.update import Update
+from planner.sharding.update import NO_BUCKETS, Update
 
 OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}
 _SHARDING = {0: "no_shard", 1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
@@ -471,7 +471,7 @@ def _read_update(options: Options, d: Description) -> Update:
     wide = options.flag("accumulate-allreduce-grads-in-fp32")
     clip = options.number("clip-grad", 1.0)
     in_16_bits = d.precision != "fp32" and (narrow or (d.precision == "fp16" and not wide))
-    update = Update(gradient_dtype="parameter" if in_16_bits else _wide(d), clip_norm=clip or None)
+    update = Update(buckets=NO_BUCKETS, gradient_dtype="parameter" if in_16_bits else _wide(d), clip_norm=clip or None)
     elements = options.integer("ddp-bucket-size")
     overlapped = options.flag("overlap-grad-reduce")
     if not elements or not overlapped:

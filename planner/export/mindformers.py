@@ -32,7 +32,7 @@ from planner.export.description import Description, ExportError, Kept, schedule_
 from planner.export.settings import Settings
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
 from planner.export.yaml_files import settings_of, yaml_text
-from planner.sharding.update import Update
+from planner.sharding.update import NO_BUCKETS, Update
 
 _SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b", "seqpipe")
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -450,7 +450,7 @@ def _read_optimizer(settings: Settings) -> str:
 def _read_update(settings: Settings, d: Description) -> Update:
     clip = settings.number("runner_wrapper.max_grad_norm", 1.0)
     clips = settings.truth("runner_wrapper.use_clip_grad")
-    return Update(gradient_dtype=_wide(d), clip_norm=clip if clips else None)
+    return Update(buckets=NO_BUCKETS, gradient_dtype=_wide(d), clip_norm=clip if clips else None)
 
 
 MINDFORMERS = Target(

@@ -27,7 +27,7 @@ from planner.export.description import Description, ExportError, Kept
 from planner.export.settings import LARGEST
 from planner.export.shell import torchrun_script
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
-from planner.sharding.update import Update
+from planner.sharding.update import NO_BUCKETS, Update
 
 _Schedule = Literal["1f1b", "gpipe", "interleaved_1f1b"]
 _SCHEDULES = get_args(_Schedule)
@@ -219,7 +219,10 @@ def _description(found: _Constants) -> Description:
         sequence_length=found.SEQUENCE,
     )
     wide = description.zero > 1 and description.precision != "fp32" and found.REDUCED_IN == "fp32"
-    return replace(description, update=Update(clip_norm=found.CLIP_NORM, gradient_dtype="fp32" if wide else "mixed"))
+    return replace(
+        description,
+        update=Update(buckets=NO_BUCKETS, clip_norm=found.CLIP_NORM, gradient_dtype="fp32" if wide else "mixed"),
+    )
 
 
 TORCH = Target(

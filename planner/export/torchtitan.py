@@ -29,7 +29,7 @@ from planner.export.settings import Settings
 from planner.export.shell import torchrun_script
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
 from planner.export.toml import toml_text
-from planner.sharding.update import Update
+from planner.sharding.update import NO_BUCKETS, Update
 
 _SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved_1f1b": "Interleaved1F1B"}
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
@@ -367,6 +367,7 @@ def _read_update(settings: Settings, d: Description) -> Update:
     clip = settings.number("training.max_norm", 1.0)
     plain = _plainly_bf16(d)
     return Update(
+        buckets=NO_BUCKETS,
         clip_norm=None if math.isinf(clip) or clip <= 0 else clip,
         master_weights=not plain,
         gradient_dtype=_gradient_dtype(d, plain),

@@ -9,17 +9,28 @@ itself, the most that it can take. `OnceCost` has what is missing to what is sen
 the same, a few messages of some bytes, and are left out of the sum for that.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from costmodels import collective_time
 from hardware_profiles import Cluster, Machine, links_of_all
 from planner.plan.bind import BoundPlan, stage_of_operators
 from planner.pricing import Pricers
+from planner.pricing.bucket_size import room_of
 from planner.pricing.message import Message, message_seconds
 from planner.pricing.parameter_price import summed
-from planner.sharding.buckets import Bucket, Traveller, arrival_order, in_buckets, trainable_positions, traveller
+from planner.sharding.buckets import (
+    Bucket,
+    Starts,
+    Traveller,
+    arrival_order,
+    in_buckets,
+    in_room,
+    trainable_positions,
+    traveller,
+)
 from planner.sharding.update import NO_BUCKETS
 
 NORM_BYTES = 4.0
@@ -28,7 +39,7 @@ NORM_BYTES = 4.0
 
 @dataclass(kw_only=True)
 class OnceCost:
-    """Seconds beyond the additive ones and messages, by the part of the time; bytes of the largest flat buffer."""
+    """Seconds beyond the additive ones and messages, by the part of the time; bytes that buckets take on their way."""
 
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     messages: Counter[tuple[str, Message]] = field(default_factory=Counter)
@@ -42,13 +53,13 @@ class OnceCost:
 def once_of(bound: BoundPlan, held: Collection[str], cluster: Cluster, pricers: Pricers, machine: Machine) -> OnceCost:
     """What a pipeline rank on a cluster that holds these parameters sends once a step; other ranks may be on others of
     the `machine`."""
-    cost = OnceCost()
+    starts, gathered = reduction_starts(bound, held), gathering_buckets(bound, held)
+    cost = OnceCost(flat=max((starts.room, *(bucket.flat for bucket in gathered))))
     for part, buckets, pricer in (
-        ("gradient reduction", reduction_buckets(bound, held), pricers.sums),
-        ("weight gathering", gathering_buckets(bound, held), pricers.updated),
+        ("gradient reduction", starts.buckets, pricers.sums),
+        ("weight gathering", gathered, pricers.updated),
     ):
         for bucket in buckets:
-            cost.flat = max(cost.flat, bucket.flat)
             for number, ((kind, axis), nbytes) in enumerate(zip(bucket.moves, bucket.nbytes, strict=True)):
                 message = Message(kind=kind, axis=axis, nbytes=nbytes)
                 whole = pricer.exposed * message_seconds(message, bound.plan.mesh, cluster)
@@ -59,14 +70,22 @@ def once_of(bound: BoundPlan, held: Collection[str], cluster: Cluster, pricers: 
     return cost
 
 
-def reduction_buckets(bound: BoundPlan, held: Collection[str]) -> tuple[Bucket, ...]:
-    """Buckets of the gradients of a rank that holds these parameters, in the order in which they are full."""
-    return _buckets(bound, held, gradients=True)
+def reduction_starts(bound: BoundPlan, held: Collection[str]) -> Starts:
+    """Buckets of the gradients of a rank that holds these parameters, and which of them start in its backward pass.
+    Those that the user composed have all the room that they need."""
+    size = bound.plan.training.update.bucket_size
+    return in_room(_buckets(bound, held, gradients=True), bound.plan.mesh, room_of(size) if size else math.inf)
 
 
 def gathering_buckets(bound: BoundPlan, held: Collection[str]) -> tuple[Bucket, ...]:
-    """Buckets of the new weights, in the same order of parameters."""
+    """Buckets of the new weights, in the order in which gradients arrive."""
     return _buckets(bound, held, gradients=False)
+
+
+def shares_buckets(bound: BoundPlan) -> bool:
+    """Whether any two parameters go together."""
+    buckets = (*_buckets(bound, bound.parameters, gradients=True), *gathering_buckets(bound, bound.parameters))
+    return any(len(bucket.members) > 1 for bucket in buckets)
 
 
 def _buckets(bound: BoundPlan, held: Collection[str], *, gradients: bool) -> tuple[Bucket, ...]:
@@ -74,17 +93,22 @@ def _buckets(bound: BoundPlan, held: Collection[str], *, gradients: bool) -> tup
     if update.buckets == NO_BUCKETS:
         return ()
     wanted = [n for n in arrival_order(bound.graph) if n in held and n in bound.graph.consumers]
-    travellers = [_traveller(bound, name, gradients) for name in wanted if not update.is_local(name)]
+    ways: dict[object, Traveller] = {}
+    travellers = [_traveller(bound, name, gradients, ways) for name in wanted if not update.is_local(name)]
     positions = trainable_positions(bound.graph)
     return in_buckets(travellers, update.buckets, positions, shared_parameters(bound) if gradients else frozenset())
 
 
-def _traveller(bound: BoundPlan, name: str, gradients: bool) -> Traveller:
+def _traveller(bound: BoundPlan, name: str, gradients: bool, known: dict[object, Traveller]) -> Traveller:
+    """A parameter on its way, which others of its kind share: the blocks of a model."""
     stored, tensor, mesh = bound.parameters[name], bound.graph.types[name], bound.plan.mesh
     if gradients:
         tensor = summed(tensor, bound.plan.training.update)
     way = (stored.gradient, stored.state) if gradients else (stored.state, stored.weight)
-    return traveller(name, tensor.shape, tensor.dtype, tensor.element_bytes, mesh, *way)
+    kind = (tensor, way)
+    if kind not in known:
+        known[kind] = traveller(name, tensor.shape, tensor.dtype, tensor.element_bytes, mesh, *way)
+    return replace(known[kind], name=name)
 
 
 def shared_parameters(bound: BoundPlan) -> frozenset[str]:

@@ -7,11 +7,10 @@ from costmodels import collective_time
 from hardware_profiles import Cluster
 from hardware_profiles.units import KIB, MIB
 from planner.graph.operator_graph import OperatorGraph
-from planner.nearest import divisors
 from planner.pricing.parameter_price import summed
 from planner.sharding.buckets import bucket_place, trainable_positions
 from planner.sharding.mesh import Mesh
-from planner.sharding.update import AUTO_BUCKETS, Update
+from planner.sharding.update import AUTO_BUCKETS, NO_BUCKETS, Update
 
 LATENCY_SHARE = 0.2
 """Of the time of a full bucket's all-reduce, at most this much is latency. Less would ask for buckets that hardly any
@@ -36,28 +35,40 @@ def auto_bucket(mesh: Mesh, cluster: Cluster) -> int:
 
 
 def sized(update: Update, mesh: Mesh, cluster: Cluster) -> Update:
-    """The update with the size of its buckets, where that is left to the cluster."""
-    return replace(update, buckets=auto_bucket(mesh, cluster)) if update.buckets == AUTO_BUCKETS else update
+    """The update with the size of its buckets, where that is left to the cluster. Software that has buckets keeps its
+    own; where a stage has one device nothing is sent."""
+    if update.buckets != AUTO_BUCKETS:
+        return update
+    return replace(
+        update, buckets=NO_BUCKETS if cluster.software.bucket or mesh.size == 1 else auto_bucket(mesh, cluster)
+    )
 
 
-def flat_bytes(graph: OperatorGraph, update: Update, cluster: Cluster) -> float:
-    """The most that a buffer for a bucket can take, on any mesh of the cluster's devices: what a search sets aside.
+def smaller(update: Update) -> Update:
+    """The update with buckets of half the size, or with none where that is less than the least."""
+    size = update.bucket_size // 2
+    return replace(update, buckets=size if size >= _LEAST else NO_BUCKETS)
 
-    A bucket that ends at a size is no larger. One that the user composed is at most all that can be in it, uncut.
+
+def room_of(size: int) -> float:
+    """Bytes that buckets of a size may take while they travel: a flat copy, and as much that comes out of it."""
+    return 2.0 * max(size, _LEAST)
+
+
+def flat_bytes(graph: OperatorGraph, update: Update) -> float:
+    """The most that buckets on their way can take: what a search sets aside.
+
+    A bucket that ends at a size is no larger. One that the user composed is at most all that can be in it, uncut. For
+    those that are left to the search nothing is set aside: it sizes them by the room that its plans leave.
     """
-    if not update.bucketed:
-        return 0.0
-    if update.buckets == AUTO_BUCKETS:
-        lines = [(size, stride) for size in divisors(cluster.devices) for stride in divisors(cluster.devices // size)]
-        return max((_on_axis(size, stride, cluster) for size, stride in lines if size > 1), default=0)
     if update.bucket_size:
-        return update.bucket_size
+        return room_of(update.bucket_size)
     sums: Counter[object] = Counter()
     for name, position in trainable_positions(graph).items():
         place = bucket_place(name, update.buckets, position)
         if place is not None and not update.is_local(name):
             sums[place] += summed(graph.types[name], update).nbytes
-    return max(sums.values(), default=0)
+    return 2.0 * max(sums.values(), default=0)
 
 
 def _on_axis(size: int, stride: int, cluster: Cluster) -> int:

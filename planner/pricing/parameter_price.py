@@ -15,8 +15,7 @@ cuts the weight too and gathers it at every use; both are priced with the use. S
 all-reduce of the full copy stands for.
 
 What is reduced and gathered in buckets is priced at a share of a full one, which is the least that it can take; what
-the buckets of a plan really take, `planner.plan.once` says. Buckets start while others still fill, so that what comes
-out of their first collective is there beside the gradients.
+the buckets of a plan really take, `planner.plan.once` says.
 """
 
 import math
@@ -31,8 +30,6 @@ from hardware_profiles import Cluster, Home, Software
 from planner.graph.operator_graph import TensorType
 from planner.pricing.redistribution_price import Pricers
 from planner.sharding.layout import PARTIAL, REPLICATE, local_fraction
-from planner.sharding.mesh import Mesh
-from planner.sharding.redistribute import COLLECTIVES, redistribution
 from planner.sharding.stored import StoredParameter
 from planner.sharding.update import PLAIN, Update
 
@@ -130,7 +127,6 @@ def price_parameter(
     own = (tensor.element_bytes == _FP32 or not update.master_weights) and not software.offloaded
     copies = np.where(apart, 1.0, pricers.parameters.pairs(tensor, weights, states).sends) if own else zeros
     added = gradient * (tensor.element_bytes + 2 * accumulated.element_bytes)
-    landing = _landing(accumulated, stored, mesh) if update.bucketed and not local else zeros
     device = cluster.device
     kept = state * (per.state + tensor.element_bytes * copies)
     updated = np.asarray(optimizer_time(state, precision, optimizer, device, update.variant))
@@ -143,7 +139,7 @@ def price_parameter(
         update=updated,
         gather=pricers.updated.pairs(tensor, states, weights).seconds,
         weight=np.where(apart, 0.0, weight),
-        gradient=gradient * per.gradient + landing,
+        gradient=gradient * per.gradient,
         state=np.where(away, 0.0, kept),
         parked=np.where(away, kept, 0.0),
         fetch=fetch,
@@ -189,17 +185,6 @@ def summed(tensor: TensorType, update: Update) -> TensorType:
 def reduced(tensor: TensorType, update: Update) -> TensorType:
     """A parameter as the gradient of one use is reduced in its micro-batch."""
     return replace(tensor, dtype=update.reduced_in(tensor.dtype))
-
-
-def _landing(tensor: TensorType, stored: Sequence[StoredParameter], mesh: Mesh) -> Array:
-    """Bytes that come out of the first collective of a gradient in a bucket; an all-reduce needs none."""
-    found = []
-    for one in stored:
-        steps = redistribution(tensor.shape, mesh, one.gradient, one.state)
-        first = next((s for s in steps if s.kind in COLLECTIVES and mesh.sizes[s.axis] > 1), None)
-        share = 0.0 if first is None or first.kind == "all_reduce" else first.fraction
-        found.append(share / mesh.sizes[first.axis] if first is not None and first.kind == "reduce_scatter" else share)
-    return np.array(found) * tensor.nbytes
 
 
 def _pieces(stored: StoredParameter, sizes: Sequence[int]) -> int:

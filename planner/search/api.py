@@ -29,7 +29,7 @@ from planner.search.search import Progress, SearchResult
 from planner.search.space import FREE, Pinned
 from planner.sharding.discover import discover
 from planner.sharding.fixed_batch import batch_fault
-from planner.sharding.update import PLAIN, Update
+from planner.sharding.update import DEFAULT, Update
 
 SAMPLES_PER_DEVICE = 4
 """Of the global batch where none is given."""
@@ -47,7 +47,7 @@ def search(
     global_batch: int | None = None,
     precision: str = "bf16",
     optimizer: str = "adamw",
-    update: Update = PLAIN,
+    update: Update = DEFAULT,
     placing: Placing = "fit",
     imbalance: float = EVEN,
     algorithm: str = "dynamic_programming",
@@ -74,7 +74,8 @@ def search(
         batch: samples in the example inputs; needed for an OperatorGraph.
         sequence_length: tokens per sample of a zoo model.
         global_batch: samples of an optimizer step; 4 per device where not given.
-        update: what becomes of gradients: how they are added up, reduced and clipped; see `planner.Update`.
+        update: what becomes of gradients: how they are added up, reduced (in buckets where nothing is said) and
+            clipped; see `planner.Update`.
         placing: "fit" moves tables of embeddings to the host where nothing fits otherwise and the model is mostly
             tables, "auto" where that is better, "given" none but those that `update` places.
         imbalance: rows of the device with the most of them over the average, where experts are divided among devices;

@@ -109,7 +109,7 @@ class Engine:
 
     def buffers(self, group: Cluster) -> float:
         """Bytes that are set aside for what the software and messages need."""
-        return group.software.buffers + flat_bytes(self.request.graph, self.request.update, group)
+        return group.software.buffers + flat_bytes(self.request.graph, self.request.update)
 
     def limit_bytes(self, group: Cluster) -> float:
         """The most that a plan may be predicted to need on a device."""

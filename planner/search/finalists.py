@@ -8,15 +8,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from hardware_profiles import Machine
 from planner.errors import InfeasibleError, LimitError
 from planner.graph.operator_graph import OperatorGraph
 from planner.limits import reached
 from planner.plan.bind import BoundPlan, bind_prepared
 from planner.plan.machine import cluster_reference, placed
+from planner.plan.once import shares_buckets
 from planner.plan.parked import parked_fault
 from planner.plan.plan import PLANNER_VERSION, Plan, Prediction, Provenance, Training
 from planner.plan.predict import predict
 from planner.plan.step import AHEAD
+from planner.pricing.bucket_size import room_of, smaller
 from planner.search.assemble import assembly, groups_of, input_layouts, stages_of
 from planner.search.contenders import Contender
 from planner.search.engine import Engine
@@ -27,6 +30,7 @@ from planner.search.settle import Certificate, settle_and_certify
 from planner.search.space import Configuration
 from planner.sharding.discover import written_rules
 from planner.sharding.rescale import rescale_batch
+from planner.sharding.update import AUTO_BUCKETS, NO_BUCKETS, Update
 
 OPTIMAL = 1e-9
 """Within this of the bound, relatively, a result counts as optimal."""
@@ -121,7 +125,17 @@ class Finalists:
                 f"{self.request.model.reference} does not fit beside the devices: {faults[0]}; take --offload"
                 " optimizer:disk, or more devices"
             )
-        return tuple(ranked for ranked, fault in zip(fitting, faults, strict=True) if fault is None)[:top]
+        storable = [ranked for ranked, fault in zip(fitting, faults, strict=True) if fault is None]
+        return tuple(self._plain_if_nothing_goes_together(ranked) for ranked in storable[:top])
+
+    def _plain_if_nothing_goes_together(self, ranked: Ranked) -> Ranked:
+        """A result without buckets where these were left to the search, and would have one member each."""
+        update = ranked.plan.training.update
+        if self.request.update.buckets != AUTO_BUCKETS or not update.bucketed or shares_buckets(ranked.bound):
+            return ranked
+        plain = replace(ranked.plan.training, update=replace(update, buckets=NO_BUCKETS))
+        bound = replace(ranked.bound, plan=replace(ranked.plan, training=plain))
+        return replace(ranked, bound=self._predicted(bound, self.engine.machine(ranked.configuration)))
 
     def _limits(self, configuration: Configuration) -> tuple[float, ...]:
         """The most bytes that a device of each pipeline rank may be predicted to need."""
@@ -150,8 +164,11 @@ class Finalists:
         if ranks != found.outcome.ranks:
             settled = self._priced(found, ranks)
             prediction = settled.plan.prediction
-            # settled, another block's interior may be the largest; less per step may not make up for more per part
-            if self._fits(configuration, prediction) and prediction.objective_seconds < found.objective:
+            # settled, another block's interior may be the largest; less per step may not make up for more per part, and
+            # is not told from messages in smaller buckets than those that the objective assumes
+            smaller_buckets = settled.plan.training.update != found.lineup.chain.tables.update
+            faster = smaller_buckets or prediction.objective_seconds < found.objective
+            if self._fits(configuration, prediction) and faster:
                 priced = settled
                 certificate = None if certificate is None else replace(certificate, busy_seconds=busy)
         if priced is None:
@@ -176,7 +193,7 @@ class Finalists:
                 micro_batches=configuration.micro_batches,
                 precision=request.precision,
                 optimizer=request.optimizer,
-                update=chain.tables.update,
+                update=self._update(chain.tables.update, configuration, ranks),
                 imbalance=request.imbalance,
             ),
             cluster=cluster_reference(machine),
@@ -190,8 +207,22 @@ class Finalists:
             prediction=Prediction.unknown(),
             provenance=Provenance(planner=PLANNER_VERSION, search=request.algorithm, status="feasible", gap=0.0),
         )
-        bound_plan = bind_prepared(plan, self._whole(plan.training.part), blocks)
-        prediction = predict(bound_plan, machine)
+        return self._predicted(bind_prepared(plan, self._whole(plan.training.part), blocks), machine)
+
+    def _update(self, update: Update, configuration: Configuration, ranks: tuple[RankFilling, ...]) -> Update:
+        """What becomes of gradients, in buckets for which the fullest rank has room where their size was left to the
+        search."""
+        if self.request.update.buckets != AUTO_BUCKETS:
+            return update
+        capacities = (self.engine.capacities[self.engine.group_of(configuration, rank)] for rank in range(len(ranks)))
+        room = min(capacity - rank.peak for capacity, rank in zip(capacities, ranks, strict=True))
+        while update.bucketed and room_of(update.bucket_size) > room:
+            update = smaller(update)
+        return update
+
+    def _predicted(self, bound_plan: BoundPlan, machine: Machine) -> BoundPlan:
+        """A plan with what is predicted and proved of it."""
+        plan, prediction = bound_plan.plan, predict(bound_plan, machine)
         gap = max(0.0, 1 - self.bound / prediction.objective_seconds)
         provenance = replace(
             plan.provenance,

@@ -14,7 +14,7 @@ from planner.search.offload import NOTHING
 from planner.search.space import FREE, Pinned
 from planner.sharding.layout import Layout
 from planner.sharding.stored import offload_fault
-from planner.sharding.update import PLAIN, Update, update_fault
+from planner.sharding.update import DEFAULT, Update, update_fault
 
 ALGORITHMS = ("dynamic_programming", "recursive_programming", "sharding_propagation", "ilp", "exhaustive")
 """Searches that can be asked for; `exhaustive` is the oracle, for the smallest models."""
@@ -86,7 +86,7 @@ class SearchRequest:
     global_batch: int
     precision: str = "bf16"
     optimizer: str = "adamw"
-    update: Update = PLAIN
+    update: Update = DEFAULT
     placing: Placing = "given"
     imbalance: float = EVEN
     algorithm: str = "dynamic_programming"

@@ -99,7 +99,8 @@ def settle_and_certify(
     if answer is not None:
         least = min(busy, answer[0].found_seconds)
         if answer[0].found_seconds < busy * (1 - OPTIMALITY_TOLERANCE):
-            ranks[slowest] = _refilled(ranks[slowest], settled(found, answer[1]))
+            assert answer[1].evaluation is not None
+            ranks[slowest] = _refilled(ranks[slowest], settled(found, answer[1]), answer[1].evaluation.peak)
     if request.certify and solver != "ilp":
         answer = _certificate("ilp", found, busy, request)
     wanted = request.certify or solver != "dynamic_programming"
@@ -141,14 +142,14 @@ def _certificate(
     return certificate, solution
 
 
-def _refilled(filling: RankFilling, columns: Sequence[Column]) -> RankFilling:
-    """The rank with other columns in place of its own, in the order of the model."""
+def _refilled(filling: RankFilling, columns: Sequence[Column], peak: float) -> RankFilling:
+    """The rank with other columns, of this peak by themselves, in place of its own, in the order of the model."""
     left = list(columns)
     head = left.pop(0) if filling.head is not None else None
     tail = left.pop() if filling.tail is not None else None
     twins = dict(zip(dict.fromkeys(map(id, filling.inner)), left, strict=True))
     inner = [twins[id(column)] for column in filling.inner]
-    return replace(filling, head=head, inner=tuple(inner), tail=tail)
+    return replace(filling, head=head, inner=tuple(inner), tail=tail, peak=peak + filling.beside)
 
 
 def rank_problem(chain: Chain, setting: Setting, rank: int, filling: RankFilling, state: State) -> RankProblem:

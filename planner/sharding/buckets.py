@@ -7,6 +7,10 @@
 The members of a bucket take the same collectives on the same axes, in the same dtype. Each collective is then one
 message, which has in it what each member would have sent. Who is with whom is decided here, for all who price and
 execute plans, and is the same on every rank of a stage. One pass over the parameters.
+
+Buckets start in the backward pass, one at a time: the one before has arrived by then, and what was reduced is smaller
+than what was added up. A bucket takes a flat copy of its members and what comes out of its first collective. `in_room`
+lets it start early only where there is room for that, so that buckets cost no memory that grows with the model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,6 +66,32 @@ class Bucket:
         """Bytes of the largest message, which has a buffer of its own where there are several members."""
         return max(self.nbytes, default=0.0) if len(self.members) > 1 else 0.0
 
+    def comes(self, mesh: Mesh) -> float:
+        """Bytes that come out of its first collective in memory of their own; an all-reduce needs none."""
+        (kind, axis), nbytes = self.moves[0], self.nbytes[0]
+        return {"all_reduce": 0.0, "reduce_scatter": nbytes / mesh.sizes[axis]}.get(kind, nbytes)
+
+    def takes(self, mesh: Mesh) -> float:
+        """Bytes that its first collective takes beside its members: a flat copy of them, unless a lone one lies in
+        memory as it is sent, and what comes out."""
+        first = next(step for step in self.members[0].steps if step.kind in COLLECTIVES)
+        as_it_is = len(self.members) == 1 and (first.kind == "all_reduce" or first.dim == 0)
+        return self.comes(mesh) + (0.0 if as_it_is else self.nbytes[0])
+
+    def frees(self, mesh: Mesh) -> float:
+        """Bytes of its members that are free when it has arrived."""
+        return self.nbytes[0] - (self.comes(mesh) or self.nbytes[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starts:
+    """Buckets in the order in which they start: the first so many `early`, in the backward pass, when the last of their
+    members has arrived; the rest behind it. `room` are the bytes that the early ones take beside what is added up."""
+
+    buckets: tuple[Bucket, ...] = ()
+    early: int = 0
+    room: float = 0.0
+
 
 def traveller(
     name: str, shape: Sequence[int], dtype: str, element_bytes: int, mesh: Mesh, source: Layout, target: Layout
@@ -103,6 +133,18 @@ def in_buckets(
     last = {one.name: at for at, one in enumerate(travellers)}
     whole = [*done, *(Bucket(members=tuple(members)) for members in open_.values())]
     return tuple(sorted(whole, key=lambda bucket: last[bucket.members[-1].name]))
+
+
+def in_room(buckets: Sequence[Bucket], mesh: Mesh, room: float) -> Starts:
+    """When buckets start, given in the order in which they are full: one that takes more than the `room` and what those
+    before it have freed lets others go first."""
+    waiting, early, freed, taken = list(buckets), list[Bucket](), 0.0, 0.0
+    while (at := next((at for at, one in enumerate(waiting) if one.takes(mesh) <= room + freed), None)) is not None:
+        one = waiting.pop(at)
+        early.append(one)
+        taken = max(taken, one.takes(mesh) - freed)
+        freed += one.frees(mesh)
+    return Starts(buckets=(*early, *waiting), early=len(early), room=taken)
 
 
 def bucket_place(name: str, buckets: Buckets, position: int) -> object:

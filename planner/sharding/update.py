@@ -3,7 +3,8 @@
     backward ──add up──> gradient ──reduce (in buckets)──> clip ──> optimizer ──> weight ──gather (in buckets)──> ...
 
 None of this changes how an operator is computed; all of it changes what is kept, sent or done once a step. A plan says
-it in its section `training`; what it does not say is as in `PLAIN`.
+it in its section `training`; what it does not say is as in `PLAIN`. A search is asked for an `Update()`, and sizes its
+buckets.
 
 Gradients are those of the mean loss over the global batch ("mean"), or "sum": that times the number of micro-batches
 and the number of pieces into which the plan cuts its inputs along the samples (`sample_pieces`). That is what a data
@@ -14,7 +15,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from costmodels import UpdateVariant
 from planner.graph.placed import PLACES, Placed
@@ -25,7 +26,8 @@ GRADIENTS = ("mean", "sum")
 GRADIENT_DTYPES = ("mixed", "fp32", "parameter")
 GATHERS = ("each", "block", "ahead")
 AUTO_GATHERS = "auto"
-NO_BUCKETS, AUTO_BUCKETS = "none", "auto"
+NO_BUCKETS: Final = "none"
+AUTO_BUCKETS: Final = "auto"
 
 Buckets: TypeAlias = Literal["none", "auto"] | int | tuple[int, ...] | tuple[tuple[str, int], ...]
 """Which parameters' messages are sent as one: each by itself, up to a size that fits the cluster, up to so many bytes,
@@ -50,7 +52,8 @@ class Update:
         clip_norm: the global norm to which longer gradients are shortened; None clips nothing.
         broadcast: whether the weights and buffers of rank 0 are sent to all others at the start. Without it, ranks
             that hold different values are an error.
-        buckets: messages that are sent as one. A plan holds no "auto": the search writes the size it chose.
+        buckets: messages that are sent as one. A plan holds no "auto": the search writes the size it chose, or "none"
+            where buckets would save nothing.
         gathers: weights that are gathered for their use: "each" by itself, when it is used, or those of a "block"
             together, when it begins, and their gradients together, when all of them are there; or those "ahead", too,
             while the block before it runs, and their gradients while the next one does (see
@@ -67,7 +70,7 @@ class Update:
     master_weights: bool = True
     clip_norm: float | None = None
     broadcast: bool = False
-    buckets: Buckets = "none"
+    buckets: Buckets = AUTO_BUCKETS
     gathers: str = "each"
     local_parameters: tuple[str, ...] = ()
     placed: Placed = ()
@@ -119,8 +122,11 @@ class Update:
         return any(matches(name, pattern) for pattern in self.local_parameters)
 
 
-PLAIN = Update()
+PLAIN = Update(buckets=NO_BUCKETS)
 """What a plan means that says nothing."""
+
+DEFAULT = Update()
+"""What a search is asked for that is told nothing."""
 
 
 def update_fault(update: Update) -> tuple[str, str] | None:

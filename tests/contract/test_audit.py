@@ -209,10 +209,10 @@ def test_memory_above_what_the_plan_states_is_found() -> None:
 
 
 UPDATES = (
-    Update(gradient_dtype="fp32", clip_norm=1.0),
-    Update(gradient_dtype="parameter", gradients="sum"),
+    Update(buckets="none", gradient_dtype="fp32", clip_norm=1.0),
+    Update(buckets="none", gradient_dtype="parameter", gradients="sum"),
     Update(buckets=8192, clip_norm=1.0),
-    Update(master_weights=False),
+    Update(buckets="none", master_weights=False),
 )
 
 

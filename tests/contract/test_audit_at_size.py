@@ -54,10 +54,10 @@ def case(model: str, devices: int, update: Update = PLAIN, precision: str = "bf1
     return Case(model=model, devices=devices, decided=decided, update=update, precision=precision)
 
 
-CLIPPED = Update(clip_norm=1.0)
+CLIPPED = Update(buckets="none", clip_norm=1.0)
 BUCKETS = Update(clip_norm=1.0, buckets="auto")
 SUMMED = Update(gradient_dtype="fp32", buckets=25_000_000)
-WIDE = Update(gradient_dtype="fp32")
+WIDE = Update(buckets="none", gradient_dtype="fp32")
 CASES = (
     case("llama8b", 1024, tensor=8, data=128, zero=3, sequence_parallel=True, micro_batches=2),
     case("llama8b", 8, data=8, zero=3, recompute="full", micro_batches=4),

@@ -38,7 +38,7 @@ AHEAD = (
 
 
 def together(plan: Plan, dtype: str = "mixed", gathers: str = "block") -> Plan:
-    update = Update(gathers=gathers, gradient_dtype=dtype)
+    update = Update(buckets="none", gathers=gathers, gradient_dtype=dtype)
     return replace(plan, training=replace(plan.training, update=update))
 
 

@@ -80,7 +80,7 @@ def written_down() -> Iterator[list[str]]:
 
 def plan_of(gathers: str, kind: str = "zero3", sizes: tuple[int, ...] = (2,), **settings: object) -> Plan:
     plan = plans.hand_plan(kind, "llama4", plans.mesh_of(*sizes), **{"micro_batches": 1, **settings})
-    return replace(plan, training=replace(plan.training, update=Update(gathers=gathers)))
+    return replace(plan, training=replace(plan.training, update=Update(buckets="none", gathers=gathers)))
 
 
 def order(plan: Plan) -> list[str]:

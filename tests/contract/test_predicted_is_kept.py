@@ -187,9 +187,9 @@ def test_weights_gradients_and_states(kind: str | int, dtype: torch.dtype, optim
 
 
 UPDATES = (
-    Update(gradient_dtype="parameter"),
-    Update(gradient_dtype="fp32", master_weights=False),
-    Update(gradient_dtype="parameter", master_weights=False, clip_norm=1.0),
+    Update(buckets="none", gradient_dtype="parameter"),
+    Update(buckets="none", gradient_dtype="fp32", master_weights=False),
+    Update(buckets="none", gradient_dtype="parameter", master_weights=False, clip_norm=1.0),
 )
 
 
@@ -207,8 +207,9 @@ def test_dtypes_and_masters(kind: str | int, optimizer: str, update: Update) -> 
 
 @pytest.mark.parametrize("kind", ["zero1", "megatron"])
 def test_buckets_under_way(kind: str) -> None:
-    """When the backward pass is over all buckets have started: flat gradients in the place of those that were added up,
-    and the pieces that come out of a reduce-scatter. One more is there while it is filled."""
+    """When the backward pass is over all buckets have started, and all but the last have arrived: what was reduced in
+    the place of what was added up, so that gradients take no more than without buckets. One flat copy, with what comes
+    out of it, is there beside them."""
     update = Update(buckets=8192)
     plan = plans.hand_plan(kind, "llama", plans.mesh_of(2, 2))
     plan = replace(plan, training=replace(plan.training, update=update))
@@ -224,8 +225,10 @@ def test_buckets_under_way(kind: str) -> None:
             found = made.alive()
         assert len(step.rank.optimizer.reduction._flights) == len(step.rank.optimizer.reduction.buckets) > 5
         filled += [int(nbytes) for kind_, nbytes, _ in recorder.calls if kind_ in ("reduce_scatter", "all_reduce")]
-    assert found == wanted["gradients"]
-    assert 0 < wanted["transient"] - plain["transient"] <= 8192
+    room = wanted["transient"] - plain["transient"]
+    assert wanted["gradients"] == plain["gradients"]
+    assert found <= wanted["gradients"] + room
+    assert 0 < room <= 2 * 64 * 1024
     assert max(filled) <= 8192
 
 

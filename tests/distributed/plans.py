@@ -396,7 +396,7 @@ def make_plan(
         model=model_reference(original, name=model, sequence_length=SEQUENCE, batch=samples),
         training=Training(
             global_batch=global_batch, micro_batches=micro_batches, precision="fp32", optimizer=optimizer,
-            copies=copies, update=Update(placed=placed),
+            copies=copies, update=Update(buckets="none", placed=placed),
         ),
         cluster=ClusterReference(profile="cpu", digest="", devices=mesh.size * max(1, len(stages) // virtual_stages)),
         mesh=mesh,

@@ -27,7 +27,9 @@ def compared(
     distinct chains there are. `how` has what else the plan says: "gathers" of weights, "parked" for all that can be
     outside of the device; and the "backend" that compiles, None where chains run as they are written."""
     plan = tasks.plan_of(model, plans.mesh_of(*sizes), kind, optimizer="sgd", **settings)
-    plan = replace(plan, training=replace(plan.training, update=Update(gathers=str(how.get("gathers", "each")))))
+    plan = replace(
+        plan, training=replace(plan.training, update=Update(buckets="none", gathers=str(how.get("gathers", "each"))))
+    )
     if how.get("parked"):
         plan = parked(plan, everywhere("host"), "host", everywhere("device"), "host")
     backend = how["backend"]

@@ -23,7 +23,7 @@ def together(
     made, sent = [], []
     programs = kind != "zero2"
     for gathers, lowered in (("each", True), ("block", not programs), ("ahead", programs)):
-        update = Update(gathers=gathers, gradient_dtype=dtype)
+        update = Update(buckets="none", gathers=gathers, gradient_dtype=dtype)
         step = parallelize(
             plans.build(model),
             replace(plan, training=replace(plan.training, update=update)),

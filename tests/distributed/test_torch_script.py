@@ -23,7 +23,7 @@ from tests.distributed.ports import free_port
 STEPS, RATE, CLIP = 3, 0.5, 0.7
 ONE = Description(
     layers=(4,), full=(0,), selective=(0,), precision="fp32", optimizer="sgd", sequence_length=128, micro_batches=4,
-    update=Update(clip_norm=CLIP),
+    update=Update(buckets="none", clip_norm=CLIP),
 )  # fmt: skip
 TWO = replace(ONE, layers=(1, 3), full=(0, 2), selective=(0, 0))
 CASES = {

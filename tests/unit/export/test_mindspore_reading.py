@@ -105,7 +105,7 @@ def made(asked: Subject, reading: OperatorReading, like: BoundPlan | None = None
         cluster=asked.cluster,
         global_batch=32 if training is None else training.global_batch,
         precision="fp32",
-        update=Update() if training is None else training.update,
+        update=Update(buckets="none") if training is None else training.update,
         pinned=Pinned(
             mesh=reading.mesh,
             pipeline=reading.pipeline,

@@ -70,7 +70,9 @@ def test_what_an_engine_says_is_read_back(engine: str, model: str, data: st.Data
 
 @pytest.mark.parametrize("engine", TARGETS)
 def test_losses_lead_from_one_description_to_the_next(engine: str) -> None:
-    description = replace(PLAIN, schedule="zb_h1", copies=2, full=(3, 0), update=Update(gradient_dtype="parameter"))
+    description = replace(
+        PLAIN, schedule="zb_h1", copies=2, full=(3, 0), update=Update(buckets="none", gradient_dtype="parameter")
+    )
     if engine == "accelerate":  # which has no pipelines
         description = replace(description, layers=(80,), schedule="1f1b", full=(3,), selective=(0,))
     losses = TARGETS[engine].nearest(description)
@@ -84,10 +86,10 @@ def test_losses_lead_from_one_description_to_the_next(engine: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"update": Update(gradients="sum")}, "takes the mean of gradients"),
-        ({"update": Update(local_parameters=("*.bias",))}, "plan again without --local-parameters"),
+        ({"update": Update(buckets="none", gradients="sum")}, "takes the mean of gradients"),
+        ({"update": Update(buckets="none", local_parameters=("*.bias",))}, "plan again without --local-parameters"),
         (
-            {"update": Update(placed=(("tables.*", "host"), ("wide.*", "servers")))},
+            {"update": Update(buckets="none", placed=(("tables.*", "host"), ("wide.*", "servers")))},
             "no tables outside of the devices, the plan has tables.* on the host, wide.* on servers; plan again with"
             " --place none",
         ),

@@ -41,7 +41,7 @@ def test_what_is_as_ever_is_not_said() -> None:
     text = dump_plan(with_update(PLAIN))
     assert "clip_norm" not in text
     assert parse_plan(text).training.update == PLAIN
-    changed = dump_plan(with_update(Update(clip_norm=1.0)))
+    changed = dump_plan(with_update(Update(buckets="none", clip_norm=1.0)))
     assert len(set(changed.splitlines()) ^ set(text.splitlines())) <= 3, "it diffs well"
 
 
@@ -67,12 +67,12 @@ def test_what_cannot_be_is_refused_by_name(key: str, value: object, words: str) 
 
 def test_local_parameters_are_neither_cut_nor_reduced() -> None:
     name = "first.weight"
-    plan = with_update(Update(local_parameters=(name,)))
+    plan = with_update(Update(buckets="none", local_parameters=(name,)))
     with pytest.raises(StrategyError, match=r"is local by 'first.weight'.*gradient as P"):
         verdict_of(stored_as(plan, name, replace(own_copies(1), gradient=parse_layout("R"))))
     verdict_of(stored_as(plan, name, own_copies(1)))
     with pytest.raises(PlanFileError, match="no parameter of the model matches 'router'"):
-        verdict_of(with_update(Update(local_parameters=("router",))))
+        verdict_of(with_update(Update(buckets="none", local_parameters=("router",))))
 
 
 def stored_as(plan: Any, name: str, stored: Any) -> Any:
@@ -88,7 +88,7 @@ def test_samples_are_cut_along_the_first_dim() -> None:
     layouts = [parse_layout("S0,R,S0"), parse_layout("S0,S1,R")]
     assert sample_pieces(layouts, (2, 3, 5)) == 10
     assert sample_pieces([], (2, 3)) == 1
-    assert Update(gradients="sum").seed(4, 10) == 10.0
+    assert Update(buckets="none", gradients="sum").seed(4, 10) == 10.0
     assert PLAIN.seed(4, 10) == 0.25
 
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from costmodels import collective_time
-from hardware_profiles import load_profile
+from hardware_profiles import load_profile, load_software
 from hardware_profiles.units import KIB
 from planner.pricing.bucket_size import LATENCY_SHARE, auto_bucket, sized
 from planner.sharding.mesh import build_mesh
-from planner.sharding.update import Update
+from planner.sharding.update import PLAIN, Update
 
 CLUSTER = load_profile("h100-80gb").with_devices(64)
 
@@ -51,3 +51,24 @@ def test_only_auto_is_replaced() -> None:
     mesh = build_mesh(CLUSTER, (64,))
     assert sized(Update(buckets="auto"), mesh, CLUSTER).buckets == auto_bucket(mesh, CLUSTER)
     assert sized(Update(buckets=7), mesh, CLUSTER) == Update(buckets=7)
+
+
+def test_auto_leaves_software_its_own_buckets_and_a_single_device_none() -> None:
+    mesh = build_mesh(CLUSTER, (64,))
+    nemo = replace(CLUSTER, software=load_software("nemo"))
+    assert sized(Update(), mesh, nemo) == PLAIN
+    assert sized(Update(), build_mesh(CLUSTER.with_devices(1), ()), CLUSTER.with_devices(1)) == PLAIN
+
+
+@pytest.mark.parametrize("profile", ["cpu", "h100-80gb", "ascend-910b-64gb", "a100-80gb"])
+@pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter", "all_gather"])
+def test_one_message_takes_no_longer_than_its_members_by_themselves(profile: str, kind: str) -> None:
+    """So that a plan is never slower for its buckets."""
+    cluster = load_profile(profile).with_devices(16)
+    sizes = [float(2**power) for power in range(8, 29, 2)]
+    for size, stride in ((2, 1), (2, 8), (8, 1), (16, 1)):
+        group = cluster.group(size, stride)
+        for one in sizes:
+            for other in sizes:
+                apart = collective_time(kind, one, group) + collective_time(kind, other, group)
+                assert collective_time(kind, one + other, group) <= apart * (1 + 1e-9)

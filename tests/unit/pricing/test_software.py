@@ -186,7 +186,7 @@ def test_buckets_share_the_latency_of_one_message() -> None:
 def test_no_message_takes_less_than_the_shares_of_what_goes_in_it(devices: int, kind: str) -> None:
     cluster = cluster_of("h100-80gb", devices)
     mesh = build_mesh(cluster, (devices,))
-    together = Pricers.of(mesh, cluster, Update(gathers="block")).parameters
+    together = Pricers.of(mesh, cluster, Update(buckets="none", gathers="block")).parameters
     for nbytes in (2.0**power for power in range(10, 38, 3)):
         whole = message_seconds(Message(kind=kind, axis=0, nbytes=nbytes), mesh, cluster)
         assert 0 < together.message_seconds(kind, 0, nbytes) < whole

@@ -66,7 +66,7 @@ def test_what_cannot_be_elastic_is_refused(first: Plan, tmp_path: Path) -> None:
         Plans(first, tmp_path, Range(least=1, most=2))
     with pytest.raises(RequestError, match="plan with a schedule that flushes"):
         Plans(replace(first, schedule="pipedream"), tmp_path, Range(least=1, most=4))
-    own = replace(first, training=replace(first.training, update=Update(local_parameters=("*.bias",))))
+    own = replace(first, training=replace(first.training, update=Update(buckets="none", local_parameters=("*.bias",))))
     with pytest.raises(RequestError, match=r"each device's own \(\*\.bias\)"):
         Plans(own, tmp_path, Range(least=1, most=4))
 

@@ -33,7 +33,7 @@ from tests.unit.search.cases import (
 )
 from tests.unit.search.test_tables_equal_judge import check_bytes, same
 
-TOGETHER = Update(gathers="block")
+TOGETHER = Update(buckets="none", gathers="block")
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ TOGETHER = Update(gathers="block")
 def test_the_pieces_and_the_judge_agree(
     model: str, mesh: tuple[int, ...], pipeline: int, dtype: str, gathers: str
 ) -> None:
-    draw, update = random.Random(model), Update(gathers=gathers, gradient_dtype=dtype)
+    draw, update = random.Random(model), Update(buckets="none", gathers=gathers, gradient_dtype=dtype)
     configuration = Configuration(pipeline=pipeline, mesh=mesh, micro_batches=4)
     case = make_case(model, "h100-80gb", configuration, 16, "bf16", update=update)
     duals, beyond = Duals(case.chain, case.setting.weight), []
@@ -69,7 +69,7 @@ def test_a_plan_says_so_and_is_faster() -> None:
     pinned = Pinned(data=4, zero=3, micro_batches=1, recompute="none")
     alone, together = (
         search(request_of("llama-4", cluster_of("cpu", 4), 16, pinned=pinned, update=update)).plans[0]
-        for update in (Update(), TOGETHER)
+        for update in (Update(buckets="none"), TOGETHER)
     )
     assert together.plan.training.update == TOGETHER
     assert together.seconds < alone.seconds
@@ -81,7 +81,7 @@ def test_what_comes_ahead_is_hidden_but_for_the_ends() -> None:
     cluster = cluster_of("cpu", 4)
     (together,) = search(request_of("llama-4", cluster, 16, pinned=pinned, update=TOGETHER)).plans[:1]
     plan = together.plan
-    ahead = replace(plan, training=replace(plan.training, update=Update(gathers="ahead")))
+    ahead = replace(plan, training=replace(plan.training, update=Update(buckets="none", gathers="ahead")))
     by_block, hidden = (predict(bind(one, traced("llama-4"), BATCH), cluster) for one in (plan, ahead))
     waited, found = dict(by_block.time), dict(hidden.time)
     assert found["parameter gathering"] == pytest.approx(waited["parameter gathering"]), "all of it is sent"
@@ -108,7 +108,7 @@ def test_what_comes_ahead_is_not_hidden_where_there_is_no_work(micro_batches: in
     pinned = Pinned(data=4, zero=3, micro_batches=micro_batches, recompute="none")
     fast = cluster_of("h100-80gb", 4)
     slow = replace(fast, levels=tuple(replace(level, bandwidth=level.bandwidth / 1e4) for level in fast.levels))
-    update = Update(gathers="ahead")
+    update = Update(buckets="none", gathers="ahead")
     (found,) = search(request_of("llama-4", slow, 16, pinned=pinned, update=update)).plans[:1]
     time = dict(predict(bind(found.plan, traced("llama-4"), BATCH), slow).time)
     assert time["uncovered communication"] > 0.8 * -time["gathering under computation"]
@@ -120,7 +120,7 @@ def test_auto_takes_the_fastest_way_that_fits(zero: int) -> None:
     cluster = cluster_of("h100-80gb", 4)
 
     def found(gathers: str, memory: float | None = None) -> Ranked:
-        update = Update(gathers=gathers)
+        update = Update(buckets="none", gathers=gathers)
         result = search(request_of("llama-4", cluster, 16, pinned=pinned, update=update, memory_limit=memory))
         assert result.bound_seconds <= result.plans[0].objective * (1 + OPTIMAL)
         return result.plans[0]
@@ -129,7 +129,7 @@ def test_auto_takes_the_fastest_way_that_fits(zero: int) -> None:
     fastest = min(ways, key=lambda way: way.seconds)
     assert found("auto").plan == fastest.plan
     if zero == 3:
-        assert fastest.plan.training.update == Update(gathers="ahead")
+        assert fastest.plan.training.update == Update(buckets="none", gathers="ahead")
         assert [way.seconds for way in ways] == sorted((way.seconds for way in ways), reverse=True)
         peaks = [way.plan.prediction.peak_bytes for way in ways]
         tight = found("auto", (peaks[0] + peaks[2]) / 2)
@@ -137,7 +137,7 @@ def test_auto_takes_the_fastest_way_that_fits(zero: int) -> None:
 
 
 def test_auto_leaves_out_what_cannot_be() -> None:
-    update = Update(gathers="auto")
+    update = Update(buckets="none", gathers="auto")
     found = search(request_of("llama-4", cluster_of("cpu", 2), 16, pinned=Pinned(copies=2), update=update)).plan
     assert (found.training.copies, found.training.update.gathers) == (2, "each")
 

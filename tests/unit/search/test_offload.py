@@ -44,7 +44,11 @@ ALL_HOMES = Offload(optimizer=EVERY, activations=EVERY, saved=EVERY, weights=EVE
 HOST = Offload(optimizer=("host",))
 
 
-@pytest.mark.parametrize("update", [Update(), Update(gradient_dtype="parameter", master_weights=False)], ids=str)
+@pytest.mark.parametrize(
+    "update",
+    [Update(buckets="none"), Update(buckets="none", gradient_dtype="parameter", master_weights=False)],
+    ids=str,
+)
 @pytest.mark.parametrize(
     ("model", "mesh", "pipeline"),
     [

@@ -209,7 +209,7 @@ REFUSALS = [
     Refusal(
         asked={"schedule": "pipedream", "pipeline": 2},
         words="clip_norm = 1 is about the norm of all gradients",
-        update=Update(clip_norm=1.0),
+        update=Update(buckets="none", clip_norm=1.0),
     ),
     # sequences and heads
     Refusal(
