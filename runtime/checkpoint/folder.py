@@ -212,5 +212,8 @@ def _sync(folder: Path) -> None:
 def finished(settings: RunSettings) -> Path | None:
     """The checkpoint of the last step, where a run that goes on has made that already: nothing is left to do. Raises
     CheckpointError where what there is belongs to another run."""
-    found = chosen(Path(settings.save)).path if settings.go_on and settings.save is not None else None
+    last = newest(Path(settings.save)) if settings.go_on and settings.save is not None else None
+    if last is None or step_of(last) < settings.steps:
+        return None
+    found = chosen(last.parent).path
     return found if found is not None and step_of(found) == settings.steps else None

@@ -78,8 +78,7 @@ class Copies:
     """The copies of a run's state. Building it is collective. `notes` is what was found in memory beside them."""
 
     def __init__(self, origin: Origin) -> None:
-        self._held: int | None
-        self.folder, self._held = open_replicas(origin, os.getppid())
+        self.folder, self._alive = open_replicas(origin, os.getppid())
         self._origin = origin
         tokens = _gathered(_token(self.folder), str)
         numbers = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
@@ -180,12 +179,10 @@ class Copies:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Delete all that is kept on this host: the run is over."""
+        """Delete all that is kept on this host: the run is over. Nothing is called after that."""
         if self._first_of_host:
             delete_replicas(self._origin)
-        if self._held is not None:
-            os.close(self._held)
-            self._held = None
+        os.close(self._alive)
 
     def _notes(self) -> list[Kept]:
         """The notes of this host whose files are whole; of one of its ranks, as all see the same."""
