@@ -219,7 +219,7 @@ def _frame(header: bytes, body: bytes = b"") -> bytes:
 
 def test_no_stranger_ends_a_server(tmp_path: Path) -> None:
     """Nests, shapes and promises that are too large, and more connections than descriptors: the process lives, and its
-    worker goes on. On commit dca0d43 each of these killed it."""
+    worker goes on. On commit dca0d43 the process ended."""
     shape = b'{"kind":"hello","fields":{},"arrays":[["a","<f4",[1180591620717411303424]]]}'
     with Fleet(tmp_path, 1) as fleet, TableClient(fleet.addresses, [ITEMS]) as client:
         client.begin()

@@ -55,8 +55,11 @@ def logged(folder: Path, steps: int = 5) -> tuple[Shard, list[list[bytes]]]:
     return shard, states
 
 
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("staleness", [None, 1])
-def test_a_log_cut_at_any_byte_gives_the_state_after_its_whole_records(tmp_path: Path, staleness: int | None) -> None:
+def test_a_log_cut_at_any_byte_gives_the_state_after_its_whole_records(
+    tmp_path: Path, staleness: int | None, step: int
+) -> None:
     whole = tmp_path / "whole"
     storage = Storage(whole, 0, 2)
     shard = storage.open()
@@ -69,7 +72,7 @@ def test_a_log_cut_at_any_byte_gives_the_state_after_its_whole_records(tmp_path:
     data = (whole / "log-000000").read_bytes()
     cut = tmp_path / "cut"
     cut.mkdir()
-    for length in range(len(data) + 1):
+    for length in sorted({*range(0, len(data) + 1, step), *ends, *(end - 1 for end in ends)}):
         (cut / "log-000000").write_bytes(data[:length])
         again = Storage(cut, 0, 2)
         found = again.open()
