@@ -347,7 +347,7 @@ def unknown(folder: Path) -> str:
 def test_a_model_that_is_not_known_is_named(folder: Path, unknown: str) -> None:
     code, err = ended(start(folder, "unknown", plan=unknown), folder, "unknown")
     assert code == 2
-    assert err.startswith("plan: unknown model 'llama-9'")
+    assert err.startswith("plan: the plan is for the model 'llama-9', which is none of the zoo")
 
 
 @pytest.mark.thorough
