@@ -120,8 +120,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             os.kill(process, signal.SIGKILL)
 
 
+NAMED = ("--model", "breaking:make")
+
+
 def start(folder: Path, case: str, *options: str, plan: str = "plan.json") -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "planner.cli.main", "run", plan, "--no-check", *options]
+    model = () if plan != "plan.json" else NAMED
+    command = [sys.executable, "-m", "planner.cli.main", "run", plan, "--no-check", *model, *options]
     temporary = temporary_of(folder, case)
     temporary.mkdir()
     environment = {**os.environ, "CASE": case, "PYTHONPATH": str(ROOT), "MARK": str(folder / case)}
@@ -299,7 +303,18 @@ def two_ranks(folder: Path, case: str) -> "Iterator[list[subprocess.Popen[str]]]
     """The ranks of a run as a launcher starts them; what is left of them is ended."""
     environment = {**os.environ, "CASE": "", "PYTHONPATH": str(ROOT), "MARK": str(folder / case), "WORLD_SIZE": "2"}
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "LOCAL_WORLD_SIZE": "2"}
-    command = [sys.executable, "-m", "runtime", "plan.json", "--steps", "100000", "--no-check", "--timeout", "20"]
+    command = [
+        sys.executable,
+        "-m",
+        "runtime",
+        "plan.json",
+        *NAMED,
+        "--steps",
+        "100000",
+        "--no-check",
+        "--timeout",
+        "20",
+    ]
     found = [
         subprocess.Popen(
             command, cwd=folder, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
@@ -345,7 +360,7 @@ def unknown(folder: Path) -> str:
 def test_a_model_that_is_not_known_is_named(folder: Path, unknown: str) -> None:
     code, err = ended(start(folder, "unknown", plan=unknown), folder, "unknown")
     assert code == 2
-    assert err.startswith("plan: unknown model 'llama-9'")
+    assert err.startswith("plan: the plan is for the model 'llama-9', which is none of the zoo")
 
 
 @pytest.mark.thorough
@@ -356,7 +371,17 @@ def test_another_model_can_be_named(folder: Path, unknown: str) -> None:
 
 @pytest.mark.thorough
 def test_another_number_of_processes_under_torchrun(folder: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "-m", "runtime", "plan.json"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "1",
+        "-m",
+        "runtime",
+        "plan.json",
+        *NAMED,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=90)
     assert done.returncode != 0
@@ -373,7 +398,7 @@ def test_a_port_in_use_is_named(folder: Path) -> None:
             **os.environ, "PYTHONPATH": str(ROOT), "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0",
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
         }  # fmt: skip
-        command = [sys.executable, "-m", "runtime", "plan.json"]
+        command = [sys.executable, "-m", "runtime", "plan.json", *NAMED]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=90)
     assert done.returncode == 2
     assert f"port {port} of MASTER_PORT is in use" in done.stderr.splitlines()[-1]

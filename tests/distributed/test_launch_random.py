@@ -77,7 +77,7 @@ def plan_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.thorough
 def test_the_unsharded_model_drops_the_same(plan_of) -> None:
     found: list[Report] = []
-    assert launch(plan_of("drops"), RunSettings(steps=4, seed=3), found.append) == 0
+    assert launch(plan_of("drops"), RunSettings(model="random_models:drops", steps=4, seed=3), found.append) == 0
     assert isinstance(found[-1], RunSummary)
     assert found[-1].agrees
 
@@ -87,6 +87,6 @@ def test_a_loss_that_is_not_finite_ends_all_ranks(plan_of) -> None:
     found: list[Report] = []
     why = r"the loss of step 3 is nan: in micro-batch 0 operator 'log' \(aten.log.default\)"
     with pytest.raises(PlannerError, match=why) as caught:
-        launch(plan_of("sinks"), RunSettings(steps=10, check=False), found.append)
+        launch(plan_of("sinks"), RunSettings(model="random_models:sinks", steps=10, check=False), found.append)
     assert caught.value.exit_code == 4
     assert [report.step for report in found if isinstance(report, StepReport)] == [1, 2]

@@ -38,7 +38,19 @@ class Square(torch.nn.Module):
 def make():
     return Square(), (torch.randn(2, 4),)
 """
-RUN = [sys.executable, "-m", "runtime", "plan.json", "--steps", "2", "--json", "--timeout", "60"]
+RUN = [
+    sys.executable,
+    "-m",
+    "runtime",
+    "plan.json",
+    "--model",
+    "launched_model:make",
+    "--steps",
+    "2",
+    "--json",
+    "--timeout",
+    "60",
+]
 LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "SLURM_", "OMPI_", "PMIX_", "TORCHELASTIC_", "GROUP_")
 
 
@@ -100,7 +112,7 @@ def losses_of(written: str) -> list[float]:
 def usual(folder: Path) -> list[float]:
     """The losses of the plan that starts its own processes."""
     found: list[Report] = []
-    assert launch("plan.json", RunSettings(steps=2), found.append) == 0
+    assert launch("plan.json", RunSettings(model="launched_model:make", steps=2), found.append) == 0
     return [report.loss for report in found if isinstance(report, StepReport)]
 
 
