@@ -93,8 +93,8 @@ def _wanted(
     found, updates = source.tensors, manifest.progress.updates
     kinds = {read_name(name).kind for name in found}
     moments = [kind for kind in MOMENTS[bound.plan.training.optimizer] if kind in kinds]
-    saved = {saved_name(name): name for name in buffers}
-    known = {saved[n]: (found[n].shape, found[n].dtype, buffers[saved[n]]) for n in saved if n in found}
+    own = {saved_name(name): name for name in buffers}
+    known = {own[n]: (found[n].shape, found[n].dtype, buffers[own[n]]) for n in own if n in found}
     wanted = sorted(StateOfPlan(bound=bound).tensors(moments, updates, known), key=lambda spread: spread.name)
     names = {spread.name: name_in(found, spread.name, manifest.tied) for spread in wanted}
     promised = wanted
@@ -103,7 +103,7 @@ def _wanted(
         promised = [spread for spread in wanted if not spread.name.startswith(_MASTERS)]
     here = [table.name for table in tables_outside(bound.whole)]
     promised, saved = in_both_places(promised, names, found, here, manifest.tables_outside())
-    check_same(place, promised, names, saved, manifest.tied, lacking=sorted(set(saved) - set(found)))
+    check_same(place, promised, names, saved, manifest.tied, lacking=sorted(set(own) - set(found)))
     return wanted, {name: _read_as(name, names[name], found) for name in names}
 
 
