@@ -149,7 +149,7 @@ def test_memory_that_is_full_ends_a_search_with_what_it_has_found() -> None:
             found.append(search(request))
         looks *= 2
     assert found[0].statistics.stopped
-    assert found[0].bound_seconds <= found[0].plans[0].objective
+    assert found[0].bound_seconds <= found[0].plans[0].objective * (1 + 1e-9)
 
 
 def test_what_the_system_refuses_is_told_as_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,5 +212,5 @@ def test_a_loop_over_tokens_is_planned_with_a_bound_that_holds() -> None:
         batch=2,
         planner_memory=resident_bytes() + 2.0**30,
     )
-    assert 0 < found.bound_seconds <= found.plans[0].objective
+    assert 0 < found.bound_seconds <= found.plans[0].objective * (1 + 1e-9)
     assert not found.statistics.stopped
