@@ -47,8 +47,8 @@ def gather(own: _T, kind: Any, group: dist.ProcessGroup | None = None) -> list[_
     return [_read(row[:length], kind) for row, length in zip(rows, found, strict=True)]
 
 
-def told_by_first(own: _T, kind: Any) -> _T:
-    """What rank 0 tells, on every rank. Collective."""
+def told_by_first(own: _T | None, kind: Any) -> _T:
+    """What rank 0 tells, on every rank; what the others have does not matter. Collective."""
     device, first = _device(None), dist.get_rank() == 0
     written = _written(own, kind) if first else b""
     length = torch.tensor([len(written)], device=device)

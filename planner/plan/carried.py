@@ -24,6 +24,7 @@ from typing import Annotated, Any
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
+from hardware_profiles.foreign import ForeignTextError, decoded, parse_json
 from planner.errors import ModelError, PlanFileError
 from planner.graph.operator_graph import (
     DTYPE_BYTES,
@@ -110,7 +111,11 @@ def graph_text(graph: OperatorGraph, *, batch: int, sequence_length: int | None)
 def carried_graph(text: str) -> Carried:
     """The graph in a text of `graph_text`; the inverse of it. Raises PlanFileError where it is none."""
     try:
-        form = _Graph.model_validate_json(_unpacked(text))
+        plain = _unpacked(text)
+        parse_json(decoded(plain))
+        form = _Graph.model_validate_json(plain)
+    except ForeignTextError as error:
+        raise _fault(str(error)) from error
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"][:4]) or "the text"

@@ -4,11 +4,8 @@
 programs of your own, the first rank does.
 """
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-
-from pydantic import TypeAdapter
 
 from planner.errors import CheckpointError
 from runtime.checkpoint.folder import RunFolder, checkpoints
@@ -85,18 +82,6 @@ def adopt_run(path: Path) -> RunRecord:
             lock.release()
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be written: {error.strerror}") from error
-
-
-def said(opened: OpenedRun) -> str:
-    """What the other ranks must know of a folder that the first has opened."""
-    return json.dumps({"record": asdict(opened.folder.record), "notes": opened.notes})
-
-
-def heard(path: Path, text: str) -> tuple[RunFolder, tuple[str, ...]]:
-    """What `said` tells: the folder and the notes."""
-    content = json.loads(text)
-    record = TypeAdapter(RunRecord).validate_json(json.dumps(content["record"]))
-    return RunFolder(path=path, record=record), tuple(content["notes"])
 
 
 def _origins(path: Path) -> list[Origin | None]:

@@ -192,7 +192,7 @@ def open_together(path: Path, model: ModelReference, given: str | None) -> Reada
     """The checkpoint at a path, the same on every rank although another one may be getting whole, under the names of a
     plan's model, which is what the person has `given` where it is none of the zoo. Collective. Raises CheckpointError
     on every rank."""
-    found = said_by_first(lambda: str(located(path)))
+    found = said_by_first(lambda: str(located(path)), str)
     opened: list[Readable] = []
     together(lambda: opened.append(in_own_names(open_checkpoint(Path(found)), model, given)))
     return opened[0]

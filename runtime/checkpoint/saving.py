@@ -35,7 +35,7 @@ from runtime.checkpoint.manifest import (
     plan_content,
     write_manifest,
 )
-from runtime.checkpoint.opening import OpenedRun, heard, open_run, said
+from runtime.checkpoint.opening import OpenedRun, open_run
 from runtime.checkpoint.restoring import Restored, load
 from runtime.checkpoint.spread import Spread, writers
 from runtime.checkpoint.state import live_tensors, progress_of, spreads
@@ -43,7 +43,7 @@ from runtime.checkpoint.state_names import saved_ties
 from runtime.checkpoint.tables import tables_file_of, write_tables
 from runtime.checkpoint.tensor_files import Entry, dtype_name, write_tensors
 from runtime.checkpoint.together import said_by_first, together
-from runtime.run_folder.identity import Origin
+from runtime.run_folder.identity import Origin, RunRecord
 from runtime.run_folder.private import opener
 from runtime.step import RankStep
 from runtime.training_step import TrainingStep
@@ -124,17 +124,19 @@ class Checkpoints:
         self._own: RunFolder | None = None
         self.notes: tuple[str, ...] = ()
         if not read_only:
-            self._own, self.notes = heard(self.folder, said_by_first(lambda: self._open(lock)))
-        self._token = said_by_first(lambda: secrets.token_hex(4))
+            record, self.notes = said_by_first(lambda: self._open(lock), tuple[RunRecord, tuple[str, ...]])
+            self._own = RunFolder(path=self.folder, record=record)
+        self._token = said_by_first(lambda: secrets.token_hex(4), str)
         self._copies: dict[str, torch.Tensor] = {}
         self._thread: threading.Thread | None = None
         self._written = threading.Event()  # what the thread does after that is nobody's concern
         self._written.set()
         self._error: CheckpointError | None = None
 
-    def _open(self, lock: str | None) -> str:
+    def _open(self, lock: str | None) -> tuple[RunRecord, tuple[str, ...]]:
+        """Open the folder; returns what the other ranks must know of it."""
         self._opened = open_run(self.folder, lock)
-        return said(self._opened)
+        return self._opened.folder.record, self._opened.notes
 
     @property
     def origin(self) -> Origin:
@@ -158,11 +160,11 @@ class Checkpoints:
         Collective. Raises CheckpointError, on every rank, where those that there are belong to another run or folder.
         """
 
-        def first() -> str:
+        def first() -> tuple[str, tuple[str, ...]]:
             found = chosen(self.folder)
-            return json.dumps([str(found.path or ""), found.notes])
+            return str(found.path or ""), found.notes
 
-        path, notes = json.loads(said_by_first(first))
+        path, notes = said_by_first(first, tuple[str, tuple[str, ...]])
         self.notes = (*self.notes, *notes)
         return Path(path) if path else None
 

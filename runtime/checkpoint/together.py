@@ -1,12 +1,15 @@
 """What may fail on one rank, so that all ranks say the same."""
 
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from planner.errors import CheckpointError
 from runtime.agreement import Finding, first_of_all
 from runtime.exchange import told_by_first
+
+_T = TypeVar("_T")
 
 
 def together(work: Callable[[], None]) -> None:
@@ -21,15 +24,17 @@ def together(work: Callable[[], None]) -> None:
         raise CheckpointError(found.message)
 
 
-def said_by_first(make: Callable[[], str]) -> str:
-    """What rank 0 makes, on every rank; where that fails, all raise its CheckpointError. Collective."""
-    said: list[str] = [""]
+def said_by_first(make: Callable[[], _T], kind: Any) -> _T:
+    """What rank 0 makes, of a type that `runtime.exchange` can tell, on every rank; where that fails, all raise its
+    CheckpointError. Collective."""
+    said: list[_T] = []
 
     def first() -> None:
-        said[0] = make() if rank_number() == 0 else ""
+        if rank_number() == 0:
+            said.append(make())
 
     together(first)
-    return told_by_first(said[0], str) if world() > 1 else said[0]
+    return told_by_first(said[0] if said else None, kind) if world() > 1 else said[0]
 
 
 def rank_number() -> int:

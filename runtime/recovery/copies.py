@@ -27,6 +27,7 @@ import torch.distributed as dist
 from pydantic import TypeAdapter, ValidationError
 from safetensors import safe_open
 
+from hardware_profiles.foreign import ForeignTextError, read_bytes
 from planner.errors import CheckpointError
 from runtime.checkpoint.manifest import FORMAT_VERSION, Manifest, Progress, SavedFile, SavedTensor
 from runtime.checkpoint.regions import cell_region, cells_meeting
@@ -46,6 +47,7 @@ from runtime.step import RankStep
 from runtime.training_step import TrainingStep
 
 _T = TypeVar("_T")
+_LARGEST = 2**28  # bytes of a note
 _NAME = re.compile(r"step-(\d+)\.rank-(\d+)\.(?:safetensors|json|fresh)")
 
 
@@ -261,11 +263,11 @@ class _Files:
 def _whole_notes(folder: Path, origin: Origin) -> Iterator[Kept]:
     for path in sorted(folder.glob("step-*.json")):
         try:
-            note = TypeAdapter(Kept).validate_json(path.read_bytes())
+            note = TypeAdapter(Kept).validate_json(read_bytes(path, _LARGEST, follow=False))
             if note.origin != origin or note.file.name != path.with_suffix(".safetensors").name:
                 continue  # of another run
             check_file(folder, note.file)
-        except (OSError, ValidationError, CheckpointError):
+        except (ForeignTextError, ValidationError, CheckpointError):
             continue  # its process died while it wrote: the cells are elsewhere, or the step is not whole
         yield note
 

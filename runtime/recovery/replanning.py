@@ -138,7 +138,7 @@ def plan_of_all(first: Plan, settings: RunSettings, devices: int) -> Plan:
         except PlannerError as error:
             raise CheckpointError(str(error)) from error
 
-    return parse_plan(said_by_first(found))
+    return parse_plan(said_by_first(found, str))
 
 
 def _check(plan: Plan, allowed: Range) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from hardware_profiles.foreign import ForeignTextError, parse_json, read_text
 from planner.errors import CheckpointError
 from runtime.run_folder import owned
 from runtime.run_folder.identity import Origin
@@ -126,9 +127,9 @@ def sweep(own: Origin | None) -> list[str]:
 def _left_behind(path: Path) -> Iterator[bool]:
     """Whether nobody needs a folder; whoever opens it meanwhile waits."""
     try:
-        owner = process_from(json.loads((path / _OWNER).read_bytes()[:4096]))
+        owner = process_from(parse_json(read_text(path / _OWNER, 4096, follow=False)))
         opened = os.open(path / _ALIVE, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ForeignTextError):
         yield False  # it is being made
         return
     try:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from hardware_profiles.foreign import ForeignTextError, decoded, parse_json
 from planner.errors import CheckpointError
 from runtime.run_folder import private
 from runtime.run_folder.process import Process, process_from, this_process
@@ -69,11 +70,11 @@ def held(path: Path) -> Held | None:
         os.close(opened)
     holder, token, since = None, "", ""
     try:
-        content = json.loads(raw)
+        content = parse_json(decoded(raw))
         if content["inode"] == status.st_ino:
             since = str(content["since"])[:40]
             holder, token = process_from(content["holder"]) if since.isprintable() else None, str(content["token"])
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ForeignTextError, KeyError, TypeError):
         pass  # half written, or not ours: its holder is unknown
     return Held(holder=holder, token=token, since=since, raw=raw, inode=status.st_ino, touched=status.st_mtime_ns)
 

@@ -92,7 +92,7 @@ IMPORTED = {"pyyaml": "yaml"}
 PARSERS: dict[str, tuple[str, ...]] = {
     "ast": ("unparse", "walk"),
     "csv": ("writer",),
-    "json": ("dumps",),
+    "json": ("dump", "dumps"),
     "pickle": (),
     "tomllib": (),
     "yaml": (),
@@ -105,10 +105,13 @@ MAY_PARSE = {
 }
 VALIDATING_TEXT = ("model_validate_json", "validate_json")
 MAY_VALIDATE_TEXT = (
-    "planner.plan.file",  # text that was parsed within limits, for strictness as in JSON
+    "planner.plan.carried",  # text that was parsed within limits, for strictness as in JSON
+    "planner.plan.file",  # the same
     "planner.sharding.discover",
     "runtime.checkpoint.manifest",  # the same
-    "runtime.recovery.copies",
+    "runtime.exchange",  # lengths are checked before
+    "runtime.recovery.copies",  # of limited size, in a folder of our own
+    "runtime.run_folder",  # the same
 )
 
 # A solver sees the problem, never the graph it came from.
@@ -485,10 +488,10 @@ def test_every_form_of_unpickling_is_seen() -> None:
 def raw_parsing(module: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Calls of a module that parse text without limits, and imports of what would."""
     called = [
-        (node.lineno, f"{package}.{name}")
+        (node.lineno, f"{of.id if isinstance(of, ast.Name) else ''}.{name}")
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)
-        for package, name in [(node.func.value.id, node.func.attr)]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        for of, name in [(node.func.value, node.func.attr)]
     ]
     for line, call in (*called, *imports(tree)):
         package, _, name = call.partition(".")
@@ -509,7 +512,8 @@ def test_text_of_others_is_parsed_within_limits() -> None:
 
 @pytest.mark.parametrize(
     "text", ["json.loads(text)", "json.load(file)", "tomllib.load(file)", "yaml.safe_load(text)", "csv.reader(file)",
-             "csv.DictReader(file)", "ast.literal_eval(text)", "adapter.validate_json(text)", "from json import loads"],
+             "csv.DictReader(file)", "ast.literal_eval(text)", "adapter.validate_json(text)",
+             "TypeAdapter(int).validate_json(text)", "from json import loads"],
 )  # fmt: skip
 def test_a_parser_without_limits_is_seen(text: str) -> None:
     assert list(raw_parsing("runtime.launch", ast.parse(text)))
