@@ -15,9 +15,11 @@ def held_tensor(module: nn.Module, name: str, constants: Mapping[str, Any]) -> t
 
     Raises ModelError where neither has it, or the constant has no values.
     """
-    value: Any = module
-    for part in name.split("."):
-        value = getattr(value, part, None)
+    value: Any = dict(module.named_buffers(remove_duplicate=False)).get(name)
+    if value is None:  # a plain attribute that is a tensor
+        value = module
+        for part in name.split("."):
+            value = getattr(value, part, None)
     found = value if isinstance(value, torch.Tensor) else constants.get(name)
     if not isinstance(found, torch.Tensor) or (found is not value and found.is_meta):
         raise ModelError(
