@@ -166,6 +166,11 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
+def saved_file(content: Any) -> SavedFile:
+    """What says of a file that it was written, in JSON's types. Raises pydantic's ValidationError for anything else."""
+    return TypeAdapter(SavedFile).validate_json(json.dumps(content))
+
+
 def _digest(content: Any) -> str:
     text = json.dumps(content, separators=(",", ":"))
     return xxhash.xxh3_128_hexdigest(text.encode())

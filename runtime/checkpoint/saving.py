@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from hardware_profiles.foreign import ForeignTextError, form_fault, parse_json, read_text
 from planner.errors import CheckpointError, RequestError
@@ -33,6 +33,7 @@ from runtime.checkpoint.manifest import (
     Progress,
     SavedFile,
     plan_content,
+    saved_file,
     write_manifest,
 )
 from runtime.checkpoint.opening import OpenedRun, open_run
@@ -385,7 +386,7 @@ def _said(note: Path) -> SavedFile:
         found = parse_json(read_text(note, _LARGEST))
         if isinstance(found, dict) and isinstance(found.get("error"), str):
             raise CheckpointError(found["error"])
-        return TypeAdapter(SavedFile).validate_python(found)
+        return saved_file(found)
     except ForeignTextError as error:
         raise CheckpointError(f"{note}: {error}") from error
     except ValidationError as error:

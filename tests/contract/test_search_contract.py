@@ -26,6 +26,7 @@ from planner.search.search import Progress, SearchResult, find_fitting, search
 from planner.search.settle import rank_problem
 from planner.search.solvers import SOLVERS
 from planner.search.space import Configuration, Pinned, bounds, configurations, mesh_shapes
+from planner.sharding.update import PLAIN
 from tests.unit.search.cases import (
     BATCH,
     cluster_of,
@@ -351,7 +352,7 @@ def test_a_search_without_time_finds_nothing_and_says_so() -> None:
 @pytest.mark.parametrize("algorithm", ["dynamic_programming", "recursive_programming"])
 def test_wherever_a_search_is_stopped_what_it_says_holds(algorithm: str) -> None:
     """Stopped after more and more looks at the clock: first nothing is known, then a plan and a bound that are true."""
-    asked = request_of("residual", cluster_of("cpu", 4), 8)
+    asked = request_of("residual", cluster_of("cpu", 4), 8, update=PLAIN)
     best = search(asked).plans[0].objective
     request, looks, found = replace(asked, algorithm=algorithm), 300.0, list[SearchResult]()
     while not found or found[-1].statistics.stopped:
@@ -482,7 +483,9 @@ def test_no_reshape_is_kept() -> None:
 
 
 def test_a_certificate_is_of_the_plan_that_is_returned() -> None:
-    roomy = request_of("llama-1", cluster_of("h100-80gb", 4), 16, pinned=Pinned(pipeline=1, mesh=(4,)))
+    """Of plans whose gradients go one by one: what buckets save is no part of the problem that is certified."""
+    pinned = Pinned(pipeline=1, mesh=(4,))
+    roomy = request_of("llama-1", cluster_of("h100-80gb", 4), 16, pinned=pinned, update=PLAIN)
     reserved = roomy.cluster.device.reserved
     peak = search(roomy).plan.prediction.peak_bytes
     for share in (0.7, 0.5):

@@ -8,7 +8,8 @@ from runtime.training import train
 
 def difference(text: str) -> float:
     """The largest relative difference of the losses of two steps, by the tolerance of the precision."""
-    reports = list(train(parse_plan(text), RunSettings(steps=2)))
+    plan = parse_plan(text)
+    reports = list(train(plan, RunSettings(steps=2, model=plan.model.reference)))
     summary = reports[-1]
     assert isinstance(summary, RunSummary)
     assert summary.difference is not None
