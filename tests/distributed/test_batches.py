@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from runtime.checkpoint.opening import adopt_run
+
 
 @pytest.mark.parametrize("full_batch", [True, False])
 def test_what_looks_across_the_batch_looks_across_all_devices(pool, full_batch: bool) -> None:
@@ -43,5 +45,6 @@ def test_runs_over_several_epochs_see_the_same_samples(pool, tmp_path: Path) -> 
     assert whole[:4] != whole[4:8] != whole[8:]
     assert run("parts", square, 6) == whole[:6]
     shutil.copytree(tmp_path / "parts", tmp_path / "more")
+    adopt_run(tmp_path / "more")  # else a copy does not go on
     assert run("parts", wide, 12) == whole[6:]
     assert run("more", large, 8) == [sorted(whole[6] + whole[7]), sorted(whole[8] + whole[9])]
