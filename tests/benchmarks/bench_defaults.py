@@ -1,9 +1,10 @@
 """What a step costs under the settings that a user gets who gives none, over PyTorch by hand: data parallelism against
-DistributedDataParallel, and tensor 2 x data 2 with ZeRO-1 against tensor parallelism in the MLP alone under FSDP.
+DistributedDataParallel, and tensor 2 x data 2 with ZeRO-1 against tensor parallelism in the MLP alone, as DTensors with
+FSDP and as plain tensors with DistributedDataParallel and ZeroRedundancyOptimizer.
 
     each alone   gradients and new weights one by one (`--buckets none`)
     default      as a plan is that is told nothing beside its degrees
-    MLP alone    the same degrees, every operator outside of the MLP computed whole, as the one by hand has it
+    MLP alone    on the same mesh, products outside of the MLP computed whole, as those by hand have it
 
 Tokens per second of the wall, medians of a step; and CPU seconds of a step of all processes, with the median of what a
 step takes over the one by hand beside it. Other work on the machine falls on the wall, and hardly on that ratio.
@@ -27,6 +28,7 @@ import planner
 from hardware_profiles import load_profile
 from planner.plan.file import save_plan
 from planner.plan.plan import Plan
+from planner.search.request import Shard
 from planner.search.space import Pinned
 from runtime.ranks import run_ranks
 
@@ -36,6 +38,12 @@ SAME = 1e-4
 """Largest relative difference of two losses that are the same."""
 
 EACH, DEFAULT, MLP = "each alone", "default", "MLP alone"
+_WHOLE, _CUT_ROWS, _CUT_COLUMNS = ("batch", "-"), ("batch", "o"), ("batch", "i")
+_MLP_ALONE = (
+    *(Shard(pattern=pattern, strategy=_WHOLE) for pattern in ("*embed_tokens/embedding", "*_attn*_proj*", "lm_head*")),
+    *(Shard(pattern=pattern, strategy=_CUT_ROWS) for pattern in ("*gate_proj*", "*up_proj*")),
+    Shard(pattern="*down_proj*", strategy=_CUT_COLUMNS),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,21 +65,14 @@ class Pair:
 
 
 _REPLICAS = {"tensor": 1, "zero": 0, "by_hand": "ddp", "plans": (EACH, DEFAULT)}
+_CUT = {"model": "llama-tiny", "batch": 8, "tensor": 2, "data": 2, "zero": 1, "plans": (EACH, DEFAULT, MLP)}
 PAIRS = (
     Pair(words="GPT, data 2", model="gpt-tiny", batch=4, data=2, **_REPLICAS),
     Pair(words="Llama, data 2", model="llama-tiny", batch=4, data=2, **_REPLICAS),
     Pair(words="GPT, data 4", model="gpt-tiny", batch=8, data=4, **_REPLICAS),
     Pair(words="Llama, data 4", model="llama-tiny", batch=8, data=4, **_REPLICAS),
-    Pair(
-        words="Llama, tensor 2 x data 2, ZeRO-1",
-        model="llama-tiny",
-        batch=8,
-        tensor=2,
-        data=2,
-        zero=1,
-        by_hand="mlp",
-        plans=(EACH, DEFAULT),
-    ),
+    Pair(words="tensor 2 x data 2, ZeRO-1: FSDP", by_hand="mlp", **_CUT),
+    Pair(words="tensor 2 x data 2, ZeRO-1: DDP", by_hand="local", **_CUT),
 )
 
 
@@ -100,10 +101,19 @@ def main() -> None:
 
 
 def _plan(pair: Pair, who: str) -> Plan:
-    pinned = Pinned(micro_batches=1, recompute="none", tensor=pair.tensor, data=pair.data, zero=pair.zero)
-    given: dict[str, Any] = {"update": planner.Update(buckets="none")} if who == EACH else {}
-    cluster = load_profile("cpu").with_devices(pair.processes)
-    return planner.search(pair.model, cluster, pinned=pinned, precision="fp32", global_batch=pair.batch, **given).plan
+    given: dict[str, Any] = {"tensor": pair.tensor, "data": pair.data, "zero": pair.zero}
+    shards: tuple[Shard, ...] = ()
+    if who == MLP:
+        given, shards = {"mesh": (pair.data, pair.tensor), "pipeline": 1}, _MLP_ALONE
+    return planner.search(
+        pair.model,
+        load_profile("cpu").with_devices(pair.processes),
+        pinned=Pinned(micro_batches=1, recompute="none", **given),
+        shards=shards,
+        precision="fp32",
+        global_batch=pair.batch,
+        update=planner.Update(buckets="none") if who == EACH else planner.Update(),
+    ).plan
 
 
 def _print(pair: Pair, found: Mapping[str, Mapping[str, list[float]]], tokens: int) -> None:
