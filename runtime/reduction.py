@@ -7,10 +7,10 @@ last of its gradients has arrived, in the backward pass of the last micro-batch:
     reduce          bucket 0 ............  bucket 1 ........  bucket 2 .. | wait for all
 
 Buckets start in their order, the same on every rank, on process groups of their own: what the backward pass sends
-meanwhile cannot get between them. One is under way at a time, so that what it was sent from is free when the next is
-filled; those that would take too much memory wait for the end of the pass. Only a step that was announced (`begin`)
-starts early; gradients that are looked at between micro-batches, or checked before the update, stay where they are
-until `finish`.
+meanwhile cannot get between them. As many are under way as the room for them holds (`Starts.landed`), so that the
+backward pass waits for one of them only where the memory of another is needed; those that would take too much wait for
+the end of the pass. Only a step that was announced (`begin`) starts early; gradients that are looked at between
+micro-batches, or checked before the update, stay where they are until `finish`.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class Reduction:
         turns = bound.plan.training.turns * bound.plan.slices
         self._expected = {name: turns * arrivals.get(name, 0) for name in parameters}
         starts = reduction_starts(bound, parameters.keys())
-        self.buckets, self._early = starts.buckets, starts.early
+        self.buckets, self._early, self._landed = starts.buckets, starts.early, starts.landed
         self._groups = axis_lines(place, "gradients") if bound.plan.training.update.bucketed else place.groups
         self._flights: list[Flight] = []
         self._waiting: dict[str, int] = {}
@@ -63,6 +63,8 @@ class Reduction:
         self._waiting = {}
         while len(self._flights) < len(self.buckets):
             self._launch()
+        for flight in self._flights:  # what they send next is under way for all before any of it is waited for
+            flight.go_on()
         found: dict[str, torch.Tensor] = {}
         for bucket, flight in zip(self.buckets, self._flights, strict=True):
             found.update(zip(bucket.names, flight.land(), strict=True))
@@ -92,9 +94,10 @@ class Reduction:
             self._launch()
 
     def _launch(self) -> None:
-        if self._flights:
-            self._flights[-1].land()
-        bucket = self.buckets[len(self._flights)]
+        at = len(self._flights)
+        for flight in self._flights[: self._landed[at]]:
+            flight.land()
+        bucket = self.buckets[at]
         members = [self._parameters[name] for name in bucket.names]
         pieces = [member.local_gradient() for member in members]
         for member in members:

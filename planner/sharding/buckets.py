@@ -8,9 +8,11 @@ The members of a bucket take the same collectives on the same axes, in the same 
 message, which has in it what each member would have sent. Who is with whom is decided here, for all who price and
 execute plans, and is the same on every rank of a stage. One pass over the parameters.
 
-Buckets start in the backward pass, one at a time: the one before has arrived by then, and what was reduced is smaller
-than what was added up. A bucket takes a flat copy of its members and what comes out of its first collective. `in_room`
-lets it start early only where there is room for that, so that buckets cost no memory that grows with the model.
+Buckets start in the backward pass, as soon as they are full. A bucket takes a flat copy of its members and what comes
+out of its first collective; its members are free from then on, and the copy when it has landed. `in_room` lets it start
+early only where there is room for that, beside others that are still under way: as many of them as fit, the oldest are
+waited for where more would not. So buckets cost no memory that grows with the model, and the backward pass does not
+wait for an all-reduce, which needs no memory of its own once it is under way.
 """
 
 from collections.abc import Mapping, Sequence
@@ -86,10 +88,12 @@ class Bucket:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starts:
     """Buckets in the order in which they start: the first so many `early`, in the backward pass, when the last of their
-    members has arrived; the rest behind it. `room` are the bytes that the early ones take beside what is added up."""
+    members has arrived; the rest behind it. Of those before it so many have `landed` when a bucket starts, the others
+    may be under way. `room` are the bytes that the early ones take beside what is added up."""
 
     buckets: tuple[Bucket, ...] = ()
     early: int = 0
+    landed: tuple[int, ...] = ()
     room: float = 0.0
 
 
@@ -144,7 +148,24 @@ def in_room(buckets: Sequence[Bucket], mesh: Mesh, room: float) -> Starts:
         early.append(one)
         taken = max(taken, one.takes(mesh) - freed)
         freed += one.frees(mesh)
-    return Starts(buckets=(*early, *waiting), early=len(early), room=taken)
+    landed = (*_landed(early, mesh, taken), *range(len(early), len(buckets)))
+    return Starts(buckets=(*early, *waiting), early=len(early), landed=landed, room=taken)
+
+
+def _landed(early: Sequence[Bucket], mesh: Mesh, room: float) -> list[int]:
+    """How many have landed when each starts: as few as leave room for it,
+
+    takes of it + what comes out of those under way - what those that have landed have freed <= room
+
+    where room is what they need that start one by one."""
+    found, landed, taken = list[int](), 0, 0.0
+    for at, one in enumerate(early):
+        while taken + one.takes(mesh) > room and landed < at:
+            taken -= early[landed].comes(mesh) + early[landed].frees(mesh)
+            landed += 1
+        found.append(landed)
+        taken += one.comes(mesh)
+    return found
 
 
 def bucket_place(name: str, buckets: Buckets, position: int) -> object:

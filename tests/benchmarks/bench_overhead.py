@@ -51,6 +51,7 @@ class Pair:
     tensor: int
     data: int
     by_hand: str = "parallel"
+    plans: tuple[str, ...] = ("plan",)
 
     @property
     def pinned(self) -> Pinned:
@@ -92,7 +93,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             for number, pair in enumerate(together):
-                save_plan(_plan(pair), folder / f"{number}.json")
+                save_plan(_plan(pair), folder / f"{number}.plan.json")
             (folder / "pairs").write_text(json.dumps([asdict(pair) for pair in together]), encoding="utf-8")
             run_ranks("overhead_runs", [name, "--rounds", str(ROUNDS[extent()])], processes, lines.append)
         for line in lines:

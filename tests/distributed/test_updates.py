@@ -96,6 +96,12 @@ def check_buckets(pool, kind: str, sizes: tuple[int, ...], micro_batches: int, s
             assert all(early), "nothing went behind the backward pass"
 
 
+def test_the_backward_pass_waits_for_no_bucket_that_is_summed(pool) -> None:
+    for started, waited in pool.run("updates", "waited", "llama", "megatron", (2, 2), 2048):
+        assert started > 3
+        assert waited == 0
+
+
 DTYPES = {"mixed": ("float32", "bfloat16"), "fp32": ("float32", "float32"), "parameter": ("bfloat16", "bfloat16")}
 HALVES = [
     *itertools.product(("zero2", "zero1"), DTYPES, ("adamw",), (True,)),

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import plans
 import torch
@@ -18,6 +19,7 @@ from planner.sharding.layout import PARTIAL, REPLICATE, shard
 from planner.sharding.mesh import Mesh
 from planner.sharding.stored import StoredParameter, own_copies
 from planner.sharding.update import Update
+from runtime.flight import Flight
 from runtime.optimizers import OptimizerSettings
 from runtime.training_step import TrainingStep, parallelize
 from runtime.unsharded import UnshardedStep
@@ -196,6 +198,29 @@ def alike(
         early.append(started[-1])
     plain, *bucketed = weights
     return [max(float((w[n] - plain[n]).abs().max()) for n in plain) for w in bucketed], early[1:]
+
+
+def waited(model: str, kind: str, sizes: tuple[int, ...], size: int) -> tuple[int, int]:
+    """How many buckets of a step had started when its backward pass was over, and how many of them had been waited
+    for."""
+    plan = plan_of(model, kind, sizes, Update(buckets=size), optimizer="sgd")
+    step = step_of(model, plan)
+    reduction, land, found = step.rank.optimizer.reduction, Flight.land, list[tuple[int, int]]()
+    finish, landed = reduction.finish, set[Flight]()
+
+    def noting(flight: Flight) -> list[torch.Tensor]:
+        landed.add(flight)
+        return land(flight)
+
+    def finishing() -> dict[str, torch.Tensor]:
+        found.append((len(reduction._flights), len(landed.intersection(reduction._flights))))
+        return finish()
+
+    reduction.finish = finishing  # type: ignore[method-assign]
+    with mock.patch.object(Flight, "land", noting):
+        for number in range(2):
+            step(*plans.batch(seed=number))
+    return found[-1]
 
 
 def other_values(broadcast: bool, meta: bool = False) -> tuple[str, float]:

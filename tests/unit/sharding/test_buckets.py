@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from planner.sharding.buckets import Bucket, Traveller, in_buckets, traveller
+from planner.sharding.buckets import Bucket, Traveller, in_buckets, in_room, traveller
 from planner.sharding.layout import PARTIAL, REPLICATE, shard
 from planner.sharding.mesh import Mesh, MeshAxis
 from planner.sharding.update import Buckets
@@ -71,3 +71,26 @@ def test_everybody_travels_once(buckets: Buckets) -> None:
     travellers = [going(str(at), 4 * (1 + at % 3), CUT if at % 4 else SUM) for at in range(20)]
     names = " ".join(found(travellers, buckets)).split()
     assert sorted(names) == sorted(one.name for one in travellers)
+
+
+def test_buckets_that_are_summed_wait_for_none() -> None:
+    """What an all-reduce is sent from takes the place of its members: any number may be under way."""
+    buckets = [Bucket(members=(going(f"{at} a", 4), going(f"{at} b", 4))) for at in range(5)]
+    starts = in_room(buckets, MESH, 2 * 256)
+    assert (starts.early, starts.landed, starts.room) == (5, (0,) * 5, 256)
+
+
+def test_buckets_that_are_scattered_wait_where_the_room_is_used_up() -> None:
+    """Pieces that come out, 64 bytes of 256, take memory beside what is still under way; the first has 192 free when
+    it has landed, so that some of those after it need not wait for all before them."""
+    buckets = [Bucket(members=(going(f"{at} a", 4, CUT), going(f"{at} b", 4, CUT))) for at in range(5)]
+    starts = in_room(buckets, MESH, 2 * 256)
+    assert (starts.early, starts.room) == (5, 256 + 64)
+    assert starts.landed == (0, 1, 1, 1, 1)
+
+
+def test_buckets_behind_the_backward_pass_go_one_by_one() -> None:
+    small, large = Bucket(members=(going("a", 4), going("b", 4))), Bucket(members=(going("c", 40), going("d", 40)))
+    starts = in_room([large, small, large], MESH, 512)
+    assert starts.buckets == (small, large, large)
+    assert (starts.early, starts.landed) == (1, (0, 1, 2))
