@@ -135,21 +135,14 @@ class Flight:
 
     def land(self) -> Pieces:
         """Wait, and take the collectives that are left; the pieces at the end of their way."""
-        while self.go_on():
-            pass
+        with torch.no_grad():
+            while self._started is not None:
+                work, _, landed = self._started
+                waiting_for(work.wait)
+                self._started = _ = None
+                self._pieces = landed()
+                self._go()
         return self._pieces
-
-    @torch.no_grad()
-    def go_on(self) -> bool:
-        """Wait for the collective under way, where one is, and start the next; whether one was."""
-        if self._started is None:
-            return False
-        work, _, landed = self._started
-        waiting_for(work.wait)
-        self._started = _ = None
-        self._pieces = landed()
-        self._go()
-        return True
 
     @torch.no_grad()
     def _go(self) -> None:

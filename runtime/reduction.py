@@ -63,8 +63,6 @@ class Reduction:
         self._waiting = {}
         while len(self._flights) < len(self.buckets):
             self._launch()
-        for flight in self._flights:  # what they send next is under way for all before any of it is waited for
-            flight.go_on()
         found: dict[str, torch.Tensor] = {}
         for bucket, flight in zip(self.buckets, self._flights, strict=True):
             found.update(zip(bucket.names, flight.land(), strict=True))

@@ -123,7 +123,7 @@ ROWS: Mapping[tuple[str, str], Row] = {
     ),
     ("runtime.ring_attention", "_forward"): Row(part="action", reads=("ring",), say=_ring),
     ("runtime.ring_attention", "_backward"): Row(part="action", reads=("ring",), say=_ring),
-    ("runtime.flight", "Flight.go_on"): Row(part="action", reads=("self",), say=_landing),
+    ("runtime.flight", "Flight.land"): Row(part="action", reads=("self",), say=_landing),
     ("runtime.pipeline", "Pipeline._receive"): Row(
         part="of", reads=("crossing",), say=lambda crossing: f"'{crossing.name}'"
     ),

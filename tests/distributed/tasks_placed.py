@@ -13,7 +13,6 @@ from tasks_models import SETTINGS
 from planner.errors import CheckpointError, PlannerError
 from planner.plan.crossing_rows import crossing_rows
 from planner.plan.file import parse_plan
-from runtime.checkpoint.folder import part_of
 from runtime.checkpoint.saving import Checkpoints
 from runtime.checkpoint.spread import TABLE_PARTS
 from runtime.checkpoint.tables import tables_file_of
@@ -112,7 +111,7 @@ def restored(model: str, text: str, folder: str, servers: tuple[str, int] | None
     """Train one step from other weights, as tables that are not restored would show, then go on from a checkpoint."""
     step = built(model, text, _addresses(servers))
     step(*plans.inputs(model, seed=9))
-    found = Checkpoints(folder).restore(step)
+    found = Checkpoints(folder, read_only=True).restore(step)
     assert found is not None
     assert (found.step, step.steps) == (2, 2)
     return _two_more(model, step)
@@ -139,8 +138,7 @@ def unwritable(model: str, text: str, folder: str) -> tuple[str, int]:
     step(*plans.inputs(model))
     checkpoints = Checkpoints(folder)
     if dist.get_rank() == 1:
-        part = part_of(Path(folder), 1, checkpoints._token)
-        part.mkdir(parents=True, exist_ok=True)
+        part = checkpoints._writable().make_part(1, checkpoints._token)
         (part / tables_file_of(1)).write_text("somebody was here")
     dist.barrier()
     checkpoints.save(step)

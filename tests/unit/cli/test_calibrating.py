@@ -14,7 +14,7 @@ from planner.cli.main import app
     ("content", "message"),
     [
         (None, "cannot be read: No such file or directory"),
-        ("no JSON", "file: Invalid JSON"),
+        ("no JSON", "not valid JSON at line 1"),
         (json.dumps({"schema_version": 1}), "date: Field required"),
     ],
 )

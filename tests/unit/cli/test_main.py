@@ -368,9 +368,6 @@ def test_a_model_of_the_user(factory: str, global_batch: str) -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("usermodels:fixed", ("batch cannot be changed", "add")),
-        ("usermodels:second_dim", ("batch cannot be changed", "softmax")),
-        ("usermodels:one_sample", ("batch cannot be changed", "2 or more")),
         ("usermodels:no_loss", ("shape (4, 16)", "return the scalar loss")),
         ("usermodels:branches", ("Branches cannot be traced", "must not branch on tensor values")),
         (
@@ -391,6 +388,14 @@ def test_a_model_of_the_user(factory: str, global_batch: str) -> None:
 def test_models_of_the_user_that_cannot_be_planned(model: str, words: tuple[str, ...]) -> None:
     message = refused("--model", model, "--hardware", "cpu", "--devices", "2", "--global-batch", "8")
     assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(("model", "samples"), [("fixed", 4), ("second_dim", 8), ("one_sample", 1)])
+def test_models_that_compute_with_one_batch_are_planned_with_micro_batches_of_it(model: str, samples: int) -> None:
+    outcome = plan("--model", f"usermodels:{model}", "--hardware", "cpu", "--devices", "2", "--global-batch", "8")
+    assert outcome.code == 0, outcome
+    made = load_plan(Path(f"usermodels-{model}-2.json"))
+    assert made.training.global_batch == samples * made.training.micro_batches
 
 
 def test_the_length_of_a_factory_is_its_own() -> None:

@@ -76,8 +76,8 @@ def test_what_crosses_is_priced_at_the_link_that_it_takes(plan: Any, made: dict[
 
     loaded = load_plan(Path("plan.json"))
     machine = machine_of(loaded.cluster)
-    model, graph = traced_again(loaded)
-    bound = verify(loaded, graph, model.batch, machine).bound
+    model = traced_again(loaded, None)
+    bound = verify(loaded, model.graph, model.batch, machine).bound
     levels = set()
     for number, rank in enumerate(dissect(bound, machine)):
         found = network_of(bound, rank, number, machine)

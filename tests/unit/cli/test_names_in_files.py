@@ -353,7 +353,7 @@ def _put(*path: str | int, value: object) -> Callable[[dict[str, Any]], None]:
         (_put("operators", LINEAR, "arguments", value=[{"code": "x"}]), "has the argument"),
         (_put("operators", LINEAR, "arguments", value=[{"dtype": "__class__"}]), "has the argument"),
         (_put("operators", LINEAR, "keywords", value=[["dtype", {"dtype": "load"}]]), "torch has no dtype 'load'"),
-        (_put("operators", LINEAR, "arguments", value=[2**70]), "has the argument"),
+        (_put("operators", LINEAR, "arguments", value=[2**70]), "does not fit in 64 bits"),
         (_put("operators", LINEAR, "results", value=["up/linear", "up/linear"]), "is there twice"),
         (_put("operators", LINEAR, "name", value="bad\nname"), "has a control character"),
         (_put("types", "up.weight", value=[[2**60, 2**60], "float32", True]), "types.up.weight"),
