@@ -230,7 +230,11 @@ def test_what_stretches_positions_is_taken_from_the_config(tmp_path: Path) -> No
     ("family", "content", "said"),
     [
         ("llama", {"num_attention_heads": "four"}, "num_attention_heads: Input should be a valid integer"),
-        ("llama", {"num_attention_heads": 3, "num_key_value_heads": 3}, "is not a multiple of the number of attention heads (3)"),
+        (
+            "llama",
+            {"num_attention_heads": 3, "num_key_value_heads": 3},
+            "is not a multiple of the number of attention heads (3)",
+        ),
         ("llama", {"num_key_value_heads": 3}, "attention heads are not a multiple of the 3 key and value heads"),
         ("llama", {"hidden_act": "sillu"}, "hidden_act: unknown activation 'sillu'; did you mean silu"),
         ("llama", {"hidden_size": 0}, "hidden_size: Input should be greater than or equal to 1"),
