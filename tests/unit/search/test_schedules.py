@@ -8,6 +8,7 @@ from planner.errors import InfeasibleError, RequestError
 from planner.search.scheduling import WORTH
 from planner.search.search import SearchResult, search
 from planner.search.space import Pinned
+from planner.sharding.update import PLAIN
 from tests.unit.search.cases import cluster_of, request_of
 
 DEEP = {"pipeline": 4, "micro_batches": 4}
@@ -71,7 +72,7 @@ def test_values_that_all_blocks_read_are_handed_on() -> None:
 def test_a_plan_that_another_order_makes_the_fastest_is_not_left_out() -> None:
     """Of sums that are close, a pipeline's is the larger one; but for its bubble, which zero bubble fills, it is the
     smaller."""
-    request = request_of("llama-tiny", cluster_of("cpu", 4), 16)
+    request = request_of("llama-tiny", cluster_of("cpu", 4), 16, update=PLAIN)
     whole = search(request)
     pipelined = search(replace(request, pinned=Pinned(pipeline=2)))
     alone = search(replace(request, pinned=Pinned(pipeline=1)))
