@@ -17,7 +17,7 @@ traced in full instead: slower, never wrong.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any, cast
@@ -372,7 +372,7 @@ def _named(graph: OperatorGraph) -> OperatorGraph:
     return repeats.rename(graph, names, renamed)
 
 
-def resolve(op: str) -> Callable[..., Any]:
+def resolve(op: str) -> torch._ops.OpOverload:
     """The PyTorch operator named "namespace.name.overload". Raises ModelError for a name that is not of an operator:
     `torch.ops` has methods too, such as the one that loads a library."""
     found: Any = functools.reduce(lambda at, name: getattr(at, name, None), op.split("."), cast("Any", torch.ops))

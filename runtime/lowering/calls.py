@@ -142,7 +142,7 @@ def _makes_one(instruction: Instruction, call: FormCall, traced: bool) -> bool:
         return True
     if isinstance(call.form, functools.partial) and not traced:
         return False
-    returned = resolve(op)._schema.returns  # type: ignore[attr-defined]
+    returned = resolve(op)._schema.returns
     return len(returned) == 1 and str(returned[0].type) == "Tensor"
 
 

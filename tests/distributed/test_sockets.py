@@ -150,7 +150,7 @@ def test_a_run_listens_on_loopback_and_unpickles_nothing(folder: Path, tmp_path:
         assert not any(planted), "a store takes what anybody writes"
         return True
 
-    words = ("run", "plan.json", "--steps", "1000", "--data", "waiting:rows", "--no-check")
+    words = ("run", "plan.json", "--model", "waiting:make", "--steps", "1000", "--data", "waiting:rows", "--no-check")
     listens_on_loopback(folder, *words, until=attacked)
 
 
@@ -161,7 +161,7 @@ def test_a_run_listens_on_loopback_and_unpickles_nothing(folder: Path, tmp_path:
     ids=["restarts", "elastic"],
 )
 def test_a_run_that_goes_on_listens_on_loopback(folder: Path, options: tuple[str, ...]) -> None:
-    listens_on_loopback(folder, "run", "plan.json", "--steps", "2", "--no-check", *options)
+    listens_on_loopback(folder, "run", "plan.json", "--model", "waiting:make", "--steps", "2", "--no-check", *options)
 
 
 @pytest.mark.thorough

@@ -346,7 +346,19 @@ def _where(path: Path) -> None:
 def _notes(path: Path) -> None:
     from runtime.breakdown import failure_of
 
-    failure_of(path.parent, returned=1, noise="", killed_by_us=(), unfinished=())
+    failure_of(path.parent, ended={0: 1}, noise="")
+
+
+def _record_of_a_run(path: Path) -> None:
+    from runtime.run_folder.identity import read_record
+
+    read_record(path.parent)
+
+
+def _lock(path: Path) -> None:
+    from runtime.run_folder.lock import held
+
+    held(path)
 
 
 def _devices(path: Path) -> None:

@@ -98,7 +98,7 @@ def kept_again(call: Call, rule: WrittenRule) -> WrittenRule:
 
 def check_kind(call: Call) -> None:
     """Raises RuleError for operators that say themselves that they cannot be repeated on several devices."""
-    schema = resolve(call.op)._schema  # type: ignore[attr-defined]
+    schema = resolve(call.op)._schema
     if schema.is_mutable:
         raise RuleError(
             f"operator {call.op} changes its operands in place, which is not supported; return a new tensor"

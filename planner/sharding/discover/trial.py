@@ -190,7 +190,7 @@ def values(call: Call, setting: Setting, seed: int, marks: Sequence[int] = ()) -
 
 def marks_of(call: Call) -> tuple[int, ...]:
     """Numbers that may mean something special among indices: what the arguments or their defaults say, as -100."""
-    defaults = [argument.default_value for argument in resolve(call.op)._schema.arguments]  # type: ignore[attr-defined]
+    defaults = [argument.default_value for argument in resolve(call.op)._schema.arguments]
     given = [n for argument in (*call.arguments, *dict(call.keywords).values()) for n in _numbers(argument)]
     given += [n for n in defaults if isinstance(n, int) and not isinstance(n, bool)]
     return tuple(sorted(set(given)))
