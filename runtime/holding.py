@@ -2,17 +2,13 @@
 replicas in memory, which nobody needs after its end."""
 
 import contextlib
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
-from planner.errors import StoppedError
 from runtime.progress import NoticeReport, Report
 from runtime.run_settings import RunSettings
+from runtime.stopping import stopped_by_signals
 
 
 @contextlib.contextmanager
@@ -29,25 +25,9 @@ def holding_folder(settings: RunSettings, tell: Callable[[Report], None]) -> Ite
     from runtime.checkpoint.opening import open_run
     from runtime.recovery.replica_folder import holding, sweep
 
-    with _stopped_by_signals(), contextlib.closing(open_run(Path(settings.save))) as opened:
+    with stopped_by_signals(), contextlib.closing(open_run(Path(settings.save))) as opened:
         origin = opened.folder.record.origin
         for note in (*opened.notes, *sweep(origin)):
             tell(NoticeReport(text=note))
         with holding(origin, wanted=settings.copies):
             yield replace(settings, lock=opened.token)
-
-
-@contextlib.contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP become StoppedError, so that what is held is given up also between two runs of ranks."""
-    ours = threading.current_thread() is threading.main_thread()  # only there can a signal be handled
-    before = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGHUP) if ours}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _stop(number: int, _: FrameType | None) -> NoReturn:
-    raise StoppedError(128 + number)

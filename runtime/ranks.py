@@ -13,22 +13,20 @@ failed, vanished, or nothing has happened for too long, all ranks are ended, eac
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import IO, NoReturn
+from typing import IO
 
-from planner.errors import RunError, StoppedError
+from planner.errors import RunError
 from runtime.breakdown import failure_of
 from runtime.launchers.launched import LOOPBACK
 from runtime.launchers.own import environment_of
 from runtime.lifeline import held
+from runtime.stopping import stopped_by_signals
 from runtime.watch import Watch
 
 
@@ -47,7 +45,7 @@ def run_ranks(
     with what went wrong first, where a rank fails, is killed, or where no rank makes progress for `timeout` seconds
     (None: for ever). Nothing that was started is left when this returns or raises.
     """
-    with _stopping(), tempfile.TemporaryDirectory(prefix="plan-run-") as folder:
+    with stopped_by_signals(), tempfile.TemporaryDirectory(prefix="plan-run-") as folder:
         notes = Path(folder)
         command = [sys.executable, "-u", "-m", module, *arguments, "--notes", folder]
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as noise:
@@ -130,19 +128,3 @@ def _environments(processes: int, store: Path) -> list[dict[str, str]]:
         free.bind((LOOPBACK, 0))
         port = free.getsockname()[1]
     return [{**shared, **environment_of(rank, processes, str(store), port)} for rank in range(processes)]
-
-
-@contextlib.contextmanager
-def _stopping() -> Iterator[None]:
-    """Meanwhile signals that end a process raise StoppedError."""
-    ours = threading.current_thread() is threading.main_thread()  # only there can a signal be handled
-    before = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGHUP) if ours}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _stop(number: int, _: FrameType | None) -> NoReturn:
-    raise StoppedError(128 + number)

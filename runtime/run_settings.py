@@ -24,7 +24,7 @@ class RunSettings:
 
     `check` runs the unsharded model beside it, in the memory of rank 0's device. `model` and `data` are the
     words of the person: the model where it is none of the zoo, `package.module:factory` or a config.json, and the
-    factory of a dataset where there shall be one. What a plan names itself is never imported or opened.
+    factory of a dataset, where there is one. What a plan names itself is never imported or opened.
     `shuffle`, `full_batch` and `workers` are those of `runtime.loader`. A run in which no rank makes progress for
     `timeout` seconds is ended. `on_nonfinite`, `on_spike`, `spike_factor` and `spike_window` are those of
     `runtime.guard`; a run that rolls back does so `rollbacks` times in a row without getting any further.

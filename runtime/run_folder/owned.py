@@ -68,12 +68,11 @@ def make(path: Path, mark: Mark) -> None:
 
 def put_mark(path: Path, mark: Mark) -> None:
     """Mark a folder that is known to be ours by what is in it: versions before left no marks."""
-    fresh = path / f"{MARK}.{secrets.token_hex(4)}.new"
-    with open(fresh, "x", encoding="utf-8", opener=private.opener) as file:
+    (path / MARK).unlink(missing_ok=True)  # one that the loss of power has left empty
+    with open(path / MARK, "x", encoding="utf-8", opener=private.opener) as file:
         json.dump(asdict(mark), file)
         file.flush()
         os.fsync(file.fileno())
-    fresh.replace(path / MARK)  # also of one that the loss of power has left empty
 
 
 def remove(path: Path, *, inside: Path, name: re.Pattern[str], ours: Callable[[Mark], bool]) -> str | None:

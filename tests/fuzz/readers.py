@@ -559,6 +559,29 @@ def readers() -> tuple[Reader, ...]:
         Reader(
             name="notes of ranks", format=JSON, seeds=_json({"code": 1, "message": "x"}), read=_notes, file="rank0.json"
         ),
+        Reader(
+            name="record of a run",
+            format=JSON,
+            seeds=_json(
+                {"run": "0" * 32, "folder": "1" * 32, "inode": 1, "file": 2, "path": "/runs", "host": "a", "former": []}
+            ),
+            read=_record_of_a_run,
+            file="run.json",
+        ),
+        Reader(
+            name="lock of a run",
+            format=JSON,
+            seeds=_json(
+                {
+                    "holder": {"host": "a", "boot": "b", "namespace": "c", "pid": 1, "start": "2"},
+                    "token": "0" * 32,
+                    "since": "2026-01-01 00:00:00 UTC",
+                    "inode": 1,
+                }
+            ),
+            read=_lock,
+            file="lock",
+        ),
         Reader(name="devices", format=WORDS, seeds=(b"4\n",), read=_devices, file="devices"),
         Reader(name="server address", format=WORDS, seeds=(b"127.0.0.1:80",), read=_server_address, file="server-0.at"),
         Reader(name="tokens", format=BYTES, seeds=(bytes(64),), read=_tokens, file="tokens.bin"),
