@@ -29,6 +29,7 @@ _WORD = 2**63  # numbers are below that, as in 64 bits with a sign
 _POINTS = 1000  # of keys and numbers in one line of TOML: its parser takes quadratic time for a.a.a.a
 _COLUMNS = 1000
 _CELL = 2**14  # characters
+_NO_OBJECT = frozenset({"model_type", "dict_type", "dataclass_type"})  # pydantic names a class of ours in its message
 
 
 class ForeignTextError(HardwareProfileError):
@@ -283,4 +284,5 @@ def form_fault(error: ValidationError) -> str:
     """The first place that does not have the form of a pydantic model, and how many more there are."""
     first, count = error.errors(include_url=False)[0], error.error_count()
     place = ".".join(str(part) for part in first["loc"]) or "the file"
-    return f"{place}: {first['msg']}{f' (and {count - 1} more)' if count > 1 else ''}"
+    reason = "it should be an object with named values" if first["type"] in _NO_OBJECT else first["msg"]
+    return f"{place}: {reason}{f' (and {count - 1} more)' if count > 1 else ''}"

@@ -174,7 +174,7 @@ CASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (f"run {GOOD} --workers -1", ("--workers -1: give a whole number of 0 or more\n",)),
     (f"{TINY} --shard-from none.json", ("none.json: cannot be read", "give a plan file")),
     ("fit none.json", ("none.json: cannot be read", "plan calibrate")),
-    ("fit list.json", ("list.json: file: Input should be an object",)),
+    ("fit list.json", ("list.json: the file: it should be an object",)),
     ("calibrate -o .", ("--output .:", "must end in .toml")),
     ("validate none.csv", ("none.csv: cannot be read", "give a CSV file")),
     ("validate binary.json", ("UTF-8", "give a CSV file")),
