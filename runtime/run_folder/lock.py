@@ -54,6 +54,11 @@ class Held:
     inode: int
     touched: int
 
+    def has(self, token: str) -> bool:
+        """Whether it is the lock with this token, under whatever number of file: network file systems may give another
+        one when they are mounted anew."""
+        return token.encode() in self.raw
+
     def __str__(self) -> str:
         return "a process that it does not name" if self.holder is None else f"{self.holder} since {self.since}"
 
@@ -82,7 +87,7 @@ def held(path: Path) -> Held | None:
 def check(folder: Path, token: str) -> None:
     """Raise CheckpointError where the lock of a folder is no longer the one with this token."""
     found = held(folder / LOCK)
-    if found is None or found.token != token:
+    if found is None or not found.has(token):
         who = "nobody holds it now" if found is None else f"it is held by {found}"
         raise CheckpointError(
             f"{folder}: this run lost its lock, {who}: nothing more is written there. Go on from the last checkpoint"
@@ -136,7 +141,7 @@ class Lock:
         atexit.unregister(self.release)
         try:
             found = held(self.path)
-            if found is not None and found.token == self.token:
+            if found is not None and found.has(self.token):
                 self.path.unlink(missing_ok=True)
         except OSError:
             return  # the folder has gone; the next run sees that this process has
@@ -163,9 +168,13 @@ class Lock:
         content["since"] = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         try:
             with open(path, "xb", buffering=0, opener=private.opener) as file:
-                content["inode"] = os.fstat(file.fileno()).st_ino
-                file.write(json.dumps(content).encode())
-                os.fsync(file.fileno())
+                try:
+                    content["inode"] = os.fstat(file.fileno()).st_ino
+                    file.write(json.dumps(content).encode())
+                    os.fsync(file.fileno())
+                except OSError:  # a full disk: an empty lock would keep the next run waiting
+                    path.unlink(missing_ok=True)
+                    raise
         except FileExistsError:
             return False
         return True
@@ -188,12 +197,12 @@ class Lock:
         finally:
             claim.unlink(missing_ok=True)
         now = held(self.path)
-        return now is not None and now.token == self.token
+        return now is not None and now.has(self.token)
 
     def _beat(self) -> None:
         while not self._released.wait(BEAT):
             try:
-                if (found := held(self.path)) is None or found.token != self.token:
+                if (found := held(self.path)) is None or not found.has(self.token):
                     return
                 os.utime(self.path)
             except OSError:

@@ -1,5 +1,6 @@
 """The parts of a run's folder: its identity, its lock, marks of what may be deleted, and replicas in memory."""
 
+import errno
 import json
 import os
 import re
@@ -237,6 +238,29 @@ def test_a_lock_is_held_by_one_process_until_its_end(tmp_path: Path) -> None:
     assert held(tmp_path / LOCK) is None
     with pytest.raises(CheckpointError, match="lost its lock, nobody holds it now"):
         lock.check()
+
+
+def test_a_lock_whose_file_has_another_number_is_still_ours(tmp_path: Path) -> None:
+    """As on a network file system that was mounted anew while the run held it."""
+    lock = Lock(tmp_path)
+    os.link(tmp_path / LOCK, tmp_path / "kept")  # so that the number is not given again
+    (tmp_path / LOCK).unlink()
+    (tmp_path / LOCK).write_bytes((tmp_path / "kept").read_bytes())
+    lock.check()
+    lock.release()
+    assert held(tmp_path / LOCK) is None
+
+
+def test_a_full_disk_leaves_no_empty_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("runtime.run_folder.lock.os.fsync", full)
+        with pytest.raises(CheckpointError, match="No space left on device"):
+            Lock(tmp_path)
+    assert held(tmp_path / LOCK) is None
+    Lock(tmp_path, patience=1e6).release()
 
 
 def test_a_number_that_was_given_to_another_process_is_no_holder(tmp_path: Path) -> None:
