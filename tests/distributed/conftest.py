@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from tests.suite_times import worked
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
@@ -46,9 +48,10 @@ class WorkerPool:
                 assert isinstance(connection, Connection)
                 rank = waiting.pop(connection)
                 try:
-                    kind, results[rank] = connection.recv()
+                    kind, results[rank], spent = connection.recv()
                 except EOFError:
                     self._fail(f"rank {rank} ended")
+                worked(spent)
                 if kind == "failed":
                     self._fail(f"rank {rank} raised:\n{results[rank]}")
         return results

@@ -3,12 +3,13 @@
     python worker.py RANK WORLD STORE ADDRESS
 
 It joins a gloo group through the file STORE, connects to ADDRESS, and runs tasks until the connection closes. A
-task is (path of a file beside this one, name of a function in it, arguments); the answer is ("done", result) or
-("failed", traceback).
+task is (path of a file beside this one, name of a function in it, arguments); the answer is ("done", result, CPU
+seconds) or ("failed", traceback, CPU seconds).
 """
 
 import importlib
 import sys
+import time
 import traceback
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -28,11 +29,12 @@ def main(rank: int, world: int, store: str, address: str) -> None:
                 module, function, arguments = connection.recv()
             except EOFError:
                 return
+            before = time.process_time()
             try:
                 answer = ("done", getattr(importlib.import_module(module), function)(*arguments))
             except Exception:
                 answer = ("failed", traceback.format_exc())
-            connection.send(answer)
+            connection.send((*answer, time.process_time() - before))
 
 
 if __name__ == "__main__":
