@@ -8,10 +8,16 @@ stay together, as they share what was traced for them. Marks of groups would not
 nothing under pytest 9.2 (pytest-xdist #1386).
 """
 
+import gc
+
 import pytest
 from hypothesis import settings
 
 from tests import suite_times
+from tests.long_lists import mark_long_lists
+
+# Test runs make many objects that live long; looking through all of them again and again takes 7% of the time.
+gc.set_threshold(100_000, 50, 1000)
 
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=1000)
@@ -20,6 +26,15 @@ settings.load_profile("repeatable")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu-times", metavar="FILE", help="append what each phase of each test took, as lines of JSON")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_long_lists(items)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,12 +1,43 @@
-"""Lists of cases of which a few are run by default, more with `-m thorough`, and all with `-m exhaustive` beside it."""
+"""Long lists of cases: a few run by default, more with `-m thorough`, and all with `-m exhaustive` beside it.
 
-from collections.abc import Iterable, Iterator
+    @pytest.mark.cases(2, 6)          of all cases of this test two run by default, six more in the thorough list, and
+    def test_what_is_predicted(...)   the others are exhaustive; `cases(2)` has all others in the thorough list
+
+Cases are drawn evenly from the list, the first one always; those that are marked by hand stay as they are.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
 import pytest
 
 _MARKED = type(pytest.param())
+_TIERS = ("thorough", "exhaustive")
+
+
+def mark_long_lists(items: Sequence[pytest.Item]) -> None:
+    """Mark the cases of tests that bear `cases` with the list that they belong to."""
+    found: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("cases") is not None and not any(map(item.get_closest_marker, _TIERS)):
+            found[item.nodeid.partition("[")[0]].append(item)
+    for cases in found.values():
+        mark = cases[0].get_closest_marker("cases")
+        assert mark is not None
+        usual, *more = mark.args
+        drawn = _drawn(len(cases), usual)
+        left = [at for at in range(len(cases)) if at not in drawn]
+        thorough = {left[at] for at in _drawn(len(left), more[0] if more else len(left))}
+        for at, case in enumerate(cases):
+            if at not in drawn:
+                case.add_marker("thorough" if at in thorough else "exhaustive")
+
+
+def _drawn(count: int, wanted: int) -> set[int]:
+    """So many places of a list, evenly spread; all where the list is shorter."""
+    return {place * count // min(wanted, count) for place in range(min(wanted, count))}
 
 
 def first(count: int, cases: Iterable[Any]) -> list[Any]:

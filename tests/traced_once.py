@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import planner.cli.tracing
 from planner.models.zoo import ZOO
+from tests.kept import kept
 
 
 @contextmanager
@@ -16,12 +18,14 @@ def traced_once(*, users: bool = False) -> Iterator[None]:
     trace = planner.cli.tracing.traced
 
     def remembered(model: Any, *, full: bool = False) -> Any:
-        if not users and model.reference.partition("+")[0] not in ZOO:
+        ours = model.reference.partition("+")[0] in ZOO
+        if not users and not ours:
             return trace(model, full=full)
         dtype = next(model.module.parameters()).dtype
         key = (model.reference, model.batch, model.sequence_length, dtype, full)
         if key not in known:
-            known[key] = trace(model, full=full)
+            make = partial(trace, model, full=full)
+            known[key] = kept(f"zoo {key}", make) if ours else make()
         return known[key]
 
     planner.cli.tracing.traced = remembered

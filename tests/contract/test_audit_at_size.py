@@ -69,7 +69,7 @@ CASES = (
     case("resnet50", 16, pipeline=2, mesh=(8,), micro_batches=4),
     case("resnet50", 128, BUCKETS, "fp32", data=128),
     case("dlrm-kaggle", 16),
-    case("dlrm-kaggle", 8, BUCKETS, data=8, zero=1, micro_batches=2),
+    case("dlrm-kaggle", 8, CLIPPED, data=8, zero=1, micro_batches=2),
     case("wide-deep", 128, CLIPPED, zero=2),
     case("mixtral-8x7b", 32, CLIPPED, tensor=4, data=8, expert=8, whole_experts=True, zero=1, recompute="selective"),
 )

@@ -1,27 +1,28 @@
-"""A pool of four gloo processes, started once for all distributed tests, and pools of two and of eight for those that
-ask for them.
+"""A pool of four gloo processes for all distributed tests, and pools of two and of eight for those that ask for them,
+forked from one process that has imported what they need.
 
 `pool.run("tasks", "function", *arguments)` calls a function of a file in this folder in every process and returns
 their results. If one raises, dies or takes too long, all are ended (the others may be waiting for it in a
 collective), the test fails with its traceback, and the next test gets a new pool.
 """
 
-import os
-import subprocess
-import sys
+import multiprocessing
 import tempfile
 import time
 from collections.abc import Iterator
-from multiprocessing.connection import Connection, Listener, wait
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.distributed.worker import work
 from tests.suite_times import worked
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+ROOT = Path(__file__).resolve().parents[2]
+FORKING = multiprocessing.get_context("forkserver")
+FORKING.set_forkserver_preload(["tests.distributed.warm"])
 
 
 class WorkerPool:
@@ -29,7 +30,7 @@ class WorkerPool:
 
     def __init__(self, world: int) -> None:
         self.world = world
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[ForkServerProcess] = []
         self._connections: list[Connection] = []
 
     def run(self, module: str, function: str, *arguments: Any, timeout: float = 240.0) -> list[Any]:
@@ -61,34 +62,24 @@ class WorkerPool:
             connection.close()
         deadline = time.monotonic() + 5.0
         for process in self._processes:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.exitcode is None:
                 process.kill()
-                process.wait()
+                process.join()
         self._processes, self._connections = [], []
 
     def _start(self) -> None:
-        folder = tempfile.mkdtemp(prefix="pool")
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        address = f"{folder}/socket"
-        with Listener(address, family="AF_UNIX", backlog=self.world) as listener:
-            listener._listener._socket.settimeout(120)  # type: ignore[attr-defined]
-            for rank in range(self.world):
-                command = [
-                    sys.executable,
-                    str(HERE / "worker.py"),
-                    str(rank),
-                    str(self.world),
-                    f"{folder}/store",
-                    address,
-                ]
-                self._processes.append(subprocess.Popen(command, env=environment, cwd=ROOT))
-            by_rank = {}
-            for _ in range(self.world):
-                connection = listener.accept()
-                by_rank[connection.recv()] = connection
-        self._connections = [by_rank[rank] for rank in range(self.world)]
+        store = f"{tempfile.mkdtemp(prefix='pool')}/store"
+        for rank in range(self.world):
+            connection, theirs = FORKING.Pipe()
+            process = FORKING.Process(target=work, args=(rank, self.world, store, theirs), name=f"rank {rank}")
+            with pytest.MonkeyPatch.context() as environment:  # of the process that is forked
+                environment.setenv("PYTHONPATH", str(ROOT))
+                environment.setenv("OMP_NUM_THREADS", "1")
+                process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._connections.append(connection)
 
     def _fail(self, reason: str) -> None:
         for process in self._processes:

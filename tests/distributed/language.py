@@ -5,10 +5,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import plans
 import torch
 import torch.nn.functional as F
-from tasks import CPU, known, relative
 from torch import nn
 
 from planner.graph.returned import loss_in
@@ -17,6 +15,8 @@ from planner.models.bert import Bert, BertConfig
 from planner.models.huggingface import from_config
 from planner.models.t5 import T5, T5Config
 from runtime.training_step import parallelize
+from tests.distributed import plans
+from tests.distributed.tasks import CPU, known, relative
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 BATCH, SEQUENCE, VOCABULARY = plans.BATCH, plans.SEQUENCE, plans.VOCABULARY

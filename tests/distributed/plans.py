@@ -48,6 +48,7 @@ from planner.sharding.stored import StoredParameter, legal_stored
 from planner.sharding.update import Update
 from tests.distributed.towers import Towers, pairs
 from tests.distributed.unusual import Gated, Unusual
+from tests.kept import kept
 
 BATCH, SEQUENCE, VOCABULARY = 4, 8, 32
 LLAMA = LlamaConfig(
@@ -325,7 +326,7 @@ def inputs(model: str, seed: int = 0, samples: int = BATCH) -> tuple[object, ...
 
 @cache
 def traced(model: str) -> OperatorGraph:
-    return discover(trace(build(model), inputs(model)))
+    return kept(f"traced {model}", lambda: discover(trace(build(model), inputs(model))))
 
 
 def mesh_of(*sizes: int) -> Mesh:

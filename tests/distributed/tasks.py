@@ -5,10 +5,8 @@ from collections import Counter
 from dataclasses import replace
 from functools import cache
 
-import plans
 import torch
 import torch.distributed as dist
-from stale import StaleTraining
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -26,6 +24,8 @@ from runtime.randomness import Draw, dropping
 from runtime.redistribute import convert, local_piece, transfer
 from runtime.same_dropout import SameDropout
 from runtime.training_step import TrainingStep, parallelize
+from tests.distributed import plans
+from tests.distributed.stale import StaleTraining
 
 CPU = torch.device("cpu")
 

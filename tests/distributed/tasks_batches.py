@@ -2,14 +2,14 @@
 
 from typing import Any
 
-import plans
 import torch
-from tasks import CPU, build_step, known
 from torch import nn
 from torch.utils.data import Dataset
 
 import runtime
 from planner.graph.trace import trace
+from tests.distributed import plans
+from tests.distributed.tasks import CPU, build_step, known
 
 
 class Centred(nn.Module):

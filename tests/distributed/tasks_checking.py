@@ -3,11 +3,9 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-import plans
 import pytest
 import torch
 import torch.distributed as dist
-from tasks import CPU, KEPT, Counted, build_step, known
 from torch import nn
 
 from planner.errors import LossSpikeError, NonFiniteError, PlannerError, StrategyError
@@ -24,6 +22,8 @@ from runtime import local_ops
 from runtime.guard_settings import GuardSettings
 from runtime.optimizers import OptimizerSettings
 from runtime.training_step import TrainingStep, parallelize
+from tests.distributed import plans
+from tests.distributed.tasks import CPU, KEPT, Counted, build_step, known
 
 
 def reductions(sizes: list[int]) -> list[int]:

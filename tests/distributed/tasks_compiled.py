@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from unittest.mock import patch
 
-import plans
-import tasks
 import torch
-from parking import everywhere, parked
 
 from planner.sharding.update import Update
 from runtime.training_step import parallelize
+from tests.distributed import plans, tasks
+from tests.distributed.parking import everywhere, parked
 
 
 def as_written(function: Callable[..., object], **settings: object) -> Callable[..., object]:

@@ -3,8 +3,6 @@
 from dataclasses import replace
 from functools import cache
 
-import plans
-import tasks
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -17,6 +15,7 @@ from planner.sharding.zigzag import zigzag_runs
 from runtime.device_mesh import rank_mesh
 from runtime.redistribute import convert, local_piece
 from runtime.ring_attention import Ring, ring_attention
+from tests.distributed import plans, tasks
 from tests.distributed.searched import searched_plan
 
 

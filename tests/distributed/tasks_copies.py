@@ -5,11 +5,11 @@ import shutil
 from pathlib import Path
 
 import torch.distributed as dist
-from tasks_saving import Settings, losses, plan_for, step_of, unequal
 
 from runtime.recovery.copies import Copies
 from runtime.recovery.replica_folder import FOLDER
 from runtime.run_folder.identity import Origin
+from tests.distributed.tasks_saving import Settings, losses, plan_for, step_of, unequal
 
 ORIGIN = Origin(run="1" * 32, folder="2" * 32)
 Case = tuple[int | str, tuple[int, ...], Settings]

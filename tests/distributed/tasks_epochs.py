@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import plans
 import torch
 from torch import nn
 from torch.utils.data import Dataset
@@ -11,6 +10,7 @@ from planner.graph.trace import trace
 from runtime.progress import StepReport
 from runtime.run_settings import RunSettings
 from runtime.training import train
+from tests.distributed import plans
 
 COUNT = 18
 """Samples: four and a half global batches of four."""

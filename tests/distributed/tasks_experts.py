@@ -1,12 +1,11 @@
 """Models with experts, on all ranks at the same time."""
 
-import plans
-import tasks
 import torch
 
 from planner.plan.plan import Plan
 from runtime.optimizers import OptimizerSettings
 from runtime.unsharded import UnshardedStep
+from tests.distributed import plans, tasks
 from tests.distributed.dividing import by_hand
 
 

@@ -3,13 +3,12 @@ ranks at the same time."""
 
 from dataclasses import replace
 
-import plans
-import tasks
 import torch
 
 from planner.sharding.update import Update
 from runtime.ledger import Ledger
 from runtime.training_step import parallelize
+from tests.distributed import plans, tasks
 
 
 def together(

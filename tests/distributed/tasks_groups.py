@@ -1,12 +1,12 @@
 """What the worker processes do for tests of the groups of a plan."""
 
-import plans
 import torch
 import torch.distributed as dist
-from tasks import build_step
 
 import runtime
 from planner.errors import RequestError
+from tests.distributed import plans
+from tests.distributed.tasks import build_step
 
 NAMES = ("world", "pipeline", "data", "tensor", "context", "expert", "replicated")
 

@@ -5,12 +5,12 @@ import signal
 import threading
 from collections.abc import Callable
 
-import plans
 import torch.distributed as dist
-from tasks_saving import Settings, plan_for, step_of
 
 from runtime.hang import HangWatch, Store
 from runtime.training_step import TrainingStep
+from tests.distributed import plans
+from tests.distributed.tasks_saving import Settings, plan_for, step_of
 
 TIMEOUT = 3.0
 """Seconds without progress: long enough for the others to get to where they wait, on a busy machine too."""

@@ -1,11 +1,10 @@
 """What the worker processes do in the tests of lowered programs: every function here is called on all ranks at the same
 time."""
 
-import plans
-import tasks
 import torch
 
 from runtime.training_step import parallelize
+from tests.distributed import plans, tasks
 
 
 def same(model: str, kind: int | str, sizes: tuple[int, ...], settings: dict[str, object]) -> tuple[int, int]:

@@ -3,9 +3,7 @@ many steps."""
 
 from functools import cache
 
-import plans
 import torch
-from tasks import SEED, build_step, worst_error
 from torch.utils import _pytree as pytree
 
 from planner.plan.file import parse_plan
@@ -13,6 +11,8 @@ from planner.plan.plan import Training
 from runtime.optimizers import OptimizerSettings
 from runtime.randomness import dropping
 from runtime.unsharded import UnshardedStep
+from tests.distributed import plans
+from tests.distributed.tasks import SEED, build_step, worst_error
 
 STEPS = 20
 SETTINGS = OptimizerSettings(epsilon=1e-6)  # Adam divides rounding by epsilon

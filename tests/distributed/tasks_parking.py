@@ -3,16 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-import plans
 import torch
-from parking import homes_of, of_blocks, parked, staying
-from tasks import build_step, plan_of, relative
 
 from hardware_profiles import Home
 from planner.plan.plan import Plan
 from planner.sharding.update import Update
 from runtime.optimizers import OptimizerSettings
 from runtime.training_step import TrainingStep
+from tests.distributed import plans
+from tests.distributed.parking import homes_of, of_blocks, parked, staying
+from tests.distributed.tasks import build_step, plan_of, relative
 
 STEPS = 3
 

@@ -4,11 +4,8 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import plans
 import torch
 import torch.distributed as dist
-from tasks import CPU, SEED, known, relative
-from tasks_models import SETTINGS
 
 from planner.errors import CheckpointError, PlannerError
 from planner.plan.crossing_rows import crossing_rows
@@ -19,6 +16,9 @@ from runtime.checkpoint.tables import tables_file_of
 from runtime.servers.addresses import Addresses
 from runtime.training_step import TrainingStep, parallelize
 from runtime.unsharded import UnshardedStep
+from tests.distributed import plans
+from tests.distributed.tasks import CPU, SEED, known, relative
+from tests.distributed.tasks_models import SETTINGS
 
 STEPS = 6
 

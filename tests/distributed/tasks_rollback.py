@@ -6,11 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import plans
 import torch
 import torch.distributed as dist
-from tasks import SEED
-from tasks_checking import Fragile, fragile_batch
 from torch.utils.data import TensorDataset
 
 from planner.errors import PlannerError
@@ -19,6 +16,9 @@ from planner.sharding.update import Update
 from runtime.progress import StepReport
 from runtime.run_settings import RunSettings
 from runtime.training import train
+from tests.distributed import plans
+from tests.distributed.tasks import SEED
+from tests.distributed.tasks_checking import Fragile, fragile_batch
 
 Batches = Sequence[float]
 """The offset of one token of each global batch: 0 trains, -100 gives a NaN, 5.5 a loss that leaps."""

@@ -4,11 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import plans
 import torch
 import torch.distributed as dist
-from parking import mixed, of_blocks, parked, staying
-from tasks import CPU, SEED, known
 
 from planner.errors import CheckpointError
 from planner.graph.trace import trace
@@ -20,6 +17,9 @@ from runtime.checkpoint.saving import Checkpoints
 from runtime.checkpoint.state import live_tensors
 from runtime.optimizers import OptimizerSettings
 from runtime.training_step import TrainingStep, parallelize
+from tests.distributed import plans
+from tests.distributed.parking import mixed, of_blocks, parked, staying
+from tests.distributed.tasks import CPU, SEED, known
 
 Settings = dict[str, object]
 

@@ -7,8 +7,6 @@ from dataclasses import asdict
 from typing import Any
 from unittest.mock import patch
 
-import plans
-import tasks_rollback
 import torch.distributed as dist
 from torch.utils.data import TensorDataset
 
@@ -18,6 +16,7 @@ from runtime.run_settings import RunSettings
 from runtime.step import RankStep
 from runtime.stragglers import LEAST_STEPS
 from runtime.training import train
+from tests.distributed import plans, tasks_rollback
 
 DAWDLES = 0.2  # seconds in each step; the rest of a step is a few milliseconds
 PLACES: dict[str, tuple[Any, str, int]] = {

@@ -5,10 +5,8 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-import plans
 import torch
 import torch.distributed as dist
-from tasks import CPU, Counted, known, relative
 from torch import nn
 
 from planner.errors import PlannerError
@@ -23,6 +21,8 @@ from runtime.flight import Flight
 from runtime.optimizers import OptimizerSettings
 from runtime.training_step import TrainingStep, parallelize
 from runtime.unsharded import UnshardedStep
+from tests.distributed import plans
+from tests.distributed.tasks import CPU, Counted, known, relative
 
 RATES = {"adamw": 1e-3, "sgd": 1e-2, "lamb": 1e-2}
 
