@@ -117,11 +117,15 @@ class LayoutCheck:
 
     def note_gradient(self, moment: Moment, tensor: torch.Tensor, what: str, suspect: str, layout: Layout) -> None:
         """Note the gradient of a tensor when it is there. A block that is computed again has its gradients once."""
-        if tensor.requires_grad and moment not in self._hooked:
-            self._hooked.add(moment)
-            tensor.register_hook(  # type: ignore[no-untyped-call]
-                lambda gradient: self.note(moment, gradient, what, suspect, layout)
-            )
+        if not tensor.requires_grad or moment in self._hooked:
+            return
+        self._hooked.add(moment)
+
+        def noted(gradient: torch.Tensor) -> None:
+            hook.remove()  # `weight.to(device)` may be the weight itself, which the next micro-batch reads too
+            self.note(moment, gradient, what, suspect, layout)
+
+        hook = tensor.register_hook(noted)  # type: ignore[no-untyped-call]
 
     def expect(
         self, moment: Moment, tensor: torch.Tensor, what: str, suspect: str, promised: tuple[tuple[int, ...], str]

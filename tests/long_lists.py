@@ -3,7 +3,8 @@
     @pytest.mark.cases(2, 6)          of all cases of this test two run by default, six more in the thorough list, and
     def test_what_is_predicted(...)   the others are exhaustive; `cases(2)` has all others in the thorough list
 
-Cases are drawn evenly from the list, the first one always; those that are marked by hand stay as they are.
+Cases are drawn evenly from the list. Those that are marked as thorough by hand are drawn with what is left, and those
+that are marked as exhaustive stay so.
 """
 
 from collections import defaultdict
@@ -21,18 +22,18 @@ def mark_long_lists(items: Sequence[pytest.Item]) -> None:
     """Mark the cases of tests that bear `cases` with the list that they belong to."""
     found: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("cases") is not None and not any(map(item.get_closest_marker, _TIERS)):
+        if item.get_closest_marker("cases") is not None and item.get_closest_marker("exhaustive") is None:
             found[item.nodeid.partition("[")[0]].append(item)
     for cases in found.values():
         mark = cases[0].get_closest_marker("cases")
         assert mark is not None
         usual, *more = mark.args
-        drawn = _drawn(len(cases), usual)
-        left = [at for at in range(len(cases)) if at not in drawn]
-        thorough = {left[at] for at in _drawn(len(left), more[0] if more else len(left))}
-        for at, case in enumerate(cases):
-            if at not in drawn:
-                case.add_marker("thorough" if at in thorough else "exhaustive")
+        unmarked = [case for case in cases if case.get_closest_marker("thorough") is None]
+        drawn = {id(unmarked[at]) for at in _drawn(len(unmarked), usual)}
+        left = [case for case in cases if id(case) not in drawn]
+        thorough = _drawn(len(left), more[0] if more else len(left))
+        for at, case in enumerate(left):
+            case.add_marker("thorough" if at in thorough else "exhaustive")
 
 
 def _drawn(count: int, wanted: int) -> set[int]:
