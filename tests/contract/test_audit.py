@@ -79,6 +79,7 @@ def audited(make: Hand) -> list[StageAudit]:
     return list(audit(plan, plans.traced(make.model), plans.BATCH, cluster_of(plan)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", first(1, COPIES), ids=str)
 def test_copies_send_and_compute_as_predicted(make: Hand) -> None:
     for stage in audited(make):
@@ -86,6 +87,8 @@ def test_copies_send_and_compute_as_predicted(make: Hand) -> None:
         assert abs(stage.peak / stage.predicted_peak - 1) < ALIKE
 
 
+@pytest.mark.slow
+@pytest.mark.cases(2, 8)
 @pytest.mark.parametrize("make", [*HAND, *first(1, SCHEDULED), *first(1, SLICES)], ids=str)
 def test_plans_by_hand_agree(make: Hand) -> None:
     found = audited(make)
@@ -100,6 +103,8 @@ def test_plans_by_hand_agree(make: Hand) -> None:
         assert {row.phase for row in stage.products} >= {"forward", "backward"}
 
 
+@pytest.mark.slow
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("make", first(3, RANDOM), ids=str)
 def test_random_plans_agree(make: Hand) -> None:
     for stage in audited(make):
@@ -117,6 +122,8 @@ DIVIDED = [
 ]
 
 
+@pytest.mark.slow
+@pytest.mark.cases(1, 4)
 @pytest.mark.parametrize(("model", "way"), DIVIDED)
 def test_experts_agree_however_they_are_divided(model: str, way: str) -> None:
     """Rows of the fullest device are a quarter more than the average; nobody routes where there are no tokens."""
@@ -129,6 +136,7 @@ def test_experts_agree_however_they_are_divided(model: str, way: str) -> None:
         assert bool(exchanged) == (way != "alone")
 
 
+@pytest.mark.slow
 def test_of_a_long_pipeline_a_few_ranks_tell() -> None:
     plan = Hand(model="gpt4", kind="zero1", mesh=(2,), settings={"stages": (1, 1, 1, 1), "micro_batches": 4})()
     graph, cluster = plans.traced("gpt4"), cluster_of(plan)
@@ -216,6 +224,8 @@ UPDATES = (
 )
 
 
+@pytest.mark.slow
+@pytest.mark.cases(1, 6)
 @pytest.mark.parametrize("optimizer", first(1, ["lamb", "adamw"]))
 @pytest.mark.parametrize("update", UPDATES, ids=str)
 @pytest.mark.parametrize(("kind", "model", "settings"), [("zero1", "gpt4", {"stages": (2, 2)}), ("zero3", "llama", {})])

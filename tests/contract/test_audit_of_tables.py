@@ -35,6 +35,7 @@ PIPELINES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "placed", "settings"), first(1, PIPELINES))
 def test_rows_cross_the_link_of_the_first_stage_alone(model: str, placed: Placed, settings: dict[str, object]) -> None:
     """Of eight micro-batches, fewer of which run."""
@@ -58,6 +59,8 @@ def by_hand() -> StageAudit:
     return stage
 
 
+@pytest.mark.slow
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("model", "sizes", "seed"), first(4, CASES))
 def test_what_crosses_the_link_is_what_is_predicted(model: str, sizes: tuple[int, ...], seed: int) -> None:
     stage, bound = audited(model, sizes, seed)

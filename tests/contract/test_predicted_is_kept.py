@@ -99,6 +99,8 @@ def check_activations(model: str, plan: Plan, least: float) -> None:
         assert least * limit <= found <= limit, f"stage {stage}: keeps {found} bytes, predicted are {limit}"
 
 
+@pytest.mark.slow
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("model", "kind", "sizes", "settings"), HAND, ids=str)
 def test_activations_of_plans_by_hand(
     model: str, kind: str, sizes: tuple[int, ...], settings: dict[str, object]
@@ -106,12 +108,14 @@ def test_activations_of_plans_by_hand(
     check_activations(model, plans.hand_plan(kind, model, plans.mesh_of(*sizes), **settings), LEAST)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("seed", first(2, [*range(4), *rarely(range(4, 8))]))
 @pytest.mark.parametrize("model", ["llama", "gpt", "dropping"])
 def test_activations_of_random_plans(model: str, seed: int) -> None:
     check_activations(model, plans.random_plan(model, plans.mesh_of(2, 2), seed), LEAST)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("kind", ["zero1", "zero3"])
 @pytest.mark.parametrize("model", ["llama", "gpt"])
 def test_recomputation_keeps_what_flows_into_the_blocks(model: str, kind: str) -> None:
@@ -130,6 +134,8 @@ ATTENTION, Q_PROJ, SILU, ADD = "scaled_dot_product_attention", "q_proj/linear", 
 WORDS = ("none", "full", "selective", "selective")
 
 
+@pytest.mark.slow
+@pytest.mark.cases(1, 8)
 @pytest.mark.parametrize(
     ("model", "words", "operators"),
     [
@@ -159,6 +165,7 @@ def test_selective_recomputation_keeps_no_more_than_predicted(
     assert least < found <= predicted(bound)["activations"]
 
 
+@pytest.mark.slow
 def test_kept_bytes_are_those_of_the_results() -> None:
     """Keeping attention in each block keeps its result and its log-sum-exp, and nothing else, for every block."""
     found = {}
@@ -193,6 +200,7 @@ UPDATES = (
 )
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("update", UPDATES, ids=str)
 @pytest.mark.parametrize(("kind", "optimizer"), [("zero1", "lamb"), ("zero3", "sgd"), (3, "adamw")])
 def test_dtypes_and_masters(kind: str | int, optimizer: str, update: Update) -> None:

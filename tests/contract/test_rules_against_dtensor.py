@@ -232,6 +232,8 @@ def reasons(key: str) -> list[str]:
     return [why for why, patterns in DIFFERENCES.items() if any(fnmatch.fnmatchcase(key, p) for p in patterns)]
 
 
+@pytest.mark.slow
+@pytest.mark.cases(80)
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)
 def test_dtensor_propagates_the_same_layouts(example: Example, devices: DeviceMesh) -> None:
     rule = example.rule()

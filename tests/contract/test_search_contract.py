@@ -94,6 +94,7 @@ def problems_of(model: str, profile: str, configuration: Configuration) -> list[
     ]
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize(("model", "profile", "configuration"), CASES)
 def test_a_rank_is_solved_as_well_as_by_looking_at_everything(
@@ -129,6 +130,8 @@ def outcome(request: SearchRequest) -> SearchResult | str:
         return str(error)
 
 
+@pytest.mark.slow
+@pytest.mark.cases(2, 7)
 @pytest.mark.parametrize(
     ("model", "profile", "devices"),
     [
@@ -226,6 +229,7 @@ def test_an_infeasible_request_says_what_is_missing() -> None:
             search(asked)
 
 
+@pytest.mark.slow
 def test_about_as_many_bytes_as_the_message_says_are_enough() -> None:
     cluster = cluster_of("h100-80gb", 8)
     request = request_of("llama8b", cluster, 16, precision="bf16", memory_limit=12e9, pinned=Pinned(mesh=(8,)))
@@ -238,6 +242,8 @@ def test_about_as_many_bytes_as_the_message_says_are_enough() -> None:
     assert not find_fitting(replace(request, memory_limit=0.9 * needed))
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_advice_is_taken_from_searches_that_found_something() -> None:
     """Each change that is named makes the request fit, and half of the devices it names do not."""
     roomy = cluster_of("cpu", 2)
@@ -289,6 +295,7 @@ def test_progress_counts_what_was_evaluated() -> None:
     assert [p.best_seconds for p in seen] == sorted((p.best_seconds for p in seen), reverse=True)
 
 
+@pytest.mark.slow
 def test_the_best_plans_come_in_order_and_differ() -> None:
     request = request_of("llama-4", cluster_of("h100-80gb", 4), 8, top=5)
     result = search(request)
@@ -305,6 +312,8 @@ def test_the_best_plans_come_in_order_and_differ() -> None:
         assert ranked.plan.provenance.gap == pytest.approx(gap if gap > 1e-9 else 0.0, rel=0.01)
 
 
+@pytest.mark.slow
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize(
     ("model", "devices", "batch"), [("llama-4", 8, 8), ("gpt-4-tied", 8, 32), ("residual-8", 4, 16)]
 )
@@ -328,6 +337,8 @@ def at_least(count: int, seen: list[Progress]) -> bool:
     return bool(seen) and seen[-1].done >= count
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_stopped_search_returns_what_it_has() -> None:
     request = request_of("llama-4", cluster_of("h100-80gb", 8), 8, prune=False)
     whole = search(request)
@@ -349,6 +360,8 @@ def test_a_search_without_time_finds_nothing_and_says_so() -> None:
         search(request)
 
 
+@pytest.mark.slow
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("algorithm", ["dynamic_programming", "recursive_programming"])
 def test_wherever_a_search_is_stopped_what_it_says_holds(algorithm: str) -> None:
     """Stopped after more and more looks at the clock: first nothing is known, then a plan and a bound that are true."""
@@ -367,6 +380,7 @@ def test_wherever_a_search_is_stopped_what_it_says_holds(algorithm: str) -> None
     assert found[0].statistics.evaluated < found[-1].statistics.evaluated
 
 
+@pytest.mark.slow
 def test_plans_slower_than_a_cutoff_are_of_no_interest() -> None:
     request = request_of("llama-4", cluster_of("h100-80gb", 4), 8)
     best = search(request).plans[0]
@@ -375,6 +389,8 @@ def test_plans_slower_than_a_cutoff_are_of_no_interest() -> None:
         search(request, cutoff=best.objective * 0.99)
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_another_process_finds_the_same() -> None:
     """Sets and dicts of another process have another order; scarce memory, so that many prices are tried."""
     script = (
@@ -399,6 +415,8 @@ def scarce() -> SearchRequest:
     return replace(roomy, memory_limit=device.reserved + 0.5 * (peak - device.reserved))
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_plans_settled_exactly_fit() -> None:
     """Here prices of memory find nothing, and the exact solver has to count the interior of a recomputed block."""
     for memory in (60e3, 64e3, 68e3, 72e3):

@@ -116,6 +116,7 @@ def test_pieces_are_those_that_are_the_least_somewhere(kind: str, message: float
     assert turns == sorted(turns)
 
 
+@pytest.mark.slow
 @given(KINDS, MESSAGES, MESSAGES, groups())
 def test_monotone_and_concave_in_the_message(kind: str, one: float, other: float, group: Group) -> None:
     one, other = sorted((one, other))
@@ -160,6 +161,8 @@ def test_ring_all_reduce_is_reduce_scatter_and_all_gather(group: Group, count: i
     assert collective_time("all_reduce", message, ring) == pytest.approx(parts, rel=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 @given(KINDS, groups(least=2))
 def test_a_hierarchy_is_never_faster_per_byte_than_its_fastest_level_alone(kind: str, group: Group) -> None:
     inner = replace(group.spans[0].level, network="switch", fan_out=64**3)

@@ -156,6 +156,7 @@ def naive(mesh: Mesh, source: Layout, target: Layout) -> list[Step]:
     return steps
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(case=cases())
 def test_steps_turn_source_into_target(case: tuple[tuple[int, ...], Mesh, Layout, Layout]) -> None:
@@ -175,6 +176,7 @@ def test_steps_turn_source_into_target(case: tuple[tuple[int, ...], Mesh, Layout
             assert np.array_equal(found, expected)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(case=cases())
 def test_never_worse_than_gathering_everything(case: tuple[tuple[int, ...], Mesh, Layout, Layout]) -> None:

@@ -89,6 +89,8 @@ def outcome(request: SearchRequest) -> SearchResult | type[Exception]:
         return type(error)
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 @settings(max_examples=30)
 @given(request=requests())
 def test_pruning_never_loses_the_best_plan(request: SearchRequest) -> None:
@@ -117,6 +119,8 @@ def test_pruning_never_loses_the_best_plan(request: SearchRequest) -> None:
             assert verdict.fits
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 @settings(max_examples=10)
 @given(request=requests(), more=st.floats(1.0, 4.0))
 def test_more_memory_never_proves_a_slower_plan(request: SearchRequest, more: float) -> None:
@@ -130,6 +134,7 @@ def test_more_memory_never_proves_a_slower_plan(request: SearchRequest, more: fl
             assert second.plans[0].objective <= first.plans[0].objective * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(data=st.data(), seed=st.integers(0, 2**32))
 def test_nothing_beats_the_bounds_of_the_work(data: st.DataObject, seed: int) -> None:
@@ -175,6 +180,8 @@ def test_the_time_bound_is_close_where_work_decides(devices: int) -> None:
     assert seen >= 4
 
 
+@pytest.mark.slow
+@pytest.mark.cases(1, 10)
 @pytest.mark.parametrize("model", ["wide", "chain", "residual", "residual-frozen-half"])
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_free_search_is_as_good_as_the_best_pinned_one(model: str, profile: str) -> None:

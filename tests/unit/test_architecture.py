@@ -262,6 +262,7 @@ def test_every_folder_of_the_planner_is_a_house() -> None:
     assert strangers == [], "give each a layer above, or move it into a house"
 
 
+@pytest.mark.slow
 def test_imports_point_downwards_and_third_parties_stay_at_home() -> None:
     complaints = [
         f"{sources()[module].relative_to(ROOT)}:{line}: imports {imported}: {problem}"
@@ -288,6 +289,7 @@ def runs(tree: ast.Module) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_text_is_run_in_few_places_and_nothing_is_unpickled() -> None:
     assert {module: tuple(found) for module in sources() if (found := runs(syntax(module)))} == RUNS
     unpickling = [
@@ -300,6 +302,7 @@ def test_text_is_run_in_few_places_and_nothing_is_unpickled() -> None:
     assert unpickling == []
 
 
+@pytest.mark.slow
 def test_what_a_reference_names_is_built_where_a_person_gave_it() -> None:
     for function, callers in GIVEN.items():
         found = [module for module in sources() if any(name == function for name, _ in called(syntax(module)))]

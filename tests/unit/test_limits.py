@@ -105,6 +105,7 @@ class Endless(nn.Module):
             x = x * self.weight if self.calls else x
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("thread", ["main", "another"])
 @pytest.mark.parametrize("calls", [True, False])
 def test_a_model_that_never_ends_is_traced_until_the_limit(calls: bool, thread: str) -> None:

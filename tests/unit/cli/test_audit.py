@@ -18,6 +18,8 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_says_that_a_plan_agrees(plan_file: Path) -> None:
     done = CliRunner().invoke(app, ["audit", str(plan_file)])
     assert done.exit_code == 0, done.output
@@ -25,6 +27,7 @@ def test_says_that_a_plan_agrees(plan_file: Path) -> None:
     assert "stated by the plan" in done.output
 
 
+@pytest.mark.slow
 def test_json_has_every_row(plan_file: Path) -> None:
     done = CliRunner().invoke(app, ["audit", str(plan_file), "--json"])
     content = json.loads(done.stdout)

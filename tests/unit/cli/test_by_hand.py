@@ -106,6 +106,7 @@ def test_strategies_of_a_plan_file(plan: Any, here: Path) -> None:
     assert strategies(here / "fourth.json")[Q_PROJ] == before[Q_PROJ]
 
 
+@pytest.mark.slow
 def test_experts(plan: Any) -> None:
     mixture = ("--model", "mixtral-tiny", "--hardware", "cpu", "--devices", "4")
     content = plan.json("estimate", *mixture, "--tensor", "2", "--expert", "2")
@@ -130,6 +131,7 @@ def test_experts(plan: Any) -> None:
     assert "0.9 is no imbalance" in plan.refused(*mixture, "--imbalance", "0.9")
 
 
+@pytest.mark.slow
 def test_modes(plan: Any) -> None:
     data = plan.json(*TINY, "--mode", "data_parallel")
     assert (data["degrees"]["data"], data["optimizer_sharding"]) == (4, "off")

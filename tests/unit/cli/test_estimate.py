@@ -91,6 +91,8 @@ def test_bad_estimates_are_one_line(plan: Any, arguments: tuple[str, ...], words
     assert all(word in message for word in words), message
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_what_does_not_fit_says_how_much_is_missing(plan: Any, here: Path) -> None:
     message = plan.refused("estimate", *TINY, "--tensor", "2", "--memory-limit", "520MiB", code=3)
     assert "GiB more than the 0.508 GiB there are" in message

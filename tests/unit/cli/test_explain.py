@@ -44,6 +44,8 @@ def test_the_plan_is_kept_while_what_was_given_changes(file: Path) -> None:
     assert step["devices", "x 2"] < base["step_seconds"] < step["devices", "/ 2"]
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_link_to_the_host_is_one_where_tables_are_there(file: Path, tmp_path: Path) -> None:
     placed, options = tmp_path / "placed.json", ["--hardware", "h100-80gb", "--place", "model.embed_tokens.*=host"]
     made = CliRunner().invoke(app, [*TINY, *options, "-q", "-o", str(placed)])
@@ -71,6 +73,8 @@ def test_what_is_searched_again_is_the_best_there_is(file: Path) -> None:
         assert words in report
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_alternatives_of_an_operator(file: Path, tmp_path: Path) -> None:
     """All else as it is: the price of the plan file with that strategy written into it. Around it: a search that has it
     decided."""

@@ -18,6 +18,8 @@ def refused(plan: Any, *arguments: str) -> dict[str, Any]:
     return error
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_every_change_makes_it_fit_at_the_cost_that_is_told(plan: Any, here: Path) -> None:
     """A request with decisions that do not fit: each change, given on the command line, is the plan that was told."""
     pins = ("--devices", "2", "--data", "2", "--micro-batch", "4", "--zero", "0", "--recompute", "none")
@@ -40,6 +42,8 @@ def test_every_change_makes_it_fit_at_the_cost_that_is_told(plan: Any, here: Pat
         assert change.partition(" (")[0] in error["message"]
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_it_says_at_which_rank_the_bytes_are_missing(plan: Any, here: Path) -> None:
     pins = ("--devices", "4", "--pipeline", "4", "--micro-batches", "8")
     error = refused(plan, *TINY, *pins, "--memory-limit", "515MiB", "--time-limit", "20")

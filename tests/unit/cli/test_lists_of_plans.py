@@ -14,6 +14,8 @@ from planner.report.search import objective_text, proof_text
 TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4")
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_best_plans(plan: Any, here: Path) -> None:
     content = plan.json(*TINY, "--top", "3", "-o", "plan.json")
     seconds = [found["step_seconds"] for found in content["plans"]]
@@ -27,6 +29,8 @@ def test_the_best_plans(plan: Any, here: Path) -> None:
     assert plan("verify", "plan-2.json").code == 0
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_time_against_memory(plan: Any, here: Path) -> None:
     plans = plan.json(*TINY, "--pareto", "--mesh", "2")["plans"]
     assert len(plans) > 1
@@ -36,6 +40,8 @@ def test_time_against_memory(plan: Any, here: Path) -> None:
     assert "Time against memory" in plan(*TINY, "--pareto", "--mesh", "2").out
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_objectives(plan: Any) -> None:
     fast, lean = plan.json(*TINY), plan.json(*TINY, "--objective", "memory")
     assert lean["peak_bytes"] < fast["peak_bytes"]
@@ -45,6 +51,8 @@ def test_objectives(plan: Any) -> None:
     assert "within this memory" in plan(*TINY, "--objective", "memory").out
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_limit_on_memory(plan: Any) -> None:
     free = plan.json(*TINY)
     tight = plan.json(*TINY, "--memory-limit", "545MiB")
@@ -52,6 +60,8 @@ def test_a_limit_on_memory(plan: Any) -> None:
     assert tight["step_seconds"] > free["step_seconds"]
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_an_explanation(plan: Any) -> None:
     content = plan.json(*TINY, "--explain")
     why = content["explanation"]

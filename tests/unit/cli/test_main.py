@@ -332,6 +332,7 @@ def test_errors_as_json() -> None:
     assert outcome.err == f"plan: {error['error']['message']}\n"
 
 
+@pytest.mark.slow
 def test_nothing_fits() -> None:
     arguments = ("--model", "usermodels:huge", "--hardware", "cpu", "--devices", "2")
     message = refused(*arguments, "-o", "plan.json", code=3)
@@ -351,6 +352,7 @@ def test_nothing_fits() -> None:
     assert error["changes"][0]["step_seconds"] > 0
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("factory", ["mlp", "single", "named"])
 @pytest.mark.parametrize("global_batch", ["8", "3"])
 def test_a_model_of_the_user(factory: str, global_batch: str) -> None:
@@ -477,6 +479,7 @@ def test_lists() -> None:
     assert "did you mean cpu" in refused("profiles", "cpuu")
 
 
+@pytest.mark.thorough
 def test_a_real_process_without_colour(folder: Path) -> None:
     """What a shell sees: exit codes, and no escape sequence where NO_COLOR is set, even on request of colour."""
     root = str(Path(__file__).parents[3])

@@ -13,6 +13,8 @@ JOB = ("--model", "llama-tiny", "--pipeline", "2", "--global-batch", "16")
 TWO = "h100-80gb:2,a100-80gb:2,between@12.5"
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_every_answer_says_the_group_of_each_stage(plan: Any, here: Path) -> None:
     made = plan.json(*JOB, "--hardware", TWO, "-o", "plan.json")
     assert made["devices"] == sum(run["devices"] for run in made["groups"]) == 4
@@ -42,6 +44,7 @@ def made(plan: Any, here: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.thorough
 def test_a_report_has_every_group(plan: Any, made: dict[str, Any], here: Path) -> None:
     found = plan.json("report", "plan.json", "--time-limit", "1", "-o", "page.html")
     network, memory = found["network"], found["memory"]
@@ -88,6 +91,8 @@ def test_what_crosses_is_priced_at_the_link_that_it_takes(plan: Any, made: dict[
     assert levels == {frozenset({"node"}), frozenset({"node", "between groups"})}
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_what_a_plan_depends_on_is_said_group_by_group(plan: Any, made: dict[str, Any]) -> None:
     found = plan.json("explain", "plan.json", "--no-search")
     names = [row["name"] for row in found["sensitivities"]]
@@ -103,6 +108,7 @@ def test_what_a_plan_depends_on_is_said_group_by_group(plan: Any, made: dict[str
     assert any(choice["chosen"] for one in again["subjects"] for choice in one["choices"])
 
 
+@pytest.mark.thorough
 def test_engines_are_told_the_order_of_hosts(plan: Any, made: dict[str, Any], here: Path) -> None:
     found = plan.json("export", "plan.json", "--to", "megatron", "-o", "out", "--approximate")
     assert [(one["first"], one["count"]) for one in found["hosts"]] == [(0, 1), (1, 1)]

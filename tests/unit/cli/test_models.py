@@ -32,6 +32,8 @@ def test_one_model_with_its_source(plan: Any) -> None:
     assert "did you mean llama8b" in plan.refused("models", "lama8b")
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_changed_model_is_planned_and_built_again(plan: Any, here: Path) -> None:
     content = plan.json(*TINY, "--set", "num_layers=2", "--set", "ffn_size=256", "-o", "plan.json")
     name = "llama-tiny+ffn_size=256+num_layers=2"

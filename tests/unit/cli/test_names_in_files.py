@@ -168,6 +168,7 @@ def refused(*arguments: str) -> str:
     return outcome.err
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("command", FILE_IS_ENOUGH, ids=" ".join)
 def test_the_graph_in_the_file_is_enough_for_what_executes_nothing(folder: Path, command: tuple[str, ...]) -> None:
     (folder / "trap.py").unlink()
@@ -217,6 +218,7 @@ def test_what_executes_the_model_has_it_from_the_person(folder: Path, command: t
     assert "say which model it is: --model" in refused(command[0], "plan", *command[1:])
 
 
+@pytest.mark.slow
 def test_the_person_names_the_model(folder: Path) -> None:
     assert plan("verify", "plan").out.endswith("--model NAME checks it against the model\n")
     assert marks() == []

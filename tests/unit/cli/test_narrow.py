@@ -7,6 +7,8 @@ import pytest
 TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4", "--data", "2", "--tensor", "2")
 
 
+@pytest.mark.slow
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("width", [40, 80])
 def test_reports_keep_to_the_width(plan: Any, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     monkeypatch.setenv("COLUMNS", str(width))

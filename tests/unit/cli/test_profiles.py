@@ -72,6 +72,8 @@ def test_bad_requests(plan: Any) -> None:
     assert json.loads(plan("profiles", "abacus", "--fit", "--json").out)["error"]["kind"] == "bad input"
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_errors_on_runs_are_recorded(plan: Any, here: Path) -> None:
     runs = write(
         here / "runs.csv",

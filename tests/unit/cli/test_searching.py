@@ -139,6 +139,7 @@ def file(plan: Any) -> str:
     return "plan.json"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("words", [("show",), ("verify",), ("estimate",)], ids=" ".join)
 def test_who_waits_for_a_plan_file_is_told_what_is_done(
     plan: Any, file: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
@@ -156,6 +157,8 @@ def test_who_waits_for_a_plan_file_is_told_what_is_done(
     assert told[1] in ("checking the plan", "pricing the plan")
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_an_interrupted_explanation_has_what_was_found(plan: Any, file: str, interrupting: Callable[..., None]) -> None:
     searched = plan.json("explain", file, "--no-search")["sensitivities"]
     interrupting(0)
@@ -169,6 +172,8 @@ def test_an_interrupted_explanation_has_what_was_found(plan: Any, file: str, int
     assert "chosen" in outcome.out
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_an_explanation_that_ran_out_of_time_says_so(plan: Any, file: str) -> None:
     assert plan.json("explain", file, "*.mlp.up_proj*", "--time-limit", "0")["stopped"] is True
     outcome = plan("explain", file, "*.mlp.up_proj*", "--time-limit", "0")
@@ -189,6 +194,8 @@ def test_an_interrupted_explanation_without_anything_says_so(
     assert plan.refused("explain", file, code=130) == "plan: interrupted before anything was known\n"
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_an_interrupted_comparison_prices_what_is_left_at_once(
     plan: Any, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

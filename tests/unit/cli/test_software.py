@@ -11,6 +11,7 @@ from planner.plan.file import load_plan
 TINY = ("--model", "llama-tiny", "--devices", "8", "--mode", "data_parallel")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("stack", ["megatron-2021", "nemo", "deepspeed-zero3"])
 def test_a_plan_knows_its_stack(plan: Any, here: Path, stack: str) -> None:
     made = plan.json(*TINY, "--software", stack, "-o", "plan.json")

@@ -144,6 +144,8 @@ def test_parameters_of_experts_by_formula_are_those_of_the_graph() -> None:
     assert traced(model).parameter_count() == model.parameters
 
 
+@pytest.mark.slow
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("like", ["deepseek-v2-lite", "deepseek-v3"])
 def test_parameters_of_latent_attention_by_formula_are_those_of_the_graph(like: str) -> None:
     """With a latent vector for queries, and without."""

@@ -194,6 +194,7 @@ def called(line: str) -> Any:
     return result
 
 
+@pytest.mark.cases(30)
 @pytest.mark.parametrize(("line", "words"), CASES, ids=[line for line, _ in CASES])
 def test_a_wrong_invocation_is_one_line_that_says_what_to_do(line: str, words: tuple[str, ...]) -> None:
     result = called(line)
@@ -217,6 +218,7 @@ def test_too_little_memory_is_another_exit_code() -> None:
     assert "does not fit on 2 x cpu" in result.stderr
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("words", ["--help", "profiles h100-80gb", "profiles --json"])
 def test_a_reader_that_has_enough_is_no_error(words: str) -> None:
     """As in `plan profiles | head`: nothing is said, and the exit code is that of a shell."""

@@ -54,6 +54,8 @@ def possible(engine: str, model: str, description: Description) -> bool:
 PAIRS = [(engine, model) for engine in TARGETS for model in MODELS if engine != "torch" or model == "llama70b"]
 
 
+@pytest.mark.slow
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(("engine", "model"), PAIRS)
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())

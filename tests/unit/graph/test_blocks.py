@@ -61,6 +61,7 @@ def modules_of(graph: OperatorGraph, blocks: Blocks, block: int) -> set[str]:
     return {".".join(graph.operators[at].module.split(".")[:3]) for at in blocks.operators(block)}
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("family", ["llama", "gpt"])
 @pytest.mark.parametrize("layers", [2, 3, 6])
 def test_zoo(family: str, layers: int) -> None:

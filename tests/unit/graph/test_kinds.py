@@ -105,6 +105,8 @@ def test_a_template_has_one_block_of_each_kind_and_twins_at_its_end() -> None:
     assert sum(template.times(at) for at in range(len(template.graph.operators))) == len(graph.operators)
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_loss_of_routers_is_a_lane_of_its_own() -> None:
     """Dense blocks of DeepSeek hand it on too, so that stages can end behind each of them."""
     built = build_model("deepseek-tiny", dtype="float32")

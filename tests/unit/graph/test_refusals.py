@@ -41,6 +41,7 @@ def offending_line(module: type[nn.Module]) -> int:
     return marked[0] if marked else module.forward.__code__.co_firstlineno
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("name", CAUSES)
 def test_names_the_line_and_what_to_change(name: str) -> None:
     linecache.checkcache()

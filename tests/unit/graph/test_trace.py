@@ -86,6 +86,8 @@ def test_operators_of_gpt() -> None:
     assert [op.name for op in graph.operators if op.module == "h.1.mlp_proj"] == ["h.1.mlp_proj/linear"]
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_every_operator_of_the_zoo_has_a_rule_and_resolves() -> None:
     for name in (name for name in ZOO if name.endswith("-tiny")):
         built = build_model(name, dtype="float32")

@@ -98,6 +98,8 @@ def test_evaluation_changes_nothing() -> None:
     assert "aten.batch_norm.default" in [op.op for op in graph.operators]
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_alike_blocks_are_traced_once_and_change_their_own_buffers() -> None:
     built = build_model("resnet-tiny", dtype="float32")
     short, full = (trace(built.module, built.args, full=full) for full in (False, True))

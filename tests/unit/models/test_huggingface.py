@@ -36,6 +36,8 @@ def traced(family: str) -> OperatorGraph:
     return trace(model.module, model.args, model.kwargs)
 
 
+@pytest.mark.slow
+@pytest.mark.cases(1, 10)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_traced_and_can_be_planned(family: str) -> None:
     model = built(family)
@@ -49,6 +51,7 @@ def test_every_family_is_traced_and_can_be_planned(family: str) -> None:
     assert all(larger.types[name].shape[0] == 6 for name in larger.inputs)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("family", "masks"), [("llama", False), ("gpt2", False), ("mistral", True), ("bert-hf", True)])
 def test_masks_are_left_out_where_training_leaves_them_out(family: str, masks: bool) -> None:
     graph = traced(family)

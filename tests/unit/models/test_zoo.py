@@ -167,6 +167,8 @@ def test_every_input_has_a_bound_of_its_own() -> None:
 
 # Multiply-adds for one image in convolutions and linear layers, as published (He et al. 2016, table 1, counts the
 # stride of v1) and as counted for the released weights with the stride in the 3 x 3 convolution.
+@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "products"), first(1, [("resnet18", 1.814e9), ("resnet50", 4.089e9), ("resnet152", 11.514e9)])
 )

@@ -20,6 +20,7 @@ ATTENTION = "model.layers.0.self_attn/scaled_dot_product_attention"
 WEIGHT = "model.layers.0.self_attn.q_proj.weight"
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plan_reads_back_exactly(name: str, tmp_path: Path) -> None:
     plan = plan_named(name)
@@ -47,6 +48,7 @@ def test_the_plans_are_of_different_forms() -> None:
     assert [group.name for group in plans["no blocks"].groups] == ["all"]
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("seed", ["0", "4711"])
 def test_a_fresh_process_writes_the_same_bytes(seed: str) -> None:
     """Sets and dicts of another process have another order; nothing of it may reach the file."""

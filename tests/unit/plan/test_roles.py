@@ -21,6 +21,7 @@ def roles_of(axes: tuple[str, ...], mesh: tuple[int, ...], on_data: Option, stag
     return roles(bind(plan_of(case, by_hand(case, axes, on_data)), traced("llama-4"), BATCH))
 
 
+@pytest.mark.cases(11)
 @pytest.mark.parametrize("stages", [1, 2, 4])
 @pytest.mark.parametrize(
     ("axes", "mesh"),

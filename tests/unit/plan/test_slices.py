@@ -32,6 +32,7 @@ def test_a_sequence_that_does_not_divide_names_the_nearest_that_do() -> None:
         sliced("llama", 3)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("model", "message"),
     [

@@ -90,6 +90,7 @@ def hand_plans() -> Iterator[Plan]:
         yield plans.hand_plan("megatron", "llama4", plans.mesh_of(2, 2), stages=stages, micro_batches=2)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("plan", hand_plans())
 def test_a_plan_takes_what_the_simulation_says(plan: Plan) -> None:
     bound = bind(plan, plans.traced(plan.model.reference), plans.BATCH)
@@ -104,6 +105,7 @@ def test_a_plan_takes_what_the_simulation_says(plan: Plan) -> None:
         assert (UNCOVERED in dict(prediction.time)) == (share > 0)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("plan", hand_plans())
 def test_hiding_more_is_never_slower_and_never_hides_work(plan: Plan) -> None:
     steps = [priced(plan, tensor=h, gathers=h, reductions=h) for h in (0.0, 0.25, 0.5, 1.0)]

@@ -72,6 +72,7 @@ def terminal_text(name: str) -> str:
     return console.file.getvalue()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_loaded(name: str) -> None:
     for tag, attributes in read(name).found:

@@ -90,6 +90,7 @@ def test_what_draws_or_is_kept_is_in_no_chain() -> None:
     assert not any("layers" in name and "norm" in name for name in names)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("recomputation", ["none", "full", "selective"])
 @pytest.mark.parametrize("model", first(2, MODELS))
 def test_programs_with_chains_make_the_same(model: str, recomputation: str) -> None:
@@ -158,6 +159,7 @@ def test_an_operator_that_cannot_be_compiled_is_told_with_its_chain() -> None:
             step.accumulate(*plans.batch())
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.skipif(not COMPILES, reason="no C++ compiler, or no headers of Python")
 def test_what_is_compiled_makes_the_same() -> None:

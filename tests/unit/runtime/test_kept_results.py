@@ -41,6 +41,7 @@ def counted(recomputation: str, kept: tuple[str, ...]) -> tuple[Counter[Any], di
     return mode.counts, step.full_gradients()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "kept",
     [

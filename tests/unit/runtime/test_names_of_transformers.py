@@ -113,6 +113,7 @@ def losses(built: BuiltModel, there: nn.Module) -> tuple[float, float]:
     return here, float(F.cross_entropy(logits(there.eval(), args).flatten(0, -2), args[-1].flatten()))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_merged_is_loaded_and_what_is_saved_is_read(case: str, tmp_path: Path) -> None:
     reference, kind = CASES[case]

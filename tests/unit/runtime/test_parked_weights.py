@@ -92,6 +92,7 @@ def away(home: Home, pattern: str) -> Plan:
     return replace(plan(), groups=(replace(outside, parameters=kept), blocks))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("home", "pattern"), [("host", r"\.[123]\."), ("disk", r"\.[13]\.")])
 def test_one_device_trains_alike(home: Home, pattern: str) -> None:
     """Bit for bit, and what is written to the weights from outside is what it trains on."""

@@ -164,6 +164,8 @@ def test_another_batch_is_refused() -> None:
         step(batch()[0])
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_learning_rate_may_change_between_steps() -> None:
     def weights(*rates: Any) -> torch.Tensor:
         step = runtime.parallelize(build(), plan(), optimizer=runtime.OptimizerSettings(learning_rate=0.1), device=CPU)

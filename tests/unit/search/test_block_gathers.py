@@ -36,6 +36,8 @@ from tests.unit.search.test_tables_equal_judge import check_bytes, same
 TOGETHER = Update(buckets="none", gathers="block")
 
 
+@pytest.mark.slow
+@pytest.mark.cases(1, 9)
 @pytest.mark.parametrize(
     ("model", "mesh", "pipeline"),
     [("llama-4", (2, 2), 1), ("gpt-4-tied", (4,), 2), ("mixture", (4,), 1), ("kinds-in-turn", (2,), 2)],
@@ -114,6 +116,7 @@ def test_what_comes_ahead_is_not_hidden_where_there_is_no_work(micro_batches: in
     assert time["uncovered communication"] > 0.8 * -time["gathering under computation"]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("zero", [1, 3])
 def test_auto_takes_the_fastest_way_that_fits(zero: int) -> None:
     pinned = Pinned(data=4, zero=zero, micro_batches=2, recompute="full")

@@ -85,6 +85,7 @@ def all_plans(case: Case) -> Iterator[tuple[RankFilling, ...]]:
             )
 
 
+@pytest.mark.cases(4, 24)
 @pytest.mark.parametrize("micro_batches", [4, 12])
 @pytest.mark.parametrize(("ranks", "chunks"), [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2)])
 @pytest.mark.parametrize("model", ["chain-from-input", "chain", "aside", "residual"])
@@ -146,6 +147,8 @@ def some_cases(model: str, draw: random.Random) -> Iterator[Case]:
                 yield case
 
 
+@pytest.mark.slow
+@pytest.mark.cases(2, 8)
 @pytest.mark.parametrize("model", [model for model in MODELS if model not in ("wide", "llama-6-tied")])
 def test_what_is_found_fits_and_nothing_that_fits_beats_its_bound(model: str) -> None:
     draw = random.Random(model)
@@ -190,6 +193,8 @@ def engine_of(model: str, profile: str, devices: int, memory: float | None) -> E
     return Engine(request=request, template=template, limits=limits)
 
 
+@pytest.mark.slow
+@pytest.mark.cases(1, 8)
 @pytest.mark.parametrize("profile", [pytest.param("cpu", marks=pytest.mark.thorough), "h100-80gb"])
 @pytest.mark.parametrize("model", [model for model in MODELS if model not in ("wide", "llama-6-tied", "llama-1")])
 def test_the_largest_micro_batch_bounds_its_parts(model: str, profile: str) -> None:

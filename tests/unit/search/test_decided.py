@@ -86,6 +86,8 @@ def test_a_context_axis_splits_the_sequence() -> None:
             assert split[0] == "sequence", name
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_degrees_may_be_left_open() -> None:
     result = result_of("llama-4", 8, Pinned(tensor=2))
     configuration = result.plans[0].configuration
@@ -99,6 +101,8 @@ def test_degrees_may_be_left_open() -> None:
     assert math.isclose(result.plans[0].seconds, min(every), rel_tol=1e-9)
 
 
+@pytest.mark.slow
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("pinned", [Pinned(data=2), Pinned(tensor=2), Pinned(zero=3), Pinned(data=2, zero=1)])
 def test_what_is_decided_is_never_faster_than_what_is_found(pinned: Pinned) -> None:
     """In the order of turns that the search minimises under."""
@@ -179,6 +183,7 @@ def experts_of(result: SearchResult) -> set[tuple[str | None, ...]]:
     return {strategy_names(op.rule, op.strategy) for op in result.bound.operators if op.rule.op_class == "experts"}
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("pinned", "roles", "mesh", "split"),
     [

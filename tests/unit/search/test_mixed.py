@@ -65,6 +65,8 @@ def cases(draw: random.Random, model: str) -> Iterator[Case]:
         yield make_mixed(model, machine_of(*groups), configuration, BATCH)
 
 
+@pytest.mark.slow
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("model", ["llama-4", "gpt-4-tied", "post-norm", "kinds-first"])
 def test_tables_and_judge_agree_and_bounds_hold(model: str) -> None:
     """For random choices, each rank in ways of its own: their sums are those of the judge, and no bound is above what
@@ -155,6 +157,8 @@ def fullest(model: str, machine: MixedCluster, micro_batches: int) -> float:
     return max(one.peak_bytes for one in free.stages)
 
 
+@pytest.mark.slow
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("model", ["llama-4", "gpt-4-tied"])
 def test_search_finds_what_brute_force_finds(model: str) -> None:
     """On two kinds of devices, one of each and two of the faster, with less and less memory on either kind: in every

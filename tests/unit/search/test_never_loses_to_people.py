@@ -48,6 +48,8 @@ def judged(case: Case, axes: tuple[str, ...], on_data: Option, recompute: bool) 
     return prediction
 
 
+@pytest.mark.slow
+@pytest.mark.cases(1, 7)
 @pytest.mark.parametrize(("model", "batch", "pipeline", "mesh", "axes", "on_data", "fits"), BY_HAND)
 def test_never_slower_than_by_hand(
     model: str, batch: int, pipeline: int, mesh: tuple[int, ...], axes: tuple[str, ...], on_data: Option, fits: bool
@@ -65,6 +67,8 @@ def test_never_slower_than_by_hand(
             assert found.bound_seconds <= plan.objective_seconds * (1 + 1e-9)
 
 
+@pytest.mark.slow
+@pytest.mark.cases(0)
 @pytest.mark.parametrize(
     "pinned",
     [

@@ -88,6 +88,8 @@ def test_what_the_hosts_have_no_room_for_does_not_fit() -> None:
     assert planned(given, HOST).prediction.peak_bytes < 10e9
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_what_does_not_fit_is_told_to_fit_with_tables_elsewhere() -> None:
     model = build_model("dlrm-terabyte", dtype="float32")
     graph = trace(model.module, model.args)
@@ -131,6 +133,7 @@ def found_with(model: str, placed: Placed, pinned: Pinned, **settings: object) -
     ).plan  # type: ignore[arg-type]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_first_stage_of_a_pipeline_has_the_tables() -> None:
     """All exact solvers find the same, the judge prices it alike, and what is left open is as good as the best of all
     that can be decided."""

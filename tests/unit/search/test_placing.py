@@ -73,6 +73,8 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
+@pytest.mark.cases(0)
 @pytest.mark.parametrize("case", first(2, list(CASES)))
 def test_no_subset_of_the_tables_is_better(case: str) -> None:
     rows, devices, decided = CASES[case]
@@ -80,6 +82,8 @@ def test_no_subset_of_the_tables_is_better(case: str) -> None:
     assert found(request).plans[0].objective <= exhaustively(request) * (1 + 1e-9)
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_tables_move_alone_where_the_model_does_not_fit() -> None:
     """By default, and then no more than a plan with them fits: as `auto` does it; a model that fits is left alone."""
     model = build_model("dlrm-terabyte", dtype="float32", device="meta")

@@ -70,6 +70,7 @@ class Planted:
         return os.mkdir, ("unpickled",)
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize(
     ("edit", "word"),
     [

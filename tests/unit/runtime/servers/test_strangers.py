@@ -283,6 +283,8 @@ def _fuzzed(folder: Path, messages: list[bytes], known: bool) -> None:
     storage.close()
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 @given(st.lists(MESSAGES | MUTANTS | FLIPPED, min_size=1, max_size=12), st.booleans())
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_no_message_ends_a_server(tmp_path_factory: pytest.TempPathFactory, messages: list[bytes], known: bool) -> None:
