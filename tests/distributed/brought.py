@@ -166,3 +166,18 @@ class OfBatch(nn.Module):
 
 def of_batch() -> Example:
     return OfBatch(), (torch.randn(BATCH, 8),), {}
+
+
+class Scaled(nn.Module):
+    """Reads a weight through a call that changes nothing: it is the weight itself that is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(8, 8), nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.linear(x) * self.scale.to(x.device).exp()).square().mean()
+
+
+def scaled() -> Example:
+    return Scaled(), (torch.randn(BATCH, 8),), {}

@@ -32,7 +32,12 @@ def run(sizes: tuple[int, ...], settings: dict[str, object], victim: int, where:
     module, example = tasks_rollback.model()
     plan = plans.random_plan("fragile", plans.mesh_of(*sizes), 7, graph=trace(module, example), **settings)
     steps = LEAST_STEPS + 2  # the first two are not counted
-    given = RunSettings(steps=steps, check=False, model="tasks_rollback:model", data="tasks_rollback:data")
+    given = RunSettings(
+        steps=steps,
+        check=False,
+        model="tests.distributed.tasks_rollback:model",
+        data="tests.distributed.tasks_rollback:data",
+    )
     owner, name, times = PLACES[where]
     own = getattr(owner, name)
     with patch.object(owner, name, _dawdling(own, DAWDLES / times) if dist.get_rank() == victim else own):

@@ -40,6 +40,7 @@ HALF = len(CASES) // 2
 second one."""
 
 
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize(
     ("kind", "sizes", "windows", "given"),
     [

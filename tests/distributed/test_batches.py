@@ -8,6 +8,7 @@ import pytest
 from runtime.checkpoint.opening import adopt_run
 
 
+@pytest.mark.cases(0)
 @pytest.mark.parametrize("full_batch", [True, False])
 def test_what_looks_across_the_batch_looks_across_all_devices(pool, full_batch: bool) -> None:
     """The logic of one device, whoever reads which samples: never that of devices which see their own samples only."""
@@ -16,6 +17,7 @@ def test_what_looks_across_the_batch_looks_across_all_devices(pool, full_batch: 
         assert abs(local - one) > 0.05 * one, "the two can be told apart"
 
 
+@pytest.mark.thorough
 def test_other_plans_go_on_with_the_same_samples(pool) -> None:
     """Data parallel, tensor parallel, and two stages; each from the position that any of them has saved."""
     plans = [("zero1", (4,), None, False), ("megatron", (2, 2), None, True), ("zero3", (2,), (1, 1), False)]

@@ -202,6 +202,7 @@ REFUSED = ("larger", "short", "stream")
 """Errors of the planner in a rank, as "construction" is one."""
 
 
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize(
     "case",
     first(1, ["forward", *(case for case in FAILURES if case not in ("forward", *REFUSED)), *rarely(REFUSED)]),
@@ -212,6 +213,7 @@ def test_a_failure_of_a_rank_is_one_line(folder: Path, case: str) -> None:
     assert (found, words in err, len(err.splitlines())) == (code, True, 1), err
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_whoever_stops_the_run_stops_its_ranks(folder: Path, number: signal.Signals) -> None:
@@ -234,6 +236,7 @@ def test_ranks_end_where_nobody_is_left_who_started_them(folder: Path) -> None:
     assert list(temporary_of(folder, case).iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_a_killed_rank_is_named_though_another_one_does_not_listen(folder: Path) -> None:
     case = "killed"
     run = start(folder, case, "--steps", "100000")

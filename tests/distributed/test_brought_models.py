@@ -25,18 +25,26 @@ def planned(name: str, devices: int, **options: object) -> str:
     return dump_plan(plan_for(request_of(given, Console(quiet=True)), lambda _: None, lambda: False).plan)
 
 
+@pytest.mark.cases(1, 4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*NAMED, *(pytest.param(name, marks=pytest.mark.thorough) for name in OTHERS)])
 def test_a_planned_model_runs_on_one_process(name: str) -> None:
     assert tasks_brought.difference(planned(name, 1, global_batch=4)) < 1.0
 
 
+@pytest.mark.cases(0, 3)
 @pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.parametrize("degree", ["data", "tensor"])
 @pytest.mark.parametrize("name", [*NAMED, *OTHERS])
 def test_a_planned_model_runs_on_two_processes(name: str, degree: str, pair) -> None:
     text = planned(name, 2, global_batch=4, **{degree: 2})
+    assert max(pair.run("tasks_brought", "difference", text)) < 1.0
+
+
+def test_a_weight_that_is_read_through_a_call_that_changes_nothing(pair) -> None:
+    """The check of the first step takes its gradient of each micro-batch for that, and not for an older one."""
+    text = planned("scaled", 2, global_batch=8, micro_batches=2, data=2)
     assert max(pair.run("tasks_brought", "difference", text)) < 1.0
 
 

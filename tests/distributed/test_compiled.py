@@ -47,6 +47,7 @@ COMPILED = [
 NAMES = ("model", "kind", "sizes", "settings", "how")
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(NAMES, first(3, CASES), ids=str)
 def test_programs_with_chains_make_the_same(
     pool, model: str, kind: int | str, sizes: tuple[int, ...], settings: dict, how: dict
@@ -56,6 +57,7 @@ def test_programs_with_chains_make_the_same(
     assert min(chains for _, chains in made) > 0
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.thorough
 @pytest.mark.parametrize(NAMES, [*CASES[:4], *rarely(CASES[4:])], ids=str)
 def test_autograd_sees_one_function(

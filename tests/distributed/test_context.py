@@ -55,11 +55,13 @@ def check(found: list[tuple[float, set[str], list[str]]], split: str) -> None:
         assert ("zigzag" in orders) == (split in INSIDE and split != "contiguous ring")
 
 
+@pytest.mark.cases(0, 3)
 @pytest.mark.parametrize(("model", "split"), first(2, ALONE))
 def test_a_sequence_that_is_split_changes_nothing(pool, model: str, split: str) -> None:
     check(pool.run("tasks_context", "parity", model, 4, Pinned(**SPLITS[split], micro_batches=4)), split)
 
 
+@pytest.mark.cases(1, 8)
 @pytest.mark.parametrize(("model", "split", "other"), first(1, TOGETHER))
 def test_nor_does_it_together_with_other_parallelism(pool, model: str, split: str, other: str) -> None:
     check(pool.run("tasks_context", "parity", model, 4, Pinned(**{**SPLITS[split], **WITH[other]})), split)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_equals_torch_in_float32(pool, reduction: str, label_smoothing: float) -> None:

@@ -7,6 +7,7 @@ from tests.long_lists import first, pairs, rarely
 TOLERANCE = 1e-5
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(
     ("model", "sizes", "recomputation"),
     first(
@@ -28,6 +29,7 @@ def test_random_plans(pool, model: str, sizes: tuple[int, ...], recomputation: s
         assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))
 
 
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize(
     ("sizes", "stages", "kinds"),
     first(
@@ -72,6 +74,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(("model", "blocks", "divided"), first(1, WAYS))
 def test_ways_to_divide_experts(pool, model: str, blocks: int, divided: str) -> None:
     """Experts over data parallel devices, folded on those that attention splits its heads on, or both."""
@@ -96,6 +99,7 @@ PIPELINES = [
 ]
 
 
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize(("side", "schedule", "recomputation"), first(1, PIPELINES))
 def test_experts_in_a_pipeline(pool, side: str, schedule: str, recomputation: str) -> None:
     """Dense blocks and one with experts on the first two devices, the last block on the others."""

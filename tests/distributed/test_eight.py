@@ -43,6 +43,7 @@ ALSO_ON_FOUR = ("taken apart", "experts in a pipeline", "copies", "slices", "ZeR
 """Eight of them show little that four do not."""
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*(name for name in PLANS if name not in ALSO_ON_FOUR), *rarely(ALSO_ON_FOUR)])
 def test_plans_for_eight_devices(eight, name: str) -> None:

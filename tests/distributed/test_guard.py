@@ -12,6 +12,7 @@ PLANS = (
 WORDS = {"loss": "the loss is nan", "gradient": "and a gradient is not finite", "spike": "more than 3 times"}
 
 
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("trouble", first(1, list(WORDS)))
 @pytest.mark.parametrize(("sizes", "seed", "settings"), PLANS, ids=str)
 def test_a_step_that_is_skipped_leaves_no_trace(
@@ -28,6 +29,7 @@ def test_a_step_that_is_skipped_leaves_no_trace(
         assert (steps, back) == (4, [])
 
 
+@pytest.mark.thorough
 def test_rolling_back_is_asked_for_once_on_every_rank(pool) -> None:
     for said, same, as_without, steps, back in pool.run("tasks_checking", "left_alone", "loss", "rollback", *PLANS[0]):
         assert "the loss is nan" in said[3]

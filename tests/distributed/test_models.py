@@ -111,6 +111,7 @@ def parts(model: Model, micro_batches: int) -> int:
     return 1 if model.whole else micro_batches
 
 
+@pytest.mark.cases(0, 3)
 @pytest.mark.thorough
 @pytest.mark.parametrize("processes", [pytest.param(2, marks=pytest.mark.exhaustive), 4])
 @pytest.mark.parametrize("model", MODELS, ids=str)
@@ -122,6 +123,7 @@ def test_a_model_computes_the_same_under_every_plan(request, model: Model, proce
         assert max(errors) < TOLERANCE, errors
 
 
+@pytest.mark.cases(0, 2)
 @pytest.mark.thorough
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("model", MODELS, ids=str)

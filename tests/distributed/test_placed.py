@@ -34,6 +34,7 @@ def texts(model: str, sizes: tuple[int, ...], placed: tuple[tuple[str, str], ...
     return found
 
 
+@pytest.mark.cases(1, 3)
 @pytest.mark.parametrize(
     ("model", "sizes", "seeds"),
     [
@@ -99,6 +100,7 @@ PIPELINES = {
 }  # fmt: skip
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("case", first(1, list(PIPELINES)))
 def test_tables_of_the_first_of_several_stages(pool, tmp_path: Path, case: str) -> None:
     """Also saved after two steps and taken up again."""
@@ -175,6 +177,7 @@ def state_of(request, folder: Path, task: str, model: str, case: Case, servers: 
         return pool.run("tasks_placed", task, model, text, str(folder / "saved"), given)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("model", "case"),
     [
@@ -194,6 +197,7 @@ def test_what_is_resumed_goes_on_bit_by_bit(request, tmp_path: Path, model: str,
         assert all(np.array_equal(one, other[name]) for name, one in state.items())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("first", "then"),
     [

@@ -15,6 +15,7 @@ PLANS = {
 NAN, LEAP = -100.0, 5.5
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("beside", first(1, ["alone", "beside the unsharded model"]))
 @pytest.mark.parametrize("kept", ["saved", "in memory"])
 @pytest.mark.parametrize("plan", first(1, list(PLANS)))

@@ -169,6 +169,7 @@ def compare(case: Hand, answers: list[tuple[float, list[Turn], int]]) -> None:
         assert live == timeline.ranks[stage].live * plan.training.copies
 
 
+@pytest.mark.cases(1, 8)
 @pytest.mark.parametrize(
     "case", [*FOUR, *first(1, LINES), *first(0, DEEP), *first(1, RELAYS), *first(2, COPIES), *first(2, SLICES)], ids=str
 )
@@ -176,11 +177,13 @@ def test_schedules_on_four_processes(pool, case: Hand) -> None:
     compare(case, pool.run("tasks", "scheduled", case.model, case.kind, case.mesh, case.settings))
 
 
+@pytest.mark.cases(0, 3)
 @pytest.mark.parametrize("case", first(0, PAIRS), ids=str)
 def test_schedules_on_two_processes(pair, case: Hand) -> None:
     compare(case, pair.run("tasks", "scheduled", case.model, case.kind, case.mesh, case.settings))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("more", [{"schedule": "seqpipe", "slices": 2}, {"copies": 2}], ids=str)
 def test_summed_gradients_are_those_of_all_micro_batches_and_pieces(pool, more: dict[str, object]) -> None:
     """Two pieces of each of two micro-batches, however a stage takes them."""

@@ -132,6 +132,7 @@ def test_a_store_of_pytorch_takes_what_is_planted(tmp_path: Path) -> None:
     assert store.check(["torch.rendezvous.none"])
 
 
+@pytest.mark.thorough
 def test_a_run_listens_on_loopback_and_unpickles_nothing(folder: Path, tmp_path: Path) -> None:
     """While the ranks wait for data a pickle is written to every port that takes it."""
     mark, tried, planted = tmp_path / "unpickled", set(), []

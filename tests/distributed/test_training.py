@@ -17,6 +17,7 @@ USUAL = [
 MORE = [("megatron", (2, 2), 1), ("zero1", (2, 2), 2), ("zero2", (4,), 1), ("zero3", (2, 2), 1)]
 
 
+@pytest.mark.cases(1, 3)
 @pytest.mark.parametrize(
     ("kind", "sizes", "micro_batches", "optimizer"),
     [
@@ -32,6 +33,7 @@ def test_five_steps_equal_the_unsharded_optimizer(
     assert max(pool.run("tasks", "train", "llama", kind, sizes, optimizer, micro_batches)) < TOLERANCE
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["zero2", "zero3"])
 def test_tied_weights_and_biases(pool, kind: str) -> None:
     assert max(pool.run("tasks", "train", "gpt", kind, (2, 2), "sgd", 1)) < TOLERANCE
@@ -46,6 +48,7 @@ def test_zero2_reduces_the_gradient_of_every_micro_batch(pool, recomputation: st
     assert found["update"] == {"all_gather": 21}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("recomputation", ["none", "full", "selective"])
 @pytest.mark.parametrize("model", first(1, ["gpt", "llama"]))
 def test_zero2_accumulates_what_the_plain_model_does(pool, model: str, recomputation: str) -> None:
