@@ -233,7 +233,7 @@ def reasons(key: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.cases(80)
+@pytest.mark.cases(40)
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)
 def test_dtensor_propagates_the_same_layouts(example: Example, devices: DeviceMesh) -> None:
     rule = example.rule()

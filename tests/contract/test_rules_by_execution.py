@@ -314,7 +314,7 @@ def test_every_row_has_an_example() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.cases(90)
+@pytest.mark.cases(45)
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)
 def test_results_and_gradients_recombine(example: Example) -> None:
     rule = example.rule()

@@ -94,7 +94,7 @@ def problems_of(model: str, profile: str, configuration: Configuration) -> list[
     ]
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize(("model", "profile", "configuration"), CASES)
 def test_a_rank_is_solved_as_well_as_by_looking_at_everything(
@@ -170,6 +170,7 @@ def test_what_is_pinned_is_kept() -> None:
     assert {group.recomputation for group in plan.groups if group.blocks} == {"full"}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("recompute", "words"), [("none", {"none"}), ("selective", {"selective"})])
 def test_blocks_are_run_as_is_pinned(recompute: str, words: set[str]) -> None:
     pinned = Pinned(recompute=recompute)  # type: ignore[arg-type]
@@ -295,6 +296,7 @@ def test_progress_counts_what_was_evaluated() -> None:
     assert [p.best_seconds for p in seen] == sorted((p.best_seconds for p in seen), reverse=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_best_plans_come_in_order_and_differ() -> None:
     request = request_of("llama-4", cluster_of("h100-80gb", 4), 8, top=5)
@@ -380,6 +382,7 @@ def test_wherever_a_search_is_stopped_what_it_says_holds(algorithm: str) -> None
     assert found[0].statistics.evaluated < found[-1].statistics.evaluated
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_plans_slower_than_a_cutoff_are_of_no_interest() -> None:
     request = request_of("llama-4", cluster_of("h100-80gb", 4), 8)
@@ -429,6 +432,7 @@ def test_plans_settled_exactly_fit() -> None:
         assert found.plan.prediction.peak_bytes <= memory * (1 + 1e-9)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("model", "micro_batches"), [("gpt-4-tied", 1), ("llama-4", 1), ("residual-8", 2)])
 def test_settling_the_slowest_rank_makes_no_step_longer(model: str, micro_batches: int) -> None:
     """Where micro-batches are few, less once a step does not make up for more in each."""

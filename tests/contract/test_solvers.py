@@ -186,6 +186,8 @@ def test_an_upper_bound_cuts_off_just_what_is_not_faster(name: str) -> None:
             assert solution.status == "optimal"
 
 
+@pytest.mark.slow
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", SOLVERS)
 def test_the_same_problem_gives_the_same_answer(name: str) -> None:
     for problem, _ in list(cases())[:: max(7, 3 * STRIDE.get(name, 1))]:

@@ -61,7 +61,7 @@ def test_a_sequence_that_is_split_changes_nothing(pool, model: str, split: str) 
     check(pool.run("tasks_context", "parity", model, 4, Pinned(**SPLITS[split], micro_batches=4)), split)
 
 
-@pytest.mark.cases(1, 8)
+@pytest.mark.cases(0, 8)
 @pytest.mark.parametrize(("model", "split", "other"), first(1, TOGETHER))
 def test_nor_does_it_together_with_other_parallelism(pool, model: str, split: str, other: str) -> None:
     check(pool.run("tasks_context", "parity", model, 4, Pinned(**{**SPLITS[split], **WITH[other]})), split)
@@ -81,6 +81,7 @@ def test_pairs_of_devices(pair, model: str) -> None:
         check(pair.run("tasks_context", "parity", model, 2, Pinned(**SPLITS[split], micro_batches=4)), split)
 
 
+@pytest.mark.thorough
 def test_an_axis_in_zigzag_order_reads_as_the_same_plan_in_contiguous_order(pool) -> None:
     """What a plan file says of the order is all there is to it."""
     pinned = Pinned(context=4, context_by="ring", micro_batches=4)

@@ -15,7 +15,7 @@ PLANS = {
 NAN, LEAP = -100.0, 5.5
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(0)
 @pytest.mark.parametrize("beside", first(1, ["alone", "beside the unsharded model"]))
 @pytest.mark.parametrize("kept", ["saved", "in memory"])
 @pytest.mark.parametrize("plan", first(1, list(PLANS)))
@@ -41,6 +41,7 @@ def test_what_follows_is_training_without_the_batches_since(
         assert state == other
 
 
+@pytest.mark.thorough
 def test_a_leap_before_anything_was_saved_goes_back_to_the_start(pool, tmp_path: Path) -> None:
     settings = {"steps": 4, "on_spike": "rollback", "spike_window": 2, "check": False, "save": str(tmp_path)}
     batches = {number: LEAP if number == 4 else 0.0 for number in range(1, 9)}
@@ -51,6 +52,7 @@ def test_a_leap_before_anything_was_saved_goes_back_to_the_start(pool, tmp_path:
         ]  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_too_many_in_a_row_end_the_run(pool) -> None:
     """A step between two of them does not count, as long as it is none beyond the furthest."""
     settings = {"steps": 9, "save_every": 2, "on_nonfinite": "rollback", "check": False, "rollbacks": 2}
@@ -61,6 +63,7 @@ def test_too_many_in_a_row_end_the_run(pool) -> None:
         assert "--resume" in said
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_resumed_decides_as_one_that_was_not(pool, tmp_path: Path) -> None:
     """The losses that a leap is measured by are in the checkpoint: with a window of three the second batch after it
     would not leap otherwise."""

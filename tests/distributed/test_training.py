@@ -39,6 +39,7 @@ def test_tied_weights_and_biases(pool, kind: str) -> None:
     assert max(pool.run("tasks", "train", "gpt", kind, (2, 2), "sgd", 1)) < TOLERANCE
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("recomputation", ["none", "full", "selective"])
 def test_zero2_reduces_the_gradient_of_every_micro_batch(pool, recomputation: str) -> None:
     """As ZeRO-1 but earlier: 21 gradients in the backward pass, nothing but the weights in the update."""
@@ -57,6 +58,7 @@ def test_zero2_accumulates_what_the_plain_model_does(pool, model: str, recomputa
         assert max(errors) < TOLERANCE
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("stages", [(2, 2), (1, 1, 1, 1)], ids=str)
 def test_zero2_in_stages_that_share_a_parameter(pool, stages: tuple[int, ...]) -> None:
     """The embedding is on the first and on the last stage, and each adds up pieces of its gradient."""
@@ -65,6 +67,7 @@ def test_zero2_in_stages_that_share_a_parameter(pool, stages: tuple[int, ...]) -
         assert max(errors) < TOLERANCE
 
 
+@pytest.mark.thorough
 def test_half_precision_keeps_float32_masters(pool) -> None:
     worst, narrow = pool.run("tasks", "half_precision", 1)[0]
     assert worst < 2e-2
@@ -87,6 +90,7 @@ def test_zero1_reduces_once_a_step_and_gathers_the_weights(pool) -> None:
     assert found["update"] == {"reduce_scatter": 21, "all_gather": 21}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("recomputation", ["none", "full"])
 def test_zero3_gathers_weights_again_in_the_backward_pass(pool, recomputation: str) -> None:
     found = pool.run("tasks", "communication", "zero3", (4,), recomputation)[0]

@@ -115,7 +115,7 @@ HALVES = [
 ]
 
 
-@pytest.mark.cases(1, 3)
+@pytest.mark.cases(0, 3)
 @pytest.mark.parametrize(
     ("kind", "word", "optimizer", "masters"),
     [

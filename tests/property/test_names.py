@@ -97,6 +97,7 @@ def _goes_around(names: tuple[str, ...], folder: Path) -> None:
     assert MINDSPORE.write(bound)
 
 
+@pytest.mark.slow
 def test_strange_names_go_around(tmp_path: Path) -> None:
     _goes_around((*STRANGE[:6], "x" * 300, "[a]", "add", "x"), tmp_path)
 

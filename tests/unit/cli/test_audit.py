@@ -27,6 +27,7 @@ def test_says_that_a_plan_agrees(plan_file: Path) -> None:
     assert "stated by the plan" in done.output
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_json_has_every_row(plan_file: Path) -> None:
     done = CliRunner().invoke(app, ["audit", str(plan_file), "--json"])

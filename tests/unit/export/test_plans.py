@@ -78,7 +78,7 @@ def test_states_outside_of_the_devices_are_not_left_out_in_silence() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.cases(1, 4)
+@pytest.mark.cases(0, 4)
 @pytest.mark.parametrize("name", LISTED)
 def test_what_is_written_and_read_makes_the_same_plan(name: str) -> None:
     model, devices, description = CASES[name]

@@ -55,7 +55,7 @@ PAIRS = [(engine, model) for engine in TARGETS for model in MODELS if engine != 
 
 
 @pytest.mark.slow
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("engine", "model"), PAIRS)
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())

@@ -145,6 +145,7 @@ def batches_of(samples: int, micro_batches: int = 1) -> Plan:
     return replace(plan, training=replace(plan.training, global_batch=samples, micro_batches=micro_batches))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_who_goes_on_from_a_position_reads_what_would_have_come(workers: int) -> None:
     """Under another plan too, and whatever workers have read ahead."""

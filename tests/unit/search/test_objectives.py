@@ -48,7 +48,7 @@ def test_the_least_memory_is_the_least(model: str, devices: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.cases(1)
+@pytest.mark.cases(0)
 @pytest.mark.parametrize("model", ["llama-4", "perceptron", "residual"])
 def test_no_number_of_devices_is_cheaper(model: str) -> None:
     asked = request(model, 4)

@@ -146,6 +146,8 @@ def test_the_way_around_is_longer_than_the_way_on() -> None:
         check(case, state, random_ranks(case, draw, state))
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_cases_are_of_all_forms() -> None:
     """Blocks in the head, in the tail, in neither; nothing repeated; last blocks that keep less than the others."""
     forms = set()
