@@ -42,10 +42,11 @@ def hold_on(notes: Path) -> None:
 
 def _end_behind(pipe: int, notes: Path) -> None:
     os.read(pipe, 1)
-    with contextlib.suppress(OSError):  # the other ranks remove it too
-        for note in notes.iterdir():
-            note.unlink(missing_ok=True)
-        notes.rmdir()
+    with contextlib.suppress(OSError):  # another rank was first
+        going = notes.rename(notes.with_name(f"{notes.name}.gone"))  # where nobody writes another note
+        for note in going.iterdir():
+            note.unlink()
+        going.rmdir()
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpgrp(), signal.SIGKILL)
     os._exit(1)

@@ -111,7 +111,7 @@ def test_a_dataset_is_read_whole_or_in_pieces_alike(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     save_plan(plan_for("squares:make", None), tmp_path / "plan.json")
-    settings = {"steps": 3, "data": "squares:rows", "shuffle": True}
+    settings = {"steps": 3, "model": "squares:make", "data": "squares:rows", "shuffle": True}
     code, whole, summary = reports_of(tmp_path / "plan.json", **settings)
     assert code == 0
     assert summary.data == "squares:rows"
@@ -133,7 +133,7 @@ def test_a_batch_that_breaks_is_skipped_by_the_plan_and_by_the_unsharded_model(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "squares", raising=False)
     save_plan(plan_for("squares:make", None), tmp_path / "plan.json")
-    code, steps, _ = reports_of(tmp_path / "plan.json", steps=3, data="squares:rows", on_nonfinite="skip")
+    code, steps, _ = reports_of(tmp_path / "plan.json", steps=3, model="squares:make", data="squares:rows", on_nonfinite="skip")
     assert code == 0, "the steps before and after agree"
     assert [step.trouble for step in steps] == [None, "the loss is nan", None, None]  # another batch in its place
     assert "NOT MADE: the loss is nan" in steps[1].text()
