@@ -94,7 +94,7 @@ def _in_rows(cut: Pieces, rows: int) -> torch.Tensor:
     """Tensors whose first dim says to whom a part goes, side by side: one row for each process. A lone one is not
     copied where it lies in memory like that."""
     if len(cut) == 1:
-        return cut[0].reshape(rows, -1)
+        return cut[0].reshape(rows, -1).contiguous()  # of strided pieces a view may have rows with gaps
     sizes = [one[0].numel() for one in cut]
     flat = cut[0].new_empty((rows, sum(sizes)))
     for place, one in zip(torch.split(flat, sizes, dim=1), cut, strict=True):

@@ -91,6 +91,7 @@ def test_every_name_of_a_legend_is_drawn(opened: Open) -> None:
         assert set(named) <= drawn, key
 
 
+@pytest.mark.cases(0, 2)
 @pytest.mark.thorough
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 360])

@@ -277,6 +277,7 @@ def test_a_rank_that_does_nothing_is_named(folder: Path) -> None:
         assert len(err.splitlines()) == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.thorough
 def test_ranks_of_a_launcher_ask_each_other(folder: Path) -> None:
     """Nobody sees all of them, so that one of those that can speak makes the report. Where the store is in the process
@@ -367,6 +368,7 @@ def test_a_model_that_is_not_known_is_named(folder: Path, unknown: str) -> None:
     assert err.startswith("plan: the plan is for the model 'llama-9', which is none of the zoo")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.thorough
 def test_another_model_can_be_named(folder: Path, unknown: str) -> None:
     code, err = ended(start(folder, "named", "--model", "breaking:make", plan=unknown), folder, "named")

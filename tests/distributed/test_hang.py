@@ -23,7 +23,7 @@ CASES = {
 USUAL = 2
 
 
-@pytest.mark.cases(0)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("case", first(USUAL, list(CASES)))
 def test_the_report_names_who_is_stopped_and_where_the_others_wait(pool, tmp_path: Path, case: str) -> None:
     plan, victim, words = CASES[case]

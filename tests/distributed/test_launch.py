@@ -133,7 +133,9 @@ def test_a_batch_that_breaks_is_skipped_by_the_plan_and_by_the_unsharded_model(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "squares", raising=False)
     save_plan(plan_for("squares:make", None), tmp_path / "plan.json")
-    code, steps, _ = reports_of(tmp_path / "plan.json", steps=3, model="squares:make", data="squares:rows", on_nonfinite="skip")
+    code, steps, _ = reports_of(
+        tmp_path / "plan.json", steps=3, model="squares:make", data="squares:rows", on_nonfinite="skip"
+    )
     assert code == 0, "the steps before and after agree"
     assert [step.trouble for step in steps] == [None, "the loss is nan", None, None]  # another batch in its place
     assert "NOT MADE: the loss is nan" in steps[1].text()
@@ -173,6 +175,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.thorough
 def test_a_script_under_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It joins the processes by itself, and reads as it likes."""

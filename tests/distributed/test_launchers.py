@@ -141,6 +141,7 @@ def test_mpirun_with_another_number_of_processes(folder: Path) -> None:
     assert "error: the plan is for 2 devices, and Open MPI started 3 processes; start 2, or plan for 3" in errors
 
 
+@pytest.mark.exhaustive
 @pytest.mark.thorough
 def test_under_two_agents_of_torchrun(folder: Path, usual: list[float]) -> None:
     """As on two hosts, each with its agent."""

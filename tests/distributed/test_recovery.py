@@ -36,6 +36,7 @@ def undisturbed(two: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
     return found
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.thorough
 @pytest.mark.parametrize("options", [("--copies",), ()], ids=str)
 def test_a_killed_worker_changes_nothing(
@@ -49,6 +50,7 @@ def test_a_killed_worker_changes_nothing(
     assert len(found.repeated) <= (1 if options else 4)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("devices", "fewest", "kills", "seed"),
     [pytest.param(2, 1, 1, 6, marks=pytest.mark.thorough), pytest.param(4, 2, 3, 1, marks=pytest.mark.exhaustive)],

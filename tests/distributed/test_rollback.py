@@ -15,7 +15,7 @@ PLANS = {
 NAN, LEAP = -100.0, 5.5
 
 
-@pytest.mark.cases(0)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("beside", first(1, ["alone", "beside the unsharded model"]))
 @pytest.mark.parametrize("kept", ["saved", "in memory"])
 @pytest.mark.parametrize("plan", first(1, list(PLANS)))
