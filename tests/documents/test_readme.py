@@ -47,6 +47,9 @@ STANDS_FOR = {
 """What is written for a reader, and what is here."""
 
 FIRST = {
+    "plan run plan.json --model package.module:factory": (
+        "plan --model mine:factory --devices 2 --hardware cpu -o plan.json"
+    ),
     "plan diff llama70b-64.json llama70b-64-by-hand.json": (
         "plan --model llama70b --devices 64 --tensor 8 --pipeline 8 --zero 1 -o llama70b-64-by-hand.json"
     ),
@@ -81,7 +84,7 @@ FAILS = {"plan estimate --model llama8b --devices 8 --zero 2 --recompute none": 
 """Exit codes of those that show how something is refused."""
 
 OPEN = {
-    "plan run": r"[0-9][0-9.,]*(?:e[-+][0-9]+)?|AMD EPYC, |[0-9]+ cores?",  # losses and times of this machine, its name
+    "plan run": r"(?<=machine has )(?:[^,:]*, )?[0-9]+ cores?|[0-9][0-9.,]*(?:e[-+][0-9]+)?",  # losses, times, the name of this machine
     "plan estimate --model llama8b": r"It would fit with: .*",  # what was found in the time that there was
     "plan": r"(?<= in )[0-9.]+ s(?= \()|(?<=\()[0-9.]+ s(?= in all\))",  # how long the search took
 }
