@@ -45,6 +45,8 @@ def other_plans(
     plan = verdict.bound.plan
     found = roles(verdict.bound)
     request = request_for(plan, model.graph, model.batch, cluster)
+    if isinstance(request.update.buckets, int):  # other plans have buckets of their own sizes
+        request = replace(request, update=replace(request.update, buckets="auto"))
     own = _choice(verdict.bound, verdict.prediction.step_seconds, verdict.prediction.peak_bytes, this=True)
     begun, kept = time.monotonic(), degrees_of(found)
     with stoppable(lambda: wait.phase("stopping")) as stopped:

@@ -65,6 +65,7 @@ def test_random_plans(eight, model: str, sizes: tuple[int, ...]) -> None:
         assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))
 
 
+@pytest.mark.slow
 def test_the_plans_are_what_they_are_called() -> None:
     """Three axes of two, all devices on one of them, a ring inside of which heads are split."""
     assert planned("ring, tensor and data").mesh.sizes == (2, 2, 2)

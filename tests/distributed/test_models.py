@@ -111,6 +111,7 @@ def parts(model: Model, micro_batches: int) -> int:
     return 1 if model.whole else micro_batches
 
 
+@pytest.mark.slow
 @pytest.mark.cases(0, 3)
 @pytest.mark.thorough
 @pytest.mark.parametrize("processes", [pytest.param(2, marks=pytest.mark.exhaustive), 4])

@@ -36,6 +36,7 @@ def undisturbed(two: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.cases(0, 1)
 @pytest.mark.thorough
 @pytest.mark.parametrize("options", [("--copies",), ()], ids=str)
@@ -50,6 +51,7 @@ def test_a_killed_worker_changes_nothing(
     assert len(found.repeated) <= (1 if options else 4)
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("devices", "fewest", "kills", "seed"),

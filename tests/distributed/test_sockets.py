@@ -155,6 +155,7 @@ def test_a_run_listens_on_loopback_and_unpickles_nothing(folder: Path, tmp_path:
     listens_on_loopback(folder, *words, until=attacked)
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
@@ -165,6 +166,7 @@ def test_a_run_that_goes_on_listens_on_loopback(folder: Path, options: tuple[str
     listens_on_loopback(folder, "run", "plan.json", "--model", "waiting:make", "--steps", "2", "--no-check", *options)
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_parameter_servers_of_a_run_listen_on_loopback(folder: Path) -> None:
     words = ("--model", "dlrm-tiny", "--devices", "2", "--hardware", "cpu", "--global-batch", "8", "-q")

@@ -116,6 +116,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_the_script_is_run_by_torchrun(tmp_path: Path) -> None:
     write(next(iter(CASES)), tmp_path)

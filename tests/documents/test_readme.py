@@ -171,6 +171,7 @@ def test_commands_are_found_and_those_named_here_are_among_them() -> None:
     assert [written for written in STANDS_FOR if written not in README] == []
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.parametrize("command", [*COMMANDS, *LISTS])
 def test_a_command_runs(here: Path, command: str) -> None:
@@ -216,6 +217,7 @@ def test_what_is_not_printed_is_noticed() -> None:
         assert not_printed(shown, output, "plan --model llama70b") == missing
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_the_search_from_python_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import mine  # of the folder

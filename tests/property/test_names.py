@@ -108,6 +108,7 @@ def test_a_strange_name_goes_around(name: str, tmp_path: Path) -> None:
     _goes_around((name,), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 @settings(max_examples=20, deadline=None)
 @given(names=st.lists(NAMES, min_size=1, max_size=4, unique=True))

@@ -222,6 +222,7 @@ def test_the_state_is_that_of_the_acknowledged_records(faults, for_good, flushed
     _any_faults(faults, for_good, flushed, power)
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 @given(FAULTS, st.booleans(), st.booleans(), POWER)
 @settings(max_examples=1000)
@@ -236,6 +237,7 @@ def test_each_call_fails_once(tmp_path: Path, fault: str, call: int) -> None:
     trained(tmp_path, FaultyDisk({call: (fault, 40)}), flushed=True)
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.parametrize("fault", ["ENOSPC", "EIO", "KILL"])
 @pytest.mark.parametrize("call", [8, 15, 22])  # of a snapshot, of the head of a log, of an append

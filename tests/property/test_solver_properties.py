@@ -104,6 +104,7 @@ def test_a_cost_common_to_all_candidates_shifts_the_optimum(
     assert same(time_of(SOLVERS[name](shifted)), time_of(SOLVERS[name](problem)) + shift)
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("name", EXACT)
 @given(problem=problems(), more=st.integers(0, 60))

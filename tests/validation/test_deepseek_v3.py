@@ -74,6 +74,7 @@ def planned(*changes: str) -> Plan:
     return search(request).plan
 
 
+@pytest.mark.slow
 def test_the_published_configuration_takes_twice_as_long_without_what_hides_its_exchange() -> None:
     plan = planned()
     assert [stage.blocks for stage in plan.stages].count(0) == 0
@@ -85,6 +86,7 @@ def test_the_published_configuration_takes_twice_as_long_without_what_hides_its_
     assert parts["recomputation"] > 5.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "times"),
     [((FP8,), 2.08), ((ENDLESS,), 1.85), ((FP8, ENDLESS), 1.77), ((FP8, ENDLESS, HIDDEN), 1.08)],
@@ -99,6 +101,7 @@ def test_what_of_theirs_makes_the_difference(changes: tuple[str, ...], times: fl
     assert (parts["recomputation"] == 0.0) == (ENDLESS in changes)
 
 
+@pytest.mark.slow
 def test_the_exchange_is_all_rows_of_a_device_over_its_port() -> None:
     """Every choice of every token is a row of 7,168 numbers, of which seven of eight leave a node of eight devices and
     pass the one port of 50 GB/s that a device has: twice forward, twice backward, in each of four blocks."""

@@ -59,6 +59,7 @@ def names(found: dict[str, Any]) -> list[list[str]]:
     return [[one["name"] for one in step["differences"]] for step in found["steps"]]
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("first", "second"),
@@ -100,6 +101,7 @@ def test_what_costs_nothing_alone_is_told_apart(files: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_strategies_are_told_part_by_part(files: Path) -> None:
     found = names(content(files, "data", "tensor"))

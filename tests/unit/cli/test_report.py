@@ -38,6 +38,7 @@ def test_json_has_what_the_page_shows(plan: Any, here: Path, file: str) -> None:
     assert len(content["memory"]["ranks"]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_other_plans_are_those_of_the_front(plan: Any, here: Path, file: str) -> None:
     plans = plan.json("report", file, "-o", "page.html", "--time-limit", "300")["choices"]["plans"]

@@ -469,6 +469,7 @@ def test_shortcut_gives_the_graph_of_the_full_trace(case: str) -> None:
     complete(short)
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("layers", [1, 2, 3, 6])
 @pytest.mark.parametrize("family", ["llama", "gpt"])

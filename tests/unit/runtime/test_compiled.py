@@ -90,6 +90,7 @@ def test_what_draws_or_is_kept_is_in_no_chain() -> None:
     assert not any("layers" in name and "norm" in name for name in names)
 
 
+@pytest.mark.slow
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("recomputation", ["none", "full", "selective"])
 @pytest.mark.parametrize("model", first(2, MODELS))

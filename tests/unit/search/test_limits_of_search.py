@@ -199,6 +199,7 @@ def test_blocks_without_number_are_refused_before_their_stretches_are_made() -> 
         stretches_of((0,) * 1_000_000)
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_loop_over_tokens_is_planned_with_a_bound_that_holds() -> None:
     """Each step of the scan of Mamba reads slices of what all steps read: exactly, that would take hours."""

@@ -55,6 +55,7 @@ def logged(folder: Path, steps: int = 5) -> tuple[Shard, list[list[bytes]]]:
     return shard, states
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("staleness", [None, 1])

@@ -291,6 +291,7 @@ def test_no_message_ends_a_server(tmp_path_factory: pytest.TempPathFactory, mess
     _fuzzed(tmp_path_factory.mktemp("fuzz"), messages, known)
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 @given(st.lists(MESSAGES | MUTANTS | FLIPPED, min_size=20, max_size=60), st.booleans())
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
