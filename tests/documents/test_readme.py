@@ -84,7 +84,7 @@ FAILS = {"plan estimate --model llama8b --devices 8 --zero 2 --recompute none": 
 """Exit codes of those that show how something is refused."""
 
 OPEN = {
-    "plan run": r"(?<=machine has )(?:[^,:]*, )?[0-9]+ cores?|[0-9][0-9.,]*(?:e[-+][0-9]+)?",  # losses, times, the name of this machine
+    "plan run": r"(?<=machine has )(?:[^,:]*, )?[0-9]+ cores?|[0-9][0-9.,]*(?:e[-+][0-9]+)?",  # its name, losses, times
     "plan estimate --model llama8b": r"It would fit with: .*",  # what was found in the time that there was
     "plan": r"(?<= in )[0-9.]+ s(?= \()|(?<=\()[0-9.]+ s(?= in all\))",  # how long the search took
 }
