@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 _MARKED = type(pytest.param())
-_TIERS = ("thorough", "exhaustive")
 
 
 def mark_long_lists(items: Sequence[pytest.Item]) -> None:

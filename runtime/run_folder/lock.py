@@ -48,7 +48,6 @@ class Held:
     bytes, which file it is, and when it was touched."""
 
     holder: Process | None
-    token: str
     since: str
     raw: bytes
     inode: int
@@ -73,15 +72,15 @@ def held(path: Path) -> Held | None:
         raw, status = os.read(opened, _LARGEST), os.fstat(opened)
     finally:
         os.close(opened)
-    holder, token, since = None, "", ""
+    holder, since = None, ""
     try:
         content = parse_json(decoded(raw))
         if content["inode"] == status.st_ino:
             since = str(content["since"])[:40]
-            holder, token = process_from(content["holder"]) if since.isprintable() else None, str(content["token"])
+            holder = process_from(content["holder"]) if since.isprintable() else None
     except (ForeignTextError, KeyError, TypeError):
         pass  # half written, or not ours: its holder is unknown
-    return Held(holder=holder, token=token, since=since, raw=raw, inode=status.st_ino, touched=status.st_mtime_ns)
+    return Held(holder=holder, since=since, raw=raw, inode=status.st_ino, touched=status.st_mtime_ns)
 
 
 def check(folder: Path, token: str) -> None:

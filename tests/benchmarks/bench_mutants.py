@@ -4,7 +4,7 @@ Forty faults, each one changed operator, sign, bound, axis, term or name, over s
 checkpoints, files and the command line. Each is applied alone to a copy of the sources, and the tests run there until
 one fails: those that are nearest to the fault first, then all of `make test`, then the thorough list.
 
-    quick     the nearest tests of both lists: ten minutes
+    quick     the nearest tests of both lists
     usual     all of `make test` and the nearest thorough tests for what is not caught yet
     full      all of both
 

@@ -92,7 +92,6 @@ def test_every_name_of_a_legend_is_drawn(opened: Open) -> None:
 
 
 @pytest.mark.cases(0, 2)
-@pytest.mark.thorough
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 360])
 def test_axe_finds_nothing_against_accessibility(opened: Open, scheme: str, width: int) -> None:

@@ -79,7 +79,7 @@ def audited(make: Hand) -> list[StageAudit]:
     return list(audit(plan, plans.traced(make.model), plans.BATCH, cluster_of(plan)))
 
 
-@pytest.mark.cases(0)
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("make", first(1, COPIES), ids=str)
 def test_copies_send_and_compute_as_predicted(make: Hand) -> None:
@@ -105,7 +105,7 @@ def test_plans_by_hand_agree(make: Hand) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.cases(0)
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", first(3, RANDOM), ids=str)
 def test_random_plans_agree(make: Hand) -> None:
     for stage in audited(make):

@@ -35,7 +35,7 @@ PIPELINES = [
 ]
 
 
-@pytest.mark.cases(0)
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "placed", "settings"), first(1, PIPELINES))
 def test_rows_cross_the_link_of_the_first_stage_alone(model: str, placed: Placed, settings: dict[str, object]) -> None:

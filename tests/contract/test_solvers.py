@@ -165,7 +165,7 @@ def test_there_are_enough_instances_of_every_kind() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.cases(0)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", SOLVERS)
 def test_an_upper_bound_cuts_off_just_what_is_not_faster(name: str) -> None:
     for problem, oracle in list(cases())[:: STRIDE.get(name, 1)]:

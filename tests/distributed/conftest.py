@@ -70,16 +70,16 @@ class WorkerPool:
 
     def _start(self) -> None:
         store = f"{tempfile.mkdtemp(prefix='pool')}/store"
-        for rank in range(self.world):
-            connection, theirs = FORKING.Pipe()
-            process = FORKING.Process(target=work, args=(rank, self.world, store, theirs), name=f"rank {rank}")
-            with pytest.MonkeyPatch.context() as environment:  # of the process that is forked
-                environment.setenv("PYTHONPATH", str(ROOT))
-                environment.setenv("OMP_NUM_THREADS", "1")
+        with pytest.MonkeyPatch.context() as environment:  # of the process that is forked
+            environment.setenv("PYTHONPATH", str(ROOT))
+            environment.setenv("OMP_NUM_THREADS", "1")
+            for rank in range(self.world):
+                connection, theirs = FORKING.Pipe()
+                process = FORKING.Process(target=work, args=(rank, self.world, store, theirs), name=f"rank {rank}")
                 process.start()
-            theirs.close()
-            self._processes.append(process)
-            self._connections.append(connection)
+                theirs.close()
+                self._processes.append(process)
+                self._connections.append(connection)
 
     def _fail(self, reason: str) -> None:
         for process in self._processes:

@@ -8,7 +8,7 @@ import pytest
 from runtime.checkpoint.opening import adopt_run
 
 
-@pytest.mark.cases(0)
+@pytest.mark.thorough
 @pytest.mark.parametrize("full_batch", [True, False])
 def test_what_looks_across_the_batch_looks_across_all_devices(pool, full_batch: bool) -> None:
     """The logic of one device, whoever reads which samples: never that of devices which see their own samples only."""

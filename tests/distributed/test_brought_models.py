@@ -34,7 +34,6 @@ def test_a_planned_model_runs_on_one_process(name: str) -> None:
 
 @pytest.mark.cases(0, 3)
 @pytest.mark.slow
-@pytest.mark.thorough
 @pytest.mark.parametrize("degree", ["data", "tensor"])
 @pytest.mark.parametrize("name", [*NAMED, *OTHERS])
 def test_a_planned_model_runs_on_two_processes(name: str, degree: str, pair) -> None:

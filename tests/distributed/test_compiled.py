@@ -58,7 +58,6 @@ def test_programs_with_chains_make_the_same(
 
 
 @pytest.mark.cases(0, 1)
-@pytest.mark.thorough
 @pytest.mark.parametrize(NAMES, [*CASES[:4], *rarely(CASES[4:])], ids=str)
 def test_autograd_sees_one_function(
     pool, model: str, kind: int | str, sizes: tuple[int, ...], settings: dict, how: dict

@@ -36,7 +36,6 @@ def test_ways_to_divide_experts(pool, model: str, ways: list[str], parts: int, r
 
 
 @pytest.mark.cases(0, 2)
-@pytest.mark.thorough
 @pytest.mark.parametrize("recomputation", ["none", "full"])
 @pytest.mark.parametrize("model", ["mixture", "balanced", "capped"])
 def test_experts_in_a_pipeline(pool, model: str, recomputation: str) -> None:
@@ -46,7 +45,6 @@ def test_experts_in_a_pipeline(pool, model: str, recomputation: str) -> None:
 
 
 @pytest.mark.cases(0, 2)
-@pytest.mark.thorough
 @pytest.mark.parametrize("sizes", [(2, 2), (4,)], ids=str)
 @pytest.mark.parametrize("model", ["balanced", "capped"])
 def test_random_plans_of_other_experts(pool, model: str, sizes: tuple[int, ...]) -> None:

@@ -22,7 +22,7 @@ def same(answers: list) -> object:
     return answers[0]
 
 
-@pytest.mark.cases(0)
+@pytest.mark.thorough
 @pytest.mark.parametrize(("sizes", "seed", "settings"), [*PLANS, *MORE], ids=str)
 def test_a_logarithm_of_a_negative_number(pool, sizes: tuple[int, ...], seed: int, settings: dict[str, object]) -> None:
     message = same(pool.run("tasks_checking", "breakdown", torch.float32, -20.0, sizes, seed, settings))
@@ -47,7 +47,7 @@ def test_an_overflow(
     assert "infinite among the" in message, message
 
 
-@pytest.mark.cases(0)
+@pytest.mark.thorough
 @pytest.mark.parametrize(("sizes", "seed", "settings"), [*PLANS, *MORE[:6]], ids=str)
 def test_a_weight_that_is_not_finite(pool, sizes: tuple[int, ...], seed: int, settings: dict[str, object]) -> None:
     message = same(pool.run("tasks_checking", "broken_weight", sizes, seed, settings))

@@ -176,7 +176,6 @@ dist.destroy_process_group()
 
 
 @pytest.mark.exhaustive
-@pytest.mark.thorough
 def test_a_script_under_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It joins the processes by itself, and reads as it likes."""
     (tmp_path / "squares.py").write_text(MODULE)

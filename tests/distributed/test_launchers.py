@@ -142,7 +142,6 @@ def test_mpirun_with_another_number_of_processes(folder: Path) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.thorough
 def test_under_two_agents_of_torchrun(folder: Path, usual: list[float]) -> None:
     """As on two hosts, each with its agent."""
     agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1",

@@ -113,7 +113,6 @@ def parts(model: Model, micro_batches: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.cases(0, 3)
-@pytest.mark.thorough
 @pytest.mark.parametrize("processes", [pytest.param(2, marks=pytest.mark.exhaustive), 4])
 @pytest.mark.parametrize("model", MODELS, ids=str)
 def test_a_model_computes_the_same_under_every_plan(request, model: Model, processes: int) -> None:
@@ -125,7 +124,6 @@ def test_a_model_computes_the_same_under_every_plan(request, model: Model, proce
 
 
 @pytest.mark.cases(0, 2)
-@pytest.mark.thorough
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("model", MODELS, ids=str)
 def test_a_model_learns_the_same_under_every_plan(request, model: Model, processes: int) -> None:

@@ -68,7 +68,7 @@ def test_experts(pool, sizes: tuple[int, ...], recomputation: str, seeds: range)
         assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))
 
 
-@pytest.mark.cases(0)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("sizes", "seeds"),
     first(1, [((2, 2), range(8)), ((4,), range(8)), *rarely([((2, 2), range(8, 16)), ((4,), range(8, 16))])]),

@@ -65,7 +65,7 @@ def test_tables_on_the_host(request, model: str, sizes: tuple[int, ...], seeds: 
         assert len({answer[number][2] for answer in answers}) <= 2
 
 
-@pytest.mark.cases(0)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "sizes", "seeds"),
     [("dlrm", (2,), [0, 1]), pytest.param("wide-deep", (2, 2), [1, 2, 5], marks=pytest.mark.thorough)],
@@ -198,7 +198,7 @@ def test_what_is_resumed_goes_on_bit_by_bit(request, tmp_path: Path, model: str,
         assert all(np.array_equal(one, other[name]) for name, one in state.items())
 
 
-@pytest.mark.cases(0)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("first", "then"),
     [

@@ -10,7 +10,7 @@ PLANS = {
 }
 
 
-@pytest.mark.cases(0)
+@pytest.mark.thorough
 @pytest.mark.parametrize(("plan", "where", "victim"), first(1, [
     ("split", "computing", 2), ("pipeline", "computing", 1), ("split", "reading", 0), ("pipeline", "computing", 2),
 ]))  # fmt: skip

@@ -124,7 +124,6 @@ def test_the_script_is_run_by_torchrun(tmp_path: Path) -> None:
 
 
 @pytest.mark.cases(0, 2)
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", list(CASES)[1:])
 def test_the_script_trains_as_the_unsharded_model(name: str, said: Mapping[str, str]) -> None:
     check(said[name])

@@ -35,7 +35,7 @@ def test_twenty_steps_equal_the_unsharded_optimizer(pool, kind: str, optimizer: 
     assert clip is None or max(norms) > clip, "nothing was clipped"
 
 
-@pytest.mark.cases(0)
+@pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "optimizer"), [("random7", "lamb"), ("hybrid", "adamw")])
 def test_clipped_steps_in_buckets_equal_the_unsharded_optimizer(pool, kind: str, optimizer: str) -> None:
     error, norms = train(pool, "llama", kind, KINDS[kind], optimizer, Update(clip_norm=CLIP, buckets=4096), 2, (), 5)

@@ -59,7 +59,7 @@ def same(a: float, b: float) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.cases(0)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", EXACT)
 @given(problem=problems(), factor=st.sampled_from([1e-6, 0.5, 3.0, 1e6]))
 def test_time_scales(name: str, problem: Problem, factor: float) -> None:
@@ -72,7 +72,7 @@ def test_time_scales(name: str, problem: Problem, factor: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.cases(0)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", EXACT)
 @given(problem=problems(), factor=st.sampled_from([1e-3, 7.0, 2.0**30]))
 def test_bytes_scale_with_their_limit(name: str, problem: Problem, factor: float) -> None:
@@ -91,7 +91,7 @@ def test_bytes_scale_with_their_limit(name: str, problem: Problem, factor: float
 
 
 @pytest.mark.slow
-@pytest.mark.cases(0)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", EXACT)
 @given(problem=problems(), shift=st.integers(0, 50), data=st.data())
 def test_a_cost_common_to_all_candidates_shifts_the_optimum(

@@ -68,7 +68,7 @@ def test_never_slower_than_by_hand(
 
 
 @pytest.mark.slow
-@pytest.mark.cases(0)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "pinned",
     [

@@ -33,7 +33,7 @@ def request(model: str, devices: int) -> SearchRequest:
 
 
 @pytest.mark.slow
-@pytest.mark.cases(0)
+@pytest.mark.thorough
 @pytest.mark.parametrize(("model", "devices"), [("perceptron", 4), ("post-norm", 2), ("chain", 3)])
 def test_the_least_memory_is_the_least(model: str, devices: int) -> None:
     asked = request(model, devices)
@@ -48,7 +48,7 @@ def test_the_least_memory_is_the_least(model: str, devices: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.cases(0)
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", ["llama-4", "perceptron", "residual"])
 def test_no_number_of_devices_is_cheaper(model: str) -> None:
     asked = request(model, 4)
@@ -73,7 +73,7 @@ def test_a_number_of_devices_that_is_too_small_is_left_out() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.cases(0)
+@pytest.mark.thorough
 @pytest.mark.parametrize(("model", "devices"), [("residual-first", 2), ("perceptron", 2)])
 def test_the_front_falls_in_memory_and_rises_in_time(model: str, devices: int) -> None:
     points = [found.plan.prediction for found in front(request(model, devices))]
@@ -104,7 +104,7 @@ def test_a_front_of_nothing_says_why() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.cases(0)
+@pytest.mark.thorough
 @pytest.mark.parametrize("objective", ["time", "memory", "cost"])
 def test_the_objective_decides(objective: Objective) -> None:
     asked = replace(request("perceptron", 4), objective=objective)

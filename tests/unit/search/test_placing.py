@@ -74,7 +74,7 @@ CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.cases(0)
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", first(2, list(CASES)))
 def test_no_subset_of_the_tables_is_better(case: str) -> None:
     rows, devices, decided = CASES[case]
