@@ -27,7 +27,7 @@ from costmodels.memory import (
     usable_memory,
 )
 from costmodels.optimizer import optimizer_time
-from costmodels.orders import ORDERS, Orders, schedule_orders
+from costmodels.orders import SCHEDULES, Orders, Schedule, ends, most_in_flight, schedule_orders
 from costmodels.parking import PLACES, Visit, away_seconds, parked_bytes, visit_pace, visit_seconds, visits_time
 from costmodels.rank_ends import RankEnd, rank_ends
 from costmodels.rates import best_rate
@@ -65,7 +65,6 @@ __all__ = [
     "ExpertsShape",
     "FREE_OP_CLASS",
     "ID_BYTES",
-    "ORDERS",
     "Optimizer",
     "Orders",
     "Overlap",
@@ -78,6 +77,8 @@ __all__ = [
     "RankEnd",
     "RankSeconds",
     "RankUse",
+    "SCHEDULES",
+    "Schedule",
     "Timeline",
     "Turn",
     "UpdateVariant",
@@ -94,6 +95,7 @@ __all__ = [
     "collective_lower_bound",
     "collective_time",
     "element_bytes",
+    "ends",
     "experts_backward_time",
     "experts_time",
     "fit_attention",
@@ -105,6 +107,7 @@ __all__ = [
     "least_step_time",
     "matmul_rate",
     "matmul_time",
+    "most_in_flight",
     "operator_time",
     "optimizer_time",
     "optimizer_traffic",

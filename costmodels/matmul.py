@@ -47,10 +47,7 @@ import numpy as np
 from costmodels.compute import operator_time
 from costmodels.errors import CostModelError
 from costmodels.units import Array, FlopsPerSecond, Quantity
-from hardware_profiles import Device, MatmulKernel
-
-DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1, "tf32": 4}
-"""Bytes of an operand's element. Results of fp8 products are written in two bytes."""
+from hardware_profiles import DTYPES, Device, MatmulKernel
 
 _TILES = ((64, 64, 1), (128, 64, 1), (128, 128, 1), (128, 256, 1), (256, 128, 1), (64, 256, 1), (256, 64, 1))
 _PARTS = (*((128, 128, parts) for parts in (2, 3, 5, 8)), *((64, 64, parts) for parts in (2, 4, 8, 16)))
@@ -117,9 +114,9 @@ def matmul_time(
 
 def element_bytes(dtype: str) -> int:
     """Bytes of one operand element. Raises `CostModelError` for a dtype of unknown size."""
-    if dtype not in DTYPE_BYTES:
-        raise CostModelError(f"no size known for dtype {dtype!r}; known: {', '.join(DTYPE_BYTES)}")
-    return DTYPE_BYTES[dtype]
+    if dtype not in DTYPES:
+        raise CostModelError(f"no size known for dtype {dtype!r}; known: {', '.join(DTYPES)}")
+    return DTYPES[dtype].nbytes
 
 
 def _tiled(

@@ -26,10 +26,18 @@ pipeline parallelism", ICLR 2024, section 2.3 and figure 3 (ZB-H1); Li et al., "
 "Seq1F1B", arXiv 2406.03488, 2024 (slices).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from costmodels.errors import CostModelError
-from costmodels.schedules import Turn, TurnKind, in_flight, order_1f1b, order_interleaved_1f1b
+from costmodels.schedules import (
+    Turn,
+    TurnKind,
+    in_flight,
+    in_flight_of_chunks,
+    order_1f1b,
+    order_interleaved_1f1b,
+)
 
 Orders = tuple[tuple[Turn, ...], ...]
 """What each stage does, in its order; outermost the stages."""
@@ -76,18 +84,95 @@ def _sliced(stage: int, stages: int, micro_batches: int, slices: int) -> tuple[T
     return tuple(turns)
 
 
-ORDERS: dict[str, Callable[[int, int, int, int, int], tuple[Turn, ...]]] = {
-    "1f1b": lambda stage, stages, micro_batches, virtual, slices: order_1f1b(stage, stages, micro_batches),
-    "gpipe": lambda stage, stages, micro_batches, virtual, slices: _gpipe(stage, stages, micro_batches),
-    "interleaved_1f1b": lambda stage, stages, micro_batches, virtual, slices: order_interleaved_1f1b(
-        stage, stages, virtual, micro_batches
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A pipeline schedule: all that anybody asks of it. A new one is an entry of `SCHEDULES` and its order.
+
+    Attributes:
+        order: stage, stages, micro-batches, chunks a stage and slices a micro-batch to the turns of that stage.
+        in_flight: the same to the micro-batches (or slices) of which each chunk holds at most all that its backward
+            pass needs: of one that is taken apart, until its first turn.
+        flushes: whether the pipeline drains before weights are updated; else micro-batches are in flight that were
+            begun with older ones.
+        interleaved: stages hold several chunks; all others hold one.
+        sliced: a stage takes a sequence in slices; all others take it whole.
+        splits_backward: gradients of inputs and of weights are turns of their own.
+        holds_all: every stage holds all micro-batches of a step.
+        versions: of the weights that a stage holds; None for one for each micro-batch in flight, two at least.
+        updates_each: whether every micro-batch is a batch of its own.
+        in_rows: whether `costmodels.rank_ends` gives what its simulation does.
+        compared: whether the search tries it for plans that it has found for 1F1B.
+    """
+
+    order: Callable[[int, int, int, int, int], tuple[Turn, ...]]
+    in_flight: Callable[[int, int, int, int, int], tuple[int, ...]]
+    flushes: bool = True
+    interleaved: bool = False
+    sliced: bool = False
+    splits_backward: bool = False
+    holds_all: bool = False
+    versions: int | None = 1
+    updates_each: bool = False
+    in_rows: bool = False
+    compared: bool = False
+
+
+def _order_1f1b(stage: int, stages: int, micro_batches: int, virtual: int, slices: int) -> tuple[Turn, ...]:
+    return order_1f1b(stage, stages, micro_batches)
+
+
+def _flights(stage: int, stages: int, micro_batches: int, virtual: int, slices: int) -> tuple[int, ...]:
+    return in_flight_of_chunks(stage, stages, virtual, micro_batches)
+
+
+SCHEDULES: Mapping[str, Schedule] = {
+    "1f1b": Schedule(order=_order_1f1b, in_flight=_flights, in_rows=True),
+    "gpipe": Schedule(
+        order=lambda stage, stages, micro_batches, virtual, slices: _gpipe(stage, stages, micro_batches),
+        in_flight=lambda stage, stages, micro_batches, virtual, slices: (micro_batches,),
+        holds_all=True,
+        compared=True,
     ),
-    "pipedream": lambda stage, stages, micro_batches, virtual, slices: order_1f1b(stage, stages, micro_batches),
-    "pipedream_2bw": lambda stage, stages, micro_batches, virtual, slices: order_1f1b(stage, stages, micro_batches),
-    "seqpipe": lambda stage, stages, micro_batches, virtual, slices: _sliced(stage, stages, micro_batches, slices),
-    "zb_h1": lambda stage, stages, micro_batches, virtual, slices: _zb_h1(stage, stages, micro_batches),
+    "interleaved_1f1b": Schedule(
+        order=lambda stage, stages, micro_batches, virtual, slices: order_interleaved_1f1b(
+            stage, stages, virtual, micro_batches
+        ),
+        in_flight=_flights,
+        interleaved=True,
+        in_rows=True,
+    ),
+    "seqpipe": Schedule(
+        order=lambda stage, stages, micro_batches, virtual, slices: _sliced(stage, stages, micro_batches, slices),
+        in_flight=lambda stage, stages, micro_batches, virtual, slices: (
+            most_in_flight(_sliced(stage, stages, micro_batches, slices)),
+        ),
+        sliced=True,
+    ),
+    "zb_h1": Schedule(
+        order=lambda stage, stages, micro_batches, virtual, slices: _zb_h1(stage, stages, micro_batches),
+        in_flight=_flights,
+        splits_backward=True,
+        compared=True,
+    ),
+    "pipedream": Schedule(order=_order_1f1b, in_flight=_flights, flushes=False, versions=None, updates_each=True),
+    "pipedream_2bw": Schedule(order=_order_1f1b, in_flight=_flights, flushes=False, versions=2),
 }
-"""Every schedule: stage, stages, micro-batches, chunks a stage and slices a micro-batch to the turns of that stage."""
+"""Every schedule by its name."""
+
+
+def ends(turn: Turn) -> bool:
+    """Whether a turn is the last of its micro-batch (or slice of one) through its chunk: what was kept for it goes."""
+    return turn.kind in ("backward", "weight_gradient")
+
+
+def most_in_flight(turns: Iterable[Turn]) -> int:
+    """Most micro-batches, counted in every chunk, at once between their forward and the last of their backward turns:
+    what `runtime.pipeline` counts on the processes."""
+    live = most = 0
+    for turn in turns:
+        live += (turn.kind == "forward") - ends(turn)
+        most = max(most, live)
+    return most
 
 
 def schedule_orders(schedule: str, stages: int, micro_batches: int, *, virtual: int = 1, slices: int = 1) -> Orders:
@@ -96,11 +181,11 @@ def schedule_orders(schedule: str, stages: int, micro_batches: int, *, virtual: 
     Raises:
         CostModelError: an unknown schedule, chunks or slices that it has no place for, or numbers it cannot take.
     """
-    order = ORDERS.get(schedule)
-    if order is None:
-        raise CostModelError(f"unknown schedule {schedule!r}; known: {', '.join(sorted(ORDERS))}")
-    if slices < 1 or (slices > 1 and schedule != "seqpipe"):
+    known = SCHEDULES.get(schedule)
+    if known is None:
+        raise CostModelError(f"unknown schedule {schedule!r}; known: {', '.join(sorted(SCHEDULES))}")
+    if slices < 1 or (slices > 1 and not known.sliced):
         raise CostModelError(f"schedule {schedule!r} takes whole sequences, got {slices} slices; ask for 'seqpipe'")
-    if virtual > 1 and schedule != "interleaved_1f1b":
+    if virtual > 1 and not known.interleaved:
         raise CostModelError(f"schedule {schedule!r} has one chunk a stage, got {virtual}; ask for 'interleaved_1f1b'")
-    return tuple(order(stage, stages, micro_batches, virtual, slices) for stage in range(stages))
+    return tuple(known.order(stage, stages, micro_batches, virtual, slices) for stage in range(stages))

@@ -13,6 +13,7 @@ from hardware_profiles.cluster import (
     Span,
 )
 from hardware_profiles.compose import LevelChoice, compose, parse_levels, with_network
+from hardware_profiles.dtypes import DTYPES, DType, engine_words
 from hardware_profiles.errors import (
     HardwareProfileError,
     InvalidProfileError,
@@ -62,6 +63,8 @@ __all__ = [
     "BytesPerSecond",
     "Cluster",
     "CollectiveRow",
+    "DTYPES",
+    "DType",
     "Device",
     "Efficiency",
     "Fact",
@@ -113,6 +116,7 @@ __all__ = [
     "dump_measurements",
     "dump_profile",
     "dump_records",
+    "engine_words",
     "fitted_parameters",
     "is_mixed",
     "links_of_all",

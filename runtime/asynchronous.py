@@ -20,10 +20,10 @@ from typing import Protocol
 
 import torch
 
-from costmodels import Turn
+from costmodels import Turn, ends
 from planner.errors import NonFiniteError
 from planner.plan.bind import BoundPlan
-from planner.plan.schedule import ends, orders
+from planner.plan.schedule import orders
 from runtime.checking import LayoutCheck
 from runtime.device_mesh import RankMesh
 from runtime.inputs import Inputs

@@ -25,7 +25,7 @@ from planner.plan.charges import Charges, Phase
 from planner.plan.crossing_rows import crossing_rows
 from planner.plan.live_memory import GRADIENTS, STATES, WEIGHTS, live_memory
 from planner.plan.local_work import local_work
-from planner.plan.plan import ASYNCHRONOUS, Plan
+from planner.plan.plan import Plan
 from planner.plan.predict import stage_costs
 from planner.plan.schedule import telling_micro_batches
 from runtime.imitation import imitated_inputs, imitated_step
@@ -116,7 +116,7 @@ def audit(
     Raises what `runtime.parallelize` raises for a plan that cannot be executed, and AuditError where the runtime does
     what cannot be judged.
     """
-    if plan.schedule in ASYNCHRONOUS:
+    if not plan.schedule_kind.flushes:
         raise AuditError(
             f"schedule '{plan.schedule}' updates weights between micro-batches, which an audit of one step does not"
             " follow; audit the plan with schedule '1f1b', which sends and computes the same but for the updates"

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from costmodels import SCHEDULES
 from planner.errors import RequestError, unknown_name
-from planner.plan.plan import ASYNCHRONOUS
 
 ON_NONFINITE = ("stop", "skip", "rollback")
 ON_SPIKE = ("ignore", "stop", "skip", "rollback")
@@ -57,7 +57,7 @@ class GuardSettings:
 
     def check_schedule(self, schedule: str) -> None:
         """Raise RequestError for a schedule that updates weights before the loss of a batch is known."""
-        if self.looks and schedule in ASYNCHRONOUS:
+        if self.looks and not SCHEDULES[schedule].flushes:
             raise RequestError(
                 f"--on-nonfinite {self.on_nonfinite}, --on-spike {self.on_spike}: with schedule '{schedule}' weights"
                 " are updated before the loss of a batch is known, so that none can be taken back; take the schedule"

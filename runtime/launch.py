@@ -31,7 +31,7 @@ from runtime.launchers import Launched, launched_by
 from runtime.rank import At, Joined, be_a_rank
 from runtime.ranks import run_ranks, threads_per_rank
 from runtime.run_servers import servers_of
-from runtime.run_settings import KEEP, SAVE_EVERY, RunSettings, arguments_parser, settings_of
+from runtime.run_settings import RunSettings, asked_settings, parse_arguments
 from runtime.watch import LEAVE
 
 if TYPE_CHECKING:
@@ -91,22 +91,21 @@ def _launch_here(
 
     read = reading(on_report, on_line)
     with servers_of(plan, settings) as found:
-        flags = replace(settings, server_folder=found).flags()
-        return run_ranks("runtime", [str(path), *flags], plan.cluster.devices, read, settings.timeout)
+        words = replace(settings, server_folder=found).arguments()
+        return run_ranks("runtime", [str(path), *words], plan.cluster.devices, read, settings.timeout)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """`python -m runtime PLAN`: the same as `launch`, with plain lines and errors in one line."""
-    given = arguments_parser().parse_args(arguments)
-    settings = settings_of(given)
+    given = parse_arguments(arguments)
     if given.notes is not None:
         asked = Path(given.notes) / LEAVE
         return be_a_rank(
-            lambda at, joined: _train(load_plan(given.plan), settings, _write_record, at, joined, asked.exists),
+            lambda at, joined: _train(load_plan(given.plan), given.settings, _write_record, at, joined, asked.exists),
             given.notes,
         )
     try:
-        return launch(given.plan, settings, write_json if given.json else write_text)
+        return launch(given.plan, given.settings, write_json if given.as_json else write_text)
     except PlannerError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -153,11 +152,10 @@ def _join(launched: Launched, listen: str | None) -> None:
 
 def _check(settings: RunSettings) -> None:
     """What is wrong with a request whatever the plan is."""
-    counts = (("steps", settings.steps, 1), ("workers", settings.workers, 0), ("servers", settings.servers, 1))
-    more = (("keep", settings.keep, 1), ("save-every", settings.save_every, 1), ("rollbacks", settings.rollbacks, 1))
-    for name, value, least in (*counts, *more):
-        if value < least:
-            raise RequestError(f"--{name} {value}: give {least} or more")
+    for one in asked_settings():
+        value, least = getattr(settings, one.field), one.flag.least
+        if value is not None and least is not None and value < least:
+            raise RequestError(f"{one.name} {value}: give {least} or more")
     if not settings.timeout > 0:
         raise RequestError(f"--timeout {settings.timeout:g}: give seconds, more than 0")
     if settings.listen is not None:
@@ -168,18 +166,17 @@ def _check(settings: RunSettings) -> None:
             "--continue: goes on from the newest checkpoint in --save; give --save DIR, or --resume PATH"
         )
     given = [("--resume", settings.resume), ("--continue", settings.go_on), ("--weights", settings.weights)]
-    if settings.restarts is not None and settings.restarts < 0:
-        raise RequestError(f"--restarts {settings.restarts}: give 0 or more")
     wants = (("--restarts", settings.restarts), ("--elastic", settings.elastic), ("--copies", settings.copies))
     if settings.save is None and (asked := [flag for flag, value in wants if value]):
         raise RequestError(f"{asked[0]}: needs a folder of checkpoints to go on from; give --save DIR")
-    if settings.save is None and settings.keep != KEEP:
+    usual = RunSettings()
+    if settings.save is None and settings.keep != usual.keep:
         raise RequestError(f"--keep {settings.keep}: nothing is saved; give --save DIR")
-    if settings.save is None and settings.save_every != SAVE_EVERY and not settings.guard().rolls_back:
+    if settings.save is None and settings.save_every != usual.save_every and not settings.guard().rolls_back:
         raise RequestError(f"--save-every {settings.save_every}: nothing is saved; give --save DIR")
     if settings.copies and settings.check:
         raise RequestError("--copies: the unsharded model beside the run cannot go on from them; give --no-check")
-    if settings.compiled and not settings.lowered:
+    if settings.compile and settings.general:
         raise RequestError("--compile: the general executor runs operators one by one; leave out --general")
     _check_folder(settings)
     if len(both := [flag for flag, value in given if value]) > 1:

@@ -21,9 +21,10 @@ import torch.nn.functional as F
 
 from costmodels import AttentionShape, optimizer_traffic
 from hardware_profiles import KernelRow
+from planner.plan.plan import PRECISIONS
 from runtime.optimizers import OptimizerSettings, make_optimizer
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, tensor) for name, tensor in PRECISIONS.items()}
 
 Call = Callable[[], object]
 

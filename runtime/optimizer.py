@@ -25,7 +25,6 @@ import torch
 from planner.plan.bind import BoundPlan
 from planner.plan.once import gathering_buckets
 from planner.plan.parked import visiting_order
-from planner.plan.plan import ASYNCHRONOUS
 from planner.sharding.buckets import Bucket
 from planner.sharding.redistribute import COLLECTIVES, Step, redistribution
 from runtime.device_mesh import RankMesh
@@ -72,7 +71,7 @@ class ShardedOptimizer:
         self._trainable = {name: parameter for name, parameter in parameters.items() if parameter.trainable}
         self.reduction = Reduction(bound, self._trainable, place, arrivals)
         self._norm: torch.Tensor | None = None
-        self._renews = bound.plan.schedule in ASYNCHRONOUS  # somebody still computes with the weight from before
+        self._renews = not bound.plan.schedule_kind.flushes  # somebody still computes with the weight from before
         self.moments = moments_of(training.optimizer, settings)  # what is kept of every element, after an update
         self.updates = 0  # that were made
         self._parked = ParkedStates(self.moments, place.device, outside or Outside())

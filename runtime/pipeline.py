@@ -23,8 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from costmodels import Turn
-from planner.plan.schedule import ends
+from costmodels import Turn, ends
 from runtime.collectives import all_reduce
 from runtime.put_off import PutOff
 from runtime.stage_links import Chunk, Crossing

@@ -1,85 +1,128 @@
-"""What is asked of a run, as it travels from the command line to the ranks."""
+"""What is asked of a run. Each option of `plan run` and of `python -m runtime` is one field here, with its text, its
+least value and its default. Both command lines are made from the fields, and ranks get them as JSON."""
 
 import argparse
+import dataclasses
+import re
+import types
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
-from runtime.guard_settings import GuardSettings
+if TYPE_CHECKING:
+    from runtime.guard_settings import GuardSettings
 
 TIMEOUT = 600.0
 """Seconds without progress after which a run is ended."""
-SAVE_EVERY = 100
-"""Steps from one checkpoint to the next."""
-KEEP = 3
-"""Checkpoints that stay."""
-ROLLBACKS = 3
-"""Rollbacks in a row that are borne."""
 
-SERVERS = 2
-"""Parameter servers, where a plan has tables on servers and nobody says how many."""
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """How a setting is asked for: what it says of itself, with Rich's markup, the least value, and the word in place of
+    a value. `name` is its flag where that is not called as the field; what is on by default is turned off by `off`."""
+
+    text: str
+    least: int | None = None
+    metavar: str | None = None
+    name: str = ""
+    off: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """A run of `steps` optimizer steps. `seed` is that of weights, synthetic data and order.
+    """A run of a plan. Fields without a `Flag` are not asked for: `lock` is the token of the lock of `save`, where the
+    process that starts the ranks holds it.
 
-    `check` runs the unsharded model beside it, in the memory of rank 0's device. `model` and `data` are the
-    words of the person: the model where it is none of the zoo, `package.module:factory` or a config.json, and the
-    factory of a dataset, where there is one. What a plan names itself is never imported or opened.
-    `shuffle`, `full_batch` and `workers` are those of `runtime.loader`. A run in which no rank makes progress for
-    `timeout` seconds is ended. `on_nonfinite`, `on_spike`, `spike_factor` and `spike_window` are those of
-    `runtime.guard`; a run that rolls back does so `rollbacks` times in a row without getting any further.
-
-    `save` is the folder of checkpoints: one every `save_every` steps and one behind the last, of which `keep` stay.
-    Training goes on from the checkpoint at `resume`, or with `go_on` from the newest in `save` where there is one;
-    `steps` counts those before it too. `weights` has the model to start from: a checkpoint, or files of Hugging Face;
-    with `cast` in whatever floating point dtype.
-
-    Ranks that break down are started again, `restarts` times in a row without a step between (None: 3 times where the
-    run is elastic, else never). `elastic` is a range of devices, such as "2:4", within which training goes on with
-    fewer or more. `copies` keeps copies of the state in the memory of the hosts, after every step. `lock` is the token
-    of the lock of `save`, where the process that starts the ranks holds it.
-
-    `listen` is the network interface on which processes listen (`runtime.interfaces.interface_of`); where nothing is
-    said loopback for a run on one machine.
-
-    `servers` are the parameter servers of a plan with tables on servers, which keep their files in `server_folder`:
-    those that run there, or, of a run on this machine, new ones; a temporary folder where not given. What is not
-    `lowered` runs in the general executor, `compiled` fuses chains of elementwise operators.
+    The model and the dataset are the words of the person: what a plan names itself is never imported or opened.
     """
 
-    steps: int = 5
-    seed: int = 0
-    check: bool = True
-    model: str | None = None
-    data: str | None = None
-    shuffle: bool = False
-    full_batch: bool = True
-    workers: int = 0
-    timeout: float = TIMEOUT
-    listen: str | None = None
-    servers: int = SERVERS
-    server_folder: str | None = None
-    save: str | None = None
-    save_every: int = SAVE_EVERY
-    keep: int = KEEP
-    resume: str | None = None
-    go_on: bool = False
-    weights: str | None = None
-    restarts: int | None = None
-    elastic: str | None = None
-    copies: bool = False
+    steps: Annotated[int, Flag("Optimizer steps, those before a checkpoint included.", least=1)] = 5
+    seed: Annotated[int, Flag("Seed of the weights, the synthetic data and the order.")] = 0
+    check: Annotated[bool, Flag("Also run the unsharded model and compare the losses.", off="--no-check")] = True
+    model: Annotated[
+        str | None,
+        Flag(
+            "The model, where it is none of the zoo: [bold]package.module:factory[/bold] or a config.json.",
+            metavar="NAME",
+        ),
+    ] = None
+    data: Annotated[
+        str | None,
+        Flag(
+            "[bold]package.module:factory[/bold] of a dataset whose items are what the model takes, one sample each;"
+            " synthetic data where not given.",
+            metavar="NAME",
+        ),
+    ] = None
+    shuffle: Annotated[bool, Flag("Shuffle the samples of --data.")] = False
+    full_batch: Annotated[
+        bool,
+        Flag("Every rank reads the whole batch of --data, or only the samples of its pieces.", off="--own-samples"),
+    ] = True
+    workers: Annotated[int, Flag("Processes that read --data, per rank.", least=0)] = 0
+    save: Annotated[str | None, Flag("Folder of checkpoints: any plan can go on from them.", metavar="DIR")] = None
+    save_every: Annotated[int, Flag("Steps from one checkpoint, or copy to roll back to, to the next.", least=1)] = 100
+    keep: Annotated[int, Flag("How many of the last checkpoints stay.", least=1)] = 3
+    resume: Annotated[
+        str | None, Flag("Go on from a checkpoint, or the newest of a folder; --steps counts on.", metavar="PATH")
+    ] = None
+    go_on: Annotated[
+        bool, Flag("Go on from the newest checkpoint in --save, where there is one.", name="--continue")
+    ] = False
+    weights: Annotated[
+        str | None, Flag("Start from the model of a checkpoint, or of files of Hugging Face.", metavar="PATH")
+    ] = None
+    restarts: Annotated[
+        int | None,
+        Flag(
+            "Start again from the last checkpoint where a process breaks down, N times in a row without a step; 3 where"
+            " --elastic is given, else 0.",
+            least=0,
+        ),
+    ] = None
+    elastic: Annotated[
+        str | None,
+        Flag(
+            "Go on with fewer devices, or more again, on a plan that is searched for them; DIR/devices says how many"
+            " there are.",
+            metavar="MIN:MAX",
+        ),
+    ] = None
+    copies: Annotated[bool, Flag("Keep copies of the state in memory, so that at most one step is lost.")] = False
+    cast: Annotated[bool, Flag("Convert what --weights loads to the precision of the plan.")] = False
+    timeout: Annotated[float, Flag("Seconds without progress of any rank after which the run is ended.")] = TIMEOUT
+    listen: Annotated[
+        str | None,
+        Flag(
+            "Network interface on which processes listen: its name, an address of it, or a network such as"
+            " [bold]10.0.0.0/24[/bold]. Loopback where all of them are on this machine.",
+            metavar="INTERFACE",
+        ),
+    ] = None
+    on_nonfinite: Annotated[
+        str, Flag("What becomes of a step whose loss is not finite: stop, skip or rollback (gradients count too).")
+    ] = "stop"
+    on_spike: Annotated[str, Flag("What becomes of a step whose loss leaps: ignore, stop, skip or rollback.")] = (
+        "ignore"
+    )
+    spike_factor: Annotated[float, Flag("A loss leaps above so many times the median...")] = 2.0
+    spike_window: Annotated[int, Flag("...of the last so many steps.")] = 32
+    rollbacks: Annotated[int, Flag("Rollbacks that are borne without a step beyond the furthest one.", least=1)] = 3
+    servers: Annotated[int, Flag("Parameter servers to start, where the plan has tables on servers.", least=1)] = 2
+    server_folder: Annotated[
+        str | None,
+        Flag("Where those keep their files; under torchrun, where running ones are found.", metavar="DIR"),
+    ] = None
+    general: Annotated[bool, Flag("Run operators one by one, by the general executor: the reference, and slower.")] = (
+        False
+    )
+    compile: Annotated[bool, Flag("Fuse chains of elementwise operators by torch.compile.")] = False
     lock: str | None = None
-    cast: bool = False
-    on_nonfinite: str = "stop"
-    on_spike: str = "ignore"
-    spike_factor: float = 2.0
-    spike_window: int = 32
-    rollbacks: int = ROLLBACKS
-    lowered: bool = True
-    compiled: bool = False
 
-    def guard(self) -> GuardSettings:
+    def guard(self) -> "GuardSettings":
         """What becomes of steps that break. Raises RequestError for what cannot be asked for."""
+        from runtime.guard_settings import GuardSettings
+
         return GuardSettings(
             on_nonfinite=self.on_nonfinite,
             on_spike=self.on_spike,
@@ -87,97 +130,80 @@ class RunSettings:
             spike_window=self.spike_window,
         )
 
-    def flags(self) -> list[str]:
-        """The settings as `arguments_parser` reads them."""
-        words = ["--steps", str(self.steps), "--seed", str(self.seed), "--workers", str(self.workers)]
-        words += ["--timeout", str(self.timeout), "--on-nonfinite", self.on_nonfinite, "--on-spike", self.on_spike]
-        words += ["--spike-factor", str(self.spike_factor), "--spike-window", str(self.spike_window)]
-        words += ["--rollbacks", str(self.rollbacks), "--servers", str(self.servers)]
-        words += ["--server-folder", self.server_folder] if self.server_folder is not None else []
-        words += ["--model", self.model] if self.model is not None else []
-        words += ["--data", self.data] if self.data is not None else []
-        words += ["--save-every", str(self.save_every), "--keep", str(self.keep)]
-        words += ["--lock", self.lock] if self.lock is not None else []
-        words += ["--restarts", str(self.restarts)] if self.restarts is not None else []
-        paths = (("--save", self.save), ("--resume", self.resume), ("--weights", self.weights))
-        for flag, text in (*paths, ("--elastic", self.elastic), ("--listen", self.listen)):
-            words += [flag, text] if text is not None else []
-        given = [("--no-check", not self.check), ("--shuffle", self.shuffle), ("--own-samples", not self.full_batch)]
-        given += [("--continue", self.go_on), ("--cast", self.cast), ("--copies", self.copies)]
-        given += [("--general", not self.lowered), ("--compile", self.compiled)]
-        return words + [flag for flag, wanted in given if wanted]
+    def arguments(self) -> list[str]:
+        """All of them, as `parse_arguments` reads them."""
+        from pydantic import TypeAdapter
+
+        return ["--settings", TypeAdapter(RunSettings).dump_json(self).decode()]
 
 
-def arguments_parser() -> argparse.ArgumentParser:
-    """The options of `python -m runtime`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A field of `RunSettings` that is asked for, of one `kind` of value."""
+
+    field: str
+    kind: type
+    default: Any
+    flag: Flag
+
+    @property
+    def name(self) -> str:
+        return self.flag.name or "--" + self.field.replace("_", "-")
+
+
+def asked_settings() -> Iterator[Setting]:
+    """The settings that command lines offer, in their order."""
+    hints = get_type_hints(RunSettings, include_extras=True)
+    for field in dataclasses.fields(RunSettings):
+        hint, *metadata = get_args(hints[field.name])
+        for flag in metadata:
+            if isinstance(flag, Flag):
+                kind = get_args(hint)[0] if isinstance(hint, types.UnionType) else hint
+                yield Setting(field=field.name, kind=kind, default=field.default, flag=flag)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """What `python -m runtime` was given: a plan file, settings, whether reports are JSON, and the folder in which
+    ranks leave notes for the process that has started them."""
+
+    plan: str
+    settings: RunSettings
+    as_json: bool
+    notes: str | None
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> Arguments:
+    """The command line of `python -m runtime`; ends the process with a usage message where it cannot be read."""
     parser = argparse.ArgumentParser(prog="python -m runtime", description="Train for some steps as a plan says.")
     parser.add_argument("plan", help="plan file")
-    parser.add_argument("--steps", type=int, default=5, help="optimizer steps (default 5)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of weights, synthetic data and order (default 0)")
-    parser.add_argument("--no-check", action="store_true", help="do not run the unsharded model beside it")
-    parser.add_argument("--model", help="package.module:factory or a config.json, where it is none of the zoo")
-    parser.add_argument("--data", help="package.module:factory of a dataset (default: synthetic data)")
-    parser.add_argument("--shuffle", action="store_true", help="shuffle the samples of --data")
-    parser.add_argument("--own-samples", action="store_true", help="each rank reads only the samples of its pieces")
-    parser.add_argument("--workers", type=int, default=0, help="processes that read --data, per rank (default 0)")
-    parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds without progress (default 600)")
-    parser.add_argument("--listen", metavar="INTERFACE", help="network interface, address or network to listen on")
-    parser.add_argument("--on-nonfinite", default="stop", help="a step that is not finite: stop, skip or rollback")
-    parser.add_argument("--on-spike", default="ignore", help="one that leaps: ignore, stop, skip or rollback")
-    parser.add_argument("--spike-factor", type=float, default=2.0, help="times the median of a loss that leaps (2)")
-    parser.add_argument("--spike-window", type=int, default=32, help="steps of which the median is taken (32)")
-    parser.add_argument("--rollbacks", type=int, default=ROLLBACKS, help="in a row that are borne (default 3)")
-    parser.add_argument("--servers", type=int, default=SERVERS, help="parameter servers (default 2)")
-    parser.add_argument("--server-folder", help="where they keep their files, and are found")
-    parser.add_argument("--save", metavar="DIR", help="folder of checkpoints")
-    parser.add_argument("--save-every", type=int, default=SAVE_EVERY, help="steps between two (default 100)")
-    parser.add_argument("--keep", type=int, default=KEEP, help="how many of them stay (default 3)")
-    parser.add_argument("--resume", metavar="PATH", help="go on from a checkpoint, or the newest of a folder")
-    parser.add_argument("--continue", dest="go_on", action="store_true", help="go on from the newest in --save, if any")
-    parser.add_argument("--weights", metavar="PATH", help="start from the model of a checkpoint or of Hugging Face")
-    parser.add_argument("--restarts", type=int, help="failures in a row without a step that are borne (default 0)")
-    parser.add_argument("--elastic", metavar="MIN:MAX", help="go on with fewer devices, or more, on another plan")
-    parser.add_argument("--copies", action="store_true", help="keep copies of the state in the memory of the hosts")
-    parser.add_argument("--cast", action="store_true", help="convert --weights to the precision of the plan")
-    parser.add_argument("--general", action="store_true", help="run operators one by one, by the general executor")
-    parser.add_argument("--compile", action="store_true", help="fuse chains of elementwise operators by torch.compile")
+    for one in asked_settings():
+        text = re.sub(r"\[/?bold\]", "", one.flag.text).replace("%", "%%")
+        if one.kind is bool:
+            off = one.default is True
+            parser.add_argument(
+                one.flag.off if off else one.name,
+                dest=one.field,
+                action="store_false" if off else "store_true",
+                help=text,
+            )
+        else:
+            default = "" if one.default is None else f" (default {one.default})"
+            parser.add_argument(
+                one.name, type=one.kind, default=one.default, metavar=one.flag.metavar, help=text + default
+            )
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    parser.add_argument("--settings", help=argparse.SUPPRESS)
     parser.add_argument("--notes", help=argparse.SUPPRESS)
-    parser.add_argument("--lock", help=argparse.SUPPRESS)
-    return parser
+    given = parser.parse_args(arguments)
+    return Arguments(plan=given.plan, settings=_settings(given), as_json=given.json, notes=given.notes)
 
 
-def settings_of(given: argparse.Namespace) -> RunSettings:
-    """What was given on the command line."""
-    return RunSettings(
-        steps=given.steps,
-        seed=given.seed,
-        check=not given.no_check,
-        model=given.model,
-        data=given.data,
-        shuffle=given.shuffle,
-        full_batch=not given.own_samples,
-        workers=given.workers,
-        timeout=given.timeout,
-        listen=given.listen,
-        on_nonfinite=given.on_nonfinite,
-        on_spike=given.on_spike,
-        spike_factor=given.spike_factor,
-        spike_window=given.spike_window,
-        rollbacks=given.rollbacks,
-        lowered=not given.general,
-        compiled=given.compile,
-        servers=given.servers,
-        server_folder=given.server_folder,
-        save=given.save,
-        save_every=given.save_every,
-        keep=given.keep,
-        resume=given.resume,
-        go_on=given.go_on,
-        weights=given.weights,
-        restarts=given.restarts,
-        elastic=given.elastic,
-        copies=given.copies,
-        lock=given.lock,
-        cast=given.cast,
-    )
+def _settings(given: argparse.Namespace) -> RunSettings:
+    if given.settings is None:
+        return RunSettings(**{one.field: getattr(given, one.field) for one in asked_settings()})
+    from pydantic import TypeAdapter
+
+    from hardware_profiles.foreign import parse_json
+
+    return TypeAdapter(RunSettings).validate_python(parse_json(given.settings))

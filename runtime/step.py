@@ -19,7 +19,6 @@ from torch import nn
 
 from costmodels import Turn
 from planner.plan.bind import BoundPlan
-from planner.plan.plan import ASYNCHRONOUS
 from planner.plan.put_off import arrivals
 from planner.plan.schedule import orders_of
 from planner.plan.stage_cut import check_updates, cut_stage
@@ -126,7 +125,7 @@ class RankStep:
         share_parameters(self.parameters, place, self.cuts)
         arriving = sum((arrivals(bound, cut) for cut in own), Counter[str]())
         self.optimizer = ShardedOptimizer(bound, self.parameters, settings, place, arriving, outside, self.weights)
-        self.asynchronous = Asynchronous(self) if bound.plan.schedule in ASYNCHRONOUS else None
+        self.asynchronous = None if bound.plan.schedule_kind.flushes else Asynchronous(self)
 
     def _pipeline(self) -> Pipeline:
         bound, place = self.bound, self.place

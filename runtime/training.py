@@ -8,18 +8,18 @@ means for a precision.
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from hardware_profiles import Seconds
+from hardware_profiles import DTYPES, Seconds
 from planner.errors import RequestError
 from planner.models.zoo import BuiltModel
 from planner.plan.model_of import build_planned
-from planner.plan.plan import ASYNCHRONOUS, PRECISIONS, Plan
+from planner.plan.plan import PRECISIONS, Plan
 from runtime.arguments import Arguments
 from runtime.checkpoint.folder import finished
 from runtime.checkpoint.running import Position, RunCheckpoints, restore_plain
@@ -38,7 +38,7 @@ from runtime.training_step import TrainingStep, parallelize
 from runtime.unsharded import UnshardedStep
 from runtime.waiting import timing_waits
 
-TOLERANCE: Mapping[str, float] = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 5e-3}
+TOLERANCE = {name: dtype.tolerance for name, dtype in DTYPES.items() if dtype.tolerance is not None}
 """Largest relative difference of a loss that counts as equal. Assumed, not derived: float32 sums in another order
 differ by about 1e-6 at first and drift with the steps; 16-bit activations carry 8 (bf16) or 11 (fp16) bits."""
 
@@ -91,8 +91,8 @@ def _trained(
         guard=guard,
         rollback=lambda step: None,  # the report goes back, once the unsharded model has seen the batch
         servers=servers,
-        lowered=settings.lowered,
-        compiled=settings.compiled,
+        lowered=not settings.general,
+        compiled=settings.compile,
     )
     step.prepare(*built.args, **built.kwargs)
     source = checkpoints.restore(step)
@@ -164,7 +164,7 @@ def _plain(built: BuiltModel, step: TrainingStep, settings: RunSettings, device:
 def _compares(plan: Plan, settings: RunSettings) -> bool:
     """Whether losses can be compared: a model with parameters of each device's own is none that is unsharded, and one
     that is trained with stale weights has other losses."""
-    stale = plan.schedule in ASYNCHRONOUS
+    stale = not plan.schedule_kind.flushes
     return settings.check and not plan.training.update.local_parameters and not stale
 
 

@@ -26,7 +26,7 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.plan.bind import bind
 from planner.plan.file import load_plan
-from planner.plan.plan import ASYNCHRONOUS, Plan
+from planner.plan.plan import Plan
 from planner.sharding.discover import prove, with_rules
 from runtime.arguments import InputMatcher, arguments_of, forward_of, matcher
 from runtime.device_mesh import Communicators, RankMesh, current_device, join_processes, local_rank, rank_mesh
@@ -307,7 +307,7 @@ def parallelize(
     if compiled and not lowered:
         raise RequestError("compiled=True: the general executor runs operators one by one; leave out lowered=False")
     loaded = plan if isinstance(plan, Plan) else load_plan(Path(plan))
-    if check_gradients and loaded.schedule in ASYNCHRONOUS:
+    if check_gradients and not loaded.schedule_kind.flushes:
         raise RequestError(
             f"check_gradients looks at all gradients before they are used, and '{loaded.schedule}' lets"
             " none wait; leave it out, or take the schedule '1f1b'"

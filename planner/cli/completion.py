@@ -45,7 +45,7 @@ def modes() -> Iterable[str]:
 
 def schedules() -> Iterable[str]:
     """Of --schedule."""
-    from planner.plan.plan import SCHEDULES
+    from costmodels import SCHEDULES
 
     return SCHEDULES
 

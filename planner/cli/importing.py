@@ -9,7 +9,6 @@ import typer
 from planner.cli.carrying import Subject, plan_of, target_named
 from planner.cli.errors import reporting
 from planner.cli.importing_operators import Given, imported_operators
-from planner.cli.machines import machine
 from planner.cli.options import DEFAULT_HARDWARE
 from planner.cli.output import plan_content, write_json
 from planner.cli.texts import text_of
@@ -18,8 +17,6 @@ from planner.errors import RequestError
 if TYPE_CHECKING:
     from planner.export.target import Facts, Reading, Target
     from planner.plan.bind import BoundPlan
-
-_PROBED = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def import_(
@@ -96,10 +93,12 @@ def _imported(
     from planner.models.zoo import build_model
     from planner.plan.bind import prepare
     from planner.plan.outline import model_reference
+    from planner.plan.plan import PRECISIONS
+    from planner.search.job import PRECISION, machine_from
     from planner.sharding.discover import discover
 
     text, beside = _texts(file, target)
-    built = build_model(model, dtype="bfloat16")
+    built = build_model(model, dtype=PRECISIONS[PRECISION])
     graph = traced(built)
     facts = Facts(
         layers=prepare(graph)[1].count,
@@ -110,8 +109,8 @@ def _imported(
     reading = _read(file, target, text, facts)
     description = reading.description
     length = description.sequence_length if ":" not in model else None
-    if length not in (None, built.sequence_length) or description.precision != "bf16":
-        built = build_model(model, dtype=_PROBED[description.precision], sequence_length=length)
+    if length not in (None, built.sequence_length) or description.precision != PRECISION:
+        built = build_model(model, dtype=PRECISIONS[description.precision], sequence_length=length)
         graph = traced(built)
     graph = discover(graph, None, lambda note: typer.echo(f"note: {note}", err=True))
     profile, levels, software = where
@@ -121,7 +120,9 @@ def _imported(
         model=model_reference(graph, name=model, sequence_length=built.sequence_length, batch=built.batch),
         graph=graph,
         batch=built.batch,
-        cluster=of_one_kind(machine(profile, levels, software, description.devices), "import"),
+        cluster=of_one_kind(
+            machine_from(profile, levels=levels, software=software, devices=description.devices), "import"
+        ),
     )
     return plan_of(subject, description), reading.notes
 

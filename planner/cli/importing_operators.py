@@ -12,7 +12,6 @@ import typer
 
 from hardware_profiles.foreign import ForeignTextError, parse_json
 from planner.cli.exporting import MARKER
-from planner.cli.machines import machine
 from planner.cli.texts import text_of
 from planner.errors import RequestError
 
@@ -36,7 +35,7 @@ class Given:
 
 def imported_operators(file: Path, target: "OperatorTarget", given: Given) -> "tuple[BoundPlan, tuple[str, ...]]":
     """The plan that a file makes of a model, and what has to be told of it. Errors name the file."""
-    from hardware_profiles import device_type_of, of_one_kind
+    from hardware_profiles import of_one_kind
     from planner.cli.tracing import traced
     from planner.export.description import ExportError
     from planner.models.zoo import build_model
@@ -45,6 +44,7 @@ def imported_operators(file: Path, target: "OperatorTarget", given: Given) -> "t
     from planner.plan.plan import PRECISIONS
     from planner.search.arranging import Order
     from planner.search.by_operator import ByOperator, operator_plan
+    from planner.search.job import default_precision, machine_from
     from planner.search.request import SearchRequest
     from planner.search.space import Pinned
     from planner.sharding.discover import discover
@@ -52,9 +52,8 @@ def imported_operators(file: Path, target: "OperatorTarget", given: Given) -> "t
     path = file / target.main if file.is_dir() else file
     text, beside = text_of(path), _beside(path.parent / MARKER, target.name)
     profile, levels, software = given.where
-    precision = "fp32" if device_type_of(machine(profile, levels, software, 1)) == "cpu" else "bf16"
-    if beside is not None:
-        precision = beside.training.precision
+    machine = of_one_kind(machine_from(profile, levels=levels, software=software), "import")
+    precision = default_precision(machine) if beside is None else beside.training.precision
     length = beside.sequence_length if beside is not None and ":" not in given.model else None
     built = build_model(given.model, dtype=PRECISIONS[precision], sequence_length=length)
     graph = discover(traced(built), None, lambda note: typer.echo(f"note: {note}", err=True))
@@ -81,7 +80,7 @@ def imported_operators(file: Path, target: "OperatorTarget", given: Given) -> "t
         graph=graph,
         batch=built.batch,
         model=model_reference(graph, name=given.model, sequence_length=built.sequence_length, batch=built.batch),
-        cluster=of_one_kind(machine(profile, levels, software, devices), "import"),
+        cluster=machine.with_devices(devices),
         global_batch=training.global_batch,
         precision=training.precision,
         optimizer=training.optimizer,
@@ -110,11 +109,11 @@ def _devices(reading: "OperatorReading") -> int:
 def _training(reading: "OperatorReading", given: Given, precision: str, known: "Training | None") -> "Training":
     """The training of the export; of a file alone what a search takes, in as few micro-batches as fill the pipeline."""
     from planner.plan.plan import Training
-    from planner.search.api import SAMPLES_PER_DEVICE
+    from planner.search.job import default_global_batch
 
     if known is None:
         known = Training(
-            global_batch=SAMPLES_PER_DEVICE * _devices(reading),
+            global_batch=default_global_batch(_devices(reading)),
             micro_batches=reading.pipeline,
             precision=precision,
             optimizer="adamw",

@@ -1,12 +1,12 @@
 """The options that `plan` and `plan estimate` share, each stated once.
 
 A command that takes `options: Options` and is decorated with `taking_options` gets one command line option for each
-field: `Options` is read as a signature.
+field: `Options` is read as a signature. `taking` does the same with other dataclasses.
 """
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, get_type_hints
 
@@ -23,7 +23,6 @@ GRADIENTS = "What becomes of gradients"
 SEARCH = "Search"
 OUTPUT = "Output"
 
-DEFAULT_DEVICES = 8
 DEFAULT_HARDWARE = "h100-80gb"
 
 
@@ -74,9 +73,9 @@ class Options:
             "Another value of a dimension of a zoo model or of a config.json, as in num_layers=40. Repeat it for more.",
         ),
     ] = None
-    devices: Annotated[int | None, _number(JOB, "How many devices to plan for.", str(DEFAULT_DEVICES), most=2**20)] = (
-        None
-    )
+    devices: Annotated[
+        int | None, _number(JOB, "How many devices to plan for; those of the profile where not given.", most=2**20)
+    ] = None
     hardware: Annotated[
         str | None,
         _word(
@@ -427,9 +426,9 @@ class Options:
     @property
     def device_count(self) -> int:
         """Devices to plan for."""
-        from planner.cli.machines import devices_named
+        from planner.cli.machines import devices_of
 
-        return self.devices or devices_named(self.profile) or DEFAULT_DEVICES
+        return self.devices or devices_of(self.profile)
 
     @property
     def profile(self) -> str:
@@ -451,25 +450,38 @@ def flag(field: str) -> str:
     return "--json" if field == "as_json" else "--" + field.replace("_", "-")
 
 
-def taking_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Put one parameter for each field of `Options` in the place of the parameter `options` of a command."""
-    hints = get_type_hints(Options, include_extras=True)
-    own = inspect.signature(command, eval_str=True)
+Command = Callable[..., None]
+
+
+def taking(parameter: str, kind: type[Any], options: Mapping[str, Any]) -> Callable[[Command], Command]:
+    """Put one parameter for each of `options`, annotations by fields of a dataclass, in the place of the `parameter` of
+    a command that takes that dataclass."""
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     fields = [
-        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
-        for f in dataclasses.fields(Options)
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=annotation)
+        for name, annotation in options.items()
     ]
-    kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, p in own.parameters.items() if name != "options"]
 
-    def wrapper(**values: Any) -> None:
-        options = Options(**{parameter.name: values.pop(parameter.name) for parameter in fields})
-        command(options=options, **values)
+    def taking_them(command: Command) -> Command:
+        own = inspect.signature(command, eval_str=True)
+        kept = [
+            one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own.parameters.values() if one.name != parameter
+        ]
 
-    signature = own.replace(parameters=[*kept, *fields])
-    wrapper.__name__, wrapper.__doc__ = command.__name__, _unwrapped(inspect.getdoc(command) or "")
-    wrapper.__signature__ = signature  # type: ignore[attr-defined]  # what inspect.signature looks at first
-    wrapper.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
-    return wrapper
+        def wrapper(**values: Any) -> None:
+            given = kind(**{name: values.pop(name) for name in options})
+            command(**{parameter: given}, **values)
+
+        signature = own.replace(parameters=[*kept, *fields])
+        wrapper.__name__, wrapper.__doc__ = command.__name__, _unwrapped(inspect.getdoc(command) or "")
+        wrapper.__signature__ = signature  # type: ignore[attr-defined]  # what inspect.signature looks at first
+        wrapper.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
+        return wrapper
+
+    return taking_them
+
+
+taking_options = taking("options", Options, get_type_hints(Options, include_extras=True))
 
 
 def _unwrapped(text: str) -> str:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.cli.machines import devices_named, machine
+from planner.cli.machines import devices_of
 from planner.cli.options import Options, flag
 from planner.cli.output import plan_content, write_json
 from planner.cli.planning import progress_console
@@ -44,18 +44,21 @@ def price_file(path: Path, options: Options) -> None:
 
 
 def _moved(path: Path, plan: "Plan", options: Options) -> "BoundPlan":
+    from hardware_profiles import is_mixed
     from planner.plan.machine import machine_of
     from planner.plan.repricing import repriced
+    from planner.search.job import machine_from
 
-    named = None if options.hardware is None else devices_named(options.hardware)
-    devices = options.devices or named or plan.cluster.devices
+    grouped = options.hardware is not None and is_mixed(options.hardware)
+    devices = options.devices or (devices_of(options.profile) if grouped else plan.cluster.devices)
     with naming(path), waiting(progress_console(options)) as wait:
         software = plan.cluster.software if options.software is None else options.software
         known = replace(plan.cluster, devices=devices, software=software)
         if options.cluster is None and _same_profile(options.hardware, plan):
             cluster = machine_of(known, options.hardware)
         else:
-            cluster = machine(options.hardware or plan.cluster.profile, options.cluster, software, devices)
+            profile = options.hardware or plan.cluster.profile
+            cluster = machine_from(profile, levels=options.cluster, software=software, devices=devices)
         wait.phase("tracing the model")
         model = traced_again(plan, options.model)
         wait.phase("pricing the plan")

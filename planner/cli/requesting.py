@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, cast, get_args
 
 import typer
 
-from planner.cli.machines import machine
 from planner.cli.options import Options, flag
 from planner.cli.values import (
     parse_buckets,
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from planner.graph.operator_graph import OperatorGraph
+    from planner.models.zoo import BuiltModel
     from planner.plan.plan import Plan
     from planner.search.request import Objective, SearchRequest, Shard
     from planner.search.space import ContextBy, Pinned, Running
@@ -90,71 +90,67 @@ def _check_degrees(options: Options) -> None:
 
 def request_of(options: Options, console: "Console") -> "SearchRequest":
     """Trace the model and say what is to be searched."""
-    from hardware_profiles import device_type_of
-    from planner.cli.tracing import traced, traced_at
-    from planner.models.zoo import build_model
-    from planner.plan.outline import model_reference
-    from planner.plan.plan import PRECISIONS
-    from planner.search.api import SAMPLES_PER_DEVICE
-    from planner.search.fixed_batch import with_fixed_batch
-    from planner.search.request import SearchRequest
-    from planner.sharding.discover import discover
-    from planner.sharding.fixed_batch import batch_fault
+    from planner.cli.tracing import traced
+    from planner.search.job import machine_from, named_job
 
     reference = options.reference
-    cluster = machine(options.profile, options.cluster, options.software, options.device_count)
-    precision = options.precision or ("fp32" if device_type_of(cluster) == "cpu" else "bf16")
+    cluster = machine_from(
+        options.profile, levels=options.cluster, software=options.software, devices=options.device_count
+    )
     limit = None if options.memory_limit is None else parse_memory(options.memory_limit)
     sources = _sources(options.shard_from or ())
     update = update_of(options)
     pinned, shards = _with_mesh(pinned_of(options), sources), parse_shards(options.shard or ())
-    with waiting(console) as wait:
-        wait.phase(f"tracing {reference}")
-        model = build_model(reference, dtype=PRECISIONS[precision], sequence_length=options.seq_len)
-        graph = traced(model, full=options.full_trace)
-    cache = None if options.rule_cache is None else Path(options.rule_cache)
-    graph = discover(graph, cache, _noted if options.speaks else lambda _: None)
-    request = SearchRequest(
-        graph=graph,
-        batch=model.batch,
-        model=model_reference(graph, name=reference, sequence_length=model.sequence_length, batch=model.batch),
-        cluster=cluster,
-        global_batch=options.global_batch or SAMPLES_PER_DEVICE * options.device_count,
-        precision=precision,
+
+    def trace(model: "BuiltModel") -> "OperatorGraph":
+        with waiting(console) as wait:
+            wait.phase(f"tracing {reference}")
+            return traced(model, full=options.full_trace)
+
+    job = named_job(
+        reference,
+        cluster,
+        trace,
+        sequence_length=options.seq_len,
+        precision=options.precision,
+        global_batch=options.global_batch,
+        rule_cache=None if options.rule_cache is None else Path(options.rule_cache),
+        noted=_noted if options.speaks else lambda _: None,
+    )
+    return job.request(
         optimizer=options.optimizer or "adamw",
         update=update,
         placing=placing_of(options.place or ()),
         imbalance=EVEN if options.imbalance is None else options.imbalance,
         algorithm=options.search or "dynamic_programming",
         pinned=pinned,
-        shards=(*shards, *_taken_over(sources, shards, graph)),
+        shards=(*shards, *_taken_over(sources, shards, job.graph)),
         objective=cast("Objective", options.objective or "time"),
         top=max(options.top or 1, 2 if options.explain else 1),
         time_limit=options.time_limit,
         memory_limit=limit,
         certify=options.certify,
     )
-    fault = None if model.published else batch_fault(graph, model.batch, lambda n: traced_at(model, n))
-    return request if fault is None else with_fixed_batch(request, fault, given=options.global_batch is not None)
 
 
 def retracing(options: Options, request: "SearchRequest") -> "Callable[[int], SearchRequest] | None":
     """Makes the same request for sequences of another length; None where a model has none, or only its own."""
     from planner.cli.tracing import traced
-    from planner.models.zoo import build_model
-    from planner.plan.outline import model_reference
-    from planner.plan.plan import PRECISIONS
-    from planner.sharding.discover import discover
+    from planner.search.job import named_job
 
     name = request.model.reference
     if ":" in name or request.model.sequence_length is None:
         return None
 
     def retrace(length: int) -> "SearchRequest":
-        model = build_model(name, dtype=PRECISIONS[request.precision], sequence_length=length)
-        graph = discover(traced(model, full=options.full_trace), None, lambda _: None)
-        reference = model_reference(graph, name=name, sequence_length=length, batch=model.batch)
-        return replace(request, graph=graph, batch=model.batch, model=reference)
+        job = named_job(
+            name,
+            request.cluster,
+            lambda model: traced(model, full=options.full_trace),
+            sequence_length=length,
+            precision=request.precision,
+        )
+        return replace(request, graph=job.graph, batch=job.batch, model=job.model)
 
     return retrace
 

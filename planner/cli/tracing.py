@@ -4,7 +4,6 @@ import contextlib
 import io
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,14 +17,6 @@ def traced(model: "BuiltModel", *, full: bool = False) -> "OperatorGraph":
 
     with contextlib.redirect_stderr(io.StringIO()), _no_logging():
         return trace(model.module, model.args, model.kwargs, full=full)
-
-
-def traced_at(model: "BuiltModel", samples: int) -> "OperatorGraph":
-    """The graph of a built model whose example has so many samples."""
-    from planner.graph.examples import with_samples
-
-    args, kwargs = with_samples((model.args, dict(model.kwargs)), model.batch, samples)
-    return traced(replace(model, args=args, kwargs=kwargs, batch=samples))
 
 
 @contextlib.contextmanager

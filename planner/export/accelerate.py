@@ -18,6 +18,7 @@ utils/{dataclasses,launch,fsdp_utils}.py; transformers, training_args.py.
 from collections.abc import Mapping
 from dataclasses import replace
 
+from hardware_profiles import engine_words
 from planner.export import common
 from planner.export.arguments import Options, lines_of, option, options_in
 from planner.export.description import Description, ExportError
@@ -26,7 +27,7 @@ from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
 from planner.export.yaml_files import settings_of, yaml_text
 from planner.sharding.update import NO_BUCKETS, PLAIN, Update
 
-_PRECISIONS = {"bf16": "bf16", "fp32": "no"}
+_PRECISIONS = engine_words("accelerate")
 _OPTIMIZERS = {"adamw": "adamw_torch", "sgd": "sgd"}
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")  # of FSDP1, from 1 on
 _PASSED_OVER = (

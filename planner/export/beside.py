@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from costmodels import SCHEDULES
 from planner.errors import PlanFileError
 from planner.export.description import ExportError
 from planner.graph.blocks import Blocks
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.file import parse_training, training_content
-from planner.plan.plan import RECOMPUTATION, SCHEDULES, Plan, Training
+from planner.plan.plan import RECOMPUTATION, Plan, Training
 
 Running = tuple[str, tuple[int, ...]]
 """Of a block: what is recomputed, and the places in it of operators whose results are kept all the same."""
@@ -72,7 +73,12 @@ def beside_of(content: Mapping[str, Any]) -> Beside:
     except PlanFileError as error:
         raise ExportError(f"export.json: training: {error}") from error
     length, slices, schedule = (content.get(key) for key in ("sequence_length", "slices", "schedule"))
-    if schedule not in SCHEDULES or type(slices) is not int or not (length is None or type(length) is int):
+    if (
+        not isinstance(schedule, str)
+        or schedule not in SCHEDULES
+        or type(slices) is not int
+        or not (length is None or type(length) is int)
+    ):
         raise ExportError("export.json: sequence_length, schedule or slices are none of a plan; export again")
     return Beside(
         sequence_length=length,

@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hardware_profiles import engine_words
 from planner.export import common
 from planner.export.architecture import Architecture
 from planner.export.description import Description, ExportError, Kept, schedule_of, stages_of
@@ -35,7 +36,7 @@ from planner.export.yaml_files import settings_of, yaml_text
 from planner.sharding.update import NO_BUCKETS, Update
 
 _SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b", "seqpipe")
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_DTYPES = engine_words("mindformers")
 _OPTIMIZERS = ("AdamW", "Adam", "FP32StateAdamWeightDecay", "FusedAdamWeightDecay", "PmaAdamW")
 _SELECTED = {("elementwise",): False, ("elementwise", "normalisation"): True}  # with select_comm_recompute
 _RING, _HEADS, _BOTH = "colossalai_cp", "ulysses_cp", "hybrid_cp"

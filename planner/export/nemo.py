@@ -17,6 +17,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hardware_profiles import engine_words
 from hardware_profiles.foreign import ForeignTextError, literal, parse_python
 from planner.export import common, megatron
 from planner.export.architecture import Architecture
@@ -95,7 +96,7 @@ _GRANTED: Mapping[str, object] = {
 }
 """What Megatron-LM takes for granted, and recipes may not."""
 
-_PRECISIONS = {"bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32"}
+_PRECISIONS = engine_words("nemo")
 _DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.half", "fp32": "torch.float32"}
 _ALSO = (
     "model.config.seq_length", "model.config.vocab_size", "model.config.gradient_accumulation_fusion",

@@ -21,6 +21,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from hardware_profiles import engine_words
 from hardware_profiles.foreign import SETTINGS, ForeignTextError, parse_toml
 from planner.export import common
 from planner.export.architecture import Architecture
@@ -32,7 +33,7 @@ from planner.export.toml import toml_text
 from planner.sharding.update import NO_BUCKETS, Update
 
 _SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved_1f1b": "Interleaved1F1B"}
-_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+_DTYPES = engine_words("torchtitan")
 _FLAVORS = {"llama8b": ("llama3", "8B"), "llama70b": ("llama3", "70B"), "llama405b": ("llama3", "405B"),
             "qwen3-30b-a3b": ("qwen3", "30B-A3B"), "qwen3-235b-a22b": ("qwen3", "235B-A22B")}  # fmt: skip
 _OPERATORS = ("copy", "elementwise", "normalisation")  # what "op" computes again, beside every second product

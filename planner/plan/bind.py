@@ -16,7 +16,7 @@ from planner.graph.placed import Placed, with_places
 from planner.graph.uneven import EVEN, with_imbalance
 from planner.matching import matches
 from planner.plan.outline import difference
-from planner.plan.plan import ASYNCHRONOUS, RECOMPUTATION, Group, Plan
+from planner.plan.plan import RECOMPUTATION, Group, Plan
 from planner.plan.samples import samples_fault
 from planner.plan.schedule import check_stale
 from planner.plan.schedule_checks import check_schedule
@@ -292,7 +292,7 @@ def _parked_blocks(plan: Plan) -> dict[int, Home]:
                 f"group '{group.name}': keeps what it saves on the {group.activations_home}, and slices of the sequence"
                 " read what others have saved; recompute its blocks, or set activations_home to device"
             )
-        if plan.schedule in ASYNCHRONOUS:
+        if not plan.schedule_kind.flushes:
             raise PlanFileError(
                 f"group '{group.name}': keeps activations on the {group.activations_home}, which schedule"
                 f" '{plan.schedule}' cannot; set activations_home to device"

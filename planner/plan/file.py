@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar, cast, get_args
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
+from costmodels import SCHEDULES
 from hardware_profiles import Home
 from hardware_profiles.foreign import ForeignTextError, form_fault, parse_json, read_text
 from planner.errors import LayoutError, PlanFileError
@@ -27,7 +28,6 @@ from planner.plan.plan import (
     OPTIMIZERS,
     PRECISIONS,
     RECOMPUTATION,
-    SCHEDULES,
     SCHEMA_VERSION,
     ClusterReference,
     Group,

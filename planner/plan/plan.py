@@ -10,7 +10,8 @@ the group: "recompute 12 of 20 blocks" is two groups.
 
 from dataclasses import dataclass, field
 
-from hardware_profiles import Home
+from costmodels import SCHEDULES, Schedule
+from hardware_profiles import DTYPES, Home
 from planner.graph.operator_graph import WrittenRule
 from planner.graph.uneven import EVEN
 from planner.sharding.layout import Layout
@@ -21,13 +22,11 @@ from planner.sharding.update import PLAIN, Update
 SCHEMA_VERSION = 2
 PLANNER_VERSION = "0.1.0"  # written into plans; equals the version of the distribution
 RECOMPUTATION = ("none", "selective", "full")
-PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+PRECISIONS = {name: dtype.tensors[0] for name, dtype in DTYPES.items() if dtype.tolerance is not None}
+"""What can be trained in, and the dtype of weights."""
 OPTIMIZERS = ("adamw", "sgd", "lamb")
-ASYNCHRONOUS = ("pipedream", "pipedream_2bw")
-"""Schedules without a flush: weights are updated while micro-batches that were begun with older ones are in flight."""
-INTERLEAVED = "interleaved_1f1b"
-"""Several stages on a rank; all other schedules have one."""
-SCHEDULES = ("1f1b", "gpipe", INTERLEAVED, "seqpipe", "zb_h1", *ASYNCHRONOUS)  # of costmodels.orders
+INTERLEAVED = next(name for name, schedule in SCHEDULES.items() if schedule.interleaved)
+SLICED = next(name for name, schedule in SCHEDULES.items() if schedule.sliced)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +237,11 @@ class Plan:
     provenance: Provenance
     rules: tuple[tuple[str, WrittenRule], ...] = ()
     schema_version: int = field(default=SCHEMA_VERSION)
+
+    @property
+    def schedule_kind(self) -> Schedule:
+        """What the schedule does."""
+        return SCHEDULES[self.schedule]
 
     @property
     def pipeline(self) -> int:

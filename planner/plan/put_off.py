@@ -13,7 +13,6 @@ from collections import Counter
 
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.bind import BoundPlan
-from planner.plan.schedule import splits
 from planner.plan.stage_cut import StageCut
 from planner.sharding.rule import Rule
 
@@ -21,7 +20,7 @@ from planner.sharding.rule import Rule
 def put_off(bound: BoundPlan, at: int) -> tuple[int, ...]:
     """Places of the operands of an operator whose gradients are put off; none where a plan's schedule puts off
     nothing."""
-    return _places(bound.graph, at, bound.operators[at].rule) if splits(bound.plan.schedule) else ()
+    return _places(bound.graph, at, bound.operators[at].rule) if bound.plan.schedule_kind.splits_backward else ()
 
 
 def _places(graph: OperatorGraph, at: int, rule: Rule) -> tuple[int, ...]:

@@ -1,16 +1,16 @@
 """The schedule of a plan: which turns its pipeline ranks take, and how much they have in flight.
 
-A plan names one of `planner.plan.plan.SCHEDULES`, each of which is an order of `costmodels.orders`. Those who execute a
-plan, price it or follow its memory all take the turns from here.
+A plan names one of `costmodels.SCHEDULES`. Those who execute a plan, price it or follow its memory all take the turns
+from here.
 """
 
 from collections.abc import Iterable
-from functools import cache, lru_cache
+from functools import lru_cache
 
-from costmodels import Orders, Turn, in_flight_of_chunks, schedule_orders
+from costmodels import Orders, ends, schedule_orders
 from planner.errors import PlanFileError
 from planner.graph.operator_graph import OperatorGraph
-from planner.plan.plan import ASYNCHRONOUS, Plan
+from planner.plan.plan import Plan
 
 
 def orders_of(plan: Plan) -> Orders:
@@ -24,17 +24,6 @@ def orders(schedule: str, ranks: int, turns: int, virtual: int = 1, slices: int 
     return schedule_orders(schedule, ranks, turns, virtual=virtual, slices=slices)
 
 
-def ends(turn: Turn) -> bool:
-    """Whether a turn is the last of its micro-batch (or slice of one) through its chunk: what was kept for it goes."""
-    return turn.kind in ("backward", "weight_gradient")
-
-
-@cache
-def splits(schedule: str) -> bool:
-    """Whether a schedule takes the backward pass apart."""
-    return any(turn.kind == "weight_gradient" for turn in orders(schedule, 2, 2)[0])
-
-
 def put_off_at_most(plan: Plan, rank: int) -> int:
     """Micro-batches between the two turns of their backward pass at most."""
     waiting = most = 0
@@ -44,38 +33,23 @@ def put_off_at_most(plan: Plan, rank: int) -> int:
     return most
 
 
-def most_in_flight(turns: Iterable[Turn]) -> int:
-    """Most micro-batches, counted in every chunk, at once between their forward and the last of their backward turns:
-    what `runtime.pipeline` counts on the processes."""
-    live = most = 0
-    for turn in turns:
-        live += (turn.kind == "forward") - ends(turn)
-        most = max(most, live)
-    return most
-
-
 def in_flight_of(plan: Plan, rank: int) -> tuple[int, ...]:
     """Micro-batches, or slices of them, of which each chunk of a pipeline rank holds at most all that its backward pass
     needs: of one that is taken apart, until its first turn."""
-    turns, copies = plan.training.turns, plan.training.copies
-    if plan.schedule == "gpipe":
-        return (turns * copies,)
-    if plan.schedule == "seqpipe":
-        return (most_in_flight(orders_of(plan)[rank]) * copies,)
-    return tuple(copies * n for n in in_flight_of_chunks(rank, plan.pipeline, plan.virtual_stages, turns))
+    in_flight = plan.schedule_kind.in_flight(rank, plan.pipeline, plan.training.turns, plan.virtual_stages, plan.slices)
+    return tuple(plan.training.copies * number for number in in_flight)
 
 
 def weight_versions(plan: Plan, rank: int) -> int:
     """How often a pipeline rank holds its weights: without a flush once for every micro-batch that it may have in
     flight (PipeDream), or twice (2BW, and PipeDream while it updates)."""
-    if plan.schedule not in ASYNCHRONOUS:
-        return 1
-    return 2 if plan.schedule == "pipedream_2bw" else max(2, in_flight_of(plan, rank)[0])
+    versions = plan.schedule_kind.versions
+    return max(2, in_flight_of(plan, rank)[0]) if versions is None else versions
 
 
 def updates_of(plan: Plan) -> int:
     """How often the weights are updated in a step: PipeDream makes of every micro-batch a batch of its own."""
-    return plan.training.micro_batches if plan.schedule == "pipedream" else 1
+    return plan.training.micro_batches if plan.schedule_kind.updates_each else 1
 
 
 def whole_in_flight(plan: Plan, rank: int) -> int:
@@ -91,17 +65,17 @@ def telling_micro_batches(plan: Plan) -> int:
     """As many micro-batches of a step as tell what all of them hold and send: as many as are ever in flight, and one
     more."""
     ranks, turns, copies = plan.pipeline, plan.training.turns, plan.training.copies
-    if plan.schedule == "gpipe":
+    if plan.schedule_kind.holds_all:
         return turns * copies
     if plan.virtual_stages > 1:  # a cycle of the order after its warm-up, in whole rounds
         return min(turns, 3 * ranks) * copies
-    return min(turns, max(2, (2 * ranks if splits(plan.schedule) else ranks) + 1)) * copies
+    return min(turns, max(2, (2 * ranks if plan.schedule_kind.splits_backward else ranks) + 1)) * copies
 
 
 def check_stale(plan: Plan, graph: OperatorGraph, tied: Iterable[str]) -> None:
     """Raise PlanFileError for a model that cannot be trained with older weights on some stages: `tied` are the
     parameters that several stages use."""
-    if plan.schedule not in ASYNCHRONOUS:
+    if plan.schedule_kind.flushes:
         return
     for name in tied:
         raise PlanFileError(

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from costmodels import SCHEDULES, Schedule
 from planner.errors import PlanFileError
 from planner.nearest import divisors, nearest_words
-from planner.plan.plan import ASYNCHRONOUS, INTERLEAVED, Plan
-from planner.plan.schedule import splits
+from planner.plan.plan import INTERLEAVED, SLICED, Plan
 
 _PLACES = {"copies": "training.copies", "micro_batches": "training.micro_batches", "clip_norm": "training.clip_norm"}
 
@@ -24,6 +24,11 @@ class Turns:
     clip_norm: float | None
     placed: bool
 
+    @property
+    def kind(self) -> Schedule | None:
+        """What the schedule does."""
+        return None if self.schedule is None else SCHEDULES[self.schedule]
+
 
 def schedule_fault(turns: Turns) -> tuple[str, str] | None:
     """The option whose value cannot be had, and the value with the reason; None where all can."""
@@ -34,12 +39,12 @@ def schedule_fault(turns: Turns) -> tuple[str, str] | None:
 def _stages_fault(turns: Turns) -> tuple[str, str] | None:
     """About ranks, and stages on each of them."""
     schedule, ranks, virtual = turns.schedule, turns.pipeline, turns.virtual_stages
-    if virtual is not None and virtual > 1 and schedule not in (None, INTERLEAVED):
+    if virtual is not None and virtual > 1 and turns.kind and not turns.kind.interleaved:
         return "schedule", (
             f"{schedule} has one stage on each rank, not virtual_stages = {virtual}; take {INTERLEAVED}, or"
             " virtual_stages = 1"
         )
-    if schedule == INTERLEAVED and virtual == 1:
+    if turns.kind and turns.kind.interleaved and virtual == 1:
         return "schedule", f"{schedule} takes virtual_stages = 2 or more, not 1; 1f1b has one stage on each rank"
     if ranks == 1 and schedule not in (None, "1f1b"):
         return "schedule", (
@@ -54,12 +59,12 @@ def _stages_fault(turns: Turns) -> tuple[str, str] | None:
 
 def _slices_fault(turns: Turns) -> tuple[str, str] | None:
     schedule, slices, virtual = turns.schedule, turns.slices, turns.virtual_stages
-    if slices == 1 and schedule == "seqpipe":
-        return "schedule", "seqpipe takes a sequence in slices, not slices = 1; take slices = 2 or more, or 1f1b"
+    if slices == 1 and turns.kind and turns.kind.sliced:
+        return "schedule", f"{schedule} takes a sequence in slices, not slices = 1; take slices = 2 or more, or 1f1b"
     if slices in (None, 1):
         return None
-    if schedule not in (None, "seqpipe"):
-        return "slices", f"{slices} is for schedule = seqpipe, not {schedule}; take slices = 1, or seqpipe"
+    if turns.kind and not turns.kind.sliced:
+        return "slices", f"{slices} is for schedule = {SLICED}, not {schedule}; take slices = 1, or {SLICED}"
     if virtual is not None and virtual > 1:
         return "slices", f"{slices} takes one stage on each rank, not virtual_stages = {virtual}; set either to 1"
     if turns.pipeline == 1:
@@ -71,8 +76,8 @@ def _copies_fault(turns: Turns) -> tuple[str, str] | None:
     schedule, copies, parts = turns.schedule, turns.copies, turns.micro_batches
     if copies in (None, 1):
         return None
-    if schedule is not None and (splits(schedule) or schedule in ASYNCHRONOUS):
-        why = "takes its backward pass apart" if splits(schedule) else "has no flush"
+    if turns.kind and (turns.kind.splits_backward or not turns.kind.flushes):
+        why = "takes its backward pass apart" if turns.kind.splits_backward else "has no flush"
         return "copies", (
             f"{copies} is not for schedule = {schedule}, which {why}; take copies = 1, or 1f1b, gpipe or seqpipe"
         )
@@ -83,12 +88,12 @@ def _copies_fault(turns: Turns) -> tuple[str, str] | None:
 
 def _placed_fault(turns: Turns) -> tuple[str, str] | None:
     """About tables outside of the devices."""
-    if turns.placed and turns.schedule in ASYNCHRONOUS:
+    if turns.placed and turns.kind and not turns.kind.flushes:
         return "schedule", (
             f"{turns.schedule} updates weights after every micro-batch, and rows of tables outside of the devices are"
             " updated once a step; take 1f1b, or leave the tables on the devices"
         )
-    if turns.placed and (turns.schedule == "seqpipe" or turns.slices != 1):
+    if turns.placed and ((turns.kind and turns.kind.sliced) or turns.slices != 1):
         option, value = ("slices", turns.slices or 0) if turns.slices != 1 else ("schedule", turns.schedule)
         return option, (
             f"{value} takes sequences in slices, whose look-ups of tables outside of the devices are not supported;"
@@ -100,7 +105,7 @@ def _placed_fault(turns: Turns) -> tuple[str, str] | None:
 def _rounds_fault(turns: Turns) -> tuple[str, str] | None:
     """About the number of micro-batches, and what a step without a flush cannot do."""
     schedule, ranks, parts = turns.schedule, turns.pipeline, turns.micro_batches
-    if schedule in ASYNCHRONOUS and turns.clip_norm is not None:
+    if turns.kind and not turns.kind.flushes and turns.clip_norm is not None:
         return "clip_norm", (
             f"{turns.clip_norm:g} is about the norm of all gradients, which is known when all stages are done, and"
             f" schedule = {schedule} lets none wait; leave clip_norm out, or take 1f1b"
@@ -108,7 +113,7 @@ def _rounds_fault(turns: Turns) -> tuple[str, str] | None:
     if ranks is None or parts is None:
         return None
     legal = () if turns.global_batch is None else divisors(turns.global_batch)
-    if schedule == "pipedream_2bw" and parts < ranks:
+    if turns.kind and turns.kind.versions == 2 and parts < ranks:
         near = nearest_words(parts, [number for number in legal if number >= ranks])
         return "micro_batches", (
             f"{parts} with pipeline = {ranks}: two versions of the weights are enough from {ranks} micro-batches on; of"

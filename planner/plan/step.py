@@ -29,6 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from costmodels import (
+    SCHEDULES,
     ChunkSeconds,
     PassSeconds,
     RankSeconds,
@@ -38,11 +39,8 @@ from costmodels import (
     simulate,
     slots_of,
 )
-from planner.plan.plan import ASYNCHRONOUS
 from planner.plan.schedule import orders
 
-_IN_ROWS = ("1f1b", "interleaved_1f1b")
-"""Schedules that `costmodels.rank_ends` knows, which equals the simulation and is faster."""
 _EXACT = 1e-12
 """Share of a sum below which a difference is one of its rounding."""
 
@@ -208,11 +206,11 @@ def step_of(
 
 def _times(ranks: Sequence[RankSeconds], micro_batches: int, schedule: str) -> tuple[float, list[float]]:
     """Seconds of the step, and of every rank without what it waits for others."""
-    if schedule in _IN_ROWS:
+    if SCHEDULES[schedule].in_rows:  # equals the simulation and is faster
         ends = rank_ends(ranks, micro_batches)
         own = [micro_batches * _seconds(rank) + end.step - end.passes for rank, end in zip(ranks, ends, strict=True)]
         return max(end.step for end in ends), own
-    if schedule in ASYNCHRONOUS:  # nobody waits for a flush: the slowest rank sets the pace, in the long run
+    if not SCHEDULES[schedule].flushes:  # nobody waits for a flush: the slowest rank sets the pace, in the long run
         own = [micro_batches * _seconds(rank) + _once(rank) for rank in ranks]
         return max(own), own
     chunks = ranks[0].chunks

@@ -20,9 +20,8 @@ from planner.plan.parked import tables_on_hosts, visiting_order
 from planner.plan.parked_reads import home_of, parked_reads
 from planner.plan.parked_saved import home_of_saved, read_elsewhere
 from planner.plan.parked_weights import block_of_parked
-from planner.plan.plan import ASYNCHRONOUS
 from planner.plan.put_off import put_off
-from planner.plan.schedule import in_flight_of, put_off_at_most, splits, updates_of, weight_versions, whole_in_flight
+from planner.plan.schedule import in_flight_of, put_off_at_most, updates_of, weight_versions, whole_in_flight
 from planner.plan.slices import earlier_keys
 from planner.plan.stage_cost import GATHERING, StageCost, tied_seconds, transfer_seconds
 from planner.plan.stage_cut import crossing_values
@@ -115,14 +114,14 @@ class Walk:
             chunks=[
                 ChunkCost(
                     blocks=stage.blocks,
-                    later=PassCost() if splits(plan.schedule) else None,
+                    later=PassCost() if plan.schedule_kind.splits_backward else None,
                     copies=copies,
                     slices=plan.slices,
                 )
                 for stage in held
             ]
         )
-        self.waiting = put_off_at_most(plan, rank) if splits(plan.schedule) else 0
+        self.waiting = put_off_at_most(plan, rank) if plan.schedule_kind.splits_backward else 0
         live = in_flight_of(plan, rank) if live is None else live
         seen: set[str] = set()  # what flows into blocks
         at_once: dict[int, float] = {}
@@ -517,7 +516,7 @@ class Walk:
             cost.park(name, prices, stored.state_home)
         if block is not None:
             cost.park_weight(block, prices, stored.weight_home)
-        if plan.schedule in ASYNCHRONOUS and trainable and tensor.dtype == "float32":  # no master is a view there
+        if not plan.schedule_kind.flushes and trainable and tensor.dtype == "float32":  # no master is a view there
             cost.memory["optimizer state"] += tensor.nbytes * local_fraction(stored.state, plan.mesh.sizes)
         return float(prices.visiting[0])
 

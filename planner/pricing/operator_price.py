@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodels import host_rows_time, server_rows_time
-from hardware_profiles import Cluster
+from hardware_profiles import DTYPES, Cluster
 from planner.errors import RequestError, RuleError
 from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.pricing.kernels import KernelCall, host_seconds, kernel_seconds, score_bytes
@@ -37,13 +37,7 @@ Array = NDArray[np.float64]
 ROUND = "send_recv"
 """Kind of the messages that come round a ring."""
 
-PROFILE_DTYPES = {
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "float32": "fp32",
-    "float8_e4m3fn": "fp8",
-    "float8_e5m2": "fp8",
-}
+PROFILE_DTYPES = {tensor: name for name, dtype in DTYPES.items() for tensor in dtype.tensors}
 """Names that profiles give to the dtypes of tensors. Integers are priced as fp32: they only move memory."""
 
 

@@ -149,7 +149,7 @@ def _ladders(request: SearchRequest, needed: float | None, retrace: Retrace | No
 
 def _parked(request: SearchRequest) -> list[Step]:
     """ "States of the optimizer, and more, outside of the devices: on the host, then on disks, where there are."""
-    if request.pinned.offload != NOTHING:
+    if request.offload != NOTHING:
         return []
 
     def made(word: str) -> Callable[[], SearchRequest]:

@@ -12,27 +12,23 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hardware_profiles import Machine, load_machine
+from hardware_profiles import Machine
 from hardware_profiles.foreign import ForeignTextError, literal, parse_python
 from planner.errors import RequestError
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.uneven import EVEN
 from planner.limits import default_memory, limited
-from planner.plan.outline import model_reference
-from planner.plan.plan import PRECISIONS, ModelReference
-from planner.search.fixed_batch import with_fixed_batch
+from planner.search.job import given_job, machine_from, named_job
 from planner.search.objectives import plan_for
-from planner.search.request import Objective, Placing, SearchRequest, Shard
+from planner.search.request import Objective, Placing, Shard
 from planner.search.search import Progress, SearchResult
 from planner.search.space import FREE, Pinned
-from planner.sharding.discover import discover
-from planner.sharding.fixed_batch import batch_fault
 from planner.sharding.update import DEFAULT, Update
 
-SAMPLES_PER_DEVICE = 4
-"""Of the global batch where none is given."""
+if TYPE_CHECKING:
+    from planner.models.zoo import BuiltModel
 
 
 def search(
@@ -40,12 +36,13 @@ def search(
     cluster: Machine | str,
     *,
     devices: int | None = None,
+    software: str | None = None,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     batch: int | None = None,
     sequence_length: int | None = None,
     global_batch: int | None = None,
-    precision: str = "bf16",
+    precision: str | None = None,
     optimizer: str = "adamw",
     update: Update = DEFAULT,
     placing: Placing = "fit",
@@ -69,10 +66,13 @@ def search(
         cluster: a cluster, or the name of a hardware profile, or a text for several kinds of devices,
             "h100-80gb:32,a100-80gb:32" (see `hardware_profiles.mixed`).
         devices: how many devices of the cluster to use; all that it says it has where not given.
+        software: the training stack that will run the plan (`hardware_profiles.software_names`); that of the cluster
+            where one is given as such, else PyTorch.
         args, kwargs: example inputs of a module, with `batch` samples (the first dim of the first tensor where not
             given). Parameters and inputs may be on the meta device.
         batch: samples in the example inputs; needed for an OperatorGraph.
-        sequence_length: tokens per sample of a zoo model.
+        sequence_length: tokens per sample of a zoo model; its own where not given.
+        precision: "bf16", "fp16" or "fp32"; bf16 where not given, fp32 on CPUs.
         global_batch: samples of an optimizer step; 4 per device where not given.
         update: what becomes of gradients: how they are added up, reduced (in buckets where nothing is said) and
             clipped; see `planner.Update`.
@@ -100,22 +100,19 @@ def search(
         InfeasibleError: where nothing fits; it says how much is missing.
         LimitError: where `time_limit` or `planner_memory` was reached before there was a plan.
     """
-    machine = load_machine(cluster) if isinstance(cluster, str) else cluster
-    if devices is not None:
-        machine = machine.with_devices(devices)
-
-    def request_of() -> SearchRequest:
-        graph, reference, samples = _traced(model, args, kwargs or {}, batch, sequence_length, precision)
-        cache = None if rule_cache is None else Path(rule_cache)
-        graph = discover(graph, cache, lambda note: warnings.warn(note, stacklevel=2))
-        fault = _batch_fault(model, args, kwargs or {}, graph, samples)
-        request = SearchRequest(
-            graph=graph,
-            batch=samples,
-            model=reference,
-            cluster=machine,
-            global_batch=SAMPLES_PER_DEVICE * machine.devices if global_batch is None else global_batch,
-            precision=precision,
+    machine = machine_from(cluster, software=software, devices=devices)
+    asked: dict[str, Any] = {
+        "precision": precision,
+        "global_batch": global_batch,
+        "rule_cache": None if rule_cache is None else Path(rule_cache),
+        "noted": lambda note: warnings.warn(note, stacklevel=2),
+    }
+    with limited(time_limit, default_memory() if planner_memory is None else planner_memory):
+        if isinstance(model, str):
+            job = named_job(model, machine, _trace, sequence_length=sequence_length, **asked)
+        else:
+            job = given_job(model, machine, args=args, kwargs=kwargs, batch=batch, **asked)
+        request = job.request(
             optimizer=optimizer,
             update=update,
             placing=placing,
@@ -128,25 +125,13 @@ def search(
             time_limit=time_limit,
             memory_limit=memory_limit,
         )
-        return request if fault is None else with_fixed_batch(request, fault, given=global_batch is not None)
-
-    with limited(time_limit, default_memory() if planner_memory is None else planner_memory):
-        return plan_for(request_of(), on_progress, cancelled)
+        return plan_for(request, on_progress, cancelled)
 
 
-def _batch_fault(
-    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], graph: OperatorGraph, batch: int
-) -> str | None:
-    """Why a module of the user's computes with one batch alone; of the others it is known that they do not."""
-    from planner.graph.examples import with_samples
-    from planner.graph.on_meta import on_meta
+def _trace(model: "BuiltModel") -> OperatorGraph:
     from planner.graph.trace import trace
 
-    if isinstance(model, str | OperatorGraph):
-        return None
-    return batch_fault(
-        graph, batch, lambda samples: trace(on_meta(model), *with_samples((args, dict(kwargs)), batch, samples))
-    )
+    return trace(model.module, model.args, model.kwargs)
 
 
 def shard(pattern: str, strategy: str | Sequence[Sequence[int]]) -> Shard:
@@ -180,38 +165,3 @@ def _cuts(pattern: str, text: str) -> tuple[tuple[int, ...], ...]:
             f"--shard {pattern}={text:.80}: write the cuts of each operand's dims, as in ((4,1,1),(1,2))"
         )
     return rows
-
-
-def _traced(
-    model: Any,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    batch: int | None,
-    sequence_length: int | None,
-    precision: str,
-) -> tuple[OperatorGraph, ModelReference, int]:
-    from planner.graph.on_meta import on_meta
-    from planner.graph.trace import trace
-
-    if isinstance(model, OperatorGraph):
-        if batch is None:
-            raise RequestError("batch: say how many samples the example inputs of the traced graph have")
-        return model, model_reference(model, name="graph", sequence_length=None, batch=batch), batch
-    if isinstance(model, str):
-        from planner.models.zoo import build_model
-
-        if precision not in PRECISIONS:
-            raise RequestError(f"precision '{precision}' is none of {', '.join(PRECISIONS)}")
-        built = build_model(model, dtype=PRECISIONS[precision], sequence_length=sequence_length)
-        graph = trace(built.module, built.args, built.kwargs)
-        reference = model_reference(graph, name=model, sequence_length=built.sequence_length, batch=built.batch)
-        return graph, reference, built.batch
-    graph = trace(on_meta(model), args, dict(kwargs))
-    samples = batch
-    if samples is None:
-        tensors = [value for value in (*args, *kwargs.values()) if getattr(value, "ndim", 0)]
-        if not tensors:
-            raise RequestError("args: give example inputs with a batch dim, or say how many samples they have: batch")
-        samples = int(tensors[0].shape[0])
-    name = type(model).__name__
-    return graph, model_reference(graph, name=name, sequence_length=None, batch=samples), samples

@@ -2,10 +2,11 @@
 
 from typing import get_args
 
+from costmodels import SCHEDULES
 from hardware_profiles import OP_CLASSES
 from planner.errors import RequestError, unknown_name
 from planner.nearest import divisors, nearest_words
-from planner.plan.plan import INTERLEAVED, SCHEDULES
+from planner.plan.plan import INTERLEAVED
 from planner.plan.schedule_checks import Turns, schedule_fault
 from planner.search.request import SearchRequest
 from planner.search.space import ContextBy, Pinned, Running, context_splits

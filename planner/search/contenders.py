@@ -16,8 +16,7 @@ slower.
 import math
 from dataclasses import dataclass
 
-from costmodels import least_step_time
-from planner.plan.plan import INTERLEAVED
+from costmodels import SCHEDULES, least_step_time
 from planner.search.duals import Duals, setting_of
 from planner.search.evaluation import Outcome
 from planner.search.lineup import Lineup
@@ -60,7 +59,7 @@ class Contender:
             sums = [sum(a.part for a in ends), sum(a.step for a in ends)]
             parts.append(sums[0] + setting.chunks * sum(a.part for a in inner) + crossing)
             steps.append(sums[1] + setting.chunks * sum(a.step for a in inner))
-        if any_order or self.configuration.schedule not in ("1f1b", INTERLEAVED):  # which another order may beat
+        if any_order or not SCHEDULES[self.configuration.schedule].in_rows:  # which another order may beat
             return max(setting.micro_batches * part + step for part, step in zip(parts, steps, strict=True))
         return least_step_time(parts, steps, setting.micro_batches, setting.chunks)
 

@@ -21,8 +21,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels import in_flight_of_chunks
-from planner.plan.schedule import splits
+from costmodels import SCHEDULES, Schedule
 from planner.search.pieces import Asked, Chain, Column, Piece, Solved, Weights, solve
 from planner.search.space import Configuration
 
@@ -70,18 +69,16 @@ class Setting:
 def setting_of(configuration: Configuration, capacity: float) -> Setting:
     """How the pipeline of a configuration is run."""
     p, v, m = configuration.pipeline, configuration.virtual_stages, configuration.micro_batches
-    flights = tuple(_flights(configuration.schedule, rank, p, v, m) for rank in range(p))
+    flights = tuple(_flights(SCHEDULES[configuration.schedule], rank, p, v, m) for rank in range(p))
     return Setting(ranks=p, chunks=v, micro_batches=m, in_flight=flights, capacity=capacity, even=configuration.even)
 
 
-def _flights(schedule: str, rank: int, ranks: int, virtual: int, micro_batches: int) -> tuple[float, ...]:
+def _flights(schedule: Schedule, rank: int, ranks: int, virtual: int, micro_batches: int) -> tuple[float, ...]:
     """Micro-batches in flight, where those of which gradients of weights are put off count in full: what is kept of
     them is no more than that, unless blocks are recomputed."""
-    if schedule == "gpipe":
-        return (float(micro_batches),)
-    if splits(schedule):
+    if schedule.splits_backward:
         return (float(min(micro_batches, ranks)),)
-    return tuple(map(float, in_flight_of_chunks(rank, ranks, virtual, micro_batches)))
+    return tuple(map(float, schedule.in_flight(rank, ranks, micro_batches, virtual, 1)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -177,7 +177,7 @@ class Engine:
             precision=request.precision,
             optimizer=request.optimizer,
             update=request.update,
-            offload=request.pinned.offload,
+            offload=request.offload,
             recomputation=request.pinned.recomputation,
             decided=decided,
             given=decided is not None or request.pinned.mesh is not None,
@@ -229,8 +229,8 @@ class Engine:
                 recomputation=self.request.pinned.recomputation,
                 stages=ranks,
                 free=free,
-                activations=self.request.pinned.offload.activations,
-                saved=self.request.pinned.offload.saved,
+                activations=self.request.offload.activations,
+                saved=self.request.offload.saved,
                 machine=machine,
             )
             for own, group in zip(tables, parts_of(machine), strict=True)
@@ -279,7 +279,7 @@ class Engine:
                 precision=request.precision,
                 optimizer=request.optimizer,
                 update=max(sizes, key=lambda update: update.bucket_size),
-                offload=request.pinned.offload,
+                offload=request.offload,
             )
         return self._builders[key]
 

@@ -9,8 +9,8 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.graph.placed import placed_tables
 from planner.graph.uneven import EVEN, EXPERTS_OPERATOR, imbalance_fault
 from planner.matching import matches
-from planner.plan.plan import INTERLEAVED, PRECISIONS, ModelReference
-from planner.search.offload import NOTHING
+from planner.plan.plan import INTERLEAVED, PRECISIONS, SLICED, ModelReference
+from planner.search.offload import NOTHING, Offload
 from planner.search.space import FREE, Pinned
 from planner.sharding.layout import Layout
 from planner.sharding.stored import offload_fault
@@ -134,6 +134,13 @@ class SearchRequest:
         if self.memory_limit is not None and self.memory_limit <= 0:
             raise RequestError(f"memory_limit = {self.memory_limit}: bytes are more than 0")
 
+    @property
+    def offload(self) -> Offload:
+        """What may be offloaded: what was asked for, but for saved tensors where slices of the sequence or gathers by
+        block exclude them."""
+        asked = self.pinned.offload
+        return replace(asked, saved=NOTHING.saved) if _sliced(self.pinned) or self.update.by_block else asked
+
     def _check_places(self) -> None:
         if not self.update.placed:
             return
@@ -178,9 +185,6 @@ def _check_offload(request: SearchRequest) -> None:
             " turns; leave --copies out, or gather them one by one"
         )
     _check_activations(request.pinned, request.update)
-    if request.pinned.offload.saved != NOTHING.saved and (_sliced(request.pinned) or request.update.by_block):
-        asked = replace(asked, saved=NOTHING.saved)
-        object.__setattr__(request, "pinned", replace(request.pinned, offload=asked))
 
 
 def _check_activations(pinned: Pinned, update: Update) -> None:
@@ -210,4 +214,4 @@ def _check_activations(pinned: Pinned, update: Update) -> None:
 
 def _sliced(pinned: Pinned) -> bool:
     """Whether stages may take a sequence slice by slice."""
-    return pinned.schedule == "seqpipe" or pinned.slices not in (None, 1)
+    return pinned.schedule == SLICED or pinned.slices not in (None, 1)

@@ -15,16 +15,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from costmodels import SCHEDULES
 from hardware_profiles import PYTORCH, Bytes, Machine
 from planner.errors import PlannerError, RequestError
 from planner.plan.bind import BoundPlan, bind
-from planner.plan.plan import ASYNCHRONOUS
+from planner.plan.plan import SLICED
 from planner.plan.predict import predict, predict_alike
 from planner.plan.step import PIPELINE_BUBBLE
 from planner.search.request import SearchRequest
 from planner.search.space import Pinned
 
-COMPARED = ("gpipe", "zb_h1")
+COMPARED = tuple(name for name, schedule in SCHEDULES.items() if schedule.compared)
 """Orders of whole stages and whole sequences, beside 1F1B."""
 
 WORTH = 0.005
@@ -56,7 +57,8 @@ def fastest_schedule(
 
 def asks(pinned: Pinned) -> bool:
     """Whether anything is asked for that is decided behind the search."""
-    behind = pinned.schedule in ("seqpipe", *ASYNCHRONOUS)
+    kind = SCHEDULES[pinned.schedule or "1f1b"]
+    behind = kind.sliced or not kind.flushes
     return behind or pinned.copies not in (None, 1) or pinned.slices not in (None, 1)
 
 
@@ -76,7 +78,7 @@ def as_asked(bound: BoundPlan, request: SearchRequest, cluster: Machine, limits:
     found, refusal = list[BoundPlan](), None
     for copies in _asked(pinned.copies, plan.training.micro_batches):
         for slices in _asked(pinned.slices, plan.model.sequence_length or 1):
-            schedule = "seqpipe" if slices > 1 else pinned.schedule or plan.schedule
+            schedule = SLICED if slices > 1 else pinned.schedule or plan.schedule
             training = replace(plan.training, copies=copies)
             other = replace(plan, training=training, slices=slices, schedule=schedule)
             try:

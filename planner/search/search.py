@@ -247,17 +247,17 @@ def _engine(request: SearchRequest) -> tuple[Engine, OperatorGraph]:
     prepared, blocks = prepare(request.graph, request.imbalance, request.update.placed)
     repeated = frozenset(request.pinned.repeated)
     template = fold(prepared, blocks, request.cluster.software, repeated)
-    if "device" not in request.pinned.offload.weights and not template.every_own_parameter:
+    if "device" not in request.offload.weights and not template.every_own_parameter:
         raise RequestError(
             "offload: the weights of repeated blocks are parked, and this model has no blocks of which each is like the"
             " one before; leave weights out of --offload"
         )
-    if "device" not in request.pinned.offload.saved and not template.blocks.count:
+    if "device" not in request.offload.saved and not template.blocks.count:
         raise RequestError(
             "offload: what repeated blocks save is parked, and this model has no blocks of which each is like the one"
             " before; leave saved out of --offload"
         )
-    asked = (request.precision, request.optimizer, request.update, request.pinned.offload)
+    asked = (request.precision, request.optimizer, request.update, request.offload)
     limits = tuple(bounds(template, request.batch, group, *asked) for group in parts_of(request.cluster))
     return Engine(request=request, template=template, limits=limits), prepared
 

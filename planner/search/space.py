@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from costmodels import best_rate, parameter_bytes
+from costmodels import SCHEDULES, best_rate, parameter_bytes
 from hardware_profiles import Cluster
 from planner.graph.operator_graph import OperatorGraph
 from planner.limits import checked
 from planner.nearest import divisors
-from planner.plan.plan import ASYNCHRONOUS, INTERLEAVED
+from planner.plan.plan import INTERLEAVED
 from planner.pricing.operator_price import PROFILE_DTYPES
 from planner.search.attention_degrees import attention_fault, heads_of
 from planner.search.offload import NOTHING, Offload
@@ -150,7 +150,8 @@ class Pinned:
     @property
     def searched_schedule(self) -> str:
         """Whose sums the search minimises: what has no place in them is decided behind it."""
-        whole = self.slices is None and self.schedule not in ("seqpipe", *ASYNCHRONOUS)
+        kind = SCHEDULES[self.schedule or "1f1b"]
+        whole = self.slices is None and not kind.sliced and kind.flushes
         return (self.schedule or "1f1b") if whole else "1f1b"
 
     @property

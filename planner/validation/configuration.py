@@ -14,6 +14,7 @@ from typing import Any, cast
 from planner.errors import RequestError
 from planner.models.deepseek_models import DEEPSEEK_MODELS
 from planner.models.dimensions import DTYPES, Dimensions, ExpertDimensions, Family
+from planner.search.job import PRECISION
 from planner.search.space import ContextBy, Pinned, Running
 from planner.validation.rows import Row
 
@@ -259,8 +260,8 @@ def _needed(row: Row, column: str) -> int:
 def _precision(row: Row, notes: list[str]) -> str:
     precision = row.text("precision")
     if not precision:
-        notes.append("precision unknown: bf16")
-        return "bf16"
+        notes.append(f"precision unknown: {PRECISION}")
+        return PRECISION
     if precision == "fp8":
         notes.append("fp8: products in fp8, all else in bf16")
         return "bf16"

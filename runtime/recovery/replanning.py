@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from hardware_profiles import Cluster, HardwareProfileError
 from planner.errors import CheckpointError, PlannerError, RequestError, RunError
 from planner.plan.file import dump_plan, load_plan, parse_plan, write_atomically
-from planner.plan.plan import ASYNCHRONOUS, Plan
+from planner.plan.plan import Plan
 from runtime.checkpoint.together import said_by_first
 from runtime.run_folder.private import ensure_folder
 from runtime.run_settings import RunSettings
@@ -148,7 +148,7 @@ def _check(plan: Plan, allowed: Range) -> None:
             f"--elastic {allowed}: the plan is for {devices} devices; give a range with {devices} in it, such as"
             f" {min(allowed.least, devices)}:{max(allowed.most, devices)}"
         )
-    if plan.schedule in ASYNCHRONOUS:
+    if not plan.schedule_kind.flushes:
         raise RequestError(
             f"--elastic: how stale weights are under {plan.schedule} depends on the stages, so that another number of"
             " devices trains something else; plan with a schedule that flushes, such as --schedule 1f1b"

@@ -43,7 +43,7 @@ def run_on_and_on(
             return 0  # it broke down behind its last step
         given = settings if attempt.first else replace(settings, go_on=True)  # else from where it started
         with servers_of(attempt.plan, settings) as found:
-            words = [str(attempt.path or path), *replace(given, server_folder=found).flags()]
+            words = [str(attempt.path or path), *replace(given, server_folder=found).arguments()]
             return run_ranks("runtime", words, attempt.plan.cluster.devices, read, settings.timeout, attempt.leave)
 
     supervisor = Supervisor(

@@ -45,7 +45,7 @@ MUTANTS = [
         "planner/search/division.py",
         ("better = other.busy < self.busy", "better = other.busy > self.busy"),
         ("if best is None or found.seconds < best.seconds:", "if best is None:"),
-        ("over <= FITS * capacity", "over <= 2 * FITS * capacity"),
+        ("over = held + all_fast - capacity", "over = all_fast - capacity"),
     ),
     *mutants(
         "search",

@@ -135,7 +135,7 @@ def decisions(group: Group) -> tuple[object, ...]:
 
 
 @pytest.mark.slow
-@pytest.mark.cases(0, 5)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("given", [*CASES, *rarely(LONGER)], ids=str)
 def test_what_is_predicted_is_emitted_at_full_size(given: Case) -> None:
     graph, batch = traced(given.model, given.precision)

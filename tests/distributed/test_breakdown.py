@@ -206,7 +206,7 @@ REFUSED = ("larger", "short", "stream")
 """Errors of the planner in a rank, as "construction" is one."""
 
 
-@pytest.mark.cases(0, 2)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(
     "case",
     first(1, ["forward", *(case for case in FAILURES if case not in ("forward", *REFUSED)), *rarely(REFUSED)]),

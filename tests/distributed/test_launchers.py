@@ -167,7 +167,7 @@ def test_under_the_variables_of_slurm(folder: Path, usual: list[float]) -> None:
     assert losses_of(out) == usual
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_under_a_rank_table(folder: Path, usual: list[float]) -> None:
     devices = [{"device_id": str(rank), "device_ip": f"192.0.2.{rank}", "rank_id": str(rank)} for rank in range(2)]
     table = {"version": "1.0", "server_count": "1", "server_list": [{"server_id": "10.0.0.1", "device": devices}]}

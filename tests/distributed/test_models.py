@@ -112,7 +112,7 @@ def parts(model: Model, micro_batches: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.cases(0, 3)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("processes", [pytest.param(2, marks=pytest.mark.exhaustive), 4])
 @pytest.mark.parametrize("model", MODELS, ids=str)
 def test_a_model_computes_the_same_under_every_plan(request, model: Model, processes: int) -> None:

@@ -126,7 +126,7 @@ def test_residual_networks_in_single_precision(pool) -> None:
         assert max(errors) < 2 * TOLERANCE, errors
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("sizes", "seeds"),
     first(0, [((2, 2), range(8)), ((4,), range(8)), *rarely([((2, 2), range(8, 16)), ((4,), range(8, 16))])]),

@@ -41,9 +41,9 @@ def texts(model: str, sizes: tuple[int, ...], placed: tuple[tuple[str, str], ...
         ("wide-deep", (2,), [0, 1, 2]),
         ("dlrm", (2, 2), [0, 1]),
         ("bags", (2,), [0, 1]),
-        pytest.param("dlrm", (2,), list(range(8)), marks=pytest.mark.thorough),
+        pytest.param("dlrm", (2,), list(range(8)), marks=pytest.mark.exhaustive),
         pytest.param("wide-deep", (2, 2), list(range(8)), marks=pytest.mark.thorough),
-        pytest.param("wide-deep", (4,), list(range(4)), marks=pytest.mark.thorough),
+        pytest.param("wide-deep", (4,), list(range(4)), marks=pytest.mark.exhaustive),
     ],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")

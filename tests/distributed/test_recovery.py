@@ -79,7 +79,7 @@ def _torchrun(plan: Path, folder: Path, *options: str, nodes: str = "1", each: i
     ]  # fmt: skip
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_torchrun_restarts(two: Path, undisturbed: Found, tmp_path: Path) -> None:
     """Whoever starts torchrun has it start the ranks again; they find by themselves where to go on."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

@@ -206,7 +206,10 @@ def _said(fleet: Fleet, data: bytes) -> bytes:
     """What a stranger is told who says this, until the server has had enough of him."""
     where = fleet.addresses.of(0)
     assert where is not None
-    with socket.create_connection(where, timeout=60.0) as stranger, contextlib.suppress(ConnectionError):
+    with (
+        socket.create_connection(where, timeout=60.0) as stranger,
+        contextlib.suppress(OSError),
+    ):  # who has had enough has gone
         stranger.sendall(data)
         stranger.shutdown(socket.SHUT_WR)
         return b"".join(iter(lambda: stranger.recv(2**16), b""))

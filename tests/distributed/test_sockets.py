@@ -156,7 +156,7 @@ def test_a_run_listens_on_loopback_and_unpickles_nothing(folder: Path, tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(
     "options",
     [("--restarts", "1", "--save", "restarted"), ("--elastic", "1:2", "--copies", "--save", "elastic")],

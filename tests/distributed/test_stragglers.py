@@ -2,18 +2,16 @@
 
 import pytest
 
-from tests.long_lists import first
-
 PLANS = {
     "split": ((2, 2), {"micro_batches": 2}),
     "pipeline": ((2,), {"micro_batches": 2, "stages": (1, 1), "recomputation": "full"}),
 }
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(("plan", "where", "victim"), first(1, [
+@pytest.mark.cases(0, 1)
+@pytest.mark.parametrize(("plan", "where", "victim"), [
     ("split", "computing", 2), ("pipeline", "computing", 1), ("split", "reading", 0), ("pipeline", "computing", 2),
-]))  # fmt: skip
+])  # fmt: skip
 def test_the_slow_rank_is_named(pool, plan: str, where: str, victim: int) -> None:
     """It dawdles for 0.2 s in each step; what the others do besides takes milliseconds, but for a machine that is very
     busy: nothing is asked of them but to be less slow."""

@@ -64,6 +64,8 @@ SMALLER = {
     "plan audit llama70b-64.json": "plan audit tiny.json",
     # a minute, in searches of their own; with 64 devices it is in tests/unit/cli/test_explain.py
     "plan explain llama70b-64.json": "plan explain tiny.json",
+    # a minute of searches around the plan, in tests/unit/cli/test_explain.py
+    "plan explain llama70b-64.json '*.mlp.up_proj'": "plan explain tiny.json '*.mlp.up_proj'",
     # half a minute each; on as many devices in tests/unit/search/test_mixed.py and tests/unit/cli/test_software.py
     "plan --model llama70b --hardware h100-80gb:32,a100-80gb:32,between@12.5 -o mixed.json": (
         "plan --model llama8b --hardware h100-80gb:8,a100-80gb:8,between@12.5 -o mixed.json"

@@ -154,9 +154,9 @@ def _model(path: Path) -> None:
 
 
 def _profile(path: Path) -> None:
-    from planner.cli.machines import machine
+    from planner.search.job import machine_from
 
-    machine(str(path), None, None, 4)
+    machine_from(str(path), devices=4)
 
 
 def _stack(path: Path) -> None:
@@ -192,14 +192,14 @@ def _measurements(path: Path) -> None:
 def _engine(name: str) -> Callable[[Path], None]:
     def read(path: Path) -> None:
         from planner.cli.importing import _read, _texts
-        from planner.cli.machines import machine
         from planner.export.targets import TARGETS
+        from planner.search.job import machine_from
 
         target = TARGETS[name]
         text, _ = _texts(path, target)
         beside = (SEEDS / "accelerate.sh").read_text(encoding="utf-8") if name == "accelerate" else ""
         description = _read(path, target, text, _facts(beside)).description
-        machine(HARDWARE, None, None, description.devices)
+        machine_from(HARDWARE, devices=description.devices)
 
     return read
 

@@ -1,16 +1,17 @@
 """Which schedules a plan may name, and what follows from them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from costmodels import schedule_orders, simulate
+from costmodels import SCHEDULES, Turn, most_in_flight, schedule_orders, simulate
 from planner.errors import PlanFileError
 from planner.plan.bind import bind
-from planner.plan.plan import SCHEDULES, Plan
+from planner.plan.plan import Plan
 from planner.plan.predict import predict, stage_costs
 from planner.plan.put_off import arrivals, put_off
-from planner.plan.schedule import orders_of, put_off_at_most, splits
+from planner.plan.schedule import orders_of, put_off_at_most
 from planner.plan.schedule_checks import check_schedule
 from planner.plan.stage_cut import cut_stage
 from planner.plan.step import rank_seconds
@@ -23,8 +24,29 @@ def plan_of(schedule: str = "1f1b", **settings: object) -> Plan:
     return plans.hand_plan("zero1", "llama4", plans.mesh_of(), **given)
 
 
-def test_only_zero_bubble_takes_the_backward_pass_apart() -> None:
-    assert [schedule for schedule in SCHEDULES if splits(schedule)] == ["zb_h1"]
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_what_a_schedule_says_of_itself_is_what_its_turns_do(name: str) -> None:
+    schedule, virtual = SCHEDULES[name], 2 if SCHEDULES[name].interleaved else 1
+    slices = 2 if schedule.sliced else 1
+    for stage, turns in enumerate(schedule_orders(name, 4, 8, virtual=virtual, slices=slices)):
+        assert schedule.splits_backward == any(turn.kind == "weight_gradient" for turn in turns)
+        assert schedule.sliced == any(turn.slice > 0 for turn in turns)
+        assert schedule.interleaved == any(turn.chunk > 0 for turn in turns)
+        assert schedule.holds_all == (most_in_flight(turns) == 8 * virtual * slices)
+        held = tuple(most_held([turn for turn in turns if turn.chunk == chunk]) for chunk in range(virtual))
+        assert schedule.in_flight(stage, 4, 8, virtual, slices) == held
+
+
+def most_held(turns: Sequence[Turn]) -> int:
+    """Forward passes at most whose backward pass has not begun."""
+    live = most = 0
+    for turn in turns:
+        live += (turn.kind == "forward") - (turn.kind in ("backward", "input_gradient"))
+        most = max(most, live)
+    return most
+
+
+def test_what_zero_bubble_defers() -> None:
     assert [put_off_at_most(plan_of("zb_h1"), rank) for rank in range(4)] == [1, 2, 3, 4]
     assert put_off_at_most(plan_of(), 3) == 0
 

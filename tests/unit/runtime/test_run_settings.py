@@ -1,23 +1,26 @@
 """What is asked of a run: how it travels to the ranks, and what is refused before anything starts."""
 
+import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from planner.cli import running
 from planner.errors import RequestError
 from planner.plan.file import save_plan
 from runtime.launch import launch
 from runtime.progress import RunSummary, StepReport, content_of, lines_of, record_of, report_of
-from runtime.run_settings import RunSettings, arguments_parser, settings_of
+from runtime.run_settings import RunSettings, asked_settings, parse_arguments
 from runtime.stragglers import SlowRank
 from tests.distributed import plans
 
 OTHER = RunSettings(
     steps=7, seed=3, check=False, model="a.b:c", data="d:e", shuffle=True, full_batch=False, workers=2, timeout=1.5,
-    on_nonfinite="skip", on_spike="stop", spike_factor=3.0, spike_window=5, rollbacks=2, lowered=False,
+    on_nonfinite="skip", on_spike="stop", spike_factor=3.0, spike_window=5, rollbacks=2, general=True,
     save="runs/a b", save_every=5, keep=2, resume="c", go_on=True, weights="d", cast=True,
-    compiled=True, listen="10.0.0.0/24",
+    compile=True, listen="10.0.0.0/24",
 )  # fmt: skip
 SUMMARY = RunSummary(
     steps=2, data="d:e", seconds=None, samples=4, tokens=None, predicted_seconds=0.5, low_seconds=None,
@@ -30,7 +33,29 @@ STEP = StepReport(step=1, steps=2, loss=2.5, unsharded=2.0, seconds=0.25, sample
 
 @pytest.mark.parametrize("settings", [RunSettings(), OTHER], ids=["plain", "all"])
 def test_settings_reach_the_ranks(settings: RunSettings) -> None:
-    assert settings_of(arguments_parser().parse_args(["plan.json", *settings.flags()])) == settings
+    assert parse_arguments(["plan.json", *settings.arguments()]).settings == settings
+
+
+def test_python_m_runtime_takes_every_option_of_plan_run() -> None:
+    """Each alone, with a value that is not its default."""
+    values = {int: "7", float: "7.5", str: "a b"}
+    for one in asked_settings():
+        words = [one.flag.off or one.name] if one.kind is bool else [one.name, values[one.kind]]
+        found = getattr(parse_arguments(["plan.json", *words]).settings, one.field)
+        assert found == (not one.default if one.kind is bool else one.kind(values[one.kind])), one.name
+    assert {setting.name for setting in asked_settings()} == {"--" + word for word in offered(running.run)}
+
+
+def offered(command: Callable[..., None]) -> set[str]:
+    """The options of a command but for those of its output."""
+    words = {
+        word.removeprefix("--").partition("/")[0]
+        for parameter in inspect.signature(command).parameters.values()
+        for option in parameter.annotation.__metadata__
+        for word in (option.default, *(option.param_decls or ()))  # as typer keeps them in Annotated
+        if isinstance(word, str) and word.startswith("--")
+    }
+    return words - {"json"}
 
 
 @pytest.mark.parametrize(
@@ -50,7 +75,7 @@ def test_settings_reach_the_ranks(settings: RunSettings) -> None:
         ({"go_on": True}, "--continue: goes on from the newest checkpoint in --save; give --save DIR"),
         ({"save": "a", "go_on": True, "resume": "b"}, "--resume and --continue: say one place to start from"),
         ({"cast": True}, "--cast: converts what --weights PATH loads"),
-        ({"compiled": True, "lowered": False}, "--compile: the general executor runs operators one by one"),
+        ({"compile": True, "general": True}, "--compile: the general executor runs operators one by one"),
         ({"resume": "a", "weights": "b"}, "--resume and --weights: say one place to start from"),
     ],
     ids=str,

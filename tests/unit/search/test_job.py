@@ -1,0 +1,84 @@
+"""The same words are the same job on the command line and in Python."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import planner
+from hardware_profiles import load_machine, load_software
+from planner.cli.options import Options
+from planner.cli.requesting import request_of
+from planner.search import api
+from planner.search.job import default_precision, machine_from
+from planner.search.offload import parse_offload
+from planner.search.request import SearchRequest
+from planner.search.space import Pinned
+
+WORDS: list[tuple[str, str, dict[str, Any]]] = [
+    ("llama-tiny", "cpu", {}),
+    ("llama-tiny", "cpu", {"devices": 2, "global_batch": 8}),
+    ("llama-tiny", "h100-80gb", {}),
+    ("gpt-tiny", "a100-80gb:8,h100-80gb:8", {}),
+    ("llama-tiny", "ascend-910b-64gb", {"devices": 16, "precision": "fp16", "sequence_length": 64}),
+    ("gpt-tiny", "h100-80gb", {"software": "megatron", "optimizer": "sgd", "devices": 4}),
+]
+_FLAGS = {"sequence_length": "seq_len"}
+
+
+class _AskedError(Exception):
+    """Holds what was asked, in place of a search."""
+
+
+def asked_in_python(monkeypatch: pytest.MonkeyPatch, model: str, hardware: str, words: dict[str, Any]) -> SearchRequest:
+    def ask(request: SearchRequest, *_: object) -> None:
+        raise _AskedError(request)
+
+    monkeypatch.setattr(api, "plan_for", ask)
+    with pytest.raises(_AskedError) as asked:
+        planner.search(model, hardware, **words)
+    request: SearchRequest = asked.value.args[0]
+    return request
+
+
+def asked_on_the_command_line(model: str, hardware: str, words: dict[str, Any]) -> SearchRequest:
+    given = {_FLAGS.get(name, name): value for name, value in words.items()}
+    return request_of(Options(model=model, hardware=hardware, **given), Console(quiet=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "hardware", "words"), WORDS)
+def test_the_same_words_are_the_same_request(
+    monkeypatch: pytest.MonkeyPatch, model: str, hardware: str, words: dict[str, Any]
+) -> None:
+    here = asked_in_python(monkeypatch, model, hardware, words)
+    there = asked_on_the_command_line(model, hardware, words)
+    different = [one.name for one in fields(here) if getattr(here, one.name) != getattr(there, one.name)]
+    assert different == []
+
+
+def test_what_nobody_says() -> None:
+    """fp32 on CPUs and bf16 elsewhere, 4 samples per device, all devices of the profile, PyTorch."""
+    on_cpu = asked_on_the_command_line("llama-tiny", "cpu", {})
+    assert (on_cpu.precision, on_cpu.global_batch, on_cpu.cluster.devices) == ("fp32", 4, 1)
+    on_h100 = asked_on_the_command_line("llama-tiny", "h100-80gb", {})
+    assert (on_h100.precision, on_h100.global_batch, on_h100.cluster.devices) == ("bf16", 32, 8)
+    assert on_h100.cluster.software.name == "pytorch"
+    assert default_precision(load_machine("a100-80gb:8,h100-80gb:8")) == "bf16"
+
+
+def test_a_machine_keeps_its_software_unless_another_is_named() -> None:
+    machine = load_machine("h100-80gb").with_software(load_software("megatron"))
+    assert machine_from(machine, devices=16).software.name == "megatron"
+    assert machine_from(machine, software="nemo").software.name == "nemo"
+    assert machine_from("h100-80gb").software.name == "pytorch"
+
+
+def test_a_request_stays_as_it_was_made() -> None:
+    """Saved tensors are not offloaded where sequences come in slices; what was asked for stays to be read."""
+    pinned = Pinned(slices=2, pipeline=2, offload=parse_offload("auto"))
+    request = replace(asked_on_the_command_line("llama-tiny", "h100-80gb", {}), pinned=pinned)
+    assert request.pinned == pinned
+    assert pinned.offload.saved == ("device", "host")
+    assert request.offload.saved == ("device",)
