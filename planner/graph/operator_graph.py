@@ -15,7 +15,10 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 DTYPE_BYTES: Mapping[str, int] = {
     "bool": 1,
@@ -227,13 +230,27 @@ class OperatorGraph:
     @cached_property
     def live(self) -> frozenset[str]:
         """Names of the operators that the loss or a changed buffer depends on; what others compute, nobody reads."""
-        wanted = {self.loss, *(content for _, content in self.updates)}
-        found = set[str]()
-        for op in reversed(self.operators):
-            if not wanted.isdisjoint(op.results):
-                found.add(op.name)
-                wanted.update(op.operands)
-        return frozenset(found)
+        import networkx as nx
+
+        wanted = (self.loss, *(content for _, content in self.updates))
+        makers = {self.operators[self.producer[value]].name for value in wanted if value in self.producer}
+        graph = self.to_networkx()
+        return frozenset(makers.union(*(nx.ancestors(graph, name) for name in makers)))
+
+    def to_networkx(self) -> "nx.MultiDiGraph":
+        """Operators as nodes, with their `op` and their `index` in execution order; an edge from an operator to another
+        for each of its results that the other reads, with the name of the `value` as key and its `type`."""
+        import networkx as nx
+
+        graph = nx.MultiDiGraph()
+        for index, op in enumerate(self.operators):
+            graph.add_node(op.name, op=op.op, index=index)
+        for value, made in self.producer.items():
+            for reader in dict.fromkeys(self.consumers.get(value, ())):
+                graph.add_edge(
+                    self.operators[made].name, self.operators[reader].name, key=value, type=self.types[value]
+                )
+        return graph
 
     def batched_inputs(self, batch: int) -> frozenset[str]:
         """Inputs whose leading dim is that of `batch` samples."""

@@ -123,7 +123,7 @@ class _Run:
 
     @property
     def step(self) -> int:
-        return max((event["step"] for event in list(self.events) if event["event"] == "step"), default=0)
+        return max((event["step"] for event in list(self.events) if event.get("event") == "step"), default=0)
 
     def ranks(self) -> list[int]:
         """The processes of its ranks, that live now."""
@@ -146,9 +146,9 @@ def run(plan: Path, folder: Path, hurt: Hurt, *options: str, deadline: float = 3
         _hurt(one, hurt, deadline)
         code = one.end(deadline)
         said = one.said()
-    steps = [event["step"] for event in one.events if event["event"] == "step"]
-    losses = {event["step"]: event["loss"] for event in one.events if event["event"] == "step"}
-    restarts = [event["reason"] for event in one.events if event["event"] == "restart"]
+    steps = [event["step"] for event in one.events if event.get("event") == "step"]
+    losses = {event["step"]: event["loss"] for event in one.events if event.get("event") == "step"}
+    restarts = [event["reason"] for event in one.events if event.get("event") == "restart"]
     return Found(
         code=code,
         losses=losses,
@@ -234,10 +234,10 @@ def _await_plan(one: _Run, devices: int) -> None:
 def _await_restart(one: _Run) -> None:
     """Until the run has noticed: a second blow to a run that is over would hit nobody, and devices that come back at
     once were never gone."""
-    before = sum(event["event"] == "restart" for event in list(one.events))
+    before = sum(event.get("event") == "restart" for event in list(one.events))
     ends = time.monotonic() + 60
     while one.process.poll() is None and time.monotonic() < ends:
-        if sum(event["event"] == "restart" for event in list(one.events)) > before:
+        if sum(event.get("event") == "restart" for event in list(one.events)) > before:
             return
         time.sleep(LOOK)
 

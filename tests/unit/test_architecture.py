@@ -45,7 +45,7 @@ ALLOWED = (("runtime.recovery.replanning", "planner.search"),)
 HOMES = {
     "cryptography": ("runtime.servers.certificate",),
     "jinja2": ("planner.report.html",),
-    "networkx": ("planner.search",),
+    "networkx": ("planner.graph.operator_graph", "planner.search.solvers"),
     "numpy": (
         "costmodels",
         "hardware_profiles.units",

@@ -11,7 +11,8 @@ neighbours have combinations:
 1. Peel off leaves, again and again: eliminating a variable with one neighbour adds no edge, so it is never wrong.
    Trees, stars and the branches of a graph vanish here.
 2. Eliminate what is left greedily by min-fill (fewest new edges, weighted by the cells they span) and by min-size
-   (smallest clique table), and keep the order whose clique tables have fewer cells in all.
+   (smallest clique table), and as networkx's tree decompositions of least width say, which count variables and not
+   cells. Keep the order whose clique tables have the fewest cells in all.
 
 The best order is NP-hard to find (Arnborg, Corneil, Proskurowski 1987); for the chains with skips of neural networks,
 of width 2 or 3, the greedy ones are as good as optimal (Dechter 2003, chapter 4). Not good for graphs of large width:
@@ -26,14 +27,20 @@ one of many, and costs what it costs. A step of a scan that reads slices of four
 import heapq
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+
+import networkx as nx
+from networkx.algorithms.approximation import treewidth_min_degree, treewidth_min_fill_in
 
 from planner.limits import check
 
 EXACT = 2**28
 """Cells of all clique tables up to which a schedule that may be relaxed is exact: about a second on one core."""
+
+MANY = 200
+"""Variables of a graph without leaves from which on tree decompositions are not tried: they take quadratic time."""
 
 _RELAXED = 1 / 4  # of the cells that an exact schedule may have, a relaxed one has about so many
 _SMALLEST, _LARGEST = 2**12, 2**20  # cells of a clique table of a relaxed schedule
@@ -234,8 +241,41 @@ def elimination_order(sizes: tuple[int, ...], edges: Pairs, last: tuple[int, ...
         return _log_cells(core, variable, logs), _fill(core, variable, logs)
 
     orders = [_greedy({v: set(near) for v, near in graph.items()}, sizes, score, kept) for score in (by_fill, by_size)]
+    orders += [(_cells(graph, sizes, order), order) for order in _decompositions(graph, kept)]
     _, best = min(orders, key=lambda found: found[0])
     return [*peeled, *best, *last]
+
+
+def _decompositions(core: Graph, kept: frozenset[int]) -> list[list[int]]:
+    """Orders by tree decompositions: leaves go first, and with each leaf the variables that no other bag has. The last
+    bag has all that are kept, as they are joined for it."""
+    if not MANY > len(core) > len(kept) + 2:  # any order of three variables is as good
+        return []
+    graph = nx.Graph({variable: list(near) for variable, near in core.items()})
+    graph.add_edges_from(itertools.combinations(sorted(kept), 2))
+    orders = []
+    for heuristic in (treewidth_min_fill_in, treewidth_min_degree):
+        check()
+        _, tree = heuristic(graph)
+        root = min((bag for bag in tree if kept <= bag), key=sorted)
+        order: list[int] = []
+        for bag in nx.dfs_postorder_nodes(tree, root, sort_neighbors=lambda bags: sorted(bags, key=sorted)):
+            inner = next(iter(nx.shortest_path(tree, bag, root)[1:2]), kept)
+            order += sorted(bag - inner)
+        orders.append(order)
+    return orders
+
+
+def _cells(core: Graph, sizes: tuple[int, ...], order: Sequence[int]) -> int:
+    """Of all clique tables, where variables are eliminated in this order."""
+    graph, cells = {variable: set(near) for variable, near in core.items()}, 0
+    for variable in order:
+        near = graph.pop(variable)
+        cells += sizes[variable] * math.prod(sizes[other] for other in near)
+        for other in near:
+            graph[other] |= near
+            graph[other] -= {other, variable}
+    return cells
 
 
 def _peel(graph: Graph, kept: frozenset[int]) -> list[int]:
