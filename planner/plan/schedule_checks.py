@@ -7,6 +7,9 @@ from planner.errors import PlanFileError
 from planner.nearest import divisors, nearest_words
 from planner.plan.plan import INTERLEAVED, SLICED, Plan
 
+PASSES = 2**18
+"""Passes of micro-batches through the ranks of a pipeline, in one step, that are followed one by one: some seconds."""
+
 _PLACES = {"copies": "training.copies", "micro_batches": "training.micro_batches", "clip_norm": "training.clip_norm"}
 
 
@@ -113,6 +116,11 @@ def _rounds_fault(turns: Turns) -> tuple[str, str] | None:
     if ranks is None or parts is None:
         return None
     legal = () if turns.global_batch is None else divisors(turns.global_batch)
+    if ranks > 1 and ranks * parts > PASSES:
+        return "micro_batches", (
+            f"{parts} with pipeline = {ranks}: {ranks * parts} passes of micro-batches through ranks, and at most"
+            f" {PASSES} are followed; take fewer and larger micro-batches"
+        )
     if turns.kind and turns.kind.versions == 2 and parts < ranks:
         near = nearest_words(parts, [number for number in legal if number >= ranks])
         return "micro_batches", (

@@ -18,6 +18,7 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.limits import checked
 from planner.nearest import divisors
 from planner.plan.plan import INTERLEAVED
+from planner.plan.schedule_checks import PASSES
 from planner.pricing.operator_price import PROFILE_DTYPES
 from planner.search.attention_degrees import attention_fault, heads_of
 from planner.search.offload import NOTHING, Offload
@@ -219,7 +220,7 @@ def configurations(template: Template, devices: int, global_batch: int, pinned: 
                     continue
                 if roles and global_batch // micro_batches % degree:
                     continue
-                if micro_batches % (pinned.copies or 1):
+                if micro_batches % (pinned.copies or 1) or (pipeline > 1 and pipeline * micro_batches > PASSES):
                     continue
                 if pinned.schedule == "pipedream_2bw" and micro_batches < pipeline:
                     continue

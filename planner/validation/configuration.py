@@ -14,6 +14,7 @@ from typing import Any, cast
 from planner.errors import RequestError
 from planner.models.deepseek_models import DEEPSEEK_MODELS
 from planner.models.dimensions import DTYPES, Dimensions, ExpertDimensions, Family
+from planner.plan.schedule_checks import PASSES
 from planner.search.job import PRECISION
 from planner.search.space import ContextBy, Pinned, Running
 from planner.validation.rows import Row
@@ -35,9 +36,6 @@ LARGEST: Mapping[str, int] = {
     "global_batch": 2**26,
 }  # fmt: skip
 """Beyond every run that was published: a row with more is not evaluated, which might never end."""
-
-PASSES = 2**20
-"""Of micro-batches through stages, in a step."""
 
 
 class UnsupportedError(RequestError):

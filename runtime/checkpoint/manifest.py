@@ -30,6 +30,8 @@ MANIFEST = "manifest.json"
 FORMAT_VERSION = 2
 _READ = (1, 2)  # the first has no origin
 _LIMITS = Limits(size=2**30, values=2**26)
+MOST_DIMS = 64
+"""Of a tensor: PyTorch's own limit."""
 """Of a manifest: thousands of ranks have millions of cells."""
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 _Count = Annotated[int, Field(ge=0)]
@@ -185,6 +187,8 @@ def _fault(manifest: Manifest) -> str | None:
         if name != Path(name).name or not name.endswith(".safetensors"):
             return f"{name!r} is no name of a file of tensors"
     for name, tensor in manifest.tensors.items():
+        if len(tensor.shape) > MOST_DIMS:
+            return f"tensor '{name}' has {len(tensor.shape)} dims; tensors have {MOST_DIMS} at most"
         if len(tensor.cuts) != len(tensor.shape) or not all(map(can_be_cut, tensor.shape, tensor.cuts)):
             return f"tensor '{name}' of shape {tensor.shape} cannot be cut into {tensor.cuts} pieces"
         if len(tensor.files) != math.prod(tensor.cuts) or any(file >= len(names) for file in tensor.files):

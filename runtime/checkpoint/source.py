@@ -23,7 +23,7 @@ from runtime.checkpoint.folder import incomplete, newest
 from runtime.checkpoint.manifest import MANIFEST, Manifest, SavedFile, SavedTensor, read_manifest
 from runtime.checkpoint.regions import Region, cells_meeting, whole
 from runtime.checkpoint.state_names import file_key, name_of_key
-from runtime.checkpoint.tensor_files import DTYPES, check_file, check_size, dtype_of
+from runtime.checkpoint.tensor_files import DTYPES, check_file, check_size, dtype_of, regular_size
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -204,6 +204,7 @@ def _foreign(folder: Path, names: tuple[str, ...]) -> Source:
     for number, name in enumerate(names):
         path = folder / name
         try:
+            size = regular_size(path)
             with safe_open(path, "pt") as opened:
                 for key in opened.offset_keys():
                     piece = opened.get_slice(key)
@@ -211,7 +212,7 @@ def _foreign(folder: Path, names: tuple[str, ...]) -> Source:
                     tensors[name_of_key(key)] = SavedTensor(
                         shape=shape, dtype=DTYPES.get(dtype, dtype), cuts=(1,) * len(shape), files=(number,)
                     )
-            files.append(SavedFile(name=name, bytes=path.stat().st_size, checksum=""))
+            files.append(SavedFile(name=name, bytes=size, checksum=""))
         except FileNotFoundError as error:
             raise CheckpointError(f"{path}: is missing; give a folder with all of its files") from error
         except (SafetensorError, OSError) as error:

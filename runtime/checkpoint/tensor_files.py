@@ -14,6 +14,7 @@ breaks by itself and is no signature: whoever can change a file can change its m
 import json
 import math
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,11 +139,20 @@ def check_file(folder: Path, file: SavedFile) -> None:
         )
 
 
+def regular_size(path: Path) -> int:
+    """Bytes of a file. Raises CheckpointError for what is no regular file: opening a pipe waits for who writes into it,
+    and reading a device may never end; OSError where there is none."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise CheckpointError(f"{path}: is no regular file; take another checkpoint")
+    return found.st_size
+
+
 def check_size(folder: Path, file: SavedFile) -> None:
     """Raise CheckpointError where a file is missing or does not have its size."""
     path = folder / file.name
     try:
-        size = path.stat().st_size
+        size = regular_size(path)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: is missing; take another checkpoint") from error
     except OSError as error:

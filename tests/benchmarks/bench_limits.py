@@ -13,7 +13,7 @@ from timing import extent
 HERE = Path(__file__).resolve().parent
 
 CASES = {
-    "nothing to do": ("--model", "mlp-tiny", "--devices", "1"),
+    "little to do": ("--model", "gpt-tiny", "--devices", "1"),
     "a Mamba of 1 layer, 8 tokens": ("--model", "hard_models:mamba_short", "--devices", "8"),
     "a Mamba of 2 layers, 64 tokens": ("--model", "hard_models:mamba", "--devices", "8"),
     "a Mamba of 4 layers, 512 tokens": ("--model", "hard_models:mamba_long", "--devices", "8"),

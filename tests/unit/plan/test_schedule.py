@@ -56,6 +56,7 @@ def test_what_zero_bubble_defers() -> None:
     [
         ({"schedule": "gpipe", "virtual_stages": 2}, ("gpipe has one stage on each rank", "take interleaved_1f1b")),
         ({"schedule": "interleaved_1f1b"}, ("takes virtual_stages = 2 or more, not 1", "1f1b has one")),
+        ({"stages": (2, 2), "micro_batches": 2**18, "global_batch": 2**18}, ("524288 passes", "at most 262144")),
         ({"schedule": "zb_h1", "stages": (4,)}, ("zb_h1 is about a pipeline of 2 ranks or more", "take 1f1b")),
         (
             {"schedule": "interleaved_1f1b", "virtual_stages": 2, "micro_batches": 3, "global_batch": 12},

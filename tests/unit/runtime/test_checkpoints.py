@@ -1,6 +1,7 @@
 """Checkpoints without processes: slices of any plan make the same whole, and what is damaged is refused by name."""
 
 import json
+import os
 import pickle
 import random
 import shutil
@@ -141,6 +142,11 @@ def foreign(path: Path) -> None:
     path.write_bytes(path.read_bytes())
 
 
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 def pickled(path: Path) -> None:
     path.write_bytes(pickle.dumps({"weights": [1, 2, 3]}))
 
@@ -151,6 +157,7 @@ BROKEN = {
     "flipped": (flipped, "rank-00001.safetensors: is damaged, or of another checkpoint: its checksum is"),
     "missing": (Path.unlink, "rank-00001.safetensors: is missing"),
     "foreign": (foreign, "rank-00001.safetensors: is "),
+    "pipe": (a_pipe, "rank-00001.safetensors: is no regular file"),
     "pickled": (pickled, "rank-00001.safetensors: is truncated"),
 }
 
@@ -208,6 +215,10 @@ MANIFESTS = {
     "cuts": (lambda c: c["tensors"]["lm_head.weight"].update(cuts=[0xFFFF, 1]), "cannot be cut"),
     "another format": (lambda c: c.update(format_version=3), "is of format 3, and this version reads 1 and 2"),
     "a key": (lambda c: c.update(more=1), "more: "),
+    "dims": (
+        lambda c: c["tensors"]["lm_head.weight"].update(shape=[2**62] * 40_000, cuts=[2**62] * 40_000),
+        "40000 dims",
+    ),
     "a kind": (lambda c: c.update(kind="x"), "kind: "),
 }
 
@@ -225,6 +236,12 @@ def test_a_manifest_that_was_edited_is_refused(how: str, pristine: Path, tmp_pat
     found = refusal(lambda: read_manifest(copied))
     assert message in found
     assert MANIFEST in found
+
+
+def test_a_pipe_in_the_place_of_a_file_of_tensors_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "a.safetensors"}}))
+    assert "a.safetensors: is no regular file" in refusal(lambda: open_checkpoint(tmp_path))
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
