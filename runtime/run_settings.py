@@ -37,8 +37,8 @@ class RunSettings:
     """
 
     steps: Annotated[int, Flag("Optimizer steps, those before a checkpoint included.", least=1)] = 5
-    seed: Annotated[int, Flag("Seed of the weights, the synthetic data and the order.")] = 0
-    check: Annotated[bool, Flag("Also run the unsharded model and compare the losses.", off="--no-check")] = True
+    seed: Annotated[int, Flag("Seed of weights, synthetic data and order.")] = 0
+    check: Annotated[bool, Flag("Also run the unsharded model and compare losses.", off="--no-check")] = True
     model: Annotated[
         str | None,
         Flag(
@@ -57,65 +57,62 @@ class RunSettings:
     shuffle: Annotated[bool, Flag("Shuffle the samples of --data.")] = False
     full_batch: Annotated[
         bool,
-        Flag("Every rank reads the whole batch of --data, or only the samples of its pieces.", off="--own-samples"),
+        Flag("Every rank reads the whole batch of --data, or only its own samples.", off="--own-samples"),
     ] = True
     workers: Annotated[int, Flag("Processes that read --data, per rank.", least=0)] = 0
-    save: Annotated[str | None, Flag("Folder of checkpoints: any plan can go on from them.", metavar="DIR")] = None
-    save_every: Annotated[int, Flag("Steps from one checkpoint, or copy to roll back to, to the next.", least=1)] = 100
-    keep: Annotated[int, Flag("How many of the last checkpoints stay.", least=1)] = 3
+    save: Annotated[str | None, Flag("Checkpoint folder. Any plan can resume from it.", metavar="DIR")] = None
+    save_every: Annotated[int, Flag("Steps between checkpoints (or rollback points).", least=1)] = 100
+    keep: Annotated[int, Flag("Checkpoints to keep.", least=1)] = 3
     resume: Annotated[
-        str | None, Flag("Go on from a checkpoint, or the newest of a folder; --steps counts on.", metavar="PATH")
+        str | None,
+        Flag(
+            "Resume from a checkpoint, or the newest of a folder. --steps counts from the start of training.",
+            metavar="PATH",
+        ),
     ] = None
-    go_on: Annotated[
-        bool, Flag("Go on from the newest checkpoint in --save, where there is one.", name="--continue")
-    ] = False
-    weights: Annotated[
-        str | None, Flag("Start from the model of a checkpoint, or of files of Hugging Face.", metavar="PATH")
-    ] = None
+    go_on: Annotated[bool, Flag("Resume from the newest checkpoint in --save, if there is one.", name="--continue")] = (
+        False
+    )
+    weights: Annotated[str | None, Flag("Initial weights: a checkpoint, or Hugging Face files.", metavar="PATH")] = None
     restarts: Annotated[
         int | None,
         Flag(
-            "Start again from the last checkpoint where a process breaks down, N times in a row without a step; 3 where"
-            " --elastic is given, else 0.",
+            "Restart from the last checkpoint after a failure, up to this many times in a row without a step (default:"
+            " 3 with --elastic, else 0).",
             least=0,
         ),
     ] = None
     elastic: Annotated[
         str | None,
         Flag(
-            "Go on with fewer devices, or more again, on a plan that is searched for them; DIR/devices says how many"
-            " there are.",
+            "Elastic training: continue with fewer or more devices on a new plan. DIR/devices says how many there are.",
             metavar="MIN:MAX",
         ),
     ] = None
-    copies: Annotated[bool, Flag("Keep copies of the state in memory, so that at most one step is lost.")] = False
-    cast: Annotated[bool, Flag("Convert what --weights loads to the precision of the plan.")] = False
-    timeout: Annotated[float, Flag("Seconds without progress of any rank after which the run is ended.")] = TIMEOUT
+    copies: Annotated[bool, Flag("Keep state replicas in host memory, so that a failure loses at most one step.")] = (
+        False
+    )
+    cast: Annotated[bool, Flag("Cast --weights to the precision of the plan.")] = False
+    timeout: Annotated[float, Flag("End the run after this many seconds without progress of any rank.")] = TIMEOUT
     listen: Annotated[
         str | None,
         Flag(
-            "Network interface on which processes listen: its name, an address of it, or a network such as"
-            " [bold]10.0.0.0/24[/bold]. Loopback where all of them are on this machine.",
+            "Network interface to listen on: its name, an address, or a network such as [bold]10.0.0.0/24[/bold]"
+            " (default on one host: loopback).",
             metavar="INTERFACE",
         ),
     ] = None
-    on_nonfinite: Annotated[
-        str, Flag("What becomes of a step whose loss is not finite: stop, skip or rollback (gradients count too).")
-    ] = "stop"
-    on_spike: Annotated[str, Flag("What becomes of a step whose loss leaps: ignore, stop, skip or rollback.")] = (
-        "ignore"
-    )
-    spike_factor: Annotated[float, Flag("A loss leaps above so many times the median...")] = 2.0
-    spike_window: Annotated[int, Flag("...of the last so many steps.")] = 32
-    rollbacks: Annotated[int, Flag("Rollbacks that are borne without a step beyond the furthest one.", least=1)] = 3
-    servers: Annotated[int, Flag("Parameter servers to start, where the plan has tables on servers.", least=1)] = 2
+    on_nonfinite: Annotated[str, Flag("On a loss or gradient that is not finite: stop, skip or rollback.")] = "stop"
+    on_spike: Annotated[str, Flag("On a loss spike: ignore, stop, skip or rollback.")] = "ignore"
+    spike_factor: Annotated[float, Flag("A spike is above this many times the median loss...")] = 2.0
+    spike_window: Annotated[int, Flag("...of this many steps before.")] = 32
+    rollbacks: Annotated[int, Flag("Rollbacks in a row, without progress, before the run stops.", least=1)] = 3
+    servers: Annotated[int, Flag("Parameter servers to start, for plans with tables on servers.", least=1)] = 2
     server_folder: Annotated[
         str | None,
-        Flag("Where those keep their files; under torchrun, where running ones are found.", metavar="DIR"),
+        Flag("Folder of the parameter servers; under torchrun, of those that run already.", metavar="DIR"),
     ] = None
-    general: Annotated[bool, Flag("Run operators one by one, by the general executor: the reference, and slower.")] = (
-        False
-    )
+    general: Annotated[bool, Flag("Run operators one by one in the general executor, the slower reference.")] = False
     compile: Annotated[bool, Flag("Fuse chains of elementwise operators by torch.compile.")] = False
     lock: str | None = None
 

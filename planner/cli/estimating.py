@@ -48,7 +48,7 @@ def estimate(
         if plan_file is not None:
             repricing.price_file(plan_file, options)
         elif options.model is None:
-            raise RequestError("estimate what? give --model with degrees, or a plan file")
+            raise RequestError("missing --model NAME with degrees, or a plan file")
         else:
             estimate_model(options)
 

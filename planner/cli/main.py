@@ -1,7 +1,7 @@
 """`plan`: the command line. One command is the main job, the others work with what it wrote.
 
 Exit codes: 0 good, 1 a check or a run failed, 2 bad input, 3 nothing fits, 4 a loss is not finite, 70 a fault of ours,
-130 interrupted, 141 whoever read along has gone.
+130 interrupted, 141 stdout closed.
 """
 
 import sys
@@ -91,7 +91,7 @@ def plan(
         raise typer.Exit(2)
     with errors_reported(options.as_json):
         if options.model is None:
-            raise RequestError("plan what? give --model NAME; plan models lists those of the zoo")
+            raise RequestError("missing --model NAME (see `plan models`)")
         planning.make_plan(options)
 
 

@@ -62,7 +62,10 @@ class Options:
     model: Annotated[
         str | None,
         _word(
-            JOB, "NAME", "A model of the zoo (see `plan models`) or package.module:factory.", known=completion.models
+            JOB,
+            "NAME",
+            "A model of the zoo (see `plan models`), a config.json, or package.module:factory.",
+            known=completion.models,
         ),
     ] = None
     set: Annotated[
@@ -70,20 +73,20 @@ class Options:
         _word(
             JOB,
             "KEY=VALUE",
-            "Another value of a dimension of a zoo model or of a config.json, as in num_layers=40. Repeat it for more.",
+            "Override a dimension of the model, as in num_layers=40. Repeatable.",
         ),
     ] = None
-    devices: Annotated[
-        int | None, _number(JOB, "How many devices to plan for; those of the profile where not given.", most=2**20)
-    ] = None
+    devices: Annotated[int | None, _number(JOB, "Number of devices (default: those of the profile).", most=2**20)] = (
+        None
+    )
     hardware: Annotated[
         str | None,
         _word(
             JOB,
             "PROFILE",
-            "A hardware profile (see `plan profiles`) or a TOML file. Several kinds of devices are groups,"
-            " h100-80gb:32,a100-80gb:32,between@12.5: a pipeline of 32 H100 and 32 A100, with 12.5 GB/s per device from"
-            " one group to the other (that of the slower network where it is not said).",
+            "A hardware profile (see `plan profiles`) or a TOML file. A heterogeneous pipeline lists its groups,"
+            " h100-80gb:32,a100-80gb:32,between@12.5: 32 H100 and 32 A100 with 12.5 GB/s per device between them"
+            " (default: that of the slower network).",
             DEFAULT_HARDWARE,
             known=completion.profiles,
         ),
@@ -93,9 +96,9 @@ class Options:
         _word(
             JOB,
             "LEVELS",
-            "Levels of the network where they differ from the profile, innermost first: node=4,rack=8@50,cluster@25/2"
-            " has 4 devices a node, 8 nodes a rack with 50 GB/s per device and direction, and 25 GB/s beyond, where two"
-            " devices share an uplink. What is left out of a level is the profile's.",
+            "Override the network levels of the profile, innermost first: node=4,rack=8@50,cluster@25/2 means 4 devices"
+            " per node, 8 nodes per rack at 50 GB/s per device and direction, and 25 GB/s beyond, with 2 devices per"
+            " uplink. Levels keep what is left out.",
         ),
     ] = None
     software: Annotated[
@@ -103,25 +106,24 @@ class Options:
         _word(
             JOB,
             "STACK",
-            "The training stack that will run the plan: what it fuses, hides, keeps and launches changes its time and"
-            " its memory. pytorch is our runtime; `plan stacks` lists the others.",
+            "The training stack that will run the plan. What it fuses, overlaps, keeps and launches changes time and"
+            " memory. pytorch is our runtime; `plan stacks` lists the others.",
             "pytorch",
             known=completion.stacks,
         ),
     ] = None
-    seq_len: Annotated[int | None, _number(JOB, "Tokens per sample; the model's own where not given.", most=2**31)] = (
-        None
-    )
-    global_batch: Annotated[int | None, _number(JOB, "Samples per step; 4 per device where not given.", most=2**31)] = (
-        None
-    )
+    seq_len: Annotated[
+        int | None, _number(JOB, "Sequence length in tokens (default: the model's own).", most=2**31)
+    ] = None
+    global_batch: Annotated[
+        int | None, _number(JOB, "Global batch size in samples (default: 4 per device).", most=2**31)
+    ] = None
     imbalance: Annotated[
         float | None,
         typer.Option(
             metavar="TIMES",
-            help="Rows of the device with the most of them over the average, where experts are divided among devices:"
-            " its products, its messages and what it keeps are that much more. 1, a router that gives all the same,"
-            " where not given.",
+            help="Maximum expert load: tokens of the busiest device over the mean, under expert parallelism (default:"
+            " 1, a balanced router). Scales its compute, communication and activations.",
             rich_help_panel=JOB,
         ),
     ] = None
@@ -130,96 +132,93 @@ class Options:
         _word(
             JOB,
             "WORD",
-            "bf16, fp16 or fp32 compute, fp32 master weights; bf16 where not given, fp32 on CPUs.",
+            "Compute dtype: bf16, fp16 or fp32 (default: bf16, on CPUs fp32). Master weights are fp32.",
             known=completion.precisions,
         ),
     ] = None
     optimizer: Annotated[
-        str | None, _word(JOB, "WORD", "adamw, sgd (with momentum) or lamb.", "adamw", known=completion.optimizers)
+        str | None,
+        _word(JOB, "WORD", "Optimizer: adamw, sgd (with momentum) or lamb.", "adamw", known=completion.optimizers),
     ] = None
-    full_trace: Annotated[
-        bool, _switch(JOB, "--full-trace", "Trace every repeated block by itself; slower, the same graph.")
-    ] = False
+    full_trace: Annotated[bool, _switch(JOB, "--full-trace", "Trace every repeated block. Slower, same graph.")] = False
 
     mode: Annotated[
         str | None,
         _word(
             HAND,
             "MODE",
-            "A shortcut: stand_alone, data_parallel, semi_auto_parallel, hybrid_parallel or auto_parallel.",
+            "Preset: stand_alone, data_parallel, semi_auto_parallel, hybrid_parallel or auto_parallel.",
             "auto_parallel",
             known=completion.modes,
         ),
     ] = None
-    tensor: Annotated[int | None, _number(HAND, "Tensor parallel degree: splits weights.")] = None
-    pipeline: Annotated[int | None, _number(HAND, "Pipeline ranks, one stage each.")] = None
-    data: Annotated[int | None, _number(HAND, "Data parallel degree: splits the batch.")] = None
-    context: Annotated[int | None, _number(HAND, "Context parallel degree: splits the sequence.")] = None
+    tensor: Annotated[int | None, _number(HAND, "Tensor-parallel degree.")] = None
+    pipeline: Annotated[int | None, _number(HAND, "Pipeline-parallel degree.")] = None
+    data: Annotated[int | None, _number(HAND, "Data-parallel degree.")] = None
+    context: Annotated[int | None, _number(HAND, "Context-parallel degree (splits the sequence).")] = None
     context_by: Annotated[
         str | None,
         _word(
             HAND,
             "WORD",
-            "How attention is split among the devices of --context: heads (all-to-all, as Ulysses), ring (keys and"
-            " values come round), hybrid (by heads inside of a ring), or auto: the search compares them, and degrees"
-            " where --context is not given.",
+            "Context parallelism: heads (Ulysses all-to-all), ring (ring attention), hybrid (Ulysses within a ring), or"
+            " auto: compare them, and all degrees where --context is not given.",
             "heads",
             known=completion.contexts,
         ),
     ] = None
     ulysses: Annotated[
-        int | None, _number(HAND, "Of the devices of --context those by heads, for --context-by hybrid or auto.")
+        int | None, _number(HAND, "Ulysses degree within --context, for --context-by hybrid or auto.")
     ] = None
     zigzag: Annotated[
         bool | None,
         _switch(
             HAND,
             "--zigzag/--no-zigzag",
-            "Whether a ring of causal attention cuts the sequence in zigzag order, which balances its work; it does.",
+            "Use zigzag order in causal ring attention, which balances its work (default: on).",
         ),
     ] = None
-    expert: Annotated[int | None, _number(HAND, "Into how many parts experts are cut, over data and context.")] = None
+    expert: Annotated[int | None, _number(HAND, "Expert-parallel degree (divides data x context).")] = None
     zero: Annotated[
         int | None,
         _number(
             HAND,
-            "What data parallel groups share out: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too.",
+            "ZeRO stage: 0 shards nothing, 1 optimizer states, 2 also gradients, 3 also weights.",
             least=0,
             most=3,
         ),
     ] = None
     replicas: Annotated[
         int | None,
-        _number(HAND, "Groups of data parallel devices that share out, each for itself, what --zero says (HSDP)."),
+        _number(HAND, "HSDP: number of groups that each shard what --zero says."),
     ] = None
-    micro_batch: Annotated[int | None, _number(HAND, "Samples of a micro-batch in each data parallel group.")] = None
-    micro_batches: Annotated[int | None, _number(HAND, "Micro-batches per step.")] = None
+    micro_batch: Annotated[int | None, _number(HAND, "Micro-batch size, in samples per data-parallel rank.")] = None
+    micro_batches: Annotated[int | None, _number(HAND, "Number of micro-batches per step.")] = None
     virtual_stages: Annotated[
         str | None,
-        _word(HAND, "N|auto", "Stages on each pipeline rank (interleaved).", "1"),
+        _word(HAND, "N|auto", "Virtual stages per pipeline rank (interleaved 1F1B).", "1"),
     ] = None
     schedule: Annotated[
         str | None,
         _word(
             HAND,
             "NAME",
-            "Order of a pipeline's turns: 1f1b, gpipe, interleaved_1f1b, zb_h1, seqpipe; without a flush: pipedream,"
-            " pipedream_2bw.",
+            "Pipeline schedule: 1f1b, gpipe, interleaved_1f1b, zb_h1, seqpipe; asynchronous: pipedream, pipedream_2bw.",
             "the fastest of the first four",
             known=completion.schedules,
         ),
     ] = None
     copies: Annotated[
         str | None,
-        _word(HAND, "N|auto", "Micro-batches at a time, of which one computes while another communicates.", "1"),
+        _word(HAND, "N|auto", "Interleaved micro-batches: one computes while another communicates.", "1"),
     ] = None
     slices: Annotated[
         str | None,
-        _word(HAND, "N|auto", "Parts of the sequence that a stage takes one after the other (seqpipe).", "1"),
+        _word(HAND, "N|auto", "Sequence slices per micro-batch (seqpipe).", "1"),
     ] = None
     mesh: Annotated[
         str | None,
-        _word(HAND, "AxB", "Axes inside a stage, slowest links first, as in 8x4; in place of degrees."),
+        _word(HAND, "AxB", "Device mesh of a stage, slowest links first, as in 8x4; in place of degrees."),
     ] = None
 
     sequence_parallel: Annotated[
@@ -227,7 +226,7 @@ class Options:
         _switch(
             BLOCKS,
             "--sequence-parallel/--no-sequence-parallel",
-            "Whether norms split the sequence over the tensor parallel devices.",
+            "Sequence parallelism: norms split the sequence over the tensor-parallel devices.",
         ),
     ] = None
     recompute: Annotated[
@@ -238,10 +237,9 @@ class Options:
         _word(
             BLOCKS,
             "WHAT[:WHERE]",
-            "What is kept outside of the device while it is not needed: optimizer (its states), activations (those that"
-            " flow into recomputed blocks), saved (those that other blocks save for their backward pass), weights (of"
-            " repeated blocks), on the host or, as in optimizer:disk, on a disk; auto: what makes the step fastest;"
-            " none. Several are joined by commas.",
+            "Offload to the host, or with :disk to a disk: optimizer (states), activations (inputs of recomputed"
+            " blocks), saved (tensors saved for backward by other blocks), weights (of repeated blocks). Join several"
+            " by commas; auto takes what makes the step fastest; none.",
             "none",
             known=completion.offload,
         ),
@@ -251,9 +249,8 @@ class Options:
         _word(
             OPERATORS,
             "PATTERN=STRATEGY",
-            "How the operators that match are split. '*q_proj*=b,o' names a factor for each mesh axis: - for none, *"
-            " for any. '*q_proj*=((4,1,1),(2,1))' says into how many pieces each dim of each operand is cut."
-            " Repeat it for more.",
+            "Sharding of the operators that match. '*q_proj*=b,o' names a factor per mesh axis (- for none, * for any)."
+            " '*q_proj*=((4,1,1),(2,1))' says how many pieces each dim of each operand is cut into. Repeatable.",
         ),
     ] = None
     shard_from: Annotated[
@@ -261,7 +258,7 @@ class Options:
         _word(
             OPERATORS,
             "PLAN[:PATTERN]",
-            "Take the strategies of a plan file, of the operators that it lists and that match.",
+            "Take shardings from a plan file, for the operators that match.",
         ),
     ] = None
 
@@ -270,7 +267,8 @@ class Options:
         _word(
             GRADIENTS,
             "WORD",
-            "mean: of the mean loss over the global batch; sum: that times micro-batches and pieces of the samples.",
+            "mean: gradients of the mean loss over the global batch; sum: that times micro-batches and data-parallel"
+            " degree.",
             "mean",
             known=completion.gradients,
         ),
@@ -280,8 +278,8 @@ class Options:
         _word(
             GRADIENTS,
             "WORD",
-            "Of sums over micro-batches and devices: fp32, parameter (that of the weights), or mixed: fp32, but what"
-            " ZeRO 2 and 3 reduce in each micro-batch in that of the weights.",
+            "Dtype of gradient accumulation and reduction: fp32, parameter (that of the weights), or mixed (fp32, but"
+            " ZeRO 2 and 3 reduce each micro-batch in that of the weights).",
             "mixed",
             known=completion.gradient_dtypes,
         ),
@@ -289,23 +287,22 @@ class Options:
     master_weights: Annotated[
         bool | None,
         _switch(
-            GRADIENTS, "--master-weights/--no-master-weights", "Whether 16-bit weights have an fp32 copy; they do."
+            GRADIENTS,
+            "--master-weights/--no-master-weights",
+            "Keep fp32 master weights of 16-bit weights (default: on).",
         ),
     ] = None
     clip_norm: Annotated[
         float | None,
-        typer.Option(
-            metavar="NORM", help="Shorten gradients whose global norm is more than that.", rich_help_panel=GRADIENTS
-        ),
+        typer.Option(metavar="NORM", help="Clip gradients to this global norm.", rich_help_panel=GRADIENTS),
     ] = None
     buckets: Annotated[
         str | None,
         _word(
             GRADIENTS,
             "WORD|SIZE|LIST",
-            "Gradients, and new weights, that are sent as one message: auto (a size that suits the links, or none where"
-            " that is no slower), none, a size as in 25MiB, 20,35 (parameters 0 to 19, 20 to 34, the rest), or"
-            " '*attn*=0,*mlp*=1' (equal numbers together).",
+            "Gradient buckets (also of gathered new weights): auto (a size that suits the links), none, a size as in"
+            " 25MiB, 20,35 (parameters 0 to 19, 20 to 34, the rest), or '*attn*=0,*mlp*=1' (equal numbers together).",
             "auto",
         ),
     ] = None
@@ -314,21 +311,20 @@ class Options:
         _word(
             GRADIENTS,
             "each|block|ahead|auto",
-            "Weights that are gathered for their use: each when it is used; those of a block together when it begins,"
-            " and their gradients together when all are there; or the same ahead, while the block before it runs."
-            " auto searches with each of them and takes the fastest plan.",
+            "All-gather of ZeRO-3 weights: each at its use; block coalesces those of a block; ahead prefetches them"
+            " during the block before; auto searches with each of them and takes the fastest plan.",
             "each",
         ),
     ] = None
-    broadcast: Annotated[
-        bool, _switch(GRADIENTS, "--broadcast", "Send the weights of rank 0 to all others at the start.")
-    ] = False
+    broadcast: Annotated[bool, _switch(GRADIENTS, "--broadcast", "Broadcast the weights of rank 0 at the start.")] = (
+        False
+    )
     local_parameters: Annotated[
         list[str] | None,
         _word(
             GRADIENTS,
             "PATTERN",
-            "Parameters that every device has for itself, and whose gradients are not reduced. Repeat it for more.",
+            "Parameters that each device keeps for itself, without gradient reduction. Repeatable.",
         ),
     ] = None
 
@@ -337,9 +333,9 @@ class Options:
         _word(
             OPERATORS,
             "PATTERN=WHERE",
-            "Tables of embeddings that are not on the devices: on the host, shared out over the ranks, or on servers"
-            " (docs/parameter-servers.md). Repeat it for more. auto: on the host where that is faster; none: all on the"
-            " devices; where nothing is said, on the host where nothing fits otherwise.",
+            "Embedding tables off the devices: on the host (sharded over the ranks) or on parameter servers"
+            " (docs/parameter-servers.md). Repeatable. auto: on the host where that is faster; none: on the devices"
+            " (default: on the host where nothing fits otherwise).",
         ),
     ] = None
 
@@ -348,7 +344,7 @@ class Options:
         _word(
             SEARCH,
             "ALGORITHM",
-            "dynamic_programming, recursive_programming, sharding_propagation, ilp or exhaustive.",
+            "Algorithm: dynamic_programming, recursive_programming, sharding_propagation, ilp or exhaustive.",
             "dynamic_programming",
             known=completion.algorithms,
         ),
@@ -358,33 +354,32 @@ class Options:
         _word(
             SEARCH,
             "WORD",
-            "What to make least: time of a step, memory of a device, or cost (devices times time; may use fewer"
-            " devices).",
+            "Minimize: time of a step, memory per device, or cost (device-seconds; may use fewer devices).",
             "time",
             known=completion.objectives,
         ),
     ] = None
     top: Annotated[int | None, _number(SEARCH, "Show the N best plans.", "1", most=1000)] = None
-    pareto: Annotated[bool, _switch(SEARCH, "--pareto", "Show the fastest plan for less and less memory.")] = False
+    pareto: Annotated[bool, _switch(SEARCH, "--pareto", "Show the Pareto front of time against memory.")] = False
     time_limit: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Stop after that long, tracing and pricing among it, with the best plan so far and its gap.",
+            help="Stop after this many seconds, tracing included, with the best plan so far and its gap.",
             min=0.0,
             rich_help_panel=SEARCH,
         ),
     ] = None
     memory_limit: Annotated[
-        str | None, _word(SEARCH, "SIZE", "Use at most this much memory of a device, as in 64GiB.")
+        str | None, _word(SEARCH, "SIZE", "Memory per device that the plan may use, as in 64GiB.")
     ] = None
     planner_memory: Annotated[
         str | None,
         _word(
             SEARCH,
             "SIZE",
-            "Memory of this machine that the planner itself may take, as in 8GiB; --memory-limit is that of a device"
-            " of the plan. Where it is reached, the best plan so far is the answer.",
+            "Memory that the planner itself may use, as in 8GiB. Where it is reached, it answers with the best plan so"
+            " far.",
             "most of what is available",
         ),
     ] = None
@@ -393,12 +388,12 @@ class Options:
         _word(
             SEARCH,
             "FOLDER",
-            "Keep in this folder the rules of operators that docs/operators.md does not list. They are found by"
-            " trial, which takes a second each; what is read is proved again.",
+            "Cache of sharding rules of operators that docs/operators.md does not list. They are found by trial, a"
+            " second each; cached ones are verified.",
         ),
     ] = None
     certify: Annotated[
-        bool, _switch(SEARCH, "--certify", "Have the slowest pipeline rank checked by an integer program.")
+        bool, _switch(SEARCH, "--certify", "Check the slowest pipeline rank with an integer program.")
     ] = False
 
     explain: Annotated[

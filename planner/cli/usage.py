@@ -23,7 +23,7 @@ _ParserError: type[Exception] = next(
 
 
 ENOUGH = 128 + 13
-"""Exit code where whoever read stdout has gone, as in `plan show plan.json | head`: that of SIGPIPE in a shell."""
+"""Exit code where stdout was closed, as in `plan show plan.json | head`: that of SIGPIPE in a shell."""
 
 _LISTED = 8
 """Legal numbers that are told one by one."""

@@ -25,7 +25,7 @@ CASES = {
     "5,040 devices": ("--model", "llama-tiny", "--devices", "5040"),
     "100,000 devices": ("--model", "llama70b", "--devices", "100000"),
     "a sequence of 10^6 tokens": ("--model", "llama-tiny", "--devices", "8", "--seq-len", "1000000"),
-    "2,000 layers": ("--model", "llama-tiny", "--set", "num_layers=2000", "--devices", "64"),
+    "1,000 layers": ("--model", "llama-tiny", "--set", "num_layers=1000", "--devices", "64"),
     "10^6 layers": ("--model", "llama-tiny", "--set", "num_layers=1000000", "--devices", "8"),
 }
 LIMITS = {"quick": (5,), "usual": (10,), "full": (2, 5, 10, 30)}

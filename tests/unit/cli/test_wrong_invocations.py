@@ -78,7 +78,7 @@ CASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("show good.json --rank 64", ("rank 64: the plan has", "ranks 0 to")),
     ("show good.json good.json", ("unexpected extra argument", "plan show --help")),
     ("--model", ("'--model' requires an argument",)),
-    ("estimate", ("estimate what?", "--model")),
+    ("estimate", ("missing --model",)),
     ("--devices 4 show good.json", ("--devices: options stand behind the command",)),
     # names that there are not
     ("--model lama-tiny", ("unknown model 'lama-tiny'", "did you mean llama-tiny")),
@@ -106,7 +106,7 @@ CASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--model llama-tiny --devices 0", ("--devices 0: give a whole number from 1 to 1,048,576\n",)),
     (f"{TINY} --time-limit soon", ("--time-limit soon: give a number of 0 or more\n",)),
     (f"{TINY} --context-by rings", ("--context-by 'rings'", "did you mean ring?")),
-    ("--devices 8", ("plan what? give --model NAME",)),
+    ("--devices 8", ("missing --model NAME",)),
     ("--model llama-tiny --devices -4", ("--devices -4: give a whole number from 1 to 1,048,576\n",)),
     ("--model llama-tiny --devices 2.5", ("--devices 2.5: give a whole number from 1 to 1,048,576\n",)),
     ("--model llama-tiny --devices many", ("--devices many: give a whole number from 1 to 1,048,576\n",)),

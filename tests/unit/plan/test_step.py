@@ -9,10 +9,13 @@ import pytest
 
 from costmodels import schedule_orders, simulate
 from hardware_profiles import Cluster, Hidden, load_profile
+from planner.plan import walk
 from planner.plan.bind import bind
 from planner.plan.plan import Plan, Prediction
 from planner.plan.predict import predict, stage_costs
 from planner.plan.step import AHEAD, UNCOVERED, ChunkCost, PassCost, rank_seconds, step_of
+from planner.pricing.message import message_seconds
+from planner.pricing.operator_price import inner_messages
 from tests.distributed import plans
 
 ONCE = {"gradient reduction": 3.0, "optimizer": 1.0, "weight gathering": 2.0}
@@ -127,3 +130,29 @@ def test_what_the_sum_takes_for_hidden_shows_where_there_is_not_work_enough() ->
     assert 0 < uncovered < gathering
     assert hidden.step_seconds == pytest.approx(hidden.objective_seconds + uncovered)
     assert hidden.step_seconds < waited.step_seconds
+
+
+@pytest.mark.parametrize("recomputation", ["none", "full"])
+def test_what_an_operator_sends_itself_is_hidden_as_often_as_it_is_sent(
+    recomputation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss over a split vocabulary: forward once, backward once, and never again, as it is in no block."""
+    plan = plans.hand_plan("megatron", "llama4", plans.mesh_of(2, 2), stages=(4,), recomputation=recomputation)
+    bound = bind(plan, plans.traced(plan.model.reference), plans.BATCH)
+    cluster = cluster_of(plan, tensor=1.0)
+
+    def hidden() -> tuple[float, float]:
+        ((one,),) = [cost.chunks for cost in stage_costs(bound, cluster)]
+        return one.forward.hidden, one.backward.hidden
+
+    with_them = hidden()
+    monkeypatch.setattr(walk, "inner_messages", lambda *_: ())
+    without = hidden()
+    expected = [0.0, 0.0]
+    for op in bound.operators:
+        for inner in inner_messages(op.rule, op.strategy, plan.mesh):
+            seconds = message_seconds(inner.message, plan.mesh, cluster)
+            expected[0] += inner.forward * seconds
+            expected[1] += inner.backward * seconds
+    assert expected[0] > 0
+    assert [one - other for one, other in zip(with_them, without, strict=True)] == pytest.approx(expected)
