@@ -27,6 +27,7 @@ from planner.search.settle import rank_problem
 from planner.search.solvers import SOLVERS
 from planner.search.space import Configuration, Pinned, bounds, configurations, mesh_shapes
 from planner.sharding.update import PLAIN
+from tests.refusals import refused
 from tests.unit.search.cases import (
     BATCH,
     cluster_of,
@@ -190,7 +191,7 @@ def test_virtual_stages_are_dealt_in_turn() -> None:
 def test_virtual_stages_hold_equal_blocks() -> None:
     """The first block of this chain is cut together with what comes before it, so there is none to deal."""
     request = request_of("chain", cluster_of("cpu", 2), 8, pinned=Pinned(pipeline=2, virtual_stages=2))
-    with pytest.raises(RequestError, match=r"virtual_stages = 2: .* first block reads something else"):
+    with refused(RequestError, "virtual_stages = 2", 1):
         search(request)
     either = search(replace(request, pinned=Pinned(pipeline=2, virtual_stages=0)))
     assert either.plan.virtual_stages == 1
@@ -214,7 +215,7 @@ def test_what_does_not_divide_is_named(pinned: Pinned, words: tuple[str, ...]) -
 
 
 def test_what_cannot_be_cut_is_named() -> None:
-    with pytest.raises(RequestError, match=r"residual-shared cannot be cut into 2 pipeline stages"):
+    with refused(RequestError, "residual-shared", 2, "pipeline = 1"):
         search(request_of("residual-shared", cluster_of("cpu", 2), 8, pinned=Pinned(pipeline=2)))
 
 
@@ -224,9 +225,7 @@ def test_an_infeasible_request_says_what_is_missing() -> None:
     request = request_of("llama-4", small_memory(roomy, fitting.plan.prediction.peak_bytes / 40000), 4)
     assert not find_fitting(request)
     for asked in (request, replace(request, prune=False)):
-        with pytest.raises(
-            InfeasibleError, match=r"llama-4 does not fit on 2 x cpu: .* needs [\d.]+ GiB .* GiB more than"
-        ):
+        with refused(InfeasibleError, "llama-4", "2 x cpu", "GiB", "GiB", "GiB"):
             search(asked)
 
 
@@ -358,7 +357,7 @@ def test_a_search_without_time_finds_nothing_and_says_so() -> None:
     """On a clock that goes on by a second whenever it is read."""
     ticks = count()
     request = request_of("llama-4", cluster_of("h100-80gb", 8), 8, time_limit=0.0)
-    with limited(clock=lambda: float(next(ticks))), pytest.raises(LimitError, match="stopped; give it more time"):
+    with limited(clock=lambda: float(next(ticks))), refused(LimitError, "--time-limit", "llama-4", "0 s"):
         search(request)
 
 
@@ -472,26 +471,26 @@ def test_virtual_stages_that_cannot_be_had_are_left_out_by_every_search() -> Non
 def test_a_heuristic_that_finds_nothing_proves_nothing() -> None:
     cluster = small_memory(cluster_of("h100-80gb", 2), 142000.0)
     request = request_of("llama-1", cluster, 8, algorithm="recursive_programming")
-    with pytest.raises(InfeasibleError, match=r"recursive_programming found no plan of llama-1 .* does not prove"):
+    with refused(InfeasibleError, "recursive_programming", "llama-1", "2 x h100-80gb", "dynamic_programming"):
         search(request)
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "facts"),
     [
-        {"algorithm": "magic"},
-        {"objective": "speed"},
-        {"precision": "int8"},
-        {"top": 0},
-        {"time_limit": -1.0},
-        {"memory_limit": 0.0},
-        {"pinned": Pinned(recompute="some")},  # type: ignore[arg-type]
-        {"pinned": Pinned(mesh=(0,))},
-        {"pinned": Pinned(virtual_stages=-1)},
+        ({"algorithm": "magic"}, ("magic",)),
+        ({"objective": "speed"}, ("speed",)),
+        ({"precision": "int8"}, ("int8",)),
+        ({"top": 0}, ("top = 0",)),
+        ({"time_limit": -1.0}, ("time_limit = -1.0",)),
+        ({"memory_limit": 0.0}, ("memory_limit = 0.0",)),
+        ({"pinned": Pinned(recompute="some")}, ("recompute", "some")),  # type: ignore[arg-type]
+        ({"pinned": Pinned(mesh=(0,))}, ("mesh = (0,)", 1)),
+        ({"pinned": Pinned(virtual_stages=-1)}, ("virtual_stages = -1",)),
     ],
 )
-def test_what_means_nothing_is_refused(options: dict[str, object]) -> None:
-    with pytest.raises(RequestError, match=r"magic|speed|int8|top = 0|limit = |some|mesh = |virtual_stages = "):
+def test_what_means_nothing_is_refused(options: dict[str, object], facts: tuple[object, ...]) -> None:
+    with refused(RequestError, *facts):
         search(request_of("llama-2", cluster_of("cpu", 2), 4, **options))
 
 

@@ -13,6 +13,7 @@ import pytest
 from planner.search.problem import OPTIMALITY_TOLERANCE, Edge, Problem, Solution, Variable
 from planner.search.solvers import SOLVERS, dynamic_programming, exhaustive, ilp
 from planner.search.solvers.elimination.order import schedule
+from tests.refusals import refused
 
 Pairs = list[tuple[int, int]]
 Draw = np.random.Generator
@@ -278,17 +279,17 @@ def test_solvers_refuse_what_is_too_large_for_them() -> None:
     table = np.zeros((9, 9))
     clique = tuple(Edge(first=a, second=b, time=table, memory=table) for b in range(8) for a in range(b))
     problem = Problem(variables=parts, edges=clique)
-    with pytest.raises(ValueError, match=r"4\.3e\+07 choices are more than choice_limit=1000; use another solver"):
+    with refused(ValueError, "4.3e+07", "choice_limit=1000"):
         exhaustive.solve(problem, choice_limit=1000)
-    with pytest.raises(ValueError, match=r"8 variables needs a table of 4\.3e\+07 cells, over table_limit=1000000"):
+    with refused(ValueError, 8, "4.3e+07", "table_limit=1000000"):
         dynamic_programming.solve(problem, table_limit=10**6)
-    with pytest.raises(ValueError, match="front_limit=0 must be at least 1"):
+    with refused(ValueError, "front_limit=0", 1):
         dynamic_programming.solve(problem, front_limit=0)
-    with pytest.raises(ValueError, match=r"relative_gap=-1 must be at least 0, time_limit=None more than 0"):
+    with refused(ValueError, "relative_gap=-1", "time_limit=None"):
         ilp.solve(problem, relative_gap=-1)
-    with pytest.raises(ValueError, match=r"relative_gap=0\.0 must be at least 0, time_limit=0 more than 0"):
+    with refused(ValueError, "relative_gap=0.0", "time_limit=0"):
         ilp.solve(problem, time_limit=0)
-    with pytest.raises(ValueError, match="engine='cplex' must be 'highs' or 'scip'"):
+    with refused(ValueError, "engine='cplex'", "highs", "scip"):
         ilp.solve(problem, engine="cplex")  # type: ignore[arg-type]
 
 

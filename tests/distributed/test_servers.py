@@ -1,6 +1,7 @@
 """Parameter servers as processes: DLRM on two workers and two servers, and servers that are killed."""
 
 import contextlib
+import errno
 import importlib.util
 import os
 import random
@@ -24,6 +25,7 @@ from runtime.servers.client import TableClient
 from runtime.servers.fleet import Fleet
 from runtime.servers.sparse_optimizers import SparseOptimizer
 from runtime.servers.tables import Table
+from tests.refusals import refused
 
 
 def _tasks() -> ModuleType:
@@ -191,7 +193,7 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None
             pid = int(client._status()[0].fields["pid"])
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
             client._links[0].patience = 0.5
-            with pytest.raises(RunError, match=r"cannot keep what worker 0 sent: .*log-000000: cannot append at byte"):
+            with refused(RunError, "server 0", "worker 0", "log-000000", os.strerror(errno.EFBIG)):
                 client.push({"items": (ids, np.full((50, 8), 100.0, np.float32))})
             client._links[0].patience = 60.0
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

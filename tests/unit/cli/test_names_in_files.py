@@ -19,6 +19,7 @@ from planner.models.zoo import is_of_zoo
 from planner.plan.carried import LONGEST, carried_graph, graph_text
 from planner.plan.file import load_plan, save_plan
 from planner.plan.model_of import build_planned, buildable
+from tests import refusals
 from tests.unit.cli.conftest import CommandLine
 
 plan = CommandLine()
@@ -265,9 +266,9 @@ def test_a_checkpoint_is_converted_for_the_model_of_the_person(folder: Path) -> 
 
 def test_from_python_too(folder: Path) -> None:
     found = load_plan("plan")
-    with pytest.raises(ModelError, match="none of the zoo"):
+    with refusals.refused(ModelError, "trap:net", "--model"):
         buildable(found.model, None)
-    with pytest.raises(ModelError, match="none of the zoo"):
+    with refusals.refused(ModelError, "trap:net", "--model"):
         build_planned(found, None)
     assert marks() == []
     assert build_planned(found, "trap:net").reference == "trap:net"
@@ -277,7 +278,7 @@ def test_elastic_plans_are_searched_for_the_model_of_the_person(folder: Path) ->
     from runtime.recovery.replanning import Plans, Range
 
     found = load_plan("plan")
-    with pytest.raises(ModelError, match="none of the zoo"):
+    with refusals.refused(ModelError, "trap:net", "--model"):
         Plans(found, folder / "plans", Range(least=1, most=2)).plan(1)
     assert marks() == []
     assert Plans(found, folder / "plans", Range(least=1, most=2), "trap:net").plan(1).cluster.devices == 1
@@ -381,14 +382,14 @@ def test_a_graph_in_a_file_is_data(folder: Path, change: Callable[[dict[str, Any
 
 @pytest.mark.parametrize("text", ["", "####", "AAAA", "é"])
 def test_a_text_that_is_no_graph(text: str) -> None:
-    with pytest.raises(PlanFileError, match=r"model\.graph"):
+    with refusals.refused(PlanFileError, "model.graph"):
         carried_graph(text)
 
 
 def test_a_graph_does_not_unpack_to_more_than_is_read() -> None:
     bomb = base64.b64encode(zlib.compress(bytes(2**26 + 1), 1)).decode()
     assert len(bomb) < LONGEST
-    with pytest.raises(PlanFileError, match="longer than the 67,108,864 bytes that are read"):
+    with refusals.refused(PlanFileError, "67,108,864"):
         carried_graph(bomb)
 
 
@@ -398,7 +399,7 @@ def test_no_list_of_2_to_the_40_tensors_is_made(folder: Path) -> None:
     content["inputs"].append("big")
     cut = {"name": "cut", "op": "aten.unbind.int", "keywords": [], "results": ["piece"], "module": ""}
     content["operators"].insert(0, {**cut, "arguments": [{"value": "big"}]})
-    with pytest.raises(PlanFileError, match=r"aten\.unbind\.int makes more results than the 1"):
+    with refusals.refused(PlanFileError, "aten.unbind.int", 1):
         carried_graph(_packed(content))
 
 

@@ -1,5 +1,7 @@
-"""Wrong invocations: each is refused in one line that says what to do, with the right exit code and no traceback."""
+"""Wrong invocations: each is refused in one line that names what was given and what would do, with the right exit code
+and no traceback."""
 
+import errno
 import json
 import os
 import re
@@ -12,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from planner.cli.main import app
+from tests.refusals import says
 
 USER = """
 import torch
@@ -30,6 +33,7 @@ def leaves(): raise SystemExit(5)
 """
 TINY = "--model llama-tiny --hardware cpu --devices 2"
 GOOD = "good.json"
+ABSENT = os.strerror(errno.ENOENT)
 
 
 @pytest.fixture(scope="module")
@@ -67,122 +71,128 @@ def inside(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
-CASES: tuple[tuple[str, tuple[str, ...]], ...] = (
+CASES: tuple[tuple[str, tuple[object, ...]], ...] = (
     # commands and options that there are not
-    ("shwo good.json", ("unknown command 'shwo'", "did you mean show?")),
-    ("good.json", ("'good.json' is a file", "plan show good.json")),
-    ("--devces 4", ("no option '--devces'", "did you mean --devices", "plan --help")),
-    ("show good.json --hardwrae cpu", ("plan show has no option '--hardwrae'", "did you mean --hardware or --rank?")),
-    ("-m llama-tiny", ("no option '-m'", "plan --help")),
-    ("show", ("missing argument 'plan_file'", "plan show --help")),
-    ("show good.json --rank 64", ("rank 64: the plan has", "ranks 0 to")),
-    ("show good.json good.json", ("unexpected extra argument", "plan show --help")),
-    ("--model", ("'--model' requires an argument",)),
-    ("estimate", ("missing --model",)),
-    ("--devices 4 show good.json", ("--devices: options stand behind the command",)),
+    ("shwo good.json", ("shwo", "show")),
+    ("good.json", ("good.json", "plan show good.json")),
+    ("--devces 4", ("--devces", "--devices", "plan --help")),
+    ("show good.json --hardwrae cpu", ("plan show", "--hardwrae", "--hardware", "plan show --help")),
+    ("-m llama-tiny", ("-m", "plan --help")),
+    ("show", ("plan_file", "plan show --help")),
+    ("show good.json --rank 64", ("rank 64", 2, 0, 1)),
+    ("show good.json good.json", ("good.json", "plan show --help")),
+    ("--model", ("--model", "plan --help")),
+    ("estimate", ("--model NAME",)),
+    ("--devices 4 show good.json", ("--devices", "plan show --devices")),
     # names that there are not
-    ("--model lama-tiny", ("unknown model 'lama-tiny'", "did you mean llama-tiny")),
-    ("--model ''", ("unknown model ''", "package.module:factory")),
-    ("--model llama-tiny --hardware h100", ("'h100'", "did you mean h100-80gb")),
-    ("--model llama-tiny --hardware folder", ("'folder'", "known:", "must end in .toml")),
-    ("--model llama-tiny --software megatorn", ("'megatorn'", "did you mean megatron")),
-    ("profiles h200", ("'h200'", "did you mean h200-141gb")),
-    ("stacks nemmo", ("'nemmo'", "did you mean nemo")),
-    (f"{TINY} --mode data_paralel", ("--mode 'data_paralel'", "did you mean data_parallel")),
-    (f"{TINY} --search dynamic", ("--search 'dynamic'", "did you mean dynamic_programming")),
-    (f"{TINY} --objective tme", ("--objective 'tme'", "did you mean time")),
-    (f"{TINY} --optimizer adam", ("--optimizer 'adam'", "did you mean adamw")),
-    (f"{TINY} --precision fp8", ("--precision 'fp8'", "bf16, fp16, fp32")),
-    (f"{TINY} --recompute half", ("--recompute 'half'", "full, none, selective")),
-    (f"{TINY} --schedule 1f1", ("schedule '1f1'", "did you mean 1f1b?")),
-    (f"{TINY} --context 2 --context-by head", ("'head'", "did you mean heads?")),
-    (f"{TINY} --gradients average", ("--gradients 'average'", "mean, sum")),
-    (f"{TINY} --shard *q_prj*=b", ("unknown operator '*q_prj*'", "did you mean model.layers.0.self_attn.q_proj")),
-    (f"{TINY} --shard *q_proj*=zz", ("has no factor 'zz'", "it has b, s, i, o")),
-    (f"{TINY} --shard-from {GOOD}:*q_prj*", ("lists no operator", "did you mean model.layers.0.self_attn.q_proj")),
-    (f"{TINY} --local-parameters *embed_tokns*", ("no parameter", "did you mean model.embed_tokens.weight?")),
+    ("--model lama-tiny", ("lama-tiny", "llama-tiny", "--model package.module:factory")),
+    ("--model ''", ("''", "--model package.module:factory")),
+    ("--model llama-tiny --hardware h100", ("h100", "h100-80gb")),
+    ("--model llama-tiny --hardware folder", ("folder", "cpu", ".toml")),
+    ("--model llama-tiny --software megatorn", ("megatorn", "megatron")),
+    ("profiles h200", ("h200", "h200-141gb")),
+    ("stacks nemmo", ("nemmo", "nemo")),
+    (f"{TINY} --mode data_paralel", ("--mode", "data_paralel", "data_parallel")),
+    (f"{TINY} --search dynamic", ("--search", "dynamic", "dynamic_programming")),
+    (f"{TINY} --objective tme", ("--objective", "tme", "time")),
+    (f"{TINY} --optimizer adam", ("--optimizer", "adam", "adamw")),
+    (f"{TINY} --precision fp8", ("--precision", "fp8", "bf16, fp16, fp32")),
+    (f"{TINY} --recompute half", ("--recompute", "half", "full, none, selective")),
+    (f"{TINY} --schedule 1f1", ("schedule", "1f1", "1f1b")),
+    (f"{TINY} --context 2 --context-by head", ("--context-by", "head", "heads")),
+    (f"{TINY} --gradients average", ("--gradients", "average", "mean, sum")),
+    (f"{TINY} --shard *q_prj*=b", ("--shard *q_prj*", "model.layers.0.self_attn.q_proj/linear")),
+    (f"{TINY} --shard *q_proj*=zz", ("model.layers.0.self_attn.q_proj/linear", "zz", "b, s, i, o")),
+    (
+        f"{TINY} --shard-from {GOOD}:*q_prj*",
+        (f"--shard-from {GOOD}:*q_prj*", "model.layers.0.self_attn.q_proj/linear"),
+    ),
+    (
+        f"{TINY} --local-parameters *embed_tokns*",
+        ("local_parameters", "*embed_tokns*", "model.embed_tokens.weight"),
+    ),
     # numbers
-    (f"{TINY} --top 0", ("--top 0: give a whole number from 1 to 1,000\n",)),
-    ("--model llama-tiny --devices 0", ("--devices 0: give a whole number from 1 to 1,048,576\n",)),
-    (f"{TINY} --time-limit soon", ("--time-limit soon: give a number of 0 or more\n",)),
-    (f"{TINY} --context-by rings", ("--context-by 'rings'", "did you mean ring?")),
-    ("--devices 8", ("missing --model NAME",)),
-    ("--model llama-tiny --devices -4", ("--devices -4: give a whole number from 1 to 1,048,576\n",)),
-    ("--model llama-tiny --devices 2.5", ("--devices 2.5: give a whole number from 1 to 1,048,576\n",)),
-    ("--model llama-tiny --devices many", ("--devices many: give a whole number from 1 to 1,048,576\n",)),
+    (f"{TINY} --top 0", ("--top 0", 1, "1,000")),
+    ("--model llama-tiny --devices 0", ("--devices 0", 1, "1,048,576")),
+    (f"{TINY} --time-limit soon", ("--time-limit soon", 0)),
+    (f"{TINY} --context-by rings", ("--context-by", "rings", "ring")),
+    ("--devices 8", ("--model NAME", "plan models")),
+    ("--model llama-tiny --devices -4", ("--devices -4", 1, "1,048,576")),
+    ("--model llama-tiny --devices 2.5", ("--devices 2.5", 1, "1,048,576")),
+    ("--model llama-tiny --devices many", ("--devices many", 1, "1,048,576")),
     (
         "--model llama-tiny --devices 99999999999999999999",
-        ("--devices 9999", "from 1 to 1,048,576\n"),
+        ("--devices 99999999999999999999", 1, "1,048,576"),
     ),
-    (f"{TINY} --zero 4", ("--zero 4: give 0, 1, 2 or 3\n",)),
-    (f"{TINY} --zero one", ("--zero one: give 0, 1, 2 or 3\n",)),
-    (f"{TINY} --time-limit nan", ("--time-limit nan: give a number of 0 or more\n",)),
-    (f"{TINY} --clip-norm 0", ("--clip-norm:", "more than 0")),
-    (f"{TINY} --imbalance nan", ("imbalance: nan", "1 or more")),
-    (f"{TINY} --imbalance 2", ("imbalance = 2", "no operator of this model routes to experts")),
-    (f"{TINY} --memory-limit much", ("--memory-limit 'much'", "as in 64GiB")),
-    (f"{TINY} --memory-limit 0", ("--memory-limit '0'", "above 0")),
-    (f"{TINY} --planner-memory much", ("--planner-memory 'much'", "as in 64GiB")),
-    (f"{TINY} --virtual-stages many", ("--virtual-stages 'many'", "auto")),
-    (f"{TINY} --copies -1", ("--copies '-1'", "1 or more")),
-    (f"{TINY} --mesh 2y1", ("--mesh '2y1'", "as in 8x4")),
-    (f"{TINY} --buckets 25XB", ("--buckets '25XB'", "as in 25MiB")),
-    (f"{TINY} --cluster node=2x", ("--cluster 'node=2x'", "as in node=8@300")),
-    (f"{TINY} --shard nothing", ("--shard 'nothing'", "PATTERN=STRATEGY")),
-    (f"{TINY} --shard *q_proj*=((2.5,1,1),(4,1))", ("--shard *q_proj*", "as in ((4,1,1),(1,2))")),
-    # what does not divide or contradicts itself
-    (f"{TINY} --tensor 3", ("tensor = 3 does not divide 2 devices", "nearest legal value is tensor = 2")),
-    (f"{TINY} --pipeline 2 --tensor 2", ("pipeline = 2 x tensor = 2, 4, does not divide 2 devices", "pipeline = 1")),
+    (f"{TINY} --zero 4", ("--zero 4", 0, 1, 2, 3)),
+    (f"{TINY} --zero one", ("--zero one", 0, 1, 2, 3)),
+    (f"{TINY} --time-limit nan", ("--time-limit nan", 0)),
+    (f"{TINY} --clip-norm 0", ("--clip-norm", 0.0, 0)),
+    (f"{TINY} --imbalance nan", ("imbalance", "nan", 1)),
+    (f"{TINY} --imbalance 2", ("imbalance = 2",)),
+    (f"{TINY} --memory-limit much", ("--memory-limit", "much", "64GiB")),
+    (f"{TINY} --memory-limit 0", ("--memory-limit", 0, 0, "64GiB")),
+    (f"{TINY} --planner-memory much", ("--planner-memory", "much", "64GiB")),
+    (f"{TINY} --virtual-stages many", ("--virtual-stages", "many", 1, "auto")),
+    (f"{TINY} --copies -1", ("--copies", -1, 1, "auto")),
+    (f"{TINY} --mesh 2y1", ("--mesh", "2y1", "8x4")),
+    (f"{TINY} --buckets 25XB", ("--buckets", "25XB", "25MiB")),
+    (f"{TINY} --cluster node=2x", ("--cluster", "node=2x", "node=8@300,cluster@25/2")),
+    (f"{TINY} --shard nothing", ("--shard", "nothing", "PATTERN=STRATEGY")),
     (
-        "--model llama-tiny --hardware cpu --devices 8 --pipeline 8",
-        ("has 4 blocks", "nearest legal value is pipeline = 4"),
+        f"{TINY} --shard *q_proj*=((2.5,1,1),(4,1))",
+        ("--shard *q_proj*=((2.5,1,1),(4,1))", "((4,1,1),(1,2))"),
     ),
-    (f"{TINY} --micro-batches 5", ("micro_batches = 5", "global batch 8", "micro_batches = 4 and 8")),
-    (f"{TINY} --micro-batch 1 --micro-batches 2", ("--micro-batch and --micro-batches", "give one")),
-    (f"{TINY} --mesh 2 --data 2", ("--mesh and --data", "give one")),
-    (f"{TINY} --pareto --top 3", ("--pareto and --top", "give one")),
-    (f"{TINY} --context 2 --seq-len 127", ("a sequence of 127", "nearest legal values are 126 and 128")),
-    (f"{TINY} --expert 2", ("expert = 2", "leave it at 1")),
-    (f"{TINY} --search exhaustive", ("--search exhaustive", "use another solver")),
-    (f"estimate {GOOD} --tensor 2", ("--tensor", "with a plan file give --hardware")),
-    (f"estimate {GOOD} --devices 3", ("axis0 of size 3 does not divide",)),
+    # what does not divide or contradicts itself
+    (f"{TINY} --tensor 3", ("tensor = 3", 2, "tensor = 2")),
+    (f"{TINY} --pipeline 2 --tensor 2", ("pipeline = 2", "tensor = 2", 4, 2, "pipeline = 1", "tensor = 1")),
+    ("--model llama-tiny --hardware cpu --devices 8 --pipeline 8", ("llama-tiny", 4, "pipeline = 8", "pipeline = 4")),
+    (f"{TINY} --micro-batches 5", ("micro_batches = 5", 8, "micro_batches = 4 and 8", "global_batch = 5 and 10")),
+    (f"{TINY} --micro-batch 1 --micro-batches 2", ("--micro-batch", "--micro-batches")),
+    (f"{TINY} --mesh 2 --data 2", ("--mesh", "--data")),
+    (f"{TINY} --pareto --top 3", ("--pareto", "--top")),
+    (f"{TINY} --context 2 --seq-len 127", (2, 127, 126, 128, "context = 1")),
+    (f"{TINY} --expert 2", ("expert = 2", 1)),
+    (f"{TINY} --search exhaustive", ("--search exhaustive", "choice_limit=5000000")),
+    (f"estimate {GOOD} --tensor 2", ("--tensor", GOOD, "--hardware")),
+    (f"estimate {GOOD} --devices 3", (GOOD, "axis0", 3, "h", 256)),
     # models that cannot be planned
-    ("--model user:branches --hardware cpu --devices 2", ("cannot be traced", "torch.where")),
-    ("--model user:raises --hardware cpu --devices 2", ("RuntimeError: out of luck",)),
-    ("--model user:leaves --hardware cpu --devices 2", ("exit code 5", "take the exit out")),
-    ("--model user:branhces --hardware cpu", ("'branhces'", "did you mean branches or")),
-    ("--model broken:model --hardware cpu", ("cannot import 'broken'", "SyntaxError")),
-    ("--model folder --hardware cpu", ("unknown model 'folder'", "config.json")),
+    ("--model user:branches --hardware cpu --devices 2", ("Branches", "user.py:10", "torch.where")),
+    ("--model user:raises --hardware cpu --devices 2", ("user:raises", "RuntimeError", "out of luck")),
+    ("--model user:leaves --hardware cpu --devices 2", ("--model", 5)),
+    ("--model user:branhces --hardware cpu", ("user", "branhces", "branches")),
+    ("--model broken:model --hardware cpu", ("--model broken:model", "SyntaxError")),
+    ("--model folder --hardware cpu", ("folder", "--model path/to/config.json")),
     # files that cannot be read, or are not what they should be
-    ("show none.json", ("none.json: cannot be read", "give a plan file")),
-    ("show folder", ("folder: cannot be read", "directory", "give a plan file")),
-    ("show empty.json", ("empty.json: not valid JSON", "plan again")),
-    ("show cut.json", ("cut.json: not valid JSON", "truncated", "plan again")),
-    ("show binary.json", ("binary.json: cannot be read", "UTF-8", "give a plan file")),
-    ("show newer.json", ("schema_version is 99", "plan again")),
-    ("show nan.json", ("nan.json: provenance.gap", "finite", "undo the edit")),
-    ("show words.json", ("training.global_batch", "valid integer", "undo the edit")),
-    ("show negative.json", ("training.global_batch", "greater than or equal to 1", "undo the edit")),
-    ("show long.json", ("a number is too long", "undo the edit")),
-    ("show list.json", ("not a plan file", "-o FILE")),
-    ("show null.json", ("not a plan file", "-o FILE")),
-    ("verify other.json", ("other.json: the plan is for another graph of gpt-tiny", "plan it again")),
-    (f"verify {GOOD} --hardware h100-80gb", ("is for profile cpu", "plan again")),
-    ("audit cut.json", ("cut.json: not valid JSON",)),
-    ("run empty.json", ("empty.json: not valid JSON",)),
-    (f"run {GOOD} --timeout nan --steps 1", ("--timeout nan", "more than 0")),
-    (f"run {GOOD} --workers -1", ("--workers -1: give a whole number of 0 or more\n",)),
-    (f"{TINY} --shard-from none.json", ("none.json: cannot be read", "give a plan file")),
-    ("fit none.json", ("none.json: cannot be read", "plan calibrate")),
-    ("fit list.json", ("list.json: the file: it should be an object",)),
-    ("calibrate -o .", ("--output .:", "must end in .toml")),
-    ("validate none.csv", ("none.csv: cannot be read", "give a CSV file")),
-    ("validate binary.json", ("UTF-8", "give a CSV file")),
-    (f"validate {GOOD} --where profile", ("--where 'profile'", "COLUMN=VALUE")),
+    ("show none.json", ("none.json", ABSENT, "-o FILE")),
+    ("show folder", ("folder", "directory", "-o FILE")),
+    ("show empty.json", ("empty.json", "line 1", "column 1")),
+    ("show cut.json", ("cut.json", "JSON")),
+    ("show binary.json", ("binary.json", "UTF-8", "-o FILE")),
+    ("show newer.json", ("newer.json", "schema_version", 99, 1, 2)),
+    ("show nan.json", ("nan.json", "provenance.gap", "NaN")),
+    ("show words.json", ("words.json", "training.global_batch")),
+    ("show negative.json", ("negative.json", "training.global_batch", 1)),
+    ("show long.json", ("long.json", 6000)),
+    ("show list.json", ("list.json", "schema_version", "-o FILE")),
+    ("show null.json", ("null.json", "schema_version", "-o FILE")),
+    ("verify other.json", ("other.json", "gpt-tiny", "wte.weight")),
+    (f"verify {GOOD} --hardware h100-80gb", (GOOD, "cluster", "cpu", "h100-80gb")),
+    ("audit cut.json", ("cut.json", "JSON")),
+    ("run empty.json", ("empty.json", "line 1", "column 1")),
+    (f"run {GOOD} --timeout nan --steps 1", ("--timeout nan", 0)),
+    (f"run {GOOD} --workers -1", ("--workers -1", 0)),
+    (f"{TINY} --shard-from none.json", ("none.json", ABSENT, "-o FILE")),
+    ("fit none.json", ("none.json", ABSENT, "plan calibrate")),
+    ("fit list.json", ("list.json", "object")),
+    ("calibrate -o .", ("--output .", ".toml")),
+    ("validate none.csv", ("none.csv", ABSENT, "CSV")),
+    ("validate binary.json", ("binary.json", "UTF-8", "CSV")),
+    (f"validate {GOOD} --where profile", ("--where", "profile", "COLUMN=VALUE")),
     # places that cannot be written
-    (f"{TINY} -q -o folder", ("folder: cannot be written", "name another place")),
-    (f"{TINY} -q -o {GOOD}/plan.json", (f"{GOOD}/plan.json: cannot be written", "name another place")),
-    (f"estimate {GOOD} -q -o /proc/plan.json", ("/proc/plan.json: cannot be written", "name another place")),
+    (f"{TINY} -q -o folder", ("folder", os.strerror(errno.EISDIR))),
+    (f"{TINY} -q -o {GOOD}/plan.json", (f"{GOOD}/plan.json", os.strerror(errno.ENOTDIR))),
+    (f"estimate {GOOD} -q -o /proc/plan.json", ("/proc/plan.json", ABSENT)),
 )
 
 
@@ -195,13 +205,13 @@ def called(line: str) -> Any:
 
 
 @pytest.mark.cases(30)
-@pytest.mark.parametrize(("line", "words"), CASES, ids=[line for line, _ in CASES])
-def test_a_wrong_invocation_is_one_line_that_says_what_to_do(line: str, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("line", "facts"), CASES, ids=[line for line, _ in CASES])
+def test_a_wrong_invocation_is_one_line_that_says_what_to_do(line: str, facts: tuple[object, ...]) -> None:
     result = called(line)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("plan: ")
     assert result.stderr.count("\n") == 1, result.stderr
-    assert all(word in result.stderr for word in words), result.stderr
+    says(result.stderr, *facts)
 
 
 @pytest.mark.parametrize("line", ["shwo", "--devces 4", "show", "show folder", f"{TINY} --zero 4"])
@@ -215,7 +225,7 @@ def test_with_json_every_refusal_is_an_object(line: str) -> None:
 def test_too_little_memory_is_another_exit_code() -> None:
     result = called(f"{TINY} --memory-limit 1MiB")
     assert (result.exit_code, result.stdout) == (3, "")
-    assert "does not fit on 2 x cpu" in result.stderr
+    says(result.stderr, "2 x cpu")
 
 
 @pytest.mark.cases(1)
@@ -248,8 +258,8 @@ def test_a_fault_of_ours_is_one_line_and_a_file(tmp_path: Path) -> None:
     environment = {"PYTHONPATH": root, "TMPDIR": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (70, "")
-    assert done.stderr.startswith("plan: a fault of the planner itself, not of yours: KeyError: 'nobody expected this'")
+    assert done.stderr.startswith("plan: ")
     assert done.stderr.count("\n") == 1, done.stderr
     (report,) = tmp_path.glob("plan-fault-*.txt")
-    assert str(report) in done.stderr
+    says(done.stderr, "KeyError", "nobody expected this", report)
     assert "Traceback" in report.read_text()

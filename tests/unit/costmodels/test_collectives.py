@@ -5,6 +5,7 @@ import pytest
 
 from costmodels import COLLECTIVES, CostModelError, affine_pieces, collective_lower_bound, collective_time
 from hardware_profiles import Group, Level, Protocol, Span
+from tests.refusals import refused
 
 US = 1e-6
 GB = 1e9
@@ -135,16 +136,16 @@ def test_lower_bounds_by_hand() -> None:
 
 
 def test_unknown_kinds_raise() -> None:
-    with pytest.raises(CostModelError, match=r"unknown collective 'all_broadcast'; known: all_gather, all_reduce"):
+    with refused(CostModelError, "all_broadcast", "all_gather", "all_reduce"):
         collective_time("all_broadcast", 1.0, EIGHT)
-    with pytest.raises(CostModelError, match="unknown collective 'gossip'"):
+    with refused(CostModelError, "gossip"):
         collective_time("gossip", np.ones(2), ONE)
-    with pytest.raises(CostModelError, match="no lower bound for collective 'gossip'"):
+    with refused(CostModelError, "gossip"):
         collective_lower_bound("gossip", 1.0, EIGHT)
 
 
 def test_negative_messages_raise() -> None:
-    with pytest.raises(CostModelError, match=r"all_reduce of -1\.0 bytes: a message is never negative"):
+    with refused(CostModelError, "all_reduce", -1.0):
         collective_time("all_reduce", -1.0, EIGHT)
-    with pytest.raises(CostModelError, match=r"all_gather of -2\.0 bytes"):
+    with refused(CostModelError, "all_gather", -2.0):
         collective_time("all_gather", np.array([1.0, -2.0]), EIGHT)

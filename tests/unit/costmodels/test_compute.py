@@ -3,6 +3,7 @@ import pytest
 
 from costmodels import CostModelError, operator_time, optimizer_time
 from hardware_profiles import Device, Efficiency, UnknownKeyError
+from tests.refusals import refused
 
 DEVICE = Device(
     name="round numbers",
@@ -48,16 +49,16 @@ def test_no_work_still_launches_and_only_views_are_free() -> None:
 
 
 def test_unknown_words_raise() -> None:
-    with pytest.raises(UnknownKeyError, match="op class 'softmax'"):
+    with refused(UnknownKeyError, "softmax", "matmul"):
         operator_time(op_class="softmax", flops=1, bytes_moved=1, dtype="bf16", device=DEVICE)
-    with pytest.raises(UnknownKeyError, match="dtype 'fp8'"):
+    with refused(UnknownKeyError, "fp8", "bf16"):
         operator_time(op_class="matmul", flops=1, bytes_moved=1, dtype="fp8", device=DEVICE)
 
 
 def test_negative_work_raises() -> None:
-    with pytest.raises(CostModelError, match="matmul of -1 FLOP and 2 bytes: work is never negative"):
+    with refused(CostModelError, "matmul", -1, 2):
         operator_time(op_class="matmul", flops=-1, bytes_moved=2, dtype="bf16", device=DEVICE)
-    with pytest.raises(CostModelError, match="negative FLOP or bytes at index 1"):
+    with refused(CostModelError, "matmul", 1):
         operator_time(op_class="matmul", flops=np.array([1.0, -1.0]), bytes_moved=1, dtype="bf16", device=DEVICE)
 
 

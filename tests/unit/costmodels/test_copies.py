@@ -1,10 +1,10 @@
 """Copies that take turns: what is sent is hidden where others compute, and never more than that."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodels import CostModelError, backward_slots_of, interleaved_time, slots_of
+from tests.refusals import refused
 
 SLOTS = st.lists(st.tuples(st.floats(0.0, 10.0), st.floats(0.0, 10.0)), min_size=1, max_size=8)
 
@@ -36,5 +36,5 @@ def test_slots_end_where_something_is_sent() -> None:
 
 
 def test_no_copy_is_an_error() -> None:
-    with pytest.raises(CostModelError, match="at least one copy, got 0"):
+    with refused(CostModelError, 0):
         interleaved_time([(1.0, 1.0)], 0)

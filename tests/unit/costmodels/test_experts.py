@@ -8,6 +8,7 @@ import pytest
 
 from costmodels import CostModelError, ExpertsShape, best_rate, experts_backward_time, experts_time, matmul_time
 from hardware_profiles import load_profile
+from tests.refusals import refused
 
 DEVICE = load_profile("h100-80gb").device
 MIXTRAL = ExpertsShape(tokens=4096.0, choices=2.0, experts=8.0, width=14336.0, hidden=4096.0)
@@ -48,7 +49,7 @@ def test_imbalance_is_that_much_more_rows() -> None:
     times = [seconds(replace(MIXTRAL, imbalance=imbalance)) for imbalance in (1.0, 1.5, 2.0)]
     assert times == sorted(times)
     assert times[2] == pytest.approx(2 * times[0], rel=0.15)
-    with pytest.raises(CostModelError, match=r"an imbalance of 0\.5: the fullest device"):
+    with refused(CostModelError, 0.5):
         experts_time(replace(MIXTRAL, imbalance=0.5), "bf16", DEVICE)
 
 

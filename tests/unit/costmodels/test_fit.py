@@ -17,6 +17,7 @@ from costmodels import (
 )
 from costmodels.fit import fit_parameters
 from hardware_profiles import load_profile
+from tests.refusals import refused
 
 DEVICE = load_profile("h100-80gb").device
 RANDOM = np.random.default_rng(7)
@@ -69,9 +70,9 @@ def test_what_cannot_be_fitted() -> None:
     def constant(values: dict[str, float]) -> np.ndarray:
         return np.full(3, values["a"])
 
-    with pytest.raises(CostModelError, match="1 measured times are too few for 2 parameters"):
+    with refused(CostModelError, 1, 2):
         fit_parameters(constant, np.ones(1), {"a": 1.0, "b": 1.0})
-    with pytest.raises(CostModelError, match=r"a measured time of 0.0 s: times are positive"):
+    with refused(CostModelError, 0.0):
         fit_parameters(constant, np.array([1.0, 0.0, 1.0]), {"a": 1.0})
     limited = fit_parameters(constant, np.full(3, 5.0), {"a": 1.0}, {"a": 2.0})
     assert limited.values["a"] == pytest.approx(2.0)

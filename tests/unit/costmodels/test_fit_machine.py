@@ -28,6 +28,7 @@ from hardware_profiles import (
     Measurements,
     Protocol,
 )
+from tests.refusals import refused
 
 RATES = {
     "copy": 1.0,
@@ -173,5 +174,5 @@ def test_one_process_has_no_network_to_fit() -> None:
 def test_a_class_that_is_missing_is_named() -> None:
     measurements = _measurements()
     kept = tuple(row for row in measurements.kernels if row.op_class != "embedding")
-    with pytest.raises(CostModelError, match="no measured times of embedding"):
+    with refused(CostModelError, "embedding"):
         fit_machine(replace(measurements, kernels=kept))

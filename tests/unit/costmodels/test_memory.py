@@ -11,6 +11,7 @@ from costmodels import (
     usable_memory,
 )
 from hardware_profiles import GIB, load_profile
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -50,9 +51,9 @@ def test_variants(
 
 
 def test_unknown_words_raise() -> None:
-    with pytest.raises(CostModelError, match="unknown precision 'fp8'; known: bf16, fp16, fp32"):
+    with refused(CostModelError, "fp8", "bf16", "fp16", "fp32"):
         parameter_bytes("fp8", "adamw")
-    with pytest.raises(CostModelError, match="unknown optimizer 'lion'; known: adamw, sgd"):
+    with refused(CostModelError, "lion", "adamw", "sgd"):
         optimizer_traffic("bf16", "lion")
 
 

@@ -20,6 +20,7 @@ from planner.export.arguments import options_in
 from planner.export.description import Description, ExportError
 from planner.export.targets import TARGETS
 from planner.sharding.update import Update
+from tests.refusals import refused
 from tests.unit.export.descriptions import MODELS, descriptions, facts_of, job_of, recorded
 
 LAUNCHER = {"nnodes", "nproc-per-node", "node-rank", "master-addr", "master-port"}
@@ -86,25 +87,24 @@ def test_losses_lead_from_one_description_to_the_next(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", TARGETS)
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "facts"),
     [
-        ({"update": Update(buckets="none", gradients="sum")}, "takes the mean of gradients"),
-        ({"update": Update(buckets="none", local_parameters=("*.bias",))}, "plan again without --local-parameters"),
+        ({"update": Update(buckets="none", gradients="sum")}, ("--gradients mean",)),
+        ({"update": Update(buckets="none", local_parameters=("*.bias",))}, ("*.bias", "--local-parameters")),
         (
             {"update": Update(buckets="none", placed=(("tables.*", "host"), ("wide.*", "servers")))},
-            "no tables outside of the devices, the plan has tables.* on the host, wide.* on servers; plan again with"
-            " --place none",
+            ("tables.*", "wide.*", "--place none"),
         ),
     ],
 )
-def test_other_training_is_no_approximation(engine: str, change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ExportError, match=message):
+def test_other_training_is_no_approximation(engine: str, change: dict[str, Any], facts: tuple[object, ...]) -> None:
+    with refused(ExportError, *facts):
         TARGETS[engine].nearest(replace(PLAIN, **change))
 
 
 @pytest.mark.parametrize("engine", sorted(set(TARGETS) - {"deepspeed"}))
 def test_another_optimizer_is_none(engine: str) -> None:
-    with pytest.raises(ExportError, match="has no optimizer lamb"):
+    with refused(ExportError, "lamb", "adamw"):
         TARGETS[engine].nearest(replace(PLAIN, optimizer="lamb"))
 
 

@@ -13,6 +13,7 @@ from planner.graph.operator_graph import OperatorGraph, Parameter, TensorType, V
 from planner.graph.trace import resolve, trace
 from planner.models.zoo import ZOO, build_model
 from planner.sharding.rules import rule_of
+from tests.refusals import refused
 
 WIDTH = 4
 
@@ -168,7 +169,7 @@ def test_integer_parameters() -> None:
 
 def test_all_frozen_is_refused() -> None:
     module = Net(lambda m, x: m.linear(x).mean()).requires_grad_(False)
-    with pytest.raises(ModelError, match="the loss of Net depends on no trainable parameter"):
+    with refused(ModelError, "Net", "trainable"):
         trace(module, (torch.ones(2, WIDTH),))
 
 
@@ -237,18 +238,16 @@ def test_results_that_nobody_reads_are_kept_by_name() -> None:
 @pytest.mark.parametrize(
     ("body", "returned"),
     [
-        (lambda m, x: m.linear(x), r"a tensor of shape \(2, 4\)"),
-        (lambda m, x: {"out": x}, "dict"),
-        (lambda m, x: 1.0, "float"),
-        (lambda m, x: None, "NoneType"),
-        (lambda m, x: SimpleNamespace(loss=None), "NoneType"),
-        (lambda m, x: (), "tuple"),
+        (lambda m, x: m.linear(x), ("(2, 4)",)),
+        (lambda m, x: {"out": x}, ("dict", "dict")),
+        (lambda m, x: 1.0, ("float",)),
+        (lambda m, x: None, ("NoneType",)),
+        (lambda m, x: SimpleNamespace(loss=None), ("NoneType",)),
+        (lambda m, x: (), ("tuple", "tuple")),
     ],
 )
-def test_no_scalar_loss(body: Callable[..., Any], returned: str) -> None:
-    with pytest.raises(
-        ModelError, match=f"calling Net on the example inputs returned {returned}; return the scalar loss"
-    ):
+def test_no_scalar_loss(body: Callable[..., Any], returned: tuple[str, ...]) -> None:
+    with refused(ModelError, "Net", *returned):
         traced(body)
 
 
@@ -276,7 +275,7 @@ def test_names_are_unique_and_tell_the_module() -> None:
 
 
 def test_changed_inputs_are_refused() -> None:
-    with pytest.raises(ModelError, match="Net changes args_0 in its forward pass"):
+    with refused(ModelError, "Net", "args_0"):
         traced(lambda m, x: m.linear(x.mul_(2)).mean())
 
 
@@ -287,9 +286,7 @@ def test_branch_on_a_value_names_the_line() -> None:
         return m.linear(x).mean()
 
     line = body.__code__.co_firstlineno + 1
-    with pytest.raises(
-        ModelError, match=rf"Net cannot be traced: .*test_trace.py:{line}\).* must not branch on tensor values"
-    ):
+    with refused(ModelError, "Net", f"test_trace.py:{line}", "torch.where"):
         traced(body)
 
 
@@ -299,7 +296,7 @@ def test_shape_from_values_names_the_line() -> None:
             return self.linear(x[x.sum(1) > 0]).mean()
 
     line = Masked.forward.__code__.co_firstlineno + 1
-    with pytest.raises(ModelError, match=rf"depends on the content of a tensor \(at .*test_trace.py:{line}\)"):
+    with refused(ModelError, "aten.index.Tensor", "(u0, 4)", f"test_trace.py:{line}"):
         trace(Masked(print), (torch.ones(2, WIDTH),))
 
 
@@ -308,12 +305,12 @@ def test_error_of_the_model_names_its_line() -> None:
         return m.linear(x @ x).mean()
 
     line = body.__code__.co_firstlineno + 1
-    with pytest.raises(ModelError, match=rf"must have same reduction dim.*test_trace.py:{line}"):
+    with refused(ModelError, "[2, 4]", f"test_trace.py:{line}"):
         traced(body)
 
 
 def test_operator_without_rule_names_operator_and_module() -> None:
     graph = traced(lambda m, x: m.sort(m.linear(x)).mean(), sort=Net(lambda m, x: x.sort(dim=-1).values))
     op = next(op for op in graph.operators if op.op == "aten.sort.default")
-    with pytest.raises(RuleError, match=r"operator aten.sort.default, called in module 'sort', has no sharding rule"):
+    with refused(RuleError, "aten.sort.default", "sort", "planner.discover(graph)"):
         rule_of(graph, op)

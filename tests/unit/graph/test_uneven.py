@@ -15,6 +15,7 @@ from planner.plan.file import dump_plan, parse_plan
 from planner.plan.plan import Plan
 from planner.plan.verify import verify
 from planner.search.space import Pinned
+from tests.refusals import refused
 
 CLUSTER = load_profile("h100-80gb").with_devices(8)
 
@@ -55,14 +56,14 @@ def test_a_plan_states_it_and_is_verified_with_it(graph: OperatorGraph) -> None:
     assert verify(plan, graph, 2, CLUSTER).as_stated
     other = replace(plan, training=replace(plan.training, imbalance=1.0))
     assert any(remark.startswith("step_seconds is") for remark in verify(other, graph, 2, CLUSTER).remarks)
-    with pytest.raises(PlanFileError, match=r"training\.imbalance: 0\.5 is no imbalance: the fullest device has"):
+    with refused(PlanFileError, "training.imbalance", 0.5):
         parse_plan(text.replace('"imbalance": 1.5', '"imbalance": 0.5'))
 
 
 def test_what_cannot_be_is_refused(graph: OperatorGraph) -> None:
-    with pytest.raises(RequestError, match=r"imbalance: 0\.5 is no imbalance"):
+    with refused(RequestError, "imbalance", 0.5):
         planned(graph, 0.5)
-    with pytest.raises(RequestError, match=r"imbalance = 2: no operator of this model routes to experts"):
+    with refused(RequestError, "imbalance = 2"):
         planner.search("llama-tiny", CLUSTER, imbalance=2.0)
-    with pytest.raises(RequestError, match=r"expert = 3 does not divide the 8 experts of the model; .*2.*4"):
+    with refused(RequestError, "expert = 3", 8, 2, 4):
         planner.search(graph, CLUSTER, batch=2, pinned=Pinned(expert=3))

@@ -1,7 +1,5 @@
 """Clusters composed from profiles: what is asked for is there, all else stays, and the text says it all."""
 
-import re
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +14,7 @@ from hardware_profiles import (
     profile_names,
     with_network,
 )
+from tests.refusals import refused
 
 H100, GB200 = load_profile("h100-80gb"), load_profile("gb200-186gb")
 
@@ -29,7 +28,7 @@ def test_every_word_of_a_level() -> None:
     found = compose(H100, "node=4@300,rack=8@50,cluster=16@25/2")
     assert shape(found) == [("node", 4, 300, 1), ("rack", 8, 50, 1), ("cluster", 16, 25, 2)]
     assert (found.devices, found.with_devices(512).devices) == (4, 512)
-    with pytest.raises(TopologyError, match="at most 512"):
+    with refused(TopologyError, 512, 516):
         found.with_devices(516)
 
 
@@ -60,50 +59,50 @@ def test_naming_the_levels_as_they_are_is_the_profile_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("levels", "message"),
+    ("levels", "facts"),
     [
-        ("", "'' is not a level; write NAME=COUNT@GB_PER_S/OVERSUBSCRIPTION"),
-        ("node=8;cluster", "'node=8;cluster' is not a level"),
-        ("node=8@fast", "'node=8@fast' is not a level"),
-        ("node=-8", "'node=-8' is not a level"),
-        ("node=1,cluster", "level node=1: a level joins 2 or more; leave it out"),
-        ("node@0,cluster", "level node has a bandwidth of 0 GB/s; it is above 0"),
-        ("node,cluster/0.5", "oversubscription 0.5; it is 1 or more"),
-        ("node,node", "one name stands twice"),
-        ("nodes=8,cluster", "h100-80gb has no level called nodes; did you mean node?"),
-        ("cluster=4,node", "h100-80gb has node, cluster, innermost first; name them so"),
+        ("", ("''", "NAME=COUNT@GB_PER_S/OVERSUBSCRIPTION")),
+        ("node=8;cluster", ("'node=8;cluster'", "NAME=COUNT@GB_PER_S/OVERSUBSCRIPTION")),
+        ("node=8@fast", ("'node=8@fast'", "NAME=COUNT@GB_PER_S/OVERSUBSCRIPTION")),
+        ("node=-8", ("'node=-8'", "NAME=COUNT@GB_PER_S/OVERSUBSCRIPTION")),
+        ("node=1,cluster", ("node=1", 2)),
+        ("node@0,cluster", ("node", 0, 0)),
+        ("node,cluster/0.5", ("cluster", 0.5, 1)),
+        ("node,node", ("node, node",)),
+        ("nodes=8,cluster", ("h100-80gb", "nodes", "node")),
+        ("cluster=4,node", ("cluster, node", "h100-80gb", "node, cluster")),
         (
             "node,rack,cluster",
-            "level rack: h100-80gb does not say how many node units are in one; say it, as in rack=4",
+            ("rack", "h100-80gb", "node", "rack=4"),
         ),
-        ("node,cluster,pod=2", "level cluster: h100-80gb does not say how many node units are in one"),
-        ("board,cluster", "level board: h100-80gb does not say how many devices are in one"),
+        ("node,cluster,pod=2", ("cluster", "h100-80gb", "node", "cluster=4")),
+        ("board,cluster", ("board", "h100-80gb", "devices", "board=4")),
     ],
 )
-def test_what_does_not_read_says_what_to_write(levels: str, message: str) -> None:
-    with pytest.raises(TopologyError, match=re.escape(message)):
+def test_what_does_not_read_says_what_to_write(levels: str, facts: tuple[object, ...]) -> None:
+    with refused(TopologyError, *facts):
         compose(H100, levels)
 
 
 def test_counts_of_other_units_must_be_said() -> None:
-    with pytest.raises(TopologyError, match="does not say how many tray units are in one; say it, as in rack=4"):
+    with refused(TopologyError, "rack", "tray", "rack=4"):
         compose(GB200, "tray=4,rack,cluster")
-    with pytest.raises(TopologyError, match="does not say how many tray units are in one"):
+    with refused(TopologyError, "rack", "tray"):
         compose(GB200, "tray=4,rack")
 
 
 def test_a_mesh_of_another_size_needs_its_bandwidth() -> None:
     ascend = load_profile("ascend-910b-64gb")
-    with pytest.raises(TopologyError, match=r"a mesh of direct links.*as in node=4@100"):
+    with refused(TopologyError, "node=4@100"):
         compose(ascend, "node=4,cluster")
-    with pytest.raises(TopologyError, match="a mesh of direct links"):
+    with refused(TopologyError, "node", "node=4@100"):
         with_network(ascend, devices_per_node=4)
     assert compose(ascend, "node=4@84,cluster").levels[0].network == "mesh"
     assert with_network(ascend, devices_per_node=4, bandwidth={"node": 84e9}).levels[0].bandwidth == 84e9
 
 
 def test_a_profile_is_composed_once() -> None:
-    with pytest.raises(TopologyError, match="composed already, of node=4@450,cluster@50; compose the profile itself"):
+    with refused(TopologyError, "node=4@450,cluster@50"):
         compose(compose(H100, "node=4,cluster"), "node=2,cluster")
 
 
@@ -119,16 +118,16 @@ def test_published_networks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("network", "message"),
+    ("network", "facts"),
     [
-        ({"bandwidth": {"rack": 1e9}}, "h100-80gb has no level called rack; its levels are node, cluster"),
-        ({"bandwidth": {"node": 0.0}}, "level node has a bandwidth of 0 GB/s; it is above 0"),
-        ({"bandwidth": {"node": float("nan")}}, "bandwidth of nan"),
-        ({"devices_per_node": 0}, "devices_per_node is 0; it is 1 or more"),
+        ({"bandwidth": {"rack": 1e9}}, ("h100-80gb", "rack", "node, cluster")),
+        ({"bandwidth": {"node": 0.0}}, ("node", 0, 0)),
+        ({"bandwidth": {"node": float("nan")}}, ("node", "nan", 0)),
+        ({"devices_per_node": 0}, ("devices_per_node", 0, 1)),
     ],
 )
-def test_networks_that_cannot_be(network: dict[str, object], message: str) -> None:
-    with pytest.raises(TopologyError, match=re.escape(message)):
+def test_networks_that_cannot_be(network: dict[str, object], facts: tuple[object, ...]) -> None:
+    with refused(TopologyError, *facts):
         with_network(H100, **network)  # type: ignore[arg-type]
 
 

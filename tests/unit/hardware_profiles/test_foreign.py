@@ -1,5 +1,6 @@
 """Files of others are read within limits, and what is beyond them is refused in one line."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from hardware_profiles.foreign import (
     parse_toml,
     read_text,
 )
+from tests.refusals import refused
 
 DEEP = 10_000
 
@@ -82,19 +84,19 @@ def test_python_beyond_the_limits_is_refused(text: str, words: str) -> None:
 
 @pytest.mark.parametrize("text", ["f()", "{[]: 1}", "[1, a]"])
 def test_what_is_no_literal_is_refused(text: str) -> None:
-    with pytest.raises(ForeignTextError, match="no plain value"):
+    with refused(ForeignTextError, "line 1", text):
         literal(parse_python(text).body[0].value)  # type: ignore[attr-defined]
 
 
 def test_rows_have_the_number_of_their_first_line() -> None:
     assert list(parse_csv('a,b\n\n"1\n2",3\n4,5\n')) == [(1, ["a", "b"]), (3, ["1\n2", "3"]), (5, ["4", "5"])]
-    for text, words in (
-        ('a\n"b', "line 2: unexpected end"),
-        ("," * 2000, "there are 1000 columns at most"),
-        ("a\n" + "b" * 200_000, "field larger"),
-        ("a\n" + "b" * 20_000, "line 2: a cell has more than 16384 characters"),
+    for text, facts in (
+        ('a\n"b', ("line 2",)),
+        ("," * 2000, ("line 1", 2001, 1000)),
+        ("a\n" + "b" * 200_000, ("line 2", 131072)),
+        ("a\n" + "b" * 20_000, ("line 2", 16384)),
     ):
-        with pytest.raises(ForeignTextError, match=words):
+        with refused(ForeignTextError, *facts):
             list(parse_csv(text))
 
 
@@ -103,27 +105,27 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     large.write_bytes(b"x" * 11)
     link.symlink_to(large)
     os.mkfifo(pipe)
-    for path, words in (
-        (tmp_path, "it is a directory"),
-        (pipe, "it is a pipe or a device"),
-        (Path("/dev/zero"), "it is a pipe or a device"),
-        (large, "larger than 10 bytes"),
-        (tmp_path / "a\0b", "null byte"),
+    for path, facts in (
+        (tmp_path, ("directory",)),
+        (pipe, ("pipe",)),
+        (Path("/dev/zero"), ("device",)),
+        (large, (10,)),
+        (tmp_path / "a\0b", ("name",)),
     ):
-        with pytest.raises(ForeignTextError, match=words):
+        with refused(ForeignTextError, *facts):
             read_text(path, 10)
     with pytest.raises(AbsentFileError):
         read_text(tmp_path / "none")
-    with pytest.raises(ForeignTextError, match="symbolic links"):
+    with refused(ForeignTextError, os.strerror(errno.ELOOP)):
         read_text(link, follow=False)
     assert read_text(link, 11) == "x" * 11
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    for content, words in ((b"a\xff", "not UTF-8 text .byte 1"), (b"ab\0", "character 2 is a zero")):
+    for content, fact in ((b"a\xff", "byte 1"), (b"ab\0", "character 2")):
         path.write_bytes(content)
-        with pytest.raises(ForeignTextError, match=words):
+        with refused(ForeignTextError, fact):
             read_text(path)
     path.write_bytes(b"\xef\xbb\xbfa")
     assert read_text(path) == "a"

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from hardware_profiles import GIB, OP_CLASSES, InvalidProfileError, UnknownProfileError, load_profile, profile_names
+from tests.refusals import refused
 
 
 def packaged_text(name: str) -> str:
@@ -92,16 +93,14 @@ def test_every_number_keeps_its_source() -> None:
 
 
 def test_unknown_name_suggests_the_nearest() -> None:
-    with pytest.raises(
-        UnknownProfileError, match=r"no hardware profile 'h100'; did you mean h100-80gb or h100-94gb or h100-96gb\?"
-    ):
+    with refused(UnknownProfileError, "h100", "h100-80gb", "h100-94gb", "h100-96gb"):
         load_profile("h100")
-    with pytest.raises(UnknownProfileError, match=r"'zzz'; known: a100-40gb, a100-80gb, "):
+    with refused(UnknownProfileError, "zzz", "a100-40gb", "a100-80gb"):
         load_profile("zzz")
 
 
 def test_missing_file() -> None:
-    with pytest.raises(UnknownProfileError, match=r"no profile file nowhere/mine\.toml"):
+    with refused(UnknownProfileError, "nowhere/mine.toml"):
         load_profile("nowhere/mine.toml")
 
 
@@ -112,40 +111,40 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("old", "new", "facts"),
     [
-        ("schema_version = 1", "schema_version = 2", r"schema_version: Input should be 1"),
-        ("[device]", "[device]\ncolour = 3", r"device\.colour: Extra inputs are not permitted"),
-        ("fp32 = { value = 0.0685", "fp32 = { value = -1", r"device\.peak_tflops\.fp32\.value: .* greater than 0"),
-        ('network = "switch"', 'network = "star"', r"level\.0\.network: Input should be 'switch' or 'mesh'"),
-        ('network = "switch"', 'network = "mesh"', r"level: level host of cluster cpu is a mesh"),
-        ("[device.efficiency.copy]", "[device.efficiency.paste]", r"lacks op classes \['copy'\] .* \['paste'\]"),
-        ("memory_gib = { value = 4", "memory_gib = { value = 0.4", r"device: .*reserved_gib leaves no memory"),
+        ("schema_version = 1", "schema_version = 2", ("schema_version", 1)),
+        ("[device]", "[device]\ncolour = 3", ("device.colour",)),
+        ("fp32 = { value = 0.0685", "fp32 = { value = -1", ("device.peak_tflops.fp32.value", 0)),
+        ('network = "switch"', 'network = "star"', ("level.0.network", "switch", "mesh")),
+        ('network = "switch"', 'network = "mesh"', ("level", "host", "cpu", "mesh", "fan_out")),
+        ("[device.efficiency.copy]", "[device.efficiency.paste]", ("['copy']", "['paste']")),
+        ("memory_gib = { value = 4", "memory_gib = { value = 0.4", ("device", "reserved_gib")),
         (
             "[device.matmul]\n",
             "[device.matmul]\nfp8 = { form = 'efficiency' }\n",
-            r"matmul must name the dtypes of peak",
+            ("matmul", "peak_tflops"),
         ),
         (
             'fp16 = { form = "efficiency" }',
             'fp16 = { form = "like", dtype = "bf16" }',
-            r"matmul\.fp16 is to be like bf16",
+            ("matmul.fp16", "bf16"),
         ),
-        ('fp16 = { form = "efficiency" }', 'fp16 = { form = "guess" }', r"device\.matmul\.fp16: .* 'efficiency'"),
+        ('fp16 = { form = "efficiency" }', 'fp16 = { form = "guess" }', ("device.matmul.fp16", "guess", "efficiency")),
         (
             'fp16 = { form = "efficiency" }',
             'fp16 = { form = "tiled" }',
-            r"device\.matmul\.fp16\.tiled\.compute: Field req",
+            ("device.matmul.fp16.tiled.compute",),
         ),
-        ("schema_version = 1", "schema_version = ", r"not a TOML file"),
-        ('kind = "measured"', 'kind = "guessed"', r"kind: Input should be .* \(and \d+ more\)"),
+        ("schema_version = 1", "schema_version = ", ("TOML", "line 4")),
+        ('kind = "measured"', 'kind = "guessed"', ("device.memory_bandwidth_gb_per_s.kind", "measured", "assumed", 15)),
     ],
 )
-def test_a_bad_file_is_named_with_key_and_reason(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_a_bad_file_is_named_with_key_and_reason(tmp_path: Path, old: str, new: str, facts: tuple[object, ...]) -> None:
     path = tmp_path / "bad.toml"
     text = packaged_text("cpu")
     assert old in text
     path.write_text(text.replace(old, new))
-    with pytest.raises(InvalidProfileError, match=rf"bad\.toml: .*{message}") as caught:
+    with refused(InvalidProfileError, path, *facts) as caught:
         load_profile(path)
     assert "\n" not in str(caught.value)

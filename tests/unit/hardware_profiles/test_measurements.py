@@ -1,6 +1,8 @@
 """Files of measured times, and writing profiles."""
 
+import errno
 import json
+import os
 import tomllib
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from hardware_profiles import (
     parse_measurements,
     profile_names,
 )
+from tests.refusals import refused
 
 MEASUREMENTS = Measurements(
     schema_version=1,
@@ -68,9 +71,9 @@ def test_a_file_that_does_not_read_is_refused_in_one_line(change: dict[str, obje
 
 
 def test_text_and_no_file_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(MeasurementsError, match=r"times\.json: not valid JSON at line 1"):
+    with refused(MeasurementsError, "times.json", "line 1"):
         parse_measurements("not JSON", "times.json")
-    with pytest.raises(MeasurementsError, match="cannot be read: No such file"):
+    with refused(MeasurementsError, os.strerror(errno.ENOENT)):
         load_measurements(tmp_path / "nothing.json")
 
 
@@ -98,5 +101,5 @@ def test_kernels_are_written_too(name: str) -> None:
 
 
 def test_a_number_without_a_source_is_refused() -> None:
-    with pytest.raises(InvalidProfileError, match=r"level\.0\.bandwidth_gb_per_s: no source"):
+    with refused(InvalidProfileError, "level.0.bandwidth_gb_per_s"):
         dump_profile(load_profile("cpu"), {"device": ORIGINS["device"]}, "")

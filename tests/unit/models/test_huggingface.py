@@ -1,8 +1,10 @@
 """Models of Hugging Face from a config.json: built without weights, traced, and every operator has a rule."""
 
 import builtins
+import errno
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from planner.models.huggingface_deepseek import deepseek_of
 from planner.models.zoo import BuiltModel, build_model
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.rules import rule_of
+from tests.refusals import refused
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 DEEPSEEK = ("deepseek-v2", "deepseek-v3")
@@ -67,9 +70,9 @@ def test_a_folder_a_file_and_a_length() -> None:
     assert folder.reference != file.reference
     assert folder.module.state_dict().keys() == file.module.state_dict().keys()
     assert build_model(str(CONFIGS / "gpt2"), dtype="float32").sequence_length == 64
-    with pytest.raises(ModelError, match=r"gpt2.config.json has positions for 64 tokens; --seq-len 65 is longer"):
+    with refused(ModelError, "config.json", 64, "--seq-len 65"):
         built("gpt2", sequence_length=65)
-    with pytest.raises(ModelError, match=r"--seq-len does not apply to .*vit: ViTForImageClassification reads images"):
+    with refused(ModelError, "--seq-len", "ViTForImageClassification"):
         built("vit", sequence_length=8)
 
 
@@ -78,24 +81,23 @@ def paths(family: str) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "facts"),
     [
-        ("{", "not valid JSON at line 1"),
-        ("{}", "'architectures' must name the class to build, .* it is None"),
-        ('{"architectures": ["WhisperForAudio"]}', "WhisperForAudio is not one that is built here .* write a factory"),
-        ('{"architectures": ["LlamaForCausalLM"]}', "transformers cannot read it"),
+        ("{", ("line 1",)),
+        ("{}", ("architectures", "None")),
+        ('{"architectures": ["WhisperForAudio"]}', ("WhisperForAudio", "--model package.module:factory")),
+        ('{"architectures": ["LlamaForCausalLM"]}', ("transformers",)),
     ],
 )
-def test_configs_that_cannot_be_built(tmp_path: Path, content: str, message: str) -> None:
+def test_configs_that_cannot_be_built(tmp_path: Path, content: str, facts: tuple[object, ...]) -> None:
     path = tmp_path / "config.json"
     path.write_text(content)
-    with pytest.raises(ModelError, match=message) as raised:
+    with refused(ModelError, path, *facts):
         build_model(str(path), dtype="float32")
-    assert str(path) in str(raised.value)
 
 
 def test_no_such_file(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"none.json: cannot be read: No such file"):
+    with refused(ModelError, tmp_path / "none.json", os.strerror(errno.ENOENT)):
         build_model(str(tmp_path / "none.json"), dtype="float32")
 
 
@@ -108,7 +110,7 @@ def test_without_transformers_the_way_to_get_it_is_said(monkeypatch: pytest.Monk
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ModelError, match=r"pip install 'parallel-planner\[huggingface\]'"):
+    with refused(ModelError, "pip install 'parallel-planner[huggingface]'"):
         built("llama")
 
 
@@ -192,28 +194,30 @@ def test_parameters_of_deepseek_are_those_of_hugging_face(family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "content", "said"),
+    ("family", "content", "facts"),
     [
-        ("mixtral", {"sliding_window": 4}, "sliding_window 4 is shorter than the sequence of 8 tokens"),
-        ("mixtral", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; MixtralForCausalLM is built here with 'silu'"),
-        ("qwen3-moe", {"mlp_only_layers": [1]}, r"mlp_only_layers \[1\]: only the first layers"),
-        ("qwen3-moe", {"decoder_sparse_step": 2}, "decoder_sparse_step is 2"),
+        ("mixtral", {"sliding_window": 4}, ("sliding_window", 4, 8)),
+        ("mixtral", {"hidden_act": "gelu"}, ("hidden_act", "gelu", "MixtralForCausalLM", "silu")),
+        ("qwen3-moe", {"mlp_only_layers": [1]}, ("mlp_only_layers [1]",)),
+        ("qwen3-moe", {"decoder_sparse_step": 2}, ("decoder_sparse_step", 2, "Qwen3MoeForCausalLM", 1)),
         (
             "deepseek-v2",
             {"norm_topk_prob": True},
-            "norm_topk_prob is True; DeepseekV2ForCausalLM is built here with Fa",
+            ("norm_topk_prob", True, "DeepseekV2ForCausalLM", False),
         ),
-        ("deepseek-v2", {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'; .* greedy or group_limited_greedy"),
-        ("deepseek-v2", {"seq_aux": False}, "aux_loss_alpha is 0.001 and seq_aux is not true"),
-        ("deepseek-v2", {"num_experts_per_tok": None}, "num_experts_per_tok is missing"),
-        ("deepseek-v3", {"num_key_value_heads": 2}, "num_key_value_heads=2 and num_attention_heads=4 differ"),
-        ("deepseek-v3", {"moe_layer_freq": 2}, "moe_layer_freq is 2"),
-        ("deepseek-v3", {"n_group": 3}, "8 experts do not divide into 3 groups"),
-        ("deepseek-v3", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "of the type 'dynamic' are not built"),
+        ("deepseek-v2", {"topk_method": "noaux_tc"}, ("topk_method", "noaux_tc", "greedy", "group_limited_greedy")),
+        ("deepseek-v2", {"seq_aux": False}, ("aux_loss_alpha", 0.001, "seq_aux")),
+        ("deepseek-v2", {"num_experts_per_tok": None}, ("num_experts_per_tok", "DeepseekV2ForCausalLM")),
+        ("deepseek-v3", {"num_key_value_heads": 2}, ("num_key_value_heads=2", "num_attention_heads=4")),
+        ("deepseek-v3", {"moe_layer_freq": 2}, ("moe_layer_freq", 2, "DeepseekV3ForCausalLM", 1)),
+        ("deepseek-v3", {"n_group": 3}, (8, 3, "n_group")),
+        ("deepseek-v3", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ("dynamic", "default", "linear", "yarn")),
     ],
 )
-def test_mixtures_that_are_not_built_here(tmp_path: Path, family: str, content: dict[str, Any], said: str) -> None:
-    with pytest.raises(ModelError, match=said):
+def test_mixtures_that_are_not_built_here(
+    tmp_path: Path, family: str, content: dict[str, Any], facts: tuple[object, ...]
+) -> None:
+    with refused(ModelError, *facts):
         build_model(changed(tmp_path, family, **content), dtype="bfloat16", sequence_length=8)
 
 

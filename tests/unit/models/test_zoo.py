@@ -14,6 +14,7 @@ from planner.sharding.rules import rule_of
 from runtime.arguments import Arguments
 from runtime.data import synthetic_batch
 from tests.long_lists import first
+from tests.refusals import refused
 
 # Parameters of the released checkpoints: what the metadata of their safetensors files sum to on the model pages of
 # Hugging Face (meta-llama, mistralai, google, Qwen, deepseek-ai, openai-community, google-bert, google-t5), tied
@@ -137,22 +138,20 @@ def test_dtype_and_sequence_length() -> None:
 def test_llama_can_be_longer_than_published_and_gpt_cannot() -> None:
     longer = 2 * ZOO["gpt-tiny"].sequence_length
     assert build_model("llama-tiny", dtype="float32", sequence_length=longer).sequence_length == longer
-    with pytest.raises(
-        ModelError, match=rf"gpt-tiny has learned positions for \d+ tokens; --seq-len {longer} is longer"
-    ):
+    with refused(ModelError, "gpt-tiny", ZOO["gpt-tiny"].sequence_length, f"--seq-len {longer}"):
         build_model("gpt-tiny", dtype="float32", sequence_length=longer)
 
 
 @pytest.mark.parametrize("length", [0, -1])
 def test_sequence_of_nothing(length: int) -> None:
-    with pytest.raises(ModelError, match=f"--seq-len {length}: a sequence has 1 token or more"):
+    with refused(ModelError, f"--seq-len {length}"):
         build_model("llama-tiny", dtype="float32", sequence_length=length)
 
 
 @pytest.mark.parametrize("name", ["vit-b16", "resnet50", "dlrm-kaggle", "wide-deep"])
 def test_models_without_sequences_refuse_a_length(name: str) -> None:
     assert build_model(name, dtype="bfloat16").sequence_length is None
-    with pytest.raises(ModelError, match=f"--seq-len 64 does not apply to {name}: its samples are no sequences"):
+    with refused(ModelError, "--seq-len 64", name):
         build_model(name, dtype="bfloat16", sequence_length=64)
 
 
@@ -186,9 +185,7 @@ def test_work_of_residual_networks_is_the_known_one(name: str, products: float) 
 
 
 def test_unknown_model_names_the_nearest() -> None:
-    with pytest.raises(
-        ModelError, match=r"unknown model 'lama8b'; did you mean llama8b.*--model package.module:factory"
-    ):
+    with refused(ModelError, "lama8b", "llama8b", "--model package.module:factory"):
         build_model("lama8b", dtype="float32")
 
 
@@ -284,33 +281,30 @@ def test_factory_with_keywords() -> None:
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
-    ("reference", "message"),
+    ("reference", "facts"),
     [
-        (
-            "zoo_test_absent:good",
-            r"cannot import 'zoo_test_absent'.*No module named.*looked for on the import path and in",
-        ),
-        ("zoo_test_missing:good", "cannot import 'zoo_test_missing'.*no_such_package_anywhere"),
-        ("zoo_test_broken:good", "cannot import 'zoo_test_broken'.*SyntaxError"),
-        ("zoo_test_failing:good", "cannot import 'zoo_test_failing'.*ZeroDivisionError: division by zero"),
-        (":good", "cannot import ''"),
-        ("zoo_test_nets:goood", r"unknown factory in zoo_test_nets 'goood'; did you mean good\?"),
-        ("zoo_test_nets:", "unknown factory in zoo_test_nets ''"),
-        ("zoo_test_nets:NUMBER", "unknown factory in zoo_test_nets 'NUMBER'"),
-        ("zoo_test_nets:raises", "the factory zoo_test_nets:raises raised RuntimeError: no such file"),
-        ("zoo_test_nets:bare", r"must return \(module, args\) or \(module, args, kwargs\); it returned Net"),
-        ("zoo_test_nets:not_a_module", r"it returned \(str, tuple\)"),
-        ("zoo_test_nets:args_are_a_tensor", r"it returned \(Net, Tensor\)"),
-        ("zoo_test_nets:keywords_are_a_list", r"it returned \(Net, tuple, list\)"),
-        ("zoo_test_nets:no_tensor", "returned no example tensor with a batch dim"),
+        ("zoo_test_absent:good", ("--model zoo_test_absent:good", "ModuleNotFoundError")),
+        ("zoo_test_missing:good", ("--model zoo_test_missing:good", "no_such_package_anywhere")),
+        ("zoo_test_broken:good", ("--model zoo_test_broken:good", "SyntaxError")),
+        ("zoo_test_failing:good", ("--model zoo_test_failing:good", "ZeroDivisionError")),
+        (":good", ("--model :good", "''")),
+        ("zoo_test_nets:goood", ("zoo_test_nets", "goood", "good")),
+        ("zoo_test_nets:", ("zoo_test_nets", "''", "good")),
+        ("zoo_test_nets:NUMBER", ("zoo_test_nets", "NUMBER", "good")),
+        ("zoo_test_nets:raises", ("zoo_test_nets:raises", "RuntimeError", "no such file")),
+        ("zoo_test_nets:bare", ("zoo_test_nets:bare", "(module, args)", "(module, args, kwargs)", "Net")),
+        ("zoo_test_nets:not_a_module", ("zoo_test_nets:not_a_module", "(str, tuple)")),
+        ("zoo_test_nets:args_are_a_tensor", ("zoo_test_nets:args_are_a_tensor", "(Net, Tensor)")),
+        ("zoo_test_nets:keywords_are_a_list", ("zoo_test_nets:keywords_are_a_list", "(Net, tuple, list)")),
+        ("zoo_test_nets:no_tensor", ("zoo_test_nets:no_tensor",)),
     ],
 )
-def test_bad_factory(reference: str, message: str) -> None:
-    with pytest.raises(ModelError, match=message):
+def test_bad_factory(reference: str, facts: tuple[object, ...]) -> None:
+    with refused(ModelError, *facts):
         build_model(reference, dtype="float32")
 
 
 @pytest.mark.usefixtures("folder")
 def test_sequence_length_does_not_apply_to_a_factory() -> None:
-    with pytest.raises(ModelError, match="--seq-len does not apply to zoo_test_nets:good"):
+    with refused(ModelError, "--seq-len", "zoo_test_nets:good"):
         build_model("zoo_test_nets:good", dtype="float32", sequence_length=8)

@@ -19,6 +19,7 @@ from planner.plan.plan import Plan
 from planner.sharding.discover import discover, written_rules
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.rules import rule_of
+from tests.refusals import refused
 
 
 class Gated(nn.Module):
@@ -73,13 +74,13 @@ def test_a_plan_reads_back_exactly_and_binds_to_a_graph_without_rules() -> None:
 
 
 def test_without_its_rules_a_plan_is_refused() -> None:
-    with pytest.raises(RuleError, match=r"aten.glu.default.*has no sharding rule"):
+    with refused(RuleError, "aten.glu.default", "planner.discover(graph)"):
         bind(replace(plan(), rules=()), graph(), 8)
 
 
 def test_a_rule_for_a_call_that_the_model_lacks_is_refused() -> None:
     more = replace(plan(), rules=(*plan().rules, ("aten.flip.default(1)", WrittenRule(text="none -> none"))))
-    with pytest.raises(RuleError, match=r"a rule is given for aten.flip.default\(1\), which the model does not call"):
+    with refused(RuleError, "aten.flip.default(1)"):
         bind(more, graph(), 8)
 
 
@@ -90,7 +91,7 @@ def test_plans_without_such_operators_say_nothing_of_rules() -> None:
 def test_version_1_had_no_rules() -> None:
     content = json.loads(dump_plan(plan())) | {"schema_version": 1, "recomputation": "none"}
     del content["virtual_stages"]
-    with pytest.raises(PlanFileError, match="version 1 has no key 'rules'"):
+    with refused(PlanFileError, "version 1", "rules"):
         parse_plan(json.dumps(content))
 
 
@@ -103,7 +104,7 @@ def test_what_is_not_split_is_told() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.trace(self.linear(x)).mean()
 
-    with pytest.warns(UserWarning, match=r"aten.trace.default, called in module '\(root\)', is not split: no split of"):
+    with pytest.warns(UserWarning, match=r"aten\.trace\.default.*\(root\)"):
         planner.search(Whole(), "cpu", args=(X,), devices=2, global_batch=8, precision="fp32", pinned=ONE_PART)
 
 

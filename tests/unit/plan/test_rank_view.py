@@ -15,6 +15,7 @@ from planner.sharding.layout import PARTIAL, REPLICATE, shard
 from planner.sharding.mesh import Mesh, MeshAxis
 from tests.contract.one_rank import one_rank
 from tests.distributed import plans
+from tests.refusals import refused
 
 
 def taken(whole: torch.Tensor, piece: tuple[Runs, ...]) -> torch.Tensor:
@@ -90,5 +91,5 @@ def test_pieces_in_words() -> None:
 def test_a_rank_that_there_is_not(rank: int) -> None:
     plan = plans.hand_plan("zero3", "llama4", plans.mesh_of(4))
     bound = bind(plan, plans.traced("llama4"), plans.BATCH)
-    with pytest.raises(RequestError, match=rf"rank {rank}: the plan has 4 devices, ranks 0 to 3"):
+    with refused(RequestError, f"rank {rank}", 4, 0, 3):
         rank_view(bound, roles(bound), rank)

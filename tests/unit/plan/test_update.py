@@ -11,6 +11,7 @@ from planner.plan.words import gradient_words
 from planner.sharding.layout import parse_layout
 from planner.sharding.stored import own_copies
 from planner.sharding.update import PLAIN, Buckets, Update, sample_pieces
+from tests.refusals import refused
 from tests.unit.plan.plans import edited, plan_named, put, verdict_of
 
 EVERYTHING = Update(
@@ -46,32 +47,31 @@ def test_what_is_as_ever_is_not_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "words"),
+    ("key", "value", "facts"),
     [
-        ("gradients", "max", "'max' is not one of mean, sum"),
-        ("gradient_dtype", "fp8", "'fp8' is not one of mixed, fp32, parameter"),
-        ("clip_norm", 0.0, "more than 0"),
-        ("buckets", "auto", "a word for the search"),
-        ("buckets", "some", "'some' is not one of none, auto"),
-        ("buckets", [5, 5], "do not rise"),
-        ("buckets", [], "the list is empty"),
-        ("buckets", 0, "buckets"),
-        ("local_parameters", "bias", "local_parameters"),
+        ("gradients", "max", ("training.gradients", "max", "mean", "sum")),
+        ("gradient_dtype", "fp8", ("training.gradient_dtype", "fp8", "mixed", "fp32", "parameter")),
+        ("clip_norm", 0.0, ("training.clip_norm", 0.0, 0)),
+        ("buckets", "auto", ("training.buckets", "auto")),
+        ("buckets", "some", ("training.buckets", "some", "none", "auto")),
+        ("buckets", [5, 5], ("training.buckets", "5, 5", 1)),
+        ("buckets", [], ("training.buckets", "none")),
+        ("buckets", 0, ("training.buckets.str",)),
+        ("local_parameters", "bias", ("training.local_parameters",)),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(key: str, value: object, words: str) -> None:
-    with pytest.raises(PlanFileError, match=f"training.{key}.*") as caught:
+def test_what_cannot_be_is_refused_by_name(key: str, value: object, facts: tuple[object, ...]) -> None:
+    with refused(PlanFileError, *facts):
         parse_plan(edited("one axis", put("training", key, value=value)))
-    assert words in str(caught.value)
 
 
 def test_local_parameters_are_neither_cut_nor_reduced() -> None:
     name = "first.weight"
     plan = with_update(Update(buckets="none", local_parameters=(name,)))
-    with pytest.raises(StrategyError, match=r"is local by 'first.weight'.*gradient as P"):
+    with refused(StrategyError, "first.weight", "P"):
         verdict_of(stored_as(plan, name, replace(own_copies(1), gradient=parse_layout("R"))))
     verdict_of(stored_as(plan, name, own_copies(1)))
-    with pytest.raises(PlanFileError, match="no parameter of the model matches 'router'"):
+    with refused(PlanFileError, "training.local_parameters", "router"):
         verdict_of(with_update(Update(buckets="none", local_parameters=("router",))))
 
 

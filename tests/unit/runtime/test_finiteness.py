@@ -10,6 +10,7 @@ from planner.errors import NonFiniteError
 from planner.graph.trace import trace
 from runtime.training_step import TrainingStep, parallelize
 from tests.distributed import plans
+from tests.refusals import refused
 
 Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -60,22 +61,24 @@ def step_with(module: nn.Module) -> TrainingStep:
 
 
 @pytest.mark.parametrize(
-    ("function", "words"),
+    ("function", "facts"),
     [
-        (lambda x, w: torch.log(x * w - 2), r"operator 'log' .* holds 32 NaN among the 32 elements"),
-        (lambda x, w: torch.exp(x * w * 100), r"operator 'exp' .* holds 32 infinite among"),
-        (lambda x, w: torch.exp(x * w * 100) * 0, r"operator 'exp' .* holds 32 infinite among"),
-        (lambda x, w: torch.sqrt(-x).detach() * w, r"operator 'sqrt'"),
+        (lambda x, w: torch.log(x * w - 2), ("log", 32, "NaN", 32)),
+        (lambda x, w: torch.exp(x * w * 100), ("inf", "exp", 32, "infinite")),
+        (lambda x, w: torch.exp(x * w * 100) * 0, ("nan", "exp", 32, "infinite")),
+        (lambda x, w: torch.sqrt(-x).detach() * w, ("sqrt", 32, "NaN")),
         (
             lambda x, w: torch.softmax((x * w).masked_fill(x > 0, -torch.inf), -1),
-            r"operator 'softmax' .* holds 32 NaN",
+            ("softmax", 32, "NaN"),
         ),
-        (lambda x, w: (x * w).masked_fill(x > 0, -torch.inf) * 0, r"operator 'mul_2' .* holds 32 NaN"),
+        (lambda x, w: (x * w).masked_fill(x > 0, -torch.inf) * 0, ("mul_2", 32, "NaN")),
     ],
 )
-def test_the_first_operator_is_named_and_infinities_on_purpose_are_not(function: Function, words: str) -> None:
+def test_the_first_operator_is_named_and_infinities_on_purpose_are_not(
+    function: Function, facts: tuple[object, ...]
+) -> None:
     step = step_of(function)
-    with pytest.raises(NonFiniteError, match=rf"the loss of step 1 is (nan|inf): in micro-batch 0 {words}"):
+    with refused(NonFiniteError, "step 1", "micro-batch 0", *facts):
         step(torch.ones(4, 8))
     assert step.steps == 0
     assert step.rank.parameters["weight"].piece.equal(torch.ones(8))
@@ -84,15 +87,13 @@ def test_the_first_operator_is_named_and_infinities_on_purpose_are_not(function:
 def test_what_is_given_is_named() -> None:
     bad = torch.ones(4, 8)
     bad[1, 2] = torch.nan
-    with pytest.raises(NonFiniteError, match="input 'args_0' holds 1 NaN among the 32 elements of local shape"):
+    with refused(NonFiniteError, "micro-batch 0", "args_0", 1, "NaN", 32):
         step_of(lambda x, w: x * w)(bad)
     step = step_of(lambda x, w: x * w)
     step(torch.ones(4, 8))
     with torch.no_grad():
         step.rank.parameters["weight"].piece[3] = torch.inf
-    with pytest.raises(
-        NonFiniteError, match=r"parameter 'weight' holds 1 infinite .* since step 2: the update of step 1"
-    ):
+    with refused(NonFiniteError, "weight", 1, 8, "step 2", "step 2", "step 1"):
         step(torch.ones(4, 8))
 
 
@@ -101,7 +102,7 @@ def test_running_statistics_stay_as_they_were() -> None:
     step, good = step_with(Normed()), torch.arange(1.0, 33.0).reshape(4, 8)
     step(good)
     before = {name: tensor.clone() for name, tensor in step.changed_buffers().items()}
-    with pytest.raises(NonFiniteError, match=r"in micro-batch 0 operator 'log' .* holds 32 NaN"):
+    with refused(NonFiniteError, "micro-batch 0", "log", 32, "NaN"):
         step(-good)
     after = step.changed_buffers()
     assert {"norm.running_mean", "norm.running_var"} <= after.keys()
@@ -112,15 +113,13 @@ def test_running_statistics_stay_as_they_were() -> None:
 def test_what_does_not_come_again_is_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
     step = step_of(lambda x, w: x * w)
     monkeypatch.setattr(step.rank, "accumulate", lambda *args: torch.tensor(torch.nan))
-    with pytest.raises(NonFiniteError, match="the loss of step 1 is nan, but no operator makes anything"):
+    with refused(NonFiniteError, "step 1", "nan", "deterministic"):
         step(torch.ones(4, 8))
 
 
 def test_gradients_are_looked_at_where_that_is_asked_for() -> None:
     step = step_of(lambda x, w: torch.sqrt(x * w - 1))
     step.rank.check_gradients = True
-    with pytest.raises(
-        NonFiniteError, match=r"loss of step 1 is finite, but the gradient of parameter 'weight' holds 8 inf"
-    ):
+    with refused(NonFiniteError, "step 1", "weight", 8, 8):
         step(torch.ones(4, 8))
     assert step.rank.parameters["weight"].piece.equal(torch.ones(8))

@@ -13,6 +13,7 @@ from planner.errors import RequestError
 from runtime.guard import LossGuard
 from runtime.guard_settings import GuardSettings, GuardState
 from tests.distributed import plans
+from tests.refusals import refused
 
 CPU = torch.device("cpu")
 FINE = [torch.ones(3)]
@@ -57,22 +58,22 @@ def test_gradients_are_looked_at_where_that_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "facts"),
     [
-        ({"on_nonfinite": "skips"}, "unknown answer of --on-nonfinite 'skips'; did you mean skip"),
-        ({"on_spike": "drop"}, "unknown answer of --on-spike 'drop'"),
-        ({"spike_factor": 1.0}, "--spike-factor 1: give a number above 1"),
-        ({"spike_window": 0}, "--spike-window 0: give a number of steps"),
+        ({"on_nonfinite": "skips"}, ("--on-nonfinite", "skips", "skip")),
+        ({"on_spike": "drop"}, ("--on-spike", "drop")),
+        ({"spike_factor": 1.0}, ("--spike-factor 1", 1)),
+        ({"spike_window": 0}, ("--spike-window 0",)),
     ],
 )
-def test_what_cannot_be_asked_for(settings: dict[str, object], words: str) -> None:
-    with pytest.raises(RequestError, match=words):
+def test_what_cannot_be_asked_for(settings: dict[str, object], facts: tuple[object, ...]) -> None:
+    with refused(RequestError, *facts):
         GuardSettings(**settings)  # type: ignore[arg-type]
 
 
 def test_a_way_back_and_a_flush_are_needed() -> None:
     plan = plans.hand_plan("zero1", "llama", plans.mesh_of(1))
-    with pytest.raises(RequestError, match="give parallelize rollback="):
+    with refused(RequestError, "guard", "rollback="):
         runtime.parallelize(plans.build("llama"), plan, guard=GuardSettings(on_spike="rollback"))
-    with pytest.raises(RequestError, match="schedule 'pipedream' weights are updated before the loss"):
+    with refused(RequestError, "--on-nonfinite skip", "pipedream", "1f1b"):
         GuardSettings(on_nonfinite="skip").check_schedule("pipedream")

@@ -16,6 +16,7 @@ from runtime.lanes import Lane
 from runtime.outside import Outside
 from runtime.parked_weights import ParkedWeights, Visits
 from tests.distributed.parking import of_blocks
+from tests.refusals import refused
 from tests.unit.runtime.test_step import batch, build, plan
 
 CPU = torch.device("cpu")
@@ -109,5 +110,5 @@ def test_one_device_trains_alike(home: Home, pattern: str) -> None:
 
 def test_what_stands_outside_of_the_blocks_stays() -> None:
     """The first product is of another kind than the three after it."""
-    with pytest.raises(PlanFileError, match=r"'blocks\.0\.weight': is kept on the host, which is for weights that one"):
+    with refused(PlanFileError, "blocks.0.weight", "host", "weight_home"):
         runtime.parallelize(build(), away("host", ""), example=batch(2), device=CPU)

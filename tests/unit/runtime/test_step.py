@@ -1,6 +1,8 @@
 """The training step on one device: the whole path without communication, and what it refuses."""
 
+import errno
 import gc
+import os
 import subprocess
 import sys
 import weakref
@@ -23,6 +25,7 @@ from planner.sharding.mesh import Mesh
 from planner.sharding.stored import StoredParameter
 from runtime.data import synthetic_batch
 from runtime.optimizers import make_optimizer
+from tests.refusals import refused
 
 CPU = torch.device("cpu")
 
@@ -150,17 +153,17 @@ def test_a_frozen_parameter_stays() -> None:
 
 
 def test_weights_on_meta_are_refused() -> None:
-    with pytest.raises(ModelError, match=r"blocks\.0\.weight' is on the meta device"):
+    with refused(ModelError, "blocks.0.weight", "meta"):
         runtime.parallelize(build().to("meta"), plan(), example=batch(), device=CPU)
 
 
 def test_another_batch_is_refused() -> None:
     step = runtime.parallelize(build(), plan(), device=CPU)
-    with pytest.raises(RequestError, match=r"shape \(6, 8\); the plan takes \(4, 8\)"):
+    with refused(RequestError, "(6, 8)", "(4, 8)"):
         step(*batch(6))
-    with pytest.raises(RequestError, match=r"input 'args_1' is float64, the plan takes float32"):
+    with refused(RequestError, "args_1", "float64", "float32"):
         step(batch()[0], batch()[1].double())
-    with pytest.raises(RequestError, match=r"does not fit Tower\.forward.*missing a required argument: 'y'"):
+    with refused(RequestError, "Tower.forward", "y"):
         step(batch()[0])
 
 
@@ -177,7 +180,7 @@ def test_the_learning_rate_may_change_between_steps() -> None:
     assert torch.equal(weights(0.1, 0.02), weights(*[lambda number: [0.1, 0.02][number]] * 2))
     assert torch.equal(weights(0.0), build().blocks[0].weight)
     assert not torch.equal(weights(0.1, 0.02), weights(0.1, 0.1))
-    with pytest.raises(RequestError, match="the learning rate of step 1 is -1"):
+    with refused(RequestError, "step 1", -1.0, 0):
         weights(-1.0)
 
 
@@ -185,12 +188,12 @@ def test_a_plan_is_read_from_its_file(tmp_path: Path) -> None:
     save_plan(plan(), tmp_path / "plan.json")
     step = runtime.parallelize(build(), tmp_path / "plan.json", example=batch(6), device=CPU)
     assert step(batch()) == runtime.parallelize(build(), plan(), device=CPU)({"y": batch()[1], "x": batch()[0]})
-    with pytest.raises(PlanFileError, match="cannot be read"):
+    with refused(PlanFileError, tmp_path / "none.json", os.strerror(errno.ENOENT)):
         runtime.parallelize(build(), tmp_path / "none.json", device=CPU)
 
 
 def test_an_unknown_optimizer_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"unknown optimizer 'adam'; did you mean adamw or lamb\?"):
+    with refused(RequestError, "adam", "adamw", "lamb"):
         make_optimizer("adam", [], runtime.OptimizerSettings())
 
 

@@ -12,6 +12,7 @@ from planner.plan.plan import Plan
 from runtime.progress import NoticeReport, Report, RestartReport, StepReport
 from runtime.recovery.replanning import Range
 from runtime.recovery.supervisor import Attempt, Supervisor, devices_of
+from tests.refusals import refused
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "plans" / "llama-tiny-4-cpu.json"
 
@@ -79,7 +80,7 @@ def test_a_run_that_gets_on_may_break_down_as_often_as_it_likes(tiny_plan: Plan)
 
 def test_failures_without_a_step_come_to_an_end(tiny_plan: Plan) -> None:
     runs = Runs((0, KILLED), (0, KILLED), (0, KILLED), (6, 0))
-    with pytest.raises(RunError, match=r"SIGKILL; 3 times in a row without a step between \(--restarts\)"):
+    with refused(RunError, "SIGKILL", 3, "--restarts"):
         supervised(tiny_plan, runs, []).run()
     again = Runs((0, KILLED), (0, KILLED), (1, KILLED), (0, KILLED), (5, 0))
     assert supervised(tiny_plan, again, []).run() == 0
@@ -120,7 +121,7 @@ def test_devices_come_and_go(tiny_plan: Plan, tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["four", "", "-1", "4.0", "9" * 10])
 def test_a_file_of_devices_without_a_number(text: str, tmp_path: Path) -> None:
     (tmp_path / "devices").write_text(text, encoding="utf-8")
-    with pytest.raises(RequestError, match="is no number of devices; write one, or delete the file"):
+    with refused(RequestError, tmp_path / "devices", f"'{text}'"):
         devices_of(tmp_path, 4)
 
 

@@ -19,6 +19,7 @@ from planner.search.search import search
 from planner.search.space import Configuration, Pinned
 from planner.sharding.buckets import Bucket
 from planner.sharding.update import GATHERS, Update
+from tests.refusals import refused
 from tests.unit.search.cases import (
     BATCH,
     cluster_of,
@@ -146,5 +147,5 @@ def test_auto_leaves_out_what_cannot_be() -> None:
 
 
 def test_copies_take_their_weights_one_by_one() -> None:
-    with pytest.raises(RequestError, match=r"gathers: .* where 2 micro-batches take turns; leave --copies out"):
+    with refused(RequestError, "gathers", 2, "--copies"):
         request_of("llama-4", cluster_of("cpu", 2), 16, pinned=Pinned(copies=2), update=TOGETHER)

@@ -20,6 +20,7 @@ from planner.search.request import SearchRequest
 from planner.search.space import FREE, Pinned
 from planner.sharding.update import Update
 from tests.distributed import plans
+from tests.refusals import refused
 
 HOST: Placed = (("tables.*", "host"),)
 SERVERS: Placed = (("tables.*", "servers"),)
@@ -81,9 +82,7 @@ def test_what_the_hosts_have_no_room_for_does_not_fit() -> None:
     """Tables of 89.5 GiB with two moments each, and 256 GiB of the host for each of its devices."""
     model = build_model("dlrm-terabyte", dtype="float32")
     given = (trace(model.module, model.args), model.batch)
-    with pytest.raises(
-        InfeasibleError, match=r"GiB are kept on the host for each device, and h100-80gb has 256\.0 GiB"
-    ):
+    with refused(InfeasibleError, "h100-80gb", "256.0 GiB"):
         planned(given, HOST, load_profile("h100-80gb").with_devices(1))
     assert planned(given, HOST).prediction.peak_bytes < 10e9
 
@@ -103,22 +102,22 @@ def test_what_does_not_fit_is_told_to_fit_with_tables_elsewhere() -> None:
 
 
 @pytest.mark.parametrize(
-    ("decided", "message"),
+    ("decided", "facts"),
     [
         (
             {"optimizer": "lamb"},
-            "lamb takes norms of whole weights, which tables elsewhere have not; take adamw or sgd",
+            ("lamb", "adamw", "sgd"),
         ),
-        ({"update": Update(placed=(("tables.*", "moon"),))}, "place: 'moon' is not one of host, servers"),
-        ({"update": Update(placed=HOST, clip_norm=1.0)}, "no norm over all gradients is known; clip none"),
+        ({"update": Update(placed=(("tables.*", "moon"),))}, ("place", "moon", "host", "servers")),
+        ({"update": Update(placed=HOST, clip_norm=1.0)}, ("place", "none")),
     ],
 )
 def test_what_cannot_be_decided_together(
-    kaggle: tuple[OperatorGraph, int], decided: dict[str, object], message: str
+    kaggle: tuple[OperatorGraph, int], decided: dict[str, object], facts: tuple[object, ...]
 ) -> None:
     graph, batch = kaggle
     settings = {"update": Update(placed=HOST), **decided}
-    with pytest.raises(RequestError, match=message):
+    with refused(RequestError, *facts):
         search(graph, "h100-80gb", devices=2, batch=batch, **settings)  # type: ignore[arg-type]
 
 
@@ -157,24 +156,24 @@ def test_a_table_that_later_stages_would_read_takes_one_stage() -> None:
     late: Placed = (("late.*", "host"),)
     assert found_with("late-table", late, Pinned(micro_batches=2)).pipeline == 1
     assert found_with("late-table", (("tokens.*", "host"),), Pinned(pipeline=2)).pipeline == 2
-    with pytest.raises(RequestError, match=r"pipeline = 2: operator 'late/embedding' looks up rows of a table outside"):
+    with refused(RequestError, "pipeline = 2", "late/embedding"):
         found_with("late-table", late, Pinned(pipeline=2))
 
 
 @pytest.mark.parametrize(
-    ("pinned", "message"),
+    ("pinned", "facts"),
     [
-        (Pinned(schedule="pipedream"), "schedule = pipedream updates weights after every micro-batch, and rows of"),
-        (Pinned(slices=2), "slices = 2 takes sequences in slices, whose look-ups of tables outside of the devices"),
-        (Pinned(slices=0), "slices = 0 takes sequences in slices, whose look-ups of tables outside of the devices"),
+        (Pinned(schedule="pipedream"), ("schedule = pipedream", "1f1b")),
+        (Pinned(slices=2), ("slices = 2",)),
+        (Pinned(slices=0), ("slices = 0",)),
     ],
 )
-def test_schedules_that_rows_do_not_follow(pinned: Pinned, message: str) -> None:
-    with pytest.raises(RequestError, match=message):
+def test_schedules_that_rows_do_not_follow(pinned: Pinned, facts: tuple[object, ...]) -> None:
+    with refused(RequestError, *facts):
         found_with("llama4", WORDS, pinned)
 
 
 def test_a_machine_without_a_host_is_told(kaggle: tuple[OperatorGraph, int]) -> None:
     cluster = replace(load_profile("h100-80gb").with_devices(2), host=None)
-    with pytest.raises(RequestError, match=r"profile h100-80gb says nothing of the host beside its devices"):
+    with refused(RequestError, "h100-80gb", "[host]"):
         planned(kaggle, HOST, cluster)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from planner.search.problem import Edge, Evaluation, Problem, Solution, Variable
+from tests.refusals import refused
 
 
 def variable(name: str, time: list[float], memory: list[float], transient: list[float] | None = None) -> Variable:
@@ -74,56 +75,54 @@ def test_a_solution_knows_its_gap(small: Problem) -> None:
 
 
 @pytest.mark.parametrize(
-    ("time", "memory", "transient", "message"),
+    ("time", "memory", "transient", "facts"),
     [
-        ([], [], [], r"time of variable 'x' has shape \(0,\); one number for each of at least one candidate"),
-        ([[1.0]], [[1.0]], [[1.0]], r"time of variable 'x' has shape \(1, 1\)"),
+        ([], [], [], ("time", "(0,)")),
+        ([[1.0]], [[1.0]], [[1.0]], ("time", "(1, 1)")),
         (
             [math.nan],
             [0.0],
             [0.0],
-            "time of variable 'x' has an entry nan; it must be a number, or inf where forbidden",
+            ("time", "nan"),
         ),
-        ([-math.inf], [0.0], [0.0], "time of variable 'x' has an entry -inf"),
-        ([1.0, 2.0], [0.0], [0.0, 0.0], r"memory of variable 'x' has shape \(1,\), its time has \(2,\)"),
-        ([1.0], [math.inf], [0.0], "memory of variable 'x' has an entry that is not finite"),
-        ([1.0], [0.0], [math.nan], "transient of variable 'x' has an entry that is not finite"),
-        ([1.0], [0.0], [-2.0], r"transient of variable 'x' is -2\.0; it cannot be negative"),
+        ([-math.inf], [0.0], [0.0], ("time", "-inf")),
+        ([1.0, 2.0], [0.0], [0.0, 0.0], ("memory", "(1,)", "time", "(2,)")),
+        ([1.0], [math.inf], [0.0], ("memory", "finite")),
+        ([1.0], [0.0], [math.nan], ("transient", "finite")),
+        ([1.0], [0.0], [-2.0], ("transient", -2.0)),
     ],
 )
 def test_a_variable_says_what_is_wrong(
-    time: list[float], memory: list[float], transient: list[float], message: str
+    time: list[float], memory: list[float], transient: list[float], facts: tuple[object, ...]
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with refused(ValueError, "x", *facts):
         variable("x", time, memory, transient)
 
 
 def test_an_edge_says_what_is_wrong() -> None:
-    with pytest.raises(ValueError, match="edge 1-0: needs 0 <= first < second; swap the ends and transpose the tables"):
+    with refused(ValueError, "edge 1-0"):
         edge(1, 0, [[0.0]])
-    with pytest.raises(ValueError, match="time of edge 0-1 has an entry nan"):
+    with refused(ValueError, "time", "edge 0-1", "nan"):
         edge(0, 1, [[math.nan]])
-    with pytest.raises(ValueError, match=r"memory of edge 0-1 has shape \(2, 1\), its time has \(1, 2\)"):
+    with refused(ValueError, "memory", "edge 0-1", "(2, 1)", "(1, 2)"):
         edge(0, 1, [[0.0, 0.0]], [[0.0], [0.0]])
 
 
 def test_a_problem_says_what_is_wrong(small: Problem) -> None:
     a, b = small.variables
-    with pytest.raises(ValueError, match="at least one variable"):
+    with refused(ValueError, "variable"):
         Problem(variables=())
-    with pytest.raises(ValueError, match="memory_limit is nan"):
+    with refused(ValueError, "memory_limit", "nan"):
         Problem(variables=(a,), memory_limit=math.nan)
-    with pytest.raises(ValueError, match="edge 0-2: there are only 2 variables"):
+    with refused(ValueError, "edge 0-2", 2):
         Problem(variables=(a, b), edges=(edge(0, 2, [[0.0]]),))
-    with pytest.raises(
-        ValueError, match=r"edge between 'a' and 'b' has shape \(1, 2\), their candidates ask for \(2, 2\)"
-    ):
+    with refused(ValueError, "a", "b", "(1, 2)", "(2, 2)"):
         Problem(variables=(a, b), edges=(edge(0, 1, [[0.0, 0.0]]),))
 
 
 def test_a_choice_must_name_a_candidate_of_every_variable(small: Problem) -> None:
-    with pytest.raises(ValueError, match="the choice has 1 entries for 2 variables"):
+    with refused(ValueError, "choice", 1, 2):
         small.evaluate((0,))
     for candidate in (2, -1):
-        with pytest.raises(ValueError, match=f"variable 'b' has 2 candidates, asked for {candidate}"):
+        with refused(ValueError, "b", "2 candidates", candidate):
             small.evaluate((0, candidate))

@@ -16,6 +16,7 @@ from planner.graph.operator_graph import OperatorGraph, TensorType
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
 from planner.sharding.rescale import rescale_batch
+from tests.refusals import refused
 
 WIDTH = 6
 
@@ -154,7 +155,7 @@ def test_bags_of_different_lengths_stay_flat() -> None:
     given = torch.zeros(7, dtype=torch.int64), torch.tensor([0, 3])
     graph = trace(Bags(nn.EmbeddingBag(32, WIDTH)), given)
     assert graph.operators[0].operands == ("bags.weight", "args_0", "args_1")
-    with pytest.raises(RequestError, match="embedding_bag depends on the extent of its dim 'offset0'"):
+    with refused(RequestError, "embedding_bag", "offset0"):
         rescale_batch(graph, 2, 4)
 
 
@@ -218,25 +219,23 @@ def glued(m: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("body", "message"),
+    ("body", "facts"),
     [
-        (weight_per_sample, "mul would need two scales for factor 'd0'"),
-        (weights_by_number, "index would look beyond dim 0 of linear.bias"),
-        (over_the_batch, "softmax depends on the extent of its dim 'd0'"),
-        (some_of_the_batch, "slice_1 depends on the extent of its dim|slice depends on the extent of its dim 'in0'"),
-        (pairs_of_samples, "flatten(_2)? puts two dims that depend on it into one"),
-        (glued, "cat depends on the extent of its dim 'in0'"),
+        (weight_per_sample, ("mul", "d0")),
+        (weights_by_number, ("index", 0, "linear.bias")),
+        (over_the_batch, ("softmax", "d0")),
+        (some_of_the_batch, ("slice", "in0")),
+        (pairs_of_samples, ("flatten_2",)),
+        (glued, ("cat", "in0")),
     ],
 )
-def test_models_whose_batch_cannot_be_changed(body: Callable[..., torch.Tensor], message: str) -> None:
-    with pytest.raises(RequestError, match=f"the batch cannot be changed: ({message})"):
+def test_models_whose_batch_cannot_be_changed(body: Callable[..., torch.Tensor], facts: tuple[object, ...]) -> None:
+    with refused(RequestError, *facts):
         rescale_batch(of_batch(body, 4), 4, 8)
 
 
 def test_batch_of_one_cannot_be_raised() -> None:
-    with pytest.raises(
-        RequestError, match="linear/linear cannot tell it from a dim of extent 1; give example inputs with"
-    ):
+    with refused(RequestError, "linear/linear", 1):
         rescale_batch(of_batch(lambda m, x: m.linear(x).mean(), 1), 1, 4)
 
 
@@ -244,5 +243,5 @@ def test_a_batch_that_leaves_fractions() -> None:
     """Eight samples in four groups of two: six samples would be three groups, five two and a half."""
     body = lambda m, x: m.linear(x).unflatten(0, (-1, 2)).mean()  # noqa: E731
     assert rescale_batch(of_batch(body, 8), 8, 6) == of_batch(body, 6)
-    with pytest.raises(RequestError, match=r"unflatten of shape \(4, 2, 5, 6\) would get the shape \(5/2, 2, 5, 6\)"):
+    with refused(RequestError, "unflatten", "(4, 2, 5, 6)", "(5/2, 2, 5, 6)"):
         rescale_batch(of_batch(body, 8), 8, 5)

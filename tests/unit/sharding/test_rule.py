@@ -26,6 +26,7 @@ from planner.sharding.rule import (
     strategy_names,
 )
 from planner.sharding.rules import RULES
+from tests.refusals import refused
 
 
 def mesh_of(*sizes: int) -> Mesh:
@@ -207,14 +208,12 @@ def test_compound_dims_that_are_legal() -> None:
 
 
 def test_a_name_that_is_no_factor() -> None:
-    with pytest.raises(
-        StrategyError, match=r"operator 'x' \(d0 d1 -> d0 d1\) has no factor 'q'; splittable factors: d0$"
-    ):
+    with refused(StrategyError, "operator 'x'", "q", "d0"):
         named_strategy(SOFTMAX, ["q"], "operator 'x'")
 
 
 def test_a_rule_that_nothing_splits_says_so() -> None:
-    with pytest.raises(StrategyError, match=r"splittable factors: none$"):
+    with refused(StrategyError, "q", "none"):
         named_strategy(rule("arange.default", [], tensor(8), 8), ["q"], "here")
 
 
@@ -271,37 +270,39 @@ def test_keys_are_whole_where_query_heads_are_split_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "operands", "result", "message"),
+    ("op", "operands", "result", "facts"),
     [
         (
             "linear.default",
             [tensor(8, 16), tensor(12, 15)],
             tensor(8, 12),
-            "factor 'i' has extent 16 in one tensor and 15",
+            ("i", 16, 15),
         ),
         (
             "matmul.default",
             [tensor(), tensor(4)],
             tensor(),
-            r"operands of shapes \(\) and \(4,\) have no dim to contract",
+            ("()", "(4,)"),
         ),
         (
             "add.Tensor",
             [tensor(4, 6), tensor(5)],
             tensor(4, 6),
-            r"an operand of shape \(5,\) does not broadcast to \(4, 6\)",
+            ("(5,)", "(4, 6)"),
         ),
         (
             "cross_entropy_loss.default",
             [tensor(4, 6), tensor(4)],
             tensor(4),
-            "the rule expects 0 dims, the tensor has shape",
+            (0, "(4,)"),
         ),
-        ("embedding.default", [tensor(4, 6)], tensor(4), "factor 'h' has extent 6 in one tensor and 4"),
+        ("embedding.default", [tensor(4, 6)], tensor(4), ("h", 6, 4)),
     ],
 )
-def test_calls_that_do_not_match(op: str, operands: list[TensorType], result: TensorType, message: str) -> None:
-    with pytest.raises(RuleError, match=f"aten.{op}: .*{message}"):
+def test_calls_that_do_not_match(
+    op: str, operands: list[TensorType], result: TensorType, facts: tuple[object, ...]
+) -> None:
+    with refused(RuleError, f"aten.{op}", *facts):
         rule(op, operands, result)
 
 

@@ -8,6 +8,7 @@ from planner.errors import RequestError
 from planner.models.dimensions import ExpertDimensions
 from planner.validation.configuration import UnsupportedError, run_of
 from planner.validation.rows import Row, read_rows
+from tests.refusals import refused
 from tests.unit.validation.runs import COLUMNS, row, write
 
 
@@ -28,7 +29,7 @@ def test_rows_are_chosen_by_their_cells_in_the_order_of_the_file(tmp_path: Path)
     path = write(tmp_path / "runs.csv", row(id="a"), row(id="b", tier="B"), row(id="c"), row(id="d"))
     assert [read.id for read in read_rows(path, {"tier": "A"}, 2)] == ["a", "c"]
     assert [read.line for read in read_rows(path)] == [2, 3, 4, 5]
-    with pytest.raises(RequestError, match="unknown column 'tire'"):
+    with refused(RequestError, "tire", "tier"):
         read_rows(path, {"tire": "A"})
 
 
@@ -111,7 +112,7 @@ def test_the_family_is_the_one_whose_parameters_agree(tmp_path: Path) -> None:
     assert (found.family, found.tied) == ("llama", False)
     found = run_of(one(tmp_path, **llama, ffn_hidden="16384", n_params_B="6.7")).job.model
     assert found.family == "gpt"
-    with pytest.raises(UnsupportedError, match="published are 13: another architecture"):
+    with refused(UnsupportedError, 4.17, "llama", 13):
         run_of(one(tmp_path, **llama, n_params_B="13"))
 
 
@@ -160,15 +161,17 @@ def test_a_run_of_a_few_layers_is_of_so_many(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("changes", "facts"),
     [
-        ({"n_heads": "64"}, "of a size that is not known: hidden=7168, n_heads=64, n_experts=256, topk=8 is none of"),
-        ({"hidden": ""}, "hidden is empty"),
-        ({"n_params_B": "", "moe_ffn_hidden": "18432"}, r"billion parameters \(deepseek\), published are 671"),
+        ({"n_heads": "64"}, ("hidden=7168", "n_heads=64", "n_experts=256", "topk=8")),
+        ({"hidden": ""}, ("hidden", "empty")),
+        ({"n_params_B": "", "moe_ffn_hidden": "18432"}, ("deepseek", 671)),
     ],
 )
-def test_other_latent_attention_is_not_guessed(tmp_path: Path, changes: dict[str, str], reason: str) -> None:
-    with pytest.raises(UnsupportedError, match=reason):
+def test_other_latent_attention_is_not_guessed(
+    tmp_path: Path, changes: dict[str, str], facts: tuple[object, ...]
+) -> None:
+    with refused(UnsupportedError, *facts):
         run_of(one(tmp_path, **{**V3, **changes}))
 
 
@@ -212,43 +215,47 @@ def test_what_is_not_modelled_is_noted(tmp_path: Path, changes: dict[str, str], 
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("changes", "facts"),
     [
-        ({"arch": "moe"}, "n_experts is empty"),
-        ({"n_experts": "8"}, "topk is empty"),
-        ({**MIXTURE, "topk": "1000"}, "topk=1000: a token cannot take more than the n_experts="),
-        ({**MIXTURE, "other_flags": "moe-layer-freq=([0]*1+[1]*2)"}, "only the first layers can be dense"),
-        ({**MIXTURE, "other_flags": "moe-layer-freq=2;"}, "only the first layers can be dense"),
-        ({**MIXTURE, "other_flags": "multi-latent-attention"}, "latent attention, of a size that is not known"),
-        ({**MIXTURE, "model": "DeepSeekV4"}, "latent attention, of a size that is not known"),
-        ({**MIXTURE, "tp": "4", "dp": "1", "other_flags": "ETP=2"}, "experts are split by 2 of 4"),
-        ({"ep": "2"}, "ep is 2, and the model has no experts"),
-        ({"arch": "ssm-mamba"}, "dense decoders and mixtures"),
-        ({"precision": "fp4"}, "precision fp4 is not modelled"),
-        ({"dp": "3"}, "tp 2 x pp 2 x cp 1 x dp 3 = 12 are not the 8 devices"),
-        ({"head_dim": "", "n_heads": "15"}, "head_dim is empty, and 15 heads do not divide hidden=1024"),
-        ({"n_kv_heads": "5", "n_params_B": ""}, "n_kv_heads=5 does not divide n_heads=16"),
-        ({"seq_len": ""}, "seq_len is empty"),
-        ({"profile": ""}, "no hardware profile is given"),
-        ({"model": "Llama LoRA"}, "only adapters are trained"),
-        ({"recompute_detail": "full (block n=1)"}, "1 of the 2 layers of a stage are recomputed"),
+        ({"arch": "moe"}, ("n_experts", "empty")),
+        ({"n_experts": "8"}, ("topk", "empty")),
+        ({**MIXTURE, "topk": "1000"}, ("topk=1000", "n_experts=8")),
+        ({**MIXTURE, "other_flags": "moe-layer-freq=([0]*1+[1]*2)"}, ("([0]*1+[1]*2)",)),
+        ({**MIXTURE, "other_flags": "moe-layer-freq=2;"}, (2, "dense")),
+        ({**MIXTURE, "other_flags": "multi-latent-attention"}, ("hidden=1024", "n_heads=16", "n_experts=8", "topk=2")),
+        ({**MIXTURE, "model": "DeepSeekV4"}, ("hidden=1024", "n_heads=16", "n_experts=8", "topk=2")),
+        ({**MIXTURE, "tp": "4", "dp": "1", "other_flags": "ETP=2"}, (2, 4)),
+        ({"ep": "2"}, ("ep", 2)),
+        ({"arch": "ssm-mamba"}, ("ssm-mamba",)),
+        ({"precision": "fp4"}, ("precision", "fp4")),
+        ({"dp": "3"}, ("tp 2", "pp 2", "cp 1", "dp 3", 12, 8)),
+        ({"head_dim": "", "n_heads": "15"}, ("head_dim", 15, "hidden=1024")),
+        ({"n_kv_heads": "5", "n_params_B": ""}, ("n_kv_heads=5", "n_heads=16")),
+        ({"seq_len": ""}, ("seq_len", "empty")),
+        ({"profile": ""}, ("profile",)),
+        ({"model": "Llama LoRA"}, ("LoRA",)),
+        ({"recompute_detail": "full (block n=1)"}, (1, "2 layers")),
     ],
 )
-def test_what_cannot_be_planned_has_a_reason(tmp_path: Path, changes: dict[str, str], reason: str) -> None:
-    with pytest.raises(UnsupportedError, match=reason):
+def test_what_cannot_be_planned_has_a_reason(
+    tmp_path: Path, changes: dict[str, str], facts: tuple[object, ...]
+) -> None:
+    with refused(UnsupportedError, *facts):
         run_of(one(tmp_path, **changes))
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("changes", "facts"),
     [
-        ({"n_layers": "1e30"}, "n_layers is 1e30; runs with 1024 at most are evaluated"),
-        ({"hidden": "1e300", "n_heads": "1"}, "hidden is 1e300; runs with 1048576"),
-        ({"seq_len": "99999999999"}, "seq_len is 99999999999"),
-        ({"global_batch": "67108864", "micro_batch": "1"}, "passes of micro-batches through stages; at most 1048576"),
-        ({"n_experts": "1e18", "arch": "moe"}, "n_experts is 1e18"),
+        ({"n_layers": "1e30"}, ("n_layers", "1e30", 1024)),
+        ({"hidden": "1e300", "n_heads": "1"}, ("hidden", "1e300", 1048576)),
+        ({"seq_len": "99999999999"}, ("seq_len", 99999999999)),
+        ({"global_batch": "67108864", "micro_batch": "1"}, (67108864, 1048576)),
+        ({"n_experts": "1e18", "arch": "moe"}, ("n_experts", "1e18")),
     ],
 )
-def test_a_row_with_absurd_numbers_is_not_evaluated(tmp_path: Path, changes: dict[str, str], reason: str) -> None:
-    with pytest.raises(UnsupportedError, match=reason):
+def test_a_row_with_absurd_numbers_is_not_evaluated(
+    tmp_path: Path, changes: dict[str, str], facts: tuple[object, ...]
+) -> None:
+    with refused(UnsupportedError, *facts):
         run_of(one(tmp_path, **changes))

@@ -19,6 +19,7 @@ from runtime.servers.frames import Frame, encode
 from runtime.servers.serve import Server, storage_of
 from runtime.servers.sparse_optimizers import SparseOptimizer
 from runtime.servers.tables import Table
+from tests.refusals import refused
 from tests.unit.runtime.servers.served_here import serving
 
 ELSEWHERE = "127.0.0.2"
@@ -96,20 +97,16 @@ def test_rows_are_encrypted_where_the_address_is_not_loopback(tmp_path: Path) ->
 
 def test_a_server_listens_elsewhere_with_a_certificate_only(tmp_path: Path) -> None:
     storage = storage_of(tmp_path, 0, 1)
-    message = (
-        r"is not on loopback, .*, and .*certificate.pem is missing: make it by python -m runtime.servers certificate"
-    )
-    with pytest.raises(RequestError, match=message):
+    with refused(RequestError, tmp_path / "certificate.pem", f"python -m runtime.servers certificate {tmp_path}"):
         Server(storage, "key", (ELSEWHERE, 0), folder=tmp_path)
-    with pytest.raises(
-        RequestError, match=r"0\.0\.0\.0:[0-9]+ is every interface of this machine; give the address of"
-    ):
+    with refused(RequestError, "interface") as caught:
         Server(storage, "key", ("0.0.0.0", 0), folder=tmp_path)
+    assert str(caught.value).startswith("0.0.0.0:")
     (tmp_path / "certificate.pem").write_text("nothing")
-    with pytest.raises(RequestError, match=r"can be read by others|is no certificate"):
+    with refused(RequestError, tmp_path / "certificate.pem"):
         Server(storage, "key", (ELSEWHERE, 0), folder=tmp_path)
     (tmp_path / "certificate.pem").chmod(0o600)
-    with pytest.raises(RequestError, match=r"certificate.pem is no certificate with its key"):
+    with refused(RequestError, tmp_path / "certificate.pem", "certificate"):
         Server(storage, "key", (ELSEWHERE, 0), folder=tmp_path)
 
 
@@ -117,10 +114,10 @@ def test_who_has_no_certificate_or_another_one_is_not_heard(tmp_path: Path) -> N
     make_certificate(tmp_path)
     with serving(tmp_path, host=ELSEWHERE) as addresses:
         without = copied(addresses, tmp_path / "without", certificate=False)
-        with pytest.raises(RequestError, match=r"is not on loopback, where rows travel over TLS, and .* is missing"):
+        with refused(RequestError, without.folder / "certificate.pem"):
             TableClient(without, [USERS])
         make_certificate(without.folder)
-        with pytest.raises(RequestError, match=r"does not have the certificate of .*without: .*; copy certificate.pem"):
+        with refused(RequestError, without.folder, "certificate.pem"):
             TableClient(without, [USERS])
         unsure = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         unsure.check_hostname, unsure.verify_mode = False, ssl.CERT_NONE

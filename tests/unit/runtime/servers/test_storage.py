@@ -15,6 +15,7 @@ from runtime.servers.shard import Shard
 from runtime.servers.sparse_optimizers import SparseOptimizer
 from runtime.servers.storage import Storage
 from runtime.servers.tables import Table
+from tests.refusals import refused
 
 TABLE = Table(name="users", rows=12, width=3, optimizer=SparseOptimizer(name="adam"), deviation=1.0)
 
@@ -155,13 +156,12 @@ def test_a_log_that_has_grown_asks_for_a_snapshot(tmp_path: Path, monkeypatch: p
 def test_damaged_and_foreign_files_are_named(tmp_path: Path) -> None:
     logged(tmp_path)
     log = tmp_path / "log-000000"
-    with pytest.raises(RequestError, match=r"log-000000 is of server 0 of 2, and this is server 1 of 3"):
+    with refused(RequestError, log, "server 0", 2, "server 1", 3):
         Storage(tmp_path, 1, 3).open()
     data = bytearray(log.read_bytes())
     data[200] ^= 4
     log.write_bytes(bytes(data))
-    message = r"log-000000: record 1, at byte [0-9]+ of [0-9]+, is damaged: its checksum does not match; the 1 rec"
-    with pytest.raises(RequestError, match=message):
+    with refused(RequestError, log, "record 1", len(data), "--repair"):
         Storage(tmp_path, 0, 2).open()
 
 
@@ -174,5 +174,5 @@ def test_a_damaged_snapshot_is_not_passed_over(tmp_path: Path) -> None:
     storage.close()
     snapshot = tmp_path / "snapshot-000001"
     snapshot.write_bytes(snapshot.read_bytes()[:-30])
-    with pytest.raises(RequestError, match=r"snapshot-000001 is no whole snapshot: it has no end \(byte"):
+    with refused(RequestError, snapshot, 57, 87):
         Storage(tmp_path, 0, 2).open()
