@@ -73,7 +73,7 @@ class Limits:
         if self.memory < math.inf and now - self._read >= _EVERY:
             self._read = now
             if (held := self.resident()) > self.memory:
-                raise LimitError(f"the planner holds {_gib(held)}, and {self._memory_words()}", memory=True)
+                raise LimitError(f"the planner holds {_size(held)}, and {self._memory_words()}", memory=True)
 
     def reached(self) -> bool:
         """Whether a limit is reached."""
@@ -86,7 +86,7 @@ class Limits:
     def ask(self, nbytes: float, what: str) -> None:
         """Raise LimitError where there is no room for so many bytes more."""
         if nbytes > self.left():
-            raise LimitError(f"{what} would take {_gib(nbytes)}, and {self._memory_words()}", memory=True)
+            raise LimitError(f"{what} would take {_size(nbytes)}, and {self._memory_words()}", memory=True)
 
     def left(self) -> float:
         """Bytes that may still be taken."""
@@ -96,7 +96,7 @@ class Limits:
         return LimitError(f"the time limit of {self.seconds:g} s is over")
 
     def _memory_words(self) -> str:
-        return f"its own memory is limited to {_gib(self.memory)}"
+        return f"the memory of the planner is limited to {_size(self.memory)}"
 
 
 _Item = TypeVar("_Item")
@@ -307,5 +307,5 @@ def _room_of(folder: Path, limit: str, usage: str) -> float:
         return math.inf
 
 
-def _gib(nbytes: float) -> str:
-    return f"{nbytes / 2**30:.1f} GiB"
+def _size(nbytes: float) -> str:
+    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.1f} MiB"

@@ -99,8 +99,8 @@ def _read(row: torch.Tensor, kind: Any) -> Any:
         return _adapter(kind).validate_json(row.numpy().tobytes(), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise RunError(f"a rank told something else than {kind}: {place}: {first['msg']}") from error
+        place = ".".join(map(str, first["loc"])) or "the whole of it"
+        raise RunError(f"a rank told something of another form: {place}: {first['msg']}") from error
 
 
 def _bytes(written: bytes) -> torch.Tensor:

@@ -226,7 +226,7 @@ def _experts(row: Row, notes: list[str]) -> ExpertDimensions | None:
         width = _needed(row, "ffn_hidden")
         notes.append("moe_ffn_hidden unknown: ffn_hidden")
     shared = re.search(r"moe-shared-expert-intermediate-size=(\d{1,9})", words)
-    frequency = re.search(r"moe-layer-freq=(\S+)", words)
+    frequency = re.search(r"moe-layer-freq=([^\s;]+)", words)
     first = re.fullmatch(r"\(\[0\]\*(\d{1,9})\+\[1\]\*(\d{1,9})\);?", frequency[1]) if frequency else None
     if frequency and (first is None or int(first[1]) + int(first[2]) != _needed(row, "n_layers")):
         raise UnsupportedError(f"layers with experts are {frequency[1]}; only the first layers can be dense")

@@ -74,7 +74,8 @@ def _dim(table: FactorTable, call: Call, token: Token, extent: int) -> tuple[int
     """Factors of a dim: pieces, and the elements of a piece, which are never cut. Those of extent 1 have none."""
     count, rest = divmod(extent, token.piece)
     if rest or (token.factor is None and extent != 1):
-        raise RuleError(f"{call.op}: a dim of extent {extent} is not {token.factor or ''} pieces of {token.piece}")
+        pieces = f"{token.factor} pieces of {token.piece}" if token.factor else f"one piece of {token.piece}"
+        raise RuleError(f"{call.op}: a dim of extent {extent} is not {pieces}")
     found = () if token.factor is None or count == 1 else (table.add(token.factor, count),)
     inner = () if token.piece == 1 else (table.add(f"{token.factor}:{token.piece}", token.piece, FactorKind.BLOCKED),)
     return (*found, *inner)
