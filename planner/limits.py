@@ -15,13 +15,16 @@ whose size is known before it is made is asked for first (`room`), as one alloca
 Code that is not ours never calls `check`. `interrupting` starts a thread that watches while it runs and, once a limit
 is passed by `GRACE` seconds, raises in the thread that set it. A signal would do that in the main thread alone; a child
 process would have to be forked with the threads and devices of whoever calls the library, or be sent a model that may
-not be pickled. As with Ctrl-C, the code that is interrupted may leave its own state unfinished.
+not be pickled. As with Ctrl-C, the code that is interrupted may leave its own state unfinished. The import of a library
+is not interrupted: half of it would stay, and break whatever uses it next.
 """
 
 import contextlib
 import ctypes
 import math
 import os
+import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +37,11 @@ from planner.errors import LimitError
 
 SHARE = 0.75
 """Of the memory that is available when a request begins, the planner takes so much where nothing is said."""
+
+LONGEST_IMPORT = 60.0
+"""Seconds for which the import of a library is waited for, past a limit."""
+
+_LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 GRACE = 0.5
 """Seconds past a limit after which code that never checks is interrupted."""
@@ -230,11 +238,15 @@ class _Watch(threading.Thread):
             resident=self.limits.resident,
         )
         pause = _POLL
+        importing = 0.0
         while not self._over.wait(pause):
             try:
                 grace.check()
             except LimitError as error:
                 pause = _AGAIN
+                if importing < LONGEST_IMPORT and _imports_a_library(self.target):
+                    importing += pause
+                    continue
                 with self._lock:
                     if not self._over.is_set():
                         self.why = self.why or error
@@ -245,6 +257,19 @@ class _Watch(threading.Thread):
             self._over.set()
             if self.why is not None:
                 _raise_in(self.target, None)  # if it has not been raised yet
+
+
+def _imports_a_library(thread: int) -> bool:
+    """Whether a thread is in the middle of the import of a module of Python's or of an installed package."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename == "<frozen importlib._bootstrap>" and code.co_name == "_find_and_load":
+            spec = getattr(sys.modules.get(str(frame.f_locals.get("name"))), "__spec__", None)
+            if spec is not None and str(spec.origin).startswith(_LIBRARIES):
+                return True
+        frame = frame.f_back
+    return False
 
 
 def _raise_in(thread: int, kind: type[BaseException] | None) -> None:

@@ -230,6 +230,8 @@ NEAREST = {
         "tests/property/test_timeline.py",
         "tests/contract/test_predicted_is_kept.py",
         "tests/contract/test_audit.py",
+        "tests/contract/test_audit_of_block_gathers.py",
+        "tests/contract/test_gathers_ahead.py",
         "tests/golden",
         "tests/unit/search",
         "tests/distributed/test_schedules.py",

@@ -1,7 +1,9 @@
 """The limits of the planner: who may ask, what an inner limit may do, and how code that never asks is ended."""
 
 import math
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from planner import limits
 from planner.errors import LimitError
 from planner.graph.trace import trace
 from planner.limits import (
@@ -129,7 +132,7 @@ def test_a_model_that_never_ends_is_traced_until_the_limit(calls: bool, thread: 
 def test_a_model_that_takes_memory_while_it_is_traced_is_ended() -> None:
     with (
         limited(memory=1.0, resident=lambda: 2.0),
-        refused(LimitError, "Endless", "0.0 GiB", "0.0 GiB") as caught,
+        refused(LimitError, "Endless", "0.0 MiB", "0.0 GiB") as caught,
     ):
         trace(Endless(True), (torch.ones(4),))
     assert caught.value.memory
@@ -199,3 +202,29 @@ def test_limits_are_those_of_their_thread() -> None:
         other.join()
     assert seen == [math.inf]
     assert Limits().ends == math.inf
+
+
+SLOW_LIBRARY = """
+import time
+for _ in range(150):
+    time.sleep(0.01)
+done = True
+"""
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_the_import_of_a_library_is_not_interrupted(
+    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is whole when the limit ends what comes after it. That of a module of the user's may never end."""
+    (tmp_path / "slow_library.py").write_text(SLOW_LIBRARY)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "slow_library", raising=False)
+    if installed:
+        monkeypatch.setattr(limits, "_LIBRARIES", (f"{tmp_path}/",))
+    with limited(0.1), refused(LimitError, "importing"), interrupting("importing"):
+        import slow_library  # type: ignore[import-not-found]  # noqa: F401
+
+        while True:
+            time.sleep(0.01)
+    assert getattr(sys.modules.get("slow_library"), "done", False) == installed

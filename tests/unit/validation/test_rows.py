@@ -250,7 +250,7 @@ def test_what_cannot_be_planned_has_a_reason(
         ({"n_layers": "1e30"}, ("n_layers", "1e30", 1024)),
         ({"hidden": "1e300", "n_heads": "1"}, ("hidden", "1e300", 1048576)),
         ({"seq_len": "99999999999"}, ("seq_len", 99999999999)),
-        ({"global_batch": "67108864", "micro_batch": "1"}, (67108864, 1048576)),
+        ({"global_batch": "67108864", "micro_batch": "1"}, (67108864, 262144)),
         ({"n_experts": "1e18", "arch": "moe"}, ("n_experts", "1e18")),
     ],
 )
