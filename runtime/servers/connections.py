@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from runtime.servers.disk import BrokenDiskError
 from runtime.servers.frames import LARGEST_BODY, Frame, FrameReader, encode
 from runtime.servers.handshake import BEFORE_HELLO, new_nonce
 from runtime.servers.transport import Channel, place_of
@@ -85,8 +86,8 @@ class Connection:
 
 
 class Connections:
-    """Those of a listening socket. `answer` is called with every frame of one; it may raise ValueError, which ends the
-    connection."""
+    """Those of a listening socket. `answer` is called with every frame of one. What it raises ends the connection, but
+    for BrokenDiskError, which ends the server."""
 
     def __init__(
         self,
@@ -261,7 +262,9 @@ class Connections:
                 connection.coming = 0
                 self._answer(connection, frame)
                 self.flush(connection)
-        except (ValueError, MemoryError):  # no frame of ours, or there is no room for it
+        except BrokenDiskError:  # ends the server
+            raise
+        except Exception:  # no frame of ours, or there is no room for it
             self.drop(connection)
         self._resume()
 

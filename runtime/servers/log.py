@@ -93,6 +93,7 @@ class LogWriter:
 
     def __init__(self, path: Path, disk: Disk, *, flushed: bool, end: int = 0, records: int = 0) -> None:
         self.path, self.end, self._records = path, end, records
+        self._before = end  # where the last record begins
         self._disk, self._flushed = disk, flushed
         self._descriptor: int | None = disk.open(path)
 
@@ -109,7 +110,15 @@ class LogWriter:
             raise RefusedWriteError(f"{self.path}: cannot append at byte {self.end}: {error.strerror}") from error
         if self._flushed:
             self.sync()
-        self.end, self._records = end, self._records + 1
+        self._before, self.end, self._records = self.end, end, self._records + 1
+
+    def take_back(self) -> None:
+        """Cut off the record that was appended last, which nobody has acknowledged. Raises BrokenDiskError."""
+        assert self._before < self.end
+        self.end, self._records = self._before, self._records - 1
+        self.cut()
+        if self._flushed:
+            self.sync()
 
     def cut(self) -> None:
         """Cut off what stands behind the last whole record, and look that it is gone. Raises BrokenDiskError."""

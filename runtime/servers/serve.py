@@ -6,7 +6,9 @@
 
 A frame that the shard refuses is answered with what is wrong, and changes nothing. What is no frame ends the
 connection (`connections.py`). A record that cannot be written is not acknowledged: its worker is told, and asks again.
-Where nobody knows what the files hold any more, the server says so to all and stops.
+One that cannot be applied, by a fault of ours or for want of memory, is taken off the log, and the state is read anew.
+Any other error ends the connection that it came from. Where nobody knows what the files hold any more, the server says
+so to all and stops.
 """
 
 import contextlib
@@ -19,6 +21,7 @@ from pathlib import Path
 from planner.errors import RequestError
 from runtime.servers.connections import Connection, Connections, Limits
 from runtime.servers.disk import BrokenDiskError, RefusedWriteError
+from runtime.servers.faults import described
 from runtime.servers.frames import Frame
 from runtime.servers.handshake import SERVER, WORKER, Identity, is_proof, proof
 from runtime.servers.messages import check_message
@@ -78,8 +81,9 @@ class Server:
         self._connections.close()
         self._storage.close()
 
-    def _answer(self, connection: Connection, frame: Frame) -> None:
-        """Answer a frame. Raises ValueError for one that says nothing."""
+    def _answer(self, connection: Connection, frame: Frame, *, again: bool = False) -> None:
+        """Answer a frame, or say `again` to one who waits for the answer for whom it waits. Raises ValueError for a
+        stranger that says nothing, and BrokenDiskError; any other error is the connection's own."""
         try:
             if not connection.known:
                 self._hello(connection, frame)
@@ -90,6 +94,9 @@ class Server:
             elif frame.kind in ("pull", "read"):
                 connection.waits = frame
                 self._give(connection)
+                if again and connection.waits is not None:
+                    workers = self.shard.waiting_for(frame.fields["step"], frame.fields["tables"])
+                    connection.send("waiting", {"workers": workers})
             else:
                 self._look(connection, frame)
         except RequestError as error:
@@ -98,6 +105,13 @@ class Server:
         except RefusedWriteError as error:
             self._say_once(str(error))
             connection.send("unwritten", {"message": str(error)})
+        except Exception as error:
+            if isinstance(error, BrokenDiskError) or not connection.known:
+                raise
+            said = f"server {self.shard.number} cannot answer a '{frame.kind}': {described(error)}"
+            self._say_once(said)
+            connection.waits, connection.last = None, True
+            connection.send("refused", {"message": said})
 
     def _hello(self, connection: Connection, frame: Frame) -> None:
         identity = Identity.of(frame)
@@ -143,13 +157,18 @@ class Server:
                 self._connections.flush(other)
 
     def _apply(self, frame: Frame) -> None:
-        """Apply what is in the log. A server that cannot do it to its end holds no state that anybody knows."""
+        """Apply what is in the log. Where that fails half of it may be done: it is taken off the log again, and the
+        state is what the files hold. Raises RequestError then."""
         try:
             self.shard.apply(frame)
-        except MemoryError as error:
-            raise BrokenDiskError(
-                f"server {self.shard.number} has no memory for a '{frame.kind}'; it is in its log"
-            ) from error
+            return
+        except Exception as error:
+            fault = described(error)
+        self.shard.tables.clear()  # they are read anew, and there may be no room for both
+        self.shard = self._storage.take_back()
+        said = f"server {self.shard.number} cannot apply this '{frame.kind}': {fault}; nothing has changed"
+        self._say_once(said)
+        raise RequestError(said)
 
     def _give(self, connection: Connection) -> None:
         """Answer a question for rows, if the time has come for it."""
@@ -197,10 +216,7 @@ class Server:
             frame = connection.waits
             if frame is None or connection.outgoing:
                 continue
-            self._answer(connection, frame)  # it may have waited for room
-            if connection.waits is not None:
-                workers = self.shard.waiting_for(frame.fields["step"], frame.fields["tables"])
-                connection.send("waiting", {"workers": workers})
+            self._answer(connection, frame, again=True)  # it may have waited for room
             self._connections.flush(connection)
 
 

@@ -317,7 +317,7 @@ def summed(parts: list[tuple[Array, Array]], table: Table) -> tuple[Array, Array
 def _check_rows(held: HeldTable, rows: Array, values: Array | None = None, part: Array | None = None) -> None:
     """Raise RequestError for rows that are not here, and values that are not like those of a part of the table."""
     table = held.table
-    ascending = rows.ndim == 1 and rows.dtype.kind == "i" and not bool((np.diff(rows) <= 0).any())
+    ascending = rows.ndim == 1 and rows.dtype.kind == "i" and bool((rows[1:] > rows[:-1]).all())
     if not ascending or (len(rows) and (rows[0] < 0 or rows[-1] >= len(held.weight))):
         raise RequestError(
             f"table '{table.name}': {len(held.weight)} rows are here, and what was asked for are not some of them, each"

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from planner.errors import RequestError
 from runtime.servers.disk import BrokenDiskError, Disk, RefusedWriteError, SystemDisk, write_all
+from runtime.servers.faults import described
 from runtime.servers.frames import Frame
 from runtime.servers.log import Ending, LogReader, LogWriter, recorded
 from runtime.servers.private_files import FILE, take_folder
@@ -84,6 +85,20 @@ class Storage:
         assert self._log is not None
         self._log.append(record)
 
+    def take_back(self) -> Shard:
+        """Cut off the record that was appended last, as it cannot be applied: the state that the files hold without it.
+        Raises BrokenDiskError where they cannot be cut or read."""
+        assert self._log is not None
+        self._log.take_back()
+        self._log.close()
+        self._log = None
+        try:
+            return self._read()
+        except OSError as error:
+            raise BrokenDiskError(f"{error.filename or self._folder}: {error.strerror}") from error
+        except (MemoryError, RequestError) as error:
+            raise BrokenDiskError(f"{self._folder} cannot be read again: {described(error)}") from error
+
     @property
     def log_bytes(self) -> int:
         """Bytes of the log's whole records."""
@@ -139,6 +154,11 @@ class Storage:
         for path in self._folder.iterdir():
             if _PART.fullmatch(path.name):
                 self._disk.unlink(path)
+        return self._read()
+
+    def _read(self) -> Shard:
+        """The state that the files hold, with the log open behind its last whole record."""
+        self._generation = self._kept = 0
         shard = Shard(number=self._number, count=self._count)
         snapshots, logs = self._generations("snapshot"), self._generations("log")
         if snapshots:
@@ -184,10 +204,14 @@ class Storage:
             reader = LogReader(file)
             try:
                 shard = Shard.restored(one.frame for one in reader)
-            except (ValueError, LookupError, TypeError, RuntimeError, RequestError) as error:
+            except OSError:
+                raise
+            except Exception as error:
                 ending = reader.ending
                 where = f" (byte {ending.end}, record {ending.records}: {ending.fault})" if ending.fault else ""
-                raise RequestError(f"{path} is no whole snapshot: {error}{where}; it cannot be used") from error
+                raise RequestError(
+                    f"{path} is no whole snapshot: {described(error)}{where}; it cannot be used"
+                ) from error
         self._kept = path.stat().st_size
         self._check_server(path, shard.number, shard.count)
         return shard
@@ -200,8 +224,10 @@ class Storage:
             for one in reader:
                 try:
                     self._take(path, shard, one.frame)
-                except (ValueError, LookupError, TypeError, RequestError) as error:
-                    raise RequestError(f"{path}: record {one.number}: {error}; this log cannot be replayed") from error
+                except Exception as error:
+                    raise RequestError(
+                        f"{path}: record {one.number}: {described(error)}; this log cannot be replayed"
+                    ) from error
         ending = reader.ending
         if ending.fault is None:
             return ending

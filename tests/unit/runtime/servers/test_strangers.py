@@ -24,7 +24,7 @@ from runtime.servers.frames import Frame, FrameReader, encode
 from runtime.servers.handshake import BEFORE_HELLO
 from runtime.servers.sparse_optimizers import SparseOptimizer
 from runtime.servers.storage import Storage
-from runtime.servers.tables import Table
+from runtime.servers.tables import LARGEST_WIDTH, Table
 from tests.unit.runtime.servers.served_here import Caller, frame_of, serving
 
 USERS = Table(name="users", rows=40, width=6, optimizer=SparseOptimizer(name="adam"))
@@ -302,7 +302,7 @@ def test_no_message_ends_a_server_often(
 
 
 def test_a_table_that_no_host_holds_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
-    huge = Table(name="huge", rows=2**31 - 1, width=2**31, optimizer=SparseOptimizer(name="adam"))
+    huge = Table(name="huge", rows=2**31 - 1, width=LARGEST_WIDTH, optimizer=SparseOptimizer(name="adam"))
     with serving(tmp_path) as addresses, pytest.raises(RequestError, match=r"'huge' needs [0-9.]+ GiB on server 0"):
         TableClient(addresses, [huge])
 

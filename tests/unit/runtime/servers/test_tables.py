@@ -62,6 +62,7 @@ def test_first_values_depend_on_the_row_alone() -> None:
     [
         ({"rows": 9, "shares": (1.0, 2.0)}, 3, "has shares 1, 2 for 3 servers; give each server one number above 0"),
         ({"rows": 9, "shares": (1.0, 0.0)}, 2, "give each server one number above 0"),
+        ({"rows": 9, "shares": (1e308, 7e307)}, 2, r"give each server one number above 0, at most 1e\+15"),
     ],
 )
 def test_what_cannot_be_shared_out(made: dict[str, object], servers: int, message: str) -> None:
