@@ -184,8 +184,10 @@ def _record_at(file: BinaryIO, at: int, size: int, number: int, *, later: bool =
 def _frame_at(file: BinaryIO, at: int, size: int, head: bytes) -> tuple[Frame, int]:
     """A record of version 0.1: a frame, whose size nothing proves."""
     prefix = head[:PREFIX_BYTES]
-    if head[:4] == MAGIC[: len(head)] and len(prefix) < PREFIX_BYTES:
-        raise _ShortError(f"the file ends after {len(prefix)} bytes of a record")
+    if len(prefix) < PREFIX_BYTES:
+        if head[:4] == MAGIC[: len(head)]:
+            raise _ShortError(f"the file ends after {len(prefix)} bytes of a record")
+        raise ValueError(f"the file ends with {len(prefix)} bytes that begin no record")
     end = at + PREFIX_BYTES + sizes(prefix)
     if end > size:
         raise ValueError(f"it says that it ends at byte {end}, and the file does at {size}")
