@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from planner.errors import PlannerError, RequestError
-from runtime.servers.addresses import make_key, parse_address, publish
+from runtime.servers.addresses import address_file, make_key, parse_address, publish
 from runtime.servers.certificate import make_certificate
 from runtime.servers.fleet import Fleet
 from runtime.servers.serve import LOOPBACK, Server, storage_of
@@ -89,6 +89,8 @@ def _one(given: argparse.Namespace) -> int:
     storage = storage_of(
         given.folder, given.number, given.servers, flushed=given.flush, repaired=given.repair, say=_say
     )
+    storage.lock()
+    address_file(given.folder, given.number).unlink(missing_ok=True)
     server = Server(storage, key, parse_address(given.listen), folder=given.folder, say=_say)
     publish(given.folder, given.number, server.address)
     try:

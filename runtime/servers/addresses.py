@@ -29,7 +29,7 @@ class Addresses:
         if self.fixed:
             return parse_address(self.fixed[server])
         try:
-            with (self.folder / f"server-{server}.at").open("rb") as file:
+            with address_file(self.folder, server).open("rb") as file:
                 return parse_address(file.read(_LARGEST).decode(errors="replace"))
         except FileNotFoundError:
             return None
@@ -45,9 +45,14 @@ class Addresses:
             ) from error
 
 
+def address_file(folder: Path, server: int) -> Path:
+    """Where a server says where it is."""
+    return folder / f"server-{server}.at"
+
+
 def publish(folder: Path, server: int, address: tuple[str, int]) -> None:
     """Say where a server is."""
-    path = folder / f"server-{server}.at"
+    path = address_file(folder, server)
     write_aside(path, f"{address[0]}:{address[1]}".encode()).replace(path)
 
 

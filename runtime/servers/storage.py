@@ -67,6 +67,13 @@ class Storage:
         self._generation = self._kept = 0
         self._enough = LEAST_LOG
 
+    def lock(self) -> None:
+        """Be the only process that has these files. Raises RequestError where another one has them, or the folder is
+        somebody else's."""
+        if self._lock is None:
+            take_folder(self._folder)
+            self._take_lock()
+
     def open(self) -> Shard:
         """The state as it was when the last record was appended. Raises RequestError for files that are damaged, or of
         another server, and BrokenDiskError where they cannot be read or cut."""
@@ -149,8 +156,7 @@ class Storage:
             self._lock = None
 
     def _open(self) -> Shard:
-        take_folder(self._folder)
-        self._take_lock()
+        self.lock()
         for path in self._folder.iterdir():
             if _PART.fullmatch(path.name):
                 self._disk.unlink(path)
@@ -177,7 +183,7 @@ class Storage:
         return shard
 
     def _take_lock(self) -> None:
-        """Be the only process that has these files; one that is ending has some seconds for it."""
+        """One that is ending has some seconds for it."""
         self._lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE)
         until = time.monotonic() + _ENDING
         while True:
