@@ -3,8 +3,8 @@
 Fleet ──┬─ python -m runtime.servers FOLDER --number 0       restarted where it was killed: it finds its files
         └─ ...                          a server ends when its stdin does, so none outlives who started it
 
-The address that a server has left is removed by the next one of its number, once that has the lock of its files: another
-fleet of the same folder may be running.
+The address that a server has left is removed by the next one of its number, once that has the lock of its files:
+another fleet of the same folder may be running.
 """
 
 import os

@@ -14,7 +14,7 @@ sets all clocks, and tables and states have their contents loaded anew: that is 
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +33,8 @@ RECORDS = ("open", "create", "load", "ready", "push", "restart")
 WEIGHT = "weight"
 """The part of a table that is looked up; the other parts are those of the state of its optimizer."""
 
-MOST_WORKERS = 2**20
+MOST_WORKERS = 2**17
+"""Their clocks, as text, go into the header of one frame."""
 
 _CHUNK = 2**24  # numbers of a snapshot's frame
 
@@ -183,7 +184,8 @@ class Shard:
             held.ready = False
             held.state = held.table.optimizer.new_state(len(held.weight), held.table.width, held.table.dtype)
 
-    def _create(self, table: Table) -> None:
+    def _create(self, table: Table, *, drawn: bool = True) -> None:
+        """Make a table, with its first values where they are `drawn`."""
         partition = partition_of(table, self.count)
         held = partition.held(self.number)
         self.tables[table.name] = HeldTable(
@@ -257,13 +259,12 @@ class Shard:
         return held
 
     def snapshot(self) -> Iterator[Frame]:
-        """The whole state as frames, in pieces that stay small."""
+        """The whole state as frames, in pieces that stay small, however many workers and tables there are."""
         yield Frame(
             kind="shard",
             fields={
                 "number": self.number, "count": self.count, "workers": self.workers, "staleness": self.staleness,
-                "clocks": self.clocks, "version": self.version,
-                "tables": [{"table": h.table.content(), "ready": h.ready} for h in self.tables.values()],
+                "version": self.version,
             },
         )  # fmt: skip
         for name, held in self.tables.items():
@@ -280,25 +281,33 @@ class Shard:
 
     @staticmethod
     def restored(frames: Iterator[Frame]) -> "Shard":
-        """The shard that `snapshot` took apart. Raises ValueError for frames that do not end."""
+        """The shard that `snapshot` took apart; until version 0.1 all clocks and tables were in its first frame. Raises
+        ValueError for frames that do not end."""
         first = next(frames, None)
         if first is None or first.kind != "shard":
             raise ValueError("it has no beginning")
         known = dict(first.fields)
-        tables = known.pop("tables")
+        tables = known.pop("tables", [])
         shard = Shard(**known)
         for content in tables:
-            shard._create(Table.of(content["table"]))
-            shard.tables[content["table"]["name"]].ready = content["ready"]
+            shard._restore_table(content)
         for frame in frames:
             if frame.kind == "end":
                 return shard
-            if frame.kind == "push":
+            if frame.kind == "clocks":
+                shard.clocks = frame.arrays["clocks"].tolist()
+            elif frame.kind == "table":
+                shard._restore_table(frame.fields)
+            elif frame.kind == "push":
                 shard.pending[int(frame.fields["worker"])] = frame
-                continue
-            held, values, start = shard.tables[frame.fields["table"]], frame.arrays["values"], frame.fields["start"]
-            held.part(frame.fields["part"])[start : start + len(values)] = values
+            else:
+                held, values = shard.tables[frame.fields["table"]], frame.arrays["values"]
+                start = frame.fields["start"]
+                held.part(frame.fields["part"])[start : start + len(values)] = values
         raise ValueError("it has no end")
+        yield Frame(kind="clocks", arrays={"clocks": np.array(self.clocks, np.int64)})
+        for held in self.tables.values():
+            yield Frame(kind="table", fields={"table": held.table.content(), "ready": held.ready})
 
 
 def summed(parts: list[tuple[Array, Array]], table: Table) -> tuple[Array, Array]:
@@ -333,6 +342,12 @@ def _check_rows(held: HeldTable, rows: Array, values: Array | None = None, part:
 
 
 def _memory_of_host() -> int:
+    def _restore_table(self, content: Mapping[str, Any]) -> None:
+        """A table of a snapshot, whose rows follow."""
+        table = Table.of(content["table"])
+        self._create(table, drawn=False)
+        self.tables[table.name].ready = content["ready"]
+
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -118,19 +118,20 @@ class Storage:
         return self.log_bytes > self._enough
 
     def snapshot(self, shard: Shard) -> None:
-        """Write the state, begin a new log, and drop the old files. Raises RefusedWriteError where that was not
-        possible: the log goes on."""
+        """Write the state, read it back, begin a new log, and drop the old files. Raises RefusedWriteError where that
+        was not possible: the log goes on."""
         assert self._log is not None
         generation = self._generation + 1
         path = self._path("snapshot", generation)
         aside = path.with_suffix(".part")
         try:
-            self._kept = self._write(aside, shard)
+            kept = self._write(aside, shard)
             log = self._begin_log(generation)
-        except (OSError, RefusedWriteError) as error:
+        except (OSError, MemoryError, RefusedWriteError, RequestError, ValueError) as error:
             self._enough = self._log.end + LEAST_LOG
             self._take_back(aside, self._path("log", generation))
-            said = f"{path}: not written, the log goes on: {error.strerror if isinstance(error, OSError) else error}"
+            fault = error.strerror if isinstance(error, OSError) else described(error)
+            said = f"{path}: not written, the log goes on: {fault}"
             self._say(said)
             raise RefusedWriteError(said) from error
         try:
@@ -140,7 +141,7 @@ class Storage:
             log.close()
             raise BrokenDiskError(f"{path}: cannot be put in its place: {error.strerror}") from error
         self._log.close()
-        self._log, self._generation = log, generation
+        self._log, self._generation, self._kept = log, generation, kept
         self._enough = max(LEAST_LOG, self._kept)
         with contextlib.suppress(OSError):  # they are not read any more, and removed with the next ones
             for kind, old in self._files():
@@ -306,14 +307,24 @@ class Storage:
         self._disk.sync_folder(self._folder)
 
     def _write(self, path: Path, shard: Shard) -> int:
-        """Write a snapshot; its bytes."""
-        descriptor, end = self._disk.open(path), 0
+        """Write a snapshot, and see that it can be read; its bytes. Raises ValueError where it cannot."""
+        descriptor, end, records = self._disk.open(path), 0, 0
         try:
-            for number, frame in enumerate(shard.snapshot()):
-                end = write_all(self._disk, descriptor, recorded(frame, number), end)
+            for frame in shard.snapshot():
+                end = write_all(self._disk, descriptor, recorded(frame, records), end)
+                records += 1
             self._disk.sync(descriptor)
         finally:
             self._disk.close(descriptor)
+        with path.open("rb") as file:
+            reader = LogReader(file)
+            for _ in reader:
+                pass
+        found = reader.ending
+        if (found.records, found.end, found.fault) != (records, end, None):
+            raise ValueError(
+                f"{found.records} of {records} records can be read back: {found.fault or 'it is cut short'}"
+            )
         return end
 
     def _take_back(self, *paths: Path) -> None:

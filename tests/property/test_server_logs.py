@@ -269,7 +269,7 @@ def test_each_call_fails_once(tmp_path: Path, fault: str, call: int) -> None:
 @pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.parametrize("fault", ["ENOSPC", "EIO", "KILL"])
-@pytest.mark.parametrize("call", [8, 15, 22])  # of a snapshot, of the head of a log, of an append
+@pytest.mark.parametrize("call", [10, 17, 24])  # of a snapshot, of the head of a log, of an append
 def test_a_write_is_torn_at_every_byte(fault: str, call: int) -> None:
     for written in range(420):
         with tempfile.TemporaryDirectory() as folder:
