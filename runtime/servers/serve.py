@@ -145,6 +145,7 @@ class Server:
 
     def _record(self, connection: Connection, frame: Frame) -> None:
         if self.shard.check(frame):
+            self.shard.check_room(frame)
             self._storage.append(frame)
             self._apply(frame)
             if self._storage.wants_snapshot:
@@ -178,6 +179,7 @@ class Server:
             return
         names, connection.waits = frame.fields["tables"], None
         part = frame.fields.get("part", WEIGHT)
+        self.shard.check_pull(names, frame.arrays, part)
         arrays = {
             f"values{number}": self.shard.rows(name, frame.arrays[f"rows{number}"], part)
             for number, name in enumerate(names)

@@ -30,6 +30,8 @@ LARGEST_SHARE = 1e15
 PARTITIONS = ("hashed", "ranges")
 DTYPES = ("float32", "float64")
 _PIECE = 2**22  # numbers that travel at a time, where a whole table does
+_DRAWN = 2**18  # numbers that are drawn at a time
+_DRAWING = 64  # bytes that each of them takes meanwhile
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0  # multiples of it are spread evenly (Knuth, volume 3, section 6.4)
 
 
@@ -163,6 +165,16 @@ def _bounds(table: Table, shares: Sequence[float], servers: int) -> tuple[int, .
         least, most = bounds[-1] + 1, table.rows - (servers - server)  # one row at least for each
         bounds.append(table.rows if server == servers else min(max(round(table.rows * reached / total), least), most))
     return tuple(bounds)
+
+
+def rows_at_a_time(table: Table) -> int:
+    """How many rows are given their first values at a time."""
+    return max(1, _DRAWN // table.width)
+
+
+def memory_of_drawing(table: Table) -> int:
+    """Bytes that the first values of a table take beside it while they are drawn."""
+    return 0 if table.deviation == 0.0 else _DRAWING * max(_DRAWN, table.width)
 
 
 def first_values(table: Table, ids: Ids) -> NDArray[Any]:

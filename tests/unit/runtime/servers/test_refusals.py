@@ -1,5 +1,6 @@
 """What a server cannot apply is refused: it is in no log, the state is as it was, and the others are served."""
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from runtime.servers.frames import Frame, encode
 from runtime.servers.shard import Shard
 from runtime.servers.sparse_optimizers import SparseOptimizer
 from runtime.servers.storage import Storage
-from runtime.servers.tables import LARGEST_WIDTH, Table, partition_of
+from runtime.servers.tables import LARGEST_WIDTH, Table, first_values, memory_of_drawing, partition_of
 from tests.unit.runtime.servers.served_here import Caller, serving
 
 USERS = Table(name="users", rows=40, width=6, optimizer=SparseOptimizer(name="adagrad"))
@@ -195,3 +196,59 @@ def test_a_question_that_fails_while_it_waits_ends_its_connection_alone(
                 assert heard.fields["message"] == "server 0 cannot answer a 'pull': _FaultError: no idea"
         client.push({})
         assert client.pull({"users": np.arange(3)})["users"].shape == (3, 6)
+
+
+def test_a_pull_that_is_too_large_is_refused_before_memory_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven kilobytes that name one table 200 times made 3.3 GB."""
+    monkeypatch.setattr(shard_module, "LARGEST_BODY", 400)
+    rows = {f"rows{number}": np.arange(40) for number in range(200)}
+    twice = Frame(kind="pull", fields={"step": 0, "tables": ["users"] * 200}, arrays=rows)
+    large = Frame(kind="pull", fields={"step": 0, "tables": ["users"]}, arrays=rows)
+    read = Frame(kind="read", fields={"step": 0, "tables": ["users"], "part": "sum"}, arrays=rows)
+    small = Frame(kind="pull", fields={"step": 0, "tables": ["users"]}, arrays={"rows0": np.arange(16)})
+    looked_up: list[int] = []
+    look_up = Shard.rows
+    monkeypatch.setattr(Shard, "rows", lambda *given: looked_up.append(given[2].size) or look_up(*given))
+    with serving(tmp_path) as addresses:
+        *_, one, two, three, four = answers(addresses, OPEN, create(), READY, twice, large, read, small)
+        assert one.fields["message"] == "'pull' names a table twice; name each once"
+        for refused in (two, three):
+            message = "960 bytes of rows are asked for at once, 400 are the most of a message: ask for fewer"
+            assert refused.fields["message"] == message
+        assert four.arrays["values0"].shape == (16, 6)
+        assert looked_up == [16]
+
+
+def test_a_table_is_filled_in_little_more_memory_than_it_takes() -> None:
+    """Its first values took 6 to 12 times as much while they were drawn."""
+    shard = Shard(number=0, count=2)
+    tracemalloc.start()
+    try:
+        for record in (OPEN, create(rows=2**18, width=16, deviation=1.0)):
+            assert shard.check(record)
+            shard.apply(record)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    held = shard.tables["users"]
+    assert peak < held.weight.nbytes + held.state["sum"].nbytes + memory_of_drawing(held.table)
+    assert np.array_equal(held.weight, first_values(held.table, held.partition.ids_of(0, 0, 2**17)))
+
+
+def test_a_table_without_room_is_in_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "server-0" / "log-000000"
+    with serving(tmp_path) as addresses:
+        answers(addresses, OPEN)
+        before = log.read_bytes()
+        with monkeypatch.context() as patched:
+            patched.setattr(shard_module, "available_bytes", lambda: 2.0**30)
+            (refused,) = answers(addresses, create(rows=2**27))
+            assert "table 'users' needs 6.0 GiB on server 0, on whose host 1.0 GiB are" in refused.fields["message"]
+            patched.setattr(shard_module, "first_values", lambda *_: np.zeros(2**56))
+            (refused,) = answers(addresses, create(deviation=1.0))
+            assert "cannot apply this 'create': MemoryError: Unable to" in refused.fields["message"]
+            assert log.read_bytes() == before
+        assert [one.kind for one in answers(addresses, create(), READY, push(0, [1]))] == ["done"] * 3
+    assert state_in(tmp_path)
