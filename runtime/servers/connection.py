@@ -17,7 +17,7 @@ from planner.errors import RequestError, RunError
 from runtime.servers.addresses import Addresses
 from runtime.servers.frames import Frame, FrameReader, encode
 from runtime.servers.handshake import BEFORE_HELLO, SERVER, WORKER, Identity, is_proof, new_nonce, proof
-from runtime.servers.transport import CERTIFICATE, client_context, place_of
+from runtime.servers.transport import CERTIFICATE, Encryption, client_encryption, place_of
 
 PATIENCE = 60.0
 """Seconds that a worker looks for a server which does not answer, and waits for workers which do not push."""
@@ -127,11 +127,11 @@ class Link:
     def _enter(self, connection: socket.socket, where: tuple[str, int]) -> None:
         """What comes before the first question, on a new connection."""
         peer = connection.getpeername()
-        context = client_context(self.addresses.folder, peer[:2])
-        if context is not None:
-            self._socket = self._encrypted(connection, context, where)
-        assert self._socket is not None
-        self._greet(place_of(self._socket, peer))
+        encryption, shown = client_encryption(self.addresses.folder, peer[:2]), None
+        if encryption is not None:
+            self._socket = self._encrypted(connection, encryption, where)
+            shown = self._socket.getpeercert(binary_form=True)
+        self._greet(place_of(peer, shown))
         assert self.welcome is not None
         number, count = self.welcome.fields["number"], self.welcome.fields["count"]
         if number != self.server or count != self.addresses.count:
@@ -139,9 +139,12 @@ class Link:
                 f"at {where[0]}:{where[1]} is server {number} of {count}, not {self.server} of {self.addresses.count}"
             )
 
-    def _encrypted(self, connection: socket.socket, context: ssl.SSLContext, where: tuple[str, int]) -> ssl.SSLSocket:
+    def _encrypted(self, connection: socket.socket, encryption: Encryption, where: tuple[str, int]) -> ssl.SSLSocket:
         try:
-            return context.wrap_socket(connection)
+            encrypted = encryption.context.wrap_socket(connection)
+            self._socket = encrypted
+            encryption.check(encrypted)
+            return encrypted
         except ssl.SSLCertVerificationError as error:
             raise RequestError(
                 f"who answers at {where[0]}:{where[1]} does not have the certificate of {self.addresses.folder}:"

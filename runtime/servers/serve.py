@@ -27,7 +27,7 @@ from runtime.servers.handshake import SERVER, WORKER, Identity, is_proof, proof
 from runtime.servers.messages import check_message
 from runtime.servers.shard import RECORDS, WEIGHT, Shard
 from runtime.servers.storage import Say, Storage, quiet
-from runtime.servers.transport import server_context
+from runtime.servers.transport import server_encryption
 
 LOOPBACK = "127.0.0.1"
 _PATIENCE = 1.0  # seconds between two words to one who waits
@@ -56,12 +56,12 @@ class Server:
         try:
             host, port, *_ = listener.getsockname()
             self.address: tuple[str, int] = (host, port)
-            context = server_context(folder, self.address)
+            encryption = server_encryption(folder, self.address)
             self.shard: Shard = storage.open()
         except BaseException:
             listener.close()
             raise
-        self._connections = Connections(listener, context, self._answer, limits or Limits.of_process())
+        self._connections = Connections(listener, encryption, self._answer, limits or Limits.of_process())
 
     def serve(self, alive: Callable[[], bool] = lambda: True) -> None:
         """Raises BrokenDiskError where records can no longer be kept; the files are as good as they were."""
@@ -116,7 +116,7 @@ class Server:
     def _hello(self, connection: Connection, frame: Frame) -> None:
         identity = Identity.of(frame)
         worker, program = identity.worker, identity.program
-        said = (connection.place, connection.challenge, identity)
+        said = (connection.channel.place, connection.challenge, identity)
         connection.last = True
         if not is_proof(frame.fields.get("proof"), proof(self._key, WORKER, *said)):
             raise RequestError(
