@@ -331,3 +331,36 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
         Addresses(folder=tmp_path, count=1).key()
     with pytest.raises(RequestError, match="can be read by others"):
         make_key(tmp_path)
+
+
+@pytest.mark.parametrize("key", [b"", b"\n", b"0" * 31, b"0" * 32 + b"\n", b"A" * 32, b"0" * 64, b"\xff" * 32])
+def test_what_is_no_key_is_refused(tmp_path: Path, key: bytes) -> None:
+    """An empty file was one, which anybody knows: it is what a machine leaves that went down at the wrong moment."""
+    (tmp_path / "key").write_bytes(key)
+    (tmp_path / "key").chmod(0o600)
+    for read in (Addresses(folder=tmp_path, count=1).key, lambda: make_key(tmp_path)):
+        with pytest.raises(RequestError, match=r"key .*is no key of 32 hexadecimal digits; delete it on all hosts"):
+            read()
+    (tmp_path / "key").unlink()
+    assert make_key(tmp_path) == make_key(tmp_path) == Addresses(folder=tmp_path, count=1).key()
+
+
+def test_private_files_are_on_the_disk_before_they_have_their_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    sync, link = os.fsync, os.link
+
+    def synced(descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        events.append("folder" if stat.S_ISDIR(found.st_mode) else f"file of {found.st_size}")
+        sync(descriptor)
+
+    def linked(old: Path, new: Path) -> None:
+        events.append("link")
+        link(old, new)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "link", linked)
+    make_key(tmp_path)
+    assert events == ["file of 32", "folder", "link", "folder"]
