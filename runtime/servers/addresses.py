@@ -16,6 +16,7 @@ from runtime.servers.private_files import make_folder, read_secret, write_aside,
 
 _LARGEST = 2**12  # bytes of an address
 _KEY_BYTES = 16
+_LONGEST_HOST = 255
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +83,17 @@ def _read_key(path: Path) -> str:
 def parse_address(text: str) -> tuple[str, int]:
     """Host and port of HOST:PORT. Raises RequestError."""
     host, colon, port = text.strip().rpartition(":")
-    if not colon or not host or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
+    if not colon or not _is_host(host) or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
         raise RequestError(f"'{text.strip():.80}' is no address of a server; write HOST:PORT")
     return host, int(port)
+
+
+def _is_host(host: str) -> bool:
+    """Whether this may be the name or the address of a host: what is none is no question for the resolver."""
+    try:
+        return 0 < len(host.encode("idna")) <= _LONGEST_HOST and host.isprintable() and " " not in host
+    except UnicodeError:
+        return False
 
 
 def parse_addresses(folder: Path, servers: Sequence[str]) -> Addresses:

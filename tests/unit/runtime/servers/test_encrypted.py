@@ -212,3 +212,14 @@ def test_a_certificate_is_made_once(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["certificate", str(tmp_path / "run")]) == 2
     assert "is there already; delete it on all hosts to make another one" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["certificate.pem"]
+
+
+def test_a_folder_for_a_certificate_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["certificate", str(tmp_path / "file" / "run")]) == 2
+    message = (
+        f"error: no certificate can be written into {tmp_path}/file/run: Not a directory; give a folder of yours\n"
+    )
+    assert capsys.readouterr().err == message
+    assert main([str(tmp_path / "file" / "run"), "--servers", "1", "--number", "0"]) == 1
+    assert capsys.readouterr().err == f"error: {tmp_path}/file/run: Not a directory\n"
