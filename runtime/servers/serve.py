@@ -23,7 +23,7 @@ from runtime.servers.connections import Connection, Connections, Limits
 from runtime.servers.disk import BrokenDiskError, RefusedWriteError
 from runtime.servers.faults import described
 from runtime.servers.frames import Frame
-from runtime.servers.handshake import SERVER, WORKER, Identity, is_proof, proof
+from runtime.servers.handshake import REFUSAL, SERVER, WORKER, Identity, is_proof, proof
 from runtime.servers.messages import check_message
 from runtime.servers.shard import RECORDS, WEIGHT, Shard
 from runtime.servers.storage import Say, Storage, quiet
@@ -126,10 +126,12 @@ class Server:
         for other in self._connections:
             if worker is not None and other is not connection and other.worker == worker:
                 if other.program != program:
-                    raise RequestError(
+                    message = (
                         f"worker {worker} is connected already, as {other.program}, and {program} says that it is"
                         f" worker {worker}, too: give every worker its own rank"
                     )
+                    connection.send("refused", {"message": message, "proof": proof(self._key, REFUSAL, *said)})
+                    return
                 other.worker = None  # the same program has lost that connection
         connection.last, connection.worker, connection.program = False, worker, program
         self._connections.know(connection)

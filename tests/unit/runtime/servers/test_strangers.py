@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.errors import RequestError, RunError
-from runtime.servers.addresses import Addresses, make_key, publish
+from runtime.servers.__main__ import main
+from runtime.servers.addresses import Addresses, make_key, parse_address, publish
 from runtime.servers.certificate import make_certificate
 from runtime.servers.client import TableClient
 from runtime.servers.connections import Limits
@@ -117,8 +118,8 @@ def test_who_listens_where_a_server_was_learns_nothing(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=relay)
         thread.start()
-        with pytest.raises(RequestError, match="its address is not the one that the worker has connected to"):
-            TableClient(other, [USERS], patience=5.0)
+        with pytest.raises(RunError, match="its address is not the one that the worker has connected to"):
+            TableClient(other, [USERS], patience=0.0)
         thread.join()
         assert addresses.key().encode() not in heard[0]
 
@@ -136,6 +137,59 @@ def test_who_listens_where_a_server_was_learns_nothing(tmp_path: Path) -> None:
         with pytest.raises(RunError, match=r"has not answered for 0.3 s"):
             TableClient(other, [USERS], patience=0.3)
         thread.join()
+
+
+@pytest.mark.parametrize("kind", ["refused", "stopped", "waiting", "welcome"])
+def test_who_has_proved_nothing_ends_no_worker(tmp_path: Path, kind: str) -> None:
+    """Whatever somebody says who listens where the server was: the worker finds the server when it is back."""
+    said = encode(Frame(kind=kind, fields={"message": "go away", "workers": [1], "proof": "0" * 64}))
+    challenge = encode(Frame(kind="challenge", fields={"nonce": "0" * 32}))
+    with serving(tmp_path) as addresses, socket.create_server(("127.0.0.1", 0)) as listener:
+        where, heard = addresses.of(0), []
+
+        def pose() -> None:
+            for first in (said, challenge + said, said):
+                accepted, _ = listener.accept()
+                with accepted:
+                    accepted.sendall(first)
+                    heard.append(accepted.recv(2**16))
+                    accepted.shutdown(socket.SHUT_WR)
+            publish(tmp_path, 0, where)
+
+        thread = threading.Thread(target=pose)
+        thread.start()
+        publish(tmp_path, 0, listener.getsockname())
+        with TableClient(addresses, [USERS], patience=30.0) as client:
+            client.begin()
+            assert client.reconnections == 3
+        thread.join()
+        assert len(heard) == 3
+
+        def pose_once() -> None:
+            accepted, _ = listener.accept()
+            with accepted:
+                accepted.sendall(challenge + said)
+                accepted.recv(2**16)
+
+        thread = threading.Thread(target=pose_once)
+        thread.start()
+        publish(tmp_path, 0, listener.getsockname())
+        host, port = listener.getsockname()
+        with pytest.raises(RunError, match=rf"server 0 of 1, at {host}:{port}, has not answered for 0 s \(who answers"):
+            TableClient(addresses, [USERS], patience=0.0)
+        thread.join()
+
+
+@pytest.mark.parametrize("host", ["a..b", "a b", "a\0b", "x" * 70, "a." * 200 + "b", ".", "\udcff"])
+def test_what_is_no_host_is_no_address(tmp_path: Path, host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RequestError, match="is no address of a server; write HOST:PORT"):
+        parse_address(f"{host}:1")
+    if host == "a..b":
+        arguments = [str(tmp_path), "--servers", "1", "--number", "0", "--listen", f"{host}:1"]
+        assert main(arguments) == 2
+        assert capsys.readouterr().err == "error: 'a..b:1' is no address of a server; write HOST:PORT\n"
+    for good in ("localhost:1", "127.0.0.1:65535", "fe80::1%eth0:7000", "bücher.example:1"):
+        assert parse_address(good)[1] == int(good.rpartition(":")[2])
 
 
 def test_strangers_are_few_and_workers_stay(tmp_path: Path) -> None:
