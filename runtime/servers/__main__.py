@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from planner.errors import PlannerError, RequestError
-from runtime.servers.addresses import make_key, parse_address, publish
+from runtime.servers.addresses import address_file, make_key, parse_address, publish
 from runtime.servers.certificate import make_certificate
 from runtime.servers.fleet import Fleet
 from runtime.servers.serve import LOOPBACK, Server, storage_of
@@ -32,6 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PlannerError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
+    except OSError as error:
+        sys.stderr.write(f"error: {error.filename or 'python -m runtime.servers'}: {error.strerror or error}\n")
+        return 1
     except KeyboardInterrupt:
         return 130
 
@@ -55,7 +58,14 @@ def _certificate(words: Sequence[str]) -> int:
         prog="python -m runtime.servers certificate", description="Make the certificate that servers and workers share."
     )
     parser.add_argument("folder", type=Path, help="the folder of the servers")
-    sys.stdout.write(f"{make_certificate(parser.parse_args(words).folder)}\n")
+    folder = parser.parse_args(words).folder
+    try:
+        path = make_certificate(folder)
+    except OSError as error:
+        raise RequestError(
+            f"no certificate can be written into {folder}: {error.strerror}; give a folder of yours"
+        ) from error
+    sys.stdout.write(f"{path}\n")
     return 0
 
 
@@ -81,15 +91,17 @@ def _all(given: argparse.Namespace) -> int:
 
 
 def _one(given: argparse.Namespace) -> int:
+    address, key = parse_address(given.listen), make_key(given.folder)
     ended = threading.Event()
     if given.with_parent:
         threading.Thread(target=_follow, args=(ended,), daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    key = make_key(given.folder)
     storage = storage_of(
         given.folder, given.number, given.servers, flushed=given.flush, repaired=given.repair, say=_say
     )
-    server = Server(storage, key, parse_address(given.listen), folder=given.folder, say=_say)
+    storage.lock()
+    address_file(given.folder, given.number).unlink(missing_ok=True)
+    server = Server(storage, key, address, folder=given.folder, say=_say)
     publish(given.folder, given.number, server.address)
     try:
         server.serve(lambda: not ended.is_set())

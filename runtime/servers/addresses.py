@@ -4,16 +4,19 @@ FOLDER/key             what a worker must know to be heard; readable for its own
 FOLDER/server-0.at     host and port; written anew when a server is started again, which may get another port
 """
 
-import os
+import contextlib
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from planner.errors import RequestError
-from runtime.servers.private_files import make_folder, read_secret, write_aside
+from runtime.servers.private_files import make_folder, read_secret, write_aside, write_new
 
 _LARGEST = 2**12  # bytes of an address
+_KEY_BYTES = 16
+_LONGEST_HOST = 255
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,15 +32,15 @@ class Addresses:
         if self.fixed:
             return parse_address(self.fixed[server])
         try:
-            with (self.folder / f"server-{server}.at").open("rb") as file:
+            with address_file(self.folder, server).open("rb") as file:
                 return parse_address(file.read(_LARGEST).decode(errors="replace"))
         except FileNotFoundError:
             return None
 
     def key(self) -> str:
-        """What a worker must know. Raises RequestError where there is no such run."""
+        """What a worker must know. Raises RequestError where there is no such run, or its key is none."""
         try:
-            return read_secret(self.folder / "key")
+            return _read_key(self.folder / "key")
         except OSError as error:
             raise RequestError(
                 f"no servers run in {self.folder}: {error.strerror} (key); start them first: python -m runtime.servers"
@@ -45,33 +48,52 @@ class Addresses:
             ) from error
 
 
+def address_file(folder: Path, server: int) -> Path:
+    """Where a server says where it is."""
+    return folder / f"server-{server}.at"
+
+
 def publish(folder: Path, server: int, address: tuple[str, int]) -> None:
     """Say where a server is."""
-    path = folder / f"server-{server}.at"
+    path = address_file(folder, server)
     write_aside(path, f"{address[0]}:{address[1]}".encode()).replace(path)
 
 
 def make_key(folder: Path) -> str:
-    """The key of a run, made where there is none. Raises RequestError where others can read it."""
+    """The key of a run, made where there is none. Raises RequestError where others can read it, or it is none."""
     make_folder(folder)
     path = folder / "key"
     if not path.exists():
-        made = write_aside(path, secrets.token_hex(16).encode())
-        try:
-            os.link(made, path)
-        except FileExistsError:  # another server was faster
-            pass
-        finally:
-            made.unlink()
-    return read_secret(path)
+        with contextlib.suppress(FileExistsError):  # another server was faster
+            write_new(path, secrets.token_hex(_KEY_BYTES).encode())
+    return _read_key(path)
+
+
+def _read_key(path: Path) -> str:
+    """A key as it was written: whatever else is there, as nothing at all, may be known to anybody."""
+    key = read_secret(path)
+    if not re.fullmatch(f"[0-9a-f]{{{2 * _KEY_BYTES}}}", key):
+        raise RequestError(
+            f"{path} has {len(key)} characters and is no key of {2 * _KEY_BYTES} hexadecimal digits; delete it on all"
+            " hosts, and start the servers again: they make another one"
+        )
+    return key
 
 
 def parse_address(text: str) -> tuple[str, int]:
     """Host and port of HOST:PORT. Raises RequestError."""
     host, colon, port = text.strip().rpartition(":")
-    if not colon or not host or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
+    if not colon or not _is_host(host) or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
         raise RequestError(f"'{text.strip():.80}' is no address of a server; write HOST:PORT")
     return host, int(port)
+
+
+def _is_host(host: str) -> bool:
+    """Whether this may be the name or the address of a host: what is none is no question for the resolver."""
+    try:
+        return 0 < len(host.encode("idna")) <= _LONGEST_HOST and host.isprintable() and " " not in host
+    except UnicodeError:
+        return False
 
 
 def parse_addresses(folder: Path, servers: Sequence[str]) -> Addresses:

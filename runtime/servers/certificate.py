@@ -1,11 +1,10 @@
 """The certificate that workers and servers of a run share: an EC key that signs itself, in one file."""
 
 import datetime
-import os
 from pathlib import Path
 
 from planner.errors import RequestError
-from runtime.servers.private_files import make_folder, write_aside
+from runtime.servers.private_files import make_folder, write_new
 from runtime.servers.transport import CERTIFICATE
 
 _YEARS = 10
@@ -48,11 +47,8 @@ def make_certificate(folder: Path) -> Path:
 def _written(folder: Path, content: bytes) -> Path:
     make_folder(folder)
     path = folder / CERTIFICATE
-    aside = write_aside(path, content)
     try:
-        os.link(aside, path)
+        write_new(path, content)
     except FileExistsError:
         raise RequestError(f"{path} is there already; delete it on all hosts to make another one") from None
-    finally:
-        aside.unlink()
     return path

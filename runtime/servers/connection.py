@@ -10,14 +10,14 @@ import secrets
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 from planner.errors import RequestError, RunError
 from runtime.servers.addresses import Addresses
 from runtime.servers.frames import Frame, FrameReader, encode
-from runtime.servers.handshake import BEFORE_HELLO, SERVER, WORKER, Identity, is_proof, new_nonce, proof
-from runtime.servers.transport import CERTIFICATE, client_context, place_of
+from runtime.servers.handshake import BEFORE_HELLO, REFUSAL, SERVER, WORKER, Identity, is_proof, new_nonce, proof
+from runtime.servers.transport import CERTIFICATE, Encryption, client_encryption, place_of
 
 PATIENCE = 60.0
 """Seconds that a worker looks for a server which does not answer, and waits for workers which do not push."""
@@ -127,11 +127,11 @@ class Link:
     def _enter(self, connection: socket.socket, where: tuple[str, int]) -> None:
         """What comes before the first question, on a new connection."""
         peer = connection.getpeername()
-        context = client_context(self.addresses.folder, peer[:2])
-        if context is not None:
-            self._socket = self._encrypted(connection, context, where)
-        assert self._socket is not None
-        self._greet(place_of(self._socket, peer))
+        encryption, shown = client_encryption(self.addresses.folder, peer[:2]), None
+        if encryption is not None:
+            self._socket = self._encrypted(connection, encryption, where)
+            shown = self._socket.getpeercert(binary_form=True)
+        self._greet(place_of(peer, shown))
         assert self.welcome is not None
         number, count = self.welcome.fields["number"], self.welcome.fields["count"]
         if number != self.server or count != self.addresses.count:
@@ -139,9 +139,12 @@ class Link:
                 f"at {where[0]}:{where[1]} is server {number} of {count}, not {self.server} of {self.addresses.count}"
             )
 
-    def _encrypted(self, connection: socket.socket, context: ssl.SSLContext, where: tuple[str, int]) -> ssl.SSLSocket:
+    def _encrypted(self, connection: socket.socket, encryption: Encryption, where: tuple[str, int]) -> ssl.SSLSocket:
         try:
-            return context.wrap_socket(connection)
+            encrypted = encryption.context.wrap_socket(connection)
+            self._socket = encrypted
+            encryption.check(encrypted)
+            return encrypted
         except ssl.SSLCertVerificationError as error:
             raise RequestError(
                 f"who answers at {where[0]}:{where[1]} does not have the certificate of {self.addresses.folder}:"
@@ -149,51 +152,56 @@ class Link:
             ) from error
 
     def _greet(self, place: tuple[str, int]) -> None:
-        """Prove that we know the key, and see that the server does. Raises OSError where it does not: it may be
-        somebody who listens where the server was."""
+        """Prove that we know the key, and see that the server does. Raises OSError where it does not, whatever it says:
+        it may be somebody who listens where the server was. Raises RequestError where the server refuses us."""
         assert self._socket is not None
         self._reader.largest = BEFORE_HELLO
-        challenge, key = self._heard(), self.addresses.key()
+        challenge, key = self._next(), self.addresses.key()
         identity = Identity(worker=self.worker, program=self.program, nonce=new_nonce())
         said = (place, str(challenge.fields.get("nonce")), identity)
         fields = {**asdict(identity), "proof": proof(key, WORKER, *said)}
         self._socket.sendall(encode(Frame(kind="hello", fields=fields)))
-        self.welcome = self._heard()
+        self.welcome = self._next()
+        if self.welcome.kind == "refused":
+            message = str(self.welcome.fields.get("message"))
+            if is_proof(self.welcome.fields.get("proof"), proof(key, REFUSAL, *said)):
+                raise RequestError(message)
+            raise ConnectionError(f"who answers there did not prove to know the key of the run, and said {message!r}")
         if not is_proof(self.welcome.fields.get("proof"), proof(key, SERVER, *said)):
             raise ConnectionError("who answers there does not know the key of the run")
         self._reader.largest = FrameReader().largest
 
     def _heard(self) -> Frame:
         """The next frame that is an answer. Raises OSError where the connection is lost."""
-        assert self._socket is not None
         since = time.monotonic()
         while True:
-            data = self._socket.recv(_RECEIVED)
-            if not data:
-                raise ConnectionError
-            self.received += len(data)
-            for frame in self._read(data):
-                if frame.kind == "refused":
-                    raise RequestError(str(frame.fields.get("message")))
-                if frame.kind == "stopped":
-                    raise ConnectionError(f"it has stopped: {frame.fields.get('message')}")
-                if frame.kind != "waiting":
-                    return frame
-                if time.monotonic() - since > self.patience:
-                    others = str(frame.fields.get("workers")).strip("[]")
-                    raise RunError(
-                        f"worker {self.worker} has waited {self.patience:g} s at server {self.server} for a push of"
-                        " worker"
-                        f" {others}"
-                    )
+            frame = self._next()
+            if frame.kind == "refused":
+                raise RequestError(str(frame.fields.get("message")))
+            if frame.kind == "stopped":
+                raise ConnectionError(f"it has stopped: {frame.fields.get('message')}")
+            if frame.kind != "waiting":
+                return frame
+            if time.monotonic() - since > self.patience:
+                others = str(frame.fields.get("workers")).strip("[]")
+                raise RunError(
+                    f"worker {self.worker} has waited {self.patience:g} s at server {self.server} for a push of worker"
+                    f" {others}"
+                )
 
-    def _read(self, data: bytes) -> Iterator[Frame]:
-        self._reader.feed(data)
+    def _next(self) -> Frame:
+        """The next frame, whatever it is. Raises OSError where the connection is lost."""
+        assert self._socket is not None
         try:
-            while (frame := self._reader.next()) is not None:
-                yield frame
+            while (frame := self._reader.next()) is None:
+                data = self._socket.recv(_RECEIVED)
+                if not data:
+                    raise ConnectionError
+                self.received += len(data)
+                self._reader.feed(data)
         except ValueError as error:
             raise ConnectionError(str(error)) from error
+        return frame
 
     def _unheard(self) -> str:
         where = self.addresses.of(self.server)

@@ -12,16 +12,16 @@ import errno
 import resource
 import selectors
 import socket
-import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from runtime.servers.disk import BrokenDiskError
 from runtime.servers.frames import LARGEST_BODY, Frame, FrameReader, encode
 from runtime.servers.handshake import BEFORE_HELLO, new_nonce
-from runtime.servers.transport import Channel, place_of
+from runtime.servers.transport import Channel, Encryption
 
 _SPARE = 64  # descriptors that a process needs for other things
 _MOST = 4096
@@ -73,11 +73,6 @@ class Connection:
     last: bool = False
     closed: bool = False
 
-    @property
-    def place(self) -> tuple[str, int]:
-        """This end of the connection, as both ends prove that they see it."""
-        return place_of(self.channel.socket, self.channel.socket.getsockname())
-
     def send(self, kind: str, fields: dict[str, Any] | None = None, arrays: dict[str, Any] | None = None) -> None:
         data = memoryview(encode(Frame(kind=kind, fields=fields or {}, arrays=arrays or {})))
         self.outgoing.append(data)
@@ -85,17 +80,17 @@ class Connection:
 
 
 class Connections:
-    """Those of a listening socket. `answer` is called with every frame of one; it may raise ValueError, which ends the
-    connection."""
+    """Those of a listening socket. `answer` is called with every frame of one. What it raises ends the connection, but
+    for BrokenDiskError, which ends the server."""
 
     def __init__(
         self,
         listener: socket.socket,
-        context: ssl.SSLContext | None,
+        encryption: Encryption | None,
         answer: Callable[[Connection, Frame], None],
         limits: Limits,
     ) -> None:
-        self._listener, self._context, self._answer, self._limits = listener, context, answer, limits
+        self._listener, self._encryption, self._answer, self._limits = listener, encryption, answer, limits
         self._selector = selectors.DefaultSelector()
         self._everyone: dict[Connection, None] = {}
         self._listening = False
@@ -187,7 +182,7 @@ class Connections:
         try:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            channel = Channel(accepted, self._context)
+            channel = Channel(accepted, self._encryption)
         except OSError:
             accepted.close()
             return
@@ -261,7 +256,9 @@ class Connections:
                 connection.coming = 0
                 self._answer(connection, frame)
                 self.flush(connection)
-        except (ValueError, MemoryError):  # no frame of ours, or there is no room for it
+        except BrokenDiskError:  # ends the server
+            raise
+        except Exception:  # no frame of ours, or there is no room for it
             self.drop(connection)
         self._resume()
 

@@ -2,6 +2,9 @@
 
 Fleet ──┬─ python -m runtime.servers FOLDER --number 0       restarted where it was killed: it finds its files
         └─ ...                          a server ends when its stdin does, so none outlives who started it
+
+The address that a server has left is removed by the next one of its number, once that has the lock of its files:
+another fleet of the same folder may be running.
 """
 
 import os
@@ -13,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from planner.errors import RunError
-from runtime.servers.addresses import Addresses, make_key
+from runtime.servers.addresses import Addresses, address_file, make_key
 from runtime.servers.private_files import FILE
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +34,7 @@ class Fleet:
         self._flags = [*["--flush"] * flushed, *["--repair"] * repaired]
         self._processes: list[subprocess.Popen[bytes]] = []
         self._failed, self._read = [0] * count, [0] * count
+        self._before: list[tuple[int, int] | None] = [None] * count
         self._fault: RunError | None = None
         self._ending = threading.Event()
         self._watch = threading.Thread(target=self._look, daemon=True)
@@ -40,7 +44,6 @@ class Fleet:
         make_key(self.addresses.folder)
         try:
             for number in range(self.addresses.count):
-                self._at(number).unlink(missing_ok=True)
                 self._processes.append(self._start(number))
         except BaseException:
             self._end()
@@ -64,8 +67,13 @@ class Fleet:
         """The process of a server, as it is now."""
         return self._processes[number].pid
 
-    def _at(self, number: int) -> Path:
-        return self.addresses.folder / f"server-{number}.at"
+    def _left(self, number: int) -> tuple[int, int] | None:
+        """What tells one address file of a server from the next; None where there is none."""
+        try:
+            found = address_file(self.addresses.folder, number).stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
 
     def _said(self, number: int) -> Path:
         """What a server says, of all its starts."""
@@ -77,6 +85,7 @@ class Fleet:
         known = os.environ.get("PYTHONPATH")
         path = f"{_ROOT}{os.pathsep}{known}" if known else str(_ROOT)
         said = self._said(number)
+        self._before[number] = self._left(number)
         self._read[number] = said.stat().st_size if said.exists() else 0
         with open(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE), "ab") as log:
             return subprocess.Popen(
@@ -97,7 +106,7 @@ class Fleet:
         process = self._processes[number]
         if process.stdin is not None:
             process.stdin.close()
-        listened = self._at(number).exists()
+        listened = self._left(number) not in (None, self._before[number])
         by_itself = code >= 0 and not listened  # who was killed can be started again
         self._failed[number] = self._failed[number] + 1 if by_itself else 0
         said = self._said(number).read_bytes()[self._read[number] :].decode(errors="replace").strip()
@@ -105,7 +114,6 @@ class Fleet:
         if code == 2 or self._failed[number] >= _IN_A_ROW:
             self._fault = RunError(f"server {number} cannot be started: {last.removeprefix('error: ')}", exit_code=2)
             return
-        self._at(number).unlink(missing_ok=True)
         self._processes[number] = self._start(number)
         self.restarts += 1
 

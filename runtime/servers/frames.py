@@ -43,8 +43,8 @@ class Frame:
 
 
 def encode(frame: Frame) -> bytes:
-    """The bytes of a frame. Raises RequestError for arrays that are too large for one, AssertionError for a dtype that
-    does not travel."""
+    """The bytes of a frame. Raises RequestError for arrays or fields that are too large for one, AssertionError for a
+    dtype that does not travel."""
     arrays = {name: np.ascontiguousarray(array) for name, array in frame.arrays.items()}
     assert all(array.dtype.str in _DTYPES for array in arrays.values()), {n: a.dtype.str for n, a in arrays.items()}
     size = sum(array.nbytes for array in arrays.values())
@@ -56,9 +56,16 @@ def encode(frame: Frame) -> bytes:
         "arrays": [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()],
     }
     header = json.dumps(content).encode()
-    body = b"".join(array.tobytes() for array in arrays.values())
-    crc = zlib.crc32(body, zlib.crc32(header))
-    return _PREFIX.pack(MAGIC, len(header), len(body), crc) + header + body
+    if len(header) > LARGEST_HEADER:
+        raise RequestError(
+            f"a message '{frame.kind:.80}' with a header of {len(header)} bytes; {LARGEST_HEADER} are the most: name"
+            " fewer tables in it, or shorter ones"
+        )
+    body = [array.reshape(-1).view(np.uint8).data for array in arrays.values()]  # as it lies in memory: no copy
+    crc = zlib.crc32(header)
+    for part in body:
+        crc = zlib.crc32(part, crc)
+    return b"".join([_PREFIX.pack(MAGIC, len(header), size, crc), header, *body])
 
 
 def decode(prefix: bytes, content: memoryview) -> Frame:

@@ -2,7 +2,7 @@
 
     server ──> challenge    a number used once
     worker ──> hello        another one, who it is, and the HMAC of all that
-    server ──> welcome      the HMAC of the same for its own role
+    server ──> welcome      the HMAC of the same for its own role; or refused, with that of a third role
 
 Both HMACs cover the address of the server as either side sees it: whoever listens where a server was, and passes on
 what it hears, is found out. Until the hello is found right, frames have 4 KiB at most.
@@ -18,7 +18,7 @@ from runtime.servers.frames import Frame
 BEFORE_HELLO = 2**12
 """Bytes of a frame, behind its prefix, before the hello was found right."""
 
-WORKER, SERVER = "worker", "server"
+WORKER, SERVER, REFUSAL = "worker", "server", "refusal"
 _LONGEST_PROGRAM = 256
 
 

@@ -93,6 +93,7 @@ class LogWriter:
 
     def __init__(self, path: Path, disk: Disk, *, flushed: bool, end: int = 0, records: int = 0) -> None:
         self.path, self.end, self._records = path, end, records
+        self._before = end  # where the last record begins
         self._disk, self._flushed = disk, flushed
         self._descriptor: int | None = disk.open(path)
 
@@ -109,7 +110,15 @@ class LogWriter:
             raise RefusedWriteError(f"{self.path}: cannot append at byte {self.end}: {error.strerror}") from error
         if self._flushed:
             self.sync()
-        self.end, self._records = end, self._records + 1
+        self._before, self.end, self._records = self.end, end, self._records + 1
+
+    def take_back(self) -> None:
+        """Cut off the record that was appended last, which nobody has acknowledged. Raises BrokenDiskError."""
+        assert self._before < self.end
+        self.end, self._records = self._before, self._records - 1
+        self.cut()
+        if self._flushed:
+            self.sync()
 
     def cut(self) -> None:
         """Cut off what stands behind the last whole record, and look that it is gone. Raises BrokenDiskError."""
@@ -175,8 +184,10 @@ def _record_at(file: BinaryIO, at: int, size: int, number: int, *, later: bool =
 def _frame_at(file: BinaryIO, at: int, size: int, head: bytes) -> tuple[Frame, int]:
     """A record of version 0.1: a frame, whose size nothing proves."""
     prefix = head[:PREFIX_BYTES]
-    if head[:4] == MAGIC[: len(head)] and len(prefix) < PREFIX_BYTES:
-        raise _ShortError(f"the file ends after {len(prefix)} bytes of a record")
+    if len(prefix) < PREFIX_BYTES:
+        if head[:4] == MAGIC[: len(head)]:
+            raise _ShortError(f"the file ends after {len(prefix)} bytes of a record")
+        raise ValueError(f"the file ends with {len(prefix)} bytes that begin no record")
     end = at + PREFIX_BYTES + sizes(prefix)
     if end > size:
         raise ValueError(f"it says that it ends at byte {end}, and the file does at {size}")

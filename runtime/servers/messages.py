@@ -26,6 +26,8 @@ def check_message(frame: Frame) -> None:
     _check(frame.kind, frame.fields, wanted)
     arrays: list[str] = ["rows", "values"] if frame.kind == "load" else []
     if frame.kind in _OF_TABLES:
+        if len(set(frame.fields["tables"])) < len(frame.fields["tables"]):
+            raise RequestError(f"'{frame.kind}' names a table twice; name each once")
         names = ("rows", "gradients") if frame.kind == "push" else ("rows",)
         arrays = [f"{name}{number}" for number in range(len(frame.fields["tables"])) for name in names]
     missing = [name for name in arrays if name not in frame.arrays]

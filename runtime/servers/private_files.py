@@ -33,18 +33,40 @@ def take_folder(path: Path) -> None:
 
 
 def write_aside(path: Path, content: bytes) -> Path:
-    """A file beside `path` with this content, for its owner alone; to be renamed or linked."""
+    """A file beside `path` with this content, for its owner alone; to be renamed or linked. It is on the disk, so that
+    no name is ever that of a file without its content."""
     with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=".part-", delete=False) as file:
         os.fchmod(file.fileno(), FILE)
         file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_folder(path.parent)
     return Path(file.name)
+
+
+def write_new(path: Path, content: bytes) -> None:
+    """A file with this content, whole or not there, for its owner alone. Raises FileExistsError where there is one."""
+    aside = write_aside(path, content)
+    try:
+        os.link(aside, path)
+    finally:
+        aside.unlink()
+    _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_secret(path: Path) -> str:
     """The text of a file that nobody else may read. Raises RequestError where others can read it, or it is somebody
     else's, and OSError where it cannot be read."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    with open(descriptor, encoding="utf-8") as file:
+    with open(descriptor, encoding="utf-8", errors="replace") as file:
         found = os.fstat(descriptor)
         if found.st_uid not in (os.geteuid(), 0):
             raise RequestError(f"{path} belongs to user {found.st_uid}, and this is user {os.geteuid()}; delete it")

@@ -6,7 +6,9 @@
 
 A frame that the shard refuses is answered with what is wrong, and changes nothing. What is no frame ends the
 connection (`connections.py`). A record that cannot be written is not acknowledged: its worker is told, and asks again.
-Where nobody knows what the files hold any more, the server says so to all and stops.
+One that cannot be applied, by a fault of ours or for want of memory, is taken off the log, and the state is read anew.
+Any other error ends the connection that it came from. Where nobody knows what the files hold any more, the server says
+so to all and stops.
 """
 
 import contextlib
@@ -19,12 +21,13 @@ from pathlib import Path
 from planner.errors import RequestError
 from runtime.servers.connections import Connection, Connections, Limits
 from runtime.servers.disk import BrokenDiskError, RefusedWriteError
+from runtime.servers.faults import described
 from runtime.servers.frames import Frame
-from runtime.servers.handshake import SERVER, WORKER, Identity, is_proof, proof
+from runtime.servers.handshake import REFUSAL, SERVER, WORKER, Identity, is_proof, proof
 from runtime.servers.messages import check_message
 from runtime.servers.shard import RECORDS, WEIGHT, Shard
 from runtime.servers.storage import Say, Storage, quiet
-from runtime.servers.transport import server_context
+from runtime.servers.transport import server_encryption
 
 LOOPBACK = "127.0.0.1"
 _PATIENCE = 1.0  # seconds between two words to one who waits
@@ -53,12 +56,12 @@ class Server:
         try:
             host, port, *_ = listener.getsockname()
             self.address: tuple[str, int] = (host, port)
-            context = server_context(folder, self.address)
+            encryption = server_encryption(folder, self.address)
             self.shard: Shard = storage.open()
         except BaseException:
             listener.close()
             raise
-        self._connections = Connections(listener, context, self._answer, limits or Limits.of_process())
+        self._connections = Connections(listener, encryption, self._answer, limits or Limits.of_process())
 
     def serve(self, alive: Callable[[], bool] = lambda: True) -> None:
         """Raises BrokenDiskError where records can no longer be kept; the files are as good as they were."""
@@ -78,8 +81,9 @@ class Server:
         self._connections.close()
         self._storage.close()
 
-    def _answer(self, connection: Connection, frame: Frame) -> None:
-        """Answer a frame. Raises ValueError for one that says nothing."""
+    def _answer(self, connection: Connection, frame: Frame, *, again: bool = False) -> None:
+        """Answer a frame, or say `again` to one who waits for the answer for whom it waits. Raises ValueError for a
+        stranger that says nothing, and BrokenDiskError; any other error is the connection's own."""
         try:
             if not connection.known:
                 self._hello(connection, frame)
@@ -90,6 +94,9 @@ class Server:
             elif frame.kind in ("pull", "read"):
                 connection.waits = frame
                 self._give(connection)
+                if again and connection.waits is not None:
+                    workers = self.shard.waiting_for(frame.fields["step"], frame.fields["tables"])
+                    connection.send("waiting", {"workers": workers})
             else:
                 self._look(connection, frame)
         except RequestError as error:
@@ -98,11 +105,18 @@ class Server:
         except RefusedWriteError as error:
             self._say_once(str(error))
             connection.send("unwritten", {"message": str(error)})
+        except Exception as error:
+            if isinstance(error, BrokenDiskError) or not connection.known:
+                raise
+            said = f"server {self.shard.number} cannot answer a '{frame.kind}': {described(error)}"
+            self._say_once(said)
+            connection.waits, connection.last = None, True
+            connection.send("refused", {"message": said})
 
     def _hello(self, connection: Connection, frame: Frame) -> None:
         identity = Identity.of(frame)
         worker, program = identity.worker, identity.program
-        said = (connection.place, connection.challenge, identity)
+        said = (connection.channel.place, connection.challenge, identity)
         connection.last = True
         if not is_proof(frame.fields.get("proof"), proof(self._key, WORKER, *said)):
             raise RequestError(
@@ -112,10 +126,12 @@ class Server:
         for other in self._connections:
             if worker is not None and other is not connection and other.worker == worker:
                 if other.program != program:
-                    raise RequestError(
+                    message = (
                         f"worker {worker} is connected already, as {other.program}, and {program} says that it is"
                         f" worker {worker}, too: give every worker its own rank"
                     )
+                    connection.send("refused", {"message": message, "proof": proof(self._key, REFUSAL, *said)})
+                    return
                 other.worker = None  # the same program has lost that connection
         connection.last, connection.worker, connection.program = False, worker, program
         self._connections.know(connection)
@@ -131,6 +147,7 @@ class Server:
 
     def _record(self, connection: Connection, frame: Frame) -> None:
         if self.shard.check(frame):
+            self.shard.check_room(frame)
             self._storage.append(frame)
             self._apply(frame)
             if self._storage.wants_snapshot:
@@ -143,13 +160,18 @@ class Server:
                 self._connections.flush(other)
 
     def _apply(self, frame: Frame) -> None:
-        """Apply what is in the log. A server that cannot do it to its end holds no state that anybody knows."""
+        """Apply what is in the log. Where that fails half of it may be done: it is taken off the log again, and the
+        state is what the files hold. Raises RequestError then."""
         try:
             self.shard.apply(frame)
-        except MemoryError as error:
-            raise BrokenDiskError(
-                f"server {self.shard.number} has no memory for a '{frame.kind}'; it is in its log"
-            ) from error
+            return
+        except Exception as error:
+            fault = described(error)
+        self.shard.tables.clear()  # they are read anew, and there may be no room for both
+        self.shard = self._storage.take_back()
+        said = f"server {self.shard.number} cannot apply this '{frame.kind}': {fault}; nothing has changed"
+        self._say_once(said)
+        raise RequestError(said)
 
     def _give(self, connection: Connection) -> None:
         """Answer a question for rows, if the time has come for it."""
@@ -159,6 +181,7 @@ class Server:
             return
         names, connection.waits = frame.fields["tables"], None
         part = frame.fields.get("part", WEIGHT)
+        self.shard.check_pull(names, frame.arrays, part)
         arrays = {
             f"values{number}": self.shard.rows(name, frame.arrays[f"rows{number}"], part)
             for number, name in enumerate(names)
@@ -197,10 +220,7 @@ class Server:
             frame = connection.waits
             if frame is None or connection.outgoing:
                 continue
-            self._answer(connection, frame)  # it may have waited for room
-            if connection.waits is not None:
-                workers = self.shard.waiting_for(frame.fields["step"], frame.fields["tables"])
-                connection.send("waiting", {"workers": workers})
+            self._answer(connection, frame, again=True)  # it may have waited for room
             self._connections.flush(connection)
 
 

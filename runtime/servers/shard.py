@@ -14,7 +14,7 @@ sets all clocks, and tables and states have their contents loaded anew: that is 
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import RequestError, unknown_name
-from runtime.servers.frames import Frame
-from runtime.servers.tables import Partition, Table, first_values, partition_of
+from planner.limits import available_bytes, resident_bytes
+from runtime.servers.frames import LARGEST_BODY, Frame
+from runtime.servers.tables import Partition, Table, first_values, memory_of_drawing, partition_of, rows_at_a_time
 
 Array = NDArray[Any]
 
@@ -33,7 +34,8 @@ RECORDS = ("open", "create", "load", "ready", "push", "restart")
 WEIGHT = "weight"
 """The part of a table that is looked up; the other parts are those of the state of its optimizer."""
 
-MOST_WORKERS = 2**20
+MOST_WORKERS = 2**17
+"""Their clocks, as text, go into the header of one frame."""
 
 _CHUNK = 2**24  # numbers of a snapshot's frame
 
@@ -141,6 +143,14 @@ class Shard:
         least = step if self.staleness is None else step - self.staleness
         return [worker for worker, clock in enumerate(self.clocks) if clock < least]
 
+    def check_pull(self, tables: Iterable[str], arrays: Mapping[str, Array], part: str = WEIGHT) -> None:
+        """Raise RequestError for more rows than one message has room for."""
+        sizes = (arrays[f"rows{n}"].size * self.ready(name).part(part)[:1].nbytes for n, name in enumerate(tables))
+        if (size := sum(sizes)) > LARGEST_BODY:
+            raise RequestError(
+                f"{size} bytes of rows are asked for at once, {LARGEST_BODY} are the most of a message: ask for fewer"
+            )
+
     def rows(self, name: str, rows: Array, part: str = WEIGHT) -> Array:
         """Rows of a table, or of what its optimizer keeps, by their numbers here. Raises RequestError for what is not
         there."""
@@ -180,16 +190,23 @@ class Shard:
         self.clocks, self.version = [step] * self.workers, step
         self.pending.clear()
         for held in self.tables.values():
-            held.ready = False
+            held.ready, held.state = False, {}  # the old state makes room for the new one
             held.state = held.table.optimizer.new_state(len(held.weight), held.table.width, held.table.dtype)
 
-    def _create(self, table: Table) -> None:
+    def _create(self, table: Table, *, drawn: bool = True) -> None:
+        """Make a table, with its first values where they are `drawn`."""
         partition = partition_of(table, self.count)
         held = partition.held(self.number)
+        weight = np.zeros((held, table.width), table.dtype)
+        if drawn and table.deviation != 0.0:
+            step = rows_at_a_time(table)
+            for start in range(0, held, step):
+                ids = partition.ids_of(self.number, start, min(held, start + step))
+                weight[start : start + step] = first_values(table, ids)
         self.tables[table.name] = HeldTable(
             table=table,
             partition=partition,
-            weight=first_values(table, partition.ids_of(self.number, 0, held)),
+            weight=weight,
             state=table.optimizer.new_state(held, table.width, table.dtype),
             ready=False,
         )
@@ -224,7 +241,7 @@ class Shard:
                 " train"
                 " another table start the servers in a new folder"
             )
-        held = sum(part.nbytes for one in self.tables.values() for part in (one.weight, *one.state.values()))
+        held = self._nbytes()
         needed = partition.held(self.number) * table.memory_of_row
         if known is None and held + needed > _memory_of_host():
             raise RequestError(
@@ -237,6 +254,24 @@ class Shard:
                 f"table '{table.name}' comes after step {self.version}; make all tables before the first"
             )
         return known is None
+
+    def check_room(self, record: Frame) -> None:
+        """Raise RequestError for a new table for which there is no memory now. What is in a log already is not asked:
+        it had room once."""
+        if record.kind != "create":
+            return
+        table = Table.of(record.fields["table"])
+        needed = partition_of(table, self.count).held(self.number) * table.memory_of_row + memory_of_drawing(table)
+        promised = max(0.0, self._nbytes() - resident_bytes())  # pages of zeros that nothing was written into yet
+        available = available_bytes()
+        if available is not None and promised + needed > available:
+            raise RequestError(
+                f"table '{table.name}' needs {needed / 2**30:.1f} GiB on server {self.number}, on whose host"
+                f" {available / 2**30:.1f} GiB are available: start more servers, on other hosts"
+            )
+
+    def _nbytes(self) -> int:
+        return sum(part.nbytes for one in self.tables.values() for part in (one.weight, *one.state.values()))
 
     def _check_worker(self, worker: int) -> None:
         assert self.workers is not None
@@ -257,15 +292,17 @@ class Shard:
         return held
 
     def snapshot(self) -> Iterator[Frame]:
-        """The whole state as frames, in pieces that stay small."""
+        """The whole state as frames, in pieces that stay small, however many workers and tables there are."""
         yield Frame(
             kind="shard",
             fields={
                 "number": self.number, "count": self.count, "workers": self.workers, "staleness": self.staleness,
-                "clocks": self.clocks, "version": self.version,
-                "tables": [{"table": h.table.content(), "ready": h.ready} for h in self.tables.values()],
+                "version": self.version,
             },
         )  # fmt: skip
+        yield Frame(kind="clocks", arrays={"clocks": np.array(self.clocks, np.int64)})
+        for held in self.tables.values():
+            yield Frame(kind="table", fields={"table": held.table.content(), "ready": held.ready})
         for name, held in self.tables.items():
             for part, array in {WEIGHT: held.weight, **held.state}.items():
                 step = max(1, _CHUNK // max(1, array[:1].size))
@@ -280,25 +317,36 @@ class Shard:
 
     @staticmethod
     def restored(frames: Iterator[Frame]) -> "Shard":
-        """The shard that `snapshot` took apart. Raises ValueError for frames that do not end."""
+        """The shard that `snapshot` took apart; until version 0.1 all clocks and tables were in its first frame. Raises
+        ValueError for frames that do not end."""
         first = next(frames, None)
         if first is None or first.kind != "shard":
             raise ValueError("it has no beginning")
         known = dict(first.fields)
-        tables = known.pop("tables")
+        tables = known.pop("tables", [])
         shard = Shard(**known)
         for content in tables:
-            shard._create(Table.of(content["table"]))
-            shard.tables[content["table"]["name"]].ready = content["ready"]
+            shard._restore_table(content)
         for frame in frames:
             if frame.kind == "end":
                 return shard
-            if frame.kind == "push":
+            if frame.kind == "clocks":
+                shard.clocks = frame.arrays["clocks"].tolist()
+            elif frame.kind == "table":
+                shard._restore_table(frame.fields)
+            elif frame.kind == "push":
                 shard.pending[int(frame.fields["worker"])] = frame
-                continue
-            held, values, start = shard.tables[frame.fields["table"]], frame.arrays["values"], frame.fields["start"]
-            held.part(frame.fields["part"])[start : start + len(values)] = values
+            else:
+                held, values = shard.tables[frame.fields["table"]], frame.arrays["values"]
+                start = frame.fields["start"]
+                held.part(frame.fields["part"])[start : start + len(values)] = values
         raise ValueError("it has no end")
+
+    def _restore_table(self, content: Mapping[str, Any]) -> None:
+        """A table of a snapshot, whose rows follow."""
+        table = Table.of(content["table"])
+        self._create(table, drawn=False)
+        self.tables[table.name].ready = content["ready"]
 
 
 def summed(parts: list[tuple[Array, Array]], table: Table) -> tuple[Array, Array]:
@@ -317,7 +365,7 @@ def summed(parts: list[tuple[Array, Array]], table: Table) -> tuple[Array, Array
 def _check_rows(held: HeldTable, rows: Array, values: Array | None = None, part: Array | None = None) -> None:
     """Raise RequestError for rows that are not here, and values that are not like those of a part of the table."""
     table = held.table
-    ascending = rows.ndim == 1 and rows.dtype.kind == "i" and not bool((np.diff(rows) <= 0).any())
+    ascending = rows.ndim == 1 and rows.dtype.kind == "i" and bool((rows[1:] > rows[:-1]).all())
     if not ascending or (len(rows) and (rows[0] < 0 or rows[-1] >= len(held.weight))):
         raise RequestError(
             f"table '{table.name}': {len(held.weight)} rows are here, and what was asked for are not some of them, each"

@@ -44,8 +44,11 @@ class SparseOptimizer:
     def __post_init__(self) -> None:
         if self.name not in SPARSE_OPTIMIZERS:
             raise RequestError(unknown_name("sparse optimizer", self.name, SPARSE_OPTIMIZERS))
-        if not self.learning_rate >= 0 or not all(0 <= beta < 1 for beta in self.betas):
+        if not 0 <= self.learning_rate < math.inf or not all(0 <= beta < 1 for beta in self.betas):
             raise RequestError(f"learning rate {self.learning_rate:g} and betas {self.betas}: not negative, below 1")
+        for name, value in (("epsilon", self.eps), ("decay", self.decay), ("initial sum", self.initial_sum)):
+            if not 0 <= value < math.inf:
+                raise RequestError(f"{name} {value:g} of '{self.name}': give 0 or more")
         if self.row_steps and self.name != "adam":
             raise RequestError(f"row_steps counts the updates of a row for adam; '{self.name}' corrects no bias")
 

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from planner.errors import RequestError
 from runtime.servers.disk import BrokenDiskError, Disk, RefusedWriteError, SystemDisk, write_all
+from runtime.servers.faults import described
 from runtime.servers.frames import Frame
 from runtime.servers.log import Ending, LogReader, LogWriter, recorded
 from runtime.servers.private_files import FILE, take_folder
@@ -66,6 +67,13 @@ class Storage:
         self._generation = self._kept = 0
         self._enough = LEAST_LOG
 
+    def lock(self) -> None:
+        """Be the only process that has these files. Raises RequestError where another one has them, or the folder is
+        somebody else's."""
+        if self._lock is None:
+            take_folder(self._folder)
+            self._take_lock()
+
     def open(self) -> Shard:
         """The state as it was when the last record was appended. Raises RequestError for files that are damaged, or of
         another server, and BrokenDiskError where they cannot be read or cut."""
@@ -84,6 +92,20 @@ class Storage:
         assert self._log is not None
         self._log.append(record)
 
+    def take_back(self) -> Shard:
+        """Cut off the record that was appended last, as it cannot be applied: the state that the files hold without it.
+        Raises BrokenDiskError where they cannot be cut or read."""
+        assert self._log is not None
+        self._log.take_back()
+        self._log.close()
+        self._log = None
+        try:
+            return self._read()
+        except OSError as error:
+            raise BrokenDiskError(f"{error.filename or self._folder}: {error.strerror}") from error
+        except (MemoryError, RequestError) as error:
+            raise BrokenDiskError(f"{self._folder} cannot be read again: {described(error)}") from error
+
     @property
     def log_bytes(self) -> int:
         """Bytes of the log's whole records."""
@@ -96,19 +118,20 @@ class Storage:
         return self.log_bytes > self._enough
 
     def snapshot(self, shard: Shard) -> None:
-        """Write the state, begin a new log, and drop the old files. Raises RefusedWriteError where that was not
-        possible: the log goes on."""
+        """Write the state, read it back, begin a new log, and drop the old files. Raises RefusedWriteError where that
+        was not possible: the log goes on."""
         assert self._log is not None
         generation = self._generation + 1
         path = self._path("snapshot", generation)
         aside = path.with_suffix(".part")
         try:
-            self._kept = self._write(aside, shard)
+            kept = self._write(aside, shard)
             log = self._begin_log(generation)
-        except (OSError, RefusedWriteError) as error:
+        except (OSError, MemoryError, RefusedWriteError, RequestError, ValueError) as error:
             self._enough = self._log.end + LEAST_LOG
             self._take_back(aside, self._path("log", generation))
-            said = f"{path}: not written, the log goes on: {error.strerror if isinstance(error, OSError) else error}"
+            fault = error.strerror if isinstance(error, OSError) else described(error)
+            said = f"{path}: not written, the log goes on: {fault}"
             self._say(said)
             raise RefusedWriteError(said) from error
         try:
@@ -118,7 +141,7 @@ class Storage:
             log.close()
             raise BrokenDiskError(f"{path}: cannot be put in its place: {error.strerror}") from error
         self._log.close()
-        self._log, self._generation = log, generation
+        self._log, self._generation, self._kept = log, generation, kept
         self._enough = max(LEAST_LOG, self._kept)
         with contextlib.suppress(OSError):  # they are not read any more, and removed with the next ones
             for kind, old in self._files():
@@ -134,11 +157,15 @@ class Storage:
             self._lock = None
 
     def _open(self) -> Shard:
-        take_folder(self._folder)
-        self._take_lock()
+        self.lock()
         for path in self._folder.iterdir():
             if _PART.fullmatch(path.name):
                 self._disk.unlink(path)
+        return self._read()
+
+    def _read(self) -> Shard:
+        """The state that the files hold, with the log open behind its last whole record."""
+        self._generation = self._kept = 0
         shard = Shard(number=self._number, count=self._count)
         snapshots, logs = self._generations("snapshot"), self._generations("log")
         if snapshots:
@@ -157,7 +184,7 @@ class Storage:
         return shard
 
     def _take_lock(self) -> None:
-        """Be the only process that has these files; one that is ending has some seconds for it."""
+        """One that is ending has some seconds for it."""
         self._lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE)
         until = time.monotonic() + _ENDING
         while True:
@@ -184,10 +211,14 @@ class Storage:
             reader = LogReader(file)
             try:
                 shard = Shard.restored(one.frame for one in reader)
-            except (ValueError, LookupError, TypeError, RuntimeError, RequestError) as error:
+            except OSError:
+                raise
+            except Exception as error:
                 ending = reader.ending
                 where = f" (byte {ending.end}, record {ending.records}: {ending.fault})" if ending.fault else ""
-                raise RequestError(f"{path} is no whole snapshot: {error}{where}; it cannot be used") from error
+                raise RequestError(
+                    f"{path} is no whole snapshot: {described(error)}{where}; it cannot be used"
+                ) from error
         self._kept = path.stat().st_size
         self._check_server(path, shard.number, shard.count)
         return shard
@@ -200,8 +231,10 @@ class Storage:
             for one in reader:
                 try:
                     self._take(path, shard, one.frame)
-                except (ValueError, LookupError, TypeError, RequestError) as error:
-                    raise RequestError(f"{path}: record {one.number}: {error}; this log cannot be replayed") from error
+                except Exception as error:
+                    raise RequestError(
+                        f"{path}: record {one.number}: {described(error)}; this log cannot be replayed"
+                    ) from error
         ending = reader.ending
         if ending.fault is None:
             return ending
@@ -274,14 +307,24 @@ class Storage:
         self._disk.sync_folder(self._folder)
 
     def _write(self, path: Path, shard: Shard) -> int:
-        """Write a snapshot; its bytes."""
-        descriptor, end = self._disk.open(path), 0
+        """Write a snapshot, and see that it can be read; its bytes. Raises ValueError where it cannot."""
+        descriptor, end, records = self._disk.open(path), 0, 0
         try:
-            for number, frame in enumerate(shard.snapshot()):
-                end = write_all(self._disk, descriptor, recorded(frame, number), end)
+            for frame in shard.snapshot():
+                end = write_all(self._disk, descriptor, recorded(frame, records), end)
+                records += 1
             self._disk.sync(descriptor)
         finally:
             self._disk.close(descriptor)
+        with path.open("rb") as file:
+            reader = LogReader(file)
+            for _ in reader:
+                pass
+        found = reader.ending
+        if (found.records, found.end, found.fault) != (records, end, None):
+            raise ValueError(
+                f"{found.records} of {records} records can be read back: {found.fault or 'it is cut short'}"
+            )
         return end
 
     def _take_back(self, *paths: Path) -> None:

@@ -23,9 +23,15 @@ from runtime.servers.sparse_optimizers import SPARSE_OPTIMIZERS, SparseOptimizer
 Ids = NDArray[np.int64]
 
 LARGEST_TABLE = 2**31
+LARGEST_WIDTH = 2**27
+"""Numbers of a row: one of float64 is 1 GiB, and travels in one message."""
+
+LARGEST_SHARE = 1e15
 PARTITIONS = ("hashed", "ranges")
 DTYPES = ("float32", "float64")
 _PIECE = 2**22  # numbers that travel at a time, where a whole table does
+_DRAWN = 2**18  # numbers that are drawn at a time
+_DRAWING = 64  # bytes that each of them takes meanwhile
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0  # multiples of it are spread evenly (Knuth, volume 3, section 6.4)
 
 
@@ -48,8 +54,11 @@ class Table:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.rows < LARGEST_TABLE or self.width < 1:
-            raise RequestError(f"table '{self.name}' of {self.rows} rows of {self.width}; rows go from 1 to 2^31 - 1")
+        if not 1 <= self.rows < LARGEST_TABLE or not 1 <= self.width <= LARGEST_WIDTH:
+            raise RequestError(
+                f"table '{self.name}' of {self.rows} rows of {self.width}; a table has 1 to 2^31 - 1 rows of 1 to 2^27"
+                " numbers"
+            )
         if self.dtype not in DTYPES:
             raise RequestError(f"table '{self.name}': " + unknown_name("dtype of rows", self.dtype, DTYPES))
         if self.partition not in PARTITIONS:
@@ -143,10 +152,10 @@ def partition_of(table: Table, servers: int) -> Partition:
 
 
 def _bounds(table: Table, shares: Sequence[float], servers: int) -> tuple[int, ...]:
-    if len(shares) != servers or not all(share > 0 and math.isfinite(share) for share in shares):
+    if len(shares) != servers or not all(0 < share <= LARGEST_SHARE for share in shares):
         raise RequestError(
             f"table '{table.name}' has shares {', '.join(f'{share:g}' for share in shares)} for {servers} servers;"
-            " give each server one number above 0"
+            f" give each server one number above 0, at most {LARGEST_SHARE:g}"
         )
     if servers > table.rows:
         return tuple(min(server, table.rows) for server in range(servers + 1))
@@ -156,6 +165,16 @@ def _bounds(table: Table, shares: Sequence[float], servers: int) -> tuple[int, .
         least, most = bounds[-1] + 1, table.rows - (servers - server)  # one row at least for each
         bounds.append(table.rows if server == servers else min(max(round(table.rows * reached / total), least), most))
     return tuple(bounds)
+
+
+def rows_at_a_time(table: Table) -> int:
+    """How many rows are given their first values at a time."""
+    return max(1, _DRAWN // table.width)
+
+
+def memory_of_drawing(table: Table) -> int:
+    """Bytes that the first values of a table take beside it while they are drawn."""
+    return 0 if table.deviation == 0.0 else _DRAWING * max(_DRAWN, table.width)
 
 
 def first_values(table: Table, ids: Ids) -> NDArray[Any]:

@@ -1,11 +1,13 @@
 """Connections over which frames travel: plain on loopback, TLS 1.3 everywhere else.
 
-Both sides have one certificate, FOLDER/certificate.pem, and take no other: who has its key is a worker or a server of
-the run. `python -m runtime.servers certificate FOLDER` makes it.
+Both sides have one certificate, FOLDER/certificate.pem, and take no other, whoever has signed it: who has its key is a
+worker or a server of the run. `python -m runtime.servers certificate FOLDER` makes it.
 """
 
+import hashlib
 import ipaddress
 import ssl
+from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
 from typing import Any
@@ -22,7 +24,22 @@ def is_loopback(host: str) -> bool:
     return ipaddress.ip_address(host.partition("%")[0]).is_loopback
 
 
-def server_context(folder: Path, address: tuple[str, int]) -> ssl.SSLContext | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encryption:
+    """TLS with one `certificate`, that of this end and of the other one."""
+
+    context: ssl.SSLContext
+    certificate: bytes
+
+    def check(self, connection: ssl.SSLSocket) -> None:
+        """Raise SSLCertVerificationError where the other end has another certificate."""
+        if connection.getpeercert(binary_form=True) != self.certificate:
+            error = ssl.SSLCertVerificationError("another certificate")
+            error.verify_message = "it has another certificate, which may be of the same authority"
+            raise error
+
+
+def server_encryption(folder: Path, address: tuple[str, int]) -> Encryption | None:
     """TLS of a server that listens at an address; None on loopback. Raises RequestError where there is no certificate,
     or the address is that of all interfaces."""
     host, port = address
@@ -30,58 +47,81 @@ def server_context(folder: Path, address: tuple[str, int]) -> ssl.SSLContext | N
         raise RequestError(
             f"{host}:{port} is every interface of this machine; give the address of the one to listen on"
         )
-    return None if is_loopback(host) else _context(ssl.PROTOCOL_TLS_SERVER, folder, f"{host}:{port}")
+    return None if is_loopback(host) else _encryption(ssl.PROTOCOL_TLS_SERVER, folder, f"{host}:{port}")
 
 
-def client_context(folder: Path, address: tuple[str, int]) -> ssl.SSLContext | None:
+def client_encryption(folder: Path, address: tuple[str, int]) -> Encryption | None:
     """TLS of a worker that has connected to an address; None on loopback."""
     host, port = address
-    return None if is_loopback(host) else _context(ssl.PROTOCOL_TLS_CLIENT, folder, f"{host}:{port}")
+    return None if is_loopback(host) else _encryption(ssl.PROTOCOL_TLS_CLIENT, folder, f"{host}:{port}")
 
 
-def _context(protocol: int, folder: Path, where: str) -> ssl.SSLContext:
+def _encryption(protocol: int, folder: Path, where: str) -> Encryption:
     path = folder / CERTIFICATE
     try:
-        read_secret(path)  # for its owner alone
-        context = ssl.SSLContext(protocol)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.check_hostname = False  # the certificate is that of the run, on whichever host
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_cert_chain(path)
-        context.load_verify_locations(path)
+        certificate = _first_certificate(read_secret(path))  # a file for its owner alone
+        return Encryption(context=_context(protocol, path, certificate), certificate=certificate)
     except FileNotFoundError as error:
         raise RequestError(
             f"{where} is not on loopback, where rows travel over TLS, and {path} is missing: make it by python -m"
             f" runtime.servers certificate {folder}, and copy it where hosts do not share that folder"
         ) from error
-    except OSError as error:  # ssl.SSLError is one
-        raise RequestError(f"{path} is no certificate with its key: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        said = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise RequestError(f"{path} is no certificate with its key: {said}") from error
+
+
+def _context(protocol: int, path: Path, certificate: bytes) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # the certificate is that of the run, on whichever host
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it is trusted itself, not who has signed it
+    context.load_cert_chain(path)
+    context.load_verify_locations(cadata=certificate)
     return context
 
 
-def place_of(connection: socket, server: tuple[Any, ...]) -> tuple[str, int]:
-    """The address of the server's end of a connection, for proofs; TLS proves it by its certificate."""
-    return ("tls", 0) if isinstance(connection, ssl.SSLSocket) else (str(server[0]), int(server[1]))
+def _first_certificate(text: str) -> bytes:
+    """The certificate of a PEM file that this end shows; those of its authority may follow. Raises ValueError."""
+    start, end = text.find(ssl.PEM_HEADER), text.find(ssl.PEM_FOOTER)
+    if not 0 <= start < end:
+        raise ValueError(f"there is no '{ssl.PEM_HEADER}'")
+    return ssl.PEM_cert_to_DER_cert(text[start : end + len(ssl.PEM_FOOTER)])
+
+
+def place_of(server: tuple[Any, ...], certificate: bytes | None = None) -> tuple[str, int]:
+    """The server's end of a connection, for proofs: its address, or the `certificate` that it has shown over TLS."""
+    if certificate is not None:
+        return f"tls {hashlib.sha256(certificate).hexdigest()}", 0
+    return str(server[0]), int(server[1])
 
 
 class Channel:
-    """An accepted connection that never waits; its bytes are encrypted where there is a context."""
+    """An accepted connection that never waits; its bytes are encrypted where there is an encryption."""
 
-    def __init__(self, accepted: socket, context: ssl.SSLContext | None) -> None:
+    def __init__(self, accepted: socket, encryption: Encryption | None) -> None:
         accepted.setblocking(False)
-        self.established = context is None
+        self.established = encryption is None
         self.wants_to_write = False
+        self._encryption = encryption
         self.socket = (
             accepted
-            if context is None
-            else context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
+            if encryption is None
+            else encryption.context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
         )
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """This end, as both ends prove that they see it."""
+        return place_of(self.socket.getsockname(), None if self._encryption is None else self._encryption.certificate)
 
     def establish(self) -> bool:
         """Go on with the handshake of TLS; whether it is done. Raises OSError where it failed."""
-        if isinstance(self.socket, ssl.SSLSocket) and not self.established:
+        if isinstance(self.socket, ssl.SSLSocket) and self._encryption is not None and not self.established:
             try:
                 self.socket.do_handshake()
+                self._encryption.check(self.socket)
                 self.established = True
             except ssl.SSLWantReadError:
                 self.wants_to_write = False

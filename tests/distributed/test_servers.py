@@ -162,6 +162,35 @@ def test_no_server_outlives_the_fleet(tmp_path: Path) -> None:
             os.kill(pid, 0)
 
 
+def test_a_second_fleet_is_refused_and_leaves_the_first_one_alone(tmp_path: Path) -> None:
+    """It removed the addresses of the servers that ran, before it was told that it may not start."""
+    with Fleet(tmp_path, 1) as first, TableClient(first.addresses, [ITEMS]) as client:
+        client.begin()
+        where = first.addresses.of(0)
+        with Fleet(tmp_path, 1) as second:
+            while not (fault := _fault(second)):
+                assert first.addresses.of(0) == where
+                time.sleep(0.05)
+        assert "server-0 is in use by another server; stop it, or start in another folder" in str(fault)
+        assert first.addresses.of(0) == where
+        client.close()
+        assert client.pull({"items": np.arange(3)})["items"].shape == (3, 8)  # found again
+        assert first.restarts == 0
+
+
+def test_an_address_that_was_left_is_removed_by_the_next_server_and_counts_for_no_start(tmp_path: Path) -> None:
+    with Fleet(tmp_path, 1) as fleet, TableClient(fleet.addresses, [ITEMS]) as client:
+        client.begin()
+    assert fleet.addresses.of(0) is not None
+    (tmp_path / "server-0" / "log-000000").rename(tmp_path / "log")
+    (tmp_path / "server-0" / "log-000000").mkdir()
+    with Fleet(tmp_path, 1) as fleet:
+        while not (fault := _fault(fleet)):
+            time.sleep(0.05)
+    assert "server 0 cannot be started" in str(fault)
+    assert fleet.addresses.of(0) is None
+
+
 def test_files_of_other_servers_are_refused_by_name(tmp_path: Path) -> None:
     with Fleet(tmp_path, 2) as fleet, TableClient(fleet.addresses, [ITEMS]) as client:
         client.begin()

@@ -79,7 +79,7 @@ class Caller:
         challenge = self.heard()
         assert challenge is not None
         identity = Identity(worker=None, program="test", nonce=new_nonce())
-        place = place_of(self.socket, self.socket.getpeername())
+        place = place_of(self.socket.getpeername())
         proved = proof(key or self._key, WORKER, place, challenge.fields["nonce"], identity)
         self.say(encode(Frame(kind="hello", fields={**asdict(identity), "proof": proved, **(changed or {})})))
         return self.heard()

@@ -1,6 +1,7 @@
 """Rows travel over TLS where an address is not loopback: here 127.0.0.2 is none, so nothing leaves the machine."""
 
 import contextlib
+import datetime
 import socket
 import ssl
 import threading
@@ -8,6 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from planner.errors import RequestError
 from runtime.servers import transport
@@ -131,9 +136,87 @@ def test_who_has_no_certificate_or_another_one_is_not_heard(tmp_path: Path) -> N
             assert client.pull({"users": np.arange(3)})["users"].shape == (3, 64)
 
 
+def signed(folder: Path, name: str, key: ec.EllipticCurvePrivateKey, issuer: x509.Name) -> None:
+    """A folder with a certificate that an authority has signed, its key, and the authority's certificate."""
+    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
+
+    def made(subject: str, of: ec.EllipticCurvePrivateKey, authority: bool) -> x509.Certificate:
+        return (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]))
+            .issuer_name(issuer)
+            .public_key(of.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - day)
+            .not_valid_after(now + day)
+            .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
+            .sign(key, hashes.SHA256())
+        )
+
+    own = ec.generate_private_key(ec.SECP256R1())
+    secret = own.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    both = (made(name, own, False), made("an authority", key, True))
+    folder.mkdir()
+    path = folder / "certificate.pem"
+    path.write_bytes(secret + b"".join(one.public_bytes(serialization.Encoding.PEM) for one in both))
+    path.chmod(0o600)
+
+
+def _trusting(protocol: int, path: Path, certificate: bytes) -> ssl.SSLContext:
+    """A context that takes whatever the authority has signed."""
+    context = ssl.SSLContext(protocol)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_REQUIRED
+    context.load_cert_chain(path)
+    context.load_verify_locations(path)
+    return context
+
+
+@pytest.mark.parametrize("trusting", [False, True])
+def test_another_certificate_of_the_same_authority_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trusting: bool
+) -> None:
+    """By the context and, where that takes it, by the comparison behind the handshake."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "an authority")])
+    for name in ("ours", "theirs"):
+        signed(tmp_path / name, name, key, issuer)
+    if trusting:
+        monkeypatch.setattr(transport, "_context", _trusting)
+    with serving(tmp_path / "ours", host=ELSEWHERE) as addresses:
+        with TableClient(addresses, [USERS]) as client:
+            client.begin()
+        host, port = addresses.of(0)
+        (tmp_path / "theirs" / "key").write_text(addresses.key())
+        (tmp_path / "theirs" / "key").chmod(0o600)
+        theirs = Addresses(folder=tmp_path / "theirs", count=1, fixed=(f"{host}:{port}",))
+        with pytest.raises(RequestError, match=r"does not have the certificate of .*theirs: .*; copy certificate.pem"):
+            TableClient(theirs, [USERS], patience=2.0)
+        unsure = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        unsure.check_hostname, unsure.verify_mode = False, ssl.CERT_NONE
+        unsure.load_cert_chain(tmp_path / "theirs" / "certificate.pem")
+        assert answered((host, port), unsure) == b""
+
+
+def test_the_proofs_cover_the_certificate() -> None:
+    assert len({transport.place_of(("10.0.0.1", 1), one) for one in (None, b"", b"a", b"b")}) == 4
+
+
 def test_a_certificate_is_made_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["certificate", str(tmp_path / "run")]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'run' / 'certificate.pem'}\n"
     assert main(["certificate", str(tmp_path / "run")]) == 2
     assert "is there already; delete it on all hosts to make another one" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["certificate.pem"]
+
+
+def test_a_folder_for_a_certificate_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["certificate", str(tmp_path / "file" / "run")]) == 2
+    message = (
+        f"error: no certificate can be written into {tmp_path}/file/run: Not a directory; give a folder of yours\n"
+    )
+    assert capsys.readouterr().err == message
+    assert main([str(tmp_path / "file" / "run"), "--servers", "1", "--number", "0"]) == 1
+    assert capsys.readouterr().err == f"error: {tmp_path}/file/run: Not a directory\n"

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from runtime.servers.frames import Frame, FrameReader, encode
+from planner.errors import RequestError
+from runtime.servers.frames import LARGEST_HEADER, Frame, FrameReader, encode
 from tests.refusals import refused
 
 PUSH = Frame(
@@ -43,6 +44,15 @@ def test_every_flipped_bit_is_seen() -> None:
             assert reader.next() is None, f"byte {at}"  # its length says that more must come
         except ValueError:
             continue
+
+
+def test_a_header_that_nobody_could_read_is_not_written() -> None:
+    """It was: the snapshot of a server with many tables was written, and then taken for damaged."""
+    with pytest.raises(RequestError, match=r"a message 'shard' with a header of [0-9]+ bytes; 4194304 are the most"):
+        encode(Frame(kind="shard", fields={"tables": ["x" * 100] * 50_000}))
+    reader = FrameReader()
+    reader.feed(encode(Frame(kind="shard", fields={"tables": "x" * (LARGEST_HEADER - 60)})))
+    assert reader.next() is not None
 
 
 def test_what_is_no_frame_is_refused() -> None:

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from planner.errors import RequestError
+from runtime.servers import frames as frames_module
 from runtime.servers import storage as storage_module
-from runtime.servers.disk import SystemDisk
+from runtime.servers.disk import RefusedWriteError, SystemDisk
 from runtime.servers.frames import Frame, encode
+from runtime.servers.log import recorded
 from runtime.servers.shard import Shard
 from runtime.servers.sparse_optimizers import SparseOptimizer
 from runtime.servers.storage import Storage
@@ -176,3 +178,62 @@ def test_a_damaged_snapshot_is_not_passed_over(tmp_path: Path) -> None:
     snapshot.write_bytes(snapshot.read_bytes()[:-30])
     with refused(RequestError, snapshot, 57, 87):
         Storage(tmp_path, 0, 2).open()
+
+
+def many_tables(storage: Storage) -> Shard:
+    """A server with more tables and workers than one header has room for."""
+    shard = storage.open()
+    take(storage, shard, Frame(kind="open", fields={"workers": 300, "staleness": None}))
+    for number in range(30):
+        content = {**TABLE.content(), "name": f"users {number}"}
+        take(storage, shard, Frame(kind="create", fields={"table": content}))
+    take(storage, shard, Frame(kind="restart", fields={"step": 10**15}))
+    for number in range(30):
+        take(storage, shard, Frame(kind="ready", fields={"table": f"users {number}"}))
+    return shard
+
+
+def test_a_snapshot_of_many_tables_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames_module, "LARGEST_HEADER", 1000)
+    storage = Storage(tmp_path, 0, 2)
+    shard = many_tables(storage)
+    storage.snapshot(shard)
+    storage.close()
+    again = Storage(tmp_path, 0, 2)
+    assert state(again.open()) == state(shard)
+    again.close()
+
+
+def test_a_snapshot_of_version_0_1_can_be_read(tmp_path: Path) -> None:
+    """Its first frame has all clocks and tables."""
+    shard, states = logged(tmp_path / "log")
+    head, *parts = shard.snapshot()
+    tables = [{"table": held.table.content(), "ready": held.ready} for held in shard.tables.values()]
+    old = Frame(kind="shard", fields={**head.fields, "clocks": shard.clocks, "tables": tables})
+    rest = [frame for frame in parts if frame.kind not in ("clocks", "table")]
+    (tmp_path / "old").mkdir()
+    with (tmp_path / "old" / "snapshot-000003").open("wb") as file:
+        for number, frame in enumerate([old, *rest]):
+            file.writelines(recorded(frame, number))
+    storage = Storage(tmp_path / "old", 0, 2)
+    assert state(storage.open()) == states[-1]
+    storage.close()
+
+
+def test_a_snapshot_that_cannot_be_read_back_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the logs are deleted that it stands for."""
+    storage = Storage(tmp_path, 0, 2)
+    shard = storage.open()
+    for record in records(5):
+        take(storage, shard, record)
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            storage_module, "recorded", lambda frame, number: [*recorded(frame, 7 if number == 3 else number)]
+        )
+        with pytest.raises(RefusedWriteError, match=r"the log goes on: 3 of [0-9]+ records can be read back: it says"):
+            storage.snapshot(shard)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "log-000000"]
+    storage.close()
+    again = Storage(tmp_path, 0, 2)
+    assert state(again.open()) == state(shard)
+    again.close()

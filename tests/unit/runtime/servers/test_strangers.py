@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.errors import RequestError, RunError
-from runtime.servers.addresses import Addresses, make_key, publish
+from runtime.servers.__main__ import main
+from runtime.servers.addresses import Addresses, make_key, parse_address, publish
 from runtime.servers.certificate import make_certificate
 from runtime.servers.client import TableClient
 from runtime.servers.connections import Limits
@@ -24,7 +25,7 @@ from runtime.servers.frames import Frame, FrameReader, encode
 from runtime.servers.handshake import BEFORE_HELLO
 from runtime.servers.sparse_optimizers import SparseOptimizer
 from runtime.servers.storage import Storage
-from runtime.servers.tables import Table
+from runtime.servers.tables import LARGEST_WIDTH, Table
 from tests.refusals import refused
 from tests.unit.runtime.servers.served_here import Caller, frame_of, serving
 
@@ -118,8 +119,8 @@ def test_who_listens_where_a_server_was_learns_nothing(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=relay)
         thread.start()
-        with refused(RequestError, "address"):
-            TableClient(other, [USERS], patience=5.0)
+        with refused(RunError, "address"):
+            TableClient(other, [USERS], patience=0.0)
         thread.join()
         assert addresses.key().encode() not in heard[0]
 
@@ -137,6 +138,59 @@ def test_who_listens_where_a_server_was_learns_nothing(tmp_path: Path) -> None:
         with refused(RunError, 0.3):
             TableClient(other, [USERS], patience=0.3)
         thread.join()
+
+
+@pytest.mark.parametrize("kind", ["refused", "stopped", "waiting", "welcome"])
+def test_who_has_proved_nothing_ends_no_worker(tmp_path: Path, kind: str) -> None:
+    """Whatever somebody says who listens where the server was: the worker finds the server when it is back."""
+    said = encode(Frame(kind=kind, fields={"message": "go away", "workers": [1], "proof": "0" * 64}))
+    challenge = encode(Frame(kind="challenge", fields={"nonce": "0" * 32}))
+    with serving(tmp_path) as addresses, socket.create_server(("127.0.0.1", 0)) as listener:
+        where, heard = addresses.of(0), []
+
+        def pose() -> None:
+            for first in (said, challenge + said, said):
+                accepted, _ = listener.accept()
+                with accepted:
+                    accepted.sendall(first)
+                    heard.append(accepted.recv(2**16))
+                    accepted.shutdown(socket.SHUT_WR)
+            publish(tmp_path, 0, where)
+
+        thread = threading.Thread(target=pose)
+        thread.start()
+        publish(tmp_path, 0, listener.getsockname())
+        with TableClient(addresses, [USERS], patience=30.0) as client:
+            client.begin()
+            assert client.reconnections == 3
+        thread.join()
+        assert len(heard) == 3
+
+        def pose_once() -> None:
+            accepted, _ = listener.accept()
+            with accepted:
+                accepted.sendall(challenge + said)
+                accepted.recv(2**16)
+
+        thread = threading.Thread(target=pose_once)
+        thread.start()
+        publish(tmp_path, 0, listener.getsockname())
+        host, port = listener.getsockname()
+        with pytest.raises(RunError, match=rf"server 0 of 1, at {host}:{port}, has not answered for 0 s \(who answers"):
+            TableClient(addresses, [USERS], patience=0.0)
+        thread.join()
+
+
+@pytest.mark.parametrize("host", ["a..b", "a b", "a\0b", "x" * 70, "a." * 200 + "b", ".", "\udcff"])
+def test_what_is_no_host_is_no_address(tmp_path: Path, host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RequestError, match="is no address of a server; write HOST:PORT"):
+        parse_address(f"{host}:1")
+    if host == "a..b":
+        arguments = [str(tmp_path), "--servers", "1", "--number", "0", "--listen", f"{host}:1"]
+        assert main(arguments) == 2
+        assert capsys.readouterr().err == "error: 'a..b:1' is no address of a server; write HOST:PORT\n"
+    for good in ("localhost:1", "127.0.0.1:65535", "fe80::1%eth0:7000", "bücher.example:1"):
+        assert parse_address(good)[1] == int(good.rpartition(":")[2])
 
 
 def test_strangers_are_few_and_workers_stay(tmp_path: Path) -> None:
@@ -303,7 +357,7 @@ def test_no_message_ends_a_server_often(
 
 
 def test_a_table_that_no_host_holds_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
-    huge = Table(name="huge", rows=2**31 - 1, width=2**31, optimizer=SparseOptimizer(name="adam"))
+    huge = Table(name="huge", rows=2**31 - 1, width=LARGEST_WIDTH, optimizer=SparseOptimizer(name="adam"))
     with serving(tmp_path) as addresses, refused(RequestError, "huge", "server 0", "GiB"):
         TableClient(addresses, [huge])
 
@@ -332,3 +386,36 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
         Addresses(folder=tmp_path, count=1).key()
     with refused(RequestError, tmp_path / "key", 644, 600):
         make_key(tmp_path)
+
+
+@pytest.mark.parametrize("key", [b"", b"\n", b"0" * 31, b"0" * 32 + b"\n", b"A" * 32, b"0" * 64, b"\xff" * 32])
+def test_what_is_no_key_is_refused(tmp_path: Path, key: bytes) -> None:
+    """An empty file was one, which anybody knows: it is what a machine leaves that went down at the wrong moment."""
+    (tmp_path / "key").write_bytes(key)
+    (tmp_path / "key").chmod(0o600)
+    for read in (Addresses(folder=tmp_path, count=1).key, lambda: make_key(tmp_path)):
+        with pytest.raises(RequestError, match=r"key .*is no key of 32 hexadecimal digits; delete it on all hosts"):
+            read()
+    (tmp_path / "key").unlink()
+    assert make_key(tmp_path) == make_key(tmp_path) == Addresses(folder=tmp_path, count=1).key()
+
+
+def test_private_files_are_on_the_disk_before_they_have_their_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    sync, link = os.fsync, os.link
+
+    def synced(descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        events.append("folder" if stat.S_ISDIR(found.st_mode) else f"file of {found.st_size}")
+        sync(descriptor)
+
+    def linked(old: Path, new: Path) -> None:
+        events.append("link")
+        link(old, new)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "link", linked)
+    make_key(tmp_path)
+    assert events == ["file of 32", "folder", "link", "folder"]

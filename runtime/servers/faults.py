@@ -1,0 +1,13 @@
+"""An error that nobody expected, as part of one line."""
+
+from planner.errors import PlannerError
+
+_LONGEST = 400
+
+
+def described(error: Exception) -> str:
+    """What an error says; with its kind, where it was not written for people."""
+    said = " ".join(str(error).split())[:_LONGEST]
+    if said and isinstance(error, PlannerError | ValueError):
+        return said
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
