@@ -22,6 +22,7 @@ from hardware_profiles import engine_words
 from planner.export import common
 from planner.export.arguments import Options, lines_of, option, options_in
 from planner.export.description import Description, ExportError
+from planner.export.quoting import one_line
 from planner.export.settings import Settings
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
 from planner.export.yaml_files import settings_of, yaml_text
@@ -148,7 +149,8 @@ def _script(job: Job) -> str:
     if d.sequence_length is not None:
         program.append(option("block_size", d.sequence_length))
     title = [
-        f"{job.model} with Accelerate 1.15; TRAIN is a program that takes the arguments of transformers' Trainer and",
+        f"{one_line(job.model)} with Accelerate 1.15; TRAIN is a program that takes the arguments of transformers'"
+        " Trainer and",
         "--block_size, the tokens of a sample, as run_clm.py does. One that calls Accelerator itself finds how many",
         "micro-batches there are in the environment. What is given to the script goes to the program too.",
         f"{how} TRAIN=train.py bash launch.sh",

@@ -22,6 +22,7 @@ from typing import Any
 from hardware_profiles.foreign import SETTINGS, ForeignTextError, parse_json
 from planner.export import common
 from planner.export.description import Description, ExportError, data_of, stages_of
+from planner.export.quoting import in_markdown, one_line
 from planner.export.settings import Settings
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
 from planner.sharding.update import NO_BUCKETS, Update
@@ -146,7 +147,8 @@ def _element(d: Description) -> int:
 def _script(job: Job) -> str:
     nodes = f' --num_nodes {job.nodes} --hostfile "${{HOSTFILE:?}}"' if job.nodes > 1 else ""
     return (
-        f"#!/usr/bin/env bash\n# {job.model} with DeepSpeed 0.19; TRAIN is your training program, see README.md.\n"
+        "#!/usr/bin/env bash\n"
+        f"# {one_line(job.model)} with DeepSpeed 0.19; TRAIN is your training program, see README.md.\n"
         "set -euo pipefail\n\n"
         f'deepspeed --num_gpus {job.processes}{nodes} "${{TRAIN:?}}" \\\n'
         '  --deepspeed --deepspeed_config "$(dirname "$0")/ds_config.json" "$@"\n'
@@ -155,7 +157,12 @@ def _script(job: Job) -> str:
 
 def _readme(job: Job) -> str:
     d = job.description
-    lines = [f"# {job.model} with DeepSpeed", "", "`TRAIN=train.py bash launch.sh`. The program has to", ""]
+    lines = [
+        f"# {in_markdown(job.model)} with DeepSpeed",
+        "",
+        "`TRAIN=train.py bash launch.sh`. The program has to",
+        "",
+    ]
     if d.pipeline > 1:
         lines.append(
             f"- make its model a `deepspeed.pipe.PipelineModule(layers, num_stages={d.pipeline},"

@@ -30,6 +30,7 @@ from hardware_profiles import engine_words
 from planner.export import common
 from planner.export.architecture import Architecture
 from planner.export.description import Description, ExportError, Kept, schedule_of, stages_of
+from planner.export.quoting import one_line
 from planner.export.settings import Settings
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
 from planner.export.yaml_files import settings_of, yaml_text
@@ -218,7 +219,8 @@ def _script(job: Job) -> str:
     else:
         rest, how = f" {job.processes}", f"Runs on one node with {job.processes} devices: bash launch.sh"
     return (
-        f"#!/usr/bin/env bash\n# {job.model} with MindSpore Transformers 2.1; MINDFORMERS is its folder.\n# {how}\n"
+        "#!/usr/bin/env bash\n"
+        f"# {one_line(job.model)} with MindSpore Transformers 2.1; MINDFORMERS is its folder.\n# {how}\n"
         'set -euo pipefail\n\nHERE=$(cd "$(dirname "$0")" && pwd)\ncd "${MINDFORMERS:?}"\n'
         f"bash scripts/msrun_launcher.sh {command}{rest}\n"
     )
