@@ -122,10 +122,21 @@ class Description:
         return any(self.full) or any(self.selective)
 
 
+def stages_for(layers: int, pipeline: int, virtual_stages: int = 1) -> int:
+    """How many stages there are. Raises ExportError, before anything is made of them, where a stage would be empty."""
+    stages = pipeline * virtual_stages
+    if not 1 <= stages <= max(layers, 1):
+        raise ExportError(
+            f"{pipeline} pipeline ranks of {virtual_stages} stages each are {stages} stages, and there are {layers}"
+            " layers for them; give each stage a layer at least"
+        )
+    return stages
+
+
 def stages_of(layers: int, pipeline: int, virtual_stages: int = 1) -> tuple[int, ...]:
     """Equally many layers for every stage. Raises ExportError where they do not divide."""
-    stages = pipeline * virtual_stages
-    if stages < 1 or layers % stages:
+    stages = stages_for(layers, pipeline, virtual_stages)
+    if layers % stages:
         raise ExportError(
             f"{layers} layers do not divide over {pipeline} pipeline ranks of {virtual_stages} stages each; say how"
             " many each stage has"

@@ -29,7 +29,7 @@ from typing import Any
 from hardware_profiles import engine_words
 from planner.export import common
 from planner.export.architecture import Architecture
-from planner.export.description import Description, ExportError, Kept, schedule_of, stages_of
+from planner.export.description import Description, ExportError, Kept, schedule_of, stages_for, stages_of
 from planner.export.quoting import one_line
 from planner.export.settings import Settings
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
@@ -324,7 +324,7 @@ def _read_schedule(settings: Settings, pipeline: int) -> tuple[str, int, int]:
 
 def _read_layers(settings: Settings, layers: int, pipeline: int, virtual: int) -> tuple[int, ...]:
     offset = settings.value("model.model_config.offset")
-    stages = pipeline * virtual
+    stages = stages_for(layers, pipeline, virtual)
     if offset in (None, 0):
         return stages_of(layers, pipeline, virtual)
     rows = _counts(offset, pipeline, virtual, "model.model_config.offset")

@@ -25,7 +25,7 @@ from hardware_profiles import engine_words
 from hardware_profiles.foreign import SETTINGS, ForeignTextError, parse_toml
 from planner.export import common
 from planner.export.architecture import Architecture
-from planner.export.description import Description, ExportError, Kept, data_of, micro_batches_of, stages_of
+from planner.export.description import Description, ExportError, Kept, data_of, micro_batches_of, stages_for, stages_of
 from planner.export.settings import Settings
 from planner.export.shell import torchrun_script
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
@@ -321,7 +321,7 @@ def _read_stages(settings: Settings, layers: int, pipeline: int) -> tuple[tuple[
         virtual = math.ceil((layers + sum(ends)) / each) // pipeline
     elif schedule == "interleaved_1f1b":
         virtual = 2
-    return _shared_out(layers, pipeline * virtual, ends), virtual, schedule
+    return _shared_out(layers, stages_for(layers, pipeline, virtual), ends), virtual, schedule
 
 
 def _shared_out(layers: int, stages: int, less: list[int]) -> tuple[int, ...]:
