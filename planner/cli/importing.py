@@ -8,7 +8,7 @@ import typer
 
 from planner.cli.carrying import Subject, plan_of, target_named
 from planner.cli.errors import reporting
-from planner.cli.importing_operators import Given, imported_operators
+from planner.cli.importing_operators import Given, imported_operators, refusing
 from planner.cli.options import DEFAULT_HARDWARE
 from planner.cli.output import plan_content, write_json
 from planner.cli.texts import text_of
@@ -128,12 +128,17 @@ def _imported(
 
 
 def _read(file: Path, target: "Target", text: str, facts: "Facts") -> "Reading":
+    """What a file says of a model with so many layers."""
     from planner.export.description import ExportError
 
-    try:
-        return target.read(text, facts)
-    except ExportError as error:
-        raise ExportError(f"{file}: {error}") from error
+    with refusing(file, target.name):
+        reading = target.read(text, facts)
+    layers = sum(reading.description.layers)
+    if layers != facts.layers:
+        raise ExportError(
+            f"{file}: its stages have {layers} layers, the model has {facts.layers}; name the right model"
+        )
+    return reading
 
 
 def _texts(file: Path, target: "Target") -> tuple[str, str]:

@@ -236,6 +236,11 @@ def _read_batches(settings: Settings, facts: Facts, rest: int) -> tuple[int, int
         devices = data_of(facts.devices, tensor=rest, pipeline=1, context=1)
     if devices is None and whole and micro:
         devices = whole // (micro * (steps or 1))
+    if not devices and whole and micro:
+        raise ExportError(
+            f"train_batch_size: {whole} is less than the {micro * (steps or 1)} samples of one device (micro-batches of"
+            f" {micro}, {steps or 1} a step); write more, or fewer samples in a micro-batch"
+        )
     if devices is None:
         raise ExportError(f"{', '.join(names)}: they leave open how many devices there are; give --devices")
     if whole is None:
@@ -273,7 +278,7 @@ def _read_update(settings: Settings, d: Description) -> Update:
         dtype = "parameter"
     else:
         dtype = "fp32" if d.zero > 1 and messages == "fp32" else "mixed"
-    update = Update(buckets=NO_BUCKETS, clip_norm=clip or None, gradient_dtype=dtype)
+    update = Update(buckets=NO_BUCKETS, clip_norm=clip if clip > 0 else None, gradient_dtype=dtype)
     elements = settings.value("zero_optimization.reduce_bucket_size")
     if type(elements) is not int:
         return update

@@ -256,7 +256,8 @@ def _read(settings: Settings, facts: Facts, notes: list[str]) -> Description:
     if whole:
         notes.append("vocab_emb_dp: the embedding is whole on every device there; priced as cut along its hidden dim")
     known = {theirs: ours for ours, theirs in _DTYPES.items()}
-    length = settings.integer("model.model_config.seq_length", 0)
+    where = "model.model_config.seq_length"
+    length = settings.degree(where) if settings.has(where) else None
     return Description(
         layers=layers,
         virtual_stages=virtual,
@@ -280,7 +281,7 @@ def _read(settings: Settings, facts: Facts, notes: list[str]) -> Description:
         kept=kept,
         precision=known[settings.word("model.model_config.compute_dtype", "bfloat16", known)],
         optimizer=_read_optimizer(settings),
-        sequence_length=length or None,
+        sequence_length=length,
     )
 
 
@@ -442,6 +443,8 @@ def _recomputed(value: Any, layers: tuple[int, ...], pipeline: int, where: str, 
         notes.append(f"{where}: patterns are not read")
         return (0,) * len(layers)
     counts = _counts(value, pipeline, len(layers) // pipeline, where)
+    if min(counts) < 0:
+        raise ExportError(f"{where}: {min(counts)} layers; write 0 or more for each stage")
     return tuple(min(count, have) for count, have in zip(counts, layers, strict=True))
 
 

@@ -24,9 +24,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from hardware_profiles.foreign import ForeignTextError, form_fault, literal, parse_python
 from planner.export import common
 from planner.export.architecture import Architecture
-from planner.export.description import Description, ExportError, Kept
+from planner.export.description import LARGEST, Description, ExportError, Kept
 from planner.export.quoting import in_docstring
-from planner.export.settings import LARGEST
 from planner.export.shell import torchrun_script
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
 from planner.sharding.update import NO_BUCKETS, Update
