@@ -13,6 +13,7 @@ from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
 from planner.cli.folders import write_folder
 from planner.cli.output import write_json
 from planner.cli.showing import Hardware, OfModel, naming, traced_again
+from planner.cli.texts import say
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def _export_operators(
     if as_json:
         write_json({**content, "folder": str(output), "files": sorted(files)})
     else:
-        typer.echo(f"{plan.model.reference} for {target.about}\nWritten to {output}: {', '.join(sorted(files))}")
+        say(f"{plan.model.reference} for {target.about}\nWritten to {output}: {', '.join(sorted(files))}")
 
 
 def _export(plan_file: Path, to: str, hardware: str | None, given: str | None) -> Export:
@@ -237,11 +238,10 @@ def _content(found: Export) -> dict[str, Any]:
 
 
 def _print(found: Export, output: Path, files: Sequence[str]) -> None:
-    from rich.console import Console
-
+    from planner.report.console import PlainConsole, styled
     from planner.report.given_up import print_given_up
 
-    console = Console(highlight=False)
+    console = PlainConsole()
     console.print(f"{found.plan.model.reference} for {found.target.about}", soft_wrap=True)
     if found.steps:
         rows = [(s.what, s.here, s.there, s.step_seconds, s.peak_bytes) for s in found.steps]
@@ -252,4 +252,4 @@ def _print(found: Export, output: Path, files: Sequence[str]) -> None:
     if found.hosts:
         words = ", ".join(one.words for one in found.hosts)
         console.print(f"Stages count on the order of hosts: give the launch node ranks {words}", soft_wrap=True)
-    console.print(f"Written to [bold]{output}[/bold]: {', '.join(sorted(files))}", soft_wrap=True)
+    console.print(styled("Written to ", (str(output), "bold"), f": {', '.join(sorted(files))}"), soft_wrap=True)

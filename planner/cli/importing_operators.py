@@ -10,11 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from hardware_profiles.foreign import ForeignTextError, parse_json
 from planner.cli.exporting import MARKER
-from planner.cli.texts import text_of
+from planner.cli.texts import say, text_of
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
@@ -71,7 +69,7 @@ def imported_operators(file: Path, target: "OperatorTarget", given: Given) -> "t
     precision = default_precision(machine) if beside is None else beside.training.precision
     length = beside.sequence_length if beside is not None and ":" not in given.model else None
     built = build_model(given.model, dtype=PRECISIONS[precision], sequence_length=length)
-    graph = discover(traced(built), None, lambda note: typer.echo(f"note: {note}", err=True))
+    graph = discover(traced(built), None, lambda note: say(f"note: {note}", err=True))
     update, imbalance = (beside.training.update, beside.training.imbalance) if beside else (None, None)
     prepared, blocks = (
         prepare(graph) if update is None or imbalance is None else prepare(graph, imbalance, update.placed)

@@ -6,13 +6,15 @@ YAML are written by their own writers, words of a command by `shlex.quote`.
 
 import re
 
+from hardware_profiles.foreign import printable
+
 _MARKUP = re.compile(r"([\\`*\[\]<>&|!~$])")
 
 
 def one_line(text: str) -> str:
     """Text with line breaks, control characters and the like spelled out: a comment of a shell script, YAML, TOML or
     Python."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return printable(text)
 
 
 def in_docstring(text: str) -> str:
