@@ -1,6 +1,5 @@
 """`plan export`: the settings with which another engine runs a plan."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -112,12 +111,13 @@ def export(
             raise RequestError(f"{plan_file}: {_refusal(found)}")
         content = _content(found)
         with naming(plan_file):
-            files = {**found.target.write(found.job), MARKER: json.dumps(content, indent=1) + "\n"}
-        write_folder(output, files, MARKER)
+            files = found.target.write(found.job)
+        write_folder(output, files, MARKER, content)
+        names = sorted((*files, MARKER))
         if as_json:
-            write_json({**content, "folder": str(output), "files": sorted(files)})
+            write_json({**content, "folder": str(output), "files": names})
         else:
-            _print(found, output, tuple(files))
+            _print(found, output, names)
 
 
 def _export_operators(
@@ -131,15 +131,15 @@ def _export_operators(
     plan = load_plan(plan_file)
     with naming(plan_file):
         model = traced_again(plan, given)
-        files = dict(target.write(bind(plan, model.graph, model.batch)))
+        files = target.write(bind(plan, model.graph, model.batch))
     content = {"schema_version": OUTPUT_SCHEMA_VERSION, "engine": target.name, "about": target.about}
     content |= {"model": plan.model.reference, "devices": plan.cluster.devices, **beside_content(plan)}
-    files[MARKER] = json.dumps(content, indent=1) + "\n"
-    write_folder(output, files, MARKER)
+    write_folder(output, files, MARKER, content)
+    names = sorted((*files, MARKER))
     if as_json:
-        write_json({**content, "folder": str(output), "files": sorted(files)})
+        write_json({**content, "folder": str(output), "files": names})
     else:
-        say(f"{plan.model.reference} for {target.about}\nWritten to {output}: {', '.join(sorted(files))}")
+        say(f"{plan.model.reference} for {target.about}\nWritten to {output}: {', '.join(names)}")
 
 
 def _export(plan_file: Path, to: str, hardware: str | None, given: str | None) -> Export:
@@ -252,4 +252,4 @@ def _print(found: Export, output: Path, files: Sequence[str]) -> None:
     if found.hosts:
         words = ", ".join(one.words for one in found.hosts)
         console.print(f"Stages count on the order of hosts: give the launch node ranks {words}", soft_wrap=True)
-    console.print(styled("Written to ", (str(output), "bold"), f": {', '.join(sorted(files))}"), soft_wrap=True)
+    console.print(styled("Written to ", (str(output), "bold"), f": {', '.join(files)}"), soft_wrap=True)
