@@ -1,11 +1,13 @@
 """Small files that once ended with a fault, took all memory or very long, by the reader that they are for."""
 
+import json
 from collections.abc import Mapping
 
 _MESH = "[parallelism]\ndata_parallel_shard_degree=1\n"
 _TWO = f"{_MESH}pipeline_parallel_degree=2\n"
 _CONTEXT = "--nproc-per-node 4 --context-parallel-size 4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes"
 _RANKS = "--nproc-per-node 2 --pipeline-model-parallel-size 2"
+_ROW = {"parallel_strategy": [[1, 1], [1, 1]], "stage": 0}
 _TEXTS: Mapping[str, tuple[str, ...]] = {
     "import torchtitan": (
         f"{_MESH}pipeline_parallel_degree=2000000000",
@@ -36,6 +38,13 @@ _TEXTS: Mapping[str, tuple[str, ...]] = {
         "recompute_config: {recompute: [-3]}",
         "parallel_config: {pipeline_stage: 2000000000}",
         'parallel_config: {"[/x]": 1}',
+    ),
+    "import mindspore": (
+        json.dumps({"parallel_strategy_item": {f"MatMul_a{n}.b{n}.w": _ROW for n in range(2000)}}),
+        json.dumps({"parallel_strategy_item": {"MatMul_[/x]": _ROW}}),
+    ),
+    "tensors": (
+        "\x50\0\0\0\0\0\0\0" + '{"[/x]": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}'.ljust(80) + "\0" * 4,
     ),
 }
 FOUND: Mapping[str, tuple[bytes, ...]] = {name: tuple(map(str.encode, texts)) for name, texts in _TEXTS.items()}
