@@ -227,6 +227,12 @@ def _fault(value: Any, limits: Limits) -> str | None:
     return None
 
 
+def printable(text: str, keep: str = "") -> str:
+    """Text that others may have written as people see it: line breaks, control characters, marks of direction and
+    halves of characters are spelled out, but for those in `keep`."""
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
 def _place_of(wanted: Any, value: Any) -> str:
     """Where a value stands in another, as in groups.3.name; of a key, where its mapping stands."""
     waiting = [("", value)]

@@ -13,11 +13,12 @@ from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
 from planner.cli.output import write_json
 from planner.cli.printing import WIDTH
 from planner.cli.showing import ExecutedModel, built_again, naming
+from planner.cli.texts import say
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
+    from planner.report.console import PlainConsole
     from runtime.auditing import Collectives, Products, StageAudit
 
 _TERA = 1e12
@@ -64,10 +65,10 @@ def _stages(plan_file: Path, given: str | None) -> "Iterator[StageAudit]":
 
 
 def _print(stage: "StageAudit") -> None:
-    from rich.console import Console
+    from planner.report.console import PlainConsole, styled
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
-    console.print(f"\n[bold]Stage {stage.stage}[/bold], by its rank {stage.rank}")
+    console = PlainConsole(width=None if sys.stdout.isatty() else WIDTH)
+    console.print(styled((f"\nStage {stage.stage}", "bold"), f", by its rank {stage.rank}"))
     console.print(_collectives(stage))
     console.print(_products(stage))
     console.print(_memory(stage))
@@ -120,16 +121,19 @@ def _memory(stage: "StageAudit") -> "Table":
     return table
 
 
-def _print_differences(console: "Console", stage: "StageAudit") -> None:
+def _print_differences(console: "PlainConsole", stage: "StageAudit") -> None:
+    from planner.report.console import styled
+
     unequal = stage.unequal
     for row in unequal[:_NAMED]:
-        console.print(f"[red]differs[/red]: {_difference(row)}", soft_wrap=True)
+        console.print(styled(("differs", "red"), f": {_difference(row)}"), soft_wrap=True)
     if len(unequal) > _NAMED:
         console.print(f"and {len(unequal) - _NAMED} more; --json has all")
     if not stage.memory_agrees:
         share = stage.peak / stage.predicted_peak - 1
         bound = "" if stage.peak <= stage.stated else ", which is more than the plan states"
-        console.print(f"[red]differs[/red]: live memory is {share:+.1%} of what is predicted{bound}", soft_wrap=True)
+        words = f": live memory is {share:+.1%} of what is predicted{bound}"
+        console.print(styled(("differs", "red"), words), soft_wrap=True)
 
 
 def _difference(row: "Collectives | Products") -> str:
@@ -151,9 +155,9 @@ def _print_verdict(found: "list[StageAudit]") -> None:
     worst = max(found, key=lambda stage: abs(stage.peak / stage.predicted_peak - 1))
     share = worst.peak / worst.predicted_peak - 1
     if all(stage.agrees for stage in found):
-        typer.echo(f"\nThe runtime does what the plan says: {rows} rows equal, live memory within {abs(share):.2%}")
+        say(f"\nThe runtime does what the plan says: {rows} rows equal, live memory within {abs(share):.2%}")
     else:
-        typer.echo(f"\nThe runtime DIFFERS from the plan: {wrong} of {rows} rows, live memory by {share:+.2%} at most")
+        say(f"\nThe runtime DIFFERS from the plan: {wrong} of {rows} rows, live memory by {share:+.2%} at most")
 
 
 def _content(found: "list[StageAudit]", agrees: bool) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ import typer
 
 from planner.cli.errors import reporting
 from planner.cli.output import write_json
+from planner.cli.texts import say
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def calibrate(
         if code:
             raise typer.Exit(code)
         if not as_json:
-            typer.echo(f"measured: {times}")
+            say(f"measured: {times}")
         _fit(load_measurements(times), times, output, as_json)
 
 
@@ -105,8 +106,8 @@ def _fit(measurements: "Measurements", times: Path, output: Path, as_json: bool)
         return
     _print_residuals(fitted)
     if not measurements.collectives:
-        typer.echo("one process was measured, so no collective: the profile holds for 1 device only")
-    typer.echo(f"profile: {output} ({fitted.cluster.name})")
+        say("one process was measured, so no collective: the profile holds for 1 device only")
+    say(f"profile: {output} ({fitted.cluster.name})")
 
 
 def _content(fitted: "FittedMachine", times: Path, output: Path) -> dict[str, Any]:
@@ -120,18 +121,19 @@ def _content(fitted: "FittedMachine", times: Path, output: Path) -> dict[str, An
 
 
 def _print_residuals(fitted: "FittedMachine") -> None:
-    typer.echo(f"{'class':<20}{'times':>7}{'mean error':>12}")
+    say(f"{'class':<20}{'times':>7}{'mean error':>12}")
     for one in fitted.residuals:
-        typer.echo(f"{one.what:<20}{one.rows:>7}{one.error:>12.1%}")
+        say(f"{one.what:<20}{one.rows:>7}{one.error:>12.1%}")
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
     """A bar on a terminal, which takes lines "NUMBER OF LABEL"; silence elsewhere."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    console = Console(file=sys.stderr, quiet=not sys.stderr.isatty())
+    from planner.report.console import PlainConsole
+
+    console = PlainConsole(file=sys.stderr, quiet=not sys.stderr.isatty())
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("starting processes", total=None)

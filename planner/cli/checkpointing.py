@@ -11,6 +11,7 @@ from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
 from planner.cli.output import write_json
 from planner.cli.printing import WIDTH
 from planner.cli.showing import AsJson, ExecutedModel, built_again, naming
+from planner.cli.texts import say
 from planner.cli.usage import Commands
 from planner.cli.values import parse_memory
 from planner.errors import CheckpointError, ModelError, RequestError, unknown_name
@@ -77,7 +78,7 @@ def verify(source: SRC, as_json: AsJson = False) -> None:
 
         opened = _opened(source)
         for note in incomplete(source):
-            typer.echo(note, err=True)
+            say(note, err=True)
         if opened.manifest is None:
             raise CheckpointError(f"{opened.path}: has no manifest, so that there are no checksums to compare")
         opened.check()
@@ -86,7 +87,7 @@ def verify(source: SRC, as_json: AsJson = False) -> None:
             found = {"checkpoint": str(opened.path), "files": len(opened.files), "bytes": total, "whole": True}
             write_json({"schema_version": OUTPUT_SCHEMA_VERSION, **found})
         else:
-            typer.echo(f"{opened.path}: whole; {_files(opened.files)}, {bytes_text(total)}, all as they were written")
+            say(f"{opened.path}: whole; {_files(opened.files)}, {bytes_text(total)}, all as they were written")
 
 
 @checkpoints.command("adopt")
@@ -111,7 +112,7 @@ def adopt(
             write_json({"schema_version": OUTPUT_SCHEMA_VERSION, **found})
         else:
             several = f"{count} checkpoint{'s' if count > 1 else ''}"
-            typer.echo(f"{folder}: is the folder of run {record.run[:8]} now, with {several}; go on with --continue")
+            say(f"{folder}: is the folder of run {record.run[:8]} now, with {several}; go on with --continue")
 
 
 @checkpoints.command("convert")
@@ -271,7 +272,7 @@ def _answer(manifest: "Manifest", folder: Path, as_json: bool) -> None:
             }
         )
     else:
-        typer.echo(
+        say(
             f"{folder}: {manifest.kind}, {len(manifest.tensors)} tensors in {count} file{'s' if count > 1 else ''},"
             f" {bytes_text(manifest.bytes)}{_names_text(manifest)}"
         )
@@ -312,16 +313,15 @@ def _content(opened: "Readable") -> dict[str, Any]:
 
 
 def _print(opened: "Readable", most: int | None, notes: Sequence[str]) -> None:
-    from rich.console import Console
-
+    from planner.report.console import PlainConsole
     from planner.report.units import bytes_text
 
     manifest = _manifest_of(opened)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    console = PlainConsole(width=None if sys.stdout.isatty() else WIDTH)
     progress, plan = manifest.progress, manifest.written_under()
     for note in notes:
-        console.print(note, markup=False, soft_wrap=True)
-    console.print(f"{opened.path}", markup=False)
+        console.print(note, soft_wrap=True)
+    console.print(f"{opened.path}")
     what = "slices of every rank, with the optimizer" if manifest.kind == "sliced" else "the model alone, whole tensors"
     what += _names_text(manifest)
     console.print(f"{manifest.kind}: {what}; {bytes_text(manifest.bytes)} in {_files(manifest.files)}")
@@ -336,10 +336,9 @@ def _print(opened: "Readable", most: int | None, notes: Sequence[str]) -> None:
         console.print(
             f"written under a plan of {plan.model.reference} for {plan.cluster.devices} devices: mesh {shape},"
             f" {len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}",
-            markup=False,
         )
     for line in _states(opened):
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     console.print(_tensors(manifest, most))
     if most is not None and len(manifest.tensors) > most:
         console.print(f"and {len(manifest.tensors) - most} more tensors; --all lists them")

@@ -11,6 +11,7 @@ from planner.cli.output import write_json
 from planner.cli.printing import console_of
 from planner.cli.showing import OfModel, naming, traced_again
 from planner.cli.stopping import SAID, stoppable
+from planner.cli.texts import say
 from planner.cli.waiting import waiting
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def diff(
         else:
             _print((first, second), plans, found)
             if stopped():
-                typer.echo(f"{SAID}: the differences that were left are priced together, in the last row.")
+                say(f"{SAID}: the differences that were left are priced together, in the last row.")
 
 
 def _graphs(plans: "tuple[Plan, Plan]", files: tuple[Path, Path], given: str | None) -> Any:

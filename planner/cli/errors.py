@@ -12,6 +12,8 @@ import typer
 
 from costmodels import CostModelError
 from hardware_profiles import HardwareProfileError
+from hardware_profiles.foreign import printable
+from planner.cli.texts import say
 from planner.errors import InfeasibleError, LimitError, PlannerError, RunError
 
 OUTPUT_SCHEMA_VERSION = 2  # of everything that --json prints, results and errors
@@ -30,7 +32,7 @@ def reporting(as_json: bool = False) -> Iterator[None]:
         code = error.exit_code if isinstance(error, PlannerError) else PlannerError.exit_code
         kind = next((kind for kind, errors in _KINDS.items() if isinstance(error, errors)), "bad input")
         details = _details(error) if isinstance(error, InfeasibleError) else {}
-        _say(kind, _one_line(str(error)), as_json, details)
+        _say(kind, printable(str(error)), as_json, details)
         raise typer.Exit(code) from error
     except KeyboardInterrupt as error:
         _say("interrupted", str(error) or "interrupted", as_json)
@@ -51,7 +53,7 @@ def _say(kind: str, message: str, as_json: bool, details: Mapping[str, Any] | No
         error = {"kind": kind, "message": message, **(details or {})}
         content = {"schema_version": OUTPUT_SCHEMA_VERSION, "error": error}
         sys.stdout.write(json.dumps(content) + "\n")  # one line, as of `plan run` each object is
-    typer.echo(f"plan: {message}", err=True)
+    say(f"plan: {message}", err=True)
 
 
 def fault_text(error: Exception) -> str:
@@ -59,10 +61,5 @@ def fault_text(error: Exception) -> str:
     with tempfile.NamedTemporaryFile("w", prefix="plan-fault-", suffix=".txt", delete=False, encoding="utf-8") as file:
         file.write(f"{' '.join(sys.argv)}\n")
         traceback.print_exception(error, file=file)
-    said = _one_line(f"{type(error).__name__}: {error}")
+    said = printable(f"{type(error).__name__}: {error}")
     return f"a fault of the planner itself, not of yours: {said}; please report it together with {file.name}"
-
-
-def _one_line(text: str) -> str:
-    """Text that quotes what a user gave, with line breaks and control characters spelled out."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,6 +1,5 @@
 """`plan export`: the settings with which another engine runs a plan."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
 from planner.cli.folders import write_folder
 from planner.cli.output import write_json
 from planner.cli.showing import Hardware, OfModel, naming, traced_again
+from planner.cli.texts import say
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
@@ -111,12 +111,13 @@ def export(
             raise RequestError(f"{plan_file}: {_refusal(found)}")
         content = _content(found)
         with naming(plan_file):
-            files = {**found.target.write(found.job), MARKER: json.dumps(content, indent=1) + "\n"}
-        write_folder(output, files, MARKER)
+            files = found.target.write(found.job)
+        write_folder(output, files, MARKER, content)
+        names = sorted((*files, MARKER))
         if as_json:
-            write_json({**content, "folder": str(output), "files": sorted(files)})
+            write_json({**content, "folder": str(output), "files": names})
         else:
-            _print(found, output, tuple(files))
+            _print(found, output, names)
 
 
 def _export_operators(
@@ -130,15 +131,15 @@ def _export_operators(
     plan = load_plan(plan_file)
     with naming(plan_file):
         model = traced_again(plan, given)
-        files = dict(target.write(bind(plan, model.graph, model.batch)))
+        files = target.write(bind(plan, model.graph, model.batch))
     content = {"schema_version": OUTPUT_SCHEMA_VERSION, "engine": target.name, "about": target.about}
     content |= {"model": plan.model.reference, "devices": plan.cluster.devices, **beside_content(plan)}
-    files[MARKER] = json.dumps(content, indent=1) + "\n"
-    write_folder(output, files, MARKER)
+    write_folder(output, files, MARKER, content)
+    names = sorted((*files, MARKER))
     if as_json:
-        write_json({**content, "folder": str(output), "files": sorted(files)})
+        write_json({**content, "folder": str(output), "files": names})
     else:
-        typer.echo(f"{plan.model.reference} for {target.about}\nWritten to {output}: {', '.join(sorted(files))}")
+        say(f"{plan.model.reference} for {target.about}\nWritten to {output}: {', '.join(names)}")
 
 
 def _export(plan_file: Path, to: str, hardware: str | None, given: str | None) -> Export:
@@ -237,11 +238,10 @@ def _content(found: Export) -> dict[str, Any]:
 
 
 def _print(found: Export, output: Path, files: Sequence[str]) -> None:
-    from rich.console import Console
-
+    from planner.report.console import PlainConsole, styled
     from planner.report.given_up import print_given_up
 
-    console = Console(highlight=False)
+    console = PlainConsole()
     console.print(f"{found.plan.model.reference} for {found.target.about}", soft_wrap=True)
     if found.steps:
         rows = [(s.what, s.here, s.there, s.step_seconds, s.peak_bytes) for s in found.steps]
@@ -252,4 +252,4 @@ def _print(found: Export, output: Path, files: Sequence[str]) -> None:
     if found.hosts:
         words = ", ".join(one.words for one in found.hosts)
         console.print(f"Stages count on the order of hosts: give the launch node ranks {words}", soft_wrap=True)
-    console.print(f"Written to [bold]{output}[/bold]: {', '.join(sorted(files))}", soft_wrap=True)
+    console.print(styled("Written to ", (str(output), "bold"), f": {', '.join(files)}"), soft_wrap=True)

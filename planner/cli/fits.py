@@ -5,9 +5,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from hardware_profiles import Cluster, FitError, Parameter, RunError
+    from planner.report.console import PlainConsole
 
 _NO_TABLE = "No times of this machine's kernels are at hand: its numbers are of other machines, or assumed (see above)."
 _NO_RUN = "No training run on this machine was compared with the model."
@@ -27,11 +26,10 @@ def fit_content(cluster: "Cluster") -> dict[str, Any]:
 
 def print_fit(cluster: "Cluster") -> None:
     """Three tables for people."""
-    from rich.console import Console
-
     from hardware_profiles import fitted_parameters
+    from planner.report.console import PlainConsole
 
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = PlainConsole(soft_wrap=True)
     errors, runs = _recorded(cluster)
     console.print(f"{cluster.name}: {cluster.device.name}")
     _print_parameters(console, fitted_parameters(cluster))
@@ -50,7 +48,7 @@ def _recorded(cluster: "Cluster") -> "tuple[tuple[FitError, ...], RunError | Non
     return errors, next((one for one in recorded(RunError) if one.profile == name), None)
 
 
-def _print_parameters(console: "Console", parameters: "tuple[Parameter, ...]") -> None:
+def _print_parameters(console: "PlainConsole", parameters: "tuple[Parameter, ...]") -> None:
     """A part is named once; so is a source, below, because many numbers share one."""
     from hardware_profiles.parameters import SHARE
 
@@ -68,7 +66,7 @@ def _print_parameters(console: "Console", parameters: "tuple[Parameter, ...]") -
         console.print(f"[{number}] {source}")
 
 
-def _print_errors(console: "Console", errors: "tuple[FitError, ...]") -> None:
+def _print_errors(console: "PlainConsole", errors: "tuple[FitError, ...]") -> None:
     if not errors:
         console.print(f"\n{_NO_TABLE}")
         return
@@ -80,7 +78,7 @@ def _print_errors(console: "Console", errors: "tuple[FitError, ...]") -> None:
     _print_columns(console, title, lines)
 
 
-def _print_runs(console: "Console", runs: "RunError | None") -> None:
+def _print_runs(console: "PlainConsole", runs: "RunError | None") -> None:
     if runs is None:
         console.print(f"\n{_NO_RUN}")
         return
@@ -95,7 +93,7 @@ def _print_runs(console: "Console", runs: "RunError | None") -> None:
     _print_columns(console, title, lines)
 
 
-def _print_columns(console: "Console", title: str, lines: Sequence[tuple[str, ...]]) -> None:
+def _print_columns(console: "PlainConsole", title: str, lines: Sequence[tuple[str, ...]]) -> None:
     """Lines of cells under a title, never broken, however narrow the terminal is."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     console.print(f"\n{title}")

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hardware_profiles.foreign import printable
 from planner.cli.carrying import Subject, plan_of, target_named
 from planner.cli.errors import reporting
-from planner.cli.importing_operators import Given, imported_operators
+from planner.cli.importing_operators import Given, imported_operators, refusing
 from planner.cli.options import DEFAULT_HARDWARE
 from planner.cli.output import plan_content, write_json
-from planner.cli.texts import text_of
+from planner.cli.texts import say, text_of
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def _imported(
     if length not in (None, built.sequence_length) or description.precision != PRECISION:
         built = build_model(model, dtype=PRECISIONS[description.precision], sequence_length=length)
         graph = traced(built)
-    graph = discover(graph, None, lambda note: typer.echo(f"note: {note}", err=True))
+    graph = discover(graph, None, lambda note: say(f"note: {note}", err=True))
     profile, levels, software = where
     if devices is not None and devices != description.devices:
         raise RequestError(f"{file}: its degrees make {description.devices} devices, --devices says {devices}")
@@ -128,12 +129,17 @@ def _imported(
 
 
 def _read(file: Path, target: "Target", text: str, facts: "Facts") -> "Reading":
+    """What a file says of a model with so many layers."""
     from planner.export.description import ExportError
 
-    try:
-        return target.read(text, facts)
-    except ExportError as error:
-        raise ExportError(f"{file}: {error}") from error
+    with refusing(file, target.name):
+        reading = target.read(text, facts)
+    layers = sum(reading.description.layers)
+    if layers != facts.layers:
+        raise ExportError(
+            f"{file}: its stages have {layers} layers, the model has {facts.layers}; name the right model"
+        )
+    return reading
 
 
 def _texts(file: Path, target: "Target") -> tuple[str, str]:
@@ -155,18 +161,17 @@ def _print_json(bound: "BoundPlan", notes: Sequence[str], output: Path | None) -
 
 
 def _print(bound: "BoundPlan", notes: Sequence[str], output: Path | None) -> None:
-    from rich.console import Console
-
     from planner.plan.roles import roles
+    from planner.report.console import PlainConsole, styled
     from planner.report.terminal import print_plan
     from planner.report.units import bytes_text
 
-    console, prediction = Console(highlight=False), bound.plan.prediction
+    console, prediction = PlainConsole(), bound.plan.prediction
     print_plan(console, bound, roles(bound), prediction)
     missing = prediction.peak_bytes - prediction.capacity_bytes
     if missing > 0:
         console.print(f"\nIt does not fit: {bytes_text(missing)} per device too much", soft_wrap=True)
     for note in notes:
-        console.print(f"\n{note}", soft_wrap=True)
+        console.print(f"\n{printable(note)}", soft_wrap=True)
     if output is not None:
-        console.print(f"\nPlan written to [bold]{output}[/bold]", soft_wrap=True)
+        console.print(styled("\nPlan written to ", (str(output), "bold")), soft_wrap=True)

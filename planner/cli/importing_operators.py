@@ -4,15 +4,15 @@ What such a file does not say comes from the `export.json` that `plan export` wr
 takes where nothing is given; which of it is told.
 """
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from hardware_profiles.foreign import ForeignTextError, parse_json
 from planner.cli.exporting import MARKER
-from planner.cli.texts import text_of
+from planner.cli.texts import say, text_of
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
@@ -33,11 +33,24 @@ class Given:
     micro_batches: int | None
 
 
+@contextlib.contextmanager
+def refusing(file: Path, engine: str) -> Iterator[None]:
+    """Name the file of which a reader says what is wrong. What a reader forgot to check is no fault of ours either."""
+    from planner.export.description import ExportError
+
+    try:
+        yield
+    except ExportError as error:
+        raise ExportError(f"{file}: {error}") from error
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        fault = f"{type(error).__name__}: {error}"
+        raise ExportError(f"{file}: its values are none of {engine}'s ({fault:.200}); mend them") from error
+
+
 def imported_operators(file: Path, target: "OperatorTarget", given: Given) -> "tuple[BoundPlan, tuple[str, ...]]":
     """The plan that a file makes of a model, and what has to be told of it. Errors name the file."""
     from hardware_profiles import of_one_kind
     from planner.cli.tracing import traced
-    from planner.export.description import ExportError
     from planner.models.zoo import build_model
     from planner.plan.bind import prepare
     from planner.plan.outline import model_reference
@@ -56,16 +69,14 @@ def imported_operators(file: Path, target: "OperatorTarget", given: Given) -> "t
     precision = default_precision(machine) if beside is None else beside.training.precision
     length = beside.sequence_length if beside is not None and ":" not in given.model else None
     built = build_model(given.model, dtype=PRECISIONS[precision], sequence_length=length)
-    graph = discover(traced(built), None, lambda note: typer.echo(f"note: {note}", err=True))
+    graph = discover(traced(built), None, lambda note: say(f"note: {note}", err=True))
     update, imbalance = (beside.training.update, beside.training.imbalance) if beside else (None, None)
     prepared, blocks = (
         prepare(graph) if update is None or imbalance is None else prepare(graph, imbalance, update.placed)
     )
-    try:
+    with refusing(path, target.name):
         reading = target.read(text, prepared, blocks, given.devices)
         running = beside.running(prepared, blocks) if beside else (("none", ()),) * blocks.count
-    except ExportError as error:
-        raise ExportError(f"{path}: {error}") from error
     devices = _devices(reading)
     training = _training(reading, given, precision, None if beside is None else beside.training)
     virtual = len(reading.stages) // reading.pipeline

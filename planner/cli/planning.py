@@ -19,7 +19,7 @@ from planner.cli.requesting import check, request_of, retracing
 from planner.cli.searching import Found, find, telling
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from planner.report.console import PlainConsole
 
 
 def print_version() -> None:
@@ -53,11 +53,11 @@ def show(answer: Answer) -> None:
         print_answer(answer)
 
 
-def progress_console(options: Options) -> "Console":
+def progress_console(options: Options) -> "PlainConsole":
     """Where progress is shown: on a terminal, unless nobody reads along."""
-    from rich.console import Console
+    from planner.report.console import PlainConsole
 
-    return Console(file=sys.stderr, quiet=not (options.speaks and sys.stderr.isatty()))
+    return PlainConsole(file=sys.stderr, quiet=not (options.speaks and sys.stderr.isatty()))
 
 
 @contextlib.contextmanager

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 from planner.cli.answer import Answer
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from planner.report.console import PlainConsole
 
 WIDTH = 120
 """Of a report that goes into a file or through a pipe."""
 
 
-def console_of() -> "Console":
+def console_of() -> "PlainConsole":
     """Where reports go: as wide as the terminal or as COLUMNS says, `WIDTH` where nothing does."""
-    from rich.console import Console
+    from planner.report.console import PlainConsole
 
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(highlight=False, width=None if known else WIDTH)
+    return PlainConsole(width=None if known else WIDTH)
 
 
 def print_answer(answer: Answer) -> None:
@@ -47,7 +47,7 @@ def print_answer(answer: Answer) -> None:
     _print_files(console, answer)
 
 
-def _print_choices(console: "Console", answer: Answer) -> None:
+def _print_choices(console: "PlainConsole", answer: Answer) -> None:
     """What an estimate had to choose by itself."""
     if not answer.choices:
         return
@@ -60,7 +60,7 @@ def _print_choices(console: "Console", answer: Answer) -> None:
     console.print(table)
 
 
-def _print_proof(console: "Console", answer: Answer) -> None:
+def _print_proof(console: "PlainConsole", answer: Answer) -> None:
     from planner.report.search import certificate_text, effort_text, objective_text, placements_text, proof_text
 
     best, searches = answer.shown[0], [result.statistics for result in answer.found.results]
@@ -102,15 +102,16 @@ def _where(answer: Answer) -> str:
     return SPACES[answer.request.objective] + (" with tables placed so" if answer.result.placements else "")
 
 
-def _print_files(console: "Console", answer: Answer) -> None:
+def _print_files(console: "PlainConsole", answer: Answer) -> None:
     if not answer.files:
         return
     from planner.models.zoo import is_of_zoo
+    from planner.report.console import styled
 
     first, *others = answer.files
     model = answer.request.model.reference
     named = "" if is_of_zoo(model) else f" --model {shlex.quote(model)}"
     run = f"run it with: plan run {shlex.quote(str(first))}{named}"
-    console.print(f"Plan written to [bold]{first}[/bold]; {run}", soft_wrap=True)
+    console.print(styled("Plan written to ", (str(first), "bold"), f"; {run}"), soft_wrap=True)
     if others:
         console.print(f"The others: {' '.join(map(str, others))}", soft_wrap=True)

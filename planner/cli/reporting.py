@@ -12,6 +12,7 @@ from planner.cli.errors import reporting as errors_reported
 from planner.cli.others import other_plans
 from planner.cli.output import write_json
 from planner.cli.showing import Hardware, OfModel, naming, traced_again
+from planner.cli.texts import say
 from planner.cli.waiting import waiting
 from planner.errors import RequestError
 
@@ -116,9 +117,9 @@ def _write(found: "Reported", page_file: Path | None, trace: Path | None, as_jso
         write_json({**content_of(found), "page": _name(page_file), "trace": _name(trace)})
         return
     if page_file is not None:
-        typer.echo(f"Report written to {page_file}")
+        say(f"Report written to {page_file}")
     if trace is not None:
-        typer.echo(f"Trace written to {trace}; open it on https://ui.perfetto.dev or in chrome://tracing")
+        say(f"Trace written to {trace}; open it on https://ui.perfetto.dev or in chrome://tracing")
 
 
 def _name(path: Path | None) -> str | None:

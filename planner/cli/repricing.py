@@ -93,13 +93,12 @@ def _print_json(bound: "BoundPlan", before: "Plan", options: Options) -> None:
 
 
 def _print(bound: "BoundPlan", before: "Plan", options: Options) -> None:
-    from rich.console import Console
-
     from planner.plan.roles import roles
+    from planner.report.console import PlainConsole, styled
     from planner.report.terminal import print_plan
     from planner.report.units import percent_text, seconds_text
 
-    console = Console(highlight=False)
+    console = PlainConsole()
     prediction, told = bound.plan.prediction, before.prediction.step_seconds
     print_plan(console, bound, roles(bound), prediction)
     change = prediction.step_seconds / told - 1
@@ -107,4 +106,4 @@ def _print(bound: "BoundPlan", before: "Plan", options: Options) -> None:
     profile = f"{before.cluster.devices} x {before.cluster.machine}"
     console.print(f"\nIn the file, for {profile}: {seconds_text(told)} a step; this is {words}", soft_wrap=True)
     if options.output:
-        console.print(f"Plan written to [bold]{options.output}[/bold]", soft_wrap=True)
+        console.print(styled("Plan written to ", (str(options.output), "bold")), soft_wrap=True)

@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
-import typer
-
 from planner.cli.options import Options, flag
+from planner.cli.texts import say
 from planner.cli.values import (
     parse_buckets,
     parse_count,
@@ -178,7 +177,7 @@ def update_of(options: Options) -> "Update":
 
 def _noted(note: str) -> None:
     """What must be known of operators without a row in the table of rules, on stderr."""
-    typer.echo(f"note: {note}", err=True)
+    say(f"note: {note}", err=True)
 
 
 def pinned_of(options: Options) -> "Pinned":

@@ -11,6 +11,7 @@ import typer
 
 from planner.cli.errors import reporting
 from planner.cli.options import taking
+from planner.cli.texts import say
 from runtime.run_settings import RunSettings, Setting, asked_settings
 
 if TYPE_CHECKING:
@@ -63,29 +64,29 @@ def _shown(as_json: bool, steps: int) -> Iterator[tuple[OnReport, OnLine]]:
     from runtime.launchers import launched_by
 
     if as_json:
-        yield write_json, lambda line: typer.echo(line, err=True)
+        yield write_json, lambda line: say(line, err=True)
     elif sys.stdout.isatty() and launched_by(os.environ) is None:
         with _bar(steps) as shown:
             yield shown
     else:
-        yield write_text, typer.echo
+        yield write_text, say
 
 
 @contextlib.contextmanager
 def _bar(steps: int) -> Iterator[tuple[OnReport, OnLine]]:
     """A bar with the last step beside it; the summary below."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from planner.report.console import PlainConsole
     from runtime.progress import RunSummary, StepReport
 
-    console = Console(highlight=False)
+    console = PlainConsole()
     columns = (
         TextColumn("step"),
         MofNCompleteColumn(),
         BarColumn(20),
         TimeRemainingColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
     )
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("starting the processes", total=steps)
@@ -97,6 +98,6 @@ def _bar(steps: int) -> Iterator[tuple[OnReport, OnLine]]:
                 if isinstance(report, RunSummary):
                     progress.stop()
                 for line in report.lines():
-                    console.print(line, markup=False, soft_wrap=True)
+                    console.print(line, soft_wrap=True)
 
-        yield on_report, lambda line: console.print(line, markup=False, soft_wrap=True)
+        yield on_report, lambda line: console.print(line, soft_wrap=True)

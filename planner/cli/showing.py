@@ -11,6 +11,7 @@ from costmodels import CostModelError
 from hardware_profiles import HardwareProfileError
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
 from planner.cli.output import plan_content, rank_content, write_json
+from planner.cli.texts import say
 from planner.cli.waiting import Waiting, waiting
 from planner.errors import PlanFileError, PlannerError
 
@@ -99,10 +100,9 @@ def show(
     [bold]plan show llama70b-64.json --rank 37[/bold]
     """
     with reporting(as_json):
-        from rich.console import Console
-
         from planner.plan.rank_view import rank_view
         from planner.plan.roles import roles
+        from planner.report.console import PlainConsole
         from planner.report.rank import print_rank
         from planner.report.terminal import print_plan
 
@@ -113,13 +113,13 @@ def show(
             if as_json:
                 write_json(rank_content(view, plan))
             else:
-                print_rank(Console(highlight=False), view, plan.mesh.names, plan.cluster.devices)
+                print_rank(PlainConsole(), view, plan.mesh.names, plan.cluster.devices)
             return
         if as_json:
             content = plan_content(verdict.bound.plan, roles(verdict.bound), verdict.prediction)
             write_json({**content, "fits": verdict.fits, "remarks": list(verdict.remarks)})
             return
-        console = Console(highlight=False)
+        console = PlainConsole()
         print_plan(console, verdict.bound, roles(verdict.bound), verdict.prediction)
         for remark in verdict.remarks:
             console.print(f"\nThe plan was changed since it was priced: {remark}")
@@ -165,15 +165,15 @@ def _print_verdict(verdict: "Verdict", *, carried: bool) -> None:
 
     prediction, words = verdict.prediction, gradient_words(verdict.bound.plan.training.update)
     peak, capacity = bytes_text(prediction.peak_bytes), bytes_text(prediction.capacity_bytes)
-    typer.echo(f"legal; {seconds_text(prediction.step_seconds)} a step, {peak} of {capacity} per device{words}")
+    say(f"legal; {seconds_text(prediction.step_seconds)} a step, {peak} of {capacity} per device{words}")
     if verdict.outside is not None:
-        typer.echo(f"does not fit: {verdict.outside}")
+        say(f"does not fit: {verdict.outside}")
     elif not verdict.fits:
-        typer.echo(f"does not fit: {bytes_text(prediction.peak_bytes - prediction.capacity_bytes)} too much")
+        say(f"does not fit: {bytes_text(prediction.peak_bytes - prediction.capacity_bytes)} too much")
     for remark in verdict.remarks:
-        typer.echo(f"differs from the file: {remark}")
+        say(f"differs from the file: {remark}")
     if carried:
-        typer.echo("checked against the graph in the file; --model NAME checks it against the model")
+        say("checked against the graph in the file; --model NAME checks it against the model")
 
 
 def _verdict_content(verdict: "Verdict") -> dict[str, Any]:

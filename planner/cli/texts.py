@@ -1,9 +1,17 @@
-"""Texts of files that users name."""
+"""Texts of files that users name, and lines that quote them."""
 
 from pathlib import Path
 
-from hardware_profiles.foreign import ForeignTextError, read_text
+import typer
+
+from hardware_profiles.foreign import ForeignTextError, printable, read_text
 from planner.errors import RequestError
+
+
+def say(text: str, err: bool = False) -> None:
+    """Print text as it is, with control characters other than line breaks and tabs spelled out: names out of files may
+    be in it."""
+    typer.echo(printable(text, "\n\t"), err=err)
 
 
 def text_of(path: Path) -> str:

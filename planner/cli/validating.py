@@ -16,8 +16,7 @@ from planner.cli.output import write_json
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from planner.report.console import PlainConsole
     from planner.validation.evaluate import Evaluated
     from planner.validation.summary import Errors, Part, Summary
 
@@ -105,10 +104,11 @@ def _conditions(texts: Sequence[str]) -> dict[str, str]:
 @contextlib.contextmanager
 def _progress(total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
     """A bar on stderr while rows are evaluated, to be told how many more are done; nothing without a terminal."""
-    from rich.console import Console
     from rich.progress import Progress
 
-    console = Console(stderr=True)
+    from planner.report.console import PlainConsole
+
+    console = PlainConsole(stderr=True)
     with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task("rows", total=total)
         yield lambda count: bar.advance(task, count)
@@ -141,9 +141,9 @@ def _row_content(result: "Evaluated") -> dict[str, Any]:
 
 
 def _show(results: "Sequence[Evaluated]", summary: "Summary", seconds: float) -> None:
-    from rich.console import Console
+    from planner.report.console import PlainConsole
 
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = PlainConsole(soft_wrap=True)
     _show_rows(console, results)
     whole = summary.whole
     ranked = tuple(part for part in summary.rank_groups if part.rows > 1)
@@ -161,7 +161,7 @@ def _show(results: "Sequence[Evaluated]", summary: "Summary", seconds: float) ->
     )
 
 
-def _show_rows(console: "Console", results: "Sequence[Evaluated]") -> None:
+def _show_rows(console: "PlainConsole", results: "Sequence[Evaluated]") -> None:
     """One line a row; what is remarked of many rows is written once, below."""
     from planner.report.units import bytes_text, seconds_text
 
@@ -193,7 +193,7 @@ _MEASURES = ("measured", "predicted", "error", "measured", "predicted", "error")
 _ERRORS = ("time: MAPE", "worst", "bias", "inside", "memory: MAPE", "worst", "bias")
 
 
-def _show_parts(console: "Console", title: str, parts: "Sequence[Part]") -> None:
+def _show_parts(console: "PlainConsole", title: str, parts: "Sequence[Part]") -> None:
     if not parts:
         return
     lines: list[tuple[str, ...]] = [(title, "rows", "evaluated", *_ERRORS, "tau")]
@@ -205,7 +205,7 @@ def _show_parts(console: "Console", title: str, parts: "Sequence[Part]") -> None
     _print_columns(console, lines)
 
 
-def _print_columns(console: "Console", lines: Sequence[tuple[str, ...]]) -> None:
+def _print_columns(console: "PlainConsole", lines: Sequence[tuple[str, ...]]) -> None:
     """Lines of cells, first and last column to the left; never broken, however long names are."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for first, *others in lines:

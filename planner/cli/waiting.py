@@ -73,9 +73,9 @@ class _Line(Waiting):
 def waiting(console: "Console | None" = None) -> Iterator[Waiting]:
     """Tell what is done, in a line that goes away; nothing on a console that is quiet, as that of stderr is without a
     terminal."""
-    from rich.console import Console
+    from planner.report.console import PlainConsole
 
-    console = console or Console(file=sys.stderr, quiet=not sys.stderr.isatty())
+    console = console or PlainConsole(file=sys.stderr, quiet=not sys.stderr.isatty())
     if console.quiet:
         yield Waiting()
         return

@@ -22,7 +22,8 @@ from hardware_profiles import engine_words
 from planner.export import common
 from planner.export.arguments import Options, lines_of, option, options_in
 from planner.export.description import Description, ExportError
-from planner.export.settings import Settings
+from planner.export.quoting import one_line
+from planner.export.settings import Settings, size_of
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
 from planner.export.yaml_files import settings_of, yaml_text
 from planner.sharding.update import NO_BUCKETS, PLAIN, Update
@@ -148,7 +149,8 @@ def _script(job: Job) -> str:
     if d.sequence_length is not None:
         program.append(option("block_size", d.sequence_length))
     title = [
-        f"{job.model} with Accelerate 1.15; TRAIN is a program that takes the arguments of transformers' Trainer and",
+        f"{one_line(job.model)} with Accelerate 1.15; TRAIN is a program that takes the arguments of transformers'"
+        " Trainer and",
         "--block_size, the tokens of a sample, as run_clm.py does. One that calls Accelerator itself finds how many",
         "micro-batches there are in the environment. What is given to the script goes to the program too.",
         f"{how} TRAIN=train.py bash launch.sh",
@@ -167,7 +169,7 @@ def read(text: str, facts: Facts) -> Reading:
     settings, options, notes = settings_of(text), options_in(facts.beside), list[str]()
     description = common.normalised(_read(settings, options, facts, notes))
     clip = options.number("max_grad_norm", 1.0)
-    update = Update(buckets=NO_BUCKETS, clip_norm=clip or None) if facts.beside else PLAIN
+    update = Update(buckets=NO_BUCKETS, clip_norm=clip if clip > 0 else None) if facts.beside else PLAIN
     _pass_over(settings)
     return Reading(
         description=replace(description, update=update),
@@ -225,7 +227,7 @@ def _read(settings: Settings, options: Options, facts: Facts, notes: list[str]) 
         selective=none,
         precision=known[settings.word("mixed_precision", "no", known)],
         optimizer=optimizers[optim],
-        sequence_length=options.integer("block_size", usual),
+        sequence_length=options.size("block_size") or usual,
     )
 
 
@@ -252,9 +254,10 @@ def _read_zero(settings: Settings, data: int) -> tuple[int, int]:
             settings.degree(f"{_SIZES}dp_replicate_size"),
         )
     word = settings.value(f"{of}sharding_strategy") or settings.value(f"{of}reshard_after_forward") or "FULL_SHARD"
-    name = _STRATEGIES[int(word) - 1] if str(word).isdigit() and 0 < int(word) <= len(_STRATEGIES) else str(word)
+    number = size_of(str(word))
+    name = str(word) if number is None else _STRATEGIES[number - 1] if number <= len(_STRATEGIES) else ""
     if name not in _STRATEGIES:
-        raise ExportError(f"{of}sharding_strategy: {word}; there are {', '.join(_STRATEGIES)}")
+        raise ExportError(f"{of}sharding_strategy: {word!r:.80}; there are {', '.join(_STRATEGIES)}")
     nodes = settings.degree("num_machines") if name.startswith("HYBRID") else 1
     if data % nodes:
         raise ExportError(f"{of}sharding_strategy: {name} over {nodes} machines, which do not divide {data} devices")

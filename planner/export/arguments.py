@@ -86,12 +86,16 @@ class Options:
             raise ExportError(f"--{name} {text:.80}: not a number; write the number in the file")
         return found
 
-    def degree(self, name: str) -> int:
-        """A whole number of 1 or more, 1 where it is not given."""
-        found = self.integer(name, 1)
-        assert found is not None
-        if found < 1:
-            raise ExportError(f"--{name} {found}: a degree is 1 or more")
+    def degree(self, name: str, default: int = 1) -> int:
+        """A whole number of 1 or more: a degree, a batch, a length."""
+        found = self.size(name)
+        return default if found is None else found
+
+    def size(self, name: str) -> int | None:
+        """A whole number of 1 or more; None where it is not given."""
+        found = self.integer(name)
+        if found is not None and found < 1:
+            raise ExportError(f"--{name} {found}: write a number of 1 or more")
         return found
 
     def _values(self, name: str) -> tuple[str, ...] | None:

@@ -22,6 +22,7 @@ from typing import Any
 from hardware_profiles.foreign import SETTINGS, ForeignTextError, parse_json
 from planner.export import common
 from planner.export.description import Description, ExportError, data_of, stages_of
+from planner.export.quoting import in_markdown, one_line
 from planner.export.settings import Settings
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
 from planner.sharding.update import NO_BUCKETS, Update
@@ -146,7 +147,8 @@ def _element(d: Description) -> int:
 def _script(job: Job) -> str:
     nodes = f' --num_nodes {job.nodes} --hostfile "${{HOSTFILE:?}}"' if job.nodes > 1 else ""
     return (
-        f"#!/usr/bin/env bash\n# {job.model} with DeepSpeed 0.19; TRAIN is your training program, see README.md.\n"
+        "#!/usr/bin/env bash\n"
+        f"# {one_line(job.model)} with DeepSpeed 0.19; TRAIN is your training program, see README.md.\n"
         "set -euo pipefail\n\n"
         f'deepspeed --num_gpus {job.processes}{nodes} "${{TRAIN:?}}" \\\n'
         '  --deepspeed --deepspeed_config "$(dirname "$0")/ds_config.json" "$@"\n'
@@ -155,7 +157,12 @@ def _script(job: Job) -> str:
 
 def _readme(job: Job) -> str:
     d = job.description
-    lines = [f"# {job.model} with DeepSpeed", "", "`TRAIN=train.py bash launch.sh`. The program has to", ""]
+    lines = [
+        f"# {in_markdown(job.model)} with DeepSpeed",
+        "",
+        "`TRAIN=train.py bash launch.sh`. The program has to",
+        "",
+    ]
     if d.pipeline > 1:
         lines.append(
             f"- make its model a `deepspeed.pipe.PipelineModule(layers, num_stages={d.pipeline},"
@@ -229,6 +236,11 @@ def _read_batches(settings: Settings, facts: Facts, rest: int) -> tuple[int, int
         devices = data_of(facts.devices, tensor=rest, pipeline=1, context=1)
     if devices is None and whole and micro:
         devices = whole // (micro * (steps or 1))
+    if not devices and whole and micro:
+        raise ExportError(
+            f"train_batch_size: {whole} is less than the {micro * (steps or 1)} samples of one device (micro-batches of"
+            f" {micro}, {steps or 1} a step); write more, or fewer samples in a micro-batch"
+        )
     if devices is None:
         raise ExportError(f"{', '.join(names)}: they leave open how many devices there are; give --devices")
     if whole is None:
@@ -266,7 +278,7 @@ def _read_update(settings: Settings, d: Description) -> Update:
         dtype = "parameter"
     else:
         dtype = "fp32" if d.zero > 1 and messages == "fp32" else "mixed"
-    update = Update(buckets=NO_BUCKETS, clip_norm=clip or None, gradient_dtype=dtype)
+    update = Update(buckets=NO_BUCKETS, clip_norm=clip if clip > 0 else None, gradient_dtype=dtype)
     elements = settings.value("zero_optimization.reduce_bucket_size")
     if type(elements) is not int:
         return update

@@ -22,6 +22,13 @@ from planner.graph.uneven import EVEN
 from planner.plan.plan import INTERLEAVED
 from planner.sharding.update import PLAIN, Update
 
+LARGEST = 2**31
+"""Of all counts that engines are told; a plan has none that is larger."""
+
+
+_ZERO = 3  # the last stage of ZeRO
+_SHOWN = 8  # numbers of stages in an error
+
 
 class ExportError(PlannerError):
     """A plan that an engine cannot run, or settings of an engine that no plan can be made of."""
@@ -60,6 +67,8 @@ class Description:
         full, selective: blocks of every stage that are recomputed whole, and but for what `kept` says.
         sequence_length: tokens of a sample; None where samples are no sequences, or it is the model's own.
         imbalance: of routers, see `planner.graph.uneven`.
+
+    Raises ExportError where numbers are none of a training step, or contradict each other.
     """
 
     layers: tuple[int, ...]
@@ -88,6 +97,58 @@ class Description:
     update: Update = PLAIN
     sequence_length: int | None = None
     imbalance: float = EVEN
+
+    def __post_init__(self) -> None:
+        for name, count in self._counts().items():
+            if not 1 <= count <= LARGEST:
+                raise ExportError(f"{name}: {count} is none; write a number from 1 to {LARGEST}")
+        if self.zero not in range(_ZERO + 1):
+            raise ExportError(f"ZeRO {self.zero}: there are stages 0 to {_ZERO}; write one of them")
+        if self.data % self.replicas:
+            raise ExportError(
+                f"{self.replicas} copies do not divide {self.data} data parallel devices; write a number that does"
+            )
+        clip = self.update.clip_norm
+        if clip is not None and not (0 < clip < math.inf):
+            raise ExportError(f"gradients clipped to a norm of {clip:g}: write a number above 0, or leave clipping out")
+        self._check_stages()
+
+    def _counts(self) -> dict[str, int]:
+        """What there is one of at least, in the words of people."""
+        given = {"expert parallel degree": self.expert, "tokens of a sample": self.sequence_length}
+        return {
+            "data parallel degree": self.data,
+            "tensor parallel degree": self.tensor,
+            "ring of the context": self.ring,
+            "context by heads": self.heads,
+            "copies of what is shared out": self.replicas,
+            "samples of a micro-batch": self.micro_batch,
+            "micro-batches": self.micro_batches,
+            "micro-batches at a time": self.copies,
+            "slices of the sequence": self.slices,
+            "stages on each pipeline rank": self.virtual_stages,
+            **{name: count for name, count in given.items() if count is not None},
+        }
+
+    def _check_stages(self) -> None:
+        """Raise ExportError where stages hold or recompute numbers of layers that none can."""
+        stages = len(self.layers)
+        if not stages or stages % self.virtual_stages or min(self.layers) < 0:
+            raise ExportError(
+                f"{_few(self.layers)} layers of stages, {self.virtual_stages} on each pipeline rank: write 0 or more"
+                " for each stage, and equally many stages for every rank"
+            )
+        if {len(self.full), len(self.selective)} != {stages}:
+            raise ExportError(
+                f"recomputed layers of {len(self.full)} and {len(self.selective)} stages; there are {stages}: write a"
+                " number for each"
+            )
+        for have, full, selective in zip(self.layers, self.full, self.selective, strict=True):
+            if min(full, selective) < 0 or full + selective > have:
+                raise ExportError(
+                    f"{full} layers recomputed whole and {selective} selectively in a stage of {have}: write 0 to"
+                    f" {have} of both together"
+                )
 
     @property
     def pipeline(self) -> int:
@@ -122,10 +183,27 @@ class Description:
         return any(self.full) or any(self.selective)
 
 
+def _few(numbers: tuple[int, ...]) -> str:
+    """The first ones of many numbers."""
+    words = ", ".join(map(str, numbers[:_SHOWN]))
+    return f"{words} and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else words or "no"
+
+
+def stages_for(layers: int, pipeline: int, virtual_stages: int = 1) -> int:
+    """How many stages there are. Raises ExportError, before anything is made of them, where a stage would be empty."""
+    stages = pipeline * virtual_stages
+    if not 1 <= stages <= max(layers, 1):
+        raise ExportError(
+            f"{pipeline} pipeline ranks of {virtual_stages} stages each are {stages} stages, and there are {layers}"
+            " layers for them; give each stage a layer at least"
+        )
+    return stages
+
+
 def stages_of(layers: int, pipeline: int, virtual_stages: int = 1) -> tuple[int, ...]:
     """Equally many layers for every stage. Raises ExportError where they do not divide."""
-    stages = pipeline * virtual_stages
-    if stages < 1 or layers % stages:
+    stages = stages_for(layers, pipeline, virtual_stages)
+    if layers % stages:
         raise ExportError(
             f"{layers} layers do not divide over {pipeline} pipeline ranks of {virtual_stages} stages each; say how"
             " many each stage has"
@@ -140,6 +218,11 @@ def schedule_of(pipeline: int, virtual_stages: int) -> str:
 
 def micro_batches_of(global_batch: int, micro_batch: int, data: int) -> int:
     """Micro-batches of a step. Raises ExportError where they do not come out even."""
+    if min(global_batch, micro_batch, data) < 1:
+        raise ExportError(
+            f"a global batch of {global_batch} in micro-batches of {micro_batch} samples on {data} data parallel"
+            " devices: write numbers of 1 or more"
+        )
     count, rest = divmod(global_batch, micro_batch * data)
     if rest or not count:
         raise ExportError(

@@ -31,6 +31,7 @@ from planner.export.description import (
     schedule_of,
     stages_of,
 )
+from planner.export.settings import size_of
 from planner.export.shell import torchrun_script
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
 from planner.sharding.update import NO_BUCKETS, Update
@@ -44,6 +45,7 @@ _LAUNCHER = ("nnodes", "nproc-per-node", "nproc_per_node", "node-rank", "node_ra
 _RUN = ("mock-data", "train-iters", "lr", "eval-iters", "tokenizer-type", "vocab-size", "attention-dropout",
         "hidden-dropout", "make-vocab-size-divisible-by", "max-position-embeddings")  # fmt: skip
 
+_TWO = 2  # sizes of a context that is split in two ways
 _LAYOUT = 4096  # characters of a layout that is written out
 
 
@@ -297,13 +299,13 @@ def read_options(options: Options, facts: Facts) -> tuple[Description, list[str]
         raise ExportError("the arguments do not say how many devices there are; give --devices")
     data = data_of(devices, tensor=tensor, pipeline=pipeline, context=context)
     micro_batch = options.degree("micro-batch-size")
-    global_batch = options.integer("global-batch-size", micro_batch * data) or 0
+    global_batch = options.degree("global-batch-size", micro_batch * data)
     layers, virtual = _layers(options, facts.layers, pipeline)
     ring, heads, notes = _read_context(options, context)
     full, selective, kept = _read_recomputation(options, layers)
     check_model(options, facts.architecture)
     precision = "bf16" if options.flag("bf16") else "fp16" if options.flag("fp16") else "fp32"
-    whole = options.integer("expert-tensor-parallel-size", tensor) == 1 and tensor > 1
+    whole = options.degree("expert-tensor-parallel-size", tensor) == 1 and tensor > 1
     expert = options.degree("expert-model-parallel-size")
     if facts.architecture is None:  # a model that the arguments do not describe
         experts = options.flag("expert-model-parallel-size")
@@ -330,7 +332,7 @@ def read_options(options: Options, facts: Facts) -> tuple[Description, list[str]
         kept=kept,
         precision=precision,
         optimizer=_read_optimizer(options),
-        sequence_length=options.integer("seq-length"),
+        sequence_length=options.size("seq-length"),
     )
     description = common.normalised(description)
     return replace(description, update=_read_update(options, description)), notes
@@ -338,9 +340,8 @@ def read_options(options: Options, facts: Facts) -> tuple[Description, list[str]
 
 def _devices(options: Options) -> int | None:
     """What the launcher in the script starts."""
-    per_node = options.integer("nproc-per-node") or options.integer("nproc_per_node")
-    nodes = options.integer("nnodes", 1)
-    return None if per_node is None or nodes is None else per_node * nodes
+    per_node = options.size("nproc-per-node") or options.size("nproc_per_node")
+    return None if per_node is None else per_node * options.degree("nnodes")
 
 
 def _layers(options: Options, layers: int, pipeline: int) -> tuple[tuple[int, ...], int]:
@@ -354,9 +355,9 @@ def _layers(options: Options, layers: int, pipeline: int) -> tuple[tuple[int, ..
                 f" has {layers}, and there are {pipeline} pipeline ranks"
             )
         return stages, len(stages) // pipeline
-    first, last = (options.integer(f"decoder-{end}-pipeline-num-layers") for end in ("first", "last"))
-    virtual = options.integer("num-virtual-stages-per-pipeline-rank", 1) or 1
-    each = options.integer("num-layers-per-virtual-pipeline-stage")
+    first, last = (options.size(f"decoder-{end}-pipeline-num-layers") for end in ("first", "last"))
+    virtual = options.degree("num-virtual-stages-per-pipeline-rank")
+    each = options.size("num-layers-per-virtual-pipeline-stage")
     if each:
         per_rank = stages_of(layers, pipeline)[0]
         if per_rank % each:
@@ -371,9 +372,24 @@ def _layers(options: Options, layers: int, pipeline: int) -> tuple[tuple[int, ..
             "--decoder-first-pipeline-num-layers and its like with virtual stages are not read; write"
             " --pipeline-model-parallel-layout"
         )
-    ends = [count for count in (first, last) if count is not None]
-    between = list(stages_of(layers - sum(ends), pipeline - len(ends))) if pipeline > len(ends) else []
-    return (*([first] if first is not None else []), *between, *([last] if last is not None else [])), 1
+    return _with_ends(layers, pipeline, first, last), 1
+
+
+def _with_ends(layers: int, pipeline: int, first: int | None, last: int | None) -> tuple[int, ...]:
+    """Layers of every rank where those of the first or the last one are said; the others share out the rest."""
+    before, after = (() if count is None else (count,) for count in (first, last))
+    rest, ranks = layers - sum((*before, *after)), pipeline - len(before) - len(after)
+    if ranks < 0 or (rest if ranks == 0 else rest < ranks):
+        said = " and ".join(
+            f"--decoder-{end}-pipeline-num-layers {count}"
+            for end, count in (("first", first), ("last", last))
+            if count is not None
+        )
+        raise ExportError(
+            f"{said} leave {rest} of the model's {layers} layers for {ranks} other pipeline ranks; write numbers that"
+            " come out even"
+        )
+    return (*before, *(stages_of(rest, ranks) if ranks else ()), *after)
 
 
 def _read_layout(layout: str) -> tuple[int, ...]:
@@ -408,9 +424,13 @@ def _read_context(options: Options, context: int) -> tuple[int, int, list[str]]:
     if kind == "a2a":
         return 1, context, []
     if kind == "a2a+p2p":
-        if len(sizes) != 2 or not all(size.isdigit() for size in sizes):
-            raise ExportError("--cp-comm-type a2a+p2p takes --hierarchical-context-parallel-sizes HEADS RING")
-        return int(sizes[1]), int(sizes[0]), []
+        heads, ring = (size_of(size) for size in sizes) if len(sizes) == _TWO else (None, None)
+        if heads is None or ring is None or heads * ring != context:
+            raise ExportError(
+                f"--cp-comm-type a2a+p2p takes --hierarchical-context-parallel-sizes HEADS RING, whose product is"
+                f" --context-parallel-size {context}; found {' '.join(sizes) or 'none':.80}"
+            )
+        return ring, heads, []
     if kind == "p2p":
         return context, 1, []
     return context, 1, [f"--cp-comm-type {kind}: priced as a ring (p2p)"]
@@ -471,8 +491,10 @@ def _read_update(options: Options, d: Description) -> Update:
     wide = options.flag("accumulate-allreduce-grads-in-fp32")
     clip = options.number("clip-grad", 1.0)
     in_16_bits = d.precision != "fp32" and (narrow or (d.precision == "fp16" and not wide))
-    update = Update(buckets=NO_BUCKETS, gradient_dtype="parameter" if in_16_bits else _wide(d), clip_norm=clip or None)
-    elements = options.integer("ddp-bucket-size")
+    update = Update(
+        buckets=NO_BUCKETS, gradient_dtype="parameter" if in_16_bits else _wide(d), clip_norm=clip if clip > 0 else None
+    )
+    elements = options.size("ddp-bucket-size")
     overlapped = options.flag("overlap-grad-reduce")
     if not elements or not overlapped:
         return update

@@ -29,7 +29,8 @@ from typing import Any
 from hardware_profiles import engine_words
 from planner.export import common
 from planner.export.architecture import Architecture
-from planner.export.description import Description, ExportError, Kept, schedule_of, stages_of
+from planner.export.description import Description, ExportError, Kept, schedule_of, stages_for, stages_of
+from planner.export.quoting import one_line
 from planner.export.settings import Settings
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
 from planner.export.yaml_files import settings_of, yaml_text
@@ -218,7 +219,8 @@ def _script(job: Job) -> str:
     else:
         rest, how = f" {job.processes}", f"Runs on one node with {job.processes} devices: bash launch.sh"
     return (
-        f"#!/usr/bin/env bash\n# {job.model} with MindSpore Transformers 2.1; MINDFORMERS is its folder.\n# {how}\n"
+        "#!/usr/bin/env bash\n"
+        f"# {one_line(job.model)} with MindSpore Transformers 2.1; MINDFORMERS is its folder.\n# {how}\n"
         'set -euo pipefail\n\nHERE=$(cd "$(dirname "$0")" && pwd)\ncd "${MINDFORMERS:?}"\n'
         f"bash scripts/msrun_launcher.sh {command}{rest}\n"
     )
@@ -254,7 +256,8 @@ def _read(settings: Settings, facts: Facts, notes: list[str]) -> Description:
     if whole:
         notes.append("vocab_emb_dp: the embedding is whole on every device there; priced as cut along its hidden dim")
     known = {theirs: ours for ours, theirs in _DTYPES.items()}
-    length = settings.integer("model.model_config.seq_length", 0)
+    where = "model.model_config.seq_length"
+    length = settings.degree(where) if settings.has(where) else None
     return Description(
         layers=layers,
         virtual_stages=virtual,
@@ -278,7 +281,7 @@ def _read(settings: Settings, facts: Facts, notes: list[str]) -> Description:
         kept=kept,
         precision=known[settings.word("model.model_config.compute_dtype", "bfloat16", known)],
         optimizer=_read_optimizer(settings),
-        sequence_length=length or None,
+        sequence_length=length,
     )
 
 
@@ -322,7 +325,7 @@ def _read_schedule(settings: Settings, pipeline: int) -> tuple[str, int, int]:
 
 def _read_layers(settings: Settings, layers: int, pipeline: int, virtual: int) -> tuple[int, ...]:
     offset = settings.value("model.model_config.offset")
-    stages = pipeline * virtual
+    stages = stages_for(layers, pipeline, virtual)
     if offset in (None, 0):
         return stages_of(layers, pipeline, virtual)
     rows = _counts(offset, pipeline, virtual, "model.model_config.offset")
@@ -440,6 +443,8 @@ def _recomputed(value: Any, layers: tuple[int, ...], pipeline: int, where: str, 
         notes.append(f"{where}: patterns are not read")
         return (0,) * len(layers)
     counts = _counts(value, pipeline, len(layers) // pipeline, where)
+    if min(counts) < 0:
+        raise ExportError(f"{where}: {min(counts)} layers; write 0 or more for each stage")
     return tuple(min(count, have) for count, have in zip(counts, layers, strict=True))
 
 

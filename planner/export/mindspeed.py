@@ -94,7 +94,7 @@ def read(text: str, facts: Facts) -> Reading:
     """A script, or a list of arguments, as a description."""
     options = options_in(text)
     algorithm = options.word("context-parallel-algo", _RING)
-    heads = options.integer("ulysses-degree-in-cp", 1) or 1
+    heads = options.degree("ulysses-degree-in-cp")
     description, notes = megatron.read_options(options, facts)
     description = _with_context(description, algorithm, heads, notes)
     if options.flag("recompute-activation-function"):

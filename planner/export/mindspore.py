@@ -18,6 +18,7 @@ from typing import Any
 
 from planner.export.description import ExportError
 from planner.export.mindspore_reading import BIAS, call_of, read
+from planner.export.quoting import in_markdown
 from planner.export.target import OperatorTarget
 from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.words import recomputation_words, table_words
@@ -147,13 +148,13 @@ def _readme(bound: BoundPlan) -> str:
     ]
     if tables := table_words(training.update):
         rows.append(("tables", tables))
-    lines = [f"# {plan.model.reference} with MindSpore 2.10", ""]
+    lines = [f"# {in_markdown(plan.model.reference)} with MindSpore 2.10", ""]
     lines += [
         'Load `strategy.json` under `parallel_mode="semi_auto_parallel"`. Operators and parameters are called as in',
         "the plan's model; yours may be called otherwise. The file does not say:",
         "",
     ]
-    return "\n".join([*lines, *(f"- {name}: {value}" for name, value in rows)]) + "\n"
+    return "\n".join([*lines, *(f"- {name}: {in_markdown(str(value))}" for name, value in rows)]) + "\n"
 
 
 MINDSPORE = OperatorTarget(

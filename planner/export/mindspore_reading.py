@@ -11,7 +11,8 @@ a stage that begins in the midst of a block) is refused.
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
@@ -31,6 +32,7 @@ _CALLS = {
     "ReduceSum": "sum", "RmsNorm": "rms_norm", "SiLU": "silu", "Sigmoid": "sigmoid", "Softmax": "softmax",
     "Tanh": "tanh", "Transpose": "transpose",
 }  # fmt: skip
+_PARTS = 2  # of a beginning of names
 _PRODUCT = 2  # operands of a product
 _NUMBER = re.compile(r"(?<![^._/-])\d+(?![^._/-])")
 
@@ -128,10 +130,10 @@ class _Names:
         modules = {op.module for op in graph.operators}
         known = frozenset({*aliases, *modules, *(".".join(m.split(".")[:n]) for m in modules for n in range(4))})
         theirs = {*(row.name for row in rows), *(item.owner for item in items)}
-        drops = ["", *sorted({start for name in theirs for start in _starts(name)}, key=len)]
-        adds = ["", *sorted({start for name in aliases for start in _starts(name)}, key=len)]
-        every = [_Names(known=known, aliases=aliases, drop=drop, add=add) for drop in drops for add in adds]
-        return max(every, key=lambda names: sum(names.of_model(name) is not None for name in theirs))
+        drops, adds = _all_starts(theirs), _all_starts(aliases)
+        matches = _Matches(known, theirs, drops, adds)
+        drop, add = max(((drop, add) for drop in drops for add in adds), key=matches.count)
+        return _Names(known=known, aliases=aliases, drop=drop, add=add)
 
     def words(self) -> list[str]:
         """What is said of names that differ."""
@@ -147,10 +149,54 @@ class _Names:
         return self.aliases.get(found, found) if found in self.known else None
 
 
+class _Matches:
+    """How many names of a file are the model's without a beginning of theirs and with one of ours. Names are counted as
+    they are; each beginning then tells only those that have it apart, so that it takes time for every name once."""
+
+    def __init__(self, known: Iterable[str], theirs: Iterable[str], drops: Sequence[str], adds: Sequence[str]) -> None:
+        self._plain: Counter[str] = Counter()
+        self._changed: Counter[tuple[str, str]] = Counter()
+        adding: dict[str, list[str]] = {}
+        for name in known:
+            for add, rest in _parted(name, frozenset(adds)):
+                adding.setdefault(rest, []).append(add)
+        beginnings = frozenset(drops)
+        for name in theirs:
+            as_it_is = adding.get(name, ())
+            self._plain.update(as_it_is)
+            for drop, rest in _parted(name, beginnings):
+                if drop:
+                    self._changed.update((drop, add) for add in adding.get(rest, ()))
+                    self._changed.subtract((drop, add) for add in as_it_is)
+
+    def count(self, names: tuple[str, str]) -> int:
+        """Of names without the first and with the second."""
+        return self._plain[names[1]] + self._changed[names]
+
+
+def _parted(name: str, beginnings: Collection[str]) -> Iterator[tuple[str, str]]:
+    """The beginnings that a name has, "" among them, each with what is left of the name."""
+    yield "", name
+    parts = name.split(".")
+    for n in range(1, min(_PARTS, len(parts)) + 1):
+        beginning = ".".join(parts[:n])
+        if beginning and beginning in beginnings:
+            yield beginning, ".".join(parts[n:])
+
+
+def _all_starts(names: Iterable[str]) -> list[str]:
+    """ "" and the beginnings of names, short ones first."""
+    return sorted({"", *(start for name in names for start in _starts(name))}, key=lambda start: (len(start), start))
+
+
 def _starts(name: str) -> list[str]:
     """`net` and `net.layers` of `net.layers.0.w1`."""
     parts = name.split(".")
-    return [".".join(parts[:n]) for n in (1, 2) if n <= len(parts) and not any(part.isdigit() for part in parts[:n])]
+    return [
+        ".".join(parts[:n])
+        for n in range(1, _PARTS + 1)
+        if n <= len(parts) and not any(part.isdigit() for part in parts[:n])
+    ]
 
 
 @dataclass(kw_only=True)

@@ -23,6 +23,7 @@ from planner.export import common, megatron
 from planner.export.architecture import Architecture
 from planner.export.arguments import Option, Options, option
 from planner.export.description import Description, ExportError
+from planner.export.quoting import in_docstring
 from planner.export.shell import torchrun_script
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
 
@@ -134,7 +135,7 @@ def _recipe(job: Job, a: Architecture) -> str:
     base = "gpt3_175b" if a.family == "gpt" else "llama3_8b" if a.experts is None else "mixtral_8x7b"
     lines = [f"recipe.{path} = {value!r}" for path, value in sorted(_assignments(job, a).items())]
     dtype = _DTYPES[d.precision]
-    return f'''"""{job.model} with NeMo 2.5 on megatron-core 0.14: what a plan says, over a recipe.
+    return f'''"""{in_docstring(job.model)} with NeMo 2.5 on megatron-core 0.14: what a plan says, over a recipe.
 
 `bash launch.sh` runs it. Data is made up (`recipe.data`) and nothing is kept but logs, until you put in your own.
 """

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from planner.export.description import ExportError
+from planner.export.description import LARGEST, ExportError
 
-LARGEST = 2**31
-"""Of all counts that engines are told; a plan has none that is larger."""
+_DIGITS = len(str(LARGEST))
 
 
 def checked_count(where: str, found: int) -> int:
@@ -14,6 +13,12 @@ def checked_count(where: str, found: int) -> int:
     if not -LARGEST <= found <= LARGEST:
         raise ExportError(f"{where}: the number is too large: {LARGEST} is the most")
     return found
+
+
+def size_of(text: str) -> int | None:
+    """The number of 1 or more that a text is; None where it is none, or longer than any is."""
+    found = int(text) if len(text) <= _DIGITS and text.isascii() and text.isdecimal() else 0
+    return found or None
 
 
 class Settings:
@@ -51,11 +56,11 @@ class Settings:
             raise ExportError(f"{path}: {found!r:.80} is not a whole number")
         return checked_count(path, found)
 
-    def degree(self, path: str) -> int:
-        """A whole number of 1 or more, 1 where it is not given."""
-        found = self.integer(path, 1)
+    def degree(self, path: str, default: int = 1) -> int:
+        """A whole number of 1 or more: a degree, a batch, a length."""
+        found = self.integer(path, default)
         if found < 1:
-            raise ExportError(f"{path}: {found}; a degree is 1 or more")
+            raise ExportError(f"{path}: {found}; write a number of 1 or more")
         return found
 
     def number(self, path: str, default: float) -> float:

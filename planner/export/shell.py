@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from planner.export.arguments import Option, lines_of, option
+from planner.export.quoting import one_line
 from planner.export.target import Job
 
 _HEAD = """#!/usr/bin/env bash
@@ -22,7 +23,8 @@ def torchrun_script(
     also: Iterable[str] = (),
 ) -> str:
     """A script that starts `program` with its options on every device; what is given to the script goes after them.
-    `also` are options in which the shell expands something."""
+    `also` are options in which the shell expands something; the title is a
+    line of a comment, whatever it is."""
     many = job.nodes > 1
     nodes = (
         f"Run it on each of {job.nodes} nodes: NODE_RANK=0..{job.nodes - 1} MASTER_ADDR=first-node bash launch.sh"
@@ -35,5 +37,5 @@ def torchrun_script(
     lines = [f"{start} \\", f"  {program} \\", *(f"  {line} \\" for line in (*lines_of(options), *also)), '  "$@"']
     if job.architecture is None:
         nodes += "\n# These say who does what; what the model is they leave to you."
-    head = _HEAD.format(title=title, nodes=nodes)
+    head = _HEAD.format(title=one_line(title), nodes=nodes)
     return head + "".join(f"export {line}\n" for line in exports) + "\n" + "\n".join(lines) + "\n"

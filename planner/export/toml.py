@@ -1,8 +1,9 @@
 """Sections of plain values as TOML, in the order in which they are given."""
 
-import json
 import math
 from collections.abc import Mapping
+
+from planner.export.quoting import in_toml
 
 
 def toml_text(sections: Mapping[str, Mapping[str, object]]) -> str:
@@ -25,5 +26,5 @@ def toml_value(value: object) -> str:
         nested = any(isinstance(item, tuple | list) for item in value)
         return "[\n" + "".join(f"    {item},\n" for item in items) + "]" if nested else f"[{', '.join(items)}]"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)  # a basic string of TOML escapes as JSON does
+        return in_toml(value)
     return repr(value)

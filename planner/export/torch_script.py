@@ -13,6 +13,7 @@ one for CUDA only, as a context manager that does not go with a pipeline.
 """
 
 import ast
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.resources import files
@@ -23,8 +24,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from hardware_profiles.foreign import ForeignTextError, form_fault, literal, parse_python
 from planner.export import common
 from planner.export.architecture import Architecture
-from planner.export.description import Description, ExportError, Kept
-from planner.export.settings import LARGEST
+from planner.export.description import LARGEST, Description, ExportError, Kept
+from planner.export.quoting import in_docstring
 from planner.export.shell import torchrun_script
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
 from planner.sharding.update import NO_BUCKETS, Update
@@ -79,17 +80,19 @@ def write(job: Job) -> Mapping[str, str]:
     length = d.sequence_length or a.sequence
     title = f"{job.model} on {d.devices} devices: data {d.data} x tensor {d.tensor} x pipeline {d.pipeline}."
     launch = torchrun_script(job, title, '"$(dirname "$0")/train.py"', ())
-    train = _template("train.py").replace("@TITLE@", title).replace("@SETTINGS@", _settings(d, a, length))
-    model = _template("model.py").replace("@TITLE@", job.model).replace("@DIMENSIONS@", _dimensions(a, length))
+    start = "bash launch.sh --steps 10"
+    settings = _settings(d, a, length)
     return {
-        "train.py": train.replace("@LAUNCH@", "bash launch.sh --steps 10"),
-        "model.py": model,
+        "train.py": _filled("train.py", TITLE=in_docstring(title), SETTINGS=settings, LAUNCH=start),
+        "model.py": _filled("model.py", TITLE=in_docstring(job.model), DIMENSIONS=_dimensions(a, length)),
         "launch.sh": launch,
     }
 
 
-def _template(name: str) -> str:
-    return files("planner.export").joinpath("templates", f"{name}.txt").read_text(encoding="utf-8")
+def _filled(name: str, **texts: str) -> str:
+    """A template with its places filled at once, so that no text fills places of another."""
+    template = files("planner.export").joinpath("templates", f"{name}.txt").read_text(encoding="utf-8")
+    return re.sub("@([A-Z]+)@", lambda place: texts[place[1]], template)
 
 
 def _settings(d: Description, a: Architecture, length: int) -> str:

@@ -25,8 +25,8 @@ from hardware_profiles import engine_words
 from hardware_profiles.foreign import SETTINGS, ForeignTextError, parse_toml
 from planner.export import common
 from planner.export.architecture import Architecture
-from planner.export.description import Description, ExportError, Kept, data_of, micro_batches_of, stages_of
-from planner.export.settings import Settings
+from planner.export.description import Description, ExportError, Kept, data_of, micro_batches_of, stages_for, stages_of
+from planner.export.settings import Settings, size_of
 from planner.export.shell import torchrun_script
 from planner.export.target import Facts, Giving, Job, Loss, Reading, Target
 from planner.export.toml import toml_text
@@ -230,10 +230,10 @@ def _read(settings: Settings, facts: Facts) -> tuple[Description, list[str]]:
     data, replicas = _read_data(settings, facts, tensor * pipeline * context)
     replicated, notes = data == replicas and context == 1, list[str]()
     layers, virtual, schedule = _read_stages(settings, facts.layers, pipeline)
-    local = settings.integer("training.local_batch_size", 8)
-    micro_batch = settings.integer("parallelism.pipeline_parallel_microbatch_size", 1) if pipeline > 1 else local
-    global_batch = settings.integer("training.global_batch_size", -1)
-    global_batch = local * data if global_batch < 0 else global_batch
+    local = settings.degree("training.local_batch_size", 8)
+    micro_batch = settings.degree("parallelism.pipeline_parallel_microbatch_size") if pipeline > 1 else local
+    left_open = settings.integer("training.global_batch_size", -1) == -1
+    global_batch = local * data if left_open else settings.degree("training.global_batch_size")
     if pipeline > 1 and global_batch != local * data:
         notes.append("batches accumulated around the pipeline are read as more micro-batches in it")
     expert = settings.degree("parallelism.expert_parallel_degree")
@@ -259,7 +259,7 @@ def _read(settings: Settings, facts: Facts) -> tuple[Description, list[str]]:
         full=(0,) * len(layers),
         selective=(0,) * len(layers),
         precision=precision,
-        sequence_length=settings.integer("training.seq_len", 2048),
+        sequence_length=settings.degree("training.seq_len", 2048),
     )
     settings.value("parallelism.context_parallel_rotate_method")
     description = _with_recomputation(settings, common.normalised(description), notes)
@@ -288,6 +288,8 @@ def _read_data(settings: Settings, facts: Facts, rest: int) -> tuple[int, int]:
                 "parallelism.data_parallel_shard_degree: the file leaves it to the devices; give --devices"
             )
         shard = data_of(facts.devices, replicate=replicate, others=rest)
+    else:
+        shard = settings.degree("parallelism.data_parallel_shard_degree")
     if facts.devices is not None and replicate * shard * rest != facts.devices:
         raise ExportError(
             f"the degrees of the file make {replicate * shard * rest} devices, --devices says {facts.devices}"
@@ -308,20 +310,44 @@ def _read_stages(settings: Settings, layers: int, pipeline: int) -> tuple[tuple[
     schedule = known[word.lower()]
     virtual = 1
     if parts is not None:
-        stages = tuple(sum(name.startswith("layers.") for name in part) for part in parts)
+        stages = _layers_of_parts(parts)
         if sum(stages) != layers or len(stages) % pipeline:
             raise ExportError(
                 f"parallelism.module_fqns_per_model_part: {sum(stages)} layers in {len(stages)} parts; the model has"
                 f" {layers}, and there are {pipeline} pipeline ranks"
             )
         return stages, len(stages) // pipeline, schedule
-    each = settings.integer("parallelism.pipeline_parallel_layers_per_stage", 0)
-    ends = [settings.integer(f"parallelism.pipeline_parallel_{end}_stage_less_layers", 1) for end in ("first", "last")]
-    if each:
-        virtual = math.ceil((layers + sum(ends)) / each) // pipeline
+    ends = [_fewer(settings, f"parallelism.pipeline_parallel_{end}_stage_less_layers") for end in ("first", "last")]
+    where = "parallelism.pipeline_parallel_layers_per_stage"
+    if settings.has(where):
+        each = settings.degree(where)
+        stages_there = -(-(layers + sum(ends)) // each)
+        virtual, rest = divmod(stages_there, pipeline)
+        if rest or not virtual:
+            raise ExportError(
+                f"{where}: {each} makes {stages_there} stages, which do not divide over {pipeline} pipeline ranks;"
+                " write another number"
+            )
     elif schedule == "interleaved_1f1b":
         virtual = 2
-    return _shared_out(layers, pipeline * virtual, ends), virtual, schedule
+    return _shared_out(layers, stages_for(layers, pipeline, virtual), ends), virtual, schedule
+
+
+def _layers_of_parts(parts: object) -> tuple[int, ...]:
+    """Layers of every stage, of which each is a list of names of modules."""
+    if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
+        raise ExportError("parallelism.module_fqns_per_model_part: write a list of names for each stage")
+    if not all(isinstance(name, str) for part in parts for name in part):
+        raise ExportError("parallelism.module_fqns_per_model_part: write names of modules, such as layers.0")
+    return tuple(sum(name.startswith("layers.") for name in part) for part in parts)
+
+
+def _fewer(settings: Settings, where: str) -> int:
+    """Layers that the first or the last stage has less than others."""
+    found = settings.integer(where, 1)
+    if found < 0:
+        raise ExportError(f"{where}: {found}; write 0 or more")
+    return found
 
 
 def _shared_out(layers: int, stages: int, less: list[int]) -> tuple[int, ...]:
@@ -353,9 +379,10 @@ def _with_recomputation(settings: Settings, d: Description, notes: list[str]) ->
     if option == "op":
         notes.append("selective by operators: every second product, which is computed again too, is priced as kept")
         return replace(d, selective=d.layers, kept=Kept(but=_OPERATORS))
-    if not option.isdigit() or not int(option):
-        raise ExportError(f"activation_checkpoint.selective_ac_option: {option}; it is op or a number")
-    return replace(d, full=_recomputed(d, int(option)))
+    every = size_of(option)
+    if every is None:
+        raise ExportError(f"activation_checkpoint.selective_ac_option: {option:.80}; it is op or a number from 1 on")
+    return replace(d, full=_recomputed(d, every))
 
 
 def _read_precision(settings: Settings) -> str:

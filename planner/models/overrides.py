@@ -14,9 +14,13 @@ from typing import Any
 from planner.errors import ModelError, unknown_name
 
 _REFERENCE = re.compile(r"(?P<name>.*?)(?P<changes>(\+\w+=[^+=]+)*)", re.DOTALL)
+_VALUE = re.compile(r"[\w.:/@, -]+")
+"""What a value may be written with: names become part of files in many languages, and no quotes of any."""
+
 _REPEATED = ("num_layers", "blocks", "predicted_tokens")
 _MOST = 1024
 """Modules that a dimension repeats, at most: a name in a file must not build for hours."""
+_FLOAT = r"-?[0-9]+(\.[0-9]*)?(e[-+]?[0-9]{1,3})?"
 _WORDS = {"yes": True, "true": True, "no": False, "false": False}
 _KINDS = {
     int: "a whole number",
@@ -28,10 +32,21 @@ _KINDS = {
 
 
 def split_reference(reference: str) -> tuple[str, Mapping[str, str]]:
-    """The name of a model and what is changed of it, as text."""
+    """The name of a model and what is changed of it, as text. Raises ModelError where a key stands twice."""
     found = _REFERENCE.fullmatch(reference)
     assert found is not None, "a name may be anything"
-    return found["name"], parse_changes(found["changes"].split("+")[1:])
+    texts = found["changes"].split("+")[1:]
+    changes = parse_changes(texts)
+    if len(changes) < len(texts):
+        keys = [text.partition("=")[0] for text in texts]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ModelError(f"{reference:.80}: {twice} stands {keys.count(twice)} times; keep one of them")
+    return found["name"], changes
+
+
+def canonical_reference(reference: str) -> str:
+    """A reference as it is written: changes in the order of their keys, numbers that belong together with an x."""
+    return changed_reference(reference, ())
 
 
 def looks_like_config(reference: str) -> bool:
@@ -47,12 +62,18 @@ def changed_reference(reference: str, changes: Sequence[str]) -> str:
 
 
 def parse_changes(texts: Sequence[str]) -> dict[str, str]:
-    """KEY=VALUE, each; numbers that belong together get an x between them. Raises ModelError for anything else."""
+    """KEY=VALUE, each, the last of those of one key; numbers that belong together get an x between them.
+
+    Raises ModelError for anything else.
+    """
     found = {}
     for text in texts:
         key, _, value = (part.strip() for part in text.partition("="))
         if not re.fullmatch(r"\w+", key) or not re.fullmatch(r"[^+=]+", value):
             raise ModelError(f"--set '{text}': write KEY=VALUE, as in num_layers=40, without further = and +")
+        if not _VALUE.fullmatch(value):
+            strange = next(c for c in value if not _VALUE.fullmatch(c))
+            raise ModelError(f"--set '{text:.80}': {strange!a} is in no value; write letters, digits, . : / @ - ,")
         found[key] = re.sub(r"\s*,\s*", "x", value)
     return found
 
@@ -111,11 +132,11 @@ def _parsed(text: str, kind: type) -> Any:
     if kind is bool:
         return _WORDS.get(text.lower())
     if kind is tuple:
-        return tuple(map(int, text.split("x"))) if re.fullmatch(r"\d{1,12}(x\d{1,12})*", text) else None
+        return tuple(map(int, text.split("x"))) if re.fullmatch(r"[0-9]{1,12}(x[0-9]{1,12})*", text) else None
     if kind is int:
-        return int(text) if re.fullmatch(r"-?\d{1,12}", text) else None
+        return int(text) if re.fullmatch(r"-?[0-9]{1,12}", text) else None
     if kind is float:
-        return float(text) if re.fullmatch(r"-?\d+(\.\d*)?(e[-+]?\d{1,3})?", text.lower()) else None
+        return float(text) if re.fullmatch(_FLOAT, text.lower()) else None
     return text if kind is str else None
 
 

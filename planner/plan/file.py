@@ -18,9 +18,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from costmodels import SCHEDULES
 from hardware_profiles import Home
 from hardware_profiles.foreign import ForeignTextError, form_fault, parse_json, read_text
-from planner.errors import LayoutError, PlanFileError
+from planner.errors import LayoutError, ModelError, PlanFileError
 from planner.graph.operator_graph import WrittenRule
 from planner.graph.uneven import EVEN, imbalance_fault
+from planner.models.overrides import canonical_reference
 from planner.nearest import divisors, nearest_words
 from planner.plan.carried import LONGEST
 from planner.plan.machine import groups_of_ranks
@@ -468,7 +469,18 @@ def _mesh_axis(axis: _Axis) -> MeshAxis:
     return MeshAxis(**{**axis.model_dump(), "order": order})
 
 
+def _check_reference(reference: str) -> None:
+    """Raise PlanFileError for a name with changes in another form than the one that is written."""
+    try:
+        written = canonical_reference(reference)
+    except ModelError as error:
+        raise PlanFileError(f"model.reference: {error}") from error
+    if written != reference:
+        raise PlanFileError(f"model.reference: '{reference:.80}' is not as plans have it; write '{written:.80}'")
+
+
 def _model_of(file: _Model) -> ModelReference:
+    _check_reference(file.reference)
     outline = file.outline
     return ModelReference(
         reference=file.reference,

@@ -28,10 +28,11 @@ def model_reference(
 ) -> ModelReference:
     """What a plan says of the model whose graph was traced with `batch` samples. It carries the graph of one that is
     none of the zoo."""
+    from planner.models.overrides import canonical_reference
     from planner.models.zoo import is_of_zoo
 
     return ModelReference(
-        reference=name,
+        reference=canonical_reference(name),
         sequence_length=sequence_length,
         parameters=graph.parameter_count(),
         fingerprint=graph.fingerprint(),

@@ -7,6 +7,7 @@ from rich.console import Group, RenderableType
 from planner.plan.alternatives import Priced, Subject
 from planner.plan.explanation import Explanation, Outcome, Sensitivity
 from planner.plan.plan import Prediction
+from planner.report.console import styled
 from planner.report.differences import signed_bytes, signed_seconds
 from planner.report.table import table_of
 from planner.report.units import bytes_text, percent_text, seconds_text
@@ -28,18 +29,18 @@ def alternatives_table(
         column.justify = "right"
     chosen = next(one for one in found if one.chosen)
     for one in found[:_SHOWN]:
-        cells = [_mark(one), *_change(one.seconds, one.peak, chosen)]
+        cells: list[RenderableType] = [_mark(one), *_change(one.seconds, one.peak, chosen)]
         if around:
             best = around.get(one.choice)
             cells += _change(best.step_seconds, best.peak_bytes, chosen) if isinstance(best, Prediction) else ("", "")
         table.add_row(*cells, _fate(one, around.get(one.choice)))
     if len(found) > _SHOWN:
         table.add_row(f"and {len(found) - _SHOWN} more")
-    return Group(f"\n[bold]{subject.name}[/bold]{alike}: {kind}", table)
+    return Group(styled("\n", (subject.name, "bold"), f"{alike}: {kind}"), table)
 
 
-def _mark(one: Priced) -> str:
-    return f"[bold]{one.choice}[/bold]" if one.chosen else one.choice
+def _mark(one: Priced) -> RenderableType:
+    return styled((one.choice, "bold")) if one.chosen else one.choice
 
 
 def _change(seconds: float | None, peak: float | None, chosen: Priced) -> tuple[str, str]:

@@ -8,13 +8,14 @@ from rich.table import Table
 from planner.plan.contrasts import Difference
 from planner.plan.differences import Comparison, Step
 from planner.plan.plan import Plan
+from planner.report.console import styled
 from planner.report.table import table_of
 from planner.report.units import bytes_text, percent_text, seconds_text
 
 
 def comparison_report(names: tuple[str, str], found: Comparison) -> RenderableType:
     """Both plans, what each difference between them costs, and all of it together."""
-    title = "\n[bold]What each difference costs, one after the other[/bold]"
+    title = styled(("\nWhat each difference costs, one after the other", "bold"))
     return Group(_plans(names, found), title, _steps(found), *_remarks(found))
 
 
@@ -41,7 +42,8 @@ def _steps(found: Comparison) -> Table:
             table.add_row(*_words(other), "together", "with that", "")
     share = found.seconds / found.first.plan.prediction.step_seconds
     more = f"{percent_text(abs(share))} {'more' if share > 0 else 'less'}" if share else ""
-    table.add_row("[bold]all[/bold]", "", "", signed_seconds(found.seconds), signed_bytes(found.nbytes), more)
+    whole = signed_seconds(found.seconds), signed_bytes(found.nbytes)
+    table.add_row(styled(("all", "bold")), "", "", *whole, more)
     return table
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from planner.plan.rank_view import HeldParameter, RankView, Runs
+from planner.report.console import styled
 from planner.report.table import table_of
 
 _NUMBER = re.compile(r"\.(\d+)\.")
@@ -16,7 +17,7 @@ _MANY = 8
 def print_rank(console: Console, view: RankView, axes: Sequence[str], devices: int) -> None:
     """Print where a rank stands, whom it talks to and what it has."""
     place = ", ".join(f"{name} {at}" for name, at in zip(axes, view.coordinate, strict=True))
-    console.print(f"\n[bold]Rank {view.rank}[/bold] of {devices}" + (f": {place}" if place else ""))
+    console.print(styled((f"\nRank {view.rank}", "bold"), f" of {devices}", f": {place}" if place else ""))
     for number, first, blocks in view.stages:
         which = f"blocks {first} to {first + blocks - 1}" if blocks else "no blocks"
         console.print(f"stage {number}: {which}")

@@ -191,14 +191,14 @@ def _measurements(path: Path) -> None:
 
 def _engine(name: str) -> Callable[[Path], None]:
     def read(path: Path) -> None:
-        from planner.cli.importing import _read, _texts
+        from planner.cli.importing import _texts
         from planner.export.targets import TARGETS
         from planner.search.job import machine_from
 
         target = TARGETS[name]
         text, _ = _texts(path, target)
         beside = (SEEDS / "accelerate.sh").read_text(encoding="utf-8") if name == "accelerate" else ""
-        description = _read(path, target, text, _facts(beside)).description
+        description = target.read(text, _facts(beside)).description  # without the net of `plan import` around it
         machine_from(HARDWARE, devices=description.devices)
 
     return read

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fuzz.found import FOUND
 from tests.fuzz.mutants import mutant
 from tests.fuzz.readers import GOOD, Reader, readers, run_of
 
@@ -29,3 +30,10 @@ def test_no_mutant_ends_with_a_fault(reader: Reader, tmp_path: Path) -> None:
         if code not in GOOD:
             faults.append(f"{number}: {code}: {said}")
     assert faults == []
+
+
+@pytest.mark.parametrize("reader", [one for one in READERS if one.name in FOUND], ids=lambda reader: reader.name)
+def test_what_was_found_once_ends_well(reader: Reader, tmp_path: Path) -> None:
+    assert FOUND.keys() <= {one.name for one in READERS}
+    for content in FOUND[reader.name]:
+        assert run_of(reader, content, tmp_path)[0] in GOOD, content

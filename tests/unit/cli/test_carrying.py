@@ -52,7 +52,8 @@ def test_what_cannot_be_said_is_refused_with_its_price(plan: Any, here: Path, im
 def test_only_an_export_is_replaced(plan: Any, here: Path, imported: str) -> None:
     (here / "mine").mkdir()
     (here / "mine" / "work.txt").write_text("hours of it")
-    assert "holds files that are no export" in plan.refused("export", imported, "--to", "megatron", "-o", "mine")
+    message = plan.refused("export", imported, "--to", "megatron", "-o", "mine")
+    assert "-o mine: holds 'work.txt', which plan export did not write; name another folder, or remove it" in message
     for _ in range(2):
         assert plan("export", imported, "--to", "megatron", "-o", "run").code == 0
     assert sorted(path.name for path in here.iterdir()) == ["mine", "plan.json", "run", "run.sh"]

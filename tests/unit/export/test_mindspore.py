@@ -48,7 +48,7 @@ def test_tables_outside_of_the_devices_are_told_beside_the_file() -> None:
     write, machine = OPERATOR_TARGETS["mindspore"].write, subject("llama-tiny", "cpu", 8)
     placed = replace(BASE, update=Update(buckets="none", placed=(("model.embed_tokens.*", "servers"),)))
     files = write(plan_of(machine, placed))
-    assert "- tables: model.embed_tokens.* on servers" in files["README.md"]
+    assert "- tables: model.embed_tokens.\\* on servers" in files["README.md"]
     assert "embed_tokens" not in files["strategy.json"]
     assert "tables" not in write(plan_of(machine, BASE))["README.md"]
 

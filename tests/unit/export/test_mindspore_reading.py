@@ -1,12 +1,15 @@
 """Strategy files that MindSpore wrote, and our own, as plans."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
@@ -14,6 +17,7 @@ from hardware_profiles import load_profile
 from planner.cli.carrying import Subject, plan_of
 from planner.export.description import Description, ExportError
 from planner.export.mindspore_files import parsed
+from planner.export.mindspore_reading import _all_starts, _Matches, _Names
 from planner.export.target import OperatorReading
 from planner.export.targets import OPERATOR_TARGETS
 from planner.graph.trace import trace
@@ -264,3 +268,41 @@ def test_operators_are_told_apart_by_their_cells() -> None:
     text = json.dumps(items(**{"Default/network-Net/layers-CellList/0-Block/wq-Dense/MatMul-op3": [[1, 1], [1, 1]]}))
     ((item,), _) = parsed(text)
     assert (item.primitive, item.owner, item.number) == ("MatMul", "network.layers.0.wq", 3)
+
+
+WORDS = st.lists(st.sampled_from(("net", "model", "layers", "0", "1", "w")), min_size=1, max_size=4).map(".".join)
+
+
+@settings(max_examples=200, deadline=None)
+@given(known=st.sets(WORDS | st.just(""), max_size=8), theirs=st.sets(WORDS | st.just(""), max_size=8))
+def test_beginnings_are_counted_as_if_one_tried_them_all(known: set[str], theirs: set[str]) -> None:
+    drops, adds = _all_starts(theirs), _all_starts(known)
+    matches = _Matches(known, theirs, drops, adds)
+    for drop in drops:
+        for add in adds:
+            names = _Names(known=frozenset(known), aliases={}, drop=drop, add=add)
+            assert matches.count((drop, add)) == sum(names.of_model(name) is not None for name in theirs), (drop, add)
+
+
+def _calls(count: int) -> int:
+    """Functions of Python that are called while a file with so many distinct beginnings is read."""
+    row = {"parallel_strategy": [[1, 1], [1, 1]], "stage": 0}
+    items = {f"MatMul_a{at}.b{at}.w1": row for at in range(count)}
+    text = json.dumps({"parallel_strategy_item": items, "parallel_layout_item": {}})
+    net = Net(turned=False)
+    graph, blocks = prepare(trace(net, (torch.empty(32, 1024, device="meta"),)))
+    counted = [0]
+
+    def count_one(frame: object, event: str, argument: object) -> None:
+        counted[0] += 1
+
+    sys.setprofile(count_one)
+    try:
+        MINDSPORE.read(text, graph, blocks, 1)
+    finally:
+        sys.setprofile(None)
+    return counted[0]
+
+
+def test_many_beginnings_are_read_in_linear_time() -> None:
+    assert _calls(800) < 5 * _calls(200)
