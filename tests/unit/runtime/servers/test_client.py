@@ -188,7 +188,8 @@ def test_who_does_not_know_the_key_is_not_heard(tmp_path: Path) -> None:
     with serving(tmp_path / "one", 1) as addresses:
         make_key(tmp_path / "other")
         publish(tmp_path / "other", 0, addresses.of(0))
-        with refused(RunError, "server 0", "key"):
+        where = ":".join(map(str, addresses.of(0)))
+        with refused(RunError, "server 0", where, 0.2, "key", "another run"):
             TableClient(Addresses(folder=tmp_path / "other", count=1), [USERS], patience=0.2)
         assert (tmp_path / "one" / "key").stat().st_mode & 0o077 == 0
 

@@ -48,7 +48,7 @@ def test_every_flipped_bit_is_seen() -> None:
 
 def test_a_header_that_nobody_could_read_is_not_written() -> None:
     """It was: the snapshot of a server with many tables was written, and then taken for damaged."""
-    with pytest.raises(RequestError, match=r"a message 'shard' with a header of [0-9]+ bytes; 4194304 are the most"):
+    with refused(RequestError, "shard", "header", 4194304):
         encode(Frame(kind="shard", fields={"tables": ["x" * 100] * 50_000}))
     reader = FrameReader()
     reader.feed(encode(Frame(kind="shard", fields={"tables": "x" * (LARGEST_HEADER - 60)})))

@@ -63,7 +63,7 @@ def test_first_values_depend_on_the_row_alone() -> None:
     [
         ({"rows": 9, "shares": (1.0, 2.0)}, 3, ("users", "1, 2", 3, 0)),
         ({"rows": 9, "shares": (1.0, 0.0)}, 2, ("users", "1, 0", 2, 0)),
-        ({"rows": 9, "shares": (1e308, 7e307)}, 2, ("users", "1e+308, 7e+307", "1e+15")),
+        ({"rows": 9, "shares": (1e308, 7e307)}, 2, ("users", "1e+308, 7e+307", 2, "1e+15")),
     ],
 )
 def test_what_cannot_be_shared_out(made: dict[str, object], servers: int, facts: tuple[object, ...]) -> None:
