@@ -14,6 +14,8 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from planner.plan import live_memory
+from planner.plan.bind import bind
 from planner.plan.plan import Plan
 from planner.sharding.update import Update
 from runtime import executor
@@ -157,3 +159,24 @@ def test_by_block_everything_is_waited_for(recomputation: str) -> None:
             assert after == before.replace("out", "there")
     assert sum(event.startswith("out") for event in found) == 10
     assert not any(event.startswith("reduced") for event in found)
+
+
+def test_the_account_of_memory_has_the_same_weights_on_their_way() -> None:
+    """While a section computes forward, those of the next one that gathers any have set out, and none beyond."""
+    plan = plan_of("ahead")
+    bound = bind(plan, plans.traced("llama4"), plans.BATCH)
+    seen: dict[int, tuple[int, ...]] = {}
+    moving = list[int]()
+    compute = live_memory._Chunk._compute
+
+    def computing(chunk: Any, at: int, *given: Any) -> Any:
+        sections = chunk.tensors.sections
+        moving[:] = [n for n in range(len(sections)) if any(one.there.moves for one in chunk.tensors.gathers[n])]
+        number = next(n for n, (_, operators) in enumerate(sections) if at in operators)
+        seen.setdefault(number, tuple(sorted(chunk.coming)))
+        return compute(chunk, at, *given)
+
+    with patch.object(live_memory._Chunk, "_compute", computing):
+        live_memory.live_memory(bound, 0, {live_memory.WEIGHTS: 0.0, live_memory.STATES: 0.0})
+    assert len(moving) == 5  # four blocks and the head
+    assert seen == {number: tuple(n for n in moving if n > number)[:1] for number in seen}

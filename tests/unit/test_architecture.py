@@ -299,6 +299,7 @@ def runs(tree: ast.Module) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_text_is_run_in_few_places_and_nothing_is_unpickled() -> None:
     assert {module: tuple(found) for module in sources() if (found := runs(syntax(module)))} == RUNS
     unpickling = [

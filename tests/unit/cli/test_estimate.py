@@ -78,7 +78,7 @@ def test_plans_that_cannot_be_moved(plan: Any, here: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), ("give --model with degrees, or a plan file",)),
+        ((), ("--model NAME",)),
         ((*TINY, "--data", "2"), ("--data 2", "= 2 must make the 4 devices")),
         ((*TINY, "--tensor", "3"), ("tensor = 3", "4 devices", "tensor = 2 and 4")),
         ((*TINY, "--mesh", "3"), ("--mesh 3 has 3 devices", "4")),

@@ -4,6 +4,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from planner.cli.carrying import plan_of
 from planner.export.description import Description
 from planner.export.targets import OPERATOR_TARGETS
@@ -28,6 +30,7 @@ def written(description: Description, devices: int) -> Content:
     return content
 
 
+@pytest.mark.slow
 def test_every_weight_has_its_cuts_and_its_layout() -> None:
     content = written(BASE, 8)
     strategies, layouts = content["parallel_strategy_item"], content["parallel_layout_item"]

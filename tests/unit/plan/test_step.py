@@ -43,6 +43,12 @@ def test_an_early_stage_that_is_quick_hides_its_work() -> None:
     assert (step.busiest, step.bubble) == (1, 3.0)
 
 
+@pytest.mark.parametrize("schedule", ["pipedream", "pipedream_2bw"])
+def test_without_a_flush_the_slowest_rank_sets_the_pace_with_its_whole_update(schedule: str) -> None:
+    quick, slow = [chunk(one(1.0), one(2.0))], [chunk(one(10.0), one(20.0))]
+    assert step_of([quick, slow], [ONCE, ONCE], 8, schedule).seconds == 8 * 30 + sum(ONCE.values())
+
+
 def test_what_a_quick_rank_does_once_is_in_the_shade() -> None:
     ranks = [[chunk(one(1.0), one(2.0))]] * 2
     late = {**ONCE, "gradient reduction": 5.0}
