@@ -100,7 +100,7 @@ def _read(row: torch.Tensor, kind: Any) -> Any:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "the whole of it"
-        raise RunError(f"a rank told something of another form: {place}: {first['msg']}") from error
+        raise RunError(f"a rank told something else than {kind}: {place}: {first['msg']}") from error
 
 
 def _bytes(written: bytes) -> torch.Tensor:

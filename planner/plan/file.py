@@ -469,21 +469,18 @@ def _mesh_axis(axis: _Axis) -> MeshAxis:
     return MeshAxis(**{**axis.model_dump(), "order": order})
 
 
-def _check_reference(reference: str) -> None:
-    """Raise PlanFileError for a name with changes in another form than the one that is written."""
+def _reference(text: str) -> str:
+    """The name of a model as we write it. Raises PlanFileError for one that says something twice, or is no name."""
     try:
-        written = canonical_reference(reference)
+        return canonical_reference(text)
     except ModelError as error:
         raise PlanFileError(f"model.reference: {error}") from error
-    if written != reference:
-        raise PlanFileError(f"model.reference: '{reference:.80}' is not as plans have it; write '{written:.80}'")
 
 
 def _model_of(file: _Model) -> ModelReference:
-    _check_reference(file.reference)
     outline = file.outline
     return ModelReference(
-        reference=file.reference,
+        reference=_reference(file.reference),
         sequence_length=file.sequence_length,
         parameters=file.parameters,
         fingerprint=file.fingerprint,

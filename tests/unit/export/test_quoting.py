@@ -25,6 +25,7 @@ from planner.graph.trace import trace
 from planner.models.overrides import canonical_reference, changed_reference, split_reference
 from planner.plan.file import load_plan, save_plan
 from planner.plan.outline import model_reference
+from tests.refusals import refused
 from tests.unit.export.descriptions import job_of
 
 MARK = "HOSTILE"
@@ -142,28 +143,41 @@ def test_names_of_operators_and_parameters_are_text_for_mindspore(hostile: str) 
 TWICE = 'llama-tiny+num_layers=""";__import__("os").system("touch PWNED");"""+num_layers=4'
 
 
-@pytest.mark.parametrize(
-    ("reference", "words"),
-    [
-        ("llama-tiny+num_layers=2+num_layers=4", "num_layers stands 2 times; keep one of them"),
-        (TWICE, "is in no value"),
-        ('llama-tiny+num_layers="""', "is in no value"),
-        ("llama-tiny+num_layers=4+hidden_size=512", "write 'llama-tiny+hidden_size=512+num_layers=4'"),
-        ("resnet50+blocks=3,4,6,3", "write 'resnet50+blocks=3x4x6x3'"),
-        ("llama-tiny+num_layers= 4", "write 'llama-tiny+num_layers=4'"),
-    ],
-)
-def test_a_plan_has_names_as_we_write_them(reference: str, words: str, tmp_path: Path) -> None:
+def with_reference(reference: str, folder: Path) -> Path:
+    """A plan file that names another model."""
     bound = plan_of(_tiny(), Description(layers=(4,), full=(0,), selective=(0,), precision="fp32"))
-    file = tmp_path / "plan.json"
+    file = folder / "plan.json"
     save_plan(bound.plan, file)
     content = json.loads(file.read_text())
     content["model"]["reference"] = reference
     file.write_text(json.dumps(content))
-    with pytest.raises(PlanFileError) as caught:
+    return file
+
+
+@pytest.mark.parametrize(
+    ("reference", "facts"),
+    [
+        ("llama-tiny+num_layers=2+num_layers=4", ("num_layers", 2)),
+        (TWICE, ("num_layers",)),
+        ('llama-tiny+num_layers="""', ("num_layers",)),
+    ],
+)
+def test_a_name_that_is_none_is_refused(reference: str, facts: tuple[object, ...], tmp_path: Path) -> None:
+    file = with_reference(reference, tmp_path)
+    with refused(PlanFileError, "model.reference", *facts):
         load_plan(file)
-    assert "model.reference: " in str(caught.value)
-    assert words in str(caught.value), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("reference", "written"),
+    [
+        ("llama-tiny+num_layers=4+hidden_size=512", "llama-tiny+hidden_size=512+num_layers=4"),
+        ("resnet50+blocks=3,4,6,3", "resnet50+blocks=3x4x6x3"),
+        ("llama-tiny+num_layers= 4", "llama-tiny+num_layers=4"),
+    ],
+)
+def test_a_plan_has_names_as_we_write_them(reference: str, written: str, tmp_path: Path) -> None:
+    assert load_plan(with_reference(reference, tmp_path)).model.reference == written
 
 
 def _tiny() -> Subject:

@@ -90,7 +90,7 @@ def test_messages_are_asked_for_before_they_are_made() -> None:
     sizes, edges = (40,) * 6, tuple(itertools.combinations(range(6), 2))
     plan = schedule(sizes, edges)
     tables = [np.zeros((1, 40)) for _ in sizes] + [np.zeros((1, 40, 40)) for _ in plan.pairs]
-    with limited(memory=2.0**29, resident=lambda: 0.0), refused(LimitError, "0.8 GiB", "0.5 GiB"):
+    with limited(memory=2.0**29, resident=lambda: 0.0), refused(LimitError, "801.3 MiB", "512.0 MiB"):
         eliminate_together(plan, tables)
 
 
