@@ -80,7 +80,7 @@ def audited(make: Hand) -> list[StageAudit]:
     return list(audit(plan, plans.traced(make.model), plans.BATCH, cluster_of(plan)))
 
 
-@pytest.mark.thorough
+@pytest.mark.cases(0, 2)
 @pytest.mark.slow
 @pytest.mark.parametrize("make", first(1, COPIES), ids=str)
 def test_copies_send_and_compute_as_predicted(make: Hand) -> None:
@@ -89,8 +89,8 @@ def test_copies_send_and_compute_as_predicted(make: Hand) -> None:
         assert abs(stage.peak / stage.predicted_peak - 1) < ALIKE
 
 
+@pytest.mark.cases(2, 2)
 @pytest.mark.slow
-@pytest.mark.cases(2, 8)
 @pytest.mark.parametrize("make", [*HAND, *first(1, SCHEDULED), *first(1, SLICES)], ids=str)
 def test_plans_by_hand_agree(make: Hand) -> None:
     found = audited(make)
@@ -105,8 +105,8 @@ def test_plans_by_hand_agree(make: Hand) -> None:
         assert {row.phase for row in stage.products} >= {"forward", "backward"}
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.thorough
 @pytest.mark.parametrize("make", first(3, RANDOM), ids=str)
 def test_random_plans_agree(make: Hand) -> None:
     for stage in audited(make):
@@ -124,8 +124,8 @@ DIVIDED = [
 ]
 
 
+@pytest.mark.cases(1, 1)
 @pytest.mark.slow
-@pytest.mark.cases(1, 4)
 @pytest.mark.parametrize(("model", "way"), DIVIDED)
 def test_experts_agree_however_they_are_divided(model: str, way: str) -> None:
     """Rows of the fullest device are a quarter more than the average; nobody routes where there are no tokens."""
@@ -227,8 +227,8 @@ UPDATES = (
 )
 
 
+@pytest.mark.cases(0, 2)
 @pytest.mark.slow
-@pytest.mark.cases(0, 6)
 @pytest.mark.parametrize("optimizer", first(1, ["lamb", "adamw"]))
 @pytest.mark.parametrize("update", UPDATES, ids=str)
 @pytest.mark.parametrize(("kind", "model", "settings"), [("zero1", "gpt4", {"stages": (2, 2)}), ("zero3", "llama", {})])

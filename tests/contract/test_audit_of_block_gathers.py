@@ -50,8 +50,8 @@ def messages(found: list[StageAudit]) -> int:
     return sum(row.emitted for stage in found for row in stage.collectives)
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.cases(0, 3)
 @pytest.mark.parametrize("make", first(2, CASES), ids=str)
 def test_what_goes_together_is_emitted_as_predicted(make: Hand) -> None:
     plan = make()
@@ -60,8 +60,8 @@ def test_what_goes_together_is_emitted_as_predicted(make: Hand) -> None:
     assert messages(found) < messages(audited(plan, make.model))
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.cases(0, 3)
 @pytest.mark.parametrize("make", first(3, AHEAD), ids=str)
 def test_what_comes_ahead_is_emitted_as_predicted(make: Hand) -> None:
     plan = make()

@@ -57,8 +57,8 @@ SAVED = (
 )
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("make", first(1, SAVED), ids=str)
 def test_what_blocks_save_leaves_the_device(make: Hand) -> None:
     """All of it but for two blocks at a time."""
@@ -79,16 +79,16 @@ ACTIVATIONS = (
 )
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("make", first(1, ACTIVATIONS), ids=str)
 def test_what_flows_into_blocks_leaves_the_device(make: Hand) -> None:
     plan, home = make(), parking.everywhere("device")
     check_falls(make.model, plan, parking.parked(plan, home, "host"))
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.cases(0, 4)
 @pytest.mark.parametrize(("make", "home"), first(1, CASES), ids=str)
 @pytest.mark.parametrize("update", first(1, [Update(), Update(buckets=8192)]), ids=str)
 def test_live_memory_falls_as_predicted(make: Hand, home: str, update: Update) -> None:
@@ -116,8 +116,8 @@ WEIGHTS = (
 )
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.cases(0, 4)
 @pytest.mark.parametrize(("make", "states", "pattern"), first(2, WEIGHTS), ids=str)
 def test_weights_leave_the_device(make: Hand, states: Home, pattern: str) -> None:
     """Those of no more than two blocks are there at a time."""

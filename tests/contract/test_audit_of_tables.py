@@ -35,7 +35,7 @@ PIPELINES = [
 ]
 
 
-@pytest.mark.thorough
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "placed", "settings"), first(1, PIPELINES))
 def test_rows_cross_the_link_of_the_first_stage_alone(model: str, placed: Placed, settings: dict[str, object]) -> None:
@@ -60,8 +60,8 @@ def by_hand() -> StageAudit:
     return stage
 
 
+@pytest.mark.cases(2, 9)
 @pytest.mark.slow
-@pytest.mark.cases(2)
 @pytest.mark.parametrize(("model", "sizes", "seed"), first(4, CASES))
 def test_what_crosses_the_link_is_what_is_predicted(model: str, sizes: tuple[int, ...], seed: int) -> None:
     stage, bound = audited(model, sizes, seed)

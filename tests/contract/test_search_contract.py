@@ -95,7 +95,7 @@ def problems_of(model: str, profile: str, configuration: Configuration) -> list[
     ]
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(2, 10)
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize(("model", "profile", "configuration"), CASES)
 def test_a_rank_is_solved_as_well_as_by_looking_at_everything(
@@ -131,8 +131,8 @@ def outcome(request: SearchRequest) -> SearchResult | str:
         return str(error)
 
 
+@pytest.mark.cases(2, 2)
 @pytest.mark.slow
-@pytest.mark.cases(2, 7)
 @pytest.mark.parametrize(
     ("model", "profile", "devices"),
     [
@@ -313,8 +313,8 @@ def test_the_best_plans_come_in_order_and_differ() -> None:
         assert ranked.plan.provenance.gap == pytest.approx(gap if gap > 1e-9 else 0.0, rel=0.01)
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize(
     ("model", "devices", "batch"), [("llama-4", 8, 8), ("gpt-4-tied", 8, 32), ("residual-8", 4, 16)]
 )

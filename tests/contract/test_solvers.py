@@ -129,8 +129,8 @@ def check_consistency(problem: Problem, solution: Solution) -> None:
     assert (solution.least_memory is not None) == (solution.status == "infeasible")
 
 
+@pytest.mark.cases(2, 5)
 @pytest.mark.slow
-@pytest.mark.cases(2, 10)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", SOLVERS)
 def test_no_solver_beats_the_oracle_and_exact_ones_equal_it(name: str, shape: str) -> None:
@@ -165,8 +165,8 @@ def test_there_are_enough_instances_of_every_kind() -> None:
     assert len(binding) >= 150
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", SOLVERS)
 def test_an_upper_bound_cuts_off_just_what_is_not_faster(name: str) -> None:
     for problem, oracle in list(cases())[:: STRIDE.get(name, 1)]:

@@ -41,7 +41,7 @@ HALF = len(CASES) // 2
 second one."""
 
 
-@pytest.mark.cases(0, 2)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(
     ("kind", "sizes", "windows", "given"),
     [

@@ -17,7 +17,7 @@ def test_what_looks_across_the_batch_looks_across_all_devices(pool, full_batch: 
         assert abs(local - one) > 0.05 * one, "the two can be told apart"
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_other_plans_go_on_with_the_same_samples(pool) -> None:
     """Data parallel, tensor parallel, and two stages; each from the position that any of them has saved."""
     plans = [("zero1", (4,), None, False), ("megatron", (2, 2), None, True), ("zero3", (2,), (1, 1), False)]

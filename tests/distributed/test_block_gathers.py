@@ -31,7 +31,7 @@ CASES = [
 ]
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("model", "kind", "sizes", "settings"), first(7, CASES), ids=str)
 def test_together_is_as_one_by_one(pool, model: str, kind: int | str, sizes: tuple[int, ...], settings: dict) -> None:
     for worst, alone, together in pool.run("tasks_gathers", "together", model, kind, sizes, settings):

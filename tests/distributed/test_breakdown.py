@@ -217,7 +217,7 @@ def test_a_failure_of_a_rank_is_one_line(folder: Path, case: str) -> None:
     assert (found, words in err, len(err.splitlines())) == (code, True, 1), err
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_whoever_stops_the_run_stops_its_ranks(folder: Path, number: signal.Signals) -> None:
     case = f"slow{number}"
@@ -239,7 +239,7 @@ def test_ranks_end_where_nobody_is_left_who_started_them(folder: Path) -> None:
     assert list(temporary_of(folder, case).iterdir()) == []
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_killed_rank_is_named_though_another_one_does_not_listen(folder: Path) -> None:
     case = "killed"
     run = start(folder, case, "--steps", "100000")

@@ -26,14 +26,14 @@ def planned(name: str, devices: int, **options: object) -> str:
     return dump_plan(plan_for(request_of(given, Console(quiet=True)), lambda _: None, lambda: False).plan)
 
 
-@pytest.mark.cases(0, 4)
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*NAMED, *(pytest.param(name, marks=pytest.mark.thorough) for name in OTHERS)])
 def test_a_planned_model_runs_on_one_process(name: str) -> None:
     assert tasks_brought.difference(planned(name, 1, global_batch=4)) < 1.0
 
 
-@pytest.mark.cases(0, 2)
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("degree", ["data", "tensor"])
 @pytest.mark.parametrize("name", [*NAMED, *OTHERS])

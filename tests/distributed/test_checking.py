@@ -68,7 +68,7 @@ def test_an_operator_that_gives_something_else_when_computed_again_is_named(pool
     assert "where its block is computed again" in message, message
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_later_steps_send_what_they_would_without_a_check(pool) -> None:
     second, first = same(pool.run("tasks_checking", "later_steps", 5))
     assert second == first

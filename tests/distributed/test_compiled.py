@@ -57,7 +57,7 @@ def test_programs_with_chains_make_the_same(
     assert min(chains for _, chains in made) > 0
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(NAMES, [*CASES[:4], *rarely(CASES[4:])], ids=str)
 def test_autograd_sees_one_function(
     pool, model: str, kind: int | str, sizes: tuple[int, ...], settings: dict, how: dict
@@ -66,7 +66,7 @@ def test_autograd_sees_one_function(
     assert max(worst for worst, _ in made) < 1e-5
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not COMPILES, reason="no C++ compiler, or no headers of Python")
 @pytest.mark.parametrize(NAMES, [*COMPILED[:1], *rarely(COMPILED[1:])], ids=str)
 def test_kernels_make_the_same(

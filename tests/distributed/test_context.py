@@ -55,13 +55,13 @@ def check(found: list[tuple[float, set[str], list[str]]], split: str) -> None:
         assert ("zigzag" in orders) == (split in INSIDE and split != "contiguous ring")
 
 
-@pytest.mark.cases(0, 3)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(("model", "split"), first(2, ALONE))
 def test_a_sequence_that_is_split_changes_nothing(pool, model: str, split: str) -> None:
     check(pool.run("tasks_context", "parity", model, 4, Pinned(**SPLITS[split], micro_batches=4)), split)
 
 
-@pytest.mark.cases(0, 8)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize(("model", "split", "other"), first(1, TOGETHER))
 def test_nor_does_it_together_with_other_parallelism(pool, model: str, split: str, other: str) -> None:
     check(pool.run("tasks_context", "parity", model, 4, Pinned(**{**SPLITS[split], **WITH[other]})), split)
@@ -74,7 +74,7 @@ def test_tensor_parallelism_over_more_devices_than_key_heads(pool) -> None:
         assert factors == {"r"}
 
 
-@pytest.mark.thorough
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("model", KEY_HEADS)
 def test_pairs_of_devices(pair, model: str) -> None:
     for split in ("ring of 2", "2 by heads"):

@@ -19,7 +19,7 @@ CASES = {
 USUAL = ("zero3", "pipeline")
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("per_host", [1, pytest.param(2, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=() if case in USUAL else pytest.mark.thorough) for case in CASES]
@@ -43,7 +43,7 @@ def test_processes_alone_may_all_be_lost(pool, tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o077 for path in (tmp_path / "host-0").rglob("*")} == {0}, "for their owner alone"
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_plan_for_other_degrees_goes_on(pool, tmp_path: Path) -> None:
     then = (3, (2,), {"stages": (3, 1), "micro_batches": 2})
     found = pool.run("tasks_copies", "goes_on", "llama4", ("zero3", (4,), {}), then, str(tmp_path), 2, (1,), "")
@@ -52,7 +52,7 @@ def test_a_plan_for_other_degrees_goes_on(pool, tmp_path: Path) -> None:
         assert after == pytest.approx(wanted, rel=1e-5)
 
 
-@pytest.mark.thorough
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("damage", ["step-000003.rank-*.safetensors", "step-000003.rank-*.json"])
 def test_one_step_is_lost_where_its_copy_is_not_whole(pool, tmp_path: Path, damage: str) -> None:
     """All ranks of one host: nobody else has what was in the file."""

@@ -7,7 +7,7 @@ from tests.long_lists import first, pairs, rarely
 TOLERANCE = 1e-5
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("model", "sizes", "recomputation"),
     first(
@@ -29,7 +29,7 @@ def test_random_plans(pool, model: str, sizes: tuple[int, ...], recomputation: s
         assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))
 
 
-@pytest.mark.cases(0, 2)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(
     ("sizes", "stages", "kinds"),
     first(
@@ -109,7 +109,7 @@ def test_experts_in_a_pipeline(pool, side: str, schedule: str, recomputation: st
         assert max(errors) < TOLERANCE, dict(zip(ways, errors, strict=True))
 
 
-@pytest.mark.thorough
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("processes", [2, 4])
 def test_decided_by_hand(request, processes: int) -> None:
     """Tensor, sequence, data and expert parallel, as the search plans them, on two and four processes."""

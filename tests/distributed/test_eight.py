@@ -55,6 +55,7 @@ def test_plans_for_eight_devices(eight, name: str) -> None:
         assert max(errors) < TOLERANCE, errors
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("model", "sizes"), [("llama", (2, 2, 2)), *rarely([("mixture", (4, 2)), ("vit", (2, 4))])], ids=str
 )

@@ -9,7 +9,7 @@ WAYS = ["samples", "zero3", "tensor inside", "folded", "folded samples", "alone"
 UNCUT = [way for way in WAYS if way != "folded"]  # an expert with a capacity wants whole samples
 
 
-@pytest.mark.cases(0, 2)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(
     ("model", "ways", "parts", "recomputation"),
     first(
@@ -35,7 +35,7 @@ def test_ways_to_divide_experts(pool, model: str, ways: list[str], parts: int, r
         assert max(errors) < TOLERANCE, dict(zip(ways, errors, strict=True))
 
 
-@pytest.mark.cases(0, 2)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("recomputation", ["none", "full"])
 @pytest.mark.parametrize("model", ["mixture", "balanced", "capped"])
 def test_experts_in_a_pipeline(pool, model: str, recomputation: str) -> None:
@@ -44,7 +44,7 @@ def test_experts_in_a_pipeline(pool, model: str, recomputation: str) -> None:
         assert max(errors) < TOLERANCE, dict(zip(ways, errors, strict=True))
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sizes", [(2, 2), (4,)], ids=str)
 @pytest.mark.parametrize("model", ["balanced", "capped"])
 def test_random_plans_of_other_experts(pool, model: str, sizes: tuple[int, ...]) -> None:
@@ -52,7 +52,7 @@ def test_random_plans_of_other_experts(pool, model: str, sizes: tuple[int, ...])
         assert max(errors) < TOLERANCE, errors
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("sizes", "stages", "recomputation"), first(1, [((2, 2), (), "full"), ((2,), (1, 1), "none")]), ids=str
 )

@@ -12,7 +12,7 @@ PLANS = (
 WORDS = {"loss": "the loss is nan", "gradient": "and a gradient is not finite", "spike": "more than 3 times"}
 
 
-@pytest.mark.cases(0, 2)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("trouble", first(1, list(WORDS)))
 @pytest.mark.parametrize(("sizes", "seed", "settings"), PLANS, ids=str)
 def test_a_step_that_is_skipped_leaves_no_trace(

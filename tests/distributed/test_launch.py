@@ -102,7 +102,7 @@ def rows():
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_dataset_is_read_whole_or_in_pieces_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,7 +122,7 @@ def test_a_dataset_is_read_whole_or_in_pieces_alike(
     assert len({step.loss for step in own}) == 3
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_batch_that_breaks_is_skipped_by_the_plan_and_by_the_unsharded_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,7 +141,7 @@ def test_a_batch_that_breaks_is_skipped_by_the_plan_and_by_the_unsharded_model(
     assert "NOT MADE: the loss is nan" in steps[1].text()
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_json_is_one_object_per_step_and_a_summary(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     save_plan(plan_for("llama-tiny", 8), path)

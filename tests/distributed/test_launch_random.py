@@ -75,7 +75,7 @@ def plan_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return made
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_the_unsharded_model_drops_the_same(plan_of) -> None:
     found: list[Report] = []
     assert launch(plan_of("drops"), RunSettings(model="random_models:drops", steps=4, seed=3), found.append) == 0
@@ -83,7 +83,7 @@ def test_the_unsharded_model_drops_the_same(plan_of) -> None:
     assert found[-1].agrees
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_loss_that_is_not_finite_ends_all_ranks(plan_of) -> None:
     found: list[Report] = []
     with refused(PlannerError, "step 3", "nan", "micro-batch 0", "log", "aten.log.default") as caught:

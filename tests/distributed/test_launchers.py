@@ -153,7 +153,7 @@ def test_under_two_agents_of_torchrun(folder: Path, usual: list[float]) -> None:
     assert losses_of(out) == usual
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_under_the_variables_of_slurm(folder: Path, usual: list[float]) -> None:
     """Two tasks on two hosts, of which the first is this machine by a name of its own."""
     own = {

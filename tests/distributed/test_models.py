@@ -111,8 +111,8 @@ def parts(model: Model, micro_batches: int) -> int:
     return 1 if model.whole else micro_batches
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("processes", [pytest.param(2, marks=pytest.mark.exhaustive), 4])
 @pytest.mark.parametrize("model", MODELS, ids=str)
 def test_a_model_computes_the_same_under_every_plan(request, model: Model, processes: int) -> None:

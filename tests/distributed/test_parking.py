@@ -56,7 +56,7 @@ ACTIVATIONS = (
 )  # fmt: skip
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("model", "kind", "sizes", "home", "settings", "activations"), first(2, ACTIVATIONS), ids=str)
 def test_parked_activations_change_nothing(pool, model, kind, sizes, home, settings, activations) -> None:  # type: ignore[no-untyped-def]
     """What flows into recomputed blocks is on the host or a disk until their backward pass."""
@@ -81,7 +81,7 @@ SAVED = (
 )  # fmt: skip
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("model", "kind", "sizes", "home", "settings", "saved", "weights"), first(1, SAVED), ids=str)
 def test_what_is_saved_elsewhere_changes_nothing(pool, model, kind, sizes, home, settings, saved, weights) -> None:  # type: ignore[no-untyped-def]
     """What blocks that are not recomputed save is on the host or a disk until their backward pass; where some are, what
@@ -120,7 +120,7 @@ WEIGHTS = (
 )  # fmt: skip
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("model", "kind", "sizes", "home", "settings", "update", "weights"), first(2, WEIGHTS), ids=str
 )

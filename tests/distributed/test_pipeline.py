@@ -8,7 +8,7 @@ from tests.long_lists import first
 TOLERANCE = 1e-5
 
 
-@pytest.mark.cases(0, 4)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize(
     ("sizes", "stages", "micro_batches", "recomputation"),
     [
@@ -39,7 +39,7 @@ def test_random_plans_with_stages(
         assert turns == [(turn.kind, turn.micro_batch) for turn in expected]
 
 
-@pytest.mark.thorough
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("model", ["llama4", "gpt4"])
 @pytest.mark.parametrize(("sizes", "stages"), [((2,), (2, 2)), ((), (1, 1, 1, 1))], ids=str)
 def test_training_with_stages(pool, model: str, sizes: tuple[int, ...], stages: tuple[int, ...]) -> None:

@@ -34,7 +34,7 @@ def texts(model: str, sizes: tuple[int, ...], placed: tuple[tuple[str, str], ...
     return found
 
 
-@pytest.mark.cases(1, 3)
+@pytest.mark.cases(1, 2)
 @pytest.mark.parametrize(
     ("model", "sizes", "seeds"),
     [
@@ -65,7 +65,7 @@ def test_tables_on_the_host(request, model: str, sizes: tuple[int, ...], seeds: 
         assert len({answer[number][2] for answer in answers}) <= 2
 
 
-@pytest.mark.thorough
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(
     ("model", "sizes", "seeds"),
     [("dlrm", (2,), [0, 1]), pytest.param("wide-deep", (2, 2), [1, 2, 5], marks=pytest.mark.thorough)],
@@ -101,7 +101,7 @@ PIPELINES = {
 }  # fmt: skip
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", first(1, list(PIPELINES)))
 def test_tables_of_the_first_of_several_stages(pool, tmp_path: Path, case: str) -> None:
     """Also saved after two steps and taken up again."""
@@ -198,7 +198,7 @@ def test_what_is_resumed_goes_on_bit_by_bit(request, tmp_path: Path, model: str,
         assert all(np.array_equal(one, other[name]) for name, one in state.items())
 
 
-@pytest.mark.thorough
+@pytest.mark.cases(0, 5)
 @pytest.mark.parametrize(
     ("first", "then"),
     [

@@ -108,7 +108,7 @@ def _is_rank(status: Path, agent: "subprocess.Popen[bytes]") -> bool:
         return False
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_ranks_take_the_plan_for_as_many_as_were_started(two: Path, undisturbed: Found, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [*_torchrun(two, tmp_path, each=1), "--elastic", "1:2"]

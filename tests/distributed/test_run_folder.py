@@ -110,7 +110,7 @@ def test_a_killed_launcher_a_second_run_and_a_copy(two: Path, memory: Path, tmp_
     assert copied.steps() == [step + 1]
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("how", ["SIGTERM", "a rank is killed"])
 def test_a_run_that_is_stopped_leaves_no_memory_and_no_lock(how: str, two: Path, memory: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs"

@@ -132,7 +132,7 @@ def test_a_store_of_pytorch_takes_what_is_planted(tmp_path: Path) -> None:
     assert store.check(["torch.rendezvous.none"])
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_run_listens_on_loopback_and_unpickles_nothing(folder: Path, tmp_path: Path) -> None:
     """While the ranks wait for data a pickle is written to every port that takes it."""
     mark, tried, planted = tmp_path / "unpickled", set(), []
@@ -155,8 +155,8 @@ def test_a_run_listens_on_loopback_and_unpickles_nothing(folder: Path, tmp_path:
     listens_on_loopback(folder, *words, until=attacked)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(
     "options",
     [("--restarts", "1", "--save", "restarted"), ("--elastic", "1:2", "--copies", "--save", "elastic")],
@@ -175,7 +175,7 @@ def test_parameter_servers_of_a_run_listen_on_loopback(folder: Path) -> None:
     listens_on_loopback(folder, "run", "served.json", "--steps", "1", "--no-check")
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_calibration_listens_on_loopback(folder: Path) -> None:
     words = ("calibrate", "--nproc", "2", "--quick", "-o", "measured.toml")
     listens_on_loopback(folder, *words, until=lambda found: len(found) > 1)

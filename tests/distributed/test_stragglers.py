@@ -8,7 +8,7 @@ PLANS = {
 }
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("plan", "where", "victim"), [
     ("split", "computing", 2), ("pipeline", "computing", 1), ("split", "reading", 0), ("pipeline", "computing", 2),
 ])  # fmt: skip

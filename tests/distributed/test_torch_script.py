@@ -116,14 +116,14 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.thorough
 def test_the_script_is_run_by_torchrun(tmp_path: Path) -> None:
     write(next(iter(CASES)), tmp_path)
     check(torchrun(str(tmp_path / "train.py"), *OPTIONS))
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", list(CASES)[1:])
 def test_the_script_trains_as_the_unsharded_model(name: str, said: Mapping[str, str]) -> None:
     check(said[name])

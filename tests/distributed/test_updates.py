@@ -35,7 +35,7 @@ def test_twenty_steps_equal_the_unsharded_optimizer(pool, kind: str, optimizer: 
     assert clip is None or max(norms) > clip, "nothing was clipped"
 
 
-@pytest.mark.thorough
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(("kind", "optimizer"), [("random7", "lamb"), ("hybrid", "adamw")])
 def test_clipped_steps_in_buckets_equal_the_unsharded_optimizer(pool, kind: str, optimizer: str) -> None:
     error, norms = train(pool, "llama", kind, KINDS[kind], optimizer, Update(clip_norm=CLIP, buckets=4096), 2, (), 5)
@@ -72,7 +72,7 @@ def test_summed_gradients(pool, kind: str, micro_batches: int, stages: tuple[int
 BUCKETED = list(itertools.product(KINDS, [(1, ()), (2, ()), (2, (1, 1))]))
 
 
-@pytest.mark.cases(0, 2)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(
     ("kind", "micro_batches", "stages"),
     [
@@ -115,7 +115,7 @@ HALVES = [
 ]
 
 
-@pytest.mark.cases(0, 3)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(
     ("kind", "word", "optimizer", "masters"),
     [

@@ -219,8 +219,8 @@ def test_what_is_not_printed_is_noticed() -> None:
         assert not_printed(shown, output, "plan --model llama70b") == missing
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.thorough
 def test_the_search_from_python_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import mine  # of the folder
 
@@ -231,7 +231,7 @@ def test_the_search_from_python_runs(here: Path, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_training_from_python_runs(here: Path) -> None:
     import mine  # of the folder
 

@@ -54,8 +54,8 @@ def request_of(name: str) -> SearchRequest:
     )
 
 
+@pytest.mark.cases(1, 3)
 @pytest.mark.slow
-@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", REQUESTS)
 def test_the_plan_is_the_same(name: str) -> None:
     request = request_of(name)

@@ -103,14 +103,14 @@ def test_strange_names_go_around(tmp_path: Path) -> None:
     _goes_around((*STRANGE[:6], "x" * 300, "[a]", "add", "x"), tmp_path)
 
 
-@pytest.mark.thorough
+@pytest.mark.cases(0, 22)
 @pytest.mark.parametrize("name", STRANGE)
 def test_a_strange_name_goes_around(name: str, tmp_path: Path) -> None:
     _goes_around((name,), tmp_path)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.thorough
 @settings(max_examples=20, deadline=None)
 @given(names=st.lists(NAMES, min_size=1, max_size=4, unique=True))
 def test_any_names_go_around(names: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -180,8 +180,8 @@ def test_the_time_bound_is_close_where_work_decides(devices: int) -> None:
     assert seen >= 4
 
 
+@pytest.mark.cases(1, 7)
 @pytest.mark.slow
-@pytest.mark.cases(1, 10)
 @pytest.mark.parametrize("model", ["wide", "chain", "residual", "residual-frozen-half"])
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_free_search_is_as_good_as_the_best_pinned_one(model: str, profile: str) -> None:

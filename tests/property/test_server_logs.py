@@ -222,8 +222,8 @@ def test_the_state_is_that_of_the_acknowledged_records(faults, for_good, flushed
     _any_faults(faults, for_good, flushed, power)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.thorough
 @given(FAULTS, st.booleans(), st.booleans(), POWER)
 @settings(max_examples=1000)
 def test_the_state_is_that_of_the_acknowledged_records_often(faults, for_good, flushed, power) -> None:

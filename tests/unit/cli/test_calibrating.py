@@ -36,7 +36,7 @@ def test_a_name_that_no_profile_may_have_is_refused_before_any_work(command: lis
     assert "must end in .toml" in result.stderr
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_from_measuring_to_a_profile(tmp_path: Path) -> None:
     from runtime.measuring import measure

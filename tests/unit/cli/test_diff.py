@@ -59,8 +59,8 @@ def names(found: dict[str, Any]) -> list[list[str]]:
     return [[one["name"] for one in step["differences"]] for step in found["steps"]]
 
 
+@pytest.mark.cases(1, 3)
 @pytest.mark.slow
-@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("first", "second"),
     [

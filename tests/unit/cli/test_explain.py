@@ -58,8 +58,8 @@ def test_the_link_to_the_host_is_one_where_tables_are_there(file: Path, tmp_path
     assert link not in names
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.thorough
 def test_what_is_searched_again_is_the_best_there_is(file: Path) -> None:
     """The plan itself is the best as it is; for everything else another may be better than the plan kept, but for what
     a step differs from the sum that is minimised."""

@@ -44,8 +44,8 @@ def test_every_change_makes_it_fit_at_the_cost_that_is_told(plan: Any, here: Pat
         assert change.partition(" (")[0] in error["message"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.thorough
 def test_it_says_at_which_rank_the_bytes_are_missing(plan: Any, here: Path) -> None:
     pins = ("--devices", "4", "--pipeline", "4", "--micro-batches", "8")
     error = refused(plan, *TINY, *pins, "--memory-limit", "515MiB", "--time-limit", "20")

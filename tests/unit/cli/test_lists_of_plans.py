@@ -29,8 +29,8 @@ def test_the_best_plans(plan: Any, here: Path) -> None:
     assert plan("verify", "plan-2.json").code == 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.thorough
 def test_time_against_memory(plan: Any, here: Path) -> None:
     plans = plan.json(*TINY, "--pareto", "--mesh", "2")["plans"]
     assert len(plans) > 1
@@ -40,8 +40,8 @@ def test_time_against_memory(plan: Any, here: Path) -> None:
     assert "Time against memory" in plan(*TINY, "--pareto", "--mesh", "2").out
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.thorough
 def test_objectives(plan: Any) -> None:
     fast, lean = plan.json(*TINY), plan.json(*TINY, "--objective", "memory")
     assert lean["peak_bytes"] < fast["peak_bytes"]

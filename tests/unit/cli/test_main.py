@@ -479,7 +479,7 @@ def test_lists() -> None:
     assert "did you mean cpu" in refused("profiles", "cpuu")
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_real_process_without_colour(folder: Path) -> None:
     """What a shell sees: exit codes, and no escape sequence where NO_COLOR is set, even on request of colour."""
     root = str(Path(__file__).parents[3])

@@ -106,8 +106,8 @@ def test_a_malformed_file_is_bad_input(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["validate", str(tmp_path / "none.csv")]).exit_code == 2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.thorough
 def test_processes_change_nothing(tmp_path: Path) -> None:
     rows = [
         row(
