@@ -4,7 +4,7 @@ import math
 
 
 def devices_of(profile: str) -> int:
-    """How many devices a profile, or groups of several, say that there are."""
+    """Number of devices of a profile, or of all groups of a heterogeneous pipeline."""
     from hardware_profiles import load_machine
 
     return load_machine(profile).devices
