@@ -9,13 +9,13 @@ from typing import Literal, TypeAlias
 
 from costmodels.errors import CostModelError
 from costmodels.units import Bytes, QuantityT
-from hardware_profiles import DTYPES, PYTORCH, Device, Software
+from hardware_profiles import PYTORCH, TRAINED, Device, Software
 
 Precision: TypeAlias = Literal["bf16", "fp16", "fp32"]
 Optimizer: TypeAlias = Literal["adamw", "sgd", "lamb"]
 
 _FP32: Bytes = 4
-_COMPUTE_BYTES = {name: dtype.nbytes for name, dtype in DTYPES.items() if dtype.tolerance is not None}
+_COMPUTE_BYTES = {name: dtype.nbytes for name, dtype in TRAINED.items()}
 _MOMENTS: dict[str, int] = {"adamw": 2, "sgd": 1, "lamb": 2}
 """fp32 values per parameter that an optimizer keeps: AdamW and LAMB two moments, SGD its momentum."""
 

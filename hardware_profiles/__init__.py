@@ -13,7 +13,7 @@ from hardware_profiles.cluster import (
     Span,
 )
 from hardware_profiles.compose import LevelChoice, compose, parse_levels, with_network
-from hardware_profiles.dtypes import DTYPES, DType, engine_words
+from hardware_profiles.dtypes import DTYPES, TRAINED, DType, engine_words
 from hardware_profiles.errors import (
     HardwareProfileError,
     InvalidProfileError,
@@ -107,6 +107,7 @@ __all__ = [
     "Spread",
     "Store",
     "Stored",
+    "TRAINED",
     "TopologyError",
     "UnknownKeyError",
     "UnknownProfileError",

@@ -47,6 +47,9 @@ DTYPES: Mapping[str, DType] = {
 }
 """By the names of rates in profiles."""
 
+TRAINED: Mapping[str, DType] = {name: dtype for name, dtype in DTYPES.items() if dtype.tolerance is not None}
+"""Those that a model can be trained in."""
+
 
 def engine_words(engine: Engine) -> dict[str, str]:
     """The precisions that an engine trains in, and what it calls them."""

@@ -11,7 +11,7 @@ the group: "recompute 12 of 20 blocks" is two groups.
 from dataclasses import dataclass, field
 
 from costmodels import SCHEDULES, Schedule
-from hardware_profiles import DTYPES, Home
+from hardware_profiles import TRAINED, Home
 from planner.graph.operator_graph import WrittenRule
 from planner.graph.uneven import EVEN
 from planner.sharding.layout import Layout
@@ -22,7 +22,7 @@ from planner.sharding.update import PLAIN, Update
 SCHEMA_VERSION = 2
 PLANNER_VERSION = "0.1.0"  # written into plans; equals the version of the distribution
 RECOMPUTATION = ("none", "selective", "full")
-PRECISIONS = {name: dtype.tensors[0] for name, dtype in DTYPES.items() if dtype.tolerance is not None}
+PRECISIONS = {name: dtype.tensors[0] for name, dtype in TRAINED.items()}
 """What can be trained in, and the dtype of weights."""
 OPTIMIZERS = ("adamw", "sgd", "lamb")
 INTERLEAVED = next(name for name, schedule in SCHEDULES.items() if schedule.interleaved)
