@@ -128,40 +128,57 @@ def tokens():
 """
 
 
+@pytest.fixture
+def interrupted(tmp_path: Path) -> tuple[Path, tuple[str, ...], list[float]]:
+    """A folder with a plan, a dataset and a run of three steps; the command of that run but for its steps, its losses."""
+    folder = tmp_path
+    (folder / "reading.py").write_text(DATASET)
+    search = ("--model", "llama-tiny", "--seq-len", "128", "--devices", "2", "--hardware", "cpu", "--global-batch", "8")
+    assert _plan(folder, *search, "-o", "two.json").returncode == 0
+    saving = (*RUN, "--save", "runs/a", "--save-every", "2", "--keep", "2", "--continue")
+    losses = _losses(_plan(folder, *saving, "--no-check", "--steps", "3"))
+    there = sorted(path.name for path in (folder / "runs/a").iterdir())
+    assert there == ["run.json", "step-000002", "step-000003"]
+    return folder, saving, losses
+
+
+RUN = ("run", "two.json", "--data", "reading:tokens", "--shuffle", "--seed", "3", "--json")
+
+
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_plan_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_plan_run_goes_on_where_it_stopped(interrupted: tuple[Path, tuple[str, ...], list[float]]) -> None:
     """On two ranks, with data that is shuffled; resumed losses are those of a run that was not interrupted, bit by bit,
     and the unsharded model beside it goes on too."""
-    (tmp_path / "reading.py").write_text(DATASET)
-    search = ("--model", "llama-tiny", "--seq-len", "128", "--devices", "2", "--hardware", "cpu", "--global-batch", "8")
-    assert _plan(tmp_path, *search, "-o", "two.json").returncode == 0
-    run = ("run", "two.json", "--data", "reading:tokens", "--shuffle", "--seed", "3", "--json")
-    whole = _losses(_plan(tmp_path, *run, "--no-check", "--steps", "5"))
-    saving = (*run, "--save", "runs/a", "--save-every", "2", "--keep", "2", "--continue")
-    first = _losses(_plan(tmp_path, *saving, "--no-check", "--steps", "3"))
-    there = sorted(path.name for path in (tmp_path / "runs/a").iterdir())
-    assert there == ["run.json", "step-000002", "step-000003"]
-    done = _plan(tmp_path, *saving, "--steps", "5")
+    folder, saving, first = interrupted
+    whole = _losses(_plan(folder, *RUN, "--no-check", "--steps", "5"))
+    done = _plan(folder, *saving, "--steps", "5")
     assert first + _losses(done) == whole
     summary = json.loads(done.stdout.splitlines()[-1])
     assert (summary["steps"], summary["agrees"]) == (2, True)
     assert summary["resumed"] == "runs/a/step-000003, step 3"
     assert summary["saved"] == "runs/a/step-000005"
-    again = _plan(tmp_path, *run, "--steps", "5", "--resume", "runs/a")
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_what_cannot_be_resumed_is_said(interrupted: tuple[Path, tuple[str, ...], list[float]]) -> None:
+    folder, saving, _ = interrupted
+    assert len(_losses(_plan(folder, *saving, "--no-check", "--steps", "5"))) == 2
+    again = _plan(folder, *RUN, "--steps", "5", "--resume", "runs/a")
     assert again.returncode == 2
     assert "is of step 5, and --steps 5 counts those before it too; give --steps 6 or more" in again.stderr
-    over = _plan(tmp_path, *saving, "--no-check", "--steps", "5")
+    over = _plan(folder, *saving, "--no-check", "--steps", "5")
     assert (over.returncode, over.stdout) == (0, "")
     assert "nothing is left to do: runs/a/step-000005 is of step 5, the last one of --steps" in over.stderr
-    forgotten = _plan(tmp_path, "run", "two.json", "--seed", "3", "--steps", "6", "--resume", "runs/a", "--no-check")
+    forgotten = _plan(folder, "run", "two.json", "--seed", "3", "--steps", "6", "--resume", "runs/a", "--no-check")
     assert forgotten.returncode == 2
     assert "was trained on a dataset, and synthetic data would follow; give its --data" in forgotten.stderr
-    with open(tmp_path / "runs/a/step-000005/rank-00001.safetensors", "r+b") as file:
+    with open(folder / "runs/a/step-000005/rank-00001.safetensors", "r+b") as file:
         file.seek(-1, os.SEEK_END)
         last = file.read(1)[0]
         file.seek(-1, os.SEEK_END)
         file.write(bytes([last ^ 1]))
-    damaged = _plan(tmp_path, *saving, "--no-check", "--steps", "6")
+    damaged = _plan(folder, *saving, "--no-check", "--steps", "6")
     assert damaged.returncode == 2
     assert "go on from the one before it with --resume runs/a/step-000004 --save runs/a" in damaged.stderr

@@ -46,7 +46,11 @@ STANDS_FOR = {
 }
 """What is written for a reader, and what is here."""
 
+_TWO = "plan --model llama-tiny --devices 2 --hardware cpu --global-batch 16 -o two.json"
+
 FIRST = {
+    "plan explain llama70b-64.json": _TWO,
+    "plan explain llama70b-64.json '*.mlp.up_proj'": _TWO,
     "plan run plan.json --model package.module:factory": (
         "plan --model mine:factory --devices 2 --hardware cpu -o plan.json"
     ),
@@ -60,12 +64,19 @@ FIRST = {
 """What a reader has done before."""
 
 SMALLER = {
+    # ten seconds of steps each
+    "plan run tiny.json --steps 20 --save runs/tiny --save-every 10 --continue --no-check": (
+        "plan run tiny.json --steps 4 --save runs/tiny --save-every 2 --continue --no-check"
+    ),
+    "plan run two.json --steps 30 --resume runs/tiny --no-check": (
+        "plan run two.json --steps 6 --resume runs/tiny --no-check"
+    ),
     # half a minute; audits of plans at full size are in tests/contract/test_audit_at_size.py
     "plan audit llama70b-64.json": "plan audit tiny.json",
     # a minute, in searches of their own; with 64 devices it is in tests/unit/cli/test_explain.py
-    "plan explain llama70b-64.json": "plan explain tiny.json",
+    "plan explain llama70b-64.json": "plan explain two.json",
     # a minute of searches around the plan, in tests/unit/cli/test_explain.py
-    "plan explain llama70b-64.json '*.mlp.up_proj'": "plan explain tiny.json '*.mlp.up_proj'",
+    "plan explain llama70b-64.json '*.mlp.up_proj'": "plan explain two.json '*.mlp.up_proj'",
     # half a minute each; on as many devices in tests/unit/search/test_mixed.py and tests/unit/cli/test_software.py
     "plan --model llama70b --hardware h100-80gb:32,a100-80gb:32,between@12.5 -o mixed.json": (
         "plan --model llama8b --hardware h100-80gb:8,a100-80gb:8,between@12.5 -o mixed.json"

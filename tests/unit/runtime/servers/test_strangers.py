@@ -343,13 +343,13 @@ def _fuzzed(folder: Path, messages: list[bytes], known: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.thorough
 @given(st.lists(MESSAGES | MUTANTS | FLIPPED, min_size=1, max_size=12), st.booleans())
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_no_message_ends_a_server(tmp_path_factory: pytest.TempPathFactory, messages: list[bytes], known: bool) -> None:
     _fuzzed(tmp_path_factory.mktemp("fuzz"), messages, known)
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @given(st.lists(MESSAGES | MUTANTS | FLIPPED, min_size=20, max_size=60), st.booleans())
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_no_message_ends_a_server_often(
