@@ -6,9 +6,10 @@ BIN       := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 # Tests run in so many processes, each with one thread, whole files to each; 0 is this one. Files keep their order, in
-# which the long ones come early: pytest-xdist would put those with few tests last, however long these take.
+# which the long ones come early: pytest-xdist would put those with few tests last, however long these take. Compiled
+# tests are kept, also where Python is told not to: pytest takes ten seconds to rewrite their assertions.
 WORKERS ?= 2
-PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test thorough exhaustive check format bench pictures notebooks clean

@@ -1,6 +1,6 @@
 """Settings that all tests share.
 
-Property tests draw the same examples on every run, so that a red build is red for everybody. To look for new
+Property tests draw the same thirty examples on every run, so that a red build is red for everybody. To look for new
 counterexamples: `pytest tests/property --hypothesis-profile=explore`.
 
 Where tests run in several processes (`-n 2 --dist loadfile` of pytest-xdist, as in the Makefile), those of one file
@@ -19,7 +19,7 @@ from tests.long_lists import mark_long_lists
 # Test runs make many objects that live long; looking through all of them again and again takes 7% of the time.
 gc.set_threshold(100_000, 50, 1000)
 
-settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=30)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile("repeatable")
 

@@ -79,7 +79,7 @@ ACTIVATIONS = (
 )
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("make", first(1, ACTIVATIONS), ids=str)
 def test_what_flows_into_blocks_leaves_the_device(make: Hand) -> None:

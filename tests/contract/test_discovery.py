@@ -128,6 +128,7 @@ def expected_rule(op: str) -> Rule:
     return build_written(example.call(), WrittenRule(text=text, blocked=whole, mean=mean))
 
 
+@pytest.mark.cases(5, 17)
 @pytest.mark.slow
 @pytest.mark.parametrize("op", ALL)
 def test_what_is_found_recombines(op: str) -> None:
@@ -183,6 +184,7 @@ def test_the_same_call_gets_the_same_rule(op: str) -> None:
     torch.set_rng_state(state)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_what_autograd_keeps_is_asked_of_autograd() -> None:
     find = lambda op: rule_by_trial(EXAMPLES[op][0].call())  # noqa: E731

@@ -157,8 +157,8 @@ MORE = [
 ]
 
 
+@pytest.mark.cases(5, 34)
 @pytest.mark.slow
-@pytest.mark.cases(12)
 @pytest.mark.parametrize("make", [*PLANS, *MORE], ids=str)
 def test_what_is_priced_is_emitted(make: Hand | Searched) -> None:
     plan = make()

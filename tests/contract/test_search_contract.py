@@ -95,7 +95,7 @@ def problems_of(model: str, profile: str, configuration: Configuration) -> list[
     ]
 
 
-@pytest.mark.cases(2, 10)
+@pytest.mark.cases(1, 5)
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize(("model", "profile", "configuration"), CASES)
 def test_a_rank_is_solved_as_well_as_by_looking_at_everything(
@@ -131,7 +131,7 @@ def outcome(request: SearchRequest) -> SearchResult | str:
         return str(error)
 
 
-@pytest.mark.cases(2, 2)
+@pytest.mark.cases(2, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "profile", "devices"),
@@ -179,6 +179,7 @@ def test_blocks_are_run_as_is_pinned(recompute: str, words: set[str]) -> None:
     assert {group.recomputation for group in plan.groups if group.blocks} == words
 
 
+@pytest.mark.thorough
 def test_virtual_stages_are_dealt_in_turn() -> None:
     pinned = Pinned(pipeline=2, virtual_stages=2)
     result = search(request_of("llama-4", cluster_of("h100-80gb", 4), 8, pinned=pinned))
@@ -219,6 +220,7 @@ def test_what_cannot_be_cut_is_named() -> None:
         search(request_of("residual-shared", cluster_of("cpu", 2), 8, pinned=Pinned(pipeline=2)))
 
 
+@pytest.mark.thorough
 def test_an_infeasible_request_says_what_is_missing() -> None:
     roomy = cluster_of("cpu", 2)
     fitting = search(request_of("llama-4", roomy, 4))
@@ -229,6 +231,7 @@ def test_an_infeasible_request_says_what_is_missing() -> None:
             search(asked)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_about_as_many_bytes_as_the_message_says_are_enough() -> None:
     cluster = cluster_of("h100-80gb", 8)
@@ -313,7 +316,7 @@ def test_the_best_plans_come_in_order_and_differ() -> None:
         assert ranked.plan.provenance.gap == pytest.approx(gap if gap > 1e-9 else 0.0, rel=0.01)
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "devices", "batch"), [("llama-4", 8, 8), ("gpt-4-tied", 8, 32), ("residual-8", 4, 16)]
@@ -361,8 +364,8 @@ def test_a_search_without_time_finds_nothing_and_says_so() -> None:
         search(request)
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.cases(1)
 @pytest.mark.parametrize("algorithm", ["dynamic_programming", "recursive_programming"])
 def test_wherever_a_search_is_stopped_what_it_says_holds(algorithm: str) -> None:
     """Stopped after more and more looks at the clock: first nothing is known, then a plan and a bound that are true."""
@@ -431,7 +434,7 @@ def test_plans_settled_exactly_fit() -> None:
         assert found.plan.prediction.peak_bytes <= memory * (1 + 1e-9)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(0, 3)
 @pytest.mark.parametrize(("model", "micro_batches"), [("gpt-4-tied", 1), ("llama-4", 1), ("residual-8", 2)])
 def test_settling_the_slowest_rank_makes_no_step_longer(model: str, micro_batches: int) -> None:
     """Where micro-batches are few, less once a step does not make up for more in each."""
@@ -452,6 +455,7 @@ def test_a_heuristic_claims_no_bound_of_what_it_did_not_look_at() -> None:
     assert found.bound_seconds <= least * (1 + 1e-9)
 
 
+@pytest.mark.thorough
 def test_recursive_programming_tries_whole_batches() -> None:
     """All else is decided here, so that it must be as fast as the exact search."""
     request = request_of("llama-2", cluster_of("cpu", 4), 16, pinned=Pinned(data=4, zero=2, sequence_parallel=False))

@@ -129,7 +129,7 @@ def check_consistency(problem: Problem, solution: Solution) -> None:
     assert (solution.least_memory is not None) == (solution.status == "infeasible")
 
 
-@pytest.mark.cases(2, 5)
+@pytest.mark.cases(2, 3)
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", SOLVERS)
@@ -165,7 +165,7 @@ def test_there_are_enough_instances_of_every_kind() -> None:
     assert len(binding) >= 150
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SOLVERS)
 def test_an_upper_bound_cuts_off_just_what_is_not_faster(name: str) -> None:
@@ -187,8 +187,8 @@ def test_an_upper_bound_cuts_off_just_what_is_not_faster(name: str) -> None:
             assert solution.status == "optimal"
 
 
+@pytest.mark.cases(0, 3)
 @pytest.mark.slow
-@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", SOLVERS)
 def test_the_same_problem_gives_the_same_answer(name: str) -> None:
     for problem, _ in list(cases())[:: max(7, 3 * STRIDE.get(name, 1))]:
@@ -235,6 +235,7 @@ def knapsack_like(count: int, seed: int) -> Problem:
     return Problem(variables=variables, edges=edges, memory_limit=0.45 * count)
 
 
+@pytest.mark.thorough
 def test_fronts_that_are_cut_short_leave_an_honest_gap() -> None:
     statuses = set()
     for seed in range(10):
@@ -378,6 +379,7 @@ def test_programs_are_well_conditioned_at_any_magnitude(seconds: float, octets: 
             assert solution.bound <= oracle.evaluation.time
 
 
+@pytest.mark.thorough
 def test_ortools_loads_only_when_a_program_is_solved() -> None:
     code = "import sys, planner.search.search; print('ortools' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -29,7 +29,7 @@ def test_other_plans_go_on_with_the_same_samples(pool) -> None:
     assert abs(found[0][0][0] - found[0][0][1]) > 1e-3, "another batch"
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_runs_over_several_epochs_see_the_same_samples(pool, tmp_path: Path) -> None:
     """Each epoch in another order, the same one under two plans; and after a restart in the middle of the second epoch,
     also under a plan whose steps take twice as many."""

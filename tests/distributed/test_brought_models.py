@@ -26,7 +26,7 @@ def planned(name: str, devices: int, **options: object) -> str:
     return dump_plan(plan_for(request_of(given, Console(quiet=True)), lambda _: None, lambda: False).plan)
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*NAMED, *(pytest.param(name, marks=pytest.mark.thorough) for name in OTHERS)])
 def test_a_planned_model_runs_on_one_process(name: str) -> None:

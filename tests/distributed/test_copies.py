@@ -52,7 +52,7 @@ def test_a_plan_for_other_degrees_goes_on(pool, tmp_path: Path) -> None:
         assert after == pytest.approx(wanted, rel=1e-5)
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("damage", ["step-000003.rank-*.safetensors", "step-000003.rank-*.json"])
 def test_one_step_is_lost_where_its_copy_is_not_whole(pool, tmp_path: Path, damage: str) -> None:
     """All ranks of one host: nobody else has what was in the file."""

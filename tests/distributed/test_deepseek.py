@@ -29,7 +29,7 @@ def test_random_plans(pool, model: str, sizes: tuple[int, ...], recomputation: s
         assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("sizes", "stages", "kinds"),
     first(

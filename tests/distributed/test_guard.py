@@ -29,7 +29,7 @@ def test_a_step_that_is_skipped_leaves_no_trace(
         assert (steps, back) == (4, [])
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_rolling_back_is_asked_for_once_on_every_rank(pool) -> None:
     for said, same, as_without, steps, back in pool.run("tasks_checking", "left_alone", "loss", "rollback", *PLANS[0]):
         assert "the loss is nan" in said[3]
@@ -38,11 +38,13 @@ def test_rolling_back_is_asked_for_once_on_every_rank(pool) -> None:
         assert (steps, back) == (4, [3])
 
 
+@pytest.mark.thorough
 def test_many_in_a_row_end_the_run(pool) -> None:
     for message, number in pool.run("tasks_checking", "too_many", 3):
         assert (message, number) == ("step 1: 3 batches in a row made no step, the last as the loss is nan", 3)
 
 
+@pytest.mark.thorough
 def test_a_leap_that_stops(pool) -> None:
     for message, same in pool.run("tasks_checking", "stops_at_a_leap"):
         assert message.startswith("step 3: the loss is "), message

@@ -11,7 +11,7 @@ from tests.long_lists import first, rarely
 TOLERANCE = 1e-5
 
 
-@pytest.mark.cases(1, 1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "seeds",
     first(
@@ -68,7 +68,7 @@ def test_experts(pool, sizes: tuple[int, ...], recomputation: str, seeds: range)
         assert max(errors) < TOLERANCE, dict(zip(seeds, errors, strict=True))
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("sizes", "seeds"),
     first(1, [((2, 2), range(8)), ((4,), range(8)), *rarely([((2, 2), range(8, 16)), ((4,), range(8, 16))])]),

@@ -19,7 +19,7 @@ CASES = (
 )
 
 
-@pytest.mark.cases(0, 2)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize(("model", "kind", "sizes", "home", "settings", "update"), first(2, CASES), ids=str)
 def test_parked_states_change_nothing(pool, model, kind, sizes, home, settings, update) -> None:  # type: ignore[no-untyped-def]
     for difference, outside, inside in pool.run(

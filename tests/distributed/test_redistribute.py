@@ -3,7 +3,7 @@
 import pytest
 
 
-@pytest.mark.cases(0, 2)
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("sizes", [(2, 2), (4,), (1, 4), (2, 1, 2)], ids=str)
 def test_pieces_are_those_of_the_full_tensor_in_both_directions(pool, sizes: tuple[int, ...]) -> None:
     counts = pool.run("tasks", "redistributions", sizes, 7, 150)

@@ -41,7 +41,7 @@ def test_what_follows_is_training_without_the_batches_since(
         assert state == other
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_leap_before_anything_was_saved_goes_back_to_the_start(pool, tmp_path: Path) -> None:
     settings = {"steps": 4, "on_spike": "rollback", "spike_window": 2, "check": False, "save": str(tmp_path)}
     batches = {number: LEAP if number == 4 else 0.0 for number in range(1, 9)}
@@ -52,7 +52,7 @@ def test_a_leap_before_anything_was_saved_goes_back_to_the_start(pool, tmp_path:
         ]  # fmt: skip
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_too_many_in_a_row_end_the_run(pool) -> None:
     """A step between two of them does not count, as long as it is none beyond the furthest."""
     settings = {"steps": 9, "save_every": 2, "on_nonfinite": "rollback", "check": False, "rollbacks": 2}

@@ -75,7 +75,7 @@ MOVES = {
 }  # fmt: skip
 
 
-@pytest.mark.cases(1, 1)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("case", first(2, list(MOVES)))
 def test_another_plan_goes_on_from_the_same_weights(pool, tmp_path: Path, case: str) -> None:
     model, first, then = MOVES[case]
@@ -130,7 +130,7 @@ def tokens():
 
 @pytest.fixture
 def interrupted(tmp_path: Path) -> tuple[Path, tuple[str, ...], list[float]]:
-    """A folder with a plan, a dataset and a run of three steps; the command of that run but for its steps, its losses."""
+    """A folder with a run of three steps, the command of that run but for its steps, and its losses."""
     folder = tmp_path
     (folder / "reading.py").write_text(DATASET)
     search = ("--model", "llama-tiny", "--seq-len", "128", "--devices", "2", "--hardware", "cpu", "--global-batch", "8")

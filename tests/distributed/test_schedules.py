@@ -183,7 +183,7 @@ def test_schedules_on_two_processes(pair, case: Hand) -> None:
     compare(case, pair.run("tasks", "scheduled", case.model, case.kind, case.mesh, case.settings))
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize("more", [{"schedule": "seqpipe", "slices": 2}, {"copies": 2}], ids=str)
 def test_summed_gradients_are_those_of_all_micro_batches_and_pieces(pool, more: dict[str, object]) -> None:
     """Two pieces of each of two micro-batches, however a stage takes them."""

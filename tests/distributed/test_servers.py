@@ -142,6 +142,7 @@ def test_killed_servers_lose_nothing_and_apply_nothing_twice(tmp_path: Path, ste
     assert np.array_equal(found, wanted)
 
 
+@pytest.mark.thorough
 def test_a_second_run_goes_on_where_the_first_one_ended(tmp_path: Path) -> None:
     ids = np.arange(50)
     with Fleet(tmp_path, 2) as fleet, TableClient(fleet.addresses, [ITEMS]) as client:
@@ -178,6 +179,7 @@ def test_a_second_fleet_is_refused_and_leaves_the_first_one_alone(tmp_path: Path
         assert first.restarts == 0
 
 
+@pytest.mark.thorough
 def test_an_address_that_was_left_is_removed_by_the_next_server_and_counts_for_no_start(tmp_path: Path) -> None:
     with Fleet(tmp_path, 1) as fleet, TableClient(fleet.addresses, [ITEMS]) as client:
         client.begin()

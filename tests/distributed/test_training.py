@@ -17,7 +17,7 @@ USUAL = [
 MORE = [("megatron", (2, 2), 1), ("zero1", (2, 2), 2), ("zero2", (4,), 1), ("zero3", (2, 2), 1)]
 
 
-@pytest.mark.cases(1, 3)
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize(
     ("kind", "sizes", "micro_batches", "optimizer"),
     [
@@ -33,7 +33,7 @@ def test_five_steps_equal_the_unsharded_optimizer(
     assert max(pool.run("tasks", "train", "llama", kind, sizes, optimizer, micro_batches)) < TOLERANCE
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 0)
 @pytest.mark.parametrize("kind", ["zero2", "zero3"])
 def test_tied_weights_and_biases(pool, kind: str) -> None:
     assert max(pool.run("tasks", "train", "gpt", kind, (2, 2), "sgd", 1)) < TOLERANCE
@@ -49,7 +49,7 @@ def test_zero2_reduces_the_gradient_of_every_micro_batch(pool, recomputation: st
     assert found["update"] == {"all_gather": 21}
 
 
-@pytest.mark.cases(1, 1)
+@pytest.mark.cases(1, 0)
 @pytest.mark.parametrize("recomputation", ["none", "full", "selective"])
 @pytest.mark.parametrize("model", first(1, ["gpt", "llama"]))
 def test_zero2_accumulates_what_the_plain_model_does(pool, model: str, recomputation: str) -> None:
@@ -58,7 +58,7 @@ def test_zero2_accumulates_what_the_plain_model_does(pool, model: str, recomputa
         assert max(errors) < TOLERANCE
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("stages", [(2, 2), (1, 1, 1, 1)], ids=str)
 def test_zero2_in_stages_that_share_a_parameter(pool, stages: tuple[int, ...]) -> None:
     """The embedding is on the first and on the last stage, and each adds up pieces of its gradient."""
@@ -67,7 +67,7 @@ def test_zero2_in_stages_that_share_a_parameter(pool, stages: tuple[int, ...]) -
         assert max(errors) < TOLERANCE
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_half_precision_keeps_float32_masters(pool) -> None:
     worst, narrow = pool.run("tasks", "half_precision", 1)[0]
     assert worst < 2e-2

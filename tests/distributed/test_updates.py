@@ -43,6 +43,7 @@ def test_clipped_steps_in_buckets_equal_the_unsharded_optimizer(pool, kind: str,
     assert max(norms) > CLIP
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.parametrize("optimizer", ["lamb", pytest.param("adamw", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("stages", [(2, 2), pytest.param((1, 1, 1, 1), marks=pytest.mark.thorough)], ids=str)
 def test_stages_that_share_a_parameter_count_it_once(pool, stages: tuple[int, ...], optimizer: str) -> None:
@@ -52,7 +53,7 @@ def test_stages_that_share_a_parameter_count_it_once(pool, stages: tuple[int, ..
     assert max(norms) > CLIP
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 1)
 @pytest.mark.parametrize(
     ("kind", "micro_batches", "stages", "scale"),
     [
@@ -72,7 +73,7 @@ def test_summed_gradients(pool, kind: str, micro_batches: int, stages: tuple[int
 BUCKETED = list(itertools.product(KINDS, [(1, ()), (2, ()), (2, (1, 1))]))
 
 
-@pytest.mark.cases(0, 1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("kind", "micro_batches", "stages"),
     [

@@ -177,6 +177,7 @@ def test_steps_turn_source_into_target(case: tuple[tuple[int, ...], Mesh, Layout
             assert np.array_equal(found, expected)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @settings(max_examples=300)
 @given(case=cases())

@@ -238,6 +238,7 @@ TAILS = st.one_of(
 )
 
 
+@pytest.mark.thorough
 @given(TAILS)
 @settings(max_examples=150)
 def test_a_log_with_any_short_tail_is_opened(tail: bytes) -> None:
@@ -266,8 +267,8 @@ def test_each_call_fails_once(tmp_path: Path, fault: str, call: int) -> None:
     trained(tmp_path, FaultyDisk({call: (fault, 40)}), flushed=True)
 
 
+@pytest.mark.cases(0, 3)
 @pytest.mark.slow
-@pytest.mark.thorough
 @pytest.mark.parametrize("fault", ["ENOSPC", "EIO", "KILL"])
 @pytest.mark.parametrize("call", [10, 17, 24])  # of a snapshot, of the head of a log, of an append
 def test_a_write_is_torn_at_every_byte(fault: str, call: int) -> None:

@@ -58,8 +58,8 @@ def same(a: float, b: float) -> bool:
     return a == b or math.isclose(a, b, rel_tol=1e-8)
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", EXACT)
 @given(problem=problems(), factor=st.sampled_from([1e-6, 0.5, 3.0, 1e6]))
 def test_time_scales(name: str, problem: Problem, factor: float) -> None:
@@ -71,8 +71,8 @@ def test_time_scales(name: str, problem: Problem, factor: float) -> None:
     assert same(time_of(SOLVERS[name](scaled)), factor * time_of(SOLVERS[name](problem)))
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", EXACT)
 @given(problem=problems(), factor=st.sampled_from([1e-3, 7.0, 2.0**30]))
 def test_bytes_scale_with_their_limit(name: str, problem: Problem, factor: float) -> None:
@@ -90,8 +90,8 @@ def test_bytes_scale_with_their_limit(name: str, problem: Problem, factor: float
         assert same(factor * first.least_memory, second.least_memory)
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", EXACT)
 @given(problem=problems(), shift=st.integers(0, 50), data=st.data())
 def test_a_cost_common_to_all_candidates_shifts_the_optimum(
@@ -104,8 +104,8 @@ def test_a_cost_common_to_all_candidates_shifts_the_optimum(
     assert same(time_of(SOLVERS[name](shifted)), time_of(SOLVERS[name](problem)) + shift)
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", EXACT)
 @given(problem=problems(), more=st.integers(0, 60))
 def test_more_memory_never_hurts(name: str, problem: Problem, more: int) -> None:
@@ -113,8 +113,8 @@ def test_more_memory_never_hurts(name: str, problem: Problem, more: int) -> None
     assert time_of(SOLVERS[name](roomier)) <= time_of(SOLVERS[name](problem)) * (1 + 1e-8)
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", EXACT)
 @given(problem=problems(), data=st.data())
 def test_the_order_of_variables_does_not_matter(name: str, problem: Problem, data: st.DataObject) -> None:
@@ -137,6 +137,7 @@ def test_the_order_of_variables_does_not_matter(name: str, problem: Problem, dat
     assert same(time_of(first_solution), time_of(second_solution))
 
 
+@pytest.mark.thorough
 @given(problem=problems())
 def test_the_limit_that_an_infeasible_problem_asks_for_is_enough(problem: Problem) -> None:
     for name in EXACT:

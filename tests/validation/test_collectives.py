@@ -149,8 +149,8 @@ def mean_error(cluster: Cluster, measured: list[Measured]) -> float:
     return float(np.abs(relative_errors(cluster, measured)).mean())
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.cases(0, 5)
 @pytest.mark.parametrize("machine", DOMAINS)
 def test_half_of_the_rows_foretell_the_other_half(machine: str) -> None:
     """At most 10 percent off in the mean, for each of five random halves; for each kind, over the five together."""

@@ -86,6 +86,7 @@ def test_the_published_configuration_takes_twice_as_long_without_what_hides_its_
     assert parts["recomputation"] > 5.0
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "times"),

@@ -99,7 +99,7 @@ def attention_errors(profile: str, dtype: str, seed: int) -> tuple[float, float]
     return percentage_error(predicted, time[kept], SMALL), percentage_error(predicted, time[kept])
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(2, 5)
 @pytest.mark.parametrize(("profile", "dtype"), tables("gemm"))
 def test_products_on_the_half_not_fitted_on(profile: str, dtype: str) -> None:
     errors = [matmul_errors(profile, dtype, seed)[0] for seed in SEEDS]

@@ -34,8 +34,8 @@ def test_the_file_holds_what_its_columns_promise() -> None:
         assert run.step_seconds is None or run.step_seconds > 0, run.id
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("names", JOBS, ids=lambda names: names[0])
 def test_found_is_no_slower_than_entered(names: tuple[str, ...]) -> None:
     runs = tuple(RUNS[name] for name in names)

@@ -115,6 +115,7 @@ def test_all_reduce_over_two_a100_nodes_within_10_percent() -> None:
     assert collective_time("all_reduce", 2.0 * GIB, cluster.group(16, 1)) == pytest.approx(51.406e-3, rel=0.1)
 
 
+@pytest.mark.cases(1, 2)
 @pytest.mark.parametrize(
     ("devices", "message", "seconds"),
     [

@@ -38,6 +38,7 @@ def test_json_has_every_row(plan_file: Path) -> None:
         assert all(row["predicted"] == row["emitted"] for row in (*stage["collectives"], *stage["products"]))
 
 
+@pytest.mark.thorough
 def test_names_what_differs(plan_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work_of = auditing.local_work
     monkeypatch.setattr(auditing, "local_work", lambda *a: {k: f + 1 for k, f in work_of(*a).items()})

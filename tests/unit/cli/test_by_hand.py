@@ -34,6 +34,7 @@ def test_zero(plan: Any, zero: str, words: str) -> None:
     assert content["degrees"]["data"] == 4
 
 
+@pytest.mark.cases(4, 1)
 @pytest.mark.parametrize(
     ("options", "chosen"),
     [
@@ -87,6 +88,7 @@ def test_strategies_by_name(plan: Any, here: Path) -> None:
     assert sorted(strategies(here / "cuts.json")[Q_PROJ]) == ["b", "o"]  # type: ignore[type-var]
 
 
+@pytest.mark.thorough
 def test_strategies_of_a_plan_file(plan: Any, here: Path) -> None:
     """All that the file lists are kept; what is deleted from it, or decided by --shard, is not."""
     plan.json(*TINY, "--tensor", "4", "--zero", "0", "--micro-batches", "4", "-o", "first.json")
@@ -106,6 +108,7 @@ def test_strategies_of_a_plan_file(plan: Any, here: Path) -> None:
     assert strategies(here / "fourth.json")[Q_PROJ] == before[Q_PROJ]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_experts(plan: Any) -> None:
     mixture = ("--model", "mixtral-tiny", "--hardware", "cpu", "--devices", "4")
@@ -131,6 +134,7 @@ def test_experts(plan: Any) -> None:
     assert "0.9 is no imbalance" in plan.refused(*mixture, "--imbalance", "0.9")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_modes(plan: Any) -> None:
     data = plan.json(*TINY, "--mode", "data_parallel")
@@ -144,6 +148,7 @@ def test_modes(plan: Any) -> None:
     assert plan.json(*TINY, "--mode", "hybrid_parallel", *degrees)["degrees"]["tensor"] == 2
 
 
+@pytest.mark.cases(26, 1)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -29,6 +29,7 @@ def imported(plan: Any, here: Path) -> str:
     return "plan.json"
 
 
+@pytest.mark.thorough
 def test_what_is_imported_is_exported_again(plan: Any, here: Path, imported: str) -> None:
     content = plan.json("export", imported, "--to", "megatron", "-o", "run")
     assert content["given_up"] == []
@@ -38,6 +39,7 @@ def test_what_is_imported_is_exported_again(plan: Any, here: Path, imported: str
     assert (here / "again.json").read_text() == (here / imported).read_text()
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_said_is_refused_with_its_price(plan: Any, here: Path, imported: str) -> None:
     message = plan.refused("export", imported, "--to", "torchtitan", "-o", "run")
     assert "ZeRO: 1, but 2" in message
@@ -49,6 +51,7 @@ def test_what_cannot_be_said_is_refused_with_its_price(plan: Any, here: Path, im
     assert json.loads((here / "run" / "export.json").read_text())["given_up"] == content["given_up"]
 
 
+@pytest.mark.thorough
 def test_only_an_export_is_replaced(plan: Any, here: Path, imported: str) -> None:
     (here / "mine").mkdir()
     (here / "mine" / "work.txt").write_text("hours of it")

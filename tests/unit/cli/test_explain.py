@@ -27,6 +27,7 @@ def explain(*arguments: str) -> str:
     return str(result.stdout)
 
 
+@pytest.mark.thorough
 def test_the_plan_is_kept_while_what_was_given_changes(file: Path) -> None:
     found = json.loads(explain(str(file), "--no-search", "--json"))
     rows = {(row["name"], row["change"]): row for row in found["sensitivities"]}
@@ -44,8 +45,8 @@ def test_the_plan_is_kept_while_what_was_given_changes(file: Path) -> None:
     assert step["devices", "x 2"] < base["step_seconds"] < step["devices", "/ 2"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.thorough
 def test_the_link_to_the_host_is_one_where_tables_are_there(file: Path, tmp_path: Path) -> None:
     placed, options = tmp_path / "placed.json", ["--hardware", "h100-80gb", "--place", "model.embed_tokens.*=host"]
     made = CliRunner().invoke(app, [*TINY, *options, "-q", "-o", str(placed)])

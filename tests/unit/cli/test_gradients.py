@@ -45,6 +45,7 @@ def test_auto_is_a_word_for_the_search(plan: Any, here: Path) -> None:
     assert "training.gathers: 'auto' is a word for the search; write one of each, block, ahead" in found
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_nothing_is_said_where_nothing_was_asked(plan: Any, here: Path) -> None:
     """Gradients are reduced in buckets whose size the search has chosen; one that changes nothing is not written."""

@@ -69,6 +69,7 @@ def test_a_report_has_every_group(plan: Any, made: dict[str, Any], here: Path) -
     assert plan("report", "plan.json", "--trace", "trace.json").code == 0
 
 
+@pytest.mark.thorough
 def test_what_crosses_is_priced_at_the_link_that_it_takes(plan: Any, made: dict[str, Any]) -> None:
     """Every rank's messages, by the report, take as long as its waits, by the prediction."""
     from planner.cli.showing import traced_again
@@ -127,6 +128,7 @@ def test_hosts_are_counted_in_the_order_of_the_groups_and_must_be_alike() -> Non
     assert [one.words for one in hosts_of(machine, per_node_of(machine))] == ["0 to 3 of h100-80gb", "4 of a100-80gb"]
 
 
+@pytest.mark.thorough
 def test_estimates_take_the_fewest_stages(plan: Any) -> None:
     found = plan.json("estimate", "--model", "llama-tiny", "--global-batch", "16", "--hardware", TWO)
     assert (found["degrees"]["pipeline"], found["degrees"]["data"]) == (2, 2)

@@ -169,7 +169,7 @@ def refused(*arguments: str) -> str:
     return outcome.err
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(2, 9)
 @pytest.mark.parametrize("command", FILE_IS_ENOUGH, ids=" ".join)
 def test_the_graph_in_the_file_is_enough_for_what_executes_nothing(folder: Path, command: tuple[str, ...]) -> None:
     (folder / "trap.py").unlink()
@@ -219,6 +219,7 @@ def test_what_executes_the_model_has_it_from_the_person(folder: Path, command: t
     assert "say which model it is: --model" in refused(command[0], "plan", *command[1:])
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_person_names_the_model(folder: Path) -> None:
     assert plan("verify", "plan").out.endswith("--model NAME checks it against the model\n")
@@ -434,6 +435,7 @@ def _other_graph(model: dict[str, Any]) -> str:
     return str(graph_text(traced(built), batch=built.batch, sequence_length=model["sequence_length"]))
 
 
+@pytest.mark.cases(12, 6)
 @pytest.mark.parametrize("field", FALSIFIED)
 @pytest.mark.parametrize(
     "given", [(), pytest.param(("--model", "trap:net"), marks=pytest.mark.thorough)], ids=["carried", "given"]
@@ -452,6 +454,7 @@ _QUICK = ("batch", "outline.inputs", "graph")
 MODEL_FIELDS = ("batch", "sequence_length", "parameters", "inputs", "input", "operators", "graph", "parameter")
 
 
+@pytest.mark.cases(2, 4)
 @pytest.mark.parametrize(
     "field",
     [

@@ -16,6 +16,7 @@ def file(plan: Any) -> str:
     return "plan.json"
 
 
+@pytest.mark.thorough
 def test_a_page_and_a_trace_of_a_plan(plan: Any, here: Path, file: str) -> None:
     outcome = plan("report", file, "--no-search")
     assert (outcome.code, outcome.out, outcome.err) == (0, "Report written to plan.html\n", "")

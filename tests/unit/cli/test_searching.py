@@ -220,6 +220,7 @@ def test_an_interrupted_comparison_prices_what_is_left_at_once(
     assert last["step_seconds_after"] == whole["second"]["step_seconds"]
 
 
+@pytest.mark.thorough
 def test_an_interrupted_report_has_what_was_found(plan: Any, file: str, interrupting: Callable[..., None]) -> None:
     interrupting(1)
     choices = plan.json("report", file)["choices"]

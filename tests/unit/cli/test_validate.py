@@ -34,6 +34,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.mark.thorough
 def test_json(runs: Path) -> None:
     done = CliRunner().invoke(app, ["validate", str(runs), "--json"])
     assert done.exit_code == 0, done.output

@@ -273,6 +273,7 @@ def test_operators_are_told_apart_by_their_cells() -> None:
 WORDS = st.lists(st.sampled_from(("net", "model", "layers", "0", "1", "w")), min_size=1, max_size=4).map(".".join)
 
 
+@pytest.mark.thorough
 @settings(max_examples=200, deadline=None)
 @given(known=st.sets(WORDS | st.just(""), max_size=8), theirs=st.sets(WORDS | st.just(""), max_size=8))
 def test_beginnings_are_counted_as_if_one_tried_them_all(known: set[str], theirs: set[str]) -> None:

@@ -69,7 +69,7 @@ QUICK = ("data", "tensor and data", "one sample", "uneven stages", "recomputed",
 LISTED = [name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in CASES]
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 7)
 @pytest.mark.parametrize("name", LISTED)
 def test_a_description_is_drawn_from_its_plan(name: str) -> None:
     model, devices, description = CASES[name]
@@ -86,8 +86,8 @@ def test_states_outside_of_the_devices_are_not_left_out_in_silence() -> None:
         describe(replace(bound, parameters=parked))
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.cases(0, 4)
 @pytest.mark.parametrize("name", LISTED)
 def test_what_is_written_and_read_makes_the_same_plan(name: str) -> None:
     model, devices, description = CASES[name]

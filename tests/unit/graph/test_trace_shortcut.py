@@ -456,8 +456,8 @@ def complete(graph: OperatorGraph) -> None:
         held.update(name for name in op.results if name is not None)
 
 
+@pytest.mark.cases(3, 6)
 @pytest.mark.slow
-@pytest.mark.cases(3, 24)
 @pytest.mark.parametrize("case", CASES)
 def test_shortcut_gives_the_graph_of_the_full_trace(case: str) -> None:
     torch.manual_seed(0)
@@ -469,8 +469,8 @@ def test_shortcut_gives_the_graph_of_the_full_trace(case: str) -> None:
     complete(short)
 
 
+@pytest.mark.cases(1, 4)
 @pytest.mark.slow
-@pytest.mark.cases(1)
 @pytest.mark.parametrize("layers", [1, 2, 3, 6])
 @pytest.mark.parametrize("family", ["llama", "gpt"])
 def test_shortcut_on_the_zoo(family: str, layers: int) -> None:

@@ -44,6 +44,7 @@ def test_the_operator_is_the_sum_over_the_chosen_experts() -> None:
     torch.testing.assert_close(experts(*given), every_expert(*given))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_its_gradients() -> None:
     given = [tensor.requires_grad_(tensor.is_floating_point()) for tensor in operands()]
@@ -137,6 +138,7 @@ def decoder(**other: int) -> Llama:
         return Llama(config)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_decoder_is_traced_into_equal_blocks_after_its_dense_layers() -> None:
     tokens = torch.zeros(2, 8, dtype=torch.int64, device="meta")

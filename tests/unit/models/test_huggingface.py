@@ -39,8 +39,8 @@ def traced(family: str) -> OperatorGraph:
     return trace(model.module, model.args, model.kwargs)
 
 
+@pytest.mark.cases(1, 1)
 @pytest.mark.slow
-@pytest.mark.cases(1, 10)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_traced_and_can_be_planned(family: str) -> None:
     model = built(family)

@@ -89,6 +89,7 @@ QUICK = (
 """One of each family, which are built by default; all are in the thorough tests."""
 
 
+@pytest.mark.cases(12, 54)
 @pytest.mark.parametrize("name", first(len(QUICK), [*QUICK, *(name for name in ZOO if name not in QUICK)]))
 def test_the_listed_parameter_count_is_that_of_the_model(name: str) -> None:
     module = build_model(name, dtype="bfloat16").module
@@ -114,6 +115,7 @@ def test_every_model_has_a_source() -> None:
 TINY = [name for name in ZOO if name.endswith("-tiny")]
 
 
+@pytest.mark.cases(8, 2)
 @pytest.mark.parametrize("name", TINY)
 def test_tiny_models_run_and_every_parameter_gets_a_gradient(name: str) -> None:
     torch.manual_seed(0)
@@ -166,8 +168,8 @@ def test_every_input_has_a_bound_of_its_own() -> None:
 
 # Multiply-adds for one image in convolutions and linear layers, as published (He et al. 2016, table 1, counts the
 # stride of v1) and as counted for the released weights with the stride in the 3 x 3 convolution.
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "products"), first(1, [("resnet18", 1.814e9), ("resnet50", 4.089e9), ("resnet152", 11.514e9)])
 )

@@ -34,6 +34,7 @@ def test_a_plan_reads_back_exactly(name: str, tmp_path: Path) -> None:
     assert os.listdir(path.parent) == ["plan.json"]
 
 
+@pytest.mark.thorough
 def test_the_plans_are_of_different_forms() -> None:
     plans = {name: plan_named(name) for name in NAMES}
     assert plans["no axes"].mesh.sizes == ()

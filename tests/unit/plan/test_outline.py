@@ -26,6 +26,7 @@ def _fields(config: LlamaConfig) -> dict[str, object]:
     return {name: getattr(config, name) for name in config.__dataclass_fields__}
 
 
+@pytest.mark.cases(4, 1)
 @pytest.mark.parametrize(
     ("changes", "facts"),
     [

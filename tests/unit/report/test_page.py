@@ -86,6 +86,7 @@ def test_nothing_is_loaded(name: str) -> None:
     assert "@import" not in style[1]
 
 
+@pytest.mark.cases(3, 1)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_anchor_leads_somewhere_and_ids_are_unique(name: str) -> None:
     ids = [attributes["id"] for _, attributes in read(name).found if "id" in attributes]

@@ -58,8 +58,8 @@ def drawn(random_: random.Random, model: str) -> tuple[object, tuple[int, ...], 
 PAIRS = [(random.Random(number).choice(["llama4", "mixture4", "gpt4"]), number) for number in range(30)]
 
 
+@pytest.mark.cases(1, 3)
 @pytest.mark.slow
-@pytest.mark.cases(1, 10)
 @pytest.mark.parametrize(("model", "number"), PAIRS)
 def test_slices_of_any_plan_become_those_of_any_other(model: str, number: int, tmp_path: Path) -> None:
     random_, state = random.Random(number), state_of(model)
@@ -83,6 +83,7 @@ def test_slices_of_any_plan_become_those_of_any_other(model: str, number: int, t
         assert (tmp_path / "merged" / name).read_bytes() == (tmp_path / "wanted" / name).read_bytes(), name
 
 
+@pytest.mark.thorough
 def test_merged_files_are_read_by_the_library_and_by_a_plain_module(tmp_path: Path) -> None:
     state = state_of("balanced")
     merge(state, manifest_of(state), tmp_path / "merged", shard=20_000)
@@ -173,6 +174,7 @@ def test_a_broken_file_is_refused_by_name(how: str, pristine: Path, tmp_path: Pa
     assert "\n" not in found
 
 
+@pytest.mark.thorough
 def test_each_bit_of_a_file_counts(pristine: Path, tmp_path: Path) -> None:
     copied, random_ = _copy(pristine, tmp_path), random.Random(0)
     for name in ("rank-00000.safetensors", "rank-00001.safetensors", MANIFEST):

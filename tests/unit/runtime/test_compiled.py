@@ -91,8 +91,8 @@ def test_what_draws_or_is_kept_is_in_no_chain() -> None:
     assert not any("layers" in name and "norm" in name for name in names)
 
 
+@pytest.mark.cases(2, 15)
 @pytest.mark.slow
-@pytest.mark.cases(2)
 @pytest.mark.parametrize("recomputation", ["none", "full", "selective"])
 @pytest.mark.parametrize("model", first(2, MODELS))
 def test_programs_with_chains_make_the_same(model: str, recomputation: str) -> None:

@@ -50,8 +50,8 @@ def test_the_text_has_nothing_of_one_block_in_it() -> None:
     assert any("observer" not in text and text.count("\n") > 20 for text in texts)
 
 
+@pytest.mark.cases(2, 4)
 @pytest.mark.slow
-@pytest.mark.cases(4)
 @pytest.mark.parametrize("recomputation", ["none", "full", "selective"])
 @pytest.mark.parametrize("model", ["llama", "gpt", "mixture", "dropping", "assorted", "resnet64", "wide-deep"])
 def test_both_ways_make_the_same(model: str, recomputation: str) -> None:

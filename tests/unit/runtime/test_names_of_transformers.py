@@ -115,7 +115,7 @@ def losses(built: BuiltModel, there: nn.Module) -> tuple[float, float]:
     return here, float(F.cross_entropy(logits(there.eval(), args).flatten(0, -2), args[-1].flatten()))
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(2, 5)
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_merged_is_loaded_and_what_is_saved_is_read(case: str, tmp_path: Path) -> None:
     reference, kind = CASES[case]
@@ -247,6 +247,7 @@ def called(*arguments: object) -> str:
     return result.output
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_from_files_of_transformers_to_slices_and_back(tmp_path: Path) -> None:
     """What transformers saved is converted for two devices and merged again: the same file, byte by byte in tensors."""

@@ -26,6 +26,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     return load_plan(path)
 
 
+@pytest.mark.thorough
 def test_a_plan_for_fewer_devices_trains_the_same(first: Plan, tmp_path: Path) -> None:
     plans = Plans(first, tmp_path, Range(least=2, most=4))
     found = plans.most(3)
@@ -38,6 +39,7 @@ def test_a_plan_for_fewer_devices_trains_the_same(first: Plan, tmp_path: Path) -
     assert load_plan(plans.path(3)) == found
 
 
+@pytest.mark.thorough
 def test_what_was_found_is_kept(first: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = Plans(first, tmp_path, Range(least=2, most=4)).plan(2)
 
@@ -51,6 +53,7 @@ def test_what_was_found_is_kept(first: Plan, tmp_path: Path, monkeypatch: pytest
         Plans(other, tmp_path, Range(least=2, most=4)).plan(2)
 
 
+@pytest.mark.thorough
 def test_where_no_plan_fits_fewer_devices_are_tried(first: Plan, tmp_path: Path) -> None:
     plans = Plans(first, tmp_path, Range(least=2, most=4))
     plans._known[3] = RequestError("8 samples are not divided by 3")

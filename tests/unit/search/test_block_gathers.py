@@ -37,8 +37,8 @@ from tests.unit.search.test_tables_equal_judge import check_bytes, same
 TOGETHER = Update(buckets="none", gathers="block")
 
 
+@pytest.mark.cases(1, 3)
 @pytest.mark.slow
-@pytest.mark.cases(1, 9)
 @pytest.mark.parametrize(
     ("model", "mesh", "pipeline"),
     [("llama-4", (2, 2), 1), ("gpt-4-tied", (4,), 2), ("mixture", (4,), 1), ("kinds-in-turn", (2,), 2)],

@@ -147,8 +147,8 @@ def some_cases(model: str, draw: random.Random) -> Iterator[Case]:
                 yield case
 
 
+@pytest.mark.cases(1, 3)
 @pytest.mark.slow
-@pytest.mark.cases(1, 8)
 @pytest.mark.parametrize("model", [model for model in MODELS if model not in ("wide", "llama-6-tied")])
 def test_what_is_found_fits_and_nothing_that_fits_beats_its_bound(model: str) -> None:
     draw = random.Random(model)
@@ -193,8 +193,8 @@ def engine_of(model: str, profile: str, devices: int, memory: float | None) -> E
     return Engine(request=request, template=template, limits=limits)
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.cases(1, 8)
 @pytest.mark.parametrize("profile", [pytest.param("cpu", marks=pytest.mark.thorough), "h100-80gb"])
 @pytest.mark.parametrize("model", [model for model in MODELS if model not in ("wide", "llama-6-tied", "llama-1")])
 def test_the_largest_micro_batch_bounds_its_parts(model: str, profile: str) -> None:

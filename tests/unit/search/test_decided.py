@@ -102,8 +102,8 @@ def test_degrees_may_be_left_open() -> None:
     assert math.isclose(result.plans[0].seconds, min(every), rel_tol=1e-9)
 
 
+@pytest.mark.cases(0, 2)
 @pytest.mark.slow
-@pytest.mark.cases(1)
 @pytest.mark.parametrize("pinned", [Pinned(data=2), Pinned(tensor=2), Pinned(zero=3), Pinned(data=2, zero=1)])
 def test_what_is_decided_is_never_faster_than_what_is_found(pinned: Pinned) -> None:
     """In the order of turns that the search minimises under."""

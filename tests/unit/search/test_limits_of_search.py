@@ -114,8 +114,8 @@ class Calls:
         return 0.0
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", ["recursive_programming", "sharding_propagation"])
 def test_every_stage_asks_whether_there_is_time(algorithm: str) -> None:
     request = request_of("residual", cluster_of("cpu", 4), 8, algorithm=algorithm)

@@ -65,8 +65,8 @@ def cases(draw: random.Random, model: str) -> Iterator[Case]:
         yield make_mixed(model, machine_of(*groups), configuration, BATCH)
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("model", ["llama-4", "gpt-4-tied", "post-norm", "kinds-first"])
 def test_tables_and_judge_agree_and_bounds_hold(model: str) -> None:
     """For random choices, each rank in ways of its own: their sums are those of the judge, and no bound is above what

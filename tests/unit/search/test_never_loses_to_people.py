@@ -48,8 +48,8 @@ def judged(case: Case, axes: tuple[str, ...], on_data: Option, recompute: bool) 
     return prediction
 
 
+@pytest.mark.cases(1, 1)
 @pytest.mark.slow
-@pytest.mark.cases(1, 7)
 @pytest.mark.parametrize(("model", "batch", "pipeline", "mesh", "axes", "on_data", "fits"), BY_HAND)
 def test_never_slower_than_by_hand(
     model: str, batch: int, pipeline: int, mesh: tuple[int, ...], axes: tuple[str, ...], on_data: Option, fits: bool
@@ -67,8 +67,8 @@ def test_never_slower_than_by_hand(
             assert found.bound_seconds <= plan.objective_seconds * (1 + 1e-9)
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "pinned",
     [

@@ -33,8 +33,8 @@ def request(model: str, devices: int) -> SearchRequest:
     return request_of(model, bare(cluster_of("cpu", devices)), 8)
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.thorough
 @pytest.mark.parametrize(("model", "devices"), [("perceptron", 4), ("post-norm", 2), ("chain", 3)])
 def test_the_least_memory_is_the_least(model: str, devices: int) -> None:
     asked = request(model, devices)
@@ -48,8 +48,8 @@ def test_the_least_memory_is_the_least(model: str, devices: int) -> None:
     assert again.bound_seconds <= found.objective_seconds * (1 + 1e-9)
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.thorough
 @pytest.mark.parametrize("model", ["llama-4", "perceptron", "residual"])
 def test_no_number_of_devices_is_cheaper(model: str) -> None:
     asked = request(model, 4)
@@ -73,8 +73,8 @@ def test_a_number_of_devices_that_is_too_small_is_left_out() -> None:
         least_cost(replace(asked, memory_limit=100.0), nothing, never)
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.thorough
 @pytest.mark.parametrize(("model", "devices"), [("residual-first", 2), ("perceptron", 2)])
 def test_the_front_falls_in_memory_and_rises_in_time(model: str, devices: int) -> None:
     points = [found.plan.prediction for found in front(request(model, devices))]
@@ -87,6 +87,7 @@ def test_the_front_falls_in_memory_and_rises_in_time(model: str, devices: int) -
     assert points[-1].peak_bytes <= least / FRONT_STEP * (1 + 4 * PRECISION)
 
 
+@pytest.mark.thorough
 def test_a_front_can_be_stopped() -> None:
     searches: list[Progress] = []
 
@@ -104,8 +105,8 @@ def test_a_front_of_nothing_says_why() -> None:
         front(replace(request("llama-4", 2), memory_limit=100.0))
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.thorough
 @pytest.mark.parametrize("objective", ["time", "memory", "cost"])
 def test_the_objective_decides(objective: Objective) -> None:
     asked = replace(request("perceptron", 4), objective=objective)

@@ -45,8 +45,8 @@ ALL_HOMES = Offload(optimizer=EVERY, activations=EVERY, saved=EVERY, weights=EVE
 HOST = Offload(optimizer=("host",))
 
 
+@pytest.mark.cases(1, 2)
 @pytest.mark.slow
-@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "update",
     [Update(buckets="none"), Update(buckets="none", gradient_dtype="parameter", master_weights=False)],

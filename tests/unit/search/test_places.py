@@ -132,6 +132,7 @@ def found_with(model: str, placed: Placed, pinned: Pinned, **settings: object) -
     ).plan  # type: ignore[arg-type]  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_first_stage_of_a_pipeline_has_the_tables() -> None:
     """All exact solvers find the same, the judge prices it alike, and what is left open is as good as the best of all

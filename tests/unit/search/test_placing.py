@@ -74,8 +74,8 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.thorough
 @pytest.mark.parametrize("case", first(2, list(CASES)))
 def test_no_subset_of_the_tables_is_better(case: str) -> None:
     rows, devices, decided = CASES[case]

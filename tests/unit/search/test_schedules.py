@@ -68,6 +68,7 @@ def test_values_that_all_blocks_read_are_handed_on() -> None:
     assert plan.pipeline == 4
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_plan_that_another_order_makes_the_fastest_is_not_left_out() -> None:
     """Of sums that are close, a pipeline's is the larger one; but for its bubble, which zero bubble fills, it is the

@@ -52,8 +52,8 @@ def columns(held: RankFilling) -> list[Column]:
     return [column for column in (held.head, *held.inner, held.tail) if column is not None]
 
 
+@pytest.mark.cases(0, 1)
 @pytest.mark.slow
-@pytest.mark.cases(1, 10)
 @pytest.mark.parametrize("model", [*MODELS, *WHOLE])
 def test_the_choice_that_was_found_costs_the_same(model: str) -> None:
     draw = random.Random(model)
@@ -135,8 +135,8 @@ def counted(held: RankFilling) -> int:
     return replays.index(max(replays))
 
 
+@pytest.mark.cases(0, 2)
 @pytest.mark.slow
-@pytest.mark.cases(1)
 @pytest.mark.parametrize("pipeline", [2, 4])
 @pytest.mark.parametrize("model", ["llama-4", "gpt-4-tied", "post-norm", "residual"])
 def test_no_rank_of_a_pipeline_is_solved_worse_than_it_was_found(model: str, pipeline: int) -> None:

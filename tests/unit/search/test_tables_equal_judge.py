@@ -63,8 +63,8 @@ def same(first: float, second: float) -> bool:
     return math.isclose(first, second, rel_tol=TOLERANCE, abs_tol=1e-18)
 
 
+@pytest.mark.cases(2, 3)
 @pytest.mark.slow
-@pytest.mark.cases(2, 12)
 @pytest.mark.parametrize("model", MODELS)
 def test_any_plan_costs_what_the_judge_says(model: str) -> None:
     draw = random.Random(model)
@@ -158,7 +158,7 @@ def test_the_cases_are_of_all_forms() -> None:
     assert {form[3] for form in forms} == {False, True}
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(2, 4)
 @pytest.mark.parametrize("stack", [name for name in software_names() if name != PYTORCH.name])
 @pytest.mark.parametrize(("model", "mesh", "pipeline"), [("llama-4", (2, 2), 1), ("gpt-4-tied", (4,), 2)])
 def test_stacks_are_priced_alike(stack: str, model: str, mesh: tuple[int, ...], pipeline: int) -> None:
@@ -184,7 +184,7 @@ UPDATES = (
 )
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(1, 3)
 @pytest.mark.parametrize("update", UPDATES, ids=str)
 @pytest.mark.parametrize(("model", "mesh", "pipeline"), [("llama-4", (2, 2), 1), ("gpt-4-tied", (4,), 2)])
 def test_updates_are_priced_alike(update: Update, model: str, mesh: tuple[int, ...], pipeline: int) -> None:

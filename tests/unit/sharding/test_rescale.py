@@ -100,14 +100,14 @@ BODIES = (merged, sequence_first, expanded, attended, joined)
 SPELLED = (made_for_the_batch, expanded_to_the_batch, tiled, masked_by_numbers, positions_of_each)
 
 
-@pytest.mark.cases(7)
+@pytest.mark.cases(7, 19)
 @pytest.mark.parametrize(("old", "new"), [(2, 4), (2, 6), (4, 2), (6, 4), (3, 3), (2, 3)])
 @pytest.mark.parametrize("body", [*BODIES, *SPELLED])
 def test_equals_a_fresh_trace(body: Callable[..., torch.Tensor], old: int, new: int) -> None:
     assert rescale_batch(of_batch(body, old), old, new) == of_batch(body, new)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.cases(0, 2)
 @pytest.mark.parametrize("batch", [1, 3, 8])
 @pytest.mark.parametrize("name", ["llama-tiny", "gpt-tiny"])
 def test_zoo_equals_a_fresh_trace(name: str, batch: int) -> None:
@@ -121,8 +121,8 @@ def test_zoo_equals_a_fresh_trace(name: str, batch: int) -> None:
         assert rescaled == fresh
 
 
+@pytest.mark.cases(0, 2)
 @pytest.mark.slow
-@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["vit-tiny", "resnet-tiny", "dlrm-tiny", "wide-deep-tiny"])
 def test_models_without_a_sequence_equal_a_fresh_trace(name: str) -> None:
     built = build_model(name, dtype="float32")

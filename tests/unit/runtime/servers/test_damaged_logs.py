@@ -60,6 +60,7 @@ def opened(folder: Path, *, repaired: bool = False) -> tuple[list[bytes], list[s
         storage.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_every_changed_byte_is_named_or_the_last_record(tmp_path: Path) -> None:
     """Sizes, sequences and checksums, too: on commit dca0d43 a size that was changed cut off all that followed."""

@@ -58,8 +58,8 @@ def logged(folder: Path, steps: int = 5) -> tuple[Shard, list[list[bytes]]]:
     return shard, states
 
 
+@pytest.mark.cases(1, 2)
 @pytest.mark.slow
-@pytest.mark.cases(1)
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("staleness", [None, 1])
 def test_a_log_cut_at_any_byte_gives_the_state_after_its_whole_records(
