@@ -167,7 +167,7 @@ def ends(turn: Turn) -> bool:
 
 def most_in_flight(turns: Iterable[Turn]) -> int:
     """Most micro-batches, counted in every chunk, at once between their forward and the last of their backward turns:
-    what `runtime.pipeline` counts on the processes."""
+    what `runtime.step.pipeline` counts on the processes."""
     live = most = 0
     for turn in turns:
         live += (turn.kind == "forward") - ends(turn)

@@ -11,7 +11,7 @@ The parts, from the ground up (each imports only from those before it):
 
 What it is for, from Python:
 
-    planner.search(model, cluster, ...) -> SearchResult      see planner.search.api.search
+    planner.search(model, cluster, ...) -> SearchResult      see planner.strategy_search.api.search
     planner.shard(pattern, strategy)                         a strategy decided by hand, for `search(shards=...)`
     planner.discover(graph) -> OperatorGraph                 rules by trial where there are none; `search` does it
     planner.Pinned(tensor=8, pipeline=4, ...)                degrees decided by hand, for `search(pinned=...)`
@@ -21,17 +21,27 @@ What it is for, from Python:
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from planner.errors import PlannerError
+    from planner.plan.file import load_plan, save_plan
+    from planner.sharding.discover import discover
+    from planner.sharding.update import Update
+    from planner.strategy_search.api import search, shard
+    from planner.strategy_search.request.space import Pinned
+    from planner.strategy_search.search import SearchResult
 
 _LAZY = {
-    "Pinned": "planner.search.space",
+    "Pinned": "planner.strategy_search.request.space",
     "PlannerError": "planner.errors",
-    "SearchResult": "planner.search.search",
+    "SearchResult": "planner.strategy_search.search",
     "Update": "planner.sharding.update",
     "discover": "planner.sharding.discover",
     "load_plan": "planner.plan.file",
     "save_plan": "planner.plan.file",
-    "shard": "planner.search.api",
+    "search": "planner.strategy_search.api",
+    "shard": "planner.strategy_search.api",
 }
 
 __all__ = [
@@ -49,8 +59,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Loaded when it is first used: importing the planner loads neither torch nor numpy."""
-    if name == "search":
-        return import_module("planner.search")
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'planner' has no attribute '{name}'")

@@ -21,14 +21,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runtime.auditing import StageAudit, audit
+    from runtime.auditing.audit import StageAudit, audit
     from runtime.checkpoint.saving import Checkpoints
-    from runtime.groups import Groups, get_group, get_group_size, get_rank
+    from runtime.comm.groups import Groups, get_group, get_group_size, get_rank
+    from runtime.data.loading import BatchLoader, loader
+    from runtime.data.tokens import TokensDataset
     from runtime.guard_settings import GuardSettings
-    from runtime.loading import BatchLoader, loader
-    from runtime.optimizers import OptimizerSettings
-    from runtime.tokens import TokensDataset
-    from runtime.training_step import TrainingStep, parallelize
+    from runtime.optimizers.optimizers import OptimizerSettings
+    from runtime.step.training_step import TrainingStep, parallelize
 
 __all__ = [
     "BatchLoader",
@@ -48,20 +48,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BatchLoader": "runtime.loading",
+    "BatchLoader": "runtime.data.loading",
     "Checkpoints": "runtime.checkpoint.saving",
-    "Groups": "runtime.groups",
+    "Groups": "runtime.comm.groups",
     "GuardSettings": "runtime.guard_settings",
-    "OptimizerSettings": "runtime.optimizers",
-    "StageAudit": "runtime.auditing",
-    "TokensDataset": "runtime.tokens",
-    "TrainingStep": "runtime.training_step",
-    "audit": "runtime.auditing",
-    "get_group": "runtime.groups",
-    "get_group_size": "runtime.groups",
-    "get_rank": "runtime.groups",
-    "loader": "runtime.loading",
-    "parallelize": "runtime.training_step",
+    "OptimizerSettings": "runtime.optimizers.optimizers",
+    "StageAudit": "runtime.auditing.audit",
+    "TokensDataset": "runtime.data.tokens",
+    "TrainingStep": "runtime.step.training_step",
+    "audit": "runtime.auditing.audit",
+    "get_group": "runtime.comm.groups",
+    "get_group_size": "runtime.comm.groups",
+    "get_rank": "runtime.comm.groups",
+    "loader": "runtime.data.loading",
+    "parallelize": "runtime.step.training_step",
 }
 
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from runtime.launch import main
+from runtime.launch.launch import main
 
 sys.exit(main())

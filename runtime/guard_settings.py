@@ -1,4 +1,5 @@
-"""What is asked for where a loss or a gradient is not finite, or a loss leaps (`runtime.guard`). Needs no torch."""
+"""What is asked for where a loss or a gradient is not finite, or a loss leaps (`runtime.step.guard`). Needs no
+torch."""
 
 import math
 from dataclasses import dataclass

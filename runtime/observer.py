@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from planner.plan.charges import Phase
+from planner.plan.prediction.charges import Phase
 
 if TYPE_CHECKING:
-    from runtime.instruction import Instruction
+    from runtime.executor.instruction import Instruction
 
 
 Told = Callable[[torch.UntypedStorage], None]

@@ -10,11 +10,11 @@ from planner.cli.options import Options
 
 if TYPE_CHECKING:
     from planner.cli.searching import Found
-    from planner.plan.explanation import Explanation
-    from planner.plan.roles import Roles
-    from planner.search.finalists import Ranked
-    from planner.search.request import SearchRequest
-    from planner.search.search import SearchResult
+    from planner.plan.compare.explanation import Explanation
+    from planner.plan.layout.roles import Roles
+    from planner.strategy_search.engine.finalists import Ranked
+    from planner.strategy_search.request.request import SearchRequest
+    from planner.strategy_search.search import SearchResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Answer:
     @cached_property
     def roles(self) -> "tuple[Roles, ...]":
         """What each of them means in the usual words."""
-        from planner.plan.roles import roles
+        from planner.plan.layout.roles import roles
 
         return tuple(roles(ranked.bound) for ranked in self.shown)
 
@@ -72,8 +72,8 @@ class Answer:
         """Why the best plan costs what it costs, where that was asked for."""
         if not self.options.explain:
             return None
-        from planner.plan.explanation import Alternative, explain
-        from planner.plan.roles import roles
+        from planner.plan.compare.explanation import Alternative, explain
+        from planner.plan.layout.roles import roles
         from planner.plan.words import plan_words, telling
 
         best, *others = self.result.plans

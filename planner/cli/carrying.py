@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from planner.export.description import Description
     from planner.export.target import Loss, Target
     from planner.graph.operator_graph import OperatorGraph
-    from planner.plan.bind import BoundPlan
+    from planner.plan.binding.bind import BoundPlan
     from planner.plan.plan import ModelReference
 
 
@@ -40,9 +40,9 @@ class Step:
 
 def plan_of(subject: Subject, description: "Description") -> "BoundPlan":
     """The plan of a description, priced on the subject's machine. It may not fit."""
-    from planner.search.request import SearchRequest
-    from planner.search.space import Pinned
-    from planner.search.usual import Usual, usual_plan
+    from planner.strategy_search.fixed.megatron_layout import Usual, usual_plan
+    from planner.strategy_search.request.request import SearchRequest
+    from planner.strategy_search.request.space import Pinned
 
     context_by = "heads" if description.ring == 1 else "ring" if description.heads == 1 else "hybrid"
     experts = description.expert is not None

@@ -52,14 +52,14 @@ def schedules() -> Iterable[str]:
 
 def algorithms() -> Iterable[str]:
     """Of --search."""
-    from planner.search.request import ALGORITHMS
+    from planner.strategy_search.request.request import ALGORITHMS
 
     return ALGORITHMS
 
 
 def objectives() -> Iterable[str]:
     """Of --objective."""
-    from planner.search.request import OBJECTIVES
+    from planner.strategy_search.request.request import OBJECTIVES
 
     return OBJECTIVES
 
@@ -87,7 +87,7 @@ def recomputation() -> Iterable[str]:
 
 def offload() -> Iterable[str]:
     """Of --offload."""
-    from planner.search.offload import WORDS
+    from planner.strategy_search.request.offload import WORDS
 
     return WORDS
 
@@ -96,7 +96,7 @@ def contexts() -> Iterable[str]:
     """Of --context-by."""
     from typing import get_args
 
-    from planner.search.space import ContextBy
+    from planner.strategy_search.request.space import ContextBy
 
     return get_args(ContextBy)
 

@@ -15,7 +15,7 @@ def within_limits(options: "Options") -> Iterator[None]:
     """Limit what a command does from here on. Libraries are loaded before the clock starts: what they take has nothing
     to do with what is asked."""
     import planner.graph.trace
-    import planner.search.objectives  # noqa: F401, loads the libraries
+    import planner.strategy_search.objectives  # noqa: F401, loads the libraries
     from planner.limits import default_memory, limited
 
     memory = None if options.planner_memory is None else parse_memory(options.planner_memory, "--planner-memory")

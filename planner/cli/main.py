@@ -9,21 +9,21 @@ from typing import Annotated
 
 import typer
 
-from planner.cli import (
-    auditing,
-    calibrating,
-    checkpointing,
-    comparing,
-    estimating,
-    explaining,
-    exporting,
-    importing,
-    listings,
-    planning,
-    reporting,
-    running,
-    showing,
-    validating,
+from planner.cli.commands import (
+    audit,
+    calibrate,
+    checkpoint,
+    diff,
+    estimate,
+    explain,
+    export,
+    import_,
+    lists,
+    plan,
+    report,
+    run,
+    show,
+    validate,
 )
 from planner.cli.errors import FAULT, fault_text
 from planner.cli.errors import reporting as errors_reported
@@ -40,28 +40,28 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("audit")(auditing.audit)
-app.command("calibrate")(calibrating.calibrate)
-app.command("diff")(comparing.diff)
-app.command("estimate")(estimating.estimate)
-app.command("explain")(explaining.explain)
-app.command("export")(exporting.export)
-app.command("fit")(calibrating.fit)
-app.command("import")(importing.import_)
-app.command("report")(reporting.report)
-app.command("run")(running.run)
-app.command("show")(showing.show)
-app.command("verify")(showing.verify)
-app.command("validate")(validating.validate)
-app.command("models")(listings.models)
-app.command("profiles")(listings.profiles)
-app.command("stacks")(listings.stacks)
-app.add_typer(checkpointing.checkpoints)
+app.command("audit")(audit.audit)
+app.command("calibrate")(calibrate.calibrate)
+app.command("diff")(diff.diff)
+app.command("estimate")(estimate.estimate)
+app.command("explain")(explain.explain)
+app.command("export")(export.export)
+app.command("fit")(calibrate.fit)
+app.command("import")(import_.import_)
+app.command("report")(report.report)
+app.command("run")(run.run)
+app.command("show")(show.show)
+app.command("verify")(show.verify)
+app.command("validate")(validate.validate)
+app.command("models")(lists.models)
+app.command("profiles")(lists.profiles)
+app.command("stacks")(lists.stacks)
+app.add_typer(checkpoint.checkpoints)
 
 
 @app.callback(invoke_without_command=True)
 @taking_options
-def plan(
+def main_job(
     invocation: typer.Context,
     options: Options,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
@@ -84,7 +84,7 @@ def plan(
             _nothing_before(command, options)
         return
     if version:
-        planning.print_version()
+        plan.print_version()
         return
     if options.model is None and not options.given():
         typer.echo(invocation.get_help())
@@ -92,7 +92,7 @@ def plan(
     with errors_reported(options.as_json):
         if options.model is None:
             raise RequestError("missing --model NAME (see `plan models`)")
-        planning.make_plan(options)
+        plan.make_plan(options)
 
 
 def _nothing_before(command: str, options: Options) -> None:

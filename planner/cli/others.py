@@ -12,14 +12,14 @@ from planner.errors import PlannerError
 
 if TYPE_CHECKING:
     from hardware_profiles import Machine
-    from planner.plan.bind import BoundPlan
-    from planner.plan.model_of import PlannedModel
-    from planner.plan.roles import Roles
-    from planner.plan.verify import Verdict
+    from planner.plan.binding.bind import BoundPlan
+    from planner.plan.binding.model_of import PlannedModel
+    from planner.plan.compare.verify import Verdict
+    from planner.plan.layout.roles import Roles
     from planner.report.data import Choice, Choices
-    from planner.search.request import SearchRequest
-    from planner.search.search import SearchResult
-    from planner.search.space import Pinned
+    from planner.strategy_search.request.request import SearchRequest
+    from planner.strategy_search.request.space import Pinned
+    from planner.strategy_search.search import SearchResult
 
 _KEPT = 1 / 3
 """Of the time at most for plans with the degrees of the plan; the rest is for those with nothing decided."""
@@ -38,9 +38,9 @@ def other_plans(
     """
     from hardware_profiles import Cluster
     from planner.limits import default_memory, limited
-    from planner.plan.roles import roles
+    from planner.plan.layout.roles import roles
     from planner.report.units import seconds_text
-    from planner.search.around import request_for
+    from planner.strategy_search.analysis.around import request_for
 
     plan = verdict.bound.plan
     found = roles(verdict.bound)
@@ -67,7 +67,7 @@ def other_plans(
 
 def degrees_of(found: "Roles") -> "Pinned | None":
     """The degrees of a plan as a decision; None where they do not make all of its devices."""
-    from planner.search.space import Pinned
+    from planner.strategy_search.request.space import Pinned
 
     if found.replicated > 1:
         return None
@@ -96,8 +96,8 @@ def _front(request: "SearchRequest", wait: Waiting, over: _Over, *, kept: bool) 
     """The points of a front whose search was not stopped, as that would be of any quality; the first one all the
     same. Of several kinds of devices just the fastest plan: no front is searched there."""
     from hardware_profiles import MixedCluster
-    from planner.search.objectives import front
-    from planner.search.search import search
+    from planner.strategy_search.objectives import front
+    from planner.strategy_search.search import search
 
     try:
         found: tuple[SearchResult, ...]
@@ -114,7 +114,7 @@ def _front(request: "SearchRequest", wait: Waiting, over: _Over, *, kept: bool) 
 
 
 def _choice(bound: "BoundPlan", seconds: float, peak: float, *, this: bool = False, kept: bool = False) -> "Choice":
-    from planner.plan.roles import roles
+    from planner.plan.layout.roles import roles
     from planner.plan.words import plan_words
     from planner.report.data import Choice
 

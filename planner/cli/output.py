@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from planner.cli.answer import Answer
 from planner.cli.errors import OUTPUT_SCHEMA_VERSION
-from planner.plan.group_runs import group_runs
+from planner.plan.layout.group_runs import group_runs
 from planner.sharding.update import update_words
 
 if TYPE_CHECKING:
-    from planner.plan.explanation import Explanation
+    from planner.plan.compare.explanation import Explanation
+    from planner.plan.layout.rank_view import RankView
+    from planner.plan.layout.roles import Roles
     from planner.plan.plan import Plan, Prediction
-    from planner.plan.rank_view import RankView
-    from planner.plan.roles import Roles
-    from planner.search.settle import Certificate
+    from planner.strategy_search.engine.settle import Certificate
 
 
 def write_json(content: Mapping[str, Any]) -> None:
@@ -27,7 +27,7 @@ def write_json(content: Mapping[str, Any]) -> None:
 
 def answer_content(answer: Answer) -> dict[str, Any]:
     """What a search found."""
-    from planner.plan.discovered import discovered
+    from planner.plan.binding.discovered import discovered
 
     best, found = answer.shown[0].plan, answer.roles[0]
     content = plan_content(best, found, best.prediction)

@@ -18,7 +18,7 @@ from planner.cli.values import (
 )
 from planner.cli.waiting import waiting
 from planner.errors import RequestError, unknown_name
-from planner.graph.uneven import EVEN
+from planner.graph.expert_load import EVEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from planner.graph.operator_graph import OperatorGraph
     from planner.models.zoo import BuiltModel
     from planner.plan.plan import Plan
-    from planner.search.request import Objective, SearchRequest, Shard
-    from planner.search.space import ContextBy, Pinned, Running
     from planner.sharding.update import Update
+    from planner.strategy_search.request.request import Objective, SearchRequest, Shard
+    from planner.strategy_search.request.space import ContextBy, Pinned, Running
 
 SEARCHED_AXES = 2
 """Of a mesh, where all meshes of so many axes are searched; larger ones must be given."""
@@ -43,9 +43,9 @@ _MANUAL = ("tensor", "data", "context", "expert", "zero", "replicas", "sequence_
 def check(options: Options) -> None:
     """Raise RequestError for words that are not known and for options that contradict each other."""
     from planner.plan.plan import OPTIMIZERS, PRECISIONS, RECOMPUTATION
-    from planner.search.request import ALGORITHMS, OBJECTIVES
-    from planner.search.space import ContextBy
     from planner.sharding.update import GRADIENT_DTYPES, GRADIENTS
+    from planner.strategy_search.request.request import ALGORITHMS, OBJECTIVES
+    from planner.strategy_search.request.space import ContextBy
 
     words: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("search", ALGORITHMS),
@@ -80,7 +80,7 @@ def _check_contradictions(options: Options) -> None:
 
 def _check_degrees(options: Options) -> None:
     """What needs no model: the degrees multiply to the devices, or leave a whole number for those that are open."""
-    from planner.search.refusals import degrees_fault
+    from planner.strategy_search.request.refusals import degrees_fault
 
     fault = degrees_fault(pinned_of(options), options.device_count)
     if fault is not None:
@@ -90,7 +90,7 @@ def _check_degrees(options: Options) -> None:
 def request_of(options: Options, console: "Console") -> "SearchRequest":
     """Trace the model and say what is to be searched."""
     from planner.cli.tracing import traced
-    from planner.search.job import machine_from, named_job
+    from planner.strategy_search.job import machine_from, named_job
 
     reference = options.reference
     cluster = machine_from(
@@ -135,7 +135,7 @@ def request_of(options: Options, console: "Console") -> "SearchRequest":
 def retracing(options: Options, request: "SearchRequest") -> "Callable[[int], SearchRequest] | None":
     """Makes the same request for sequences of another length; None where a model has none, or only its own."""
     from planner.cli.tracing import traced
-    from planner.search.job import named_job
+    from planner.strategy_search.job import named_job
 
     name = request.model.reference
     if ":" in name or request.model.sequence_length is None:
@@ -182,8 +182,8 @@ def _noted(note: str) -> None:
 
 def pinned_of(options: Options) -> "Pinned":
     """The degrees and the like that were decided by hand."""
-    from planner.search.offload import parse_offload
-    from planner.search.space import Pinned
+    from planner.strategy_search.request.offload import parse_offload
+    from planner.strategy_search.request.space import Pinned
 
     return Pinned(
         pipeline=options.pipeline,
@@ -215,7 +215,7 @@ def _taken_over(
     sources: "Sequence[_Source]", by_hand: "tuple[Shard, ...]", graph: "OperatorGraph"
 ) -> "tuple[Shard, ...]":
     """Strategies of plan files; what --shard decides goes before them, and later files before earlier ones."""
-    from planner.search.shards_from import as_shards, listed_strategies
+    from planner.strategy_search.request.shards_from import as_shards, listed_strategies
 
     found: dict[str, tuple[str, ...]] = {}
     for source in sources:

@@ -14,9 +14,9 @@ from planner.limits import reached
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from planner.search.advice import Retrace
-    from planner.search.request import SearchRequest
-    from planner.search.search import SearchResult
+    from planner.strategy_search.analysis.advice import Retrace
+    from planner.strategy_search.request.request import SearchRequest
+    from planner.strategy_search.search import SearchResult
 
 _NOTHING_YET = "interrupted before there was a plan"
 
@@ -52,7 +52,7 @@ def find(
     The first Ctrl-C stops the search; the second, or the first before there is any plan, raises KeyboardInterrupt.
     Raises InfeasibleError with advice where nothing fits.
     """
-    from planner.search.objectives import front, plan_for
+    from planner.strategy_search.objectives import front, plan_for
 
     with waiting(console) as wait, stoppable(lambda: wait.phase("stopping")) as stopped:
         try:
@@ -74,7 +74,7 @@ def telling(verbose: bool) -> Iterator[None]:
     if not verbose:
         yield
         return
-    log, handler = logging.getLogger("planner.search"), logging.StreamHandler()
+    log, handler = logging.getLogger("planner.strategy_search"), logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
     before = log.level
     log.addHandler(handler)
@@ -95,7 +95,7 @@ def _advised(
 ) -> InfeasibleError:
     """The same error with what would help and what that costs, in words and for programs, as far as was looked."""
     from planner.report.advice import advice_text
-    from planner.search.advice import PATIENCE, changes
+    from planner.strategy_search.analysis.advice import PATIENCE, changes
 
     patience = PATIENCE if request.time_limit is None else request.time_limit
     found = changes(

@@ -9,8 +9,8 @@ from hardware_profiles.units import GIB, KIB, MIB
 from planner.errors import RequestError
 
 if TYPE_CHECKING:
-    from planner.search.request import Placing, Shard
     from planner.sharding.update import Buckets
+    from planner.strategy_search.request.request import Placing, Shard
 
 _BYTES = {"": GIB, "gib": GIB, "mib": MIB, "kib": KIB, "tib": 1024 * GIB, "gb": 10**9, "mb": 10**6, "tb": 10**12}
 
@@ -98,7 +98,7 @@ def parse_places(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 def parse_shards(texts: Sequence[str]) -> tuple["Shard", ...]:
     """The strategies decided by hand; a pattern may contain '='."""
-    from planner.search.api import shard
+    from planner.strategy_search.api import shard
 
     found = []
     for text in texts:

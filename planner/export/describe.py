@@ -1,7 +1,8 @@
 """A description drawn from a plan, and how a plan differs from the one that a description makes.
 
 Nothing is judged here by itself: a plan of any shape has a description, the nearest in the words of engines. What that
-leaves out is found by making a plan of it again (`planner.search.usual`) and comparing the two operator by operator.
+leaves out is found by making a plan of it again (`planner.strategy_search.fixed.megatron_layout`) and comparing the two
+operator by operator.
 """
 
 import math
@@ -11,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from planner.export.description import Description, ExportError, Kept
-from planner.plan.bind import BoundOperator, BoundPlan
-from planner.plan.roles import Roles, call_word, roles
+from planner.plan.binding.bind import BoundOperator, BoundPlan
+from planner.plan.layout.roles import Roles, call_word, roles
 from planner.pricing.keeping import keeping_fault
 from planner.sharding.labels import factor_labels
 from planner.sharding.layout import Layout

@@ -11,14 +11,14 @@ pattern is that of Shoeybi et al. 2019 (Megatron-LM), with which all of them agr
     experts             along the experts                 expert parallel devices, a part of those above
 
 So a description says what is the same for all operators, and nothing of any one of them. `planner.export.describe`
-draws one from a plan; `planner.search.usual` makes a plan of one.
+draws one from a plan; `planner.strategy_search.fixed.megatron_layout` makes a plan of one.
 """
 
 import math
 from dataclasses import dataclass, field
 
 from planner.errors import PlannerError
-from planner.graph.uneven import EVEN
+from planner.graph.expert_load import EVEN
 from planner.plan.plan import INTERLEAVED
 from planner.sharding.update import PLAIN, Update
 
@@ -36,8 +36,8 @@ class ExportError(PlannerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What a selectively recomputed block keeps: results of the calls `calls` (`planner.plan.roles.call_word`); or of
-    all calls but those of the classes `but` (`hardware_profiles.OP_CLASSES`). One of the two is empty."""
+    """What a selectively recomputed block keeps: results of the calls `calls` (`planner.plan.layout.roles.call_word`);
+    or of all calls but those of the classes `but` (`hardware_profiles.OP_CLASSES`). One of the two is empty."""
 
     calls: tuple[str, ...] = ()
     but: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class Description:
         slices: parts of the sequence that a stage takes one after the other.
         full, selective: blocks of every stage that are recomputed whole, and but for what `kept` says.
         sequence_length: tokens of a sample; None where samples are no sequences, or it is the model's own.
-        imbalance: of routers, see `planner.graph.uneven`.
+        imbalance: of routers, see `planner.graph.expert_load`.
 
     Raises ExportError where numbers are none of a training step, or contradict each other.
     """

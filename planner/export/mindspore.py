@@ -20,7 +20,7 @@ from planner.export.description import ExportError
 from planner.export.mindspore_reading import BIAS, call_of, read
 from planner.export.quoting import in_markdown
 from planner.export.target import OperatorTarget
-from planner.plan.bind import BoundOperator, BoundPlan, stage_of_operators
+from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
 from planner.plan.words import recomputation_words, table_words
 from planner.sharding.layout import Layout
 from planner.sharding.rule import Dims, pieces_of

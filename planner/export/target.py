@@ -15,7 +15,7 @@ from planner.export.architecture import Architecture
 from planner.export.description import Description
 from planner.graph.blocks import Blocks
 from planner.graph.operator_graph import OperatorGraph
-from planner.plan.bind import BoundPlan
+from planner.plan.binding.bind import BoundPlan
 from planner.sharding.layout import Layout
 
 

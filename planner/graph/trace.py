@@ -30,7 +30,6 @@ from planner.errors import ModelError
 from planner.graph import repeats
 from planner.graph.alike import NotAlikeError
 from planner.graph.bags import with_bags
-from planner.graph.chance import CHANCES
 from planner.graph.constants import held_tensor
 from planner.graph.literals import LiteralsKept
 from planner.graph.names import check_names, free_name
@@ -43,6 +42,7 @@ from planner.graph.operator_graph import (
     TorchConstant,
     ValueRef,
 )
+from planner.graph.random_ops import CHANCES
 from planner.graph.refusals import (
     changes_input,
     depends_on_content,

@@ -3,7 +3,7 @@ al. 2024, Mixtral). No token is dropped, unless experts have a capacity.
 
 The experts are one operator, `planner::experts`: how many rows an expert gets depends on the tokens, the shapes of its
 operands and its result do not. The operator is known to torch once this module is imported. On several devices
-`runtime.experts` takes its place, which computes rows by the same functions.
+`runtime.ops.experts` takes its place, which computes rows by the same functions.
 
 A capacity is one of every sample: of its choices of one expert only the first so many, in the order of the tokens, are
 computed. So what is dropped depends neither on the other samples nor on how tokens are divided among devices.

@@ -50,8 +50,8 @@ ZOO: Mapping[str, ZooEntry] = {**LANGUAGE_MODELS, **DEEPSEEK_MODELS, **IMAGE_MOD
 def build_model(reference: str, *, dtype: str, device: str = "meta", sequence_length: int | None = None) -> BuiltModel:
     """The module that `reference` names, with example inputs.
 
-    `reference` is the word of a person, never of a file (`planner.plan.model_of`): a name of the zoo, a path to a
-    `config.json` of Hugging Face (or to a folder with one), or `package.module:factory` (on the import path or in the
+    `reference` is the word of a person, never of a file (`planner.plan.binding.model_of`): a name of the zoo, a path to
+    a `config.json` of Hugging Face (or to a folder with one), or `package.module:factory` (on the import path or in the
     current folder); the factory returns `(module, args)` or `(module, args, kwargs)`. Of the first two some dimensions
     may be changed: `llama8b+num_layers=40`. Floating point parameters of a zoo model get `dtype` ("bfloat16", ...); a
     module of the user's is converted too, unless it has parameters of several floating point dtypes, which its user has

@@ -7,7 +7,7 @@ It may come from anyone. Its form is exact, sizes are limited before anything is
 and a type, and every operator of PyTorch is applied to the types of its operands, on tensors without data, so that what
 comes out is a graph as tracing gives one. Only operators of the table of sharding rules are applied, all of which are
 pure; one with a rule that was found by trial is not, and its types are believed. What executes a graph (a run, an
-audit, a proof of rules) asks the person for the model (`planner.plan.model_of`).
+audit, a proof of rules) asks the person for the model (`planner.plan.binding.model_of`).
 """
 
 import base64

@@ -19,12 +19,12 @@ from costmodels import SCHEDULES
 from hardware_profiles import Home
 from hardware_profiles.foreign import ForeignTextError, form_fault, parse_json, read_text
 from planner.errors import LayoutError, ModelError, PlanFileError
+from planner.graph.expert_load import EVEN, imbalance_fault
 from planner.graph.operator_graph import WrittenRule
-from planner.graph.uneven import EVEN, imbalance_fault
 from planner.models.overrides import canonical_reference
 from planner.nearest import divisors, nearest_words
+from planner.plan.binding.machine import groups_of_ranks
 from planner.plan.carried import LONGEST
-from planner.plan.machine import groups_of_ranks
 from planner.plan.plan import (
     OPTIMIZERS,
     PRECISIONS,

@@ -1,7 +1,8 @@
 """The plan: everything that is decided about a training step, as plain immutable data.
 
-A plan stands between those who make plans and those who use them. It is bound to a graph by `planner.plan.bind`, priced
-and checked by `planner.plan.verify`, written and read by `planner.plan.file`.
+A plan stands between those who make plans and those who use them. It is bound to a graph by
+`planner.plan.binding.bind`, priced and checked by `planner.plan.compare.verify`, written and read by
+`planner.plan.file`.
 
 Operators and parameters are listed in groups: what comes before the repeated blocks, the blocks, what comes after. A
 group of blocks lists the names of its first block; the others follow it. A person who wants one block to differ splits
@@ -12,8 +13,8 @@ from dataclasses import dataclass, field
 
 from costmodels import SCHEDULES, Schedule
 from hardware_profiles import TRAINED, Home
+from planner.graph.expert_load import EVEN
 from planner.graph.operator_graph import WrittenRule
-from planner.graph.uneven import EVEN
 from planner.sharding.layout import Layout
 from planner.sharding.mesh import Mesh
 from planner.sharding.stored import StoredParameter
@@ -44,10 +45,10 @@ class Outline:
 class ModelReference:
     """Which model: its name, and the fingerprint of the traced graph that the plan is for.
 
-    A model of the zoo is built by that name; any other one only from what the person says (`planner.plan.model_of`).
-    Its `graph` is carried instead (`planner.plan.carried`): None for a model of the zoo. `batch` is the number of
-    samples in the example inputs that it was traced with, on which the fingerprint depends; None, as `outline` and
-    `graph`, in files that are older than that.
+    A model of the zoo is built by that name; any other one only from what the person says
+    (`planner.plan.binding.model_of`). Its `graph` is carried instead (`planner.plan.carried`): None for a model of the
+    zoo. `batch` is the number of samples in the example inputs that it was traced with, on which the fingerprint
+    depends; None, as `outline` and `graph`, in files that are older than that.
     """
 
     reference: str
@@ -64,7 +65,7 @@ class Training:
     """`global_batch` samples per optimizer step, in `micro_batches` equal parts one after the other; `update` is what
     becomes of their gradients. A stage takes `copies` micro-batches at a time, operator by operator in turn, so that
     one computes while another communicates; they divide `micro_batches`. `imbalance` is assumed of routers: rows of the
-    device with the most of them over the average (see `planner.graph.uneven`)."""
+    device with the most of them over the average (see `planner.graph.expert_load`)."""
 
     global_batch: int
     micro_batches: int
@@ -130,8 +131,9 @@ class Group:
     `recomputation` says what becomes of the activations of each block of the group between its forward and its backward
     pass: "none" keeps them, "full" keeps what flows into the block and computes the rest again, "selective" does so too
     but keeps what the operators in `kept` have computed (names of the first block), which are not computed again.
-    `activations_home` is where a recomputed block keeps what flows into it until then (`planner.plan.parked_reads`),
-    and another one what it saves (`planner.plan.parked_saved`).
+    `activations_home` is where a recomputed block keeps what flows into it until then
+    (`planner.plan.layout.activation_offload`), and another one what it saves
+    (`planner.plan.layout.saved_tensor_offload`).
     """
 
     name: str
@@ -160,11 +162,12 @@ class Prediction:
 
     `parked` has the bytes that a device keeps outside of itself, by where, on the rank with the most of them.
 
-    `step_seconds` is the time of the step as its schedule runs it (`planner.plan.step`), `objective_seconds` the sum
-    that the search minimises and proves something about; files older than that have one number for both. Time is that
-    of the busiest pipeline rank and how long it waits for others; memory that of the fullest one, per device. `stages`
-    has every pipeline rank; a file of version 1 says nothing of them. Four of five steps like this should be measured
-    between `low_seconds` and `high_seconds` (`hardware_profiles.spread_of`); None in files that are older than that.
+    `step_seconds` is the time of the step as its schedule runs it (`planner.plan.prediction.step`), `objective_seconds`
+    the sum that the search minimises and proves something about; files older than that have one number for both. Time
+    is that of the busiest pipeline rank and how long it waits for others; memory that of the fullest one, per device.
+    `stages` has every pipeline rank; a file of version 1 says nothing of them. Four of five steps like this should be
+    measured between `low_seconds` and `high_seconds` (`hardware_profiles.spread_of`); None in files that are older than
+    that.
     """
 
     step_seconds: float

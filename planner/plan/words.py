@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from hardware_profiles.units import MIB
-from planner.plan.bind import BoundPlan
+from planner.plan.binding.bind import BoundPlan
+from planner.plan.layout.roles import Roles
 from planner.plan.plan import RECOMPUTATION, Plan
-from planner.plan.roles import Roles
 from planner.sharding.update import PLAIN, Update, bucket_numbers, split_positions
 
 

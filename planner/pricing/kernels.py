@@ -22,7 +22,8 @@ What software adds (`hardware_profiles.Software`):
     every operator        t >= host latency: kernels that are shorter wait for the host, unless it is ahead of them
     elementwise and such  bytes times `passes`
     attention             "flash1", "flash2": the time of older kernels; "unfused" (and any that drops probabilities,
-                          see `runtime.attention`): two products and a softmax with dropout through memory, six kernels
+                          see `runtime.ops.attention`): two products and a softmax with dropout through memory, six
+                          kernels
 
         scores E = batch heads q k             forward                              backward
         products    q k^T, p v                 2 matmuls                            4 matmuls

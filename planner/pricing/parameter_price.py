@@ -15,7 +15,7 @@ cuts the weight too and gathers it at every use; both are priced with the use. S
 all-reduce of the full copy stands for.
 
 What is reduced and gathered in buckets is priced at a share of a full one, which is the least that it can take; what
-the buckets of a plan really take, `planner.plan.once` says.
+the buckets of a plan really take, `planner.plan.layout.per_step_communication` says.
 """
 
 import math

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 
-from planner.plan.alternatives import Priced, Subject
-from planner.plan.explanation import Explanation, Outcome, Sensitivity
+from planner.plan.compare.alternatives import Priced, Subject
+from planner.plan.compare.explanation import Explanation, Outcome, Sensitivity
 from planner.plan.plan import Prediction
 from planner.report.console import styled
 from planner.report.differences import signed_bytes, signed_seconds

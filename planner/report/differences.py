@@ -5,8 +5,8 @@ from collections.abc import Callable
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from planner.plan.contrasts import Difference
-from planner.plan.differences import Comparison, Step
+from planner.plan.compare.contrasts import Difference
+from planner.plan.compare.differences import Comparison, Step
 from planner.plan.plan import Plan
 from planner.report.console import styled
 from planner.report.table import table_of

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from planner.plan.discovered import Discovered
+from planner.plan.binding.discovered import Discovered
 from planner.report.table import table_of
 
 

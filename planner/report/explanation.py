@@ -3,7 +3,7 @@
 from rich.console import RenderableType
 
 from hardware_profiles.units import GIB
-from planner.plan.explanation import Alternative, Explanation
+from planner.plan.compare.explanation import Alternative, Explanation
 from planner.report.table import table_of
 from planner.report.units import bytes_text, percent_text, seconds_text
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from planner.plan.rank_view import HeldParameter, RankView, Runs
+from planner.plan.layout.rank_view import HeldParameter, RankView, Runs
 from planner.report.console import styled
 from planner.report.table import table_of
 

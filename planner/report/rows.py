@@ -1,8 +1,8 @@
 """What every report of a plan says in rows of a name and a text: on a terminal, on a page."""
 
-from planner.plan.group_runs import group_runs
+from planner.plan.layout.group_runs import group_runs
+from planner.plan.layout.roles import Roles
 from planner.plan.plan import Plan, Prediction
-from planner.plan.roles import Roles
 from planner.plan.words import gradient_words, recomputation_words, table_words
 from planner.report.units import bytes_text, count_text, percent_text, seconds_text
 

@@ -7,11 +7,11 @@ from rich.table import Table
 from rich.text import Text
 
 from planner.graph.blocks import Blocks
-from planner.plan.bind import BoundPlan
-from planner.plan.discovered import discovered
-from planner.plan.group_runs import group_runs
+from planner.plan.binding.bind import BoundPlan
+from planner.plan.binding.discovered import discovered
+from planner.plan.layout.group_runs import group_runs
+from planner.plan.layout.roles import Roles
 from planner.plan.plan import Plan, Prediction
-from planner.plan.roles import Roles
 from planner.report.discovered import discovered_table
 from planner.report.rows import degree_rows, figure_rows, job_text
 from planner.report.table import table_of

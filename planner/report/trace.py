@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from planner.plan.timeline import GATHERING, REDUCTION, Span, StepTimeline
+from planner.plan.prediction.timeline import GATHERING, REDUCTION, Span, StepTimeline
 
 Event = dict[str, Any]
 

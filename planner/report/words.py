@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from planner.graph.operator_graph import Operator
-from planner.plan.bind import BoundOperator
+from planner.plan.binding.bind import BoundOperator
 
 SHOWN = frozenset({"matmul", "attention", "experts", "normalisation", "embedding", "cross_entropy"})
 """Classes of the operators that do the work."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from planner.errors import ModelError, RequestError
-from planner.graph.baked import check_numbers
+from planner.graph.constant_batch import check_numbers
 from planner.graph.operator_graph import OperatorGraph
 from planner.sharding.rescale import rescale_batch
 

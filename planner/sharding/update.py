@@ -57,7 +57,7 @@ class Update:
         gathers: weights that are gathered for their use: "each" by itself, when it is used, or those of a "block"
             together, when it begins, and their gradients together, when all of them are there; or those "ahead", too,
             while the block before it runs, and their gradients while the next one does (see
-            `planner.plan.block_gathers`). A plan holds no "auto": that is for the search, which
+            `planner.plan.layout.block_gathers`). A plan holds no "auto": that is for the search, which
             tries all of them and writes the fastest.
         local_parameters: patterns of parameters that every device has for itself: neither compared nor sent, and their
             gradients are not reduced.

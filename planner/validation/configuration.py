@@ -15,8 +15,8 @@ from planner.errors import RequestError
 from planner.models.deepseek_models import DEEPSEEK_MODELS
 from planner.models.dimensions import DTYPES, Dimensions, ExpertDimensions, Family
 from planner.plan.schedule_checks import PASSES
-from planner.search.job import PRECISION
-from planner.search.space import ContextBy, Pinned, Running
+from planner.strategy_search.job import PRECISION
+from planner.strategy_search.request.space import ContextBy, Pinned, Running
 from planner.validation.rows import Row
 
 VOCABULARY_MULTIPLE = 128

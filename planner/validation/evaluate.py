@@ -19,7 +19,7 @@ from planner.errors import PlannerError
 from planner.graph.operator_graph import OperatorGraph
 from planner.models.dimensions import TRACED_BATCH, Dimensions, build
 from planner.plan.plan import Prediction
-from planner.search.api import search
+from planner.strategy_search.api import search
 from planner.validation.configuration import Job, Run, run_of
 from planner.validation.peak import CONVENTIONS, convention_of, peak_of
 from planner.validation.rows import Row

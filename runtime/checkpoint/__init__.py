@@ -13,6 +13,6 @@ its file and leaves a note (`saving`); when all notes are there rank 0 writes th
 matter who wrote them: another plan loads them (`restoring`), or has them written as its own ranks would, in one process
 (`offline`).
 
-Nothing here reads a pickle. Randomness of a training step is counter based (`runtime.randomness`): seed and step are
-all of its state.
+Nothing here reads a pickle. Randomness of a training step is counter based (`runtime.ops.randomness`): seed and step
+are all of its state.
 """

@@ -70,8 +70,8 @@ class SavedTensor:
 class Progress:
     """How far training has come: optimizer steps, updates (as many, or one for each micro-batch under "pipedream"),
     samples of the data that were used up; the seed of what is drawn at random, which with the step is all there is
-    to know of it; what the user keeps of the data's position; and what the guard remembers (`runtime.guard`), where
-    there is one that looks."""
+    to know of it; what the user keeps of the data's position; and what the guard remembers (`runtime.step.guard`),
+    where there is one that looks."""
 
     __pydantic_config__ = _STRICT
 

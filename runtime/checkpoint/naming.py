@@ -16,7 +16,7 @@ from hardware_profiles.foreign import ForeignTextError, Limits, form_fault, pars
 from planner.errors import CheckpointError, ModelError
 from planner.models.naming.parts import Naming, Part
 from planner.models.overrides import looks_like_config
-from planner.plan.model_of import buildable
+from planner.plan.binding.model_of import buildable
 from planner.plan.plan import ModelReference
 from runtime.checkpoint.manifest import SavedTensor
 from runtime.checkpoint.renamed import TOUCHED, Box, Copy, Renamed

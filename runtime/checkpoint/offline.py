@@ -23,7 +23,7 @@ import torch
 from planner.errors import CheckpointError
 from planner.graph.placed import tables_outside
 from planner.models.naming.parts import Naming
-from planner.plan.bind import BoundPlan
+from planner.plan.binding.bind import BoundPlan
 from planner.sharding.mesh import Mesh
 from runtime.checkpoint.folder import is_checkpoint, take_name
 from runtime.checkpoint.manifest import Manifest, Progress, SavedFile, SavedTensor, plan_content, write_manifest
@@ -36,7 +36,7 @@ from runtime.checkpoint.source import INDEX, SINGLE, Readable
 from runtime.checkpoint.spread import Spread, StateOfPlan, writers
 from runtime.checkpoint.state_names import BESIDE, MASTER, file_key, kept_name, read_name, saved_name
 from runtime.checkpoint.tensor_files import Entry, dtype_of, write_tensors
-from runtime.optimizers import MOMENTS
+from runtime.optimizers.optimizers import MOMENTS
 from runtime.run_folder import owned
 from runtime.run_folder.identity import Origin, new_identity
 from runtime.run_folder.private import replace_text

@@ -22,8 +22,8 @@ from runtime.checkpoint.state_names import BESIDE, PREVIOUS, saved_ties
 from runtime.checkpoint.tables import fill_tables
 from runtime.checkpoint.tensor_files import dtype_of
 from runtime.checkpoint.together import rank_number, said_by_first, together, world
-from runtime.step import RankStep
-from runtime.training_step import TrainingStep
+from runtime.step.step import RankStep
+from runtime.step.training_step import TrainingStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,8 +46,8 @@ from runtime.checkpoint.tensor_files import Entry, dtype_name, write_tensors
 from runtime.checkpoint.together import said_by_first, together
 from runtime.run_folder.identity import Origin, RunRecord
 from runtime.run_folder.private import opener
-from runtime.step import RankStep
-from runtime.training_step import TrainingStep
+from runtime.step.step import RankStep
+from runtime.step.training_step import TrainingStep
 
 _LARGEST = 2**16  # bytes of a note
 _LOOK = 0.02  # seconds between two looks for notes

@@ -19,15 +19,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from planner.graph.placed import tables_outside
-from planner.plan.bind import BoundPlan
-from planner.plan.stage_cut import cut_stage
+from planner.plan.binding.bind import BoundPlan
+from planner.plan.layout.stage_cut import cut_stage
 from planner.sharding.layout import Layout, cuts, replicated
 from planner.sharding.mesh import Mesh
 from runtime.checkpoint.manifest import SavedTensor
 from runtime.checkpoint.regions import Region, cell_number, cell_region, most_cells
 from runtime.checkpoint.state_names import MASTER, kept_name, own_name, previous_name, read_name, saved_name
 from runtime.checkpoint.tensor_files import dtype_name, dtype_of
-from runtime.optimizers import wide_dtype
+from runtime.optimizers.optimizers import wide_dtype
 
 TABLE_PARTS: Mapping[str, str] = {"exp_avg": "first", "exp_avg_sq": "second"}
 """What the optimizers of tables outside of the devices call what is kept under these names."""

@@ -19,7 +19,7 @@ from runtime.checkpoint.manifest import Progress
 from runtime.checkpoint.spread import Spread, StateOfPlan
 from runtime.checkpoint.state_names import kept_name, own_name, previous_name, saved_name
 from runtime.checkpoint.tensor_files import dtype_name
-from runtime.step import RankStep
+from runtime.step.step import RankStep
 
 
 def live_tensors(rank: RankStep) -> dict[str, torch.Tensor]:

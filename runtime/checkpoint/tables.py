@@ -22,10 +22,10 @@ from runtime.checkpoint.regions import Region, cell_region
 from runtime.checkpoint.spread import TABLE_PARTS, Spread
 from runtime.checkpoint.state_names import MASTER, read_name
 from runtime.checkpoint.tensor_files import Entry, dtype_of, write_tensors
-from runtime.placed_tables import PlacedTables
 from runtime.servers.shard import WEIGHT
 from runtime.servers.tables import Ids, pieces
-from runtime.step import RankStep
+from runtime.step.step import RankStep
+from runtime.tables.placed import PlacedTables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

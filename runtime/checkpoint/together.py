@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from planner.errors import CheckpointError
-from runtime.agreement import Finding, first_of_all
-from runtime.exchange import told_by_first
+from runtime.comm.agreement import Finding, first_of_all
+from runtime.comm.exchange import told_by_first
 
 _T = TypeVar("_T")
 
@@ -25,8 +25,8 @@ def together(work: Callable[[], None]) -> None:
 
 
 def said_by_first(make: Callable[[], _T], kind: Any) -> _T:
-    """What rank 0 makes, of a type that `runtime.exchange` can tell, on every rank; where that fails, all raise its
-    CheckpointError. Collective."""
+    """What rank 0 makes, of a type that `runtime.comm.exchange` can tell, on every rank; where that fails, all raise
+    its CheckpointError. Collective."""
     said: list[_T] = []
 
     def first() -> None:

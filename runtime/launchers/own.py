@@ -1,4 +1,4 @@
-"""`plan run` itself, which starts one process per device of this machine (`runtime.ranks`).
+"""`plan run` itself, which starts one process per device of this machine (`runtime.processes.ranks`).
 
 They meet in a file, in a folder that only their owner may enter, so that no port is open for it. RANK, WORLD_SIZE and
 the others are set for whoever reads them; at MASTER_ADDR:MASTER_PORT nobody listens.

@@ -97,9 +97,9 @@ class Plans:
         return load_plan(path) if path.exists() else None
 
     def _searched(self, devices: int) -> Plan | PlannerError:
-        from planner.plan.machine import machine_of
-        from planner.search.around import request_for
-        from planner.search.search import search
+        from planner.plan.binding.machine import machine_of
+        from planner.strategy_search.analysis.around import request_for
+        from planner.strategy_search.search import search
 
         model, graph = self._traced = self._traced or self._trace()
         try:
@@ -117,7 +117,7 @@ class Plans:
     def _trace(self) -> "tuple[BuiltModel, OperatorGraph]":
         from planner.graph.on_meta import on_meta
         from planner.graph.trace import trace
-        from planner.plan.model_of import build_planned
+        from planner.plan.binding.model_of import build_planned
 
         built = build_planned(self._first, self._model)
         return built, trace(on_meta(built.module), built.args, built.kwargs)

@@ -5,7 +5,7 @@
         alive                         locked (flock) by every process that needs the folder
         owner.json                    the process that started the ranks: it may start them again
         host                          a token: processes that see the same one are on one host
-        step-000012.rank-00003.…      see `runtime.recovery.copies`
+        step-000012.rank-00003.…      see `runtime.recovery.state_replicas`
 
 Whoever starts ranks holds the folder as long as it runs, and deletes it at its end. What a process that was killed
 left behind is found at the next start of any run of this user on the host: nobody holds the lock, which the kernel

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from planner.plan.plan import Plan
 from runtime.checkpoint.folder import newest, step_of
-from runtime.progress import Report, reading
-from runtime.ranks import run_ranks
+from runtime.processes.progress import Report, reading
+from runtime.processes.ranks import run_ranks
+from runtime.processes.run_servers import servers_of
 from runtime.recovery.replanning import PLANS, Plans, range_of
 from runtime.recovery.supervisor import Attempt, Supervisor
-from runtime.run_servers import servers_of
 from runtime.run_settings import RunSettings
 
 ELASTIC_RESTARTS = 3

@@ -14,7 +14,7 @@ from pathlib import Path
 from hardware_profiles.foreign import AbsentFileError, ForeignTextError, read_text
 from planner.errors import PlannerError, RequestError, RunError
 from planner.plan.plan import Plan
-from runtime.progress import NoticeReport, Report, RestartReport, StepReport
+from runtime.processes.progress import NoticeReport, Report, RestartReport, StepReport
 from runtime.recovery.replanning import Plans
 
 DEVICES = "devices"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from runtime.recovery.keepers import Cell
+from runtime.recovery.replica_placement import Cell
 
 _ROUND = 256 * 2**20  # bytes on their way at a time
 

@@ -6,8 +6,8 @@ from collections import Counter
 import numpy as np
 from timing import extent
 
-from planner.search.problem import OPTIMALITY_TOLERANCE, Edge, Problem, Solution, Variable
-from planner.search.solvers import SOLVERS
+from planner.strategy_search.solvers import SOLVERS
+from planner.strategy_search.solvers.problem import OPTIMALITY_TOLERANCE, Edge, Problem, Solution, Variable
 
 PROBLEMS = {"quick": 100, "usual": 1000, "full": 1000}
 NAMES = ("dynamic_programming", "exhaustive", "ilp")

@@ -18,9 +18,9 @@ import planner
 from hardware_profiles.units import KIB, MIB
 from planner.plan.file import save_plan
 from planner.plan.plan import Plan
-from planner.search.space import Pinned
 from planner.sharding.update import Buckets, Update
-from runtime.launch import run_ranks
+from planner.strategy_search.request.space import Pinned
+from runtime.launch.launch import run_ranks
 
 HERE = Path(__file__).resolve().parent
 PROCESSES, GLOBAL_BATCH = 4, 16

@@ -23,9 +23,9 @@ from costmodels.fit_machine import FittedMachine, fit_machine
 from hardware_profiles import load_measurements
 from planner.plan.file import save_plan
 from planner.plan.plan import Plan
-from planner.search.space import Pinned
-from runtime.measuring import measure
-from runtime.ranks import run_ranks
+from planner.strategy_search.request.space import Pinned
+from runtime.processes.ranks import run_ranks
+from runtime.profiling.measuring import measure
 
 HERE = Path(__file__).resolve().parent
 DOCUMENT = HERE.parents[1] / "docs" / "calibration-cpu.md"

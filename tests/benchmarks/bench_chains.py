@@ -20,9 +20,9 @@ import torch
 import planner
 from hardware_profiles import load_profile
 from planner.models.zoo import build_model
-from planner.search.space import Pinned
-from runtime.data import synthetic_batches
-from runtime.training_step import parallelize
+from planner.strategy_search.request.space import Pinned
+from runtime.data.datasets import synthetic_batches
+from runtime.step.training_step import parallelize
 
 LAYERS = 4
 SHAPES = {  # hidden size, ffn size, tokens of a sequence, dtype

@@ -16,8 +16,8 @@ from timing import extent
 
 import planner
 from planner.plan.file import save_plan
-from planner.search.space import Pinned
-from runtime.launch import run_ranks
+from planner.strategy_search.request.space import Pinned
+from runtime.launch.launch import run_ranks
 
 HERE = Path(__file__).resolve().parent
 PROCESSES, GLOBAL_BATCH, MICRO_BATCHES = 2, 16, 4

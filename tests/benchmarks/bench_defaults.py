@@ -28,9 +28,9 @@ import planner
 from hardware_profiles import load_profile
 from planner.plan.file import save_plan
 from planner.plan.plan import Plan
-from planner.search.request import Shard
-from planner.search.space import Pinned
-from runtime.ranks import run_ranks
+from planner.strategy_search.request.request import Shard
+from planner.strategy_search.request.space import Pinned
+from runtime.processes.ranks import run_ranks
 
 HERE = Path(__file__).resolve().parent
 ROUNDS = {"quick": 6, "usual": 15, "full": 40}

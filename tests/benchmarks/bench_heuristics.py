@@ -7,7 +7,7 @@ from timing import cpu_seconds, extent
 from planner.errors import PlannerError
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
-from planner.search.api import search
+from planner.strategy_search.api import search
 
 EXACT = "dynamic_programming"
 HEURISTICS = ("recursive_programming",)  # sharding_propagation starts from what the user decides, here nothing

@@ -11,7 +11,7 @@ from planner import Pinned, SearchResult
 from planner.errors import InfeasibleError
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
-from planner.search.api import search
+from planner.strategy_search.api import search
 
 DEVICES = 256
 MESH = (32, 8)

@@ -30,9 +30,9 @@ from torch.distributed.tensor.experimental import implicit_replication
 import planner
 from hardware_profiles import load_profile
 from planner.models.zoo import BuiltModel, build_model
-from planner.search.space import Pinned
-from runtime.data import synthetic_batches
-from runtime.training_step import parallelize
+from planner.strategy_search.request.space import Pinned
+from runtime.data.datasets import synthetic_batches
+from runtime.step.training_step import parallelize
 
 NARROW = "llama-tiny+hidden_size=32+ffn_size=64+num_heads=4+num_kv_heads=2+vocab_size=64+sequence_length=16"
 LAYERS = {"quick": (2, 8), "usual": (2, 4, 8, 16), "full": (2, 4, 8, 16, 32)}

@@ -42,14 +42,14 @@ def mutants(area: str, path: str, *changes: tuple[str, str]) -> list[Mutant]:
 MUTANTS = [
     *mutants(
         "search",
-        "planner/search/division.py",
+        "planner/strategy_search/decomposition/division.py",
         ("better = other.busy < self.busy", "better = other.busy > self.busy"),
         ("if best is None or found.seconds < best.seconds:", "if best is None:"),
         ("over = held + all_fast - capacity", "over = all_fast - capacity"),
     ),
     *mutants(
         "search",
-        "planner/search/search.py",
+        "planner/strategy_search/search.py",
         (
             "while self.queue and self.queue[0][0] < self.cutoff:",
             "while self.queue and 1.2 * self.queue[0][0] < self.cutoff:",
@@ -57,7 +57,7 @@ MUTANTS = [
     ),
     *mutants(
         "search",
-        "planner/search/duals.py",
+        "planner/strategy_search/decomposition/lagrangian.py",
         ("return self.micro_batches - (1 / self.chunks if", "return self.micro_batches + (1 / self.chunks if"),
     ),
     *mutants(
@@ -104,13 +104,13 @@ MUTANTS = [
     ),
     *mutants(
         "prediction",
-        "planner/plan/walk.py",
+        "planner/plan/prediction/walk.py",
         ("inner.backward + (inner.forward if repeats else 0)", "inner.backward + inner.forward"),
         ('cost.memory["transient"] += once.flat', "pass"),
     ),
     *mutants(
         "prediction",
-        "planner/plan/live_memory.py",
+        "planner/plan/prediction/live_memory.py",
         (
             "self._set_out(range(number + 1, len(self.tensors.sections)))",
             "self._set_out(range(number + 2, len(self.tensors.sections)))",
@@ -118,7 +118,7 @@ MUTANTS = [
     ),
     *mutants(
         "prediction",
-        "planner/plan/step.py",
+        "planner/plan/prediction/step.py",
         ("return reductions + rank.optimizer + rank.weight_gather", "return reductions + rank.optimizer"),
     ),
     *mutants(
@@ -131,7 +131,7 @@ MUTANTS = [
     ),
     *mutants(
         "executor",
-        "runtime/collectives.py",
+        "runtime/comm/collectives.py",
         (
             "moved = incoming.movedim(0, dim).flatten(dim, dim + 1)",
             "moved = incoming.flip(0).movedim(0, dim).flatten(dim, dim + 1)",
@@ -139,7 +139,7 @@ MUTANTS = [
     ),
     *mutants(
         "executor",
-        "runtime/redistribute.py",
+        "runtime/comm/redistribute.py",
         (
             "return torch.cat([*chunks[0::2], *reversed(chunks[1::2])], dim=dim)",
             "return torch.cat([*chunks[0::2], *chunks[1::2]], dim=dim)",
@@ -147,7 +147,7 @@ MUTANTS = [
     ),
     *mutants(
         "executor",
-        "runtime/flight.py",
+        "runtime/comm/async_collectives.py",
         (
             "part.view(shape).movedim(0, dim).contiguous() for part, shape, dim in parts]",
             "part.view(shape).contiguous() for part, shape, dim in parts]",
@@ -159,21 +159,21 @@ MUTANTS = [
     ),
     *mutants(
         "executor",
-        "runtime/reduction.py",
+        "runtime/update/reduction.py",
         (
             "found.update(zip(bucket.names, flight.land(), strict=True))",
             "found.update(zip(bucket.names, reversed(list(flight.land())), strict=True))",
         ),
     ),
-    *mutants("executor", "runtime/parameters.py", ("self.gradient += gradient", "self.gradient = gradient")),
+    *mutants("executor", "runtime/parameters/shards.py", ("self.gradient += gradient", "self.gradient = gradient")),
     *mutants(
         "executor",
-        "runtime/norms.py",
+        "runtime/update/norms.py",
         ("share = (most / (norm + _EPSILON)).clamp(max=1.0)", "share = most / (norm + _EPSILON)"),
     ),
     *mutants(
         "executor",
-        "runtime/pipeline.py",
+        "runtime/step/pipeline.py",
         ("part = totals[turn.micro_batch // turns], loss / losses", "part = totals[turn.micro_batch // turns], loss"),
     ),
     *mutants(

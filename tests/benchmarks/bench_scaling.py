@@ -8,7 +8,7 @@ from timing import cpu_seconds, extent
 
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
-from planner.search.api import search
+from planner.strategy_search.api import search
 
 LAYERS = (8, 32, 80, 126)
 LAYERS_DEVICES = 64

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.search.problem import Edge, Problem, Solution, Variable
-from planner.search.solvers import SOLVERS, ilp
+from planner.strategy_search.solvers import SOLVERS, ilp
+from planner.strategy_search.solvers.problem import Edge, Problem, Solution, Variable
 
 RUNS = 5
 PROGRAM_SECONDS = 20.0  # after which a program is stopped; then the gap is what counts

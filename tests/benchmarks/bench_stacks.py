@@ -14,7 +14,7 @@ from planner import Pinned, SearchResult
 from planner.errors import PlannerError
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
-from planner.search.api import search
+from planner.strategy_search.api import search
 
 STACKS = {"mlp": (mlp_stack, MLP_BATCH), "gpt": (gpt_stack, GPT_BATCH)}
 LAYERS = (1, 2, 4, 8, 16, 32)

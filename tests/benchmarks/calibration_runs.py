@@ -20,11 +20,11 @@ from planner.graph.trace import trace
 from planner.models.zoo import build_model
 from planner.plan.file import load_plan
 from planner.plan.plan import PRECISIONS
-from runtime.arguments import Arguments
-from runtime.data import synthetic_batch
-from runtime.device_mesh import Communicators, current_device, local_rank, start_processes
-from runtime.rank import be_a_rank
-from runtime.training_step import parallelize
+from runtime.comm.device_mesh import Communicators, current_device, local_rank, start_processes
+from runtime.data.datasets import synthetic_batch
+from runtime.processes.rank import be_a_rank
+from runtime.step.arguments import Arguments
+from runtime.step.training_step import parallelize
 
 
 def steps_of(folder: Path) -> dict[str, Callable[[], float]]:

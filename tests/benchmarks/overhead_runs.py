@@ -46,10 +46,10 @@ from torch.nn.parallel import DistributedDataParallel
 from planner.models.zoo import BuiltModel, build_model
 from planner.plan.file import load_plan
 from planner.plan.plan import Plan
-from runtime.data import synthetic_batches
-from runtime.device_mesh import Communicators, current_device, local_rank, start_processes
-from runtime.rank import be_a_rank
-from runtime.training_step import parallelize
+from runtime.comm.device_mesh import Communicators, current_device, local_rank, start_processes
+from runtime.data.datasets import synthetic_batches
+from runtime.processes.rank import be_a_rank
+from runtime.step.training_step import parallelize
 
 Step = Callable[[torch.Tensor, torch.Tensor], float]
 

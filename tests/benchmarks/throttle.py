@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from runtime import collectives, flight
+from runtime.comm import async_collectives as flight
+from runtime.comm import collectives
 
 SHARES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
 """How often the whole tensor passes a process, but for its own part."""

@@ -13,8 +13,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.plan import Plan
-from runtime.device_mesh import RankMesh
-from runtime.training_step import TrainingStep, parallelize
+from runtime.comm.device_mesh import RankMesh
+from runtime.step.training_step import TrainingStep, parallelize
 from tests.distributed import plans
 
 Messages = Counter[tuple[str, int | None, float]]

@@ -8,10 +8,11 @@ import pytest
 
 from planner.errors import AuditError
 from planner.graph.trace import trace
-from planner.plan.bind import BoundPlan
-from planner.plan.charges import Charge
+from planner.plan.binding.bind import BoundPlan
+from planner.plan.prediction.charges import Charge
 from planner.sharding.update import Update
-from runtime import StageAudit, audit, auditing
+from runtime import StageAudit, audit
+from runtime.auditing.audit import audit as auditing
 from tests.contract.test_priced_is_emitted import FULL, KEEPING, SOME, Hand, cluster_of
 from tests.distributed import dividing, plans
 from tests.long_lists import first, rarely

@@ -24,8 +24,8 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
 from planner.plan.plan import PRECISIONS, Group, Plan
-from planner.search.space import Pinned
 from planner.sharding.update import PLAIN, Update
+from planner.strategy_search.request.space import Pinned
 from runtime import audit
 from tests.long_lists import rarely
 

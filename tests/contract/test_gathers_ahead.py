@@ -14,15 +14,15 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from planner.plan import live_memory
-from planner.plan.bind import bind
+from planner.plan.binding.bind import bind
 from planner.plan.plan import Plan
+from planner.plan.prediction import live_memory
 from planner.sharding.update import Update
-from runtime import executor
-from runtime.block_gathers import Gathered
-from runtime.flight import Flight
-from runtime.gather_trip import GatherTrip
-from runtime.instruction import Instruction
+from runtime.comm.async_collectives import Flight
+from runtime.executor.block_gathers import Gathered
+from runtime.executor import executor
+from runtime.executor.instruction import Instruction
+from runtime.executor.prefetch import GatherTrip
 from runtime.observer import Observer
 from tests.contract.one_rank import one_rank
 from tests.distributed import plans

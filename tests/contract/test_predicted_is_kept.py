@@ -20,11 +20,11 @@ from costmodels import in_flight
 from hardware_profiles import load_profile
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
-from planner.plan.bind import BoundPlan, bind
+from planner.plan.binding.bind import BoundPlan, bind
 from planner.plan.plan import Plan
-from planner.plan.predict import stage_costs
+from planner.plan.prediction.predict import stage_costs
 from planner.sharding.update import PLAIN, Update
-from runtime.training_step import TrainingStep
+from runtime.step.training_step import TrainingStep
 from tests.contract.one_rank import one_rank
 from tests.distributed import plans
 from tests.long_lists import first, rarely

@@ -14,11 +14,11 @@ import torch
 
 from hardware_profiles import Cluster, load_profile
 from planner.graph.trace import trace
-from planner.plan.bind import BoundPlan, bind
+from planner.plan.binding.bind import BoundPlan, bind
 from planner.plan.plan import Plan
-from planner.plan.predict import stage_costs
-from planner.search.space import FREE, Pinned
+from planner.plan.prediction.predict import stage_costs
 from planner.sharding.update import PLAIN, Update, update_words
+from planner.strategy_search.request.space import FREE, Pinned
 from tests.contract.one_rank import Messages, one_rank
 from tests.distributed import plans
 from tests.distributed.searched import searched_plan

@@ -7,19 +7,19 @@ import pytest
 
 from costmodels import usable_memory
 from hardware_profiles import Cluster
-from planner.search.cost_table import TableBuilder
-from planner.search.cutting import cut
-from planner.search.duals import setting_of
-from planner.search.evaluation import Evaluation, Outcome
-from planner.search.recursive import RecursivePlan, Task, level_sizes, plan_recursively
-from planner.search.restriction import Fixed, OneAxisFree, Restriction
-from planner.search.space import Configuration
 from planner.sharding.layout import divides
 from planner.sharding.mesh import Mesh, build_mesh
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.rule import strategy_fault
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import stored_fault
+from planner.strategy_search.decomposition.cutting import cut
+from planner.strategy_search.decomposition.lagrangian import setting_of
+from planner.strategy_search.engine.evaluation import Evaluation, Outcome
+from planner.strategy_search.engine.recursive import RecursivePlan, Task, level_sizes, plan_recursively
+from planner.strategy_search.request.restriction import Fixed, OneAxisFree, Restriction
+from planner.strategy_search.request.space import Configuration
+from planner.strategy_search.tables.cost_table import TableBuilder
 from tests.unit.search.cases import BATCH, cluster_of, template_of
 
 SAMPLES = 24

@@ -15,18 +15,18 @@ import pytest
 
 from planner.errors import InfeasibleError, LimitError, RequestError
 from planner.limits import limited
+from planner.plan.compare.verify import verify
 from planner.plan.file import dump_plan
-from planner.plan.verify import verify
-from planner.search.advice import changes
-from planner.search.contenders import CONTENDERS, NEAR
-from planner.search.evaluation import Evaluation
-from planner.search.problem import Edge, Problem, Solution, Variable
-from planner.search.request import SearchRequest
-from planner.search.search import Progress, SearchResult, find_fitting, search
-from planner.search.settle import rank_problem
-from planner.search.solvers import SOLVERS
-from planner.search.space import Configuration, Pinned, bounds, configurations, mesh_shapes
 from planner.sharding.update import PLAIN
+from planner.strategy_search.analysis.advice import changes
+from planner.strategy_search.engine.contenders import CONTENDERS, NEAR
+from planner.strategy_search.engine.evaluation import Evaluation
+from planner.strategy_search.engine.settle import rank_problem
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import Configuration, Pinned, bounds, configurations, mesh_shapes
+from planner.strategy_search.search import Progress, SearchResult, find_fitting, search
+from planner.strategy_search.solvers import SOLVERS
+from planner.strategy_search.solvers.problem import Edge, Problem, Solution, Variable
 from tests.refusals import refused
 from tests.unit.search.cases import (
     BATCH,
@@ -400,7 +400,7 @@ def test_another_process_finds_the_same() -> None:
     """Sets and dicts of another process have another order; scarce memory, so that many prices are tried."""
     script = (
         "import sys; from tests.contract.test_search_contract import scarce; from planner.plan.file import dump_plan;"
-        "from planner.search.search import search;"
+        "from planner.strategy_search.search import search;"
         "sys.stdout.write(''.join(dump_plan(ranked.plan) for ranked in search(scarce()).plans))"
     )
     done = subprocess.run(

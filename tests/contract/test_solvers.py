@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from planner.search.problem import OPTIMALITY_TOLERANCE, Edge, Problem, Solution, Variable
-from planner.search.solvers import SOLVERS, dynamic_programming, exhaustive, ilp
-from planner.search.solvers.elimination.order import schedule
+from planner.strategy_search.solvers import SOLVERS, dynamic_programming, exhaustive, ilp
+from planner.strategy_search.solvers.elimination.order import schedule
+from planner.strategy_search.solvers.problem import OPTIMALITY_TOLERANCE, Edge, Problem, Solution, Variable
 from tests.refusals import refused
 
 Pairs = list[tuple[int, int]]
@@ -381,6 +381,6 @@ def test_programs_are_well_conditioned_at_any_magnitude(seconds: float, octets: 
 
 @pytest.mark.thorough
 def test_ortools_loads_only_when_a_program_is_solved() -> None:
-    code = "import sys, planner.search.search; print('ortools' in sys.modules)"
+    code = "import sys, planner.strategy_search.search; print('ortools' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

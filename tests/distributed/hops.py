@@ -1,6 +1,6 @@
 """What a ring computes in each hop, without processes."""
 
-from runtime.ring_attention import Hop, Ring
+from runtime.ops.ring_attention import Hop, Ring
 
 
 def work_of_hops(size: int, length: int, zigzag: bool) -> list[list[float]]:

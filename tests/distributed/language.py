@@ -14,7 +14,7 @@ from planner.graph.trace import trace
 from planner.models.bert import Bert, BertConfig
 from planner.models.huggingface import from_config
 from planner.models.t5 import T5, T5Config
-from runtime.training_step import parallelize
+from runtime.step.training_step import parallelize
 from tests.distributed import plans
 from tests.distributed.tasks import CPU, known, relative
 

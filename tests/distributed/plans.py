@@ -18,7 +18,8 @@ from planner.models.llama import Llama, LlamaConfig
 from planner.models.resnet import ResNet, ResNetConfig
 from planner.models.vit import ViT, ViTConfig
 from planner.models.wide_deep import WideDeep, WideDeepConfig
-from planner.plan.bind import prepare
+from planner.plan.binding.bind import prepare
+from planner.plan.binding.slices import one_slice
 from planner.plan.outline import model_reference
 from planner.plan.plan import (
     ClusterReference,
@@ -29,7 +30,6 @@ from planner.plan.plan import (
     Stage,
     Training,
 )
-from planner.plan.slices import one_slice
 from planner.sharding.discover import discover, written_rules
 from planner.sharding.layout import PARTIAL, REPLICATE, Layout, divides, shard
 from planner.sharding.mesh import Mesh, MeshAxis

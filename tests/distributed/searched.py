@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from hardware_profiles import Cluster, Machine, load_profile
 from planner.plan.plan import ModelReference, Plan
-from planner.search.search import SearchRequest, search
-from planner.search.space import FREE, Pinned
 from planner.sharding.update import PLAIN, Update
+from planner.strategy_search.request.space import FREE, Pinned
+from planner.strategy_search.search import SearchRequest, search
 from tests.distributed import plans
 
 

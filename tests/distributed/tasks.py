@@ -17,13 +17,13 @@ from planner.plan.plan import Plan
 from planner.sharding.layout import PARTIAL, Layout
 from planner.sharding.mesh import Mesh
 from planner.sharding.rule import Duplex
-from runtime import collectives
-from runtime.device_mesh import Communicators, rank_mesh
-from runtime.optimizers import OptimizerSettings
-from runtime.randomness import Draw, dropping
-from runtime.redistribute import convert, local_piece, transfer
-from runtime.same_dropout import SameDropout
-from runtime.training_step import TrainingStep, parallelize
+from runtime.comm import collectives
+from runtime.comm.device_mesh import Communicators, rank_mesh
+from runtime.comm.redistribute import convert, local_piece, transfer
+from runtime.ops.randomness import Draw, dropping
+from runtime.optimizers.optimizers import OptimizerSettings
+from runtime.step.same_dropout import SameDropout
+from runtime.step.training_step import TrainingStep, parallelize
 from tests.distributed import plans
 from tests.distributed.stale import StaleTraining
 
@@ -196,7 +196,7 @@ def train(model: str, kind: str, sizes: tuple[int, ...], optimizer: str, micro_b
 
 def half_precision(micro_batches: int) -> tuple[float, bool]:
     """Training in bfloat16: largest relative difference of the loss, and whether the masters are float32."""
-    from runtime.unsharded import UnshardedStep
+    from runtime.reference.unsharded import UnshardedStep
 
     graph = trace(plans.build("llama").bfloat16(), plans.batch())
     plan = plans.hand_plan("zero1", "llama", plans.mesh_of(4), graph=graph)
@@ -347,7 +347,7 @@ def raise_on_one_rank() -> None:
 def train_dropping() -> tuple[float, list[float]]:
     """The worst difference of the losses of three steps of two equal micro-batches and the unsharded model's, for two
     seeds; and the losses, which differ by what was dropped alone, as the weights do not move."""
-    from runtime.unsharded import UnshardedStep
+    from runtime.reference.unsharded import UnshardedStep
 
     settings = OptimizerSettings(learning_rate=0.0)
     graph = plans.traced("dropping")

@@ -1,9 +1,9 @@
 """Plans of models that people bring, trained beside the model that is not sharded."""
 
 from planner.plan.file import parse_plan
-from runtime.progress import RunSummary
+from runtime.launch.training import train
+from runtime.processes.progress import RunSummary
 from runtime.run_settings import RunSettings
-from runtime.training import train
 
 
 def difference(text: str) -> float:

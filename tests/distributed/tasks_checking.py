@@ -18,10 +18,10 @@ from planner.sharding.mesh import Mesh
 from planner.sharding.rule import FactorKind, Rule, Strategy
 from planner.sharding.rules.spec import RuleSpec
 from planner.sharding.update import Update
-from runtime import local_ops
 from runtime.guard_settings import GuardSettings
-from runtime.optimizers import OptimizerSettings
-from runtime.training_step import TrainingStep, parallelize
+from runtime.ops import local_ops
+from runtime.optimizers.optimizers import OptimizerSettings
+from runtime.step.training_step import TrainingStep, parallelize
 from tests.distributed import plans
 from tests.distributed.tasks import CPU, KEPT, Counted, build_step, known
 

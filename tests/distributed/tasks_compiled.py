@@ -9,7 +9,7 @@ from unittest.mock import patch
 import torch
 
 from planner.sharding.update import Update
-from runtime.training_step import parallelize
+from runtime.step.training_step import parallelize
 from tests.distributed import plans, tasks
 from tests.distributed.parking import everywhere, parked
 
@@ -36,7 +36,7 @@ def compared(
     batches = [plans.inputs(model, samples=plan.training.global_batch) for _ in range(3)]
     made = []
     for compiled in (True, False):
-        with patch("torch.compile", compiler), patch("runtime.training_step.check_compiler"):
+        with patch("torch.compile", compiler), patch("runtime.step.training_step.check_compiler"):
             step = parallelize(
                 plans.build(model),
                 plan,

@@ -8,13 +8,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from planner.plan.plan import Plan
-from planner.search.space import Pinned
 from planner.sharding.layout import parse_layout
 from planner.sharding.rule import strategy_names
 from planner.sharding.zigzag import zigzag_runs
-from runtime.device_mesh import rank_mesh
-from runtime.redistribute import convert, local_piece
-from runtime.ring_attention import Ring, ring_attention
+from planner.strategy_search.request.space import Pinned
+from runtime.comm.device_mesh import rank_mesh
+from runtime.comm.redistribute import convert, local_piece
+from runtime.ops.ring_attention import Ring, ring_attention
 from tests.distributed import plans, tasks
 from tests.distributed.searched import searched_plan
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from runtime.recovery.copies import Copies
 from runtime.recovery.replica_folder import FOLDER
+from runtime.recovery.state_replicas import Copies
 from runtime.run_folder.identity import Origin
 from tests.distributed.tasks_saving import Settings, losses, plan_for, step_of, unequal
 

@@ -7,9 +7,9 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from planner.graph.trace import trace
-from runtime.progress import StepReport
+from runtime.launch.training import train
+from runtime.processes.progress import StepReport
 from runtime.run_settings import RunSettings
-from runtime.training import train
 from tests.distributed import plans
 
 COUNT = 18

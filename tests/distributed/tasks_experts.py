@@ -3,8 +3,8 @@
 import torch
 
 from planner.plan.plan import Plan
-from runtime.optimizers import OptimizerSettings
-from runtime.unsharded import UnshardedStep
+from runtime.optimizers.optimizers import OptimizerSettings
+from runtime.reference.unsharded import UnshardedStep
 from tests.distributed import plans, tasks
 from tests.distributed.dividing import by_hand
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 
 from planner.sharding.update import Update
-from runtime.ledger import Ledger
-from runtime.training_step import parallelize
+from runtime.auditing.ledger import Ledger
+from runtime.step.training_step import parallelize
 from tests.distributed import plans, tasks
 
 

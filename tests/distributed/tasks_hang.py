@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
-from runtime.hang import HangWatch, Store
-from runtime.training_step import TrainingStep
+from runtime.processes.hang import HangWatch, Store
+from runtime.step.training_step import TrainingStep
 from tests.distributed import plans
 from tests.distributed.tasks_saving import Settings, plan_for, step_of
 

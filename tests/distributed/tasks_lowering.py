@@ -3,7 +3,7 @@ time."""
 
 import torch
 
-from runtime.training_step import parallelize
+from runtime.step.training_step import parallelize
 from tests.distributed import plans, tasks
 
 

@@ -8,9 +8,9 @@ from torch.utils import _pytree as pytree
 
 from planner.plan.file import parse_plan
 from planner.plan.plan import Training
-from runtime.optimizers import OptimizerSettings
-from runtime.randomness import dropping
-from runtime.unsharded import UnshardedStep
+from runtime.ops.randomness import dropping
+from runtime.optimizers.optimizers import OptimizerSettings
+from runtime.reference.unsharded import UnshardedStep
 from tests.distributed import plans
 from tests.distributed.tasks import SEED, build_step, worst_error
 

@@ -8,8 +8,8 @@ import torch
 from hardware_profiles import Home
 from planner.plan.plan import Plan
 from planner.sharding.update import Update
-from runtime.optimizers import OptimizerSettings
-from runtime.training_step import TrainingStep
+from runtime.optimizers.optimizers import OptimizerSettings
+from runtime.step.training_step import TrainingStep
 from tests.distributed import plans
 from tests.distributed.parking import homes_of, of_blocks, parked, staying
 from tests.distributed.tasks import build_step, plan_of, relative

@@ -8,14 +8,14 @@ import torch
 import torch.distributed as dist
 
 from planner.errors import CheckpointError, PlannerError
-from planner.plan.crossing_rows import crossing_rows
 from planner.plan.file import parse_plan
+from planner.plan.prediction.crossing_rows import crossing_rows
 from runtime.checkpoint.saving import Checkpoints
 from runtime.checkpoint.spread import TABLE_PARTS
 from runtime.checkpoint.tables import tables_file_of
+from runtime.reference.unsharded import UnshardedStep
 from runtime.servers.addresses import Addresses
-from runtime.training_step import TrainingStep, parallelize
-from runtime.unsharded import UnshardedStep
+from runtime.step.training_step import TrainingStep, parallelize
 from tests.distributed import plans
 from tests.distributed.tasks import CPU, SEED, known, relative
 from tests.distributed.tasks_models import SETTINGS

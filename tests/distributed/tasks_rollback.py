@@ -13,9 +13,9 @@ from torch.utils.data import TensorDataset
 from planner.errors import PlannerError
 from planner.graph.trace import trace
 from planner.sharding.update import Update
-from runtime.progress import StepReport
+from runtime.launch.training import train
+from runtime.processes.progress import StepReport
 from runtime.run_settings import RunSettings
-from runtime.training import train
 from tests.distributed import plans
 from tests.distributed.tasks import SEED
 from tests.distributed.tasks_checking import Fragile, fragile_batch

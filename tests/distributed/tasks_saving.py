@@ -15,8 +15,8 @@ from planner.sharding.stored import StoredParameter, own_copies
 from runtime.checkpoint.folder import part_of
 from runtime.checkpoint.saving import Checkpoints
 from runtime.checkpoint.state import live_tensors
-from runtime.optimizers import OptimizerSettings
-from runtime.training_step import TrainingStep, parallelize
+from runtime.optimizers.optimizers import OptimizerSettings
+from runtime.step.training_step import TrainingStep, parallelize
 from tests.distributed import plans
 from tests.distributed.parking import mixed, of_blocks, parked, staying
 from tests.distributed.tasks import CPU, SEED, known

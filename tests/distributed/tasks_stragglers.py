@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch.utils.data import TensorDataset
 
 from planner.graph.trace import trace
-from runtime.progress import RunSummary
+from runtime.launch.training import train
+from runtime.processes.progress import RunSummary
+from runtime.processes.stragglers import LEAST_STEPS
 from runtime.run_settings import RunSettings
-from runtime.step import RankStep
-from runtime.stragglers import LEAST_STEPS
-from runtime.training import train
+from runtime.step.step import RankStep
 from tests.distributed import plans, tasks_rollback
 
 DAWDLES = 0.2  # seconds in each step; the rest of a step is a few milliseconds

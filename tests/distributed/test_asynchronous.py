@@ -4,7 +4,7 @@ import pytest
 
 from costmodels import order_1f1b
 from planner.errors import PlanFileError
-from planner.plan.bind import bind
+from planner.plan.binding.bind import bind
 from tests.distributed import plans
 from tests.long_lists import first, rarely
 from tests.refusals import refused

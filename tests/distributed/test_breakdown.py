@@ -59,8 +59,8 @@ def make():
     if CASE == "larger":
         Tokens.__init__.__globals__["torch"].nn.Embedding = _larger(torch.nn.Embedding)
     if CASE == "backward" and RANK == "1":
-        import runtime.parameters
-        runtime.parameters.LocalParameter.accumulate = _broken
+        import runtime.parameters.shards
+        runtime.parameters.shards.LocalParameter.accumulate = _broken
     return Tokens(), (torch.zeros(2, 4, dtype=torch.int64),)
 
 
@@ -345,7 +345,7 @@ def two_ranks(folder: Path, case: str) -> "Iterator[list[subprocess.Popen[str]]]
 def test_a_bad_plan_file_is_refused_before_anything_starts(
     folder: Path, text: str | None, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from runtime.launch import main
+    from runtime.launch.launch import main
 
     path = folder / "bad.json"
     path.unlink(missing_ok=True)

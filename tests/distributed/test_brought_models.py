@@ -10,7 +10,7 @@ from planner.cli.options import Options
 from planner.cli.requesting import request_of
 from planner.errors import ModelError, RequestError
 from planner.plan.file import dump_plan
-from planner.search.objectives import plan_for
+from planner.strategy_search.objectives import plan_for
 from tests.distributed import tasks_brought
 from tests.refusals import refused
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from planner.search.space import Pinned
+from planner.strategy_search.request.space import Pinned
 from tests.distributed.hops import work_of_hops
 from tests.long_lists import first, pairs, rarely
 

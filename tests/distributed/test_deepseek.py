@@ -114,7 +114,7 @@ def test_experts_in_a_pipeline(pool, side: str, schedule: str, recomputation: st
 def test_decided_by_hand(request, processes: int) -> None:
     """Tensor, sequence, data and expert parallel, as the search plans them, on two and four processes."""
     from planner.plan.file import dump_plan
-    from planner.search.space import Pinned
+    from planner.strategy_search.request.space import Pinned
     from tests.distributed.searched import searched_plan
 
     whole = {"expert": 1, "micro_batches": 1}

@@ -8,7 +8,7 @@ import pytest
 
 from planner.plan.file import dump_plan
 from planner.plan.plan import Plan
-from planner.search.space import Pinned
+from planner.strategy_search.request.space import Pinned
 from tests.distributed.searched import searched_plan
 from tests.long_lists import rarely
 

@@ -14,8 +14,8 @@ from planner.graph.trace import trace
 from planner.models.zoo import build_model
 from planner.plan.file import save_plan
 from planner.plan.plan import Plan
-from runtime.launch import launch
-from runtime.progress import Report, RunSummary, StepReport
+from runtime.launch.launch import launch
+from runtime.processes.progress import Report, RunSummary, StepReport
 from runtime.run_settings import RunSettings
 from tests.distributed.listening import listening_meanwhile
 from tests.unit.cli.answers import ANSWERS

@@ -12,8 +12,8 @@ from planner.errors import PlannerError
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
 from planner.plan.file import save_plan
-from runtime.launch import launch
-from runtime.progress import Report, RunSummary, StepReport
+from runtime.launch.launch import launch
+from runtime.processes.progress import Report, RunSummary, StepReport
 from runtime.run_settings import RunSettings
 from tests.refusals import refused
 

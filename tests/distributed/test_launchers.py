@@ -16,8 +16,8 @@ import pytest
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
 from planner.plan.file import save_plan
-from runtime.launch import launch
-from runtime.progress import Report, StepReport
+from runtime.launch.launch import launch
+from runtime.processes.progress import Report, StepReport
 from runtime.run_settings import RunSettings
 from tests.distributed.ports import free_port
 

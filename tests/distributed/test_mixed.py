@@ -5,7 +5,7 @@ from typing import Any
 
 from hardware_profiles import Cluster, MixedCluster
 from planner.plan.file import dump_plan, parse_plan
-from planner.search.space import Pinned
+from planner.strategy_search.request.space import Pinned
 from tests.distributed.searched import eager_cluster, searched_plan
 
 TOLERANCE = 1e-5

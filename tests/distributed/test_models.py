@@ -13,10 +13,10 @@ from functools import partial
 
 import pytest
 
-from planner.plan.bind import prepare
+from planner.plan.binding.bind import prepare
 from planner.plan.file import dump_plan
 from planner.plan.plan import Plan
-from planner.search.space import FREE, Pinned
+from planner.strategy_search.request.space import FREE, Pinned
 from tests.distributed import plans
 from tests.distributed.searched import searched_plan
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.plan.bind import bind
+from planner.plan.binding.bind import bind
 from planner.plan.file import dump_plan, parse_plan
 from runtime.checkpoint.offline import convert
 from runtime.checkpoint.source import open_checkpoint

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from costmodels import Turn, simulate
-from planner.plan.bind import bind
-from planner.plan.predict import stage_costs
+from planner.plan.binding.bind import bind
+from planner.plan.prediction.predict import stage_costs
+from planner.plan.prediction.step import rank_seconds
 from planner.plan.schedule import orders_of
-from planner.plan.step import rank_seconds
 from tests.contract.test_priced_is_emitted import Hand, cluster_of
 from tests.distributed import plans
 from tests.long_lists import first, pairs, rarely

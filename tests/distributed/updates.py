@@ -17,10 +17,10 @@ from planner.sharding.layout import PARTIAL, REPLICATE, shard
 from planner.sharding.mesh import Mesh
 from planner.sharding.stored import StoredParameter, own_copies
 from planner.sharding.update import Update
-from runtime.flight import Flight
-from runtime.optimizers import OptimizerSettings
-from runtime.training_step import TrainingStep, parallelize
-from runtime.unsharded import UnshardedStep
+from runtime.comm.async_collectives import Flight
+from runtime.optimizers.optimizers import OptimizerSettings
+from runtime.reference.unsharded import UnshardedStep
+from runtime.step.training_step import TrainingStep, parallelize
 from tests.distributed import plans
 from tests.distributed.tasks import CPU, Counted, known, relative
 

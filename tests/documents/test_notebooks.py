@@ -91,7 +91,7 @@ def test_its_outputs_name_no_folder_of_a_machine(path: Path) -> None:
         "from planner.plan.file import load_plan",
         "from planner.report.data import lanes_of",
         "planner.errors",
-        "runtime.executor",
+        "runtime.executor.executor",
     ],
 )
 def test_a_private_name_is_seen(line: str) -> None:

@@ -125,7 +125,7 @@ def _json(*contents: object) -> tuple[bytes, ...]:
 def _graph() -> Any:
     from planner.cli.tracing import traced
     from planner.models.zoo import build_model
-    from planner.plan.bind import prepare
+    from planner.plan.binding.bind import prepare
 
     built = build_model(MODEL, dtype="float32")
     return prepare(traced(built))
@@ -140,8 +140,8 @@ def _facts(beside: str = "") -> Any:
 
 
 def _plan(path: Path) -> None:
+    from planner.plan.binding.machine import machine_of
     from planner.plan.file import load_plan
-    from planner.plan.machine import machine_of
 
     plan = load_plan(path)
     machine_of(plan.cluster, None)
@@ -154,7 +154,7 @@ def _model(path: Path) -> None:
 
 
 def _profile(path: Path) -> None:
-    from planner.search.job import machine_from
+    from planner.strategy_search.job import machine_from
 
     machine_from(str(path), devices=4)
 
@@ -191,9 +191,9 @@ def _measurements(path: Path) -> None:
 
 def _engine(name: str) -> Callable[[Path], None]:
     def read(path: Path) -> None:
-        from planner.cli.importing import _texts
+        from planner.cli.commands.import_ import _texts
         from planner.export.targets import TARGETS
-        from planner.search.job import machine_from
+        from planner.strategy_search.job import machine_from
 
         target = TARGETS[name]
         text, _ = _texts(path, target)
@@ -213,7 +213,7 @@ def _mindspore(path: Path) -> None:
 
 
 def _beside(path: Path) -> None:
-    from planner.cli.importing_operators import _beside as beside
+    from planner.cli.commands.import_operators import _beside as beside
 
     found = beside(path, "mindspore")
     if found is not None:
@@ -298,7 +298,7 @@ def _options(path: Path) -> None:
 @cache
 def _option_readers() -> Mapping[str, Callable[[str], object]]:
     from hardware_profiles import compose, load_machine
-    from planner.cli.validating import _conditions
+    from planner.cli.commands.validate import _conditions
     from planner.cli.values import (
         parse_buckets,
         parse_count,
@@ -309,7 +309,7 @@ def _option_readers() -> Mapping[str, Callable[[str], object]]:
         placing_of,
     )
     from planner.models.overrides import parse_changes, split_reference
-    from planner.search.offload import parse_offload
+    from planner.strategy_search.request.offload import parse_offload
     from runtime.launchers.slurm import hosts_of
     from runtime.servers.addresses import parse_address
 
@@ -332,19 +332,19 @@ def _option_readers() -> Mapping[str, Callable[[str], object]]:
 
 
 def _progress(path: Path) -> None:
-    from runtime.progress import RECORD, report_of
+    from runtime.processes.progress import RECORD, report_of
 
     report_of(RECORD + path.read_text(encoding="utf-8", errors="replace"))
 
 
 def _where(path: Path) -> None:
-    from runtime.hang import answer_of
+    from runtime.processes.hang import answer_of
 
     answer_of(path.read_text(encoding="utf-8", errors="replace"))
 
 
 def _notes(path: Path) -> None:
-    from runtime.breakdown import failure_of
+    from runtime.processes.breakdown import failure_of
 
     failure_of(path.parent, ended={0: 1}, noise="")
 
@@ -368,7 +368,7 @@ def _devices(path: Path) -> None:
 
 
 def _tokens(path: Path) -> None:
-    from runtime.tokens import TokensDataset
+    from runtime.data.tokens import TokensDataset
 
     TokensDataset(path, 4)
 
@@ -455,8 +455,8 @@ def _records() -> tuple[bytes, ...]:
 
 
 def _reports() -> tuple[bytes, ...]:
-    from runtime.progress import RECORD, RunSummary, StepReport, record_of
-    from runtime.stragglers import SlowRank
+    from runtime.processes.progress import RECORD, RunSummary, StepReport, record_of
+    from runtime.processes.stragglers import SlowRank
 
     step = StepReport(step=1, steps=4, loss=1.5, unsharded=None, seconds=0.1, samples=8, tokens=64)
     end = RunSummary(

@@ -13,14 +13,14 @@ import pytest
 from hardware_profiles import load_profile
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
+from planner.plan.compare.repricing import repriced
+from planner.plan.compare.verify import verify
 from planner.plan.file import dump_plan, load_plan, parse_plan, save_plan
 from planner.plan.outline import model_reference
 from planner.plan.plan import PRECISIONS
-from planner.plan.repricing import repriced
-from planner.plan.verify import verify
-from planner.search.request import SearchRequest
-from planner.search.search import search
-from planner.search.space import FREE, Pinned
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import FREE, Pinned
+from planner.strategy_search.search import search
 
 FOLDER = Path(__file__).parent / "plans"
 REQUESTS: dict[str, tuple[str, str, int, int, str, Pinned]] = {

@@ -45,18 +45,16 @@ from planner.limits import check, limited, room
 from planner.models.router import Router, Routing
 from planner.models.zoo import build_model
 from planner.plan.file import load_plan, parse_plan, save_plan
-from planner.search.offload import parse_offload
-from planner.search.space import Pinned
 from planner.sharding.layout import local_shape, parse_layout
 from planner.sharding.rule import Rule, named_strategy
 from planner.sharding.rules import RULES, rule_of
 from planner.sharding.rules.written import build_written
+from planner.strategy_search.request.offload import parse_offload
+from planner.strategy_search.request.space import Pinned
 from planner.validation.configuration import run_of
 from planner.validation.rows import read_rows
-from runtime.auditing import audit
+from runtime.auditing.audit import audit
 from runtime.checkpoint.source import open_checkpoint
-from runtime.finiteness import check_gradients
-from runtime.guard import LossGuard
 from runtime.guard_settings import GuardSettings
 from runtime.launchers import launched_by
 from runtime.recovery.replanning import range_of
@@ -67,6 +65,8 @@ from runtime.servers.disk import SystemDisk
 from runtime.servers.frames import Frame
 from runtime.servers.sparse_optimizers import SparseOptimizer
 from runtime.servers.storage import Storage
+from runtime.step.finiteness import check_gradients
+from runtime.step.guard import LossGuard
 from tests.unit.validation.runs import row, write
 
 FILE = Path(__file__).parent / "messages.txt"

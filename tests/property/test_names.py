@@ -17,7 +17,7 @@ from planner.errors import ModelError
 from planner.export.mindspore import MINDSPORE
 from planner.graph.trace import trace
 from planner.matching import matches, module_and_call
-from planner.plan.bind import bind
+from planner.plan.binding.bind import bind
 from planner.plan.file import dump_plan, parse_plan
 from runtime.checkpoint.offline import convert, merge
 from runtime.checkpoint.source import open_checkpoint

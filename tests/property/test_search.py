@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from costmodels import usable_memory
 from planner.errors import InfeasibleError, RequestError
-from planner.plan.bind import bind
-from planner.plan.predict import predict, stage_costs
-from planner.plan.verify import verify
-from planner.search.contenders import NEAR
-from planner.search.evaluation import Evaluation
-from planner.search.request import SearchRequest
-from planner.search.search import SearchResult, search
-from planner.search.space import FREE, Pinned, bounds, configurations
+from planner.plan.binding.bind import bind
+from planner.plan.compare.verify import verify
+from planner.plan.prediction.predict import predict, stage_costs
+from planner.strategy_search.engine.contenders import NEAR
+from planner.strategy_search.engine.evaluation import Evaluation
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import FREE, Pinned, bounds, configurations
+from planner.strategy_search.search import SearchResult, search
 from tests.unit.search.cases import (
     BATCH,
     cluster_of,

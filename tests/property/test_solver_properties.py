@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.search.problem import Edge, Problem, Solution, Variable
-from planner.search.solvers import SOLVERS
+from planner.strategy_search.solvers import SOLVERS
+from planner.strategy_search.solvers.problem import Edge, Problem, Solution, Variable
 
 EXACT = ("dynamic_programming", "exhaustive")
 

@@ -26,7 +26,7 @@ LAYERS = (
     ("planner.cli",),
     ("planner",),  # planner/__init__.py, the public face
     ("planner.validation",),  # asks the search, and compares with what was measured
-    ("planner.search", "planner.report", "planner.export", "runtime"),
+    ("planner.strategy_search", "planner.report", "planner.export", "runtime"),
     ("planner.plan",),
     ("planner.pricing",),
     ("planner.sharding",),
@@ -38,26 +38,37 @@ LAYERS = (
 )
 LAYER_OF = {house: number for number, layer in enumerate(LAYERS) for house in layer}
 
+# The rooms of the larger houses, lowest first: a module imports from its own room and from those before it. What stands
+# in the house itself, outside of its rooms, is for all of them (settings, folders, signals) or uses all of them.
+ROOMS = {
+    "runtime": (
+        "launchers", "run_folder", "comm", "optimizers", "servers", "tables", "offload", "ops", "parameters", "executor", "update",
+        "processes", "step", "data", "checkpoint", "reference", "recovery", "profiling", "auditing", "launch",
+    ),
+    "planner.plan": ("binding", "layout", "prediction", "compare"),
+    "planner.strategy_search": ("request", "solvers", "tables", "decomposition", "engine", "fixed", "analysis"),
+}  # fmt: skip
+
 # Beside the layers: a run that goes on with other devices has a plan searched for them.
-ALLOWED = (("runtime.recovery.replanning", "planner.search"),)
+ALLOWED = (("runtime.recovery.replanning", "planner.strategy_search"),)
 
 # The homes of every package that is not of the standard library: only modules below these import it.
 HOMES = {
     "cryptography": ("runtime.servers.certificate",),
     "jinja2": ("planner.report.html",),
-    "networkx": ("planner.graph.operator_graph", "planner.search.solvers"),
+    "networkx": ("planner.graph.operator_graph", "planner.strategy_search.solvers"),
     "numpy": (
         "costmodels",
         "hardware_profiles.units",
         "planner.graph.blocks",
         "planner.pricing",
-        "planner.search",
+        "planner.strategy_search",
         "planner.sharding.redistribute",
-        "runtime.loading",  # datasets draw from numpy's generator
+        "runtime.data.loading",  # datasets draw from numpy's generator
         "runtime.servers",  # hold rows without torch, so that they start in a fraction of a second
-        "runtime.tokens",  # maps files
+        "runtime.data.tokens",  # maps files
     ),
-    "ortools": ("planner.search.solvers",),
+    "ortools": ("planner.strategy_search.solvers",),
     "plotly": ("planner.report.html",),
     "pydantic": (
         "hardware_profiles",
@@ -65,18 +76,18 @@ HOMES = {
         "planner.models.huggingface_config",
         "planner.plan",
         "planner.sharding.discover",
-        "runtime.breakdown",  # notes of ranks
+        "runtime.processes.breakdown",  # notes of ranks
         "runtime.checkpoint",
-        "runtime.exchange",
-        "runtime.hang",
+        "runtime.comm.exchange",
+        "runtime.processes.hang",
         "runtime.launchers.rank_table",
-        "runtime.progress",
+        "runtime.processes.progress",
         "runtime.run_settings",
-        "runtime.recovery.copies",
+        "runtime.recovery.state_replicas",
         "runtime.run_folder",
     ),
     "rich": ("planner.cli", "planner.report"),
-    "safetensors": ("runtime.checkpoint", "runtime.recovery.copies"),
+    "safetensors": ("runtime.checkpoint", "runtime.recovery.state_replicas"),
     "torch": ("planner.graph", "planner.models", "planner.sharding.discover", "runtime"),
     "torch.distributed": ("runtime",),
     "transformers": ("planner.models.huggingface",),
@@ -110,16 +121,16 @@ MAY_VALIDATE_TEXT = (
     "planner.plan.file",  # the same
     "planner.sharding.discover",
     "runtime.checkpoint.manifest",  # the same
-    "runtime.exchange",  # lengths are checked before
-    "runtime.recovery.copies",  # of limited size, in a folder of our own
+    "runtime.comm.exchange",  # lengths are checked before
+    "runtime.recovery.state_replicas",  # of limited size, in a folder of our own
     "runtime.run_folder",  # the same
 )
 
 # A solver sees the problem, never the graph it came from.
-SOLVERS = "planner.search.solvers"
+SOLVERS = "planner.strategy_search.solvers"
 SOLVERS_MAY_IMPORT = (
     SOLVERS,
-    "planner.search.problem",
+    "planner.strategy_search.solvers.problem",
     "planner.errors",
     "planner.limits",
     "hardware_profiles.units",
@@ -131,7 +142,8 @@ SOLVERS_MAY_IMPORT = (
 SLOW_TO_LOAD = ("jinja2", "networkx", "ortools", "plotly", "rich", "torch", "transformers")
 
 # What makes objects of bytes runs code that the bytes name. Files of tensors are read by safetensors, ranks tell each
-# other JSON (`runtime.exchange`). Only the workers of `planner.validation` get their tasks, through pipes, as pickles.
+# other JSON (`runtime.comm.exchange`). Only the workers of `planner.validation` get their tasks, through pipes, as
+# pickles.
 UNPICKLERS = ("cloudpickle", "dill", "jsonpickle", "joblib", "marshal", "pickle", "shelve", "torch.distributed.rpc",
               "multiprocessing.connection", "multiprocessing.managers")  # fmt: skip
 UNPICKLING_CALLS = ("all_gather_object", "gather_object", "scatter_object_list", "broadcast_object_list",
@@ -139,7 +151,7 @@ UNPICKLING_CALLS = ("all_gather_object", "gather_object", "scatter_object_list",
 SUSPECT = re.compile("|".join((*UNPICKLERS, *UNPICKLING_CALLS, "multiprocessing", "torch.load", "rpc", "pickle")))
 """Words of which one is in whatever unpickles: only such modules are looked at."""
 
-MAY_PRINT = ("planner.cli", "planner.report", "runtime.launch")
+MAY_PRINT = ("planner.cli", "planner.report", "runtime.launch.launch")
 
 
 # Who runs what a text says: by importing a name that is no literal, or by executing text. Nothing else may.
@@ -147,29 +159,29 @@ RUNS = {
     "planner": ("import_module",),  # its own modules, by a literal table
     "planner.models.imported": ("import_module",),  # what a person names: --model, --data
     "runtime": ("import_module",),  # its own modules
-    "runtime.lowering.compiled": ("exec",),  # programs that are written from a traced graph
-    "runtime.lowering.programs": ("exec",),
+    "runtime.executor.lowering.compiled": ("exec",),  # programs that are written from a traced graph
+    "runtime.executor.lowering.programs": ("exec",),
     "runtime.servers": ("import_module",),  # its own modules
 }
 RUNNERS = ("__import__", "eval", "exec", "import_module", "run_module", "run_path", "spec_from_file_location")
 UNPICKLES = ("Unpickler", "pickle", "torch.load", "marshal", "shelve", "dill", "cloudpickle")
 
-# Who imports, calls or opens what a reference names. All get it from the person; of a plan file `planner.plan.model_of`
-# passes on what is of the zoo, and nothing else.
+# Who imports, calls or opens what a reference names. All get it from the person; of a plan file
+# `planner.plan.binding.model_of` passes on what is of the zoo, and nothing else.
 GIVEN = {
-    "imported_factory": ("planner.models.zoo", "runtime.data"),
+    "imported_factory": ("planner.models.zoo", "runtime.data.datasets"),
     "from_config": ("planner.models.zoo",),
     "build_model": (
-        "planner.cli.explaining",
-        "planner.cli.importing",
-        "planner.cli.importing_operators",
+        "planner.cli.commands.explain",
+        "planner.cli.commands.import_",
+        "planner.cli.commands.import_operators",
         "planner.models.naming.of_model",
         "planner.models.zoo",
-        "planner.plan.model_of",
-        "planner.search.job",
+        "planner.plan.binding.model_of",
+        "planner.strategy_search.job",
     ),
     "naming_of": ("runtime.checkpoint.naming",),  # of `buildable`
-    "build_planned": ("planner.cli.showing", "runtime.recovery.replanning", "runtime.training"),
+    "build_planned": ("planner.cli.commands.show", "runtime.recovery.replanning", "runtime.launch.training"),
 }
 
 
@@ -273,6 +285,33 @@ def test_imports_point_downwards_and_third_parties_stay_at_home() -> None:
     assert complaints == [], "\n".join(complaints)
 
 
+def room_of(module: str) -> tuple[str, int] | None:
+    """House and number of the room that a module is in; None outside of rooms."""
+    for house, rooms in ROOMS.items():
+        if below(module, house):
+            name = module.removeprefix(house).removeprefix(".").partition(".")[0]
+            return (house, rooms.index(name)) if name in rooms else None
+    return None
+
+
+def test_rooms_are_those_that_are_there() -> None:
+    for house, rooms in ROOMS.items():
+        folder = ROOT / house.replace(".", "/")
+        assert sorted(rooms) == sorted(path.parent.name for path in folder.glob("*/__init__.py"))
+
+
+@pytest.mark.slow
+def test_rooms_import_from_those_before_them() -> None:
+    complaints = []
+    for module in sources():
+        here = room_of(module)
+        for line, imported in imports_of(module):
+            there = room_of(imported)
+            if here is not None and there is not None and here[0] == there[0] and there[1] > here[1]:
+                complaints.append(f"{sources()[module].relative_to(ROOT)}:{line}: imports {imported}, which is above")
+    assert complaints == [], "\n".join(complaints)
+
+
 def called(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
     """The last word of everything that is called, and the call."""
     for node in ast.walk(tree):
@@ -339,24 +378,24 @@ def test_running_a_text_is_seen(text: str) -> None:
         ("costmodels.link", "torch"),
         ("hardware_profiles.load", "costmodels.units"),
         ("planner.errors", "planner.graph"),
-        ("planner.export.megatron", "planner.search.problem"),
+        ("planner.export.megatron", "planner.strategy_search.solvers.problem"),
         ("planner.graph.trace", "torch.distributed"),
         ("planner.models.llama", "planner.graph.trace"),
-        ("planner.plan.verify", "planner.search.space"),
-        ("planner.plan.verify", "planner.Plan"),
-        ("planner.report.html", "planner.search.problem"),
+        ("planner.plan.compare.verify", "planner.strategy_search.request.space"),
+        ("planner.plan.compare.verify", "planner.Plan"),
+        ("planner.report.html", "planner.strategy_search.solvers.problem"),
         ("planner.report.html", "runtime.audit"),
-        ("planner.search.problem", "ortools.math_opt"),
-        ("planner.search.problem", "rich.table"),
-        ("planner.search.solvers.ilp", "planner.graph.operator_graph"),
-        ("planner.search.solvers.ilp", "pydantic"),
+        ("planner.strategy_search.tables.cost_table", "ortools.math_opt"),
+        ("planner.strategy_search.solvers.problem", "rich.table"),
+        ("planner.strategy_search.solvers.ilp", "planner.graph.operator_graph"),
+        ("planner.strategy_search.solvers.ilp", "pydantic"),
         ("planner.sharding.layout", ".mesh"),
         ("planner.sharding.layout", "planner.novelties.layout"),
         ("planner.sharding.layout", "scipy.optimize"),
-        ("runtime.executor", "planner.cli.main"),
-        ("runtime.executor", "planner.export.torchtitan"),
-        ("runtime.executor", "planner.report.terminal"),
-        ("runtime.executor", "planner.search.problem"),
+        ("runtime.executor.executor", "planner.cli.main"),
+        ("runtime.executor.executor", "planner.export.torchtitan"),
+        ("runtime.executor.executor", "planner.report.terminal"),
+        ("runtime.executor.executor", "planner.strategy_search.solvers.problem"),
     ],
 )
 def test_a_forbidden_import_is_seen(module: str, imported: str) -> None:
@@ -367,15 +406,15 @@ def test_a_forbidden_import_is_seen(module: str, imported: str) -> None:
     ("module", "imported"),
     [
         ("costmodels.fit", "numpy.linalg"),
-        ("planner", "planner.search.Search"),
-        ("planner.cli.main", "runtime.launch"),
+        ("planner", "planner.strategy_search.Search"),
+        ("planner.cli.main", "runtime.launch.launch"),
         ("planner.pricing.operator", "costmodels.collectives"),
         ("planner.report.html", "planner.plan.Plan"),
-        ("planner.search.solvers.ilp", "ortools.math_opt.python"),
-        ("planner.search.solvers.ilp", "planner.search.problem.Problem"),
+        ("planner.strategy_search.solvers.ilp", "ortools.math_opt.python"),
+        ("planner.strategy_search.solvers.ilp", "planner.strategy_search.solvers.problem.Problem"),
         ("planner.sharding.layout", "dataclasses.dataclass"),
-        ("runtime.executor", "planner.sharding.layout.Layout"),
-        ("runtime.executor", "torch.distributed.tensor"),
+        ("runtime.executor.executor", "planner.sharding.layout.Layout"),
+        ("runtime.executor.executor", "torch.distributed.tensor"),
     ],
 )
 def test_a_right_import_passes(module: str, imported: str) -> None:
@@ -529,5 +568,5 @@ def test_text_of_others_is_parsed_within_limits() -> None:
              "TypeAdapter(int).validate_json(text)", "from json import loads"],
 )  # fmt: skip
 def test_a_parser_without_limits_is_seen(text: str) -> None:
-    assert list(raw_parsing("runtime.launch", ast.parse(text)))
-    assert not list(raw_parsing("runtime.launch", ast.parse("import json\njson.dumps(value)")))
+    assert list(raw_parsing("runtime.launch.launch", ast.parse(text)))
+    assert not list(raw_parsing("runtime.launch.launch", ast.parse("import json\njson.dumps(value)")))

@@ -31,9 +31,9 @@ from planner.graph.trace import trace
 from planner.models.zoo import build_model
 from planner.plan.outline import model_reference
 from planner.plan.plan import Plan
-from planner.search.request import SearchRequest
-from planner.search.search import search
-from planner.search.space import Pinned
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import Pinned
+from planner.strategy_search.search import search
 
 pytestmark = pytest.mark.thorough
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from hardware_profiles import Seconds
-from planner.plan.timeline import Span, StepTimeline, Stream
+from planner.plan.prediction.timeline import Span, StepTimeline, Stream
 
 AT_MOST = 200_000
 """Bars of a page, which compress well: a megabyte."""

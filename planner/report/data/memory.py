@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from costmodels import peak_memory
 from hardware_profiles import Bytes, Cluster, Machine, MixedCluster, Seconds, clusters_of_ranks
-from planner.plan.dissection import RankDissection
+from planner.plan.compare.dissection import RankDissection
 from planner.plan.plan import Plan
-from planner.plan.timeline import StepTimeline
+from planner.plan.prediction.timeline import StepTimeline
 
 SLACK = "allocator slack and reserved"
 CURVES = 8

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hardware_profiles import Bytes, Seconds
-from planner.plan.bind import BoundPlan, stage_of_operators
-from planner.plan.dissection import OperatorCost, RankDissection
+from planner.plan.binding.bind import BoundPlan, stage_of_operators
+from planner.plan.compare.dissection import OperatorCost, RankDissection
 from planner.plan.plan import Group
 from planner.report.words import short_name, strategy_words
 from planner.sharding.labels import factor_labels

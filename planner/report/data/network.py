@@ -31,9 +31,9 @@ from hardware_profiles import (
     links_of_all,
     links_of_ranks,
 )
-from planner.plan.bind import BoundPlan
-from planner.plan.charges import UNCHARGED, Charge
-from planner.plan.dissection import RankDissection
+from planner.plan.binding.bind import BoundPlan
+from planner.plan.compare.dissection import RankDissection
+from planner.plan.prediction.charges import UNCHARGED, Charge
 
 STAGES = "stages"
 """What goes from one pipeline rank to another, where axes have their names."""

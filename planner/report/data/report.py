@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from hardware_profiles import Machine
-from planner.plan.bind import BoundPlan
-from planner.plan.dissection import dissect
+from planner.plan.binding.bind import BoundPlan
+from planner.plan.compare.dissection import dissect
+from planner.plan.layout.roles import roles
 from planner.plan.plan import Prediction
-from planner.plan.roles import roles
-from planner.plan.timeline import StepTimeline, timeline_of
+from planner.plan.prediction.timeline import StepTimeline, timeline_of
 from planner.report.data.choices import Choices
 from planner.report.data.lanes import Lanes, lanes_of
 from planner.report.data.memory import Memory, memory_of

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hardware_profiles import Seconds
-from planner.plan.bind import BoundPlan
-from planner.plan.dissection import RankDissection
-from planner.plan.explanation import RESOURCE_OF
+from planner.plan.binding.bind import BoundPlan
+from planner.plan.compare.dissection import RankDissection
+from planner.plan.compare.explanation import RESOURCE_OF
 from planner.plan.plan import Plan, Prediction
-from planner.plan.stage_cost import StageCost
-from planner.plan.step import step_of
+from planner.plan.prediction.stage_cost import StageCost
+from planner.plan.prediction.step import step_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

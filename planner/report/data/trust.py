@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from hardware_profiles import FitError, Machine, RunError, Seconds, machines_of, parts_of, recorded, spread_of
 from hardware_profiles.intervals import COVERAGE
-from planner.plan.bind import BoundPlan
+from planner.plan.binding.bind import BoundPlan
 from planner.plan.plan import Prediction
 
 

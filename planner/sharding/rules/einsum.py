@@ -7,8 +7,8 @@ from typing import final
 
 from planner.errors import RuleError
 from planner.graph.call import Call
-from planner.graph.chance import Chance
 from planner.graph.operator_graph import TensorType
+from planner.graph.random_ops import Chance
 from planner.sharding.rule import Dims, FactorKind, InnerCollective, Rule, Work
 from planner.sharding.rules.masked import masked, without_mask
 from planner.sharding.rules.spec import FactorTable, RuleSpec, Saves, broadcast_dims, leading_names, present

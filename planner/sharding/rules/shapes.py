@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 from planner.graph.call import Call
-from planner.graph.chance import Chance
+from planner.graph.random_ops import Chance
 from planner.sharding.rule import FactorKind, Rule, Work
 from planner.sharding.rules.spec import (
     FactorTable,

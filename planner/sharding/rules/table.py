@@ -7,7 +7,7 @@ that drops probabilities is run unfused: scores in memory, nothing done twice, n
 
 from collections.abc import Mapping
 
-from planner.graph.chance import CHANCES
+from planner.graph.random_ops import CHANCES
 from planner.sharding.rules.channels import BatchNorm, GroupNorm
 from planner.sharding.rules.convolution import Convolution, Pool
 from planner.sharding.rules.einsum import Einsum, InnerPattern, Matmul

@@ -11,8 +11,8 @@ import typer
 from typer.testing import CliRunner
 
 from planner.cli.main import app
-from runtime.progress import NoticeReport, RestartReport, RunSummary, StepReport, content_of
-from runtime.stragglers import SlowRank
+from runtime.processes.progress import NoticeReport, RestartReport, RunSummary, StepReport, content_of
+from runtime.processes.stragglers import SlowRank
 from tests.unit.cli.answers import ANSWERS, COMMAND, PATH, Refused, content
 from tests.unit.runtime.checkpoint_states import write_model
 from tests.unit.validation.runs import row, write

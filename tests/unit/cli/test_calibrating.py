@@ -39,7 +39,7 @@ def test_a_name_that_no_profile_may_have_is_refused_before_any_work(command: lis
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_from_measuring_to_a_profile(tmp_path: Path) -> None:
-    from runtime.measuring import measure
+    from runtime.profiling.measuring import measure
 
     times, profile, lines = tmp_path / "times.json", tmp_path / "machine.toml", []
     assert measure(times, 2, effort="least", on_line=lines.append) == 0

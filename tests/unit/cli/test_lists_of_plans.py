@@ -5,9 +5,16 @@ from typing import Any
 
 import pytest
 
-from planner.plan.explanation import RESOURCE_OF, Alternative, Explanation
-from planner.plan.stage_cost import ACTIVATIONS, FETCHED, OFFLOAD, RETURNED, TIME_PER_MICRO_BATCH, TIME_PER_STEP
-from planner.plan.step import AHEAD, BESIDE, COVERED, GATHERED_AHEAD, PIPELINE_BUBBLE, UNCOVERED
+from planner.plan.compare.explanation import RESOURCE_OF, Alternative, Explanation
+from planner.plan.prediction.stage_cost import (
+    ACTIVATIONS,
+    FETCHED,
+    OFFLOAD,
+    RETURNED,
+    TIME_PER_MICRO_BATCH,
+    TIME_PER_STEP,
+)
+from planner.plan.prediction.step import AHEAD, BESIDE, COVERED, GATHERED_AHEAD, PIPELINE_BUBBLE, UNCOVERED
 from planner.report.explanation import explanation_lines
 from planner.report.search import objective_text, proof_text
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import hardware_profiles
-from planner.cli.exporting import hosts_of, per_node_of
+from planner.cli.commands.export import hosts_of, per_node_of
 from planner.errors import RequestError
 from tests.refusals import refused
 
@@ -72,11 +72,11 @@ def test_a_report_has_every_group(plan: Any, made: dict[str, Any], here: Path) -
 @pytest.mark.thorough
 def test_what_crosses_is_priced_at_the_link_that_it_takes(plan: Any, made: dict[str, Any]) -> None:
     """Every rank's messages, by the report, take as long as its waits, by the prediction."""
-    from planner.cli.showing import traced_again
-    from planner.plan.dissection import dissect
+    from planner.cli.commands.show import traced_again
+    from planner.plan.binding.machine import machine_of
+    from planner.plan.compare.dissection import dissect
+    from planner.plan.compare.verify import verify
     from planner.plan.file import load_plan
-    from planner.plan.machine import machine_of
-    from planner.plan.verify import verify
     from planner.report.data.network import network_of
 
     loaded = load_plan(Path("plan.json"))

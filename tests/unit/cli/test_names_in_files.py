@@ -16,9 +16,9 @@ import pytest
 
 from planner.errors import ModelError, PlanFileError
 from planner.models.zoo import ZOO
+from planner.plan.binding.model_of import build_planned, buildable
 from planner.plan.carried import LONGEST, carried_graph, graph_text
 from planner.plan.file import load_plan, save_plan
-from planner.plan.model_of import build_planned, buildable
 from tests import refusals
 from tests.unit.cli.conftest import CommandLine
 

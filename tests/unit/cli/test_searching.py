@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from planner.cli import repricing, showing
+from planner.cli.commands import repricing
+from planner.cli.commands import show as showing
 from planner.cli.waiting import Waiting, news_of, waiting
-from planner.plan import differences
-from planner.search import search as searching
-from planner.search import sensitivity
-from planner.search.search import Progress
+from planner.plan.compare import differences
+from planner.strategy_search import search as searching
+from planner.strategy_search.analysis import sensitivity
+from planner.strategy_search.search import Progress
 
 TINY = ("--model", "llama-tiny", "--hardware", "cpu", "--devices", "4")
 

@@ -248,7 +248,7 @@ def test_a_reader_that_has_enough_is_no_error(words: str) -> None:
 def test_a_fault_of_ours_is_one_line_and_a_file(tmp_path: Path) -> None:
     """A real process, in which a command breaks as none should."""
     broken = (
-        "import planner.cli.main as it, planner.cli.planning as planning\n"
+        "import planner.cli.main as it, planner.cli.commands.plan as planning\n"
         "def breaks(*_): raise KeyError('nobody expected this')\n"
         "planning.make_plan = breaks\n"
         "it.main()\n"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from planner.cli.importing import _read
+from planner.cli.commands.import_ import _read
 from planner.export.architecture import architecture_of
 from planner.export.description import Description, ExportError
 from planner.export.target import Facts, Reading

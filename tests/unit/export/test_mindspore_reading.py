@@ -21,15 +21,15 @@ from planner.export.mindspore_reading import _all_starts, _Matches, _Names
 from planner.export.target import OperatorReading
 from planner.export.targets import OPERATOR_TARGETS
 from planner.graph.trace import trace
-from planner.plan.bind import BoundPlan, bind, prepare
+from planner.plan.binding.bind import BoundPlan, bind, prepare
 from planner.plan.outline import model_reference
 from planner.plan.plan import Group
-from planner.search.arranging import Order
-from planner.search.by_operator import ByOperator, operator_plan
-from planner.search.request import SearchRequest
-from planner.search.space import Pinned
 from planner.sharding.layout import format_layout
 from planner.sharding.update import Update
+from planner.strategy_search.fixed.by_operator import ByOperator, operator_plan
+from planner.strategy_search.fixed.fixed_schedule import Order
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import Pinned
 from tests.refusals import refused
 from tests.unit.export.descriptions import subject
 

@@ -10,13 +10,13 @@ from planner.export.describe import describe, differences
 from planner.export.description import Description, ExportError, Kept
 from planner.export.target import Facts, Loss
 from planner.export.targets import TARGETS
-from planner.plan.bind import bind
+from planner.plan.binding.bind import bind
 from planner.plan.file import dump_plan
-from planner.plan.roles import roles
-from planner.search.request import SearchRequest
-from planner.search.search import search
-from planner.search.space import Pinned
+from planner.plan.layout.roles import roles
 from planner.sharding.update import Update
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import Pinned
+from planner.strategy_search.search import search
 from tests.refusals import refused
 from tests.unit.export.descriptions import architecture, facts_of, job_of, subject
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from planner.errors import ModelError
-from planner.graph.chance import CHANCES
+from planner.graph.random_ops import CHANCES
 from planner.graph.trace import trace
 from tests.refusals import refused
 

@@ -9,8 +9,8 @@ from planner.graph.kinds import find_blocks, lanes
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
-from planner.plan.bind import prepare
-from planner.search.template import fold
+from planner.plan.binding.bind import prepare
+from planner.strategy_search.request.template import fold
 
 WIDTH = 8
 

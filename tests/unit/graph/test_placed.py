@@ -9,7 +9,7 @@ from torch import nn
 from planner.errors import PlanFileError, RequestError
 from planner.graph.placed import place_of, tables_of, with_places
 from planner.graph.trace import trace
-from planner.plan.bind import bind, prepare
+from planner.plan.binding.bind import bind, prepare
 from planner.plan.file import dump_plan, parse_plan
 from planner.plan.plan import Stage
 from planner.sharding.rule import FactorKind

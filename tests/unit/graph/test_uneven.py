@@ -7,14 +7,14 @@ import pytest
 import planner
 from hardware_profiles import load_profile
 from planner.errors import PlanFileError, RequestError
+from planner.graph.expert_load import EXPERTS_OPERATOR, with_imbalance
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
-from planner.graph.uneven import EXPERTS_OPERATOR, with_imbalance
 from planner.models.zoo import build_model
+from planner.plan.compare.verify import verify
 from planner.plan.file import dump_plan, parse_plan
 from planner.plan.plan import Plan
-from planner.plan.verify import verify
-from planner.search.space import Pinned
+from planner.strategy_search.request.space import Pinned
 from tests.refusals import refused
 
 CLUSTER = load_profile("h100-80gb").with_devices(8)

@@ -11,8 +11,8 @@ from planner.models.entry import TRACE_BATCH
 from planner.models.parameter_counts import PARAMETER_COUNTS
 from planner.models.zoo import ZOO, build_model, parameter_count, with_dimensions
 from planner.sharding.rules import rule_of
-from runtime.arguments import Arguments
-from runtime.data import synthetic_batch
+from runtime.data.datasets import synthetic_batch
+from runtime.step.arguments import Arguments
 from tests.long_lists import first
 from tests.refusals import refused
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from planner.plan.bind import bind
+from planner.plan.binding.bind import bind
+from planner.plan.compare.verify import Verdict, verify
 from planner.plan.file import dump_plan
 from planner.plan.plan import Plan
-from planner.plan.predict import predict
-from planner.plan.verify import Verdict, verify
-from planner.search.search import search
-from planner.search.space import FREE, Configuration, Pinned
+from planner.plan.prediction.predict import predict
+from planner.strategy_search.request.space import FREE, Configuration, Pinned
+from planner.strategy_search.search import search
 from tests.unit.search.by_hand import UPDATE_CUT, by_hand
 from tests.unit.search.cases import BATCH, cluster_of, make_case, plan_of, request_of, traced
 

@@ -12,8 +12,8 @@ import planner
 from planner.errors import PlanFileError, RuleError
 from planner.graph.operator_graph import OperatorGraph, WrittenRule
 from planner.graph.trace import trace
-from planner.plan.bind import bind
-from planner.plan.discovered import discovered
+from planner.plan.binding.bind import bind
+from planner.plan.binding.discovered import discovered
 from planner.plan.file import dump_plan, parse_plan
 from planner.plan.plan import Plan
 from planner.sharding.discover import discover, written_rules

@@ -8,10 +8,10 @@ from hardware_profiles import load_profile
 from planner.errors import nearest_names, unknown_name
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
-from planner.plan.bind import bind
+from planner.plan.binding.bind import bind
 from planner.plan.file import load_plan
-from planner.plan.loosening import in_parts, loosened, part_of
-from planner.plan.predict import predict
+from planner.plan.prediction.loosening import in_parts, loosened, part_of
+from planner.plan.prediction.predict import predict
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "plans"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.plan.memory_account import MemoryAccount, Piece, moved
+from planner.plan.prediction.memory_account import MemoryAccount, Piece, moved
 from planner.sharding.layout import PARTIAL, REPLICATE
 from planner.sharding.mesh import Mesh, MeshAxis
 from planner.sharding.redistribute import redistribution

@@ -8,7 +8,7 @@ from planner.errors import PlanFileError
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.models.llama import Llama, LlamaConfig
-from planner.plan.bind import bind
+from planner.plan.binding.bind import bind
 from planner.plan.file import dump_plan, parse_plan
 from tests.distributed import plans
 from tests.refusals import refused

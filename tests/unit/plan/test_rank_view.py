@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from planner.errors import RequestError
-from planner.plan.bind import bind
-from planner.plan.rank_view import Runs, piece_of, rank_view
-from planner.plan.roles import roles
+from planner.plan.binding.bind import bind
+from planner.plan.layout.rank_view import Runs, piece_of, rank_view
+from planner.plan.layout.roles import roles
 from planner.report.rank import piece_text
 from planner.sharding.layout import PARTIAL, REPLICATE, shard
 from planner.sharding.mesh import Mesh, MeshAxis

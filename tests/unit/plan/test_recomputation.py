@@ -5,13 +5,13 @@ from functools import cache
 
 import pytest
 
-from planner.plan.bind import BoundPlan, bind
+from planner.plan.binding.bind import BoundPlan, bind
+from planner.plan.layout.roles import roles
 from planner.plan.plan import Group, Plan
-from planner.plan.predict import stage_costs
-from planner.plan.roles import roles
-from planner.plan.stage_cost import StageCost
+from planner.plan.prediction.predict import stage_costs
+from planner.plan.prediction.stage_cost import StageCost
 from planner.pricing import keeping, price_operator
-from planner.search.space import Configuration
+from planner.strategy_search.request.space import Configuration
 from tests.distributed import plans
 from tests.unit.search.by_hand import UPDATE_CUT, by_hand
 from tests.unit.search.cases import BATCH, cluster_of, make_case, plan_of, traced

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from planner.plan.bind import bind
-from planner.plan.roles import Roles, roles
-from planner.search.space import Configuration
+from planner.plan.binding.bind import bind
+from planner.plan.layout.roles import Roles, roles
 from planner.sharding.labels import factor_labels
+from planner.strategy_search.request.space import Configuration
 from tests.unit.plan.plans import NAMES, plan_named, verdict_of
 from tests.unit.search.by_hand import ALL_CUT, COPIES, GRADIENT_CUT, UPDATE_CUT, Option, by_hand
 from tests.unit.search.cases import BATCH, make_case, plan_of, traced

@@ -7,14 +7,14 @@ import pytest
 
 from costmodels import SCHEDULES, Turn, most_in_flight, schedule_orders, simulate
 from planner.errors import PlanFileError
-from planner.plan.bind import bind
+from planner.plan.binding.bind import bind
+from planner.plan.layout.deferred_weight_gradients import arrivals, put_off
+from planner.plan.layout.stage_cut import cut_stage
 from planner.plan.plan import Plan
-from planner.plan.predict import predict, stage_costs
-from planner.plan.put_off import arrivals, put_off
+from planner.plan.prediction.predict import predict, stage_costs
+from planner.plan.prediction.step import rank_seconds
 from planner.plan.schedule import orders_of, put_off_at_most
 from planner.plan.schedule_checks import check_schedule
-from planner.plan.stage_cut import cut_stage
-from planner.plan.step import rank_seconds
 from tests.contract.test_priced_is_emitted import cluster_of
 from tests.distributed import plans
 

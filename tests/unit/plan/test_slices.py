@@ -4,8 +4,8 @@ import pytest
 
 from planner.errors import PlanFileError
 from planner.graph.operator_graph import OperatorGraph
-from planner.plan.bind import prepare
-from planner.plan.slices import one_slice, positional
+from planner.plan.binding.bind import prepare
+from planner.plan.binding.slices import one_slice, positional
 from planner.sharding.rules import rule_of
 from tests.distributed import plans
 from tests.refusals import refused

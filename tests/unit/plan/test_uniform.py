@@ -4,8 +4,8 @@ import pytest
 
 from planner.graph.blocks import NO_BLOCKS, share_values
 from planner.graph.kinds import find_blocks
-from planner.plan.bind import prepare
-from planner.plan.uniform import uniform_blocks
+from planner.plan.binding.bind import prepare
+from planner.plan.binding.uniform import uniform_blocks
 from tests.unit.search.cases import traced
 
 

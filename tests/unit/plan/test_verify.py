@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from planner.errors import PlanFileError
+from planner.plan.compare.verify import verify
 from planner.plan.file import dump_plan, parse_plan
 from planner.plan.plan import Group, Plan
-from planner.plan.verify import verify
 from planner.sharding.layout import REPLICATE, shard
 from planner.sharding.stored import StoredParameter
 from tests.refusals import refused

@@ -7,11 +7,11 @@ import pytest
 
 from costmodels import in_flight, in_flight_of_chunks, schedule_orders, simulate, step_time
 from hardware_profiles import Cluster, load_profile
-from planner.plan.bind import bind
+from planner.plan.binding.bind import bind
 from planner.plan.plan import Plan
-from planner.plan.predict import predict, stage_costs
-from planner.plan.stage_cost import StageCost, tied_seconds, transfer_seconds
-from planner.plan.step import rank_seconds
+from planner.plan.prediction.predict import predict, stage_costs
+from planner.plan.prediction.stage_cost import StageCost, tied_seconds, transfer_seconds
+from planner.plan.prediction.step import rank_seconds
 from tests.distributed import plans
 
 PARTS = 2

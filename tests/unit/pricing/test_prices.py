@@ -17,7 +17,7 @@ from costmodels import (
 from planner.errors import RuleError
 from planner.graph.call import Call
 from planner.graph.operator_graph import OperatorGraph, TensorType
-from planner.plan.bind import prepare
+from planner.plan.binding.bind import prepare
 from planner.pricing import OperatorPrices, Pricers, RedistributionPricer, price_operator, price_parameter
 from planner.pricing.liveness import liveness, replays
 from planner.sharding.layout import PARTIAL, REPLICATE, divides, parse_layout, shard

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from planner.graph.trace import trace
-from planner.plan.bind import prepare
+from planner.plan.binding.bind import prepare
 from planner.pricing.liveness import liveness
 
 

@@ -8,8 +8,8 @@ from costmodels import AttentionShape, attention_backward_time, attention_time, 
 from hardware_profiles import PYTORCH, Cluster, Hidden, Software, UnknownKeyError
 from planner.graph.call import Call
 from planner.graph.operator_graph import TensorType
-from planner.plan.bind import prepare
-from planner.plan.step import Launches
+from planner.plan.binding.bind import prepare
+from planner.plan.prediction.step import Launches
 from planner.pricing import OperatorPrices, Pricers, price_operator, price_parameter
 from planner.pricing.kernels import UNFUSED_KERNELS
 from planner.pricing.liveness import replays

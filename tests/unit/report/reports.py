@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from planner.plan.verify import Verdict
+from planner.plan.compare.verify import Verdict
 from planner.report.data import Choice, Choices, Reported, report_of
 from tests.unit.plan.plans import plan_named, verdict_of
 from tests.unit.search.cases import cluster_of

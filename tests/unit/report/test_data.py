@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from planner.plan.dissection import dissect
-from planner.plan.timeline import RECEIVE, timeline_of
+from planner.plan.compare.dissection import dissect
+from planner.plan.prediction.timeline import RECEIVE, timeline_of
 from planner.report.data.lanes import lanes_of
 from planner.sharding.layout import format_layout
 from tests.unit.plan.plans import verdict_of

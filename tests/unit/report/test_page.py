@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 from rich.console import Console
 
-from planner.plan.roles import roles
+from planner.plan.layout.roles import roles
 from planner.report.html import page
 from planner.report.terminal import print_plan
 from tests.unit.report.reports import reported, verdict_named

@@ -9,15 +9,15 @@ import torch
 
 from planner.errors import CheckpointError
 from planner.models.zoo import build_model
-from planner.plan.bind import BoundPlan, bind
+from planner.plan.binding.bind import BoundPlan, bind
+from planner.plan.layout.stage_cut import cut_stage
 from planner.plan.plan import Plan
-from planner.plan.stage_cut import cut_stage
 from runtime.checkpoint.manifest import FORMAT_VERSION, Manifest, Progress, SavedFile, SavedTensor
 from runtime.checkpoint.offline import convert, merge
 from runtime.checkpoint.regions import Region, whole
 from runtime.checkpoint.spread import StateOfPlan
 from runtime.checkpoint.tensor_files import dtype_of
-from runtime.kept_buffers import buffer_homes
+from runtime.parameters.kept_buffers import buffer_homes
 from tests.distributed import plans
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

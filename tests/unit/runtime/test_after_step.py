@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from planner.models.router import Router, Routing
-from runtime.after_step import step_ends
+from runtime.parameters.after_step import step_ends
 
 
 class Counting(nn.Module):

@@ -9,7 +9,7 @@ from torch import nn
 
 from planner.errors import RequestError
 from planner.graph.trace import trace
-from runtime.arguments import Arguments, arguments_of, forward_of, matcher
+from runtime.step.arguments import Arguments, arguments_of, forward_of, matcher
 from tests.refusals import refused
 
 A, B, C = (torch.full((2, 4), value) for value in (1.0, 2.0, 3.0))

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from runtime.attention import attention_with_dropout
-from runtime.randomness import Region, keep_mask
+from runtime.ops.attention import attention_with_dropout
+from runtime.ops.randomness import Region, keep_mask
 
 
 def operands(groups: int) -> list[torch.Tensor]:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.breakdown import failure_of, report, standstill
-from runtime.rank import in_one_line
-from runtime.whereabouts import Whereabouts
+from runtime.processes.breakdown import failure_of, report, standstill
+from runtime.processes.rank import in_one_line
+from runtime.processes.wait_diagnosis import Whereabouts
 
 
 def note(folder: Path, rank: int, code: int, message: str, age: int) -> None:

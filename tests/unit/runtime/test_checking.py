@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from planner.errors import StrategyError
-from planner.plan.bind import bind
-from runtime import checking
-from runtime.checking import LayoutCheck, checksum
-from runtime.device_mesh import Communicators, rank_mesh
+from planner.plan.binding.bind import bind
+from runtime.comm.device_mesh import Communicators, rank_mesh
+from runtime.step.checking import LayoutCheck, checksum
+from runtime.step import checking
 from tests.distributed import plans
 from tests.refusals import refused
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from runtime import collectives
+from runtime.comm import collectives
 
 
 class Twins:

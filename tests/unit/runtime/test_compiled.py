@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from planner.errors import ModelError, RequestError
-from runtime.lowering.compiled import Compiled, check_compiler
-from runtime.lowering.programs import Programs
+from runtime.executor.lowering.compiled import Compiled, check_compiler
+from runtime.executor.lowering.programs import Programs
 from runtime.observer import Observer
-from runtime.training_step import TrainingStep, parallelize
+from runtime.step.training_step import TrainingStep, parallelize
 from tests.distributed import plans
 from tests.long_lists import first
 from tests.refusals import refused
@@ -30,7 +30,7 @@ def as_written(function, **settings):
 
 
 def step_of(model: str, *, compiled: bool = True, **settings: object) -> TrainingStep:
-    with patch("runtime.training_step.check_compiler"):
+    with patch("runtime.step.training_step.check_compiler"):
         return test_lowering.step_of(model, compiled=compiled, **settings)
 
 

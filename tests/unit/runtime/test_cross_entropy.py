@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from runtime.cross_entropy import SplitLoss, split_cross_entropy
+from runtime.ops.cross_entropy import SplitLoss, split_cross_entropy
 from tests.refusals import refused
 
 WHOLE = SplitLoss(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from planner.errors import RequestError
-from runtime.device_mesh import current_device
+from runtime.comm.device_mesh import current_device
 from tests.refusals import refused
 
 

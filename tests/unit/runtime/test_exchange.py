@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from planner.errors import RunError
-from runtime import exchange
-from runtime.agreement import Finding
-from runtime.checking import Checksum, Moment
+from runtime.comm import exchange
+from runtime.comm.agreement import Finding
+from runtime.step.checking import Checksum, Moment
 from tests.refusals import refused
 
 SUMS = list[tuple[Moment, Checksum]]
@@ -41,7 +41,7 @@ def test_a_number_that_is_none_arrives() -> None:
     ids=["pickle", "number as text", "float as whole number", "list", "nested"],
 )
 def test_what_is_something_else_is_refused(sent: bytes) -> None:
-    with refused(RunError, "runtime.agreement.Finding | None"):
+    with refused(RunError, "runtime.comm.agreement.Finding | None"):
         exchange._read(exchange._bytes(sent), Finding | None)
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from planner.errors import NonFiniteError
 from planner.graph.trace import trace
-from runtime.training_step import TrainingStep, parallelize
+from runtime.step.training_step import TrainingStep, parallelize
 from tests.distributed import plans
 from tests.refusals import refused
 

@@ -6,7 +6,7 @@ import pytest
 
 import runtime
 from planner.errors import RequestError
-from runtime import groups
+from runtime.comm import groups
 from tests.contract.one_rank import one_rank
 from tests.distributed import plans
 from tests.refusals import refused

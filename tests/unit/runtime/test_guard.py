@@ -10,8 +10,8 @@ from pydantic import TypeAdapter
 
 import runtime
 from planner.errors import RequestError
-from runtime.guard import LossGuard
 from runtime.guard_settings import GuardSettings, GuardState
+from runtime.step.guard import LossGuard
 from tests.distributed import plans
 from tests.refusals import refused
 

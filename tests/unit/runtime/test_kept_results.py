@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from runtime.kept_results import KeptResults
-from runtime.training_step import parallelize
+from runtime.ops.kept_results import KeptResults
+from runtime.step.training_step import parallelize
 from tests.distributed import plans
 from tests.long_lists import first
 

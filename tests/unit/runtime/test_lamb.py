@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from runtime.lamb import Lamb
-from runtime.optimizers import OptimizerSettings, make_optimizer
+from runtime.optimizers.lamb import Lamb
+from runtime.optimizers.optimizers import OptimizerSettings, make_optimizer
 
 SETTINGS = {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01}
 

@@ -19,9 +19,9 @@ import runtime
 from planner.errors import RequestError
 from planner.plan.plan import Plan
 from planner.sharding.layout import REPLICATE, shard
-from runtime.data import load_dataset
-from runtime.inputs import LocalBatch
-from runtime.training_step import TrainingStep
+from runtime.data.datasets import load_dataset
+from runtime.step.inputs import LocalBatch
+from runtime.step.training_step import TrainingStep
 from tests.contract.one_rank import one_rank
 from tests.distributed import plans
 from tests.refusals import refused

@@ -10,14 +10,14 @@ from torch import nn
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.trace import trace
 from planner.models.experts import experts
-from planner.plan.bind import BoundOperator
+from planner.plan.binding.bind import BoundOperator
 from planner.sharding.layout import PARTIAL, REPLICATE
 from planner.sharding.mesh import Mesh, MeshAxis
 from planner.sharding.rule import derive_layouts, legal_strategies, named_strategy, strategy_names
 from planner.sharding.rules import rule_of
-from runtime.device_mesh import Communicators, RankMesh
-from runtime.local_ops import local_call
-from runtime.redistribute import local_piece
+from runtime.comm.device_mesh import Communicators, RankMesh
+from runtime.comm.redistribute import local_piece
+from runtime.ops.local_ops import local_call
 from tests.refusals import refused
 
 MESH = Mesh(

@@ -8,7 +8,7 @@ import torch
 
 from planner.errors import StrategyError
 from runtime.observer import Observer
-from runtime.training_step import TrainingStep, parallelize
+from runtime.step.training_step import TrainingStep, parallelize
 from tests.distributed import plans
 from tests.refusals import refused
 

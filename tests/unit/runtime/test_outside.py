@@ -10,9 +10,9 @@ import torch
 
 from hardware_profiles import Home
 from planner.errors import RequestError
-from runtime.lanes import Lane, Mark, here
-from runtime.outside import Outside
-from runtime.parked_reads import ParkedReads, Trail, alone
+from runtime.offload.activations import ParkedReads, Trail, alone
+from runtime.offload.copy_streams import Lane, Mark, here
+from runtime.offload.storage import Outside
 from tests.refusals import refused
 
 CPU = torch.device("cpu")

@@ -12,9 +12,9 @@ from hardware_profiles import Home
 from planner.errors import PlanFileError
 from planner.plan.plan import Plan
 from planner.sharding.stored import StoredParameter
-from runtime.lanes import Lane
-from runtime.outside import Outside
-from runtime.parked_weights import ParkedWeights, Visits
+from runtime.offload.copy_streams import Lane
+from runtime.offload.storage import Outside
+from runtime.offload.weights import ParkedWeights, Visits
 from tests.distributed.parking import of_blocks
 from tests.refusals import refused
 from tests.unit.runtime.test_step import batch, build, plan

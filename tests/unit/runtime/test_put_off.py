@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from runtime.put_off import PutOff
+from runtime.executor.deferred_weight_gradients import PutOff
 
 
 def instruction(index: int, shape: tuple[int, ...]) -> SimpleNamespace:

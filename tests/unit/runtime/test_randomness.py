@@ -8,9 +8,9 @@ import torch
 
 from planner.sharding.layout import PARTIAL, REPLICATE, divides, shard
 from planner.sharding.mesh import Mesh, MeshAxis
-from runtime import randomness
-from runtime.device_mesh import Communicators, RankMesh
-from runtime.randomness import Draw, Region, drop, keep_mask, operator_code, region_of, whole_region
+from runtime.comm.device_mesh import Communicators, RankMesh
+from runtime.ops import randomness
+from runtime.ops.randomness import Draw, Region, drop, keep_mask, operator_code, region_of, whole_region
 
 CPU = torch.device("cpu")
 P = 0.25

@@ -8,11 +8,11 @@ import sys
 import pytest
 
 from planner.errors import RequestError
-from runtime.interfaces import interface_of, interfaces, loopback
+from runtime.comm.interfaces import interface_of, interfaces, loopback
+from runtime.comm.rendezvous import interface_for, store_of, variables_of
 from runtime.launchers import launched_by
 from runtime.launchers.launched import Launched, is_loopback
 from runtime.launchers.own import environment_of
-from runtime.rendezvous import interface_for, store_of, variables_of
 from tests.distributed.listening import listening
 from tests.distributed.ports import free_port
 from tests.refusals import refused
@@ -86,10 +86,10 @@ def test_a_rank_ends_with_the_process_that_started_it(tmp_path) -> None:
     """Also while its main thread waits in a call, and without a trace of the run."""
     script = (
         "import os, sys, subprocess, pathlib\n"
-        "from runtime.lifeline import held\n"
+        "from runtime.processes.lifeline import held\n"
         "notes = pathlib.Path(sys.argv[1]); notes.mkdir()\n"
         "(notes / 'rank0.at').touch()\n"
-        "rank = ('import pathlib, sys, time; from runtime.lifeline import hold_on;'\n"
+        "rank = ('import pathlib, sys, time; from runtime.processes.lifeline import hold_on;'\n"
         "        'hold_on(pathlib.Path(sys.argv[1])); print(flush=True); time.sleep(600)')\n"
         "with held(notes):\n"
         "    words = [sys.executable, '-c', rank, str(notes)]\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import planner.search.search
+import planner.strategy_search.search
 from planner.cli.main import app
 from planner.errors import RequestError, RunError
 from planner.plan.file import load_plan
@@ -46,7 +46,7 @@ def test_what_was_found_is_kept(first: Plan, tmp_path: Path, monkeypatch: pytest
     def never(*_: object) -> None:
         raise AssertionError("searched again")
 
-    monkeypatch.setattr(planner.search.search, "search", never)
+    monkeypatch.setattr(planner.strategy_search.search, "search", never)
     assert Plans(first, tmp_path, Range(least=2, most=4)).plan(2) == found
     other = replace(first, training=replace(first.training, global_batch=16))
     with pytest.raises(AssertionError, match="searched again"):

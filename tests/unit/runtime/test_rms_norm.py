@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from runtime.rms_norm import fused_rms_norm
+from runtime.ops.rms_norm import fused_rms_norm
 
 
 @pytest.mark.parametrize("weighted", [True, False])

@@ -17,9 +17,9 @@ import pytest
 from planner.errors import CheckpointError, StoppedError
 from runtime.checkpoint.folder import RunFolder, checkpoints, name_of, part_of
 from runtime.checkpoint.opening import open_run
-from runtime.holding import holding_folder
-from runtime.recovery.copies import Copies
+from runtime.launch.holding import holding_folder
 from runtime.recovery.replica_folder import holding, open_replicas, replicas_of, sweep
+from runtime.recovery.state_replicas import Copies
 from runtime.run_folder import owned
 from runtime.run_folder.identity import RECORD, Origin, own_record, read_record
 from runtime.run_folder.lock import LOCK, Lock, held

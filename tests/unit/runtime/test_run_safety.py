@@ -16,7 +16,7 @@ import runtime
 from planner.cli.main import app
 from planner.errors import CheckpointError
 from runtime.checkpoint.manifest import FORMAT_VERSION, Manifest, Progress, write_manifest
-from runtime.checkpoint.running import RunCheckpoints
+from runtime.launch.checkpointing import RunCheckpoints
 from runtime.run_settings import RunSettings
 from tests.refusals import refused
 from tests.unit.runtime.checkpoint_states import plan_of, write

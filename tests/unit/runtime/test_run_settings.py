@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from planner.cli import running
+from planner.cli.commands import run as running
 from planner.errors import RequestError
 from planner.plan.file import save_plan
-from runtime.launch import launch
-from runtime.progress import RunSummary, StepReport, content_of, lines_of, record_of, report_of
+from runtime.launch.launch import launch
+from runtime.processes.progress import RunSummary, StepReport, content_of, lines_of, record_of, report_of
+from runtime.processes.stragglers import SlowRank
 from runtime.run_settings import RunSettings, asked_settings, parse_arguments
-from runtime.stragglers import SlowRank
 from tests.distributed import plans
 from tests.refusals import refused
 

@@ -9,9 +9,9 @@ from torch import nn
 
 from planner.errors import ModelError
 from planner.graph.trace import trace
-from runtime.randomness import Draw, dropping
-from runtime.same_dropout import SameDropout
-from runtime.training_step import parallelize
+from runtime.ops.randomness import Draw, dropping
+from runtime.step.same_dropout import SameDropout
+from runtime.step.training_step import parallelize
 from tests.distributed import plans
 from tests.refusals import refused
 

@@ -17,14 +17,14 @@ from torch import nn
 import runtime
 from planner.errors import ModelError, PlanFileError, RequestError
 from planner.graph.trace import trace
-from planner.plan.bind import prepare
+from planner.plan.binding.bind import prepare
 from planner.plan.file import save_plan
 from planner.plan.outline import model_reference
 from planner.plan.plan import ClusterReference, Group, Plan, Prediction, Provenance, Stage, Training
 from planner.sharding.mesh import Mesh
 from planner.sharding.stored import StoredParameter
-from runtime.data import synthetic_batch
-from runtime.optimizers import make_optimizer
+from runtime.data.datasets import synthetic_batch
+from runtime.optimizers.optimizers import make_optimizer
 from tests.refusals import refused
 
 CPU = torch.device("cpu")
@@ -216,7 +216,7 @@ def test_integers_without_a_bound_come_from_the_example() -> None:
 
 
 def test_importing_the_package_does_not_import_torch() -> None:
-    code = "import runtime, runtime.launch, sys; print('torch' in sys.modules, sorted(runtime.__all__))"
+    code = "import runtime, runtime.launch.launch, sys; print('torch' in sys.modules, sorted(runtime.__all__))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     names = [
         "BatchLoader",

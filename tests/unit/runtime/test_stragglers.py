@@ -10,7 +10,7 @@ import pytest
 
 import runtime
 from planner.plan.plan import Plan, StagePrediction
-from runtime.stragglers import slow_ranks
+from runtime.processes.stragglers import slow_ranks
 from runtime.waiting import timing_waits, waiting_for
 from tests.distributed import plans
 

@@ -9,7 +9,7 @@ import pytest
 from planner.errors import RequestError, RunError
 from planner.plan.file import load_plan
 from planner.plan.plan import Plan
-from runtime.progress import NoticeReport, Report, RestartReport, StepReport
+from runtime.processes.progress import NoticeReport, Report, RestartReport, StepReport
 from runtime.recovery.replanning import Range
 from runtime.recovery.supervisor import Attempt, Supervisor, devices_of
 from tests.refusals import refused

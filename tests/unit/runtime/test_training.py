@@ -12,9 +12,9 @@ from torch import nn
 
 from planner.graph.trace import trace
 from runtime.checkpoint.manifest import read_manifest
-from runtime.progress import RunSummary, StepReport
+from runtime.launch.training import train
+from runtime.processes.progress import RunSummary, StepReport
 from runtime.run_settings import RunSettings
-from runtime.training import train
 from tests.distributed import plans
 
 BATCHES, BROKEN = 5, 2  # of an epoch, and the number of the one that has no finite loss

@@ -10,8 +10,8 @@ from types import CodeType
 
 import pytest
 
-from runtime.hang import ASKED, Folder, HangWatch, answer_of
-from runtime.whereabouts import ROWS, whereabouts
+from runtime.processes.hang import ASKED, Folder, HangWatch, answer_of
+from runtime.processes.wait_diagnosis import ROWS, whereabouts
 
 
 @pytest.mark.parametrize(("module", "name"), list(ROWS), ids=[" ".join(row) for row in ROWS])

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from planner.search.cost_table import CostTables
-from planner.search.evaluation import RankFilling
-from planner.search.pieces import Column, Piece
 from planner.sharding.layout import PARTIAL, REPLICATE, Placement, shard
 from planner.sharding.rule import Rule, named_strategy
 from planner.sharding.rules import rule_of
 from planner.sharding.stored import StoredParameter
+from planner.strategy_search.decomposition.pieces import Column, Piece
+from planner.strategy_search.engine.evaluation import RankFilling
+from planner.strategy_search.tables.cost_table import CostTables
 from tests.unit.search.cases import Case, column_of
 
 Option = tuple[Placement, Placement, Placement]  # of weight, gradient and state on one axis

@@ -19,25 +19,25 @@ from planner.graph.trace import trace
 from planner.models.gpt import GPT, GPTConfig
 from planner.models.llama import Llama, LlamaConfig
 from planner.models.zoo import ZOO, with_dimensions
-from planner.plan.bind import prepare
-from planner.plan.machine import cluster_reference, placed
+from planner.plan.binding.bind import prepare
+from planner.plan.binding.machine import cluster_reference, placed
 from planner.plan.plan import ModelReference, Plan, Prediction, Provenance, Training
-from planner.search.assemble import assembly, groups_of, input_layouts, stages_of
-from planner.search.cost_table import TableBuilder
-from planner.search.cutting import cut
-from planner.search.duals import Duals, Setting, State
-from planner.search.engine import setting_of
-from planner.search.evaluation import RankFilling
-from planner.search.lineup import Lineup
-from planner.search.offload import NOTHING, Offload
-from planner.search.pieces import Chain, Column, Key, Piece
-from planner.search.request import SearchRequest
-from planner.search.search import _engine as engine_of_request
-from planner.search.space import Configuration, Pinned, Running
-from planner.search.template import Template, fold
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rescale import rescale_batch
 from planner.sharding.update import PLAIN, Update
+from planner.strategy_search.decomposition.cutting import cut
+from planner.strategy_search.decomposition.heterogeneous_pipeline import Lineup
+from planner.strategy_search.decomposition.lagrangian import Duals, Setting, State
+from planner.strategy_search.decomposition.pieces import Chain, Column, Key, Piece
+from planner.strategy_search.engine.assemble import assembly, groups_of, input_layouts, stages_of
+from planner.strategy_search.engine.engine import setting_of
+from planner.strategy_search.engine.evaluation import RankFilling
+from planner.strategy_search.request.offload import NOTHING, Offload
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import Configuration, Pinned, Running
+from planner.strategy_search.request.template import Template, fold
+from planner.strategy_search.search import _engine as engine_of_request
+from planner.strategy_search.tables.cost_table import TableBuilder
 
 BATCH = 2  # of the traced examples
 SEQUENCE = 16

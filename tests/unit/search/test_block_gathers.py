@@ -8,17 +8,17 @@ import pytest
 
 from hardware_profiles import Cluster
 from planner.errors import RequestError
-from planner.plan.bind import bind
-from planner.plan.block_gathers import gathers_of_stage
+from planner.plan.binding.bind import bind
+from planner.plan.layout.block_gathers import gathers_of_stage
 from planner.plan.plan import Plan
-from planner.plan.predict import predict, stage_costs
+from planner.plan.prediction.predict import predict, stage_costs
 from planner.pricing.message import Message, message_seconds
-from planner.search.duals import Duals
-from planner.search.finalists import OPTIMAL, Ranked
-from planner.search.search import search
-from planner.search.space import Configuration, Pinned
 from planner.sharding.buckets import Bucket
 from planner.sharding.update import GATHERS, Update
+from planner.strategy_search.decomposition.lagrangian import Duals
+from planner.strategy_search.engine.finalists import OPTIMAL, Ranked
+from planner.strategy_search.request.space import Configuration, Pinned
+from planner.strategy_search.search import search
 from tests.refusals import refused
 from tests.unit.search.cases import (
     BATCH,

@@ -13,13 +13,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.plan.bind import bind
-from planner.plan.predict import stage_costs
-from planner.search.duals import Duals, State
-from planner.search.engine import Engine
-from planner.search.evaluation import Evaluation, RankFilling
-from planner.search.pieces import Column, Piece
-from planner.search.space import Configuration, Pinned, bounds, configurations
+from planner.plan.binding.bind import bind
+from planner.plan.prediction.predict import stage_costs
+from planner.strategy_search.decomposition.lagrangian import Duals, State
+from planner.strategy_search.decomposition.pieces import Column, Piece
+from planner.strategy_search.engine.engine import Engine
+from planner.strategy_search.engine.evaluation import Evaluation, RankFilling
+from planner.strategy_search.request.space import Configuration, Pinned, bounds, configurations
 from tests.unit.search.cases import (
     BATCH,
     MODELS,

@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 
 from planner.errors import RequestError
-from planner.plan.bind import BoundPlan
-from planner.plan.roles import roles
-from planner.search.api import shard
-from planner.search.decided import NothingAgreesError
-from planner.search.request import Shard
-from planner.search.search import SearchResult, search
-from planner.search.space import FREE, Pinned
+from planner.plan.binding.bind import BoundPlan
+from planner.plan.layout.roles import roles
 from planner.sharding.labels import factor_labels
 from planner.sharding.rule import strategy_names
 from planner.sharding.stored import StoredParameter
+from planner.strategy_search.api import shard
+from planner.strategy_search.request.constraints import NothingAgreesError
+from planner.strategy_search.request.request import Shard
+from planner.strategy_search.request.space import FREE, Pinned
+from planner.strategy_search.search import SearchResult, search
 from tests.refusals import refused
 from tests.unit.search.cases import cluster_of, request_of
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.search.division import Filled, Rank, Way, divide, fill, fill_best, step_seconds
-from planner.search.pieces import Amounts, Column
-from planner.search.stretches import Stretches, stretches_of
+from planner.strategy_search.decomposition.block_ranges import Stretches, stretches_of
+from planner.strategy_search.decomposition.division import Filled, Rank, Way, divide, fill, fill_best, step_seconds
+from planner.strategy_search.decomposition.pieces import Amounts, Column
 
 BLOCKS = 6
 ALIKE = stretches_of((0,) * BLOCKS)

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from planner.search.solvers.elimination import order
-from planner.search.solvers.elimination.order import elimination_order, schedule
+from planner.strategy_search.solvers.elimination import order
+from planner.strategy_search.solvers.elimination.order import elimination_order, schedule
 
 
 def grid(rows: int, columns: int) -> tuple[tuple[int, int], ...]:

@@ -10,11 +10,11 @@ import planner
 from hardware_profiles import load_machine, load_software
 from planner.cli.options import Options
 from planner.cli.requesting import request_of
-from planner.search import api
-from planner.search.job import default_precision, machine_from
-from planner.search.offload import parse_offload
-from planner.search.request import SearchRequest
-from planner.search.space import Pinned
+from planner.strategy_search import api
+from planner.strategy_search.job import default_precision, machine_from
+from planner.strategy_search.request.offload import parse_offload
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import Pinned
 
 WORDS: list[tuple[str, str, dict[str, Any]]] = [
     ("llama-tiny", "cpu", {}),

@@ -15,15 +15,15 @@ import torch
 
 import planner
 import planner.limits
-import planner.search.pieces
+import planner.strategy_search.decomposition.pieces
 from planner.errors import LimitError
 from planner.limits import Limits, limited, resident_bytes
-from planner.search.search import SearchResult, search
-from planner.search.solvers.elimination.improving import improved
-from planner.search.solvers.elimination.messages import backtrack, eliminate_together, remainder
-from planner.search.solvers.elimination.order import Pairs, Schedule, schedule
-from planner.search.stretches import stretches_of
 from planner.sharding.update import PLAIN
+from planner.strategy_search.decomposition.block_ranges import stretches_of
+from planner.strategy_search.search import SearchResult, search
+from planner.strategy_search.solvers.elimination.improving import improved
+from planner.strategy_search.solvers.elimination.messages import backtrack, eliminate_together, remainder
+from planner.strategy_search.solvers.elimination.order import Pairs, Schedule, schedule
 from tests.refusals import refused
 from tests.unit.search.cases import cluster_of, request_of
 
@@ -161,7 +161,7 @@ def test_what_the_system_refuses_is_told_as_a_limit(monkeypatch: pytest.MonkeyPa
     def full(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(planner.search.pieces, "eliminate_together", full)
+    monkeypatch.setattr(planner.strategy_search.decomposition.pieces, "eliminate_together", full)
     with refused(LimitError, "--planner-memory"):
         search(request_of("residual", cluster_of("cpu", 4), 8))
 

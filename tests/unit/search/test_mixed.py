@@ -11,15 +11,15 @@ import pytest
 
 from hardware_profiles import OP_CLASSES, Cluster, MixedCluster, load_profile
 from planner.errors import InfeasibleError
-from planner.plan.bind import bind
+from planner.plan.binding.bind import bind
 from planner.plan.plan import Prediction
-from planner.plan.predict import predict
-from planner.search.contenders import NEAR
-from planner.search.evaluation import Evaluation, RankFilling
-from planner.search.orders import orders
-from planner.search.pieces import Column
-from planner.search.search import SearchResult, search
-from planner.search.space import Configuration, Pinned
+from planner.plan.prediction.predict import predict
+from planner.strategy_search.decomposition.pieces import Column
+from planner.strategy_search.engine.contenders import NEAR
+from planner.strategy_search.engine.evaluation import Evaluation, RankFilling
+from planner.strategy_search.request.orders import orders
+from planner.strategy_search.request.space import Configuration, Pinned
+from planner.strategy_search.search import SearchResult, search
 from tests.unit.search.cases import (
     Case,
     bytes_of,

@@ -4,12 +4,12 @@ import math
 
 import pytest
 
-from planner.plan.bind import bind
+from planner.plan.binding.bind import bind
 from planner.plan.plan import Prediction
-from planner.plan.predict import predict
-from planner.search.contenders import NEAR
-from planner.search.search import search
-from planner.search.space import Configuration, Pinned
+from planner.plan.prediction.predict import predict
+from planner.strategy_search.engine.contenders import NEAR
+from planner.strategy_search.request.space import Configuration, Pinned
+from planner.strategy_search.search import search
 from tests.unit.search.by_hand import ALL_CUT, COPIES, GRADIENT_CUT, UPDATE_CUT, Option, by_hand
 from tests.unit.search.cases import BATCH, Case, make_case, peak_of, plan_of, request_of, seconds_of, traced
 

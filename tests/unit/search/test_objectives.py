@@ -9,9 +9,9 @@ import pytest
 from hardware_profiles import Cluster
 from planner.errors import InfeasibleError
 from planner.nearest import divisors
-from planner.search.objectives import FRONT_STEP, PRECISION, front, least_cost, least_memory, plan_for
-from planner.search.request import Objective, SearchRequest
-from planner.search.search import Progress, find_fitting, search
+from planner.strategy_search.objectives import FRONT_STEP, PRECISION, front, least_cost, least_memory, plan_for
+from planner.strategy_search.request.request import Objective, SearchRequest
+from planner.strategy_search.search import Progress, find_fitting, search
 from tests.refusals import refused
 from tests.unit.search.cases import cluster_of, request_of
 

@@ -12,17 +12,17 @@ from hardware_profiles import Home, UnknownKeyError
 from planner.errors import InfeasibleError, PlanFileError, RequestError
 from planner.graph.blocks import block_parameters
 from planner.graph.operator_graph import OperatorGraph
-from planner.plan.bind import bind
+from planner.plan.binding.bind import bind
 from planner.plan.file import dump_plan, parse_plan
-from planner.plan.loosening import loosened
 from planner.plan.plan import Plan
-from planner.plan.predict import predict, stage_costs
-from planner.search.duals import Duals
-from planner.search.offload import ANYTHING, NOTHING, Offload, parse_offload
-from planner.search.request import SearchRequest
-from planner.search.search import find_fitting, search
-from planner.search.space import Configuration, Pinned
+from planner.plan.prediction.loosening import loosened
+from planner.plan.prediction.predict import predict, stage_costs
 from planner.sharding.update import Update
+from planner.strategy_search.decomposition.lagrangian import Duals
+from planner.strategy_search.request.offload import ANYTHING, NOTHING, Offload, parse_offload
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import Configuration, Pinned
+from planner.strategy_search.search import find_fitting, search
 from tests.distributed.parking import of_blocks, parked, staying
 from tests.refusals import refused
 from tests.unit.search.cases import (

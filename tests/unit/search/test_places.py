@@ -10,15 +10,15 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.graph.placed import Placed
 from planner.graph.trace import trace
 from planner.models.zoo import build_model
-from planner.plan.bind import bind
+from planner.plan.binding.bind import bind
 from planner.plan.outline import model_reference
 from planner.plan.plan import Plan
-from planner.plan.predict import predict
-from planner.search.advice import changes
-from planner.search.api import search
-from planner.search.request import SearchRequest
-from planner.search.space import FREE, Pinned
+from planner.plan.prediction.predict import predict
 from planner.sharding.update import Update
+from planner.strategy_search.analysis.advice import changes
+from planner.strategy_search.api import search
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import FREE, Pinned
 from tests.distributed import plans
 from tests.refusals import refused
 

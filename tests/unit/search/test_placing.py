@@ -17,12 +17,12 @@ from planner.graph.trace import trace
 from planner.models.dlrm import DLRM, DLRMConfig
 from planner.models.zoo import build_model
 from planner.plan.outline import model_reference
-from planner.search.objectives import front, plan_for
-from planner.search.placing import movable, with_placing
-from planner.search.request import SearchRequest
-from planner.search.search import SearchResult, Statistics
-from planner.search.space import Pinned
 from planner.sharding.update import Update
+from planner.strategy_search.objectives import front, plan_for
+from planner.strategy_search.placing import movable, with_placing
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import Pinned
+from planner.strategy_search.search import SearchResult, Statistics
 from tests.long_lists import first
 from tests.refusals import refused
 

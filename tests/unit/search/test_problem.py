@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from planner.search.problem import Edge, Evaluation, Problem, Solution, Variable
+from planner.strategy_search.solvers.problem import Edge, Evaluation, Problem, Solution, Variable
 from tests.refusals import refused
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from planner.errors import RequestError
 from planner.nearest import around, divisors, multiples, nearest_of, nearest_words
-from planner.search.refusals import space_of
-from planner.search.request import SearchRequest
-from planner.search.search import search
-from planner.search.space import Pinned
 from planner.sharding.update import PLAIN, Update
+from planner.strategy_search.request.refusals import space_of
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import Pinned
+from planner.strategy_search.search import search
 from tests.unit.search.cases import cluster_of, request_of, template_of
 
 

@@ -8,12 +8,10 @@ from costmodels import AttentionShape, attention_time
 from planner.errors import RequestError
 from planner.graph.call import Call
 from planner.graph.operator_graph import TensorType
-from planner.plan.roles import roles
+from planner.plan.layout.roles import roles
 from planner.pricing import price_operator
 from planner.pricing.message import message_seconds
 from planner.pricing.operator_price import inner_messages
-from planner.search.search import search
-from planner.search.space import ContextBy, Pinned
 from planner.sharding.mesh import build_mesh
 from planner.sharding.rule import (
     Rule,
@@ -24,6 +22,8 @@ from planner.sharding.rule import (
     strategy_names,
 )
 from planner.sharding.rules import RULES
+from planner.strategy_search.request.space import ContextBy, Pinned
+from planner.strategy_search.search import search
 from tests.refusals import refused
 from tests.unit.search.cases import cluster_of, request_of
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from planner.errors import InfeasibleError, RequestError
-from planner.search.scheduling import WORTH
-from planner.search.search import SearchResult, search
-from planner.search.space import Pinned
 from planner.sharding.update import PLAIN
+from planner.strategy_search.engine.scheduling import WORTH
+from planner.strategy_search.request.space import Pinned
+from planner.strategy_search.search import SearchResult, search
 from tests.refusals import refused
 from tests.unit.search.cases import cluster_of, request_of
 

@@ -8,14 +8,14 @@ from itertools import groupby
 
 import pytest
 
-from planner.plan.bind import bind
-from planner.plan.predict import stage_costs
-from planner.search.evaluation import Evaluation, Outcome, RankFilling
-from planner.search.pieces import Column
-from planner.search.problem import Solution
-from planner.search.settle import RankProblem, rank_problem, settled
-from planner.search.solvers import SOLVERS
-from planner.search.space import Configuration, Pinned, configurations
+from planner.plan.binding.bind import bind
+from planner.plan.prediction.predict import stage_costs
+from planner.strategy_search.decomposition.pieces import Column
+from planner.strategy_search.engine.evaluation import Evaluation, Outcome, RankFilling
+from planner.strategy_search.engine.settle import RankProblem, rank_problem, settled
+from planner.strategy_search.request.space import Configuration, Pinned, configurations
+from planner.strategy_search.solvers import SOLVERS
+from planner.strategy_search.solvers.problem import Solution
 from tests.unit.search.cases import BATCH, Case, make_case, plan_of, template_of, total, traced
 
 ALL = 1 + 1e-9

@@ -14,15 +14,15 @@ import pytest
 
 from costmodels import step_time
 from hardware_profiles import PYTORCH, load_profile, load_software, software_names
-from planner.plan.bind import bind
-from planner.plan.predict import predict, stage_costs
-from planner.plan.stage_cost import StageCost
+from planner.plan.binding.bind import bind
+from planner.plan.prediction.predict import predict, stage_costs
+from planner.plan.prediction.stage_cost import StageCost
 from planner.pricing.bucket_size import flat_bytes
-from planner.search.contenders import Contender
-from planner.search.duals import Duals, State
-from planner.search.evaluation import Outcome, RankFilling
-from planner.search.space import Configuration, Pinned, configurations
 from planner.sharding.update import Update
+from planner.strategy_search.decomposition.lagrangian import Duals, State
+from planner.strategy_search.engine.contenders import Contender
+from planner.strategy_search.engine.evaluation import Outcome, RankFilling
+from planner.strategy_search.request.space import Configuration, Pinned, configurations
 from tests.unit.search.cases import (
     BATCH,
     MODELS,

@@ -1,0 +1,1 @@
+"""The commands, in files named as they are typed."""

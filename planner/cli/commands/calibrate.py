@@ -1,0 +1,147 @@
+"""`plan calibrate` and `plan fit`: a hardware profile of this machine, from times measured on it."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.cli.errors import reporting
+from planner.cli.output import write_json
+from planner.cli.texts import say
+from planner.errors import RequestError
+
+if TYPE_CHECKING:
+    from costmodels.fit_machine import FittedMachine
+    from hardware_profiles import Measurements
+
+Output = Annotated[
+    Path, typer.Option("--output", "-o", help="Where to write the profile; [bold]--hardware[/bold] takes it.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+PROFILE = Path("calibrated.toml")
+SCHEMA_VERSION = 1  # of the objects that `plan calibrate --json` and `plan fit --json` print
+
+
+def calibrate(
+    output: Output = PROFILE,
+    nproc: Annotated[
+        int | None, typer.Option(help="Processes; one per accelerator, or per core, where not given.", min=1)
+    ] = None,
+    measurements: Annotated[
+        Path | None, typer.Option(help="Where to write the measured times; beside the profile where not given.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes, one to two minutes.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure this machine and fit a hardware profile to it.
+
+    Kernels of every class and collectives of every kind are timed in as many processes as there will be ranks, all at
+    once. On a CPU each has its share of the cores, so that the profile describes a rank of a run of so many processes.
+
+    [bold]plan calibrate --nproc 4 -o laptop.toml && plan --model llama-tiny --devices 4 --hardware laptop.toml[/bold]
+    """
+    with reporting(as_json):
+        from hardware_profiles import load_measurements
+        from runtime.profiling.measuring import default_processes, measure
+
+        _check_name(output)
+        times = output.with_suffix(".measurements.json") if measurements is None else measurements
+        _check(output, times)
+        with _progress() as on_line:
+            code = measure(times, nproc or default_processes(), effort="quick" if quick else "usual", on_line=on_line)
+        if code:
+            raise typer.Exit(code)
+        if not as_json:
+            say(f"measured: {times}")
+        _fit(load_measurements(times), times, output, as_json)
+
+
+def fit(
+    measurements: Annotated[Path, typer.Argument(help="Measured times, as plan calibrate writes them.")],
+    output: Output = PROFILE,
+    as_json: AsJson = False,
+) -> None:
+    """Fit a hardware profile to measured times, without measuring again.
+
+    [bold]plan fit laptop.measurements.json -o laptop.toml[/bold]
+    """
+    with reporting(as_json):
+        from hardware_profiles import load_measurements
+
+        _check_name(output)
+        _check(output, measurements)
+        _fit(load_measurements(measurements), measurements, output, as_json)
+
+
+def _check_name(output: Path) -> None:
+    if output.suffix != ".toml":
+        raise RequestError(f"--output {output}: the name of a profile must end in .toml, or --hardware cannot find it")
+
+
+def _check(output: Path, times: Path) -> None:
+    """What would fail only after a minute of measuring."""
+    if output.resolve() == times.resolve():
+        raise RequestError(f"--output {output}: the profile would overwrite the measured times")
+    for path in (output, times):
+        if path.is_dir() or (path.parent.exists() and not path.parent.is_dir()):
+            raise RequestError(f"{path}: is a folder, or lies in something that is none; name a file")
+
+
+def _fit(measurements: "Measurements", times: Path, output: Path, as_json: bool) -> None:
+    from costmodels.fit_machine import fit_machine
+    from hardware_profiles import dump_profile
+    from planner.plan.file import write_atomically
+
+    fitted = fit_machine(measurements)
+    comment = (
+        f"Fitted to times measured on {measurements.machine.name}, {measurements.date}.\n"
+        f"It describes one of {measurements.machine.processes} processes that work at the same time."
+    )
+    write_atomically(output, dump_profile(fitted.cluster, fitted.origins, comment))
+    if as_json:
+        write_json(_content(fitted, times, output))
+        return
+    _print_residuals(fitted)
+    if not measurements.collectives:
+        say("one process was measured, so no collective: the profile holds for 1 device only")
+    say(f"profile: {output} ({fitted.cluster.name})")
+
+
+def _content(fitted: "FittedMachine", times: Path, output: Path) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "profile": fitted.cluster.name,
+        "profile_file": str(output),
+        "measurements_file": str(times),
+        "residuals": [{"part": one.what, "rows": one.rows, "mean_absolute": one.error} for one in fitted.residuals],
+    }
+
+
+def _print_residuals(fitted: "FittedMachine") -> None:
+    say(f"{'class':<20}{'times':>7}{'mean error':>12}")
+    for one in fitted.residuals:
+        say(f"{one.what:<20}{one.rows:>7}{one.error:>12.1%}")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """A bar on a terminal, which takes lines "NUMBER OF LABEL"; silence elsewhere."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from planner.report.console import PlainConsole
+
+    console = PlainConsole(file=sys.stderr, quiet=not sys.stderr.isatty())
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("starting processes", total=None)
+
+        def on_line(line: str) -> None:
+            number, _, rest = line.partition(" ")
+            count, _, label = rest.partition(" ")
+            if number.isdigit() and count.isdigit():
+                progress.update(task, completed=int(number), total=int(count), description=label)
+
+        yield on_line

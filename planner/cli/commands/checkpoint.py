@@ -1,0 +1,386 @@
+"""`plan checkpoint`: what is in a checkpoint, whether it is whole, and the same for another plan or in one piece."""
+
+import sys
+from collections.abc import Sequence, Sized
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.cli.commands.show import AsJson, ExecutedModel, built_again, naming
+from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
+from planner.cli.output import write_json
+from planner.cli.printing import WIDTH
+from planner.cli.texts import say
+from planner.cli.usage import Commands
+from planner.cli.values import parse_memory
+from planner.errors import CheckpointError, ModelError, RequestError, unknown_name
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from planner.models.naming.parts import Naming
+    from runtime.checkpoint.manifest import Manifest
+    from runtime.checkpoint.source import Readable
+
+checkpoints = typer.Typer(
+    name="checkpoint",
+    cls=Commands,
+    no_args_is_help=False,
+    rich_markup_mode="rich",
+    help="What is in a checkpoint, whether it is whole, and the same for another plan or in one piece.\n\n"
+    "[bold]plan checkpoint inspect runs/tiny[/bold]",
+)
+_SHOWN = 12  # tensors that are listed without --all
+
+_NAMES = ("huggingface", "own")
+_LEAST = 16 * 2**20  # bytes of memory
+SRC = Annotated[
+    Path, typer.Argument(metavar="SRC", help="A checkpoint, a folder of several (the newest), or Hugging Face's files.")
+]
+DST = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="A new folder, which is whole or not there.")]
+
+Memory = Annotated[
+    str, typer.Option("--memory", metavar="SIZE", help="By how much memory may grow, beside what is needed to begin.")
+]
+
+
+@checkpoints.command("inspect")
+def inspect(
+    source: SRC,
+    every: Annotated[bool, typer.Option("--all", help="List all tensors.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is in a checkpoint: step, plan, tensors, and whether its files are there and as long as they were
+    written. Nothing but headers is read.
+
+    [bold]plan checkpoint inspect runs/tiny[/bold]
+    """
+    with reporting(as_json):
+        from runtime.checkpoint.folder import incomplete
+
+        opened, notes = _opened(source), incomplete(source)
+        if as_json:
+            write_json({**_content(opened), "incomplete": notes})
+            return
+        _print(opened, None if every else _SHOWN, notes)
+
+
+@checkpoints.command("verify")
+def verify(source: SRC, as_json: AsJson = False) -> None:
+    """Read all files of a checkpoint and compare their checksums. Exit code 2 where one is damaged.
+
+    [bold]plan checkpoint verify runs/tiny/step-000100[/bold]
+    """
+    with reporting(as_json):
+        from planner.report.units import bytes_text
+        from runtime.checkpoint.folder import incomplete
+
+        opened = _opened(source)
+        for note in incomplete(source):
+            say(note, err=True)
+        if opened.manifest is None:
+            raise CheckpointError(f"{opened.path}: has no manifest, so that there are no checksums to compare")
+        opened.check()
+        total = opened.manifest.bytes
+        if as_json:
+            found = {"checkpoint": str(opened.path), "files": len(opened.files), "bytes": total, "whole": True}
+            write_json({"schema_version": OUTPUT_SCHEMA_VERSION, **found})
+        else:
+            say(f"{opened.path}: whole; {_files(opened.files)}, {bytes_text(total)}, all as they were written")
+
+
+@checkpoints.command("adopt")
+def adopt(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run: that of `plan run --save`.")],
+    as_json: AsJson = False,
+) -> None:
+    """Let a run go on in a folder that was moved to another file system, restored from a backup, or put together.
+
+    A copy of a run's folder is refused, as two runs would go on as one. Where nobody goes on with the other one, this
+    gives the folder a new identity, and all checkpoints in it belong to it from then on.
+
+    [bold]plan checkpoint adopt runs/tiny[/bold]
+    """
+    with reporting(as_json):
+        from runtime.checkpoint.folder import checkpoints as whole
+        from runtime.checkpoint.opening import adopt_run
+
+        record, count = adopt_run(folder), len(whole(folder))
+        if as_json:
+            found = {"folder": str(folder), "run": record.run, "identity": record.folder, "checkpoints": count}
+            write_json({"schema_version": OUTPUT_SCHEMA_VERSION, **found})
+        else:
+            several = f"{count} checkpoint{'s' if count > 1 else ''}"
+            say(f"{folder}: is the folder of run {record.run[:8]} now, with {several}; go on with --continue")
+
+
+@checkpoints.command("convert")
+def convert(
+    source: SRC,
+    plan_file: Annotated[Path, typer.Option("--plan", metavar="PLAN", help="The plan to go on with.")],
+    output: DST,
+    memory: Memory = "256MiB",
+    model: ExecutedModel = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a checkpoint as the ranks of another plan would have, in this process and in bounded memory.
+
+    Not needed before [bold]plan run --resume[/bold], which loads any checkpoint under any plan; it takes less reading
+    then.
+
+    [bold]plan checkpoint convert runs/tiny --plan eight.json -o runs/eight/step-000100[/bold]
+    """
+    with reporting(as_json):
+        from planner.plan.binding.bind import bind
+        from planner.plan.file import load_plan
+        from planner.plan.layout.stage_cut import cut_stage
+        from runtime.checkpoint.naming import in_own_names
+        from runtime.checkpoint.offline import convert as converted
+        from runtime.parameters.kept_buffers import buffer_homes
+
+        most = _block(memory)
+        opened = _opened(source)
+        opened.check()
+        plan = load_plan(plan_file)
+        with naming(plan_file):
+            known = built_again(plan, model, ", and its buffers are taken from it")
+            bound = bind(plan, known.graph, known.batch)
+        assert known.built is not None
+        opened = in_own_names(opened, plan.model, model, most)
+        cuts = [cut_stage(bound, stage) for stage in range(len(plan.stages))]
+        manifest = _manifest_of(opened)
+        homes = buffer_homes(known.built.module, bound, cuts)
+        _answer(converted(opened, manifest, bound, homes, output, most), output, as_json)
+
+
+@checkpoints.command("merge")
+def merge(
+    source: SRC,
+    output: DST,
+    names: Annotated[
+        str | None,
+        typer.Option(
+            "--names",
+            metavar="huggingface|own",
+            help="Names of the tensors: those of Hugging Face's transformers, or the model's own. Left out: the former"
+            " where transformers has such models.",
+        ),
+    ] = None,
+    max_file: Annotated[float, typer.Option("--max-file", metavar="GB", help="Largest file, in 1e9 bytes.")] = 5.0,
+    memory: Memory = "256MiB",
+    model: ExecutedModel = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the model of a checkpoint in whole tensors, as PyTorch and Hugging Face read it, in bounded memory.
+
+    With names of transformers there is a config.json beside it, so that from_pretrained loads the folder.
+
+    [bold]plan checkpoint merge runs/tiny -o tiny-model[/bold]
+    """
+    with reporting(as_json):
+        from runtime.checkpoint.offline import merge as merged
+
+        if not max_file > 0:
+            raise RequestError(f"--max-file {max_file:g}: give GB, more than 0")
+        most = _block(memory)
+        opened = _opened(source)
+        opened.check()
+        opened, naming = _named(opened, names, model)
+        made = merged(opened, _manifest_of(opened), output, int(max_file * 1e9), most, naming)
+        _answer(made, output, as_json)
+
+
+def _block(memory: str) -> int:
+    """Bytes of a tensor at a time, so that memory grows by no more."""
+    from runtime.checkpoint.offline import HELD
+
+    asked = int(parse_memory(memory, "--memory"))
+    if asked < _LEAST:
+        raise RequestError(f"--memory {memory}: give 16MiB or more; what files are written through takes as much")
+    return asked // HELD
+
+
+def _named(opened: "Readable", names: str | None, given: str | None) -> "tuple[Readable, Naming | None]":
+    """A checkpoint under the names of its model, and those of transformers where these are asked for, or can be had."""
+    from runtime.checkpoint.naming import in_own_names, naming_of_model
+
+    if names is not None and names not in _NAMES:
+        raise RequestError(f"--names {unknown_name('kind of names', names, _NAMES)}")
+    plan = None if opened.manifest is None else opened.manifest.written_under()
+    if plan is None:
+        if names is not None:
+            raise RequestError(
+                f"--names {names}: {opened.path} does not say of which model it is, so that its tensors keep the"
+                " names they have; leave --names out"
+            )
+        return opened, None
+    try:
+        naming = naming_of_model(plan.model, given)
+    except ModelError as error:
+        if names == "own":
+            return opened, None
+        raise ModelError(f"{error}; --names own keeps the names that the model has here") from error
+    if names == "own" and naming is not None and naming.misleading:
+        raise RequestError(
+            f"--names own: the names of {plan.model.reference} are those of transformers, which keeps other numbers"
+            " under them, so that it would load a wrong model; leave --names out"
+        )
+    if names == "huggingface" and naming is None:
+        raise RequestError(
+            f"--names huggingface: nothing is known of what transformers would call the tensors of"
+            f" {plan.model.reference}; leave --names out"
+        )
+    return in_own_names(opened, plan.model, given), None if names == "own" else naming
+
+
+def _opened(source: Path) -> "Readable":
+    from runtime.checkpoint.source import open_checkpoint
+
+    return open_checkpoint(source)
+
+
+def _manifest_of(opened: "Readable") -> "Manifest":
+    """That of a checkpoint; of other files what stands for one: a model, at step 0."""
+    from runtime.checkpoint.manifest import FORMAT_VERSION, Manifest, Progress
+
+    return opened.manifest or Manifest(
+        format_version=FORMAT_VERSION,
+        kind="merged",
+        progress=Progress(step=0, updates=0, samples=0, seed=0),
+        optimizer=None,
+        files=opened.files,
+        tensors=dict(opened.tensors),
+        names=None,
+    )
+
+
+def _answer(manifest: "Manifest", folder: Path, as_json: bool) -> None:
+    from planner.report.units import bytes_text
+
+    count = len(manifest.files)
+    if as_json:
+        write_json(
+            {
+                "schema_version": OUTPUT_SCHEMA_VERSION,
+                "checkpoint": str(folder),
+                "kind": manifest.kind,
+                "files": count,
+                "bytes": manifest.bytes,
+                "tensors": len(manifest.tensors),
+                "names": manifest.names,
+            }
+        )
+    else:
+        say(
+            f"{folder}: {manifest.kind}, {len(manifest.tensors)} tensors in {count} file{'s' if count > 1 else ''},"
+            f" {bytes_text(manifest.bytes)}{_names_text(manifest)}"
+        )
+
+
+def _names_text(manifest: "Manifest") -> str:
+    """Whose names a merged checkpoint has, where that is known."""
+    known = {"huggingface": ", under Hugging Face's names", "own": ", under the model's own names"}
+    return known.get(manifest.names or "", "") if manifest.kind == "merged" else ""
+
+
+def _content(opened: "Readable") -> dict[str, Any]:
+    manifest = _manifest_of(opened)
+    plan = manifest.written_under()
+    return {
+        "schema_version": OUTPUT_SCHEMA_VERSION,
+        "checkpoint": str(opened.path),
+        "kind": manifest.kind,
+        "manifest": opened.manifest is not None,
+        "step": manifest.progress.step,
+        "samples": manifest.progress.samples,
+        "seed": manifest.progress.seed,
+        "names": manifest.names,
+        "optimizer": manifest.optimizer,
+        "data": manifest.progress.data,
+        "model": None if plan is None else plan.model.reference,
+        "devices": None if plan is None else plan.cluster.devices,
+        "files": [
+            {"name": f.name, "bytes": f.bytes, "checksum": f.checksum or None, "fault": fault}
+            for f, fault in zip(manifest.files, _faults(opened), strict=True)
+        ],
+        "tensors": {
+            name: {"shape": list(t.shape), "dtype": t.dtype, "cuts": list(t.cuts)}
+            for name, t in sorted(manifest.tensors.items())
+        },
+        "tied": dict(manifest.tied),
+    }
+
+
+def _print(opened: "Readable", most: int | None, notes: Sequence[str]) -> None:
+    from planner.report.console import PlainConsole
+    from planner.report.units import bytes_text
+
+    manifest = _manifest_of(opened)
+    console = PlainConsole(width=None if sys.stdout.isatty() else WIDTH)
+    progress, plan = manifest.progress, manifest.written_under()
+    for note in notes:
+        console.print(note, soft_wrap=True)
+    console.print(f"{opened.path}")
+    what = "slices of every rank, with the optimizer" if manifest.kind == "sliced" else "the model alone, whole tensors"
+    what += _names_text(manifest)
+    console.print(f"{manifest.kind}: {what}; {bytes_text(manifest.bytes)} in {_files(manifest.files)}")
+    if opened.manifest is None:
+        console.print("no manifest: of no checksums, no step and no plan")
+    else:
+        after = f"step {progress.step}, {progress.samples:,} samples, seed {progress.seed}"
+        states = f", states of {manifest.optimizer}" if manifest.optimizer and progress.updates else ""
+        console.print(f"{after}{states}")
+    if plan is not None:
+        shape = "x".join(map(str, plan.mesh.sizes)) or "1"
+        console.print(
+            f"written under a plan of {plan.model.reference} for {plan.cluster.devices} devices: mesh {shape},"
+            f" {len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}",
+        )
+    for line in _states(opened):
+        console.print(line, soft_wrap=True)
+    console.print(_tensors(manifest, most))
+    if most is not None and len(manifest.tensors) > most:
+        console.print(f"and {len(manifest.tensors) - most} more tensors; --all lists them")
+
+
+def _states(opened: "Readable") -> list[str]:
+    """Whether the files of a checkpoint are there, in words; nothing is known of files that are not ours."""
+    if opened.manifest is None:
+        return []
+    faults = [fault for fault in _faults(opened) if fault is not None]
+    if not faults:
+        return ["all files are there and as long as they were written; plan checkpoint verify compares checksums"]
+    return [f"damaged: {fault}" for fault in faults]
+
+
+def _faults(opened: "Readable") -> list[str | None]:
+    """Of each file why it is not the one that was written, as far as its size tells; None where nothing does."""
+    from runtime.checkpoint.tensor_files import check_size
+
+    found: list[str | None] = []
+    for file in opened.files:
+        try:
+            check_size(opened.path, file)
+            found.append(None)
+        except CheckpointError as error:
+            found.append(str(error))
+    return found
+
+
+def _tensors(manifest: "Manifest", most: int | None) -> "Table":
+    from planner.report.table import table_of
+    from planner.report.units import bytes_text
+    from runtime.checkpoint.tensor_files import dtype_of
+
+    table = table_of("Tensors", "name", "shape", "dtype", "slices", "bytes")
+    for name, tensor in sorted(manifest.tensors.items())[:most]:
+        shape = "x".join(map(str, tensor.shape)) or "scalar"
+        cut = "x".join(map(str, tensor.cuts)) if len(tensor.files) > 1 else "whole"
+        size = bytes_text(tensor.elements * dtype_of(tensor.dtype).itemsize)
+        table.add_row(name, shape, tensor.dtype, cut, size)
+    return table
+
+
+def _files(files: Sized) -> str:
+    return f"{len(files)} file{'' if len(files) == 1 else 's'}"

@@ -1,0 +1,301 @@
+"""`plan explain`: why a plan costs what it costs, what would change that, why its operators are split as they are."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.cli.commands.show import OfModel, naming, traced_again
+from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
+from planner.cli.output import explanation_content, write_json
+from planner.cli.printing import console_of
+from planner.cli.stopping import SAID, stoppable
+from planner.cli.waiting import Waiting, waiting
+
+if TYPE_CHECKING:
+    from planner.plan.binding.bind import BoundPlan
+    from planner.plan.binding.model_of import PlannedModel
+    from planner.plan.compare.alternatives import Priced, Subject
+    from planner.plan.compare.explanation import Explanation, Outcome, Sensitivity
+    from planner.strategy_search.analysis.sensitivity import Search, Traced, World
+
+_NOTHING_YET = "interrupted before anything was known"
+
+
+def explain(
+    plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
+    name: Annotated[
+        str | None,
+        typer.Argument(help="An operator or a parameter, as `plan show` and plan files call them, or a pattern."),
+    ] = None,
+    search: Annotated[
+        bool, typer.Option("--search/--no-search", help="Whether to search again, or only to price the plan.")
+    ] = True,
+    time_limit: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Begin no further search after that long.", min=0)
+    ] = 120.0,
+    model: OfModel = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say why a plan costs what it costs.
+
+    Without a name: what binds, where the time goes, and what the step would take with other links, memory, batch,
+    sequence or devices, this plan kept and searched again. With a name: what every other strategy of an operator, or
+    every other stored layout of a parameter, would cost, all else as it is and searched again around it.
+
+    [bold]plan explain llama70b-64.json[/bold]
+
+    [bold]plan explain llama70b-64.json '*.mlp.up_proj'[/bold]
+    """
+    with reporting(as_json):
+        patience = _Patience(wanted=search, ends=time.perf_counter() + time_limit)
+        with waiting() as wait:
+            wait.phase("tracing the model")
+            world, known, bound = _world(plan_file, model)
+            with stoppable(lambda: wait.phase("stopping")) as stopped:
+                again = _again(patience, wait, stopped)
+                if name is not None:
+                    found = _choices(world, bound, name, again, wait)
+                else:
+                    rows = _sensitivities(world, known, again, wait)
+        ended = _Ended(by_hand=stopped(), late=patience.late, limit=time_limit)
+        if name is not None:
+            _show_choices(found, bound, ended, as_json)
+        else:
+            _show_sensitivities(bound, rows, ended, as_json)
+
+
+@dataclass(kw_only=True)
+class _Patience:
+    """Whether there is to be one more search, and whether one was left out as it was too late."""
+
+    wanted: bool
+    ends: float
+    late: bool = False
+
+    def begins(self) -> bool:
+        if self.wanted and time.perf_counter() >= self.ends:
+            self.late = True
+        return self.wanted and not self.late
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ended:
+    """Why not everything was looked at, if so."""
+
+    by_hand: bool
+    late: bool
+    limit: float
+
+    @property
+    def early(self) -> bool:
+        return self.by_hand or self.late
+
+    @property
+    def line(self) -> str:
+        if self.by_hand:
+            return f"{SAID}: what was not looked at by then is missing."
+        return f"Not all was searched again within {self.limit:g} s; --time-limit SECONDS gives more."
+
+
+def _again(patience: _Patience, wait: Waiting, stopped: Callable[[], bool]) -> "Search":
+    from planner.strategy_search.analysis.sensitivity import Search
+
+    return Search(begins=patience.begins, on_progress=wait.searched, cancelled=stopped)
+
+
+def _world(plan_file: Path, given: str | None) -> "tuple[World, PlannedModel, BoundPlan]":
+    """The plan, priced as it is now, and all that it was made for."""
+    from planner.plan.binding.machine import machine_of
+    from planner.plan.compare.repricing import repriced
+    from planner.plan.file import load_plan
+    from planner.strategy_search.analysis.sensitivity import World
+
+    plan = load_plan(plan_file)
+    with naming(plan_file):
+        cluster = machine_of(plan.cluster)
+        model = traced_again(plan, given)
+        bound = repriced(plan, model.graph, model.batch, cluster)
+    return World(plan=bound.plan, graph=model.graph, batch=model.batch, cluster=cluster), model, bound
+
+
+def _sensitivities(world: "World", model: "PlannedModel", again: "Search", wait: Waiting) -> "tuple[Sensitivity, ...]":
+    from planner.strategy_search.analysis.sensitivity import sensitivities
+
+    found = tuple(sensitivities(world, _retracing(world, model), again, wait.phase))
+    if not found:
+        raise KeyboardInterrupt(_NOTHING_YET)
+    return found
+
+
+def _retracing(world: "World", model: "PlannedModel") -> "Callable[[int], Traced]":
+    """Traces the model for another length."""
+    from planner.cli.tracing import traced
+    from planner.errors import ModelError
+    from planner.models.zoo import build_model
+    from planner.plan.outline import model_reference
+    from planner.plan.plan import PRECISIONS
+
+    def retrace(length: int) -> "Traced":
+        if model.built is None:
+            raise ModelError("the length is that of the graph in the file; --model NAME builds the model for another")
+        reference = model.built.reference
+        if ":" in reference.partition("+")[0]:
+            raise ModelError(f"the length of {reference} is that of its factory")
+        built = build_model(reference, dtype=PRECISIONS[world.plan.training.precision], sequence_length=length)
+        graph = traced(built)
+        of_length = model_reference(graph, name=reference, sequence_length=length, batch=built.batch)
+        return of_length, graph, built.batch
+
+    return retrace
+
+
+Found = tuple["Subject", tuple["Priced", ...], Mapping[str, "Outcome"]]
+
+
+def _choices(world: "World", bound: "BoundPlan", name: str, again: "Search", wait: Waiting) -> list[Found]:
+    from planner.plan.compare.alternatives import alternatives, subjects
+
+    found: list[Found] = []
+    for subject in subjects(bound, name):
+        if again.cancelled():
+            break
+        wait.phase(f"pricing {subject.name}")
+        priced = alternatives(bound, world.cluster, subject)
+        around = {} if subject.parameter else _around(world, subject, priced, again, wait)
+        found.append((subject, priced, around))
+    if not found:
+        raise KeyboardInterrupt(_NOTHING_YET)
+    return found
+
+
+def _around(
+    world: "World", subject: "Subject", priced: "tuple[Priced, ...]", again: "Search", wait: Waiting
+) -> "dict[str, Outcome]":
+    """What the best plan of the same configuration costs with each strategy of an operator, the likeliest first."""
+    from dataclasses import replace
+
+    from planner.strategy_search.analysis.around import configuration_of, request_for, searched, with_strategy
+
+    pinned = configuration_of(world.plan)
+    if pinned is None:
+        return {}
+    request = replace(request_for(world.plan, world.graph, world.batch, world.cluster), pinned=pinned)
+    found = {}
+    for at, one in enumerate(priced, start=1):
+        if again.cancelled() or not again.begins():
+            break
+        wait.phase(f"around {one.choice}", at, len(priced))
+        best = searched(with_strategy(request, subject.name, one.names), again.on_progress, again.cancelled)
+        if best is not None:
+            found[one.choice] = best
+    return found
+
+
+def _show_sensitivities(bound: "BoundPlan", rows: "tuple[Sensitivity, ...]", ended: _Ended, as_json: bool) -> None:
+    from planner.plan.compare.explanation import explain as explained
+
+    plan = bound.plan
+    found = explained(
+        plan.prediction,
+        micro_batches=plan.training.micro_batches,
+        capacity=plan.prediction.capacity_bytes,
+        memory_price=0.0,
+        next_best=None,
+    )
+    if as_json:
+        write_json(_sensitivity_content(bound, found, rows, ended))
+        return
+    from planner.report.alternatives import ABOUT, binding_lines, sensitivity_table
+    from planner.report.explanation import explanation_table
+
+    console = console_of()
+    console.print(explanation_table(found))
+    for line in binding_lines(found, rows):
+        console.print(line)
+    console.print(sensitivity_table(rows))
+    console.print(ABOUT)
+    if ended.early:
+        console.print(ended.line)
+
+
+def _show_choices(found: list[Found], bound: "BoundPlan", ended: _Ended, as_json: bool) -> None:
+    if as_json:
+        write_json({**_head(bound, ended), "subjects": [_subject_content(one) for one in found]})
+        return
+    from planner.report.alternatives import alternatives_table
+
+    rules = {one.operator.name: one.rule.format() for one in bound.operators}
+    console = console_of()
+    for subject, priced, around in found:
+        console.print(alternatives_table(subject, rules.get(subject.name, ""), priced, around))
+    if ended.early:
+        console.print(ended.line)
+
+
+def _head(bound: "BoundPlan", ended: _Ended) -> dict[str, Any]:
+    prediction = bound.plan.prediction
+    return {
+        "schema_version": OUTPUT_SCHEMA_VERSION,
+        "step_seconds": prediction.step_seconds,
+        "peak_bytes": prediction.peak_bytes,
+        "capacity_bytes": prediction.capacity_bytes,
+        "stopped": ended.early,
+    }
+
+
+def _sensitivity_content(
+    bound: "BoundPlan", found: "Explanation", rows: "tuple[Sensitivity, ...]", ended: _Ended
+) -> dict[str, Any]:
+    shares = explanation_content(found)
+    kept = ("seconds", "free_bytes", "slowest_rank", "fullest_rank")
+    return {
+        **_head(bound, ended),
+        "explanation": {name: shares[name] for name in kept},
+        "sensitivities": [
+            {
+                "name": row.name,
+                "change": row.change,
+                "devices": row.devices,
+                "sequence_length": row.tokens,
+                "kept": _outcome_content(row.kept),
+                "searched": None if row.searched is None else _outcome_content(row.searched),
+            }
+            for row in rows
+        ],
+    }
+
+
+def _outcome_content(found: "Outcome") -> dict[str, Any]:
+    if isinstance(found, str):
+        return {"step_seconds": None, "peak_bytes": None, "samples_per_second": None, "why": found}
+    return {
+        "step_seconds": found.step_seconds,
+        "peak_bytes": found.peak_bytes,
+        "samples_per_second": found.samples_per_second,
+        "why": None,
+    }
+
+
+def _subject_content(found: Found) -> dict[str, Any]:
+    subject, priced, around = found
+    return {
+        "name": subject.name,
+        "kind": "parameter" if subject.parameter else "operator",
+        "count": len(subject.twins),
+        "choices": [
+            {
+                "choice": one.choice,
+                "chosen": one.chosen,
+                "step_seconds": one.seconds,
+                "peak_bytes": one.peak,
+                "fits": one.fits,
+                "why": one.fault or None,
+                "around": _outcome_content(around[one.choice]) if one.choice in around else None,
+            }
+            for one in priced
+        ],
+    }

@@ -1,0 +1,172 @@
+"""`plan import` of files that list strategies of operators, as MindSpore's: found in the model, completed by a search.
+
+What such a file does not say comes from the `export.json` that `plan export` writes beside it, or else is what a search
+takes where nothing is given; which of it is told.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hardware_profiles.foreign import ForeignTextError, parse_json
+from planner.cli.commands.export import MARKER
+from planner.cli.texts import say, text_of
+from planner.errors import RequestError
+
+if TYPE_CHECKING:
+    from planner.export.sidecar import Beside
+    from planner.export.target import OperatorReading, OperatorTarget
+    from planner.plan.binding.bind import BoundPlan
+    from planner.plan.plan import Training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What the command line says. `where` has the profile, the levels of its network and the software."""
+
+    model: str
+    devices: int | None
+    where: tuple[str, str | None, str | None]
+    global_batch: int | None
+    micro_batches: int | None
+
+
+@contextlib.contextmanager
+def refusing(file: Path, engine: str) -> Iterator[None]:
+    """Name the file of which a reader says what is wrong. What a reader forgot to check is no fault of ours either."""
+    from planner.export.description import ExportError
+
+    try:
+        yield
+    except ExportError as error:
+        raise ExportError(f"{file}: {error}") from error
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        fault = f"{type(error).__name__}: {error}"
+        raise ExportError(f"{file}: its values are none of {engine}'s ({fault:.200}); mend them") from error
+
+
+def imported_operators(file: Path, target: "OperatorTarget", given: Given) -> "tuple[BoundPlan, tuple[str, ...]]":
+    """The plan that a file makes of a model, and what has to be told of it. Errors name the file."""
+    from hardware_profiles import of_one_kind
+    from planner.cli.tracing import traced
+    from planner.models.zoo import build_model
+    from planner.plan.binding.bind import prepare
+    from planner.plan.outline import model_reference
+    from planner.plan.plan import PRECISIONS
+    from planner.sharding.discover import discover
+    from planner.strategy_search.fixed.by_operator import ByOperator, operator_plan
+    from planner.strategy_search.fixed.fixed_schedule import Order
+    from planner.strategy_search.job import default_precision, machine_from
+    from planner.strategy_search.request.request import SearchRequest
+    from planner.strategy_search.request.space import Pinned
+
+    path = file / target.main if file.is_dir() else file
+    text, beside = text_of(path), _beside(path.parent / MARKER, target.name)
+    profile, levels, software = given.where
+    machine = of_one_kind(machine_from(profile, levels=levels, software=software), "import")
+    precision = default_precision(machine) if beside is None else beside.training.precision
+    length = beside.sequence_length if beside is not None and ":" not in given.model else None
+    built = build_model(given.model, dtype=PRECISIONS[precision], sequence_length=length)
+    graph = discover(traced(built), None, lambda note: say(f"note: {note}", err=True))
+    update, imbalance = (beside.training.update, beside.training.imbalance) if beside else (None, None)
+    prepared, blocks = (
+        prepare(graph) if update is None or imbalance is None else prepare(graph, imbalance, update.placed)
+    )
+    with refusing(path, target.name):
+        reading = target.read(text, prepared, blocks, given.devices)
+        running = beside.running(prepared, blocks) if beside else (("none", ()),) * blocks.count
+    devices = _devices(reading)
+    training = _training(reading, given, precision, None if beside is None else beside.training)
+    virtual = len(reading.stages) // reading.pipeline
+    order = Order(
+        stages=reading.stages,
+        virtual_stages=virtual,
+        schedule=beside.schedule if beside else _schedule(reading.pipeline, virtual),
+        slices=beside.slices if beside else 1,
+        copies=training.copies,
+    )
+    request = SearchRequest(
+        graph=graph,
+        batch=built.batch,
+        model=model_reference(graph, name=given.model, sequence_length=built.sequence_length, batch=built.batch),
+        cluster=machine.with_devices(devices),
+        global_batch=training.global_batch,
+        precision=training.precision,
+        optimizer=training.optimizer,
+        update=training.update,
+        imbalance=training.imbalance,
+        pinned=Pinned(mesh=reading.mesh, pipeline=reading.pipeline, micro_batches=training.micro_batches),
+    )
+    decisions = ByOperator(
+        operators={at: (wish.axes, wish.cuts) for at, wish in reading.operators.items()},
+        parameters=reading.parameters,
+        order=order,
+        running=running,
+    )
+    bound = operator_plan(request, decisions)
+    told = () if beside else (_assumed(bound, bool(reading.parameters)),)
+    return bound, (*reading.notes, *told)
+
+
+def _devices(reading: "OperatorReading") -> int:
+    found = reading.pipeline
+    for size in reading.mesh:
+        found *= size
+    return found
+
+
+def _training(reading: "OperatorReading", given: Given, precision: str, known: "Training | None") -> "Training":
+    """The training of the export; of a file alone what a search takes, in as few micro-batches as fill the pipeline."""
+    from planner.plan.plan import Training
+    from planner.strategy_search.job import default_global_batch
+
+    if known is None:
+        known = Training(
+            global_batch=default_global_batch(_devices(reading)),
+            micro_batches=reading.pipeline,
+            precision=precision,
+            optimizer="adamw",
+        )
+    return replace(
+        known,
+        global_batch=given.global_batch or known.global_batch,
+        micro_batches=given.micro_batches or known.micro_batches,
+    )
+
+
+def _schedule(pipeline: int, virtual_stages: int) -> str:
+    from planner.export.description import schedule_of
+
+    return schedule_of(pipeline, virtual_stages)
+
+
+def _assumed(bound: "BoundPlan", layouts: bool) -> str:
+    """What a file alone does not say."""
+    plan, training = bound.plan, bound.plan.training
+    stored = "" if layouts else ", how parameters are stored (as the search finds best)"
+    return (
+        f"the file does not say: a global batch of {training.global_batch} samples (--global-batch), micro-batches:"
+        f" {training.micro_batches} (--micro-batches), {training.precision}, {training.optimizer}, schedule"
+        f" {plan.schedule}, no recomputation{stored}"
+    )
+
+
+def _beside(path: Path, engine: str) -> "Beside | None":
+    """What `plan export` wrote beside a file; None where it did not."""
+    from planner.export.description import ExportError
+    from planner.export.sidecar import beside_of
+
+    if not path.is_file():
+        return None
+    try:
+        content = parse_json(text_of(path))
+    except ForeignTextError as error:
+        raise RequestError(f"{path}: {error}; export again, or move the other file elsewhere") from error
+    if not isinstance(content, dict) or content.get("engine") != engine:
+        return None
+    try:
+        return beside_of(content)
+    except ExportError as error:
+        raise ExportError(f"{path.parent}: {error}") from error

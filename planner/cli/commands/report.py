@@ -1,0 +1,131 @@
+"""`plan report`: a plan as a page to look at, and as a trace for profilers."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.cli.commands.show import Hardware, OfModel, naming, traced_again
+from planner.cli.errors import OUTPUT_SCHEMA_VERSION
+from planner.cli.errors import reporting as errors_reported
+from planner.cli.others import other_plans
+from planner.cli.output import write_json
+from planner.cli.texts import say
+from planner.cli.waiting import waiting
+from planner.errors import RequestError
+
+if TYPE_CHECKING:
+    from planner.plan.compare.verify import Verdict
+    from planner.report.data import Reported
+
+SEARCH_SECONDS = 30.0
+"""How long other plans are searched where nothing else is asked for."""
+
+
+def report(
+    plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Where to write the page.", show_default="PLAN.html"),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write the timeline of a step as trace events, for Perfetto and chrome://tracing."
+        ),
+    ] = None,
+    search: Annotated[
+        bool, typer.Option("--search/--no-search", help="Whether to search other plans to compare with; it does.")
+    ] = True,
+    time_limit: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Search other plans for that long.", min=0.0)
+    ] = SEARCH_SECONDS,
+    hardware: Hardware = None,
+    model: OfModel = None,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print what the page shows as JSON on stdout; writes a page only with -o."),
+    ] = False,
+) -> None:
+    """Write a plan as one page: timeline, memory, where the time goes, blocks, the cluster, other plans, trust.
+
+    The file needs no network. With --trace and without -o only the trace is written.
+
+    [bold]plan report llama70b-64.json -o report.html[/bold]
+
+    [bold]plan report llama70b-64.json --trace trace.json[/bold]
+    """
+    with errors_reported(as_json):
+        from planner.plan.file import check_place
+
+        page_file = output if output is not None or trace is not None or as_json else plan_file.with_suffix(".html")
+        for path in (page_file, trace):
+            if path is not None and path.resolve() == plan_file.resolve():
+                raise RequestError(f"{path} is the plan file itself; name another file")
+            if path is not None:
+                check_place(path)
+        wanted = search and (page_file is not None or as_json)
+        found = _reported(plan_file, hardware, model, time_limit if wanted else None)
+        _write(found, page_file, trace, as_json)
+
+
+def _reported(plan_file: Path, hardware: str | None, given: str | None, time_limit: float | None) -> "Reported":
+    """The report of a plan file; `time_limit` None searches no other plans."""
+    from planner.plan.binding.machine import machine_of
+    from planner.plan.compare.verify import verify
+    from planner.plan.file import load_plan
+    from planner.report.data import report_of
+
+    plan = load_plan(plan_file)
+    with waiting() as wait:
+        wait.phase("tracing the model")
+        with naming(plan_file):
+            cluster = machine_of(plan.cluster, hardware)
+            model = traced_again(plan, given)
+            wait.phase("checking the plan")
+            verdict = verify(plan, model.graph, model.batch, cluster)
+        choices = None if time_limit is None else other_plans(verdict, model, cluster, time_limit, wait)
+        wait.phase("simulating the step")
+        return report_of(verdict.bound, verdict.prediction, cluster, remarks=_remarks(verdict), choices=choices)
+
+
+def _remarks(verdict: "Verdict") -> tuple[str, ...]:
+    """What is wrong with a plan, in sentences."""
+    from planner.report.units import bytes_text
+
+    missing = verdict.prediction.peak_bytes - verdict.prediction.capacity_bytes
+    lacking = verdict.outside or f"the fullest device lacks {bytes_text(missing)}"
+    fits = () if verdict.fits else (f"The plan does not fit: {lacking}.",)
+    return (*fits, *(f"The plan was changed since it was priced: {remark}." for remark in verdict.remarks))
+
+
+def _write(found: "Reported", page_file: Path | None, trace: Path | None, as_json: bool) -> None:
+    from planner.plan.file import write_atomically
+    from planner.report.trace import trace_events
+
+    if page_file is not None:
+        from planner.report.html import page
+
+        write_atomically(page_file, page(found.report))
+    if trace is not None:
+        write_atomically(
+            trace, json.dumps(trace_events(found.report.job, found.timeline), separators=(",", ":")) + "\n"
+        )
+    if as_json:
+        write_json({**content_of(found), "page": _name(page_file), "trace": _name(trace)})
+        return
+    if page_file is not None:
+        say(f"Report written to {page_file}")
+    if trace is not None:
+        say(f"Trace written to {trace}; open it on https://ui.perfetto.dev or in chrome://tracing")
+
+
+def _name(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def content_of(found: "Reported") -> dict[str, Any]:
+    """What a page shows, for programs."""
+    return {"schema_version": OUTPUT_SCHEMA_VERSION, **dataclasses.asdict(found.report)}

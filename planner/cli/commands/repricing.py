@@ -1,0 +1,109 @@
+"""A plan file priced anew, on the machine that it was made for or on another one."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.cli.commands.plan import progress_console
+from planner.cli.commands.show import naming, traced_again
+from planner.cli.machines import devices_of
+from planner.cli.options import Options, flag
+from planner.cli.output import plan_content, write_json
+from planner.cli.waiting import waiting
+from planner.errors import InfeasibleError, RequestError
+
+if TYPE_CHECKING:
+    from planner.plan.binding.bind import BoundPlan
+    from planner.plan.plan import Plan
+
+_APPLY = frozenset({"model", "cluster", "software", "devices", "hardware", "output", "as_json", "quiet", "verbose"})
+
+
+def price_file(path: Path, options: Options) -> None:
+    """Price a plan file, report, and write the plan where that was asked for.
+
+    Raises InfeasibleError where it does not fit, with the bytes that are missing.
+    """
+    from planner.plan.file import load_plan, save_plan
+
+    strange = [flag(name) for name in options.given() if name not in _APPLY]
+    if strange:
+        raise RequestError(
+            f"{', '.join(strange)}: {path} says that already; with a plan file give --hardware, --cluster,"
+            " --software and --devices only, or edit the file"
+        )
+    plan = load_plan(path)
+    bound = _moved(path, plan, options)
+    _check_fits(path, bound.plan)
+    if options.output:
+        save_plan(bound.plan, options.output)
+    if options.as_json:
+        _print_json(bound, plan, options)
+    elif options.speaks:
+        _print(bound, plan, options)
+
+
+def _moved(path: Path, plan: "Plan", options: Options) -> "BoundPlan":
+    from hardware_profiles import is_mixed
+    from planner.plan.binding.machine import machine_of
+    from planner.plan.compare.repricing import repriced
+    from planner.strategy_search.job import machine_from
+
+    grouped = options.hardware is not None and is_mixed(options.hardware)
+    devices = options.devices or (devices_of(options.profile) if grouped else plan.cluster.devices)
+    with naming(path), waiting(progress_console(options)) as wait:
+        software = plan.cluster.software if options.software is None else options.software
+        known = replace(plan.cluster, devices=devices, software=software)
+        if options.cluster is None and _same_profile(options.hardware, plan):
+            cluster = machine_of(known, options.hardware)
+        else:
+            profile = options.hardware or plan.cluster.profile
+            cluster = machine_from(profile, levels=options.cluster, software=software, devices=devices)
+        wait.phase("tracing the model")
+        model = traced_again(plan, options.model)
+        wait.phase("pricing the plan")
+        return repriced(plan, model.graph, model.batch, cluster)
+
+
+def _same_profile(hardware: str | None, plan: "Plan") -> bool:
+    """Whether the profile is that of the plan, perhaps by its file, so that the levels of the plan hold on."""
+    from hardware_profiles import load_machine
+
+    return hardware is None or load_machine(hardware).name == plan.cluster.profile
+
+
+def _check_fits(path: Path, plan: "Plan") -> None:
+    prediction = plan.prediction
+    missing = prediction.peak_bytes - prediction.capacity_bytes
+    if missing > 0:
+        raise InfeasibleError(
+            f"{path} does not fit on {plan.cluster.devices} x {plan.cluster.machine}: it needs"
+            f" {prediction.peak_bytes / 2**30:.1f} GiB per device, {missing / 2**30:.1f} GiB more than the"
+            f" {prediction.capacity_bytes / 2**30:.1f} GiB there are; plan again for it"
+        )
+
+
+def _print_json(bound: "BoundPlan", before: "Plan", options: Options) -> None:
+    from planner.plan.layout.roles import roles
+
+    content = plan_content(bound.plan, roles(bound), bound.plan.prediction)
+    content["step_seconds_in_file"] = before.prediction.step_seconds
+    content["plan_file"] = options.output
+    write_json(content)
+
+
+def _print(bound: "BoundPlan", before: "Plan", options: Options) -> None:
+    from planner.plan.layout.roles import roles
+    from planner.report.console import PlainConsole, styled
+    from planner.report.terminal import print_plan
+    from planner.report.units import percent_text, seconds_text
+
+    console = PlainConsole()
+    prediction, told = bound.plan.prediction, before.prediction.step_seconds
+    print_plan(console, bound, roles(bound), prediction)
+    change = prediction.step_seconds / told - 1
+    words = f"{percent_text(abs(change))} {'more' if change > 0 else 'less'}" if abs(change) > 1e-9 else "as now"
+    profile = f"{before.cluster.devices} x {before.cluster.machine}"
+    console.print(f"\nIn the file, for {profile}: {seconds_text(told)} a step; this is {words}", soft_wrap=True)
+    if options.output:
+        console.print(styled("Plan written to ", (str(options.output), "bold")), soft_wrap=True)

@@ -1,0 +1,189 @@
+"""`plan show` and `plan verify`: read a plan file, check it against its model, price it anew."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from costmodels import CostModelError
+from hardware_profiles import HardwareProfileError
+from planner.cli.errors import OUTPUT_SCHEMA_VERSION, reporting
+from planner.cli.output import plan_content, rank_content, write_json
+from planner.cli.texts import say
+from planner.cli.waiting import Waiting, waiting
+from planner.errors import PlanFileError, PlannerError
+
+if TYPE_CHECKING:
+    from planner.plan.binding.model_of import PlannedModel
+    from planner.plan.compare.verify import Verdict
+    from planner.plan.plan import Plan
+
+Hardware = Annotated[
+    str | None, typer.Option(help="The profile or TOML file that the plan was made for, where it is not a known name.")
+]
+
+_OF_MODEL = (
+    "The model of the plan, where it is none of the zoo: [bold]package.module:factory[/bold] or a config.json. What a"
+    " file names is never imported or opened."
+)
+OfModel = Annotated[
+    str | None, typer.Option("--model", metavar="NAME", help=_OF_MODEL, show_default="the graph in the plan file")
+]
+ExecutedModel = Annotated[str | None, typer.Option("--model", metavar="NAME", help=_OF_MODEL)]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def judge(plan_file: Path, hardware: str | None, model: str | None, wait: Waiting) -> "tuple[Verdict, PlannedModel]":
+    """Load a plan, trace its model again and verify it. Errors name the file."""
+    from planner.plan.file import load_plan
+
+    plan = load_plan(plan_file)
+    with naming(plan_file):
+        return _judged(plan, hardware, model, wait)
+
+
+@contextlib.contextmanager
+def naming(plan_file: Path) -> Iterator[None]:
+    """Errors inside name the file."""
+    try:
+        yield
+    except PlannerError as error:
+        raise type(error)(f"{plan_file}: {error}") from error
+    except (HardwareProfileError, CostModelError) as error:
+        raise PlanFileError(f"{plan_file}: {error}") from error
+
+
+def _judged(plan: "Plan", hardware: str | None, given: str | None, wait: Waiting) -> "tuple[Verdict, PlannedModel]":
+    from planner.plan.binding.machine import machine_of
+    from planner.plan.compare.verify import verify as check
+
+    cluster = machine_of(plan.cluster, hardware)
+    wait.phase("tracing the model")
+    model = traced_again(plan, given)
+    wait.phase("checking the plan")
+    return check(plan, model.graph, model.batch, cluster), model
+
+
+def traced_again(plan: "Plan", given: str | None) -> "PlannedModel":
+    """The graph of a plan's model: of what the person has `given`, or of the zoo, or the one that the plan carries.
+    Raises ModelError where there is none of these."""
+    from planner.plan.binding.model_of import carried_model
+
+    carried = carried_model(plan) if given is None else None
+    return built_again(plan, given) if carried is None else carried
+
+
+def built_again(plan: "Plan", given: str | None, why: str = "") -> "PlannedModel":
+    """The same for what executes the model or operators of it, and says `why`: the graph in a file is none for that."""
+    from planner.cli.tracing import traced
+    from planner.plan.binding.model_of import PlannedModel, build_planned
+
+    built = build_planned(plan, given, why=why)
+    return PlannedModel(graph=traced(built), batch=built.batch, built=built)
+
+
+def show(
+    plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
+    hardware: Hardware = None,
+    rank: Annotated[
+        int | None, typer.Option(help="Where this rank stands, whom it talks to, and which pieces it has.")
+    ] = None,
+    model: OfModel = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a plan: degrees, who is sharded how, time and memory; or what one rank of it has.
+
+    [bold]plan show llama70b-64.json[/bold]
+    [bold]plan show llama70b-64.json --rank 37[/bold]
+    """
+    with reporting(as_json):
+        from planner.plan.layout.rank_view import rank_view
+        from planner.plan.layout.roles import roles
+        from planner.report.console import PlainConsole
+        from planner.report.rank import print_rank
+        from planner.report.terminal import print_plan
+
+        with waiting() as wait:
+            verdict, _ = judge(plan_file, hardware, model, wait)
+        if rank is not None:
+            plan, view = verdict.bound.plan, rank_view(verdict.bound, roles(verdict.bound), rank)
+            if as_json:
+                write_json(rank_content(view, plan))
+            else:
+                print_rank(PlainConsole(), view, plan.mesh.names, plan.cluster.devices)
+            return
+        if as_json:
+            content = plan_content(verdict.bound.plan, roles(verdict.bound), verdict.prediction)
+            write_json({**content, "fits": verdict.fits, "remarks": list(verdict.remarks)})
+            return
+        console = PlainConsole()
+        print_plan(console, verdict.bound, roles(verdict.bound), verdict.prediction)
+        for remark in verdict.remarks:
+            console.print(f"\nThe plan was changed since it was priced: {remark}")
+
+
+def verify(
+    plan_file: Annotated[Path, typer.Argument(help="A plan file.")],
+    hardware: Hardware = None,
+    model: OfModel = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a plan independently: legal for its model, fits, costs what it says. Exit code 1 where it does not.
+
+    [bold]plan verify llama70b-64.json[/bold]
+    """
+    with reporting(as_json):
+        with waiting() as wait:
+            verdict, known = judge(plan_file, hardware, model, wait)
+            wait.phase("proving rules that were found by trial")
+            _prove(plan_file, verdict, known)
+        if as_json:
+            write_json(_verdict_content(verdict))
+        else:
+            _print_verdict(verdict, carried=known.built is None)
+        raise typer.Exit(0 if verdict.fits and verdict.as_stated else 1)
+
+
+def _prove(plan_file: Path, verdict: "Verdict", known: "PlannedModel") -> None:
+    """Prove the rules that were found by trial, which runs their operators: never those that a file lists."""
+    from planner.plan.binding.model_of import buildable
+    from planner.sharding.discover import prove
+
+    graph = verdict.bound.graph
+    if known.built is None and any(op.rule is not None for op in graph.operators):
+        with naming(plan_file):
+            buildable(verdict.bound.plan.model, None, ", and rules that were found by trial are proved by running it")
+    prove(graph)
+
+
+def _print_verdict(verdict: "Verdict", *, carried: bool) -> None:
+    from planner.plan.words import gradient_words
+    from planner.report.units import bytes_text, seconds_text
+
+    prediction, words = verdict.prediction, gradient_words(verdict.bound.plan.training.update)
+    peak, capacity = bytes_text(prediction.peak_bytes), bytes_text(prediction.capacity_bytes)
+    say(f"legal; {seconds_text(prediction.step_seconds)} a step, {peak} of {capacity} per device{words}")
+    if verdict.outside is not None:
+        say(f"does not fit: {verdict.outside}")
+    elif not verdict.fits:
+        say(f"does not fit: {bytes_text(prediction.peak_bytes - prediction.capacity_bytes)} too much")
+    for remark in verdict.remarks:
+        say(f"differs from the file: {remark}")
+    if carried:
+        say("checked against the graph in the file; --model NAME checks it against the model")
+
+
+def _verdict_content(verdict: "Verdict") -> dict[str, Any]:
+    prediction = verdict.prediction
+    return {
+        "schema_version": OUTPUT_SCHEMA_VERSION,
+        "fits": verdict.fits,
+        "as_stated": verdict.as_stated,
+        "step_seconds": prediction.step_seconds,
+        "peak_bytes": prediction.peak_bytes,
+        "capacity_bytes": prediction.capacity_bytes,
+        "remarks": list(verdict.remarks),
+    }

@@ -1,0 +1,1 @@
+"""A plan bound to a graph: what it means, operator by operator, and whether it is legal."""

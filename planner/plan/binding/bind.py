@@ -1,0 +1,526 @@
+"""A plan bound to its graph: the strategy, the rule and the layouts of every single operator and parameter.
+
+Binding is where a plan is checked against the model: the fingerprint, every name, every factor, every layout. What
+comes out is legal and complete, and is all that the runtime and the pricing need.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hardware_profiles import Home
+from planner.errors import LayoutError, PlanFileError, StrategyError, unknown_name
+from planner.graph.blocks import Blocks, block_parameters, share_values
+from planner.graph.expert_load import EVEN, with_imbalance
+from planner.graph.kinds import find_blocks
+from planner.graph.operator_graph import ROWS_FROM, Operator, OperatorGraph
+from planner.graph.placed import Placed, with_places
+from planner.matching import matches
+from planner.plan.binding.slices import one_slice
+from planner.plan.binding.uniform import uniform_blocks
+from planner.plan.outline import difference
+from planner.plan.plan import RECOMPUTATION, Group, Plan
+from planner.plan.samples import samples_fault
+from planner.plan.schedule import check_stale
+from planner.plan.schedule_checks import check_schedule
+from planner.pricing.keeping import keeping_fault
+from planner.sharding.discover import with_rules
+from planner.sharding.layout import PARTIAL, Layout, divides, format_layout
+from planner.sharding.mesh import Mesh
+from planner.sharding.rescale import rescale_batch
+from planner.sharding.rule import (
+    OperatorLayouts,
+    Rule,
+    Strategy,
+    check_strategy,
+    derive_layouts,
+    named_strategy,
+    ring_axis,
+)
+from planner.sharding.rules import rule_of
+from planner.sharding.stored import StoredParameter, offload_fault, own_copies, stored_fault
+from planner.sharding.zigzag import Sequences, check_parameter, order_fault, sequences_on, tensors_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundOperator:
+    """One operator with its rule, its strategy and the layouts of its tensors."""
+
+    operator: Operator
+    rule: Rule
+    strategy: Strategy
+    layouts: OperatorLayouts
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundPlan:
+    """A legal plan on the graph of one micro-batch (shared values have their identity operators), or of one slice of
+    its sequence where the plan cuts it; `whole` is that of the micro-batch. `sequences` are the dims that axes with an
+    order of their own cut in it."""
+
+    plan: Plan
+    graph: OperatorGraph
+    whole: OperatorGraph
+    blocks: Blocks
+    operators: tuple[BoundOperator, ...]
+    parameters: Mapping[str, StoredParameter]
+    inputs: Mapping[str, Layout]
+    recomputed: Mapping[int, frozenset[int]]
+    parked_blocks: Mapping[int, Home]
+    sequences: Sequences
+
+    def recompute_of(self, block: int | None) -> frozenset[int] | None:
+        """How a block is recomputed: the places in it of the operators whose results are kept all the same (none under
+        "full"). None where nothing is recomputed: outside of the blocks, and in a block that keeps everything."""
+        return None if block is None else self.recomputed.get(block)
+
+    def place_of(self, at: int) -> int:
+        """Place of an operator in its block; of one outside, its index."""
+        block = self.blocks.block_of(at)
+        return at if block is None else at - self.blocks.borders[block]
+
+    def is_kept(self, at: int) -> bool:
+        """Whether the operator stands in a recomputed block and its results are kept all the same."""
+        kept = self.recompute_of(self.blocks.block_of(at))
+        return bool(kept) and self.place_of(at) in (kept or ())
+
+
+def prepare(traced: OperatorGraph, imbalance: float = EVEN, placed: Placed = ()) -> tuple[OperatorGraph, Blocks]:
+    """The graph that plans speak about: shared values have an identity, repeated blocks are known, routers give the
+    fullest device `imbalance` times the average, and tables that are `placed` elsewhere are no parameters. Raises
+    RequestError for what cannot be placed so."""
+    uneven = with_imbalance(with_places(traced, placed), imbalance)
+    graph, blocks = share_values(uneven, find_blocks(uneven))
+    return graph, uniform_blocks(graph, blocks)
+
+
+def bind(plan: Plan, traced: OperatorGraph, batch: int) -> BoundPlan:
+    """Bind a plan to the traced graph of its model, whose example inputs have `batch` samples.
+
+    Operators without a row in the table of rules get the rules that the plan carries. Raises PlanFileError where the
+    plan is for another graph or misses something, StrategyError where a choice is illegal, RuleError where a rule of
+    the plan does not fit its call.
+    """
+    found = traced.fingerprint()
+    if plan.model.fingerprint != found:
+        raise PlanFileError(
+            f"the plan is for another graph of {plan.model.reference}: it has the fingerprint "
+            f"{plan.model.fingerprint[:19]}..., this model has"
+            f" {found[:19]}...: {difference(plan, traced)}; the model changed since the plan was made, so plan it again"
+        )
+    prepared, blocks = prepare(with_rules(traced, plan.rules), plan.training.imbalance, plan.training.update.placed)
+    return bind_prepared(plan, rescale_batch(prepared, batch, plan.training.part), blocks)
+
+
+def bind_prepared(plan: Plan, whole: OperatorGraph, blocks: Blocks) -> BoundPlan:
+    """`bind` to a graph of the plan's model that is prepared already, and has the batch of one micro-batch."""
+    graph = one_slice(whole, plan.model.sequence_length, plan.slices)
+    _check_stages(plan, blocks)
+    _check_look_ups(plan, whole, blocks)
+    _check_copies(plan, graph)
+    check_schedule(plan)
+    if plan.slices > 1 and plan.mesh.zigzag:
+        names = ", ".join(plan.mesh.axes[axis].name for axis in sorted(plan.mesh.zigzag))
+        raise PlanFileError(f"slices: {plan.slices}, but {names} cut the sequence in zigzag order; set slices to 1")
+    strategies, stored = _spread(plan, graph, blocks)
+    known: dict[tuple[int, tuple[str | None, ...]], tuple[Strategy, OperatorLayouts]] = {}
+    try:
+        operators = tuple(_bound(plan.mesh, graph, op, strategies, known) for op in graph.operators)
+    except StrategyError as error:
+        fault = samples_fault(plan)
+        raise error if fault is None else PlanFileError(fault) from error
+    sequences = sequences_on(plan.mesh, graph)
+    for bound in operators:
+        _check_ring(plan, bound)
+        if plan.mesh.zigzag:
+            _check_order(plan.mesh, bound, sequences)
+    for name, parameter in stored.items():
+        _check_stored(plan.mesh, graph, name, parameter)
+        check_parameter(name, parameter, plan.mesh, sequences)
+    _check_local(plan, stored)
+    _check_parked(plan, stored)
+    _check_parked_weights(plan, graph, blocks, stored)
+    inputs = dict(plan.inputs)
+    for name in graph.inputs:
+        if name not in inputs:
+            raise PlanFileError(
+                f"inputs: no layout for input '{name}'; the model has the inputs {', '.join(graph.inputs)}"
+            )
+        _check_layout(plan.mesh, graph, f"inputs['{name}']", name, inputs[name])
+        if PARTIAL in inputs[name]:
+            raise LayoutError(
+                f"inputs['{name}']: an input is whole or cut, not partial as in {format_layout(inputs[name])}"
+            )
+    for name in inputs:
+        if name not in graph.inputs:
+            raise PlanFileError(f"inputs: {unknown_name('input', name, graph.inputs)}")
+    whole_plan = BoundPlan(
+        plan=plan,
+        graph=graph,
+        whole=whole,
+        blocks=blocks,
+        operators=operators,
+        parameters=stored,
+        inputs=inputs,
+        recomputed=_recomputed(plan, graph, blocks),
+        parked_blocks=_parked_blocks(plan),
+        sequences=sequences,
+    )
+    stages = stage_of_operators(whole_plan)
+    uses = {name: {stages[at] for at in graph.consumers.get(name, ())} for name in sorted(graph.parameter_names)}
+    check_stale(plan, graph, [name for name, readers in uses.items() if len(readers) > 1])
+    return whole_plan
+
+
+def bind_operator(bound: BoundPlan, at: int, names: tuple[str | None, ...]) -> BoundOperator:
+    """An operator of a bound plan under another strategy, checked like every other; raises StrategyError."""
+    plan, op = bound.plan, bound.operators[at].operator
+    found = _bound(plan.mesh, bound.graph, op, {op.name: names}, {})
+    _check_ring(plan, found)
+    if plan.mesh.zigzag:
+        _check_order(plan.mesh, found, bound.sequences)
+    return found
+
+
+def check_stored(bound: BoundPlan, name: str, stored: StoredParameter) -> None:
+    """Raise LayoutError or StrategyError where a parameter of a bound plan cannot be stored like that."""
+    _check_stored(bound.plan.mesh, bound.graph, name, stored)
+    check_parameter(name, stored, bound.plan.mesh, bound.sequences)
+
+
+def _check_ring(plan: Plan, bound: BoundOperator) -> None:
+    """Raise StrategyError where a ring would have to remember the keys of earlier slices of the sequence."""
+    axis = ring_axis(bound.rule, bound.strategy, plan.mesh.sizes)
+    if axis is not None and plan.slices > 1:
+        raise StrategyError(
+            f"operator '{bound.operator.name}': keys come round {plan.mesh.axes[axis].name}, and the plan cuts the"
+            f" sequence into {plan.slices} slices, one after the other; set slices to 1, or split heads instead"
+        )
+
+
+def _check_order(mesh: Mesh, bound: BoundOperator, sequences: Sequences) -> None:
+    """Raise StrategyError where an operator cannot be split as it is on an axis that cuts sequences in zigzag order."""
+    op = bound.operator
+    tensors = tensors_of(bound.rule, op.operands, op.results, sequences)
+    fault = order_fault(bound.rule, bound.strategy, mesh, tensors)
+    if fault:
+        raise StrategyError(f"operator '{op.name}' ({bound.rule.format()}): {fault}")
+
+
+def _check_stages(plan: Plan, blocks: Blocks) -> None:
+    """Stages must hold all blocks, one after the other, and each of several at least one."""
+    following = 0
+    for index, stage in enumerate(plan.stages):
+        if stage.first_block != following:
+            raise PlanFileError(
+                f"stages.{index}: starts at block {stage.first_block}, the stage before ends at block {following - 1}"
+            )
+        if not stage.blocks and len(plan.stages) > 1:
+            raise PlanFileError(f"stages.{index}: holds no block; give it one, or leave the stage out")
+        following += stage.blocks
+    if following != blocks.count:
+        raise PlanFileError(f"stages: they hold {following} blocks, the model has {blocks.count}")
+
+
+def _check_look_ups(plan: Plan, graph: OperatorGraph, blocks: Blocks) -> None:
+    """The first stage alone looks up rows of tables that are outside of the devices."""
+    first = blocks.borders[plan.stages[0].blocks] if blocks.count else len(graph.operators)
+    for op in graph.operators[first:] if len(plan.stages) > 1 else ():
+        if op.op in ROWS_FROM.values():
+            raise PlanFileError(
+                f"training.placed: operator '{op.name}' gets rows of table '{dict(op.keywords)['table']}' outside of"
+                " the first stage; make it one stage, or leave the table on the devices"
+            )
+
+
+def _check_copies(plan: Plan, graph: OperatorGraph) -> None:
+    """Copies read what no other copy of the turn changes, and gather their weights one by one."""
+    copies = plan.training.copies
+    if copies > 1 and plan.training.update.by_block:
+        raise PlanFileError(
+            f"training.gathers: '{plan.training.update.gathers}', but {copies} micro-batches take turns operator by"
+            " operator; write 'each', or set copies to 1"
+        )
+    if copies > 1 and graph.updates:
+        raise PlanFileError(
+            f"training.copies: {copies} micro-batches at a time would all read buffer '{graph.updates[0][0]}' as it was"
+            " before them, which each of them changes; set copies to 1 for this model"
+        )
+
+
+def _recomputed(plan: Plan, graph: OperatorGraph, blocks: Blocks) -> dict[int, frozenset[int]]:
+    """For each recomputed block the places of the operators whose results are kept."""
+    known = {op.name: at for at, op in enumerate(graph.operators)}
+    found: dict[int, frozenset[int]] = {}
+    for group in plan.groups:
+        place = f"group '{group.name}'"
+        if not group.blocks and (group.recomputation != "none" or group.kept):
+            raise PlanFileError(f"{place}: only blocks are recomputed; set its recomputation to 'none'")
+        if group.recomputation not in RECOMPUTATION:
+            raise PlanFileError(
+                f"{place}: recomputation '{group.recomputation}' is not one of {', '.join(RECOMPUTATION)}"
+            )
+        if group.recomputation == "selective" and not group.kept:
+            raise PlanFileError(f"{place}: 'selective' keeps no operator; name some in kept, or recompute 'full'")
+        if group.recomputation != "selective" and group.kept:
+            raise PlanFileError(
+                f"{place}: keeps '{group.kept[0]}' under recomputation '{group.recomputation}'; that takes 'selective'"
+            )
+        places = frozenset(_kept_place(graph, blocks, group, name, known, place) for name in group.kept)
+        if group.recomputation != "none":
+            found.update((group.first_block + k, places) for k in range(group.blocks))
+    return found
+
+
+def _parked_blocks(plan: Plan) -> dict[int, Home]:
+    """The blocks that park what flows into them, or what they save, and where."""
+    found: dict[int, Home] = {}
+    for group in plan.groups:
+        if group.activations_home == "device":
+            continue
+        if not group.blocks:
+            raise PlanFileError(
+                f"group '{group.name}': keeps activations on the {group.activations_home}, which is for blocks; set"
+                " activations_home to device"
+            )
+        if group.recomputation == "none" and plan.training.update.by_block:
+            raise PlanFileError(
+                f"group '{group.name}': keeps what it saves on the {group.activations_home}, which is not there for"
+                " weights that are gathered block by block; recompute its blocks, or set activations_home to device"
+            )
+        if group.recomputation == "none" and plan.slices > 1:
+            raise PlanFileError(
+                f"group '{group.name}': keeps what it saves on the {group.activations_home}, and slices of the sequence"
+                " read what others have saved; recompute its blocks, or set activations_home to device"
+            )
+        if not plan.schedule_kind.flushes:
+            raise PlanFileError(
+                f"group '{group.name}': keeps activations on the {group.activations_home}, which schedule"
+                f" '{plan.schedule}' cannot; set activations_home to device"
+            )
+        found.update((group.first_block + k, group.activations_home) for k in range(group.blocks))
+    return found
+
+
+def _kept_place(
+    graph: OperatorGraph, blocks: Blocks, group: Group, name: str, known: Mapping[str, int], place: str
+) -> int:
+    """Place in its block of an operator that a group keeps."""
+    block = blocks.operators(group.first_block) if group.first_block < blocks.count else range(0)
+    inside = [graph.operators[at].name for at in block]
+    if name in known and name not in inside:
+        raise PlanFileError(
+            f"{place}: kept operator '{name}' is not in block {group.first_block}; a group lists the names of its"
+            " first block"
+        )
+    if name not in known:
+        raise PlanFileError(f"{place}: kept: {unknown_name('operator', name, inside)}")
+    fault = keeping_fault(rule_of(graph, graph.operators[known[name]]))
+    if fault:
+        raise PlanFileError(f"{place}: operator '{name}' cannot be kept: {fault}; take it out of kept")
+    return known[name] - block.start
+
+
+def stage_of_operators(bound: BoundPlan) -> Mapping[int, int]:
+    """Stage of each operator, virtual or not: by its block; what comes before is in the first stage, what comes after
+    in the last."""
+    stages = bound.plan.stages
+    by_block = {
+        block: s
+        for s, stage in enumerate(stages)
+        for block in range(stage.first_block, stage.first_block + stage.blocks)
+    }
+    found = {}
+    for at in range(len(bound.operators)):
+        block = bound.blocks.block_of(at)
+        outside = 0 if at < bound.blocks.stop else len(stages) - 1
+        found[at] = outside if block is None else by_block[block]
+    return found
+
+
+def _bound(
+    mesh: Mesh,
+    graph: OperatorGraph,
+    op: Operator,
+    strategies: Mapping[str, tuple[str | None, ...]],
+    known: dict[tuple[int, tuple[str | None, ...]], tuple[Strategy, OperatorLayouts]],
+) -> BoundOperator:
+    """One operator bound. `known` keeps what was checked for equal calls, which share one rule."""
+    where = f"operator '{op.name}'"
+    if op.name not in strategies:
+        raise PlanFileError(f"{where} of the model has no strategy in the plan; add it to its group, or plan again")
+    names = strategies[op.name]
+    if len(names) != len(mesh.axes):
+        raise StrategyError(
+            f"{where}: the strategy has {len(names)} entries, the mesh has {len(mesh.axes)} axes "
+            f"({', '.join(mesh.names)})"
+        )
+    rule = rule_of(graph, op)
+    if (id(rule), names) not in known:
+        strategy = named_strategy(rule, names, where)
+        check_strategy(rule, strategy, mesh, where)
+        known[id(rule), names] = (strategy, derive_layouts(rule, strategy))
+    strategy, layouts = known[id(rule), names]
+    return BoundOperator(operator=op, rule=rule, strategy=strategy, layouts=layouts)
+
+
+def _spread(
+    plan: Plan, graph: OperatorGraph, blocks: Blocks
+) -> tuple[dict[str, tuple[str | None, ...]], dict[str, StoredParameter]]:
+    """Strategies and stored layouts by name for every block, from those of the first block of each group."""
+    strategies: dict[str, tuple[str | None, ...]] = {}
+    stored: dict[str, StoredParameter] = {}
+    known = {op.name: i for i, op in enumerate(graph.operators)}
+    covered: list[int] = []
+    for group in plan.groups:
+        place = f"group '{group.name}'"
+        for name, strategy in group.operators:
+            if name not in known:
+                raise PlanFileError(f"{place}: {unknown_name('operator', name, known)}")
+            for twin in _twins(graph, blocks, group, known[name], place):
+                if twin in strategies:
+                    raise PlanFileError(f"{place}: operator '{twin}' has a strategy in another group; keep one of them")
+                strategies[twin] = strategy
+        parameters = _parameter_twins(graph, blocks, group, place)
+        for name, parameter in group.parameters:
+            if name not in graph.parameter_names:
+                raise PlanFileError(f"{place}: {unknown_name('parameter', name, graph.parameter_names)}")
+            for twin in parameters.get(name, (name,)):
+                if twin in stored:
+                    raise PlanFileError(f"{place}: parameter '{twin}' is stored in another group; keep one of them")
+                stored[twin] = parameter
+        covered += range(group.first_block, group.first_block + group.blocks)
+    if sorted(covered) != list(range(blocks.count)):
+        raise PlanFileError(
+            f"groups: the groups of blocks must cover the blocks 0 to {blocks.count - 1} once each; they cover "
+            f"{_ranges(plan)}"
+        )
+    missing = [parameter.name for parameter in graph.parameters if parameter.name not in stored]
+    if missing:
+        raise PlanFileError(
+            f"parameter '{missing[0]}' of the model has no stored layouts in the plan; add it to its group, or "
+            "plan again"
+        )
+    return strategies, stored
+
+
+def _ranges(plan: Plan) -> str:
+    return ", ".join(f"{g.first_block} to {g.first_block + g.blocks - 1}" for g in plan.groups if g.blocks) or "none"
+
+
+def _twins(graph: OperatorGraph, blocks: Blocks, group: Group, index: int, place: str) -> list[str]:
+    """Names of an operator of a group in all blocks of the group."""
+    if not group.blocks:
+        return [graph.operators[index].name]
+    if blocks.block_of(index) != group.first_block or group.first_block + group.blocks > blocks.count:
+        raise PlanFileError(
+            f"{place}: operator '{graph.operators[index].name}' is not in block {group.first_block}; a group lists "
+            "the names of its first block"
+        )
+    _check_kinds(blocks, group, place)
+    shift = index - blocks.borders[group.first_block]
+    return [graph.operators[blocks.borders[group.first_block + k] + shift].name for k in range(group.blocks)]
+
+
+def _check_kinds(blocks: Blocks, group: Group, place: str) -> None:
+    """The blocks of a group are of one kind."""
+    for block in range(group.first_block, group.first_block + group.blocks):
+        if blocks.kinds[block] != blocks.kinds[group.first_block]:
+            raise PlanFileError(
+                f"{place}: block {block} is of another kind than block {group.first_block}, so that one strategy cannot"
+                f" stand for both; end the group at block {block - 1}, and begin another one"
+            )
+
+
+def _parameter_twins(graph: OperatorGraph, blocks: Blocks, group: Group, place: str) -> dict[str, tuple[str, ...]]:
+    if not group.blocks:
+        return {}
+    if group.first_block + group.blocks > blocks.count:
+        raise PlanFileError(
+            f"{place}: the model has {blocks.count} blocks, the group ends at block "
+            f"{group.first_block + group.blocks - 1}"
+        )
+    _check_kinds(blocks, group, place)
+    rows = [block_parameters(graph, blocks, group.first_block + k) for k in range(group.blocks)]
+    return {names[0]: names for names in zip(*rows, strict=True)}
+
+
+def _check_stored(mesh: Mesh, graph: OperatorGraph, name: str, stored: StoredParameter) -> None:
+    if stored.parked and name not in graph.differentiable:
+        raise StrategyError(
+            f"parameter '{name}': is frozen, so that it has no state to keep on the {stored.state_home}"
+        )
+    for kind in ("weight", "gradient", "state"):
+        _check_layout(mesh, graph, f"{kind} of parameter '{name}'", name, getattr(stored, kind))
+    fault = stored_fault(stored)
+    if fault:
+        raise StrategyError(f"parameter '{name}': {fault}")
+
+
+def _check_local(plan: Plan, stored: Mapping[str, StoredParameter]) -> None:
+    """Parameters that every device has for itself are whole, and their gradients wait for no sum."""
+    axes = len(plan.mesh.axes)
+    for pattern in plan.training.update.local_parameters:
+        named = [name for name in stored if matches(name, pattern)]
+        if not named:
+            raise PlanFileError(f"training.local_parameters: no parameter of the model matches '{pattern}'")
+        for name in named:
+            if stored[name].on_device != own_copies(axes):
+                raise StrategyError(
+                    f"parameter '{name}': is local by '{pattern}', so that the plan may not cut or reduce it; store its"
+                    f" weight and state as {format_layout(own_copies(axes).weight)} and its gradient as"
+                    f" {format_layout(own_copies(axes).gradient)}"
+                )
+
+
+def _check_parked(plan: Plan, stored: Mapping[str, StoredParameter]) -> None:
+    """States are parked only where the update of one parameter waits for no other, and happens once a step."""
+    fault = offload_fault(plan.training.optimizer, plan.schedule)
+    for name, one in stored.items() if fault is not None else ():
+        if one.parked:
+            raise PlanFileError(
+                f"parameter '{name}': its state is kept on the {one.state_home}, but {fault}; keep it on the device"
+            )
+
+
+def _check_parked_weights(
+    plan: Plan, graph: OperatorGraph, blocks: Blocks, stored: Mapping[str, StoredParameter]
+) -> None:
+    """Weights are parked where one block alone reads them, and where they change once a step."""
+    fault = offload_fault("", plan.schedule)
+    for name, one in stored.items():
+        if not one.weight_parked:
+            continue
+        if fault is not None:
+            raise PlanFileError(
+                f"parameter '{name}': is kept on the {one.weight_home}, but {fault}; keep it on the device"
+            )
+        readers = {blocks.block_of(at) for at in graph.consumers.get(name, ())}
+        if len(readers) != 1 or None in readers:
+            raise PlanFileError(
+                f"parameter '{name}': is kept on the {one.weight_home}, which is for weights that one repeated block"
+                " reads, and nothing else; set its weight_home to device"
+            )
+
+
+def _check_layout(mesh: Mesh, graph: OperatorGraph, where: str, value: str, layout: Layout) -> None:
+    shape = graph.types[value].shape
+    if len(layout) != len(mesh.axes):
+        raise LayoutError(
+            f"{where}: layout {format_layout(layout)} has {len(layout)} entries, the mesh has {len(mesh.axes)} axes"
+        )
+    if not divides(shape, layout, mesh.sizes):
+        raise LayoutError(
+            f"{where}: layout {format_layout(layout)} does not divide shape {shape} on mesh "
+            f"{'x'.join(map(str, mesh.sizes))}"
+        )
+
+
+__all__ = [
+    "BoundOperator",
+    "BoundPlan",
+    "bind",
+    "bind_operator",
+    "check_stored",
+    "prepare",
+    "stage_of_operators",
+]

@@ -1,0 +1,1 @@
+"""Plans beside each other: verified, priced again, their differences and alternatives."""

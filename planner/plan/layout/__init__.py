@@ -1,0 +1,1 @@
+"""What a stage holds and communicates: cuts, gathers, offload, roles of ranks."""

@@ -1,0 +1,121 @@
+"""Which weights a run of operators gathers together, and what that sends (`Update.gathers` = "block", "ahead").
+
+    each     gather q ─> q_proj, gather k ─> k_proj, ...        a message for each weight, when it is used
+    block    gather q, k, v, o, up, down ─> the whole block     one message, before the block begins; one more before
+                                                                its backward pass; and one for all of its gradients
+    ahead    the same, while the block before it runs           the first of a pass is waited for, and so are the last
+                                                                gradients
+
+Gradients of weights that are whole, but not their gradients (ZeRO-2), go together alike.
+
+That is how FSDP groups the parameters of a module (Zhao et al. 2023, "PyTorch FSDP", section 3.2.1). Weights of a block
+go together that take the same collectives on the same axes, in the same dtype, there and back. By themselves go weights
+that several operators read, or an operator that hands on their memory, and those whose gradients wait for a turn of
+their own. What is gathered is there until the block is done, and again until its backward pass is.
+
+The sum that the search minimises charges every weight its share of a long message (`LONG` in
+`planner.pricing.redistribution_price`), the least that it can take; `gathers_of_stage` is for those who add what the
+messages really take.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.plan.binding.bind import BoundOperator, BoundPlan
+from planner.plan.layout.deferred_weight_gradients import put_off
+from planner.plan.layout.stage_cut import cut_stage, runs_of
+from planner.pricing.parameter_price import reduced
+from planner.sharding.buckets import Bucket, Traveller, traveller
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockGather:
+    """Weights of a run of operators that travel as one, `there`, and whose gradients go `back` as one; `again` says
+    whether the backward pass of the run needs them. `uses` has for each the operator that reads it, and the place of
+    the operand."""
+
+    there: Bucket
+    back: Bucket
+    uses: tuple[tuple[int, int], ...]
+    again: bool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.there.names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunGathers:
+    """What a run of operators, which is `recomputed` or not, gathers together."""
+
+    recomputed: bool
+    operators: tuple[int, ...]
+    gathers: tuple[BlockGather, ...]
+
+
+def gathers_of_stage(bound: BoundPlan, stage: int) -> tuple[RunGathers, ...]:
+    """The runs of a stage, in order."""
+    return tuple(
+        RunGathers(recomputed=again, operators=run, gathers=block_gathers(bound, run))
+        for again, run in runs_of(bound, cut_stage(bound, stage).operators)
+    )
+
+
+def block_gathers(bound: BoundPlan, operators: Sequence[int]) -> tuple[BlockGather, ...]:
+    """What a run of operators gathers together; nothing where the plan gathers each weight by itself, or there are no
+    two that could go together."""
+    if not bound.plan.training.update.by_block:
+        return ()
+    together: dict[object, list[tuple[Traveller, Traveller, tuple[int, int]]]] = {}
+    for at in operators:
+        op = bound.operators[at]
+        for place in range(len(op.operator.operands)):
+            if _goes_along(bound, at, place):
+                there, back = _ways(bound, op, place)
+                if there.moves or back.moves:
+                    key = (there.moves, there.dtype, back.moves, back.dtype)
+                    together.setdefault(key, []).append((there, back, (at, place)))
+    return tuple(
+        BlockGather(
+            there=Bucket(members=tuple(there for there, _, _ in members)),
+            back=Bucket(members=tuple(back for _, back, _ in members)),
+            uses=tuple(use for _, _, use in members),
+            again=bool(members[0][0].moves) and any(_needed(bound, *use) for _, _, use in members),
+        )
+        for members in together.values()
+        if len(members) > 1
+    )
+
+
+def _goes_along(bound: BoundPlan, at: int, place: int) -> bool:
+    graph, op = bound.graph, bound.operators[at]
+    name = op.operator.operands[place]
+    return (
+        name in bound.parameters
+        and name in graph.differentiable
+        and tuple(graph.consumers[name]) == (at,)
+        and op.operator.operands.count(name) == 1
+        and op.rule.op_class not in ("view", "copy")  # whose results may be the memory of the weight
+        and not bound.parameters[name].weight_parked
+        and not bound.plan.training.update.is_local(name)
+        and not bound.sequences.get(name)
+        and place not in put_off(bound, at)
+    )
+
+
+def _ways(bound: BoundPlan, op: BoundOperator, place: int) -> tuple[Traveller, Traveller]:
+    """A weight on its way to its operator, and its gradient on the way back."""
+    mesh, name = bound.plan.mesh, op.operator.operands[place]
+    tensor, stored, wanted = bound.graph.types[name], bound.parameters[name], op.layouts.operands[place]
+    wide = reduced(tensor, bound.plan.training.update)
+    return (
+        traveller(name, tensor.shape, tensor.dtype, tensor.element_bytes, mesh, stored.weight, wanted.forward),
+        traveller(name, wide.shape, wide.dtype, wide.element_bytes, mesh, wanted.gradient, stored.gradient),
+    )
+
+
+def _needed(bound: BoundPlan, at: int, place: int) -> bool:
+    """Whether the gradients of an operator need this operand."""
+    op = bound.operators[at]
+    graded = {other for other, name in enumerate(op.operator.operands) if name in bound.graph.differentiable}
+    return any(kept == place and graded.intersection(needed_by) for kept, needed_by in op.rule.saves)

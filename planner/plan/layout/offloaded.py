@@ -1,0 +1,51 @@
+"""What a plan parks outside of the devices: in which order it comes to them, and whether there is room for it."""
+
+from collections.abc import Collection
+
+from hardware_profiles import GIB, Bytes, Machine, parts_of
+from planner.plan.binding.bind import BoundPlan
+from planner.plan.layout.per_step_communication import gathering_buckets
+from planner.plan.plan import Prediction
+
+_TOLERANCE = 1e-9
+_MOMENTS = {"adamw": 2}
+"""Of a row of a table, beside itself."""
+
+
+def parked_fault(prediction: Prediction, cluster: Machine) -> str | None:
+    """What is parked outside of a device in excess of the room that it has there, in words; None where all fits. Of
+    several kinds of devices each must have the room."""
+    for home, nbytes in prediction.parked:
+        least = min(parts_of(cluster), key=lambda part: part.store(home).capacity)
+        room = least.store(home).capacity
+        if nbytes > room * (1 + _TOLERANCE):
+            return (
+                f"{nbytes / GIB:.1f} GiB are kept on the {home} for each device, and {least.name} has"
+                f" {room / GIB:.1f} GiB there for it"
+            )
+    return None
+
+
+def tables_on_hosts(bound: BoundPlan) -> Bytes:
+    """Bytes of tables on the hosts, with the state of their optimizers, for each of the devices that share them out."""
+    tables = {
+        str(dict(op.operator.keywords)["table"]): op.rule.outside
+        for op in bound.operators
+        if op.rule.outside is not None and op.rule.outside.place == "host"
+    }
+    kept = 1 + _MOMENTS.get(bound.plan.training.optimizer, 0)
+    return (
+        sum(one.rows * one.row_bytes * (kept if one.trained else 1) for one in tables.values()) / bound.plan.mesh.size
+    )
+
+
+def visiting_order(bound: BoundPlan, held: Collection[str]) -> tuple[str, ...]:
+    """Of the parameters that a rank holds those whose states are parked, in the order of their updates: members of a
+    bucket of new weights one after the other, so that it soon is complete, then the others as the model has them."""
+    parked = [name for name in bound.parameters if name in held and bound.parameters[name].parked]
+    if not parked:
+        return ()
+    together = [name for bucket in gathering_buckets(bound, held) for name in bucket.names]
+    first = {name: at for at, name in enumerate(together)}
+    places = {parameter.name: at for at, parameter in enumerate(bound.graph.parameters)}
+    return tuple(sorted(parked, key=lambda name: (first.get(name, len(first)), places[name])))

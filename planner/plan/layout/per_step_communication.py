@@ -1,0 +1,151 @@
+"""What a pipeline rank sends once a step that no single parameter pays for: buckets, and norms over all parameters.
+
+    reduce bucket 0, 1, ..  ──>  norm of the gradients  ──>  optimizer (norms of LAMB)  ──>  gather bucket 0, 1, ..
+
+The sum that the search minimises adds up shares of parameters: each message of a bucket counts as its part of a full
+one. A bucket that is less full takes longer for each byte, so shares are the least that it can take. Of buckets that
+end at positions, or have names, nobody knows the size before all layouts are chosen: there every message counts for
+itself, the most that it can take. `OnceCost` has what is missing to what is sent. Norms cost every plan of a mesh about
+the same, a few messages of some bytes, and are left out of the sum for that.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from costmodels import collective_time
+from hardware_profiles import Cluster, Machine, links_of_all
+from planner.plan.binding.bind import BoundPlan, stage_of_operators
+from planner.pricing import Pricers
+from planner.pricing.bucket_size import room_of
+from planner.pricing.message import Message, message_seconds
+from planner.pricing.parameter_price import summed
+from planner.sharding.buckets import (
+    Bucket,
+    Starts,
+    Traveller,
+    arrival_order,
+    in_buckets,
+    in_room,
+    trainable_positions,
+    traveller,
+)
+from planner.sharding.update import NO_BUCKETS
+
+NORM_BYTES = 4.0
+"""Of a sum of squares: one fp32 number."""
+
+
+@dataclass(kw_only=True)
+class OnceCost:
+    """Seconds beyond the additive ones and messages, by the part of the time; bytes that buckets take on their way."""
+
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    messages: Counter[tuple[str, Message]] = field(default_factory=Counter)
+    flat: float = 0.0
+
+    def add(self, part: str, message: Message, seconds: float) -> None:
+        self.seconds[part] += seconds
+        self.messages[part, message] += 1
+
+
+def once_of(bound: BoundPlan, held: Collection[str], cluster: Cluster, pricers: Pricers, machine: Machine) -> OnceCost:
+    """What a pipeline rank on a cluster that holds these parameters sends once a step; other ranks may be on others of
+    the `machine`."""
+    starts, gathered = reduction_starts(bound, held), gathering_buckets(bound, held)
+    cost = OnceCost(flat=max((starts.room, *(bucket.flat for bucket in gathered))))
+    for part, buckets, pricer in (
+        ("gradient reduction", starts.buckets, pricers.sums),
+        ("weight gathering", gathered, pricers.updated),
+    ):
+        for bucket in buckets:
+            for number, ((kind, axis), nbytes) in enumerate(zip(bucket.moves, bucket.nbytes, strict=True)):
+                message = Message(kind=kind, axis=axis, nbytes=nbytes)
+                whole = pricer.exposed * message_seconds(message, bound.plan.mesh, cluster)
+                shares = (pricer.message_seconds(kind, axis, member.nbytes[number]) for member in bucket.members)
+                cost.add(part, message, whole - sum(shares))
+    for message in (*norm_messages(bound), *trust_messages(bound, held)):
+        cost.add("optimizer", message, _norm_seconds(bound, message, cluster, machine))
+    return cost
+
+
+def reduction_starts(bound: BoundPlan, held: Collection[str]) -> Starts:
+    """Buckets of the gradients of a rank that holds these parameters, and which of them start in its backward pass.
+    Those that the user composed have all the room that they need."""
+    size = bound.plan.training.update.bucket_size
+    return in_room(_buckets(bound, held, gradients=True), bound.plan.mesh, room_of(size) if size else math.inf)
+
+
+def gathering_buckets(bound: BoundPlan, held: Collection[str]) -> tuple[Bucket, ...]:
+    """Buckets of the new weights, in the order in which gradients arrive."""
+    return _buckets(bound, held, gradients=False)
+
+
+def shares_buckets(bound: BoundPlan) -> bool:
+    """Whether any two parameters go together."""
+    buckets = (*_buckets(bound, bound.parameters, gradients=True), *gathering_buckets(bound, bound.parameters))
+    return any(len(bucket.members) > 1 for bucket in buckets)
+
+
+def _buckets(bound: BoundPlan, held: Collection[str], *, gradients: bool) -> tuple[Bucket, ...]:
+    update = bound.plan.training.update
+    if update.buckets == NO_BUCKETS:
+        return ()
+    wanted = [n for n in arrival_order(bound.graph) if n in held and n in bound.graph.consumers]
+    ways: dict[object, Traveller] = {}
+    travellers = [_traveller(bound, name, gradients, ways) for name in wanted if not update.is_local(name)]
+    positions = trainable_positions(bound.graph)
+    return in_buckets(travellers, update.buckets, positions, shared_parameters(bound) if gradients else frozenset())
+
+
+def _traveller(bound: BoundPlan, name: str, gradients: bool, known: dict[object, Traveller]) -> Traveller:
+    """A parameter on its way, which others of its kind share: the blocks of a model."""
+    stored, tensor, mesh = bound.parameters[name], bound.graph.types[name], bound.plan.mesh
+    if gradients:
+        tensor = summed(tensor, bound.plan.training.update)
+    way = (stored.gradient, stored.state) if gradients else (stored.state, stored.weight)
+    kind = (tensor, way)
+    if kind not in known:
+        known[kind] = traveller(name, tensor.shape, tensor.dtype, tensor.element_bytes, mesh, *way)
+    return replace(known[kind], name=name)
+
+
+def shared_parameters(bound: BoundPlan) -> frozenset[str]:
+    """Parameters that several pipeline ranks hold, and whose gradients they add up one by one."""
+    stages, pipeline = stage_of_operators(bound), bound.plan.pipeline
+    homes = {name: {stages[at] % pipeline for at in uses} for name, uses in bound.graph.consumers.items()}
+    return frozenset(name for name in bound.parameters if len(homes.get(name, ())) > 1)
+
+
+def norm_messages(bound: BoundPlan) -> tuple[Message, ...]:
+    """Those of the global norm: one number over each axis, then over the stages."""
+    if bound.plan.training.update.clip_norm is None:
+        return ()
+    axes = [axis for axis, size in enumerate(bound.plan.mesh.sizes) if size > 1]
+    stages = [None] if bound.plan.pipeline > 1 else []
+    return tuple(Message(kind="all_reduce", axis=axis, nbytes=NORM_BYTES) for axis in (*axes, *stages))
+
+
+def trust_messages(bound: BoundPlan, held: Collection[str]) -> tuple[Message, ...]:
+    """Those of LAMB: for each axis the sums of squares of weight and direction of every parameter whose state it
+    cuts."""
+    if bound.plan.training.optimizer != "lamb":
+        return ()
+    trainable = [
+        bound.parameters[name] for name in bound.parameters if name in held and name in bound.graph.differentiable
+    ]
+    found = []
+    for axis, size in enumerate(bound.plan.mesh.sizes):
+        cut = sum(stored.state[axis].is_shard for stored in trainable)
+        if size > 1 and cut:
+            found.append(Message(kind="all_reduce", axis=axis, nbytes=2 * NORM_BYTES * cut))
+    return tuple(found)
+
+
+def _norm_seconds(bound: BoundPlan, message: Message, cluster: Cluster, machine: Machine) -> float:
+    mesh = bound.plan.mesh
+    if message.axis is not None:
+        return message_seconds(message, mesh, cluster)
+    links = links_of_all(machine, bound.plan.pipeline, mesh.size)
+    return max(float(collective_time(message.kind, message.nbytes, group)) for group in links)

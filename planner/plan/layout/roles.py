@@ -1,0 +1,251 @@
+"""What a plan means in the words people use: which axis is data, tensor, sequence or context parallel, which ZeRO,
+whether norms are cut too, which blocks are recomputed.
+
+The role of an axis is that of the factor that most of the contraction work is split by (for batch and sequence see
+`planner.sharding.labels`):
+
+    a factor that indexes a parameter      tensor parallel
+    batch                                  data parallel
+    sequence                               sequence split: context parallel (in attention heads, as Ulysses, or a ring)
+    none                                   replicated
+
+Experts may be cut on an axis of any role, where tokens are exchanged: that is expert parallelism.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from planner.plan.binding.bind import BoundOperator, BoundPlan
+from planner.sharding.labels import factor_labels
+from planner.sharding.layout import REPLICATE
+from planner.sharding.rule import FactorKind
+
+_CONTRACTIONS = frozenset({"matmul", "attention"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisRole:
+    """One mesh axis in words: its role for most of the work, how many ways it cuts, whether experts are cut on it, and
+    whether its devices share out what is kept of most parameters (ZeRO)."""
+
+    axis: str
+    size: int
+    role: str  # "data", "tensor", "context", "replicated"
+    detail: str
+    experts: bool = False
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """Degrees of parallelism in the usual words. But for `expert`, the parts into which experts are cut, their product
+    is the number of devices."""
+
+    pipeline: int
+    data: int
+    tensor: int
+    context: int
+    expert: int
+    replicated: int
+    sequence_parallel: bool
+    zero: str
+    recomputation: str
+    offload: str
+    axes: tuple[AxisRole, ...]
+
+    @property
+    def replicas(self) -> int:
+        """Groups of data parallel devices of which each shares out parameters among its own; 1 where nothing is shared
+        out, or no axis shares out most of it."""
+        if not any(axis.shared for axis in self.axes):
+            return 1
+        return math.prod(axis.size for axis in self.axes if axis.role in ("data", "replicated") and not axis.shared)
+
+
+def roles(bound: BoundPlan) -> Roles:
+    """The usual words for a plan. Looks at the work of all stages."""
+    labels = factor_labels(bound.graph)
+    mesh = bound.plan.mesh
+    axes = tuple(_axis_role(bound, labels, position) for position in range(len(mesh.axes)))
+    degrees = Counter({"data": 1, "tensor": 1, "context": 1, "replicated": 1})
+    for axis in axes:
+        degrees[axis.role] *= axis.size
+    return Roles(
+        pipeline=bound.plan.pipeline,
+        data=degrees["data"],
+        tensor=degrees["tensor"],
+        context=degrees["context"],
+        expert=math.prod(axis.size for axis in axes if axis.experts),
+        replicated=degrees["replicated"],
+        sequence_parallel=any(
+            axis.role == "tensor" and _norms_cut(bound, labels, position) for position, axis in enumerate(axes)
+        ),
+        zero=_zero(bound),
+        recomputation=_recomputation(bound),
+        offload=_offload(bound),
+        axes=axes,
+    )
+
+
+def _axis_role(bound: BoundPlan, labels: tuple[tuple[str, ...], ...], position: int) -> AxisRole:
+    linear: Counter[str] = Counter()
+    attention: Counter[str] = Counter()
+    for operator, names in zip(bound.operators, labels, strict=True):
+        if operator.rule.op_class in _CONTRACTIONS:
+            counter = attention if operator.rule.op_class == "attention" else linear
+            counter[_factor_role(bound, operator, names, position)] += _work(operator)
+    role = linear.most_common(1)[0][0] if linear else "replicated"
+    inside = attention.most_common(1)[0][0] if attention else role
+    detail = {
+        "data": "batch",
+        "tensor": "weights",
+        "sequence": "sequence",
+        "replicated": "nothing",
+    }.get(role, role)
+    if inside == "ring":
+        detail += ", by a ring in attention"
+    elif inside not in (role, "replicated") and not (role == "tensor" and inside == "heads"):
+        detail += f", {inside} in attention" + (" (Ulysses)" if (role, inside) == ("sequence", "heads") else "")
+    axis = bound.plan.mesh.axes[position]
+    experts = any(_cuts_experts(operator, position) for operator in bound.operators)
+    word = "context" if role == "sequence" else role
+    return AxisRole(
+        axis=axis.name,
+        size=axis.size,
+        role=word,
+        detail=detail + (", experts" if experts else ""),
+        experts=experts,
+        shared=word != "tensor" and _shares_out(bound, position),
+    )
+
+
+def _shares_out(bound: BoundPlan, position: int) -> bool:
+    """Whether the states of most parameters are cut on an axis. Experts, cut along themselves, do not count."""
+    experts = {name for o in bound.operators if o.rule.op_class == "experts" for name in o.operator.operands}
+    numel = {name: bound.graph.types[name].numel for name in bound.parameters if name not in experts}
+    cut = sum(size for name, size in numel.items() if bound.parameters[name].state[position].is_shard)
+    return cut * 2 > sum(numel.values())
+
+
+def _cuts_experts(operator: BoundOperator, position: int) -> bool:
+    choice = operator.strategy[position]
+    return choice is not None and not operator.rule.exchanged.isdisjoint(operator.rule.splits[choice])
+
+
+def _factor_role(bound: BoundPlan, operator: BoundOperator, names: tuple[str, ...], position: int) -> str:
+    choice = operator.strategy[position]
+    if choice is None:
+        return "replicated"
+    if operator.rule.factors[choice].kind is FactorKind.RING:
+        return "ring"
+    if names[choice] in ("batch", "sequence"):
+        return {"batch": "data"}.get(names[choice], "sequence")
+    for name, dims in zip(operator.operator.operands, operator.rule.operands, strict=True):
+        if name in bound.parameters and any(choice in factors for factors in dims):
+            return "tensor"
+    return "heads" if operator.rule.op_class == "attention" else "tensor"
+
+
+def _work(operator: BoundOperator) -> int:
+    work = 0.0
+    for term in operator.rule.work:
+        product = term.coefficient
+        for factor in term.factors:
+            product *= operator.rule.factors[factor].extent
+        work += product
+    return int(work)
+
+
+def _norms_cut(bound: BoundPlan, labels: tuple[tuple[str, ...], ...], position: int) -> bool:
+    norms = [(o, n) for o, n in zip(bound.operators, labels, strict=True) if o.rule.op_class == "normalisation"]
+    cut = [o.strategy[position] is not None and n[o.strategy[position] or 0] == "sequence" for o, n in norms]
+    return bool(cut) and sum(cut) * 2 > len(cut)
+
+
+def _zero(bound: BoundPlan) -> str:
+    """The ZeRO stage that covers most parameters:
+
+    3 where weights are gathered for use, 2 where the gradient is cut finer than the weight, 1 where only the state is.
+    """
+    sizes: Counter[str] = Counter()
+    wanted = _wanted(bound)
+    for name, stored in bound.parameters.items():
+        numel = bound.graph.types[name].numel
+        gathered = any(
+            kept.is_shard and used == REPLICATE
+            for layout in wanted.get(name, ())
+            for kept, used in zip(stored.weight, layout, strict=True)
+        )
+        cut = any(
+            gradient.is_shard and not weight.is_shard
+            for weight, gradient in zip(stored.weight, stored.gradient, strict=True)
+        )
+        finer = stored.state != stored.weight
+        word = "3 (weights, gradients and states)" if gathered else "2 (gradients and states)" if cut else "1 (states)"
+        sizes[word if finer or gathered else "off"] += numel
+    return sizes.most_common(1)[0][0] if sizes else "off"
+
+
+def _recomputation(bound: BoundPlan) -> str:
+    """`none`, `full`, or how many blocks are recomputed, and what those keep that do not recompute everything."""
+    count = bound.blocks.count
+    ways: Counter[tuple[str, ...]] = Counter()
+    for block in range(count):
+        if (kept := bound.recompute_of(block)) is not None:
+            inside = bound.blocks.operators(block)
+            operators = (bound.operators[inside[place]] for place in sorted(kept))
+            ways[tuple(dict.fromkeys(call_word(o.operator.name, o.rule.op_class) for o in operators))] += 1
+    if not ways:
+        return "none"
+    if ways == {(): count}:
+        return "full"
+    full = ways.pop((), 0)
+    words = [f"{full} of {count} blocks fully"] if full else []
+    for names, blocks in ways.items():
+        number = f"{blocks}" if words else f"{blocks} of {count} blocks"
+        words.append(f"{number} {'keeps' if blocks == 1 and words else 'keep'} {' and '.join(names)}")
+    return ", ".join(words)
+
+
+def _offload(bound: BoundPlan) -> str:
+    """`none`, or what is parked outside of the devices: `optimizer states on the host`, `38% of the optimizer states on
+    the host`."""
+    states: Counter[str] = Counter()
+    weights: Counter[str] = Counter()
+    for name, stored in bound.parameters.items():
+        weights[stored.weight_home] += bound.graph.types[name].numel
+        if name in bound.graph.differentiable:
+            states[stored.state_home] += bound.graph.types[name].numel
+    words = [*_shares(states, "optimizer states"), *_shares(weights, "weights")]
+    parked = Counter(bound.parked_blocks.values())
+    words += [f"activations of {parked[home]} of {bound.blocks.count} blocks on the {home}" for home in sorted(parked)]
+    return ", ".join(words) or "none"
+
+
+def _shares(sizes: Counter[str], what: str) -> Iterator[str]:
+    """Which part of something is on the host, and which on a disk."""
+    whole = sum(sizes.values())
+    for home in ("host", "disk"):
+        if sizes[home]:
+            share = sizes[home] / whole
+            some = "" if sizes[home] == whole else f"{share:.0%} of the " if share >= 0.005 else "a few of the "
+            yield f"{some}{what} on the {home}"
+
+
+def call_word(name: str, op_class: str) -> str:
+    """`attention`, the module of an operator with a weight (`q_proj`), or the call (`silu`)."""
+    place, _, call = name.rpartition("/")
+    if op_class == "attention":
+        return "attention"
+    return place.rpartition(".")[2] if op_class == "matmul" and place else call
+
+
+def _wanted(bound: BoundPlan) -> Mapping[str, tuple[tuple[object, ...], ...]]:
+    found: dict[str, list[tuple[object, ...]]] = {}
+    for operator in bound.operators:
+        for name, duplex in zip(operator.operator.operands, operator.layouts.operands, strict=True):
+            if name in bound.parameters:
+                found.setdefault(name, []).append(duplex.forward)
+    return {name: tuple(layouts) for name, layouts in found.items()}

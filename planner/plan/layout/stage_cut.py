@@ -1,0 +1,118 @@
+"""What each stage of a plan holds of the graph, how it lies, and what crosses from one to the next."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from planner.errors import PlannerError
+from planner.graph.operator_graph import OperatorGraph
+from planner.plan.binding.bind import BoundPlan, stage_of_operators
+from planner.plan.binding.slices import positional
+from planner.plan.layout.weight_offload import parks_weights
+from planner.sharding.layout import replicated
+from planner.sharding.rule import Duplex
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCut:
+    """What one stage holds: its operators (with the constant ones that it computes for itself), the values that it gets
+    from the stage before and those that it gives to the stage after, the parameters it uses. What only later stages
+    read it gets and gives all the same."""
+
+    stage: int
+    stages: int
+    operators: tuple[int, ...]
+    receives: tuple[str, ...]
+    sends: tuple[str, ...]
+    parameters: frozenset[str]
+
+    @property
+    def last(self) -> bool:
+        return self.stage == self.stages - 1
+
+
+def cut_stage(bound: BoundPlan, stage: int) -> StageCut:
+    """The part of a plan that one stage executes."""
+    graph, stages = bound.graph, stage_of_operators(bound)
+    count = len(bound.plan.stages)
+    own = [at for at in range(len(bound.operators)) if stages[at] == stage and _varies(graph, at)]
+    own += _constants(graph, own, positional(bound.whole, graph))
+    crossing = crossing_values(graph, stages, count)
+    used = {name for at in own for name in graph.operators[at].operands}
+    return StageCut(
+        stage=stage,
+        stages=count,
+        operators=tuple(sorted(own)),
+        receives=crossing[stage],
+        sends=crossing[stage + 1] if stage + 1 < count else (),
+        parameters=frozenset(used & graph.parameter_names),
+    )
+
+
+def check_updates(bound: BoundPlan, cuts: Sequence[StageCut]) -> None:
+    """Raise PlannerError where a stage reads a buffer that another one changes: it would not hear of it."""
+    graph = bound.graph
+    for buffer, content in graph.updates:
+        writers = {cut.stage for cut in cuts if graph.producer[content] in cut.operators}
+        readers = {cut.stage for cut in cuts for at in cut.operators if buffer in graph.operators[at].operands}
+        if len(writers | readers) > 1:
+            raise PlannerError(
+                f"buffer '{buffer}' is changed in stage {min(writers)} and read in the stages {sorted(readers)}; plan"
+                " this model with --pipeline 1"
+            )
+
+
+def _varies(graph: OperatorGraph, at: int) -> bool:
+    return any(name in graph.data_dependent for name in graph.operators[at].results if name is not None)
+
+
+def _constants(graph: OperatorGraph, own: Sequence[int], given: frozenset[str]) -> list[int]:
+    """Operators whose results never change (masks, positions) and that the stage needs: it computes them itself, but
+    for those that every slice of the sequence is `given`."""
+    found: set[int] = set()
+    wanted = [name for at in own for name in graph.operators[at].operands]
+    while wanted:
+        name = wanted.pop()
+        at = None if name in given else graph.producer.get(name)
+        if at is not None and not _varies(graph, at) and at not in found:
+            found.add(at)
+            wanted += graph.operators[at].operands
+    return sorted(found)
+
+
+def crossing_values(graph: OperatorGraph, stages: Mapping[int, int], count: int) -> tuple[tuple[str, ...], ...]:
+    """For each of `count` stages, by the stage of each operator, the values that it gets from the one before: made
+    before it, and read in it or behind it, so that it hands them on."""
+    found: list[list[str]] = [[] for _ in range(count)]
+    for at, op in enumerate(graph.operators):
+        for name in op.results:
+            if name is not None and name in graph.data_dependent:
+                last = max((stages[use] for use in graph.consumers.get(name, ())), default=0)
+                for stage in range(stages[at] + 1, last + 1):
+                    found[stage].append(name)
+    return tuple(tuple(names) for names in found)
+
+
+def promised_layouts(bound: BoundPlan) -> dict[str, Duplex]:
+    """Layouts in which every value is before it is moved: stored parameters, whole buffers, inputs as the plan loads
+    them, results as their operators make them."""
+    whole = replicated(len(bound.plan.mesh.axes))
+    found = {name: Duplex(forward=layout, gradient=whole) for name, layout in bound.inputs.items()}
+    found.update((name, Duplex(forward=whole, gradient=whole)) for name in bound.graph.buffers)
+    found.update((name, Duplex(forward=p.weight, gradient=p.gradient)) for name, p in bound.parameters.items())
+    for op in bound.operators:
+        found.update(zip((r for r in op.operator.results if r is not None), op.layouts.results, strict=True))
+    return found
+
+
+def runs_of(bound: BoundPlan, operators: Sequence[int]) -> tuple[tuple[bool, tuple[int, ...]], ...]:
+    """Runs of operators of one block that is recomputed (True), and of all others between them; a block that parks what
+    it saves is by itself, and each is where the plan parks weights, or gathers those of a block together."""
+    apart = parks_weights(bound) or bound.plan.training.update.by_block
+
+    def alone(at: int) -> int | None:
+        block = bound.blocks.block_of(at)
+        return block if apart or block in bound.parked_blocks or bound.recompute_of(block) is not None else None
+
+    runs = ((block, tuple(run)) for block, run in groupby(operators, key=alone))
+    return tuple((bound.recompute_of(block) is not None, run) for block, run in runs)

@@ -1,0 +1,182 @@
+"""The tensors of one stage as a rank of it has them: where they come from, how they are moved, how large they are."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from hardware_profiles import Bytes
+from planner.plan.binding.bind import BoundOperator, BoundPlan
+from planner.plan.layout.block_gathers import BlockGather, block_gathers
+from planner.plan.layout.stage_cut import StageCut, promised_layouts, runs_of
+from planner.plan.layout.weight_offload import parked_weights, parks_weights
+from planner.pricing.operator_price import inner_messages
+from planner.sharding.layout import Layout, local_shape
+from planner.sharding.redistribute import COLLECTIVES, Step, is_view, redistribution
+from planner.sharding.rule import Duplex, local_extents, loop_extents
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What lies between a producer and a consumer: steps there and steps of the gradient back. What was cut last is
+    copied where a view would keep the whole (`copies`)."""
+
+    there: tuple[Step, ...]
+    back: tuple[Step, ...]
+    copies: bool
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the consumer gets memory that the producer does not hold already."""
+        return any(step.kind in COLLECTIVES for step in self.there)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTensors:
+    """Operators are named by their index in the graph, operands by their place in the call."""
+
+    bound: BoundPlan
+    cut: StageCut
+    _moves: dict[tuple[int, int], Move] = field(default_factory=dict)
+
+    @cached_property
+    def promised(self) -> Mapping[str, Duplex]:
+        return promised_layouts(self.bound)
+
+    @cached_property
+    def sections(self) -> tuple[tuple[bool, tuple[int, ...]], ...]:
+        return runs_of(self.bound, self.cut.operators)
+
+    @cached_property
+    def gathers(self) -> tuple[tuple[BlockGather, ...], ...]:
+        """What each section gathers together."""
+        return tuple(block_gathers(self.bound, run) for _, run in self.sections)
+
+    @cached_property
+    def together(self) -> frozenset[str]:
+        """All weights that are gathered so."""
+        return frozenset(name for section in self.gathers for one in section for name in one.names)
+
+    def visit(self, number: int) -> Mapping[str, Bytes]:
+        """Bytes of the parked weights that come for a section."""
+        names = parked_weights(self.bound, self.sections[number][1]) if self._parks else ()
+        return {name: self.bytes(name, self.shape(name, self.bound.parameters[name].weight)) for name in names}
+
+    def ahead(self, number: int, neighbour: int) -> Mapping[str, Bytes]:
+        """Those that come for the next section while this one runs: none where this one has none itself."""
+        if not 0 <= neighbour < len(self.sections) or not self.visit(number):
+            return {}
+        return self.visit(neighbour)
+
+    @cached_property
+    def _parks(self) -> bool:
+        return parks_weights(self.bound)
+
+    def move(self, at: int, place: int) -> Move:
+        """How an operand comes to its operator, if not with others."""
+        if self.bound.operators[at].operator.operands[place] in self.together:
+            return Move((), (), copies=False)
+        if (at, place) not in self._moves:
+            op, graph, mesh = self.bound.operators[at], self.bound.graph, self.bound.plan.mesh
+            name, wanted = op.operator.operands[place], op.layouts.operands[place]
+            made, shape = self.promised[name], graph.types[name].shape
+            marked, ways = self.bound.sequences.get(name, frozenset()), (wanted.gradient, made.gradient)
+            there = redistribution(shape, mesh, made.forward, wanted.forward, marked)
+            back = redistribution(shape, mesh, *ways, marked) if name in graph.differentiable else ()
+            copies = bool(there) and is_view(there[-1]) and name not in self.bound.parameters
+            self._moves[at, place] = Move(there, back, copies)
+        return self._moves[at, place]
+
+    def read(self, operators: Sequence[int]) -> tuple[str, ...]:
+        """What flows into a run of operators from others."""
+        made = {name for at in operators for name in self.results(at)}
+        held = {*self.bound.parameters, *self.bound.graph.buffers, *self.bound.inputs}
+        names = (name for at in operators for name in self.bound.operators[at].operator.operands)
+        return tuple(dict.fromkeys(name for name in names if name not in made and name not in held))
+
+    def results(self, at: int) -> tuple[str, ...]:
+        return tuple(name for name in self.bound.operators[at].operator.results if name is not None)
+
+    def graded(self, op: BoundOperator) -> tuple[int, ...]:
+        return tuple(i for i, name in enumerate(op.operator.operands) if name in self.bound.graph.differentiable)
+
+    def saved(self, op: BoundOperator) -> tuple[int, ...]:
+        graded = set(self.graded(op))
+        kept = tuple(place for place, needed_by in op.rule.saves if graded.intersection(needed_by))
+        return kept[:1] if self.remembers(op) else kept
+
+    def remembers(self, op: BoundOperator) -> bool:
+        """Whether an operator writes down its keys and values for later slices of the sequence."""
+        return self.bound.plan.slices > 1 and op.rule.op_class == "attention"
+
+    def keys(self, op: BoundOperator) -> Bytes:
+        """Bytes of the keys and values of attention, of one slice."""
+        pairs = list(zip(op.operator.operands, op.layouts.operands, strict=True))[1:3]
+        return sum(self.bytes(name, self.shape(name, layout.forward)) for name, layout in pairs)
+
+    def result_bytes(self, at: int) -> Bytes:
+        """Bytes of the first result of an operator."""
+        name, layout = self.results(at)[0], self.bound.operators[at].layouts.results[0].forward
+        return self.bytes(name, self.shape(name, layout))
+
+    def keeps(self, at: int) -> bool:
+        op = self.bound.operators[at]
+        return bool(self.saved(op) or (self.graded(op) and (op.rule.saved_results or op.rule.saved_extra)))
+
+    def gathered(self, at: int, place: int) -> bool:
+        """Whether an operand is a weight that is gathered for its use, by itself."""
+        name = self.bound.operators[at].operator.operands[place]
+        return name in self.bound.parameters and name not in self.together and self.move(at, place).gathers
+
+    def shares(self, op: BoundOperator, contiguous: bool) -> bool:
+        """Whether the results of an operator are the memory of its first operand, which is contiguous or not."""
+        if op.rule.op_class != "copy":
+            return op.rule.op_class == "view"
+        if op.rule.local_form is not None:
+            return contiguous  # a reshape
+        names = (*op.operator.operands, *op.operator.results)
+        return op.rule.passes and len({self.bound.graph.types[name].dtype for name in names if name is not None}) == 1
+
+    def contiguous(self, name: str) -> bool:
+        """Whether a view lies in its memory without gaps. Fused attention writes the heads of a token side by side, so
+        that what is transposed back does, whatever the trace says."""
+        graph = self.bound.graph
+        if graph.types[name].contiguous:
+            return True
+        (source,) = graph.operators[graph.producer[name]].operands
+        maker = graph.producer.get(source)
+        while maker is not None and self._same(maker):
+            (source,) = graph.operators[maker].operands
+            maker = graph.producer.get(source)
+        return maker is not None and self.bound.operators[maker].rule.op_class == "attention"
+
+    def _same(self, at: int) -> bool:
+        """Whether an operator is a view that changes nothing."""
+        op = self.bound.operators[at]
+        names = (*op.operator.operands, *op.operator.results)
+        shapes = {self.bound.graph.types[name].shape for name in names if name is not None}
+        return op.rule.op_class == "view" and len(op.operator.operands) == len(shapes) == 1
+
+    def scratch(self, op: BoundOperator) -> Bytes:
+        """Bytes that live only while an operator runs, beside the gradients that it makes."""
+        extents = loop_extents(op.rule, op.strategy, self.bound.plan.mesh)
+        return float(sum(work.coefficient * math.prod(extents[f] for f in work.factors) for work in op.rule.scratch))
+
+    def inner_scratch(self, op: BoundOperator) -> Bytes:
+        """Bytes that an operator takes for itself while it runs and sends: as much as it makes of them, in the end."""
+        mesh = self.bound.plan.mesh
+        if not op.rule.inner_scratch or not inner_messages(op.rule, op.strategy, mesh):
+            return 0.0
+        extents = local_extents(op.rule, op.strategy, mesh)
+        return float(
+            sum(work.coefficient * math.prod(extents[f] for f in work.factors) for work in op.rule.inner_scratch)
+        )
+
+    def made_shape(self, name: str) -> tuple[int, ...]:
+        return self.shape(name, self.promised[name].forward)
+
+    def shape(self, name: str, layout: Layout) -> tuple[int, ...]:
+        return local_shape(self.bound.graph.types[name].shape, layout, self.bound.plan.mesh.sizes)
+
+    def bytes(self, name: str, shape: Sequence[int]) -> Bytes:
+        return float(math.prod(shape) * self.bound.graph.types[name].element_bytes)

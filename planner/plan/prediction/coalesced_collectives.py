@@ -1,0 +1,123 @@
+"""What weights that are gathered together send and take (`planner.plan.layout.block_gathers`), for the judge.
+
+Operator by operator every weight is charged its share of a long message. Here it is written down how often each was,
+and at the end of a stage added what the messages take that are really sent.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hardware_profiles import Cluster, Seconds
+from planner.plan.binding.bind import BoundPlan
+from planner.plan.layout.block_gathers import RunGathers, gathers_of_stage
+from planner.plan.prediction.charges import A_BLOCK, Phase, Times, charge
+from planner.plan.prediction.stage_cost import GATHERING, StageCost
+from planner.plan.prediction.step import ChunkCost, PassCost
+from planner.pricing import Pricers
+from planner.pricing.message import Message, message_seconds
+from planner.pricing.redistribution_price import PricedRoute, RedistributionPricer
+from planner.sharding.buckets import Bucket
+
+
+@dataclass(kw_only=True)
+class Together:
+    """Of one walk over a plan, by the prices of a cluster."""
+
+    bound: BoundPlan
+    cluster: Cluster
+    pricers: Pricers
+    _charged: defaultdict[tuple[int, Phase], Seconds] = field(default_factory=lambda: defaultdict(float))
+
+    def __post_init__(self) -> None:
+        self._runs = {
+            stage: gathers_of_stage(self.bound, stage)
+            for stage in range(len(self.bound.plan.stages) if self.bound.plan.training.update.by_block else 0)
+        }
+        stages = {at: stage for stage, runs in self._runs.items() for run in runs for at in run.operators}
+        uses = self.bound.graph.consumers
+        self._stages = {name: stages[uses[name][0]] for name in self.bound.parameters if uses.get(name) and stages}
+        self._going = {
+            name for runs in self._runs.values() for run in runs for one in run.gathers for name in one.names
+        }
+
+    def use(self, pricer: RedistributionPricer, name: str, route: PricedRoute, times: Times) -> Seconds | None:
+        """A weight, or its gradient, is charged a route so many times. What its messages take beyond that by
+        themselves, each time; None for one that goes with others, and has none."""
+        if not self._runs:
+            return 0.0
+        shares = 0.0
+        for message in route.messages:
+            assert message.axis is not None, "weights stay within a stage"
+            shares += pricer.message_seconds(message.kind, message.axis, message.nbytes)
+        if name not in self._going:
+            return sum(self._seconds(pricer, message) for message in route.messages) - shares
+        for phase, number in times.items():
+            self._charged[self._stages[name], phase] += number * shares
+        return None
+
+    def end_stage(self, cost: StageCost, chunk: ChunkCost, stage: int) -> None:
+        """Add the messages of a stage, and what they take beyond what its weights were charged; those that travel while
+        other blocks run are hidden."""
+        if not self._runs:
+            return
+        sent: defaultdict[Phase, Seconds] = defaultdict(float)
+        ways = self._ways(self._runs[stage])
+        waited = self._waited_for(ways)
+        for way in ways:
+            seconds = [self._seconds(way.pricer, message) for message in _messages(way.bucket)]
+            for message in _messages(way.bucket):
+                charge(cost.messages, GATHERING, A_BLOCK, message, {way.phase: 1})
+            sent[way.phase] += sum(seconds)
+            if way not in waited:
+                _pass(chunk, way.phase).hide(seconds[0])  # what follows it is waited for when it is there
+        for phase in ("forward", "recomputation", "backward"):
+            beyond = sent[phase] - self._charged.pop((stage, phase), 0.0)
+            _pass(chunk, phase).add(waits=beyond)
+            cost.together += beyond
+
+    def _ways(self, runs: Sequence[RunGathers]) -> list["_Way"]:
+        """What the weights and gradients of a stage travel together, run by run."""
+        found = []
+        for number, run in enumerate(runs):
+            again: Phase = "recomputation" if run.recomputed else "backward"
+            for one in run.gathers:
+                found.append(_Way(number, "there", "forward", one.there, self.pricers.parameters))
+                if run.recomputed or one.again:
+                    found.append(_Way(number, "again", again, one.there, self.pricers.parameters))
+                found.append(_Way(number, "back", "backward", one.back, self.pricers.gradients))
+        return [way for way in found if way.bucket.moves]
+
+    def _waited_for(self, ways: Sequence["_Way"]) -> Sequence["_Way"]:
+        """All; of those that set out ahead the weights that each pass begins with, and the gradients that it ends
+        with."""
+        if not self.bound.plan.training.update.ahead:
+            return ways
+        runs = {kind: [way.run for way in ways if way.kind == kind] for kind in ("there", "again", "back")}
+        ends = {kind: (max if kind == "again" else min)(found) for kind, found in runs.items() if found}
+        return [way for way in ways if way.run == ends[way.kind]]
+
+    def _seconds(self, pricer: RedistributionPricer, message: Message) -> Seconds:
+        """Of one message by itself."""
+        return pricer.exposed * message_seconds(message, self.bound.plan.mesh, self.cluster)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Way:
+    """Weights or gradients of a run of operators, the number `run` of its stage, that travel as one in a pass: weights
+    "there" and "again", gradients "back"."""
+
+    run: int
+    kind: str
+    phase: Phase
+    bucket: Bucket
+    pricer: RedistributionPricer
+
+
+def _pass(chunk: ChunkCost, phase: Phase) -> PassCost:
+    return chunk.forward if phase == "forward" else chunk.backward
+
+
+def _messages(bucket: Bucket) -> list[Message]:
+    found = zip(bucket.moves, bucket.nbytes, strict=True)
+    return [Message(kind=kind, axis=axis, nbytes=nbytes) for (kind, axis), nbytes in found]

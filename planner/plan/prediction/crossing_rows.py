@@ -1,0 +1,52 @@
+"""Rows of tables outside of the devices that cross the link between a host and its device, look-up by look-up.
+
+    forward     n w bytes to the device          n = rows that a device looks up in a micro-batch, each taken as another
+    backward    n w bytes from it                w = bytes of a row, as wide as the table is where it is
+
+No more rows than the table has. Of devices that look up the same ids one alone gives gradients back: the first along
+each axis that cuts nothing of the ids.
+"""
+
+import math
+from collections.abc import Mapping
+
+from hardware_profiles import Bytes
+from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
+from planner.plan.prediction.charges import Phase
+from planner.pricing.liveness import replays
+from planner.sharding.mesh import Mesh
+from planner.sharding.rule import loop_extents
+
+Crossing = Mapping[tuple[Phase, str], Bytes]
+"""Bytes of a micro-batch by pass and operator."""
+
+
+def crossing_rows(bound: BoundPlan, rank: int, place: int) -> Crossing:
+    """What crosses the link of the device at a place of the mesh of a pipeline rank."""
+    found: dict[tuple[Phase, str], Bytes] = {}
+    again, mesh, stages = replays(bound.graph, bound.blocks), bound.plan.mesh, stage_of_operators(bound)
+    for at, op in enumerate(bound.operators):
+        if op.rule.outside is None or stages[at] % bound.plan.pipeline != rank:
+            continue
+        nbytes, block = _bytes(op, mesh), bound.blocks.block_of(at)
+        found["forward", op.operator.name] = nbytes
+        if op.rule.outside.trained and gives_back(op, mesh, place):
+            found["backward", op.operator.name] = nbytes
+        if block is None or bound.recompute_of(block) is None or bound.is_kept(at):
+            continue
+        if bound.place_of(at) < again[bound.blocks.kinds[block]].works:
+            found["recomputation", op.operator.name] = nbytes
+    return found
+
+
+def gives_back(op: BoundOperator, mesh: Mesh, place: int) -> bool:
+    """Whether a device gives back the gradients of the rows that it looked up, which others have, too."""
+    coordinate = mesh.coordinate(place)
+    return all(choice is not None or coordinate[axis] == 0 for axis, choice in enumerate(op.strategy))
+
+
+def _bytes(op: BoundOperator, mesh: Mesh) -> Bytes:
+    outside = op.rule.outside
+    assert outside is not None
+    extents = loop_extents(op.rule, op.strategy, mesh)
+    return min(math.prod(extents[factor] for factor in outside.ids), outside.rows) * outside.row_bytes

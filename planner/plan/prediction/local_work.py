@@ -1,0 +1,58 @@
+"""Floating point operations that one rank computes for a micro-batch, by operator and pass: what a plan is charged for,
+without the seconds.
+
+Only products count, of matrices, of attention and of convolutions: what the field counts, and what the kernels of an
+audit can be counted by. A pass over elements is charged for the memory it moves.
+"""
+
+import math
+from collections.abc import Mapping
+
+from hardware_profiles import Flops
+from planner.plan.binding.bind import BoundOperator, BoundPlan, stage_of_operators
+from planner.plan.prediction.charges import Phase
+from planner.pricing.liveness import replays
+from planner.pricing.operator_price import uneven
+from planner.sharding.rule import loop_extents, ring_axis
+
+PRODUCTS = frozenset({"matmul", "attention", "convolution", "experts"})
+"""Classes of operators that multiply."""
+
+Work = Mapping[tuple[Phase, str], Flops]
+"""By pass and operator; those that are not in it compute nothing."""
+
+
+def local_work(bound: BoundPlan, rank: int) -> Work:
+    """What a device in the middle of a pipeline rank computes for one micro-batch, each product of its share of the
+    loops."""
+    graph, blocks = bound.graph, bound.blocks
+    found: dict[tuple[Phase, str], Flops] = {}
+    stages = stage_of_operators(bound)
+    again = replays(graph, blocks)
+    for at, op in enumerate(bound.operators):
+        if stages[at] % bound.plan.pipeline != rank or op.rule.op_class not in PRODUCTS:
+            continue
+        name, forward = op.operator.name, _forward(op, bound)
+        graded = sum(o in graph.differentiable for i, o in enumerate(op.operator.operands) if i not in op.rule.addends)
+        found["forward", name] = forward
+        found["backward", name] = forward * op.rule.backward_work(graded)
+        block = blocks.block_of(at)
+        if block is None or bound.recompute_of(block) is None or bound.is_kept(at):
+            continue
+        replay, copies = again[blocks.kinds[block]], bound.plan.training.copies
+        if bound.place_of(at) < replay.works:
+            found["recomputation", name] = forward
+        elif bound.place_of(at) < replay.moves:  # only the last copy of a turn stops at its operands
+            found["recomputation", name] = forward * (copies - 1) / copies
+    return {key: flops for key, flops in found.items() if flops}
+
+
+def _forward(op: BoundOperator, bound: BoundPlan) -> Flops:
+    mesh = bound.plan.mesh
+    extents = loop_extents(op.rule, op.strategy, mesh)
+    axis = ring_axis(op.rule, op.strategy, mesh.sizes)
+    share = 1.0 if axis is None else uneven(op.rule, op.strategy, mesh, mesh.coordinate(mesh.size // 2)[axis])
+    if bound.plan.slices > 1 and op.rule.op_class == "attention":
+        share *= bound.plan.slices  # in the mean it reads the keys of half the sequence, all of them, and half its own
+    work = sum(term.coefficient * math.prod(extents[factor] for factor in term.factors) for term in op.rule.work)
+    return float(round(share * work)) if op.rule.exchanged else share * work

@@ -1,0 +1,126 @@
+"""What a bound plan costs, computed operator by operator over the whole graph.
+
+This is the judge. The search fills tables for one block and multiplies; here nothing is folded, tabulated or shared
+between stages, so that an error in the search shows as a difference between the two. Both use the prices of
+`planner.pricing`.
+
+    rank r:   t_r  seconds of one micro-batch, forward and backward, with the transfers it waits for
+              u_r  seconds once a step: gradients, optimizer, weights
+    step   =  what the schedule makes of them (see planner.plan.prediction.step)
+    objective  =  m max t_r + (sum t_r - max t_r) / v + max u_r     (1F1B of v virtual stages, see costmodels.schedules)
+    memory =  weights + gradients + states + in_flight * kept activations + largest transient, then allocator slack
+
+A pipeline rank holds v stages of the model (v = 1: its one stage), and is what `planner.plan.prediction.walk` sums up.
+
+The objective is what the search minimises and proves gaps about. Both charge the share of communication that software
+does not hide; the step also asks whether there is work enough to hide the rest under.
+"""
+
+import math
+from collections.abc import Sequence
+
+from costmodels import peak_memory, step_time
+from hardware_profiles import HOMES, Bytes, Cluster, Machine, clusters_of_ranks, parts_of, spread_of
+from planner.plan.binding.bind import BoundPlan
+from planner.plan.plan import Plan, Prediction, StagePrediction
+from planner.plan.prediction.stage_cost import StageCost
+from planner.plan.prediction.step import AHEAD, BESIDE, COVERED, GATHERED_AHEAD, PIPELINE_BUBBLE, UNCOVERED, step_of
+from planner.plan.prediction.walk import hides, walks_of
+
+
+def predict(bound: BoundPlan, cluster: Machine) -> Prediction:
+    """Step time and peak memory of a plan, in parts that sum to the whole. Every pipeline rank is priced by the devices
+    that it is on; the fullest is the one that fills most of its own."""
+    (found,) = predict_alike([bound], cluster)
+    assert found is not None
+    return found
+
+
+def predict_alike(
+    bounds: Sequence[BoundPlan], cluster: Machine, limits: Sequence[Bytes] | None = None
+) -> list[Prediction | None]:
+    """`predict` for plans that differ in their schedule only: prices of operators and messages are found once. None for
+    one of which some rank needs more than `limits` says of it, in bytes."""
+    found, walks = list[Prediction | None](), walks_of(bounds[0], cluster)
+    clusters, apart = clusters_of_ranks(cluster, len(walks)), tuple({id(walk): walk for walk in walks}.values())
+    limits = (math.inf,) * len(walks) if limits is None else limits
+    for bound in bounds:
+        for walk in apart:
+            walk.begin(bound)
+        costs, fits = list[StageCost](), True
+        for rank, walk in enumerate(walks):
+            costs.append(walk.rank(rank))
+            fits = _peak(costs[-1], clusters[rank]) <= limits[rank]
+            if not fits:
+                break
+        if not fits:
+            found.append(None)
+            continue
+        experts = any(operator.rule.op_class == "experts" for operator in bound.operators)
+        flops = sum(walk.flops for walk in apart)
+        found.append(_assemble(bound.plan, flops, costs, cluster, experts=experts))
+    return found
+
+
+def _peak(cost: StageCost, cluster: Cluster) -> Bytes:
+    return float(peak_memory(sum(cost.memory.values()), 0.0, 0.0, cluster.device))
+
+
+def stage_costs(bound: BoundPlan, cluster: Machine) -> tuple[StageCost, ...]:
+    """The sums of every pipeline rank, for those who want to look inside."""
+    return tuple(walk.rank(rank) for rank, walk in enumerate(walks_of(bound, cluster)))
+
+
+def _assemble(
+    plan: Plan, flops_per_part: float, costs: list[StageCost], cluster: Machine, *, experts: bool
+) -> Prediction:
+    m, virtual = plan.training.micro_batches * plan.slices, plan.virtual_stages
+    per_part = [sum(cost.micro_batch.values()) for cost in costs]
+    per_step = [sum(cost.once.values()) for cost in costs]
+    step = step_of([cost.chunks for cost in costs], [cost.all_once for cost in costs], m // plan.slices, plan.schedule)
+    busiest = costs[step.busiest]
+    time = [(name, m * seconds) for name, seconds in busiest.all_micro_batch.items()]
+    time += [(PIPELINE_BUBBLE, step.bubble), *busiest.all_once.items()]
+    passes = [one for chunk in busiest.chunks for one in chunk.passes]
+    under = [(BESIDE, m * sum(one.beside for one in passes)), (GATHERED_AHEAD, m * sum(one.gathered for one in passes))]
+    under = [(name, seconds) for name, seconds in under if seconds]
+    time += [(name, -seconds) for name, seconds in under]
+    if hides(cluster) or under:
+        time.append((UNCOVERED, step.uncovered))
+    if plan.training.copies > 1:
+        time.append((COVERED, -step.covered))
+    if busiest.ahead:
+        time.append((AHEAD, -m * busiest.ahead))
+    clusters = clusters_of_ranks(cluster, len(costs))
+    wanted = [sum(cost.memory.values()) for cost in costs]
+    peaks = [_peak(cost, own) for cost, own in zip(costs, clusters, strict=True)]
+    fullest = max(range(len(costs)), key=lambda rank: (peaks[rank] / clusters[rank].device.memory, wanted[rank]))
+    memory = [*costs[fullest].memory.items(), ("allocator slack and reserved", peaks[fullest] - wanted[fullest])]
+    outside = max(costs, key=lambda cost: sum(cost.parked.values())).parked
+    spreads = [spread_of(part.name, experts) for part in parts_of(cluster)]
+    peak_flops = [own.device.peak(plan.training.precision) for own in clusters]
+    flops = flops_per_part * m
+    devices = plan.cluster.devices
+    return Prediction(
+        step_seconds=step.seconds,
+        objective_seconds=float(step_time(per_part, per_step, m, virtual)),
+        peak_bytes=peaks[fullest],
+        capacity_bytes=clusters[fullest].device.memory,
+        model_flops=flops,
+        model_flops_utilisation=flops / (step.seconds * devices * _mean(peak_flops)),
+        samples_per_second=plan.training.global_batch / step.seconds,
+        low_seconds=step.seconds * min(spread.low for spread in spreads),
+        high_seconds=step.seconds * max(spread.high for spread in spreads),
+        time=tuple(time),
+        memory=tuple(memory),
+        parked=tuple((home, outside[home]) for home in HOMES if outside[home]),
+        stages=tuple(
+            StagePrediction(micro_batch_seconds=part, once_seconds=once, peak_bytes=bytes_)
+            for part, once, bytes_ in zip(per_part, per_step, peaks, strict=True)
+        ),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The mean; exactly the value where all are equal."""
+    return values[0] if len(set(values)) == 1 else sum(values) / len(values)

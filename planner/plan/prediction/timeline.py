@@ -1,0 +1,131 @@
+"""The step of a plan as a picture of time: what every pipeline rank computes and communicates when.
+
+    rank 1   computation     F0    F1    B0  F2 ...  U          passes as `costmodels.simulate` runs them
+             communication >F0> ==    >          = R  W         > what comes from another stage, = inside a pass,
+                                                                R gradients, W new weights
+
+The simulation says when a pass begins and ends. Inside of it the prediction knows sums, not an order; what comes from
+another stage is drawn first, as the executor receives before it computes, then the work, then what the work waits for.
+What software hides is drawn beside the work, from where that begins.
+
+Under a schedule without a flush a step has no end of its own: drawn is the first one, which fills the pipeline and is
+longer than the step that the prediction states.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+from costmodels import Event, RankSeconds, RankUse, simulate
+from hardware_profiles import Seconds
+from planner.plan.plan import Plan
+from planner.plan.prediction.stage_cost import StageCost
+from planner.plan.prediction.step import ChunkCost, rank_seconds
+from planner.plan.schedule import orders_of
+
+Stream: TypeAlias = Literal["computation", "communication"]
+_PASSES = ("forward", "backward", "input_gradient", "weight_gradient")
+INSIDE, HIDDEN, RECEIVE = "communication", "hidden communication", "stage transfer"
+REDUCTION, GATHERING = "gradient reduction", "weight gathering"
+_WORDS = {"reduction": REDUCTION, "gather": GATHERING, "optimizer": "optimizer"}
+
+
+class Span(NamedTuple):
+    """Something that a pipeline rank does; `micro_batch` is -1 where there is none. What a transfer brings was made on
+    rank `source`, by work that ended at `sent`; -1 and 0 for everything else."""
+
+    start: Seconds
+    end: Seconds
+    rank: int
+    stream: Stream
+    kind: str
+    micro_batch: int
+    chunk: int
+    slice: int
+    source: int = -1
+    sent: Seconds = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimeline:
+    """A step as it is simulated: spans rank by rank in the order of their turns, and how each rank spends it."""
+
+    seconds: Seconds
+    spans: tuple[Span, ...]
+    ranks: tuple[RankUse, ...]
+
+
+def timeline_of(plan: Plan, costs: Sequence[StageCost]) -> StepTimeline:
+    """The step of a plan whose pipeline ranks cost that much."""
+    ranks = [rank_seconds(cost.chunks, cost.all_once) for cost in costs]
+    found = simulate(ranks, orders_of(plan))
+    passes = _Passes([cost.chunks for cost in costs], ranks)
+    done: dict[tuple[bool, int, int, int], Seconds] = {}  # work of passes, by direction, chunk, micro-batch, slice
+    for event in found.events:
+        if event.kind in _PASSES:
+            one = passes.of(event)
+            done[_key(event, len(ranks))] = event.start + one.received + one.work
+    spans = [span for event in found.events for span in _spans(event, passes, done)]
+    return StepTimeline(seconds=found.seconds, spans=tuple(spans), ranks=found.ranks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pass:
+    """Seconds of a pass: what comes in, the work, what is hidden beside it, what is waited for behind it."""
+
+    received: Seconds
+    work: Seconds
+    hidden: Seconds
+    waits: Seconds
+
+
+class _Passes:
+    """What the passes of all ranks are made of."""
+
+    def __init__(self, chunks: Sequence[Sequence[ChunkCost]], ranks: Sequence[RankSeconds]) -> None:
+        self.chunks, self.ranks, self.count = chunks, ranks, len(ranks)
+
+    def of(self, event: Event) -> _Pass:
+        seconds, cost = self.ranks[event.rank].chunks[event.chunk], self.chunks[event.rank][event.chunk]
+        if event.kind == "forward":
+            one, sent = seconds.forward[event.slice], cost.forward.transfers
+        elif event.kind == "weight_gradient":
+            one, sent = seconds.weight_gradient[event.slice], 0.0
+        else:
+            one, sent = seconds.backward[event.slice], cost.backward.transfers
+        received = min(one.blocking, sent * cost.copies)
+        return _Pass(
+            received=received, work=one.computation, hidden=one.overlapped, waits=max(0.0, one.blocking - received)
+        )
+
+
+def _spans(event: Event, passes: _Passes, done: dict[tuple[bool, int, int, int], Seconds]) -> Iterator[Span]:
+    """The spans of one event of the simulation; communication inside of passes comes with these."""
+    rest = event.micro_batch, event.chunk, event.slice
+    if event.kind in _WORDS and event.end > event.start:
+        stream: Stream = "computation" if event.kind == "optimizer" else "communication"
+        yield Span(event.start, event.end, event.rank, stream, _WORDS[event.kind], *rest)
+    if event.kind not in _PASSES:
+        return
+    one, begin = passes.of(event), event.start
+    if one.received:
+        forward, chunk, micro_batch, piece = _key(event, passes.count)
+        before = chunk - 1 if forward else chunk + 1
+        sent = done[forward, before, micro_batch, piece]
+        begin += one.received
+        yield Span(
+            event.start, begin, event.rank, "communication", RECEIVE, *rest, source=before % passes.count, sent=sent
+        )
+    yield Span(begin, begin + one.work, event.rank, "computation", event.kind, *rest)
+    if one.hidden:
+        yield Span(begin, begin + one.hidden, event.rank, "communication", HIDDEN, *rest)
+    if one.waits:
+        after = begin + max(one.work, one.hidden)
+        yield Span(after, after + one.waits, event.rank, "communication", INSIDE, *rest)
+
+
+def _key(event: Event, ranks: int) -> tuple[bool, int, int, int]:
+    """Which pass through which chunk of the model; the second turn of a backward pass has the key of a third way."""
+    if event.kind == "weight_gradient":
+        return (False, -2 - event.chunk * ranks - event.rank, event.micro_batch, event.slice)
+    return (event.kind == "forward", event.chunk * ranks + event.rank, event.micro_batch, event.slice)

@@ -1,0 +1,1 @@
+"""What would be best if something were otherwise."""

@@ -1,0 +1,282 @@
+"""What would make an infeasible request fit, and what that would cost: found by search, not by rule of thumb.
+
+Each change is tried by itself, by degrees where it has some (devices doubled, sequences halved, the next larger
+device), until something fits; the leanest configurations are tried first. What fits is then searched for a few seconds,
+so that the change can be told with the step time of a plan that has it. The cheapest comes first, in device-seconds for
+a token or a sample.
+"""
+
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from hardware_profiles import HardwareProfileError, MixedCluster, load_profile, profile_names
+from planner.errors import PlannerError
+from planner.graph.placed import tables_of
+from planner.limits import limited, reached
+from planner.nearest import divisors
+from planner.strategy_search.request.offload import NOTHING, parse_offload
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import FREE, Pinned
+from planner.strategy_search.search import find_fitting, search
+
+_DOUBLINGS = 8  # of the devices
+_SHORTEST = 128  # tokens of a sequence
+_SEARCHED = 5.0
+"""Seconds for which the plans of a change that fits are searched."""
+
+PATIENCE = 30.0
+"""Seconds after which no further change is looked for."""
+
+Retrace = Callable[[int], SearchRequest]
+Step = tuple[str, Callable[[], SearchRequest]]
+"""A change in words, and the request with it, made when it is wanted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One change that makes a plan possible, in words, and the plan that was found with it: seconds of a step, bytes of
+    the fullest device, devices, samples and tokens a second. `seconds` is None where there was no time to find one;
+    `tokens` for models without sequences."""
+
+    text: str
+    devices: int
+    seconds: float | None = None
+    peak: float | None = None
+    samples: float | None = None
+    tokens: float | None = None
+
+    @property
+    def cost(self) -> float:
+        """Device-seconds for a token, or for a sample of a model without sequences."""
+        rate = self.tokens or self.samples
+        return self.devices / rate if rate else math.inf
+
+
+def changes(
+    request: SearchRequest,
+    needed: float | None = None,
+    retrace: Retrace | None = None,
+    patience: float = PATIENCE,
+    cancelled: Callable[[], bool] = lambda: False,
+    on_change: Callable[[str], None] = lambda _: None,
+) -> tuple[Change, ...]:
+    """Changes to an infeasible request after which something fits, the cheapest first.
+
+    Args:
+        needed: bytes that the leanest plan needs on a device, where that is known.
+        retrace: the same request for sequences of another length.
+        patience: seconds after which no further change is looked for.
+        cancelled: asked on the way; where it returns True those found so far are returned.
+        on_change: told each change that is tried, in words.
+    """
+    end = time.perf_counter() + patience
+    plain = "sharding_propagation" if request.algorithm == "sharding_propagation" else "dynamic_programming"
+    asked = replace(request, algorithm=plain, top=1, certify=False, time_limit=None)
+    with limited(patience):
+        return _changes(asked, needed, retrace, _Advisor(end=end, cancelled=cancelled, on_change=on_change))
+
+
+def _changes(
+    asked: SearchRequest, needed: float | None, retrace: Retrace | None, advisor: "_Advisor"
+) -> tuple[Change, ...]:
+    found = [change for ladder in _ladders(asked, needed, retrace) if (change := advisor.first(ladder))]
+    if asked.pinned != FREE and not any(change.text.endswith("left out") for change in found):
+        given_up = advisor.first(_all_given_up(asked))
+        found += [given_up] if given_up else []
+    return tuple(sorted(found, key=lambda change: change.cost))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Advisor:
+    end: float
+    cancelled: Callable[[], bool]
+    on_change: Callable[[str], None]
+
+    def late(self) -> bool:
+        return self.cancelled() or time.perf_counter() > self.end or reached()
+
+    def first(self, ladder: Sequence[Step]) -> Change | None:
+        """The first step of a ladder that fits, and what it costs."""
+        for text, made in ladder:
+            if self.late():
+                return None
+            self.on_change(text)
+            try:
+                request = made()
+                if find_fitting(request, self.late):
+                    return _priced(text, request, self.cancelled)
+            except (PlannerError, HardwareProfileError):  # nothing divides, no machine has so many devices, or no disk
+                continue
+        return None
+
+
+def _priced(text: str, request: SearchRequest, cancelled: Callable[[], bool]) -> Change:
+    devices, length = request.cluster.devices, request.model.sequence_length
+    try:
+        plan = search(replace(request, time_limit=_SEARCHED), cancelled=cancelled).plan
+    except PlannerError:
+        return Change(text=text, devices=devices)
+    prediction = plan.prediction
+    return Change(
+        text=text,
+        devices=devices,
+        seconds=prediction.step_seconds,
+        peak=prediction.peak_bytes,
+        samples=prediction.samples_per_second,
+        tokens=None if length is None else prediction.samples_per_second * length,
+    )
+
+
+def _ladders(request: SearchRequest, needed: float | None, retrace: Retrace | None) -> Iterator[Sequence[Step]]:
+    """Changes by degrees; the first that fits of each counts."""
+    yield from _decisions(request)
+    yield _parked(request)
+    yield _placed(request)
+    yield _more_devices(request)
+    if retrace is not None and request.model.sequence_length is not None:
+        yield _shorter(request.model.sequence_length, retrace)
+    if request.memory_limit is None:
+        yield _larger_devices(request, needed)
+    if request.optimizer != "sgd":
+        text = "SGD with momentum, which keeps less state (--optimizer sgd)"
+        yield [(text, lambda: replace(request, optimizer="sgd"))]
+    if request.precision == "fp32":
+        yield [("16-bit compute (--precision bf16)", lambda: replace(request, precision="bf16"))]
+
+
+def _parked(request: SearchRequest) -> list[Step]:
+    """ "States of the optimizer, and more, outside of the devices: on the host, then on disks, where there are."""
+    if request.offload != NOTHING:
+        return []
+
+    def made(word: str) -> Callable[[], SearchRequest]:
+        return lambda: replace(request, pinned=replace(request.pinned, offload=parse_offload(word)))
+
+    return [
+        ("offload to the host where that helps (--offload auto)", made("auto")),
+        ("optimizer states on disks (--offload optimizer:disk)", made("optimizer:disk")),
+        (
+            "optimizer states on disks and weights on the host (--offload optimizer:disk,weights)",
+            made("optimizer:disk,weights"),
+        ),
+    ]
+
+
+def _placed(request: SearchRequest) -> list[Step]:
+    """Tables of embeddings outside of the devices, as far as they are tables and nothing else."""
+    patterns = tuple(dict.fromkeys(_NUMBER.sub("*", name) for name in tables_of(request.graph)))
+    if request.update.placed or not patterns:
+        return []
+
+    def made(place: str) -> Callable[[], SearchRequest]:
+        placed = tuple((pattern, place) for pattern in patterns)
+        return lambda: replace(request, update=replace(request.update, placed=placed))
+
+    def words(place: str) -> str:
+        return " ".join(f"--place '{pattern}={place}'" for pattern in patterns)
+
+    return [
+        (f"tables on the host ({words('host')})", made("host")),
+        (f"tables on servers ({words('servers')})", made("servers")),
+    ]
+
+
+_NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
+_PINS = (
+    "recompute",
+    "tensor",
+    "pipeline",
+    "data",
+    "context",
+    "expert",
+    "replicas",
+    "sequence_parallel",
+    "schedule",
+    "mesh",
+)
+
+
+def _decisions(request: SearchRequest) -> Iterator[Sequence[Step]]:
+    """Decisions given up one by one, or made leaner."""
+    pinned = request.pinned
+
+    def with_pins(text: str, **pins: object) -> Step:
+        return text, lambda: replace(request, pinned=replace(pinned, **pins))  # type: ignore[arg-type]
+
+    for name in _PINS:
+        if getattr(pinned, name) is not None:
+            yield [with_pins(f"--{name.replace('_', '-')} left out", **{name: None})]
+    if pinned.micro_batch is not None:
+        smaller = [size for size in reversed(divisors(pinned.micro_batch)) if size < pinned.micro_batch]
+        ladder = [with_pins(f"--micro-batch {size}", micro_batch=size) for size in smaller]
+        yield [*ladder, with_pins("--micro-batch left out", micro_batch=None)]
+    if pinned.micro_batches is not None:
+        more = [count for count in divisors(request.global_batch) if count > pinned.micro_batches]
+        ladder = [with_pins(f"--micro-batches {count}", micro_batches=count) for count in more]
+        yield [*ladder, with_pins("--micro-batches left out", micro_batches=None)]
+    if pinned.zero is not None:
+        yield [with_pins(f"--zero {stage}", zero=stage) for stage in range(pinned.zero + 1, 4)]
+    if request.memory_limit is not None:
+        yield [("--memory-limit left out", lambda: replace(request, memory_limit=None))]
+    if request.shards:
+        yield [("--shard left out", lambda: replace(request, shards=()))]
+
+
+def _all_given_up(request: SearchRequest) -> Sequence[Step]:
+    pinned = request.pinned
+    degrees = replace(FREE, recompute=pinned.recompute, micro_batches=pinned.micro_batches, schedule=pinned.schedule)
+    steps: list[tuple[str, Pinned]] = [("degrees left to the search", degrees)] if degrees != pinned else []
+    steps.append(("degrees, micro-batches and recomputation left to the search (plan --model ...)", FREE))
+    return [(text, lambda free=free: replace(request, pinned=free)) for text, free in steps]  # type: ignore[misc]
+
+
+def _more_devices(request: SearchRequest) -> list[Step]:
+    """Doublings of the devices, by way of one whole node; the batch grows with them where it would not divide."""
+    cluster, steps = request.cluster, list[Step]()
+    if isinstance(cluster, MixedCluster):  # of which group there should be more, nobody says
+        return steps
+    devices, node = cluster.devices, cluster.devices_per_node or 1
+    for _ in range(_DOUBLINGS):
+        devices = devices * 2 if devices * 2 <= node or devices >= node else node
+        batch = max(request.global_batch, devices)
+
+        def made(devices: int = devices, batch: int = batch) -> SearchRequest:
+            return replace(request, cluster=cluster.with_devices(devices), global_batch=batch)
+
+        steps.append((f"{devices} devices (--devices {devices})", made))
+    return steps
+
+
+def _shorter(length: int, retrace: Retrace) -> list[Step]:
+    lengths: list[int] = []
+    while length % 2 == 0 and length // 2 >= _SHORTEST and len(lengths) < 3:
+        length //= 2
+        lengths.append(length)
+    return [
+        (f"sequences of {tokens} tokens (--seq-len {tokens})", lambda tokens=tokens: retrace(tokens))  # type: ignore[misc]
+        for tokens in lengths
+    ]
+
+
+def _larger_devices(request: SearchRequest, needed: float | None) -> list[Step]:
+    """Profiles of the same kind of device with more memory, the smallest first."""
+    if isinstance(request.cluster, MixedCluster):
+        return []
+    here = request.cluster.device
+    profiles = [load_profile(name) for name in profile_names()]
+    larger = [one for one in profiles if one.device.memory > here.memory and one.device.device_type == here.device_type]
+    enough = [one for one in larger if needed is None or one.device.memory > 0.9 * needed]
+
+    def made(name: str) -> Callable[[], SearchRequest]:
+        return lambda: replace(
+            request,
+            cluster=load_profile(name).with_software(request.cluster.software).with_devices(request.cluster.devices),
+        )
+
+    return [
+        (f"{one.device.memory / 2**30:.0f} GiB of memory (--hardware {one.name})", made(one.name))
+        for one in sorted(enough, key=lambda one: one.device.memory)
+    ]

@@ -1,0 +1,202 @@
+"""What the step time of a plan depends on: each of the things that were given is made more and less.
+
+    links of a level     bandwidth doubled and halved
+    link to the host     likewise, for plans that keep something there or on servers
+    launches             half the time that a host takes for one
+    memory               a tenth more and less on every device
+    batch, sequence      doubled and halved
+    devices              doubled and halved
+
+Of several kinds of devices the links are those of each group and those between groups, and everything else changes in
+all groups.
+
+Each is answered twice. With the plan kept, its choices are priced again: a longer batch is more micro-batches, more
+devices a longer data parallel axis. And searched again with nothing decided, which is the best that there would be.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from costmodels import CostModelError
+from hardware_profiles import BytesPerSecond, Cluster, HardwareProfileError, Level, Machine, MixedCluster, parts_of
+from planner.errors import PlannerError
+from planner.graph.operator_graph import OperatorGraph
+from planner.plan.compare.explanation import Outcome, Sensitivity
+from planner.plan.compare.repricing import repriced
+from planner.plan.plan import ModelReference, Plan
+from planner.strategy_search.analysis.around import request_for, searched
+from planner.strategy_search.objectives import Listener, Stop
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """What was given: a plan or its choices, the traced model, the machine."""
+
+    plan: Plan
+    graph: OperatorGraph
+    batch: int
+    cluster: Machine
+
+
+Traced = tuple[ModelReference, OperatorGraph, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """How it is searched again: `begins` is asked whether there is time for one more search, `cancelled` whether all
+    is to end, and `on_progress` is told where a search is."""
+
+    begins: Callable[[], bool]
+    on_progress: Listener = lambda _: None
+    cancelled: Stop = lambda: False
+
+
+def sensitivities(
+    world: World,
+    retrace: Callable[[int], Traced],
+    search: Search,
+    on_change: Callable[[str], None] = lambda _: None,
+) -> Iterator[Sensitivity]:
+    """Everything made more and less, one after the other, until `search` is cancelled.
+
+    `retrace` traces the model for sequences of another length; `on_change` is told what is looked at.
+    """
+    for name, change, other in _worlds(world, retrace):
+        if search.cancelled():
+            return
+        on_change(f"{name} {change}".rstrip())
+        kept: Outcome = other if isinstance(other, str) else _kept(other)
+        best: Outcome | None = None
+        then = world if isinstance(other, str) else other
+        if not isinstance(other, str) and search.begins():
+            request = request_for(other.plan, other.graph, other.batch, other.cluster)
+            best = searched(request, search.on_progress, search.cancelled)
+        yield Sensitivity(
+            name=name,
+            change=change,
+            kept=kept,
+            searched=best,
+            devices=then.cluster.devices,
+            tokens=then.plan.model.sequence_length,
+        )
+
+
+def _kept(world: World) -> Outcome:
+    try:
+        found = repriced(world.plan, world.graph, world.batch, world.cluster).plan.prediction
+    except (PlannerError, HardwareProfileError, CostModelError) as error:
+        return str(error)
+    missing = found.peak_bytes - found.capacity_bytes
+    if missing > found.capacity_bytes * 1e-9:
+        return f"does not fit: {missing / 2**30:.1f} GiB too much"
+    return found
+
+
+def _worlds(world: World, retrace: Callable[[int], Traced]) -> Iterator[tuple[str, str, World | str]]:
+    yield "as it is", "", world
+    for name, words, machine in _links(world.cluster):
+        yield f"bandwidth of {name}", words, replace(world, cluster=machine)
+    for words, cluster in _host_links(world):
+        yield "link between host and device", words, replace(world, cluster=cluster)
+    if any(part.device.host_latency for part in parts_of(world.cluster)):
+        yield "launches of the host", "/ 2", replace(world, cluster=_of_each(world.cluster, _quicker_host))
+    for factor, words in ((1.1, "+ 10%"), (0.9, "- 10%")):
+        yield "memory", words, replace(world, cluster=_of_each(world.cluster, partial(_roomier, factor=factor)))
+    yield from _batches(world)
+    yield from _lengths(world, retrace)
+    for factor, words in ((2.0, "x 2"), (0.5, "/ 2")):
+        yield "devices", words, _devices(world, factor)
+
+
+def _of_each(machine: Machine, change: Callable[[Cluster], Cluster]) -> Machine:
+    """The machine with every group of it changed."""
+    if isinstance(machine, Cluster):
+        return change(machine)
+    return replace(machine, groups=tuple(change(group) for group in machine.groups))
+
+
+def _quicker_host(cluster: Cluster) -> Cluster:
+    return replace(cluster, device=replace(cluster.device, host_latency=cluster.device.host_latency / 2))
+
+
+def _roomier(cluster: Cluster, factor: float) -> Cluster:
+    return replace(cluster, device=replace(cluster.device, memory=int(cluster.device.memory * factor)))
+
+
+def _links(machine: Machine) -> Iterator[tuple[str, str, Machine]]:
+    """The machine with the links of each level in use made faster and slower."""
+    for factor, words in ((2.0, "x 2"), (0.5, "/ 2")):
+        if isinstance(machine, MixedCluster) and machine.bandwidth is not None:
+            yield "links between groups", words, replace(machine, bandwidth=machine.bandwidth * factor)
+    for number, part in enumerate(parts_of(machine)):
+        for place, level in enumerate(_used_levels(part)):
+            for factor, words in ((2.0, "x 2"), (0.5, "/ 2")):
+                faster = _with_bandwidth(part, place, level.bandwidth * factor)
+                if isinstance(machine, Cluster):
+                    yield level.name, words, faster
+                else:
+                    groups = (*machine.groups[:number], faster, *machine.groups[number + 1 :])
+                    yield f"{level.name} of {part.name}", words, replace(machine, groups=groups)
+
+
+def _host_links(world: World) -> Iterator[tuple[str, Cluster]]:
+    """The machine with a faster and a slower link between hosts and devices, where the plan uses it."""
+    plan, machine = world.plan, world.cluster
+    used = plan.training.update.placed or plan.prediction.parked
+    if used and isinstance(machine, Cluster) and machine.host is not None:
+        for factor, words in ((2.0, "x 2"), (0.5, "/ 2")):
+            yield words, replace(machine, host=replace(machine.host, link=machine.host.link * factor))
+
+
+def _with_bandwidth(cluster: Cluster, place: int, bandwidth: BytesPerSecond) -> Cluster:
+    levels = [*cluster.levels]
+    levels[place] = replace(levels[place], bandwidth=bandwidth)
+    return replace(cluster, levels=tuple(levels))
+
+
+def _used_levels(cluster: Cluster) -> tuple[Level, ...]:
+    """Levels over which the devices in use talk."""
+    found, within = [], 1
+    for level in cluster.levels:
+        if within < cluster.devices:
+            found.append(level)
+        within *= level.fan_out or cluster.devices
+    return tuple(found)
+
+
+def _batches(world: World) -> Iterator[tuple[str, str, World | str]]:
+    training = world.plan.training
+    parts, samples = training.micro_batches, training.global_batch
+    for words, micro_batches, batch in (("x 2", 2 * parts, 2 * samples), ("/ 2", parts // 2, samples // 2)):
+        if words == "/ 2" and parts % 2 and samples % 2:
+            yield "global batch", words, f"{samples} samples in {parts} micro-batches cannot be halved"
+            continue
+        halved = replace(
+            training, global_batch=batch, micro_batches=parts if words == "/ 2" and parts % 2 else micro_batches
+        )
+        yield "global batch", words, replace(world, plan=replace(world.plan, training=halved))
+
+
+def _lengths(world: World, retrace: Callable[[int], Traced]) -> Iterator[tuple[str, str, World | str]]:
+    length = world.plan.model.sequence_length
+    for words, other in (("x 2", 2 * (length or 0)), ("/ 2", (length or 0) // 2)):
+        if not other:
+            continue
+        try:
+            model, graph, batch = retrace(other)
+        except PlannerError as error:
+            yield "sequence length", words, str(error)
+            continue
+        yield "sequence length", words, replace(world, plan=replace(world.plan, model=model), graph=graph, batch=batch)
+
+
+def _devices(world: World, factor: float) -> World | str:
+    if any(part.devices * factor < 1 for part in parts_of(world.cluster)):
+        return "there is one device"
+    try:
+        return replace(
+            world, cluster=_of_each(world.cluster, lambda part: part.with_devices(int(part.devices * factor)))
+        )
+    except HardwareProfileError as error:
+        return str(error)

@@ -1,0 +1,1 @@
+"""A pipeline in pieces: prices of memory, division of blocks among stages."""

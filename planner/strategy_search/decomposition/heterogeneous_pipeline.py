@@ -1,0 +1,151 @@
+"""Pipeline ranks on several kinds of devices: pieces priced for every kind, and what they prove together.
+
+    kind       0    0    1    1         which kind of devices a rank has; one chain of pieces for every kind
+    rank       0 ── 1 ── 2 ── 3         the states of the boundary are the same for all
+
+A stage of n blocks on a rank of kind k is busy for a_k + n b_k or more, for every (a, b) that the prices of that kind
+prove (`planner.strategy_search.decomposition.lagrangian`). Within a time T rank r has room for some blocks, room_r(T),
+more with more time. So no division keeps all ranks below the least T that has room for all blocks, the pace. The second
+part of a step is what one micro-batch takes on all ranks, and that is the less the more blocks stand on quick devices,
+for which the pace may have to be slower:
+
+    step >= min over T >= pace of   T + lone(T)
+            lone(T) = least sum of n_r c_k   with   n_r <= room_r(T),  sum n_r = N
+
+where c_k are the least seconds of a micro-batch in a block on kind k. lone falls with T, so between two times it is no
+less than at the later one: the minimum is bounded from below on a grid that is finest at the pace.
+
+With one kind of devices `Duals.bounds` says the same, and more where micro-batches are few. Not good for: virtual
+stages, which hold equal blocks on every rank.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.strategy_search.decomposition.lagrangian import Duals, Lines, Setting
+from planner.strategy_search.decomposition.pieces import Chain
+
+Array = NDArray[np.float64]
+
+_GRID = (0.0, *(1e-7 * 1.5**step for step in range(44)))
+"""How much longer than the pace, relatively, the times of the grid are: up to four times as long."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Lineup:
+    """The pieces of a template for every kind of devices, the kind of every pipeline rank, and the bytes that a device
+    of each kind may fill. The chains differ in their prices only."""
+
+    chains: tuple[Chain, ...]
+    kinds: tuple[int, ...]
+    capacities: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        first = self.chains[0]
+        assert all((one.boundary, one.shape) == (first.boundary, first.shape) for one in self.chains)
+        assert all(
+            (one.blocks_in_head, one.blocks_in_tail) == (first.blocks_in_head, first.blocks_in_tail)
+            for one in self.chains
+        )
+
+    @staticmethod
+    def alike(chain: Chain, setting: Setting) -> "Lineup":
+        """All ranks on the same devices."""
+        return Lineup(chains=(chain,), kinds=(0,) * setting.ranks, capacities=(setting.capacity,))
+
+    @property
+    def chain(self) -> Chain:
+        """For what does not depend on the devices."""
+        return self.chains[0]
+
+    def chain_of(self, rank: int) -> Chain:
+        """The pieces by the prices of the devices of a rank."""
+        return self.chains[self.kinds[rank]]
+
+    def setting_of(self, setting: Setting, rank: int) -> Setting:
+        """How the pipeline is run, with the capacity of the devices of a rank."""
+        return replace(setting, capacity=self.capacities[self.kinds[rank]])
+
+    def ranks_of(self, kind: int) -> tuple[int, ...]:
+        """The ranks on a kind of devices."""
+        return tuple(rank for rank, own in enumerate(self.kinds) if own == kind)
+
+
+def step_bounds(lineup: Lineup, duals: Sequence[Duals], setting: Setting) -> Array:
+    """Least seconds of a step for every state of the boundary, from what the duals of every kind prove."""
+    if len(duals) == 1:
+        return duals[0].bounds(setting)
+    return _Mixed(lineup, duals, setting).bounds()
+
+
+class _Mixed:
+    """What several kinds of devices prove together."""
+
+    def __init__(self, lineup: Lineup, duals: Sequence[Duals], setting: Setting) -> None:
+        assert setting.chunks == 1
+        self.lineup, self.duals = lineup, duals
+        self.settings = [replace(setting, capacity=capacity) for capacity in lineup.capacities]
+        self.alone = [one.alone().values for one in duals]  # head, inner (kinds of blocks, *states), tail
+        first, last = lineup.kinds[0], lineup.kinds[-1]
+        crossings = duals[0].crossings(setting)
+        self.ends: Array = self.alone[first][0] + self.alone[last][2] + crossings
+        self.possible: NDArray[np.bool_] = np.isfinite(self.ends)
+        for _, inner, _ in self.alone:
+            self.possible &= np.isfinite(inner).all(axis=0)
+
+    def bounds(self) -> Array:
+        best = np.zeros(self.possible.shape)
+        for units in [found for one in self.duals for found in one.units(self.possible)]:
+            best = np.maximum(best, self._in_units(units))
+        return np.where(self.possible, best, math.inf)
+
+    def _in_units(self, units: Array) -> Array:
+        """What is proved where blocks are measured in some units; rules out states in which they do not fit."""
+        total = self.duals[0].whole(units)
+        lines = [
+            one.lines(setting, self.possible, units, self.lineup.ranks_of(kind))
+            for kind, (one, setting) in enumerate(zip(self.duals, self.settings, strict=True))
+        ]
+        every = [line for own in lines for line in own]
+        self.possible &= np.min([line.room for line in every], axis=0) >= 0
+        room = sum(np.maximum(line.room, 0.0) * line.ranks for line in every)
+        self.possible &= room >= total * (1 - 1e-12)
+        share = 1 / len(self.lineup.kinds)
+        equal: Array = np.max([line.busy(share) for line in every], axis=0)
+        pace = self.duals[0].pace(every, equal, total)
+        times = [pace * (1 + more) for more in _GRID]
+        lone = [self._lone(lines, units, total, time) for time in (*times[1:], None)]
+        found: Array = np.min([time + rest for time, rest in zip(times, lone, strict=True)], axis=0)
+        return found
+
+    def _lone(self, lines: Sequence[Sequence[Lines]], units: Array, total: Array, time: Array | None) -> Array:
+        """Least seconds of one micro-batch on all ranks where none is busy for longer than a time; infinite where not
+        all blocks fit then."""
+        costs = np.array(
+            [
+                np.where(self.possible, (inner / units).min(axis=0), 0.0) if len(inner) else total * 0.0
+                for _, inner, _ in self.alone
+            ]
+        )
+        rooms = np.array([sum((self._room(line, time) for line in own), total * 0.0) for own in lines])
+        order = costs.argsort(axis=0, kind="stable")
+        left, seconds = total, np.where(self.possible, self.ends, 0.0)
+        for place in order:
+            here = np.minimum(left, np.take_along_axis(rooms, place[None], axis=0)[0])
+            seconds = seconds + here * np.take_along_axis(costs, place[None], axis=0)[0]
+            left = left - here
+        found: Array = np.where(left > total * 1e-9, math.inf, seconds)
+        return found
+
+    def _room(self, line: Lines, time: Array | None) -> Array:
+        """Units for which the ranks of a line have room in a time."""
+        most = line.room
+        if time is not None:
+            within = ((time - line.ends) / line.slopes).min(axis=0)
+            most = np.minimum(most, self.duals[0].whole_blocks(within + 1e-9))
+        room: Array = np.maximum(most, 0.0) * line.ranks
+        return room

@@ -1,0 +1,478 @@
+"""Prices of memory, and what they prove.
+
+With a price y (seconds per byte) in place of the limit, every piece is a problem without limits, solved exactly for
+every state of the boundary. No stage of n blocks that fits is then busy for less than
+
+    head + n inner + tail - y capacity                                                  (Lagrange)
+
+and that for every y. Where blocks are of several kinds, n inner is a sum over them. How many of each kind a stage holds
+is not known, so stages are measured in units: a block of kind k is u_k of them, for any u, and a stage with n units is
+busy for n min_k (inner_k / u_k) at least. Every price suggests units, in which that is exact for it.
+
+The pieces of a larger micro-batch prove the same for its k-th parts: k parts take no less time together than the whole,
+and hold no less than a k-th of its activations each.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodels import SCHEDULES, Schedule
+from planner.strategy_search.decomposition.pieces import Asked, Chain, Column, Piece, Solved, Weights, solve
+from planner.strategy_search.request.space import Configuration
+
+Array = NDArray[np.float64]
+State = tuple[int, ...]
+
+_HALVINGS = 24
+"""Of the interval in which a pace is sought: the bound is low by a ten-millionth at most; half as many for bounds that
+only say in which order to go on."""
+
+_SUGGESTING = 4
+"""Prices, the last ones, that suggest units, beside the first."""
+
+_ROUNDING = 1e-12
+"""Of sums of the same numbers in another order, relatively."""
+
+_LEAN = 1e-6
+"""Bytes that a second is worth where the least memory is asked for: only breaks ties."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """How the pipeline is run: ranks, virtual stages on each, micro-batches, micro-batches in flight of every chunk
+    (ranks, chunks), the bytes that a device may fill, and whether ranks hold equally many blocks, where they divide."""
+
+    ranks: int
+    chunks: int
+    micro_batches: int
+    in_flight: tuple[tuple[float, ...], ...]
+    capacity: float
+    even: bool = False
+
+    @property
+    def weight(self) -> float:
+        """How often the slowest rank's micro-batch counts, beside once for every rank's:
+        m t for a single rank, (m - 1/v) max t + sum t / v for several (costmodels.schedules).
+        """
+        return self.micro_batches - (1 / self.chunks if self.ranks > 1 else 0.0)
+
+    def flights(self, rank: int) -> float:
+        """Micro-batches in flight of a rank, on average over its chunks."""
+        return math.fsum(self.in_flight[rank]) / self.chunks
+
+
+def setting_of(configuration: Configuration, capacity: float) -> Setting:
+    """How the pipeline of a configuration is run."""
+    p, v, m = configuration.pipeline, configuration.virtual_stages, configuration.micro_batches
+    flights = tuple(_flights(SCHEDULES[configuration.schedule], rank, p, v, m) for rank in range(p))
+    return Setting(ranks=p, chunks=v, micro_batches=m, in_flight=flights, capacity=capacity, even=configuration.even)
+
+
+def _flights(schedule: Schedule, rank: int, ranks: int, virtual: int, micro_batches: int) -> tuple[float, ...]:
+    """Micro-batches in flight, where those of which gradients of weights are put off count in full: what is kept of
+    them is no more than that, unless blocks are recomputed."""
+    if schedule.splits_backward:
+        return (float(min(micro_batches, ranks)),)
+    return tuple(map(float, schedule.in_flight(rank, ranks, micro_batches, virtual, 1)))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Priced:
+    """The pieces solved for one price of memory, and their values over all states of the boundary."""
+
+    price: float
+    flights: float
+    proves: bool  # whether the values bound the busy time of a rank
+    head: tuple[Solved, ...]
+    inner: tuple[tuple[Solved, ...], ...]  # of every kind of block
+    tail: tuple[Solved, ...]
+    values: tuple[Array, Array, Array]  # of head, inner (kinds, *states) and tail
+    known: dict[tuple[int, State], Column] = field(default_factory=dict)
+
+    def columns(self, pieces: Sequence[Solved], state: State, chain: Chain) -> list[Column]:
+        """The choices of some pieces at a state, one for each way to run blocks."""
+        found = []
+        for solved in pieces:
+            key = (id(solved), state)
+            if key not in self.known:
+                inside = [chain.boundary.index(name) for name in solved.piece.boundary]
+                self.known[key] = solved.column([state[axis] for axis in inside])
+            found.append(self.known[key])
+        return found
+
+    def best_column(self, pieces: Sequence[Solved], state: State, chain: Chain) -> Column | None:
+        """The cheapest way to run the blocks of some pieces at this price."""
+        columns = self.columns(pieces, state, chain)
+        costs = [float(over(chain, solved)[state]) for solved in pieces]
+        return columns[costs.index(min(costs))] if columns else None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Lines:
+    """What is proved for some equal ranks: busy for a + n b with n units of inner blocks, for every (a, b) of `ends`
+    and `slopes`, (prices, states) each; and no `room` for more units, (states). `wholes` is what all blocks take."""
+
+    ends: Array
+    slopes: Array
+    wholes: Array
+    room: Array
+    ranks: int
+
+    def busy(self, share: float) -> Array:
+        """Least busy seconds with such a share of all blocks, the same of every kind."""
+        best: Array = (self.ends + share * self.wholes).max(axis=0)
+        return best
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Question:
+    """Pieces to be solved for a price of memory: those of the head, the tail and every kind of block, so many each."""
+
+    price: float
+    flights: float
+    proves: bool
+    asked: list[Asked]
+    numbers: list[int]
+
+
+class Duals:
+    """The pieces of a chain solved for any number of prices.
+
+    `weight`: how often a micro-batch counts (see `Setting.weight`). `parts`: how many of those micro-batches one of the
+    chain's is cut into, where these are to be bounded. `allowed`: the candidates that some operators may choose.
+    `columns`: whether choices are asked for, not bounds alone.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        weight: float,
+        parts: int = 1,
+        allowed: Mapping[int, NDArray[np.bool_]] | None = None,
+        *,
+        columns: bool = True,
+    ) -> None:
+        self.chain, self.weight, self.parts, self.columns = chain, weight, parts, columns
+        pieces = (*chain.head, *chain.inner, *chain.tail)
+        self.banned = {id(piece): piece.banned(allowed) for piece in pieces} if allowed else {}
+        self.blocks = chain.stretches.blocks
+        self.counts = chain.stretches.totals
+        self.priced: list[Priced] = []
+        self._alone: Priced | None = None
+        self._averaged: Array | None = None
+
+    def solve(self, price: float, flights: float, cap: float = math.inf) -> None:
+        """Solve the pieces at a price of memory, for so many micro-batches in flight; an infinite price asks for the
+        least memory. With a cap on the bytes that an operator needs for a moment nothing is proved, but found."""
+        self._add([self._priced(price, flights, cap)])
+
+    def solve_all(self, prices: Sequence[tuple[float, float]], average: Setting | None = None) -> None:
+        """`solve` for several prices and flights, and `solve_average` if a setting is given, at once."""
+        questions = [self._priced(price, flights) for price, flights in prices]
+        self._add([*questions, self._average(average)] if average is not None else questions)
+        if average is not None:
+            self._note_average(average)
+
+    def _priced(self, price: float, flights: float, cap: float = math.inf) -> "_Question":
+        return self._question(self._weights(price, flights), price, flights, proves=cap == math.inf, cap=cap)
+
+    def _weights(self, price: float, flights: float) -> Weights:
+        blocks = max(1, self.chain.tables.template.blocks.count)
+        if math.isinf(price):
+            return Weights(
+                part=self.weight * _LEAN, step=_LEAN, fixed=1.0, live=flights, replay=1.0 / (blocks + 1) / self.parts
+            )
+        return Weights(
+            part=self.weight / self.parts,
+            steady=self.weight * (1 - 1 / self.parts),
+            step=1.0,
+            fixed=price,
+            live=price * flights,
+            replay=price / (blocks + 1) / self.parts,
+        )
+
+    def _add(self, questions: Sequence["_Question"]) -> None:
+        self.priced += _answers([(self, question) for question in questions])
+
+    def _question(
+        self, weights: Weights, price: float, flights: float, *, proves: bool, cap: float = math.inf
+    ) -> "_Question":
+        def banned(piece: Piece) -> NDArray[np.bool_] | None:
+            return self.banned.get(id(piece)) if cap == math.inf else piece.bulky(cap)
+
+        ending, single = weights, 1 / self.parts
+        if flights > single:  # what follows the blocks is in flight once, whatever the rank's chunks
+            ending = replace(weights, live=weights.live / flights * single)
+        chain = self.chain
+        groups = [(chain.head, weights), (chain.tail, ending), *((pieces, weights) for pieces in chain.kinds)]
+        worth = [(_worth(pieces, price), own) for pieces, own in groups]
+        return _Question(
+            price=price,
+            flights=flights,
+            proves=proves,
+            asked=[Asked(piece=one, weights=own, banned=banned(one)) for pieces, own in worth for one in pieces],
+            numbers=[len(pieces) for pieces, _ in worth],
+        )
+
+    def _answer(self, question: "_Question", solved: Sequence[Solved]) -> Priced:
+        left = iter(solved)
+        head, tail, *inner = (tuple(itertools.islice(left, number)) for number in question.numbers)
+        return Priced(
+            price=question.price,
+            flights=question.flights,
+            proves=question.proves,
+            head=head if self.columns else (),
+            inner=tuple(inner) if self.columns else (),
+            tail=tail if self.columns else (),
+            values=(self._least_value(head), self._least_values(inner), self._least_value(tail)),
+        )
+
+    def bounds(self, setting: Setting) -> Array:
+        """Least seconds of a step for every state of the boundary.
+
+        `setting` has the micro-batches that are bounded, but flights counted in those of the chain.
+
+        Rank s with n inner blocks is busy for a + n b or more, for every a and b that a price proves. The slowest rank
+        is busy for at least the time in which all ranks together have room for all blocks, whole ones.
+        """
+        possible = np.isfinite(self._sum_of_parts(setting))
+        slowest = np.zeros(self.chain.shape)
+        for units in self.units(possible):
+            total = self.whole(units)
+            lines = self.lines(setting, possible, units)
+            busy: Array = np.max([line.busy(1 / setting.ranks) for line in lines], axis=0)  # if all ranks hold as many
+            if setting.ranks == 1 or setting.chunks > 1:
+                possible &= np.min([line.room for line in lines], axis=0) >= total / setting.ranks * (1 - _ROUNDING)
+            else:
+                possible &= np.min([line.room for line in lines], axis=0) >= 0
+                room = sum(np.maximum(line.room, 0.0) * line.ranks for line in lines)
+                possible &= room >= total * (1 - _ROUNDING)
+                busy = self.pace(lines, busy, total)
+            slowest = np.maximum(slowest, busy)
+        if setting.ranks == 1:
+            return np.where(possible, slowest, math.inf)
+        lone = self._sum_of_parts(setting) / setting.chunks
+        bound = slowest + lone if self._averaged is None else np.maximum(slowest + lone, self._averaged)
+        return np.where(possible, bound, math.inf)
+
+    def least_bytes(self, setting: Setting) -> float:
+        """Bytes below which no plan comes on average over its ranks, as far as the least memory was asked for."""
+        least = 0.0
+        for known in self.priced:
+            if math.isinf(known.price) and known.flights <= setting.flights(setting.ranks - 1) * (1 + 1e-12):
+                least = max(least, float(self.value(known).min()) / setting.ranks)
+        return least
+
+    def value(self, priced: Priced) -> Array:
+        """What all pieces come to at a price, for every state."""
+        head, inner, tail = priced.values
+        whole: Array = head + self.whole(inner) + tail
+        return whole
+
+    def whole(self, inner: Array) -> Array:
+        """Values of all inner blocks, from those of one of each kind."""
+        return sum(
+            (count * values for count, values in zip(self.counts, inner, strict=True)), np.zeros(inner.shape[1:])
+        )
+
+    def units(self, possible: NDArray[np.bool_]) -> list[Array]:
+        """Units to measure blocks in, of every kind and state: one where there is one kind, else what they take at the
+        prices."""
+        shape = (len(self.counts), *self.chain.shape)
+        if len(self.counts) < 2:
+            return [np.ones(shape)]
+        known = self.priced[:1] + self.priced[1:][-_SUGGESTING:]
+        found = []
+        for priced in known:
+            values = np.where(possible, np.maximum(priced.values[1], 1e-30), 1.0)
+            found.append(values * (self.blocks / self.whole(values)))
+        return found
+
+    def lines(
+        self, setting: Setting, possible: NDArray[np.bool_], units: Array, among: Sequence[int] | None = None
+    ) -> list["Lines"]:
+        """What the prices prove for the ranks, or some `among` them; those for which the same is known are taken
+        together."""
+        alike: dict[tuple[tuple[int, ...], bool, bool, tuple[int, ...]], list[int]] = {}
+        for rank in range(setting.ranks) if among is None else among:
+            flights = setting.flights(rank) * (1 + 1e-12)
+            usable = tuple(
+                at
+                for at, known in enumerate(self.priced)
+                if known.proves and (not known.price or known.flights <= flights)
+            )
+            between = tuple(map(id, self.chain.crossing.between[max(0, rank - 1) : rank + 1]))
+            key = (usable, rank == 0, rank == setting.ranks - 1, between)
+            alike.setdefault(key, []).append(rank)
+        return [
+            self._line(setting, possible, usable, ranks[0], len(ranks), units) for (usable, *_), ranks in alike.items()
+        ]
+
+    def _line(
+        self,
+        setting: Setting,
+        possible: NDArray[np.bool_],
+        usable: tuple[int, ...],
+        rank: int,
+        ranks: int,
+        units: Array,
+    ) -> "Lines":
+        """What the prices that are `usable` prove for a rank and others like it, `ranks` in all."""
+        first, last = rank == 0, rank == setting.ranks - 1
+        crossing = self.crossing_seconds(setting, rank) * (self.weight / self.parts)
+        capacity = setting.capacity - self._least_transient(first, last)
+        own = last and self.blocks and not self.chain.blocks_in_tail  # the last block is an inner one and may hold less
+        less = np.minimum(self.chain.ending, 0.0) * setting.in_flight[-1][-1] if own else np.zeros(self.chain.shape)
+        ends, slopes, wholes, room = [], [], [], np.full(self.chain.shape, math.inf)
+        for at in usable:
+            priced = self.priced[at]
+            head, inner, tail = priced.values
+            value = (head if first else 0.0) + (tail if last else 0.0)
+            value = value + less * (1.0 if math.isinf(priced.price) else priced.price)
+            inner = np.where(possible, np.maximum(inner, 1e-30), 1.0)
+            slope = (inner / units).min(axis=0) if len(inner) else np.full(self.chain.shape, 1.0)
+            if math.isinf(priced.price):
+                left = np.where(possible, capacity + 1e-9 * setting.capacity - value, 0.0)
+                room = np.minimum(room, np.where(left < 0, -math.inf, self.whole_blocks(left / slope + 1e-6)))
+            else:
+                wholes.append(self.whole(inner))
+                ends.append(
+                    np.where(possible, crossing + value - (priced.price * capacity if priced.price else 0.0), 0.0)
+                )
+                slopes.append(slope)
+        return Lines(ends=np.array(ends), slopes=np.array(slopes), wholes=np.array(wholes), room=room, ranks=ranks)
+
+    def whole_blocks(self, units: Array) -> Array:
+        """Whole blocks, where every block is a unit."""
+        return np.floor(units) if len(self.counts) < 2 else units
+
+    def _least_transient(self, first: bool, last: bool) -> float:
+        """Bytes that live for a moment on a rank, whatever is chosen."""
+        sides = ((self.chain.head, first), (self.chain.inner, self.blocks > 0), (self.chain.tail, last))
+        held = [pieces for pieces, here in sides if here and pieces]
+        return max((min(piece.least_transient for piece in pieces) for pieces in held), default=0.0) / self.parts
+
+    def pace(self, lines: Sequence["Lines"], high: Array, total: Array) -> Array:
+        """The least time, for every state, in which the ranks have room for all units; found by bisection from below.
+
+        `high` is the time that the slowest takes if all hold as many.
+        """
+        low = np.zeros(high.shape)
+        high = (high + np.max([line.slopes.max(axis=0) for line in lines], axis=0)) * 2
+        for _ in range(_HALVINGS if self.columns else _HALVINGS // 2):
+            middle = (low + high) / 2
+            room = np.zeros(high.shape)
+            for line in lines:
+                most = ((middle - line.ends) / line.slopes).min(axis=0)
+                room += np.where(
+                    most < 0, -math.inf, np.minimum(self.whole_blocks(most + 1e-9), line.room) * line.ranks
+                )
+            enough = room >= total
+            low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+        return low
+
+    def crossing_seconds(self, setting: Setting, rank: int) -> Array:
+        """Seconds of a micro-batch of the chain to receive and to send back, of every state."""
+        between, last = self.chain.crossing.between, setting.ranks - 1
+        if not between:
+            return self._crossing_seconds(setting, rank == 0, rank == last)
+        found = np.zeros(self.chain.shape)
+        found = found if rank == 0 else found + between[rank - 1][0]
+        return found if rank == last else found + between[rank][1]
+
+    def _crossing_seconds(self, setting: Setting, first: bool, last: bool) -> Array:
+        crossing = self.chain.crossing
+        if setting.ranks == 1:
+            return np.zeros(self.chain.shape)
+        chunks = setting.chunks
+        forward = (chunks - 1) * crossing.forward_around if first else chunks * crossing.forward
+        return forward + ((chunks - 1) * crossing.backward_around if last else chunks * crossing.backward)
+
+    def alone(self) -> Priced:
+        """The pieces solved for the least seconds of one micro-batch."""
+        if self._alone is None:
+            weights = Weights(part=1 / self.parts, steady=1 - 1 / self.parts)
+            (self._alone,) = _answers([(self, self._question(weights, 0.0, 0.0, proves=False))])
+        return self._alone
+
+    def _sum_of_parts(self, setting: Setting) -> Array:
+        """Least seconds of one micro-batch on all ranks."""
+        return self.value(self.alone()) + self.crossings(setting)
+
+    def _average(self, setting: Setting) -> "_Question":
+        """For ranks that are all as quick as the average one: best where micro-batches are few."""
+        weight = self._average_weight(setting)
+        weights = Weights(part=weight / self.parts, steady=weight * (1 - 1 / self.parts), step=1 / setting.ranks)
+        return self._question(weights, 0.0, 0.0, proves=False)
+
+    def _note_average(self, setting: Setting) -> None:
+        """The last answer is to that."""
+        self._averaged = self.value(self.priced[-1]) + self._average_weight(setting) * self.crossings(setting)
+
+    def _average_weight(self, setting: Setting) -> float:
+        return 1 / setting.chunks + self.weight / setting.ranks
+
+    def crossings(self, setting: Setting) -> Array:
+        """Seconds of a micro-batch in transfers between all ranks."""
+        if setting.ranks == 1:
+            return np.zeros(self.chain.shape)
+        if self.chain.crossing.between:
+            alone = [self.crossing_seconds(setting, rank) for rank in range(setting.ranks)]
+            return sum(alone, np.zeros(self.chain.shape)) / self.parts
+        ends = self._crossing_seconds(setting, True, False) + self._crossing_seconds(setting, False, True)
+        between = (setting.ranks - 2) * self._crossing_seconds(setting, False, False)
+        return (ends + between) / self.parts
+
+    def _least_values(self, kinds: Sequence[tuple[Solved, ...]]) -> Array:
+        return np.array([self._least_value(solved) for solved in kinds]).reshape(len(kinds), *self.chain.shape)
+
+    def _least_value(self, solved: tuple[Solved, ...]) -> Array:
+        total = np.full(self.chain.shape, 0.0 if not solved else math.inf)
+        for one in solved:
+            total = np.minimum(total, over(self.chain, one))
+        return total
+
+
+def first_bounds(members: Sequence[tuple[Duals, Setting]]) -> list[float]:
+    """Least seconds of a step in which memory is free and all ranks are as quick as the average one, of each; all are
+    solved at once."""
+    asked = [
+        (duals, duals._average(setting) if setting.ranks > 1 else duals._priced(0.0, 0.0)) for duals, setting in members
+    ]
+    found = []
+    for (duals, setting), priced in zip(members, _answers(asked), strict=True):
+        duals.priced.append(priced)
+        if setting.ranks > 1:
+            duals._note_average(setting)
+            assert duals._averaged is not None
+            found.append(float(duals._averaged.min()))
+        else:
+            found.append(float(duals.bounds(setting).min()))
+    return found
+
+
+def _answers(asked: Sequence[tuple[Duals, _Question]]) -> list[Priced]:
+    """All questions solved at once."""
+    solved = iter(solve([one for _, question in asked for one in question.asked]))
+    return [duals._answer(question, list(itertools.islice(solved, len(question.asked)))) for duals, question in asked]
+
+
+def _worth(pieces: Sequence[Piece], price: float) -> Sequence[Piece]:
+    """Neither recomputation nor parking pays where memory is free."""
+    if price == 0.0 and pieces and not pieces[0].recompute and pieces[0].home == "device":
+        return pieces[:1]
+    return pieces
+
+
+def over(chain: Chain, solved: Solved) -> Array:
+    """Values of a piece over all states of the chain's boundary."""
+    axes = [chain.boundary.index(name) for name in solved.piece.boundary]
+    shape = [1] * len(chain.boundary)
+    for axis, size in zip(axes, solved.values.shape, strict=True):
+        shape[axis] = size
+    return np.broadcast_to(solved.values.reshape(shape), chain.shape)

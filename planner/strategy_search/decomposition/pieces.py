@@ -1,0 +1,349 @@
+"""Pieces: the graph cut where the repeated blocks meet, each piece a small problem of its own.
+
+    head ──l──> inner ──l──> inner ──l──> ... ──l──> tail        l: the boundary, a layout that all blocks hand on
+
+A piece has a variable for every operator and every parameter in it. What a choice costs is kept as coefficients, so
+that one piece serves every pipeline stage, every number of micro-batches and every price of memory:
+
+    seconds of a step = m part + step                 m micro-batches
+    bytes             = fixed + in_flight live        and `replay` bytes of one recomputed block at a time
+
+All blocks, of whatever kind, agree on the candidates at the boundary and are free in everything else. An inner block
+can be run in three ways: what autograd needs is kept ("none"), or the block is recomputed, with some operators' results
+kept all the same ("selective"), or with none kept ("full"). Which results to keep is decided operator by operator.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hardware_profiles import Home
+from planner.limits import room
+from planner.strategy_search.decomposition.block_ranges import Stretches, stretches_of
+from planner.strategy_search.solvers.elimination.improving import improved
+from planner.strategy_search.solvers.elimination.messages import backtrack, eliminate_together, remainder
+from planner.strategy_search.solvers.elimination.order import Schedule
+from planner.strategy_search.tables.cost_table import CostTables
+
+Array = NDArray[np.float64]
+_KEPT = 2**26  # bytes of tables and messages up to which problems are solved together, and their tables kept
+
+Key = int | str  # position of an operator in the template, or name of a parameter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """What a second per micro-batch, a second per step and a byte of each kind cost.
+
+    `steady` is a surcharge on seconds per micro-batch that do not depend on its size.
+    """
+
+    part: float
+    steady: float = 0.0
+    step: float = 0.0
+    fixed: float = 0.0
+    live: float = 0.0
+    replay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amounts:
+    """What a choice of a piece comes to: seconds per micro-batch and per step, bytes; `transient` is the largest."""
+
+    part: float = 0.0
+    step: float = 0.0
+    fixed: float = 0.0
+    live: float = 0.0
+    replay: float = 0.0
+    transient: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Column:
+    """One choice for a piece: a candidate for every variable, the operators whose results are kept, what it costs, and
+    the kind of block where the piece is one. `home` is where recomputed blocks keep what flows into them."""
+
+    recompute: bool
+    candidates: Mapping[Key, int]
+    kept: frozenset[int]
+    amounts: Amounts
+    kind: int = 0
+    home: Home = "device"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Piece:
+    """Variables and coefficients of a piece, all cells of all tables in a row: nodes first, then pairs of variables.
+
+    `steady` is what of `part` does not depend on the size of the micro-batch. `step` and `fixed` end with the nodes.
+    `keeping_*` is what changes at a node where an operator of a recomputed block keeps its results; zero where it may
+    not.
+    """
+
+    keys: tuple[Key, ...]
+    sizes: tuple[int, ...]
+    plan: Schedule
+    boundary: tuple[Key, ...]  # the last variables of `keys`, in the order of the axes of `solve`
+    recompute: bool
+    part: Array
+    steady: Array
+    step: Array
+    fixed: Array
+    live: Array
+    replay: Array
+    keeping_part: Array
+    keeping_live: Array
+    keeping_replay: Array
+    transient: tuple[Array, ...]
+    kind: int = 0  # of an inner block
+    home: Home = "device"  # of what flows into its recomputed block
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        counts = [*self.sizes, *(self.sizes[a] * self.sizes[b] for a, b in self.plan.pairs)]
+        return [0, *np.cumsum(counts).tolist()]
+
+    @cached_property
+    def least_transient(self) -> float:
+        """Bytes that some operator needs for a moment, whatever is chosen."""
+        return max((float(values.min()) for values in self.transient), default=0.0)
+
+    @property
+    def nodes(self) -> int:
+        """Cells of the nodes."""
+        return self.step.size
+
+    def node_cells(self, position: int) -> slice:
+        """Where the node of a variable is."""
+        return slice(self._starts[position], self._starts[position + 1])
+
+    def pair_cells(self, place: int) -> slice:
+        """Where a pair of `plan.pairs` is."""
+        start = len(self.sizes) + place
+        return slice(self._starts[start], self._starts[start + 1])
+
+    def weigh(self, weights: Weights) -> tuple[Array, NDArray[np.bool_]]:
+        """The cost of every cell, and at which nodes keeping an operator's results is cheaper."""
+        cost = weights.part * self.part
+        if weights.steady:
+            cost += weights.steady * self.steady
+        if weights.live:
+            cost += weights.live * self.live
+        if weights.replay:
+            cost += weights.replay * self.replay
+        nodes = self.nodes
+        cost[:nodes] += weights.step * self.step + weights.fixed * self.fixed
+        change = (
+            weights.part * self.keeping_part + weights.live * self.keeping_live + weights.replay * self.keeping_replay
+        )
+        keeps = change < 0
+        cost[:nodes] += np.minimum(change, 0.0)
+        return cost, keeps
+
+    def banned(self, allowed: Mapping[int, NDArray[np.bool_]]) -> NDArray[np.bool_]:
+        """The nodes that are ruled out where operators may choose only some of their candidates."""
+        found = np.zeros(self.nodes, dtype=np.bool_)
+        for position, key in enumerate(self.keys):
+            if isinstance(key, int) and key in allowed:
+                found[self.node_cells(position)] = ~allowed[key]
+        return found
+
+    def bulky(self, cap: float) -> NDArray[np.bool_]:
+        """The nodes that need more than so many bytes for a moment; none of a variable that has no others."""
+        return np.concatenate(
+            [(values > cap) & (values > values.min()) for values in self.transient] or [np.zeros(0, dtype=np.bool_)]
+        )
+
+    def tables(self, costs: Array) -> list[Array]:
+        """Costs of all cells, (problems, cells), as a table for every variable, then one for every pair."""
+        starts, count = self._starts, len(self.sizes)
+        tables = [costs[:, starts[i] : starts[i + 1]] for i in range(count)]
+        for place, (first, second) in enumerate(self.plan.pairs):
+            low, high = starts[count + place], starts[count + place + 1]
+            tables.append(costs[:, low:high].reshape(len(costs), self.sizes[first], self.sizes[second]))
+        return tables
+
+    def chosen(self, candidates: Mapping[Key, int], kept: Collection[int]) -> Column:
+        """A choice, made elsewhere, as a column."""
+        own = {key: candidates[key] for key in self.keys}
+        amounts = self.amounts_of(own, kept)
+        return Column(
+            recompute=self.recompute,
+            candidates=own,
+            kept=frozenset(kept),
+            amounts=amounts,
+            kind=self.kind,
+            home=self.home,
+        )
+
+    def amounts_of(self, candidates: Mapping[Key, int], kept: Collection[int]) -> Amounts:
+        """What a choice costs in which these operators keep their results."""
+        keeps = np.zeros(self.nodes, dtype=np.bool_)
+        for position, key in enumerate(self.keys):
+            keeps[self.node_cells(position)] = key in kept
+        return self.amounts([candidates[key] for key in self.keys], keeps)[0]
+
+    def amounts(self, choice: Sequence[int], keeps: NDArray[np.bool_]) -> tuple[Amounts, frozenset[int]]:
+        """What a choice costs, and the operators that keep their results."""
+        starts, count = self._starts, len(self.sizes)
+        nodes = np.array([starts[i] + k for i, k in enumerate(choice)], dtype=np.intp)
+        pairs = np.array(
+            [
+                starts[count + place] + choice[a] * self.sizes[b] + choice[b]
+                for place, (a, b) in enumerate(self.plan.pairs)
+            ],
+            dtype=np.intp,
+        )
+        cells = np.concatenate([nodes, pairs])
+        keeping_at = nodes[keeps[nodes]]
+        keeping = zip(self.keys, keeps[nodes].tolist(), strict=True)
+        kept = frozenset(key for key, keep in keeping if keep and isinstance(key, int))
+        found = Amounts(
+            part=float(self.part[cells].sum() + self.keeping_part[keeping_at].sum()),
+            step=float(self.step[nodes].sum()),
+            fixed=float(self.fixed[nodes].sum()),
+            live=float(self.live[cells].sum() + self.keeping_live[keeping_at].sum()),
+            replay=float(self.replay[cells].sum() + self.keeping_replay[keeping_at].sum()),
+            transient=max((float(t[k]) for t, k in zip(self.transient, choice, strict=True)), default=0.0),
+        )
+        return found, kept
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Asked:
+    """A piece to be solved for some weights, with some nodes banned."""
+
+    piece: Piece
+    weights: Weights
+    banned: NDArray[np.bool_] | None = None
+
+    def costs(self) -> tuple[Array, NDArray[np.bool_]]:
+        """The cost of every cell, and the nodes that keep their results."""
+        cost, keeps = self.piece.weigh(self.weights)
+        if self.banned is not None:
+            cost[: self.piece.nodes][self.banned] = np.inf
+        return cost, keeps
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Solved:
+    """A piece solved for one set of weights: `values` has the least cost for every state of its boundary, infinite
+    where all is banned; no more than that where the schedule of the piece is relaxed. `tables` are those of several
+    problems of its structure, of which it is number `place`; None where they are too large to be kept."""
+
+    asked: Asked
+    tables: list[Array] | None
+    place: int
+    keeps: NDArray[np.bool_]
+    values: Array
+
+    @property
+    def piece(self) -> Piece:
+        return self.asked.piece
+
+    def column(self, state: Sequence[int]) -> Column:
+        """The cheapest choice at one state of the boundary, as far as the schedule can tell."""
+        piece = self.piece
+        if self.tables is None:
+            tables = [table[0] for table in _eliminated([self.asked.costs()[0]], piece)]
+        else:
+            tables = [table[self.place] for table in self.tables]
+        choice = backtrack(piece.plan, tables, state)
+        if not piece.plan.exact:
+            choice = improved(piece.plan, tables, choice, len(state))
+        amounts, kept = piece.amounts(choice, self.keeps)
+        return Column(
+            recompute=piece.recompute,
+            candidates=dict(zip(piece.keys, choice, strict=True)),
+            kept=kept,
+            amounts=amounts,
+            kind=piece.kind,
+            home=piece.home,
+        )
+
+
+def solve(asked: Sequence[Asked]) -> list[Solved]:
+    """The cheapest choices for every state of the boundary; pieces of one structure are solved together, as many at a
+    time as are small together."""
+    alike: dict[tuple[int, int], list[int]] = {}
+    for at, each in enumerate(asked):
+        alike.setdefault((id(each.piece.plan), len(each.piece.boundary)), []).append(at)
+    found: dict[int, Solved] = {}
+    for members in alike.values():
+        first = asked[members[0]].piece
+        nbytes = 8 * (first.part.size + first.plan.message_cells)
+        together = max(1, int(_KEPT // nbytes)) if nbytes else len(members)
+        for start in range(0, len(members), together):
+            part = members[start : start + together]
+            weighed = [asked[at].costs() for at in part]
+            tables = _eliminated([cost for cost, _ in weighed], first)
+            rest = len(first.boundary)
+            values = remainder(first.plan, tables, rest) if rest else tables[-1]
+            kept = tables if nbytes * len(part) <= _KEPT else None
+            for place, (at, (_, keeps)) in enumerate(zip(part, weighed, strict=True)):
+                found[at] = Solved(asked=asked[at], tables=kept, place=place, keeps=keeps, values=values[place])
+    return [found[at] for at in range(len(asked))]
+
+
+def _eliminated(costs: Sequence[Array], piece: Piece) -> list[Array]:
+    """Tables and messages of problems of the structure of a piece."""
+    room(16 * len(costs) * piece.part.size, "the cost tables of a piece")
+    return eliminate_together(piece.plan, piece.tables(np.stack(costs)), len(piece.boundary))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Chain:
+    """All pieces of a template on one mesh at one micro-batch size.
+
+    `head` and `tail` may hold the first and the last block (`blocks_in_head`, `blocks_in_tail`): where what enters the
+    first block, or leaves the last, does not come from the boundary. `head`, `inner` and `tail` have a piece for every
+    way to run the blocks in them, `inner` for every kind of block that is left. Without repeated blocks all is in
+    `head`, and `inner` and `tail` are empty.
+    """
+
+    tables: CostTables
+    alias: Mapping[int, int]  # operators before the blocks that choose as one at the boundary does
+    boundary: tuple[Key, ...]
+    shape: tuple[int, ...]  # candidates of each variable of the boundary
+    head: tuple[Piece, ...]
+    inner: tuple[Piece, ...]
+    tail: tuple[Piece, ...]
+    blocks_in_head: int
+    blocks_in_tail: int
+    crossing: "Crossing"
+    handed: Array  # bytes of what a block hands on that the next one keeps as it is, of each state
+    ending: Array  # bytes that the last block keeps more, or less, than the others, of each state
+
+    @cached_property
+    def stretches(self) -> Stretches:
+        """The inner blocks, and what of them a stage may hold."""
+        blocks = self.tables.template.blocks
+        kinds = blocks.kinds[self.blocks_in_head : blocks.count - self.blocks_in_tail] if self.inner else ()
+        order = {kind: number for number, kind in enumerate(dict.fromkeys(piece.kind for piece in self.inner))}
+        return stretches_of(tuple(order[kind] for kind in kinds))
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[Piece, ...], ...]:
+        """The inner pieces by kind, in the order of `stretches`."""
+        order = dict.fromkeys(piece.kind for piece in self.inner)
+        return tuple(tuple(piece for piece in self.inner if piece.kind == kind) for kind in order)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Crossing:
+    """What crosses from one pipeline stage to the next, of each state of the boundary.
+
+    Bytes received, which a stage keeps; seconds per micro-batch to receive them, and for their gradients to come back:
+    from the next rank, or all `around`, between the last rank and the first. `between` has the seconds there and back
+    from each rank to the next, where links differ from rank to rank; else it is empty.
+    """
+
+    nbytes: Array
+    forward: Array
+    backward: Array
+    forward_around: Array
+    backward_around: Array
+    between: tuple[tuple[Array, Array], ...] = ()

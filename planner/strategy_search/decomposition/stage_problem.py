@@ -1,0 +1,135 @@
+"""One stage as a problem for solvers that know nothing of pieces, prices or columns.
+
+    minimise  weight x part + step      with  fixed + in_flight live + replay + transient  within the capacity
+
+Its parts are pieces, each so many times: what stands before the blocks, groups of blocks that are run alike, what
+stands after them. An operator that may keep its results has its candidates twice: first without, then with keeping.
+Groups of recomputed blocks share one interior: that of one of them counts.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.strategy_search.decomposition.lagrangian import State
+from planner.strategy_search.decomposition.pieces import Key, Piece
+from planner.strategy_search.solvers.problem import Edge, Problem, Variable
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A piece, `times` of it in a stage, with the activations of so many micro-batches in flight.
+
+    `kept` has the operators at the boundary that keep their results: other parts may not have the choice. `interior`
+    says whether it is this one's recomputed block that counts.
+    """
+
+    piece: Piece
+    times: int
+    flights: float
+    kept: frozenset[int] = frozenset()
+    interior: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PartsProblem:
+    """A problem and what its candidates stand for: per variable the part, the key, and how many candidates keep nothing
+    (those after them keep their results); the boundary belongs to no part."""
+
+    problem: Problem
+    parts: tuple[Part, ...]
+    variables: tuple[tuple[int | None, Key, int], ...]
+
+    def candidates(self, choice: Sequence[int]) -> tuple[tuple[dict[Key, int], frozenset[int]], ...]:
+        """For each part the candidate of every variable, and the operators that keep their results."""
+        chosen: list[tuple[dict[Key, int], set[int]]] = [({}, set(part.kept)) for part in self.parts]
+        for (owner, key, plain), candidate in zip(self.variables, choice, strict=True):
+            for place in range(len(self.parts)) if owner is None else (owner,):
+                chosen[place][0][key] = candidate % plain
+                if candidate >= plain and isinstance(key, int):
+                    chosen[place][1].add(key)
+        return tuple((taken, frozenset(kept)) for taken, kept in chosen)
+
+
+def parts_problem(
+    parts: Sequence[Part], boundary: Sequence[Key], *, weight: float, capacity: float, state: State | None = None
+) -> PartsProblem:
+    """The problem of some parts that agree at the boundary; `state` fixes it, where the stage must meet others."""
+    return _Builder(parts, boundary, weight, capacity, state).build()
+
+
+class _Builder:
+    def __init__(
+        self, parts: Sequence[Part], boundary: Sequence[Key], weight: float, capacity: float, state: State | None
+    ) -> None:
+        self.parts, self.boundary, self.weight, self.capacity = tuple(parts), boundary, weight, capacity
+        self.state = state
+        self.names: list[tuple[int | None, Key, int]] = []
+        self.place: dict[tuple[int | None, Key], int] = {}
+        self.nodes: list[list[Array]] = []  # time, memory, transient
+        self.pairs: list[tuple[int, int, Array, Array]] = []
+
+    def build(self) -> PartsProblem:
+        for number, part in enumerate(self.parts):
+            self._add(number, part)
+        variables = tuple(
+            Variable(name=f"{key} of part {part}", time=time, memory=memory, transient=transient)
+            for (part, key, _), (time, memory, transient) in zip(self.names, self.nodes, strict=True)
+        )
+        edges = tuple(
+            Edge(first=a, second=b, time=time, memory=memory)
+            if a < b
+            else Edge(first=b, second=a, time=time.T, memory=memory.T)
+            for a, b, time, memory in self.pairs
+        )
+        problem = Problem(variables=variables, edges=edges, memory_limit=self.capacity)
+        return PartsProblem(problem=problem, parts=self.parts, variables=tuple(self.names))
+
+    def _add(self, number: int, part: Part) -> None:
+        piece, interior = part.piece, 1.0 if part.interior else 0.0
+        time = self.weight * part.times * piece.part
+        time[: piece.nodes] += part.times * piece.step
+        memory = part.times * part.flights * piece.live + interior * piece.replay
+        memory[: piece.nodes] += part.times * piece.fixed
+        more_time = self.weight * part.times * piece.keeping_part
+        more_memory = part.times * part.flights * piece.keeping_live + interior * piece.keeping_replay
+        places = []
+        for position, (key, size) in enumerate(zip(piece.keys, piece.sizes, strict=True)):
+            cells = piece.node_cells(position)
+            transient = piece.transient[position]
+            plain = [time[cells], memory[cells], transient]
+            keeping = [time[cells] + more_time[cells], memory[cells] + more_memory[cells], transient]
+            if key in self.boundary:
+                node = keeping if key in part.kept else plain
+                places.append(self._at_boundary(key, size, node))
+            else:
+                both = [np.concatenate(pair) for pair in zip(plain, keeping, strict=True)]
+                places.append(self._new(number, key, size, both if more_time[cells].any() else plain))
+        for place, (first, second) in enumerate(piece.plan.pairs):
+            cells, shape = piece.pair_cells(place), (piece.sizes[first], piece.sizes[second])
+            one, two = places[first], places[second]
+            again = (len(self.nodes[one][0]) // shape[0], len(self.nodes[two][0]) // shape[1])
+            tables = [np.tile(values[cells].reshape(shape), again) for values in (time, memory)]
+            self.pairs.append((one, two, tables[0], tables[1]))
+
+    def _new(self, owner: int | None, key: Key, size: int, node: list[Array]) -> int:
+        self.place[owner, key] = len(self.nodes)
+        self.names.append((owner, key, size))
+        self.nodes.append(node)
+        return self.place[owner, key]
+
+    def _at_boundary(self, key: Key, size: int, node: list[Array]) -> int:
+        """A variable that other parts share."""
+        if (None, key) not in self.place:
+            if self.state is not None:
+                state = self.state[list(self.boundary).index(key)]
+                node[0] = np.where(np.arange(size) == state, node[0], math.inf)
+            return self._new(None, key, size, node)
+        known = self.nodes[self.place[None, key]]
+        known[0], known[1], known[2] = known[0] + node[0], known[1] + node[1], np.maximum(known[2], node[2])
+        return self.place[None, key]

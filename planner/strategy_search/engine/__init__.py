@@ -1,0 +1,1 @@
+"""Configurations evaluated in turn, and the best of them settled."""

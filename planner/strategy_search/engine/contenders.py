@@ -1,0 +1,99 @@
+"""The best few configurations by the sum that the search minimises, among which their schedules decide.
+
+    objective   m max t + (sum t - max t) / v + max u                       what is minimised, with a bound
+    step        the schedule gone through, pass by pass                    what decides between plans that are close
+
+The two differ by tenths of a percent where micro-batches are many, by some percent where they are few and stages are
+uneven. A configuration contends when its objective is `NEAR` the best, and no more than `CONTENDERS` do. Which plan of
+a configuration is best remains a matter of the objective: a slower division of blocks that its schedule would favour is
+not looked for.
+
+Binding and pricing a plan takes longer than what its ranks take by the tables, which bound its step from below
+(`costmodels.least_step_time`), so contenders are priced in the order of that bound, until it says that the others are
+slower.
+"""
+
+import math
+from dataclasses import dataclass
+
+from costmodels import SCHEDULES, least_step_time
+from planner.strategy_search.decomposition.heterogeneous_pipeline import Lineup
+from planner.strategy_search.decomposition.lagrangian import Duals, setting_of
+from planner.strategy_search.engine.evaluation import Outcome
+from planner.strategy_search.request.space import Configuration
+
+CONTENDERS = 5
+"""Configurations that are told apart by their schedules, at most."""
+
+NEAR = 0.02
+"""How much more, relatively, the objective of a contender may be than the least."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Contender:
+    """An evaluated configuration that something was found for."""
+
+    configuration: Configuration
+    outcome: Outcome
+    lineup: Lineup
+
+    @property
+    def objective(self) -> float:
+        return self.outcome.seconds
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """Contenders that are equally good come in a fixed order."""
+        c = self.configuration
+        return c.pipeline, c.virtual_stages, c.micro_batches, c.mesh, c.roles, c.order
+
+    def least_step(self, *, any_order: bool = False) -> float:
+        """No step of what was found takes less, but for what its hosts save by launching ahead; in `any_order` of turns
+        none takes less than its ranks work."""
+        setting = setting_of(self.configuration, math.inf)
+        duals, parts, steps = Duals(self.lineup.chain, setting.weight, columns=False), [], []
+        for rank, filling in enumerate(self.outcome.ranks):
+            ends = [column.amounts for column in (filling.head, filling.tail) if column is not None]
+            inner = [column.amounts for column in filling.inner]
+            crossing = float(duals.crossing_seconds(setting, rank)[self.outcome.state])
+            sums = [sum(a.part for a in ends), sum(a.step for a in ends)]
+            parts.append(sums[0] + setting.chunks * sum(a.part for a in inner) + crossing)
+            steps.append(sums[1] + setting.chunks * sum(a.step for a in inner))
+        if any_order or not SCHEDULES[self.configuration.schedule].in_rows:  # which another order may beat
+            return max(setting.micro_batches * part + step for part, step in zip(parts, steps, strict=True))
+        return least_step_time(parts, steps, setting.micro_batches, setting.chunks)
+
+
+class Contenders:
+    """The `top` best by their objectives, and, unless steps are always as long as that (`decided`), what contends with
+    the best."""
+
+    def __init__(self, top: int, *, decided: bool) -> None:
+        self.top, self.decided = top, decided
+        self.found: list[Contender] = []  # least objective first
+
+    @property
+    def best(self) -> float:
+        """The least objective; infinite before there is any."""
+        return self.found[0].objective if self.found else math.inf
+
+    @property
+    def cutoff(self) -> float:
+        """What takes as long as that by its objective does not contend."""
+        if len(self.found) < self.top:
+            return math.inf
+        last = self.found[self.top - 1].objective
+        if self.decided:
+            return last
+        near = self.best * (1 + NEAR)
+        if len(self.found) >= CONTENDERS:
+            near = min(near, self.found[CONTENDERS - 1].objective)
+        return max(last, near)
+
+    def add(self, contender: Contender) -> None:
+        """Take one in, in place of what was found for its configuration before."""
+        others = [found for found in self.found if found.configuration != contender.configuration]
+        ordered = sorted([*others, contender], key=lambda found: (found.objective, found.order))
+        near = -math.inf if self.decided else ordered[0].objective * (1 + NEAR)
+        close = [found for found in ordered[self.top : CONTENDERS] if found.objective < near]
+        self.found = [*ordered[: self.top], *close]

@@ -1,0 +1,248 @@
+"""The best contenders as plans: settled, bound to their graph, priced by the judge, each in its fastest order of turns.
+
+The search ranks what it finds by sums. Those few that may be the fastest are priced here as what they are: whole plans.
+"""
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hardware_profiles import Machine
+from planner.errors import InfeasibleError, LimitError
+from planner.graph.operator_graph import OperatorGraph
+from planner.limits import reached
+from planner.plan.binding.bind import BoundPlan, bind_prepared
+from planner.plan.binding.machine import cluster_reference, placed
+from planner.plan.layout.offloaded import parked_fault
+from planner.plan.layout.per_step_communication import shares_buckets
+from planner.plan.plan import PLANNER_VERSION, Plan, Prediction, Provenance, Training
+from planner.plan.prediction.predict import predict
+from planner.plan.prediction.step import AHEAD
+from planner.pricing.bucket_size import room_of, smaller
+from planner.sharding.discover import written_rules
+from planner.sharding.rescale import rescale_batch
+from planner.sharding.update import AUTO_BUCKETS, NO_BUCKETS, Update
+from planner.strategy_search.engine.assemble import assembly, groups_of, input_layouts, stages_of
+from planner.strategy_search.engine.contenders import Contender
+from planner.strategy_search.engine.engine import Engine
+from planner.strategy_search.engine.evaluation import RankFilling
+from planner.strategy_search.engine.scheduling import as_asked, asks, fastest_schedule, reorders
+from planner.strategy_search.engine.settle import Certificate, settle_and_certify
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import Configuration
+
+OPTIMAL = 1e-9
+"""Within this of the bound, relatively, a result counts as optimal."""
+
+
+class OverfullError(Exception):
+    """What was found holds more than there is, by so many bytes: the sums of the search count what a schedule that
+    holds more than 1F1B keeps for too little."""
+
+    def __init__(self, excess: float, message: str) -> None:
+        super().__init__(message)
+        self.excess, self.message = excess, message
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked:
+    """One of the best plans, bound to its graph, and its configuration.
+
+    `memory_price` is what a byte more on every device would save, in seconds of the step, about; 0 where memory does
+    not bind. `certificate` is what a solver says that knows nothing of how the plan was found, if one was asked.
+    """
+
+    bound: BoundPlan
+    configuration: Configuration
+    memory_price: float
+    certificate: Certificate | None = None
+
+    @property
+    def plan(self) -> Plan:
+        return self.bound.plan
+
+    @property
+    def seconds(self) -> float:
+        """Of a step, as its schedule runs it."""
+        return self.plan.prediction.step_seconds
+
+    @property
+    def launched_in_turn(self) -> float:
+        """Of a step whose operators each wait for their own launch, as the search has it."""
+        return self.seconds - dict(self.plan.prediction.time).get(AHEAD, 0.0)
+
+    @property
+    def objective(self) -> float:
+        """What the search minimises, about which it proves something."""
+        return self.plan.prediction.objective_seconds
+
+
+@dataclass(kw_only=True)
+class Finalists:
+    """Contenders `found` by the search, where no plan has an objective below `bound`.
+
+    `prepared` is the whole graph of the engine's template; `limits` the most bytes that a plan may be predicted to need
+    on a device of each group of the request; `covered`: whether the bound speaks about the fastest of them.
+    """
+
+    request: SearchRequest
+    engine: Engine
+    prepared: OperatorGraph
+    found: Sequence[Contender]
+    bound: float
+    limits: tuple[float, ...]
+    covered: bool
+
+    def __post_init__(self) -> None:
+        self._wholes: dict[int, OperatorGraph] = {}
+
+    def plans(self) -> tuple[Ranked, ...]:
+        """The fastest of the contenders, fastest first; those that cannot be among them are not priced: their hosts
+        would have to save more by launching ahead than those of the others."""
+        top, plans, ahead = self.request.top, list[Ranked](), self.request.update.ahead  # may take less than its sum
+        reordered = reorders(self.request.pinned)
+        bounded = [
+            (0.0 if ahead else found.least_step(any_order=reordered), found.objective, found.order, found)
+            for found in self.found
+        ]
+        for least, _, _, found in sorted(bounded, key=lambda one: one[:3]):
+            if len(plans) >= top and least >= plans[top - 1].launched_in_turn * (1 - OPTIMAL):
+                break
+            if plans and reached():
+                break
+            ranked = self._ranked(found)
+            if reordered:
+                with contextlib.suppress(LimitError):  # in the order that the search assumed, then
+                    ranked = self._scheduled(ranked, plans[top - 1].seconds if len(plans) >= top else math.inf)
+            plans = sorted([*plans, ranked], key=lambda ranked: ranked.seconds)
+        fitting = [ranked for ranked in plans if self._fits(ranked.configuration, ranked.plan.prediction)]
+        if not fitting:
+            raise _overfull(plans, self.limits[0])
+        faults = [parked_fault(ranked.plan.prediction, self.request.cluster) for ranked in fitting]
+        if all(faults):
+            raise InfeasibleError(
+                f"{self.request.model.reference} does not fit beside the devices: {faults[0]}; take --offload"
+                " optimizer:disk, or more devices"
+            )
+        storable = [ranked for ranked, fault in zip(fitting, faults, strict=True) if fault is None]
+        return tuple(self._plain_if_nothing_goes_together(ranked) for ranked in storable[:top])
+
+    def _plain_if_nothing_goes_together(self, ranked: Ranked) -> Ranked:
+        """A result without buckets where these were left to the search, and would have one member each."""
+        update = ranked.plan.training.update
+        if self.request.update.buckets != AUTO_BUCKETS or not update.bucketed or shares_buckets(ranked.bound):
+            return ranked
+        plain = replace(ranked.plan.training, update=replace(update, buckets=NO_BUCKETS))
+        bound = replace(ranked.bound, plan=replace(ranked.plan, training=plain))
+        return replace(ranked, bound=self._predicted(bound, self.engine.machine(ranked.configuration)))
+
+    def _limits(self, configuration: Configuration) -> tuple[float, ...]:
+        """The most bytes that a device of each pipeline rank may be predicted to need."""
+        return tuple(self.limits[self.engine.group_of(configuration, rank)] for rank in range(configuration.pipeline))
+
+    def _fits(self, configuration: Configuration, prediction: Prediction) -> bool:
+        limits = self._limits(configuration)
+        return all(stage.peak_bytes <= limit for stage, limit in zip(prediction.stages, limits, strict=True))
+
+    def _scheduled(self, ranked: Ranked, cutoff: float) -> Ranked:
+        """A result in the order of turns that takes it least; as it is where none can take less than that."""
+        limits, machine = self._limits(ranked.configuration), self.engine.machine(ranked.configuration)
+        if asks(self.request.pinned):
+            bound = as_asked(ranked.bound, self.request, machine, limits)
+        else:
+            bound = fastest_schedule(ranked.bound, machine, limits, cutoff)
+        configuration = replace(ranked.configuration, schedule=bound.plan.schedule)
+        return replace(ranked, bound=bound, configuration=configuration)
+
+    def _ranked(self, found: Contender) -> Ranked:
+        """A result as a plan, bound to its graph and priced by the judge."""
+        request, configuration = self.request, found.configuration
+        setting = self.engine.setting(configuration)
+        ranks, busy, certificate = settle_and_certify(request, found.lineup, setting, found.outcome)
+        priced: BoundPlan | None = None
+        if ranks != found.outcome.ranks:
+            settled = self._priced(found, ranks)
+            prediction = settled.plan.prediction
+            # settled, another block's interior may be the largest; less per step may not make up for more per part, and
+            # is not told from messages in smaller buckets than those that the objective assumes
+            smaller_buckets = settled.plan.training.update != found.lineup.chain.tables.update
+            faster = smaller_buckets or prediction.objective_seconds < found.objective
+            if self._fits(configuration, prediction) and faster:
+                priced = settled
+                certificate = None if certificate is None else replace(certificate, busy_seconds=busy)
+        if priced is None:
+            priced = self._priced(found, found.outcome.ranks)
+        return Ranked(
+            bound=priced,
+            configuration=configuration,
+            memory_price=found.outcome.price,
+            certificate=certificate,
+        )
+
+    def _priced(self, found: Contender, ranks: tuple[RankFilling, ...]) -> BoundPlan:
+        """What ranks run as a plan, bound and priced."""
+        request, configuration = self.request, found.configuration
+        chain, machine = found.lineup.chain, self.engine.machine(configuration)
+        whole = assembly(chain, ranks, configuration.virtual_stages)
+        blocks = self.engine.template.blocks
+        plan = Plan(
+            model=request.model,
+            training=Training(
+                global_batch=request.global_batch,
+                micro_batches=configuration.micro_batches,
+                precision=request.precision,
+                optimizer=request.optimizer,
+                update=self._update(chain.tables.update, configuration, ranks),
+                imbalance=request.imbalance,
+            ),
+            cluster=cluster_reference(machine),
+            mesh=chain.tables.mesh,
+            stages=placed(stages_of(whole), configuration.pipeline, machine),
+            virtual_stages=configuration.virtual_stages,
+            schedule=configuration.schedule,
+            inputs=input_layouts(whole),
+            groups=groups_of(self.prepared, blocks, whole),
+            rules=written_rules(request.graph),
+            prediction=Prediction.unknown(),
+            provenance=Provenance(planner=PLANNER_VERSION, search=request.algorithm, status="feasible", gap=0.0),
+        )
+        return self._predicted(bind_prepared(plan, self._whole(plan.training.part), blocks), machine)
+
+    def _update(self, update: Update, configuration: Configuration, ranks: tuple[RankFilling, ...]) -> Update:
+        """What becomes of gradients, in buckets for which the fullest rank has room where their size was left to the
+        search."""
+        if self.request.update.buckets != AUTO_BUCKETS:
+            return update
+        capacities = (self.engine.capacities[self.engine.group_of(configuration, rank)] for rank in range(len(ranks)))
+        room = min(capacity - rank.peak for capacity, rank in zip(capacities, ranks, strict=True))
+        while update.bucketed and room_of(update.bucket_size) > room:
+            update = smaller(update)
+        return update
+
+    def _predicted(self, bound_plan: BoundPlan, machine: Machine) -> BoundPlan:
+        """A plan with what is predicted and proved of it."""
+        plan, prediction = bound_plan.plan, predict(bound_plan, machine)
+        gap = max(0.0, 1 - self.bound / prediction.objective_seconds)
+        provenance = replace(
+            plan.provenance,
+            status="optimal" if gap <= OPTIMAL and self.covered else "feasible",
+            gap=0.0 if gap <= OPTIMAL else float(f"{gap:.3g}"),
+        )
+        return replace(bound_plan, plan=replace(plan, prediction=prediction, provenance=provenance))
+
+    def _whole(self, part: int) -> OperatorGraph:
+        """The whole graph with the batch of one micro-batch."""
+        if part not in self._wholes:
+            self._wholes[part] = rescale_batch(self.prepared, self.request.batch, part)
+        return self._wholes[part]
+
+
+def _overfull(plans: list[Ranked], limit: float) -> OverfullError:
+    least = min(plans, key=lambda ranked: ranked.plan.prediction.peak_bytes).plan
+    needed = least.prediction.peak_bytes
+    return OverfullError(
+        needed - limit,
+        f"schedule = {least.schedule}: the leanest plan that was found needs {needed / 2**30:.1f} GiB per device, and"
+        f" there are {limit / 2**30:.1f} GiB; take 1f1b, which holds less, or leave the schedule to the search",
+    )

@@ -1,0 +1,78 @@
+"""Sharding propagation: what the user has decided for some operators spreads to all others with the least traffic.
+
+    decided      q_proj  b,o        as pinned
+    the rest     whatever moves the least: redistributions forward and backward, gradients, weights gathered
+
+Every operator takes part in one problem, the same as in any other search but for its weights: seconds of communication
+count in full, those of computation hardly (they only decide between choices that move the same). This is the
+semi-automatic mode of the GSPMD line of work (Xu et al. 2021) and of MindSpore's sharding propagation, solved exactly
+where those propagate greedily, operator by operator.
+"""
+
+from collections import Counter
+from dataclasses import replace
+
+from hardware_profiles import Cluster
+from planner.strategy_search.decomposition.cutting import cut
+from planner.strategy_search.decomposition.lagrangian import Setting
+from planner.strategy_search.decomposition.pieces import Column
+from planner.strategy_search.engine.assemble import Assembly, assembly, candidate, column_of, stored
+from planner.strategy_search.engine.evaluation import Evaluation
+from planner.strategy_search.request.restriction import Fixed
+from planner.strategy_search.request.space import Running
+from planner.strategy_search.tables.cost_table import CostTables, OperatorTable, ParameterTable
+
+COMPUTATION = 1e-3
+"""What a second of computation counts, beside a second of communication."""
+
+
+def propagated(
+    tables: CostTables, setting: Setting, cluster: Cluster, recomputation: tuple[Running, ...]
+) -> Fixed | None:
+    """The strategies that move the least and fit; None where none fit. Blocks of a kind all take those of most of
+    them."""
+    quiet = replace(
+        tables,
+        operators=tuple(_quiet(table) for table in tables.operators),
+        parameters=tuple(_quiet_parameter(table) for table in tables.parameters),
+    )
+    chain = cut(quiet, cluster, recomputation=recomputation, stages=setting.ranks)
+    outcome = Evaluation(chain, setting).run()
+    if not outcome.ranks:
+        return None
+    return fixed_of(assembly(chain, outcome.ranks, setting.chunks))
+
+
+def fixed_of(found: Assembly) -> Fixed:
+    """One strategy for every operator of the template: that of most blocks of its kind."""
+    tables, blocks = found.tables, found.tables.template.blocks
+    common: list[Column] = []
+    for kind in range(len(blocks.firsts)):
+        alike = [column for column, other in zip(found.blocks, blocks.kinds, strict=True) if other == kind]
+        count = Counter(id(column) for column in alike)
+        common.append(max(alike, key=lambda column: count[id(column)]))
+    found = replace(found, blocks=tuple(common[kind] for kind in blocks.kinds))
+    columns = (found.before, *common, found.after)
+    return Fixed(
+        operators=tuple(
+            table.candidates.strategies[candidate(found, column_of(found, index), index)]
+            for index, table in enumerate(tables.operators)
+        ),
+        parameters={table.name: stored(found, columns, table.name) for table in tables.parameters},
+    )
+
+
+def _quiet(table: OperatorTable) -> OperatorTable:
+    prices = table.prices
+    return replace(
+        table,
+        prices=replace(prices, forward=prices.forward * COMPUTATION, backward=prices.backward * COMPUTATION),
+    )
+
+
+def _quiet_parameter(table: ParameterTable) -> ParameterTable:
+    prices = table.prices
+    return replace(
+        table,
+        prices=replace(prices, accumulation=prices.accumulation * COMPUTATION, update=prices.update * COMPUTATION),
+    )

@@ -1,0 +1,105 @@
+"""Which schedule runs a plan of the search fastest.
+
+The search minimises a sum that knows one order of turns, 1F1B. What it has found, its stages, strategies and micro-
+batches, may be run in other orders of whole stages too (`COMPARED`): the judge prices each of them, pass by pass, with
+the memory that it holds, and the fastest that fits is taken. 1F1B stays where others win nothing to speak of (`WORTH`):
+they hold more. Interleaved stages are other stages, and are searched where they are asked for.
+
+Micro-batches that take turns (copies), slices of the sequence, and schedules without a flush are for those who ask for
+them: the plan that was found is taken so, and priced.
+
+Not good for: plans that another order would have divided otherwise, with fewer blocks where it holds more.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from costmodels import SCHEDULES
+from hardware_profiles import PYTORCH, Bytes, Machine
+from planner.errors import PlannerError, RequestError
+from planner.plan.binding.bind import BoundPlan, bind
+from planner.plan.plan import SLICED
+from planner.plan.prediction.predict import predict, predict_alike
+from planner.plan.prediction.step import PIPELINE_BUBBLE
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.request.space import Pinned
+
+COMPARED = tuple(name for name, schedule in SCHEDULES.items() if schedule.compared)
+"""Orders of whole stages and whole sequences, beside 1F1B."""
+
+WORTH = 0.005
+"""Share of the step that another schedule must save."""
+
+
+def fastest_schedule(
+    bound: BoundPlan, cluster: Machine, limits: Sequence[Bytes], cutoff: float = math.inf
+) -> BoundPlan:
+    """The same plan in the order that takes it least, on ranks whose devices may use so many bytes; orders are of no
+    interest where without any waiting it took longer than `cutoff`. Software other than ours runs what it was measured
+    with."""
+    plan = bound.plan
+    if plan.pipeline == 1 or plan.schedule != "1f1b" or plan.training.copies > 1 or cluster.software != PYTORCH:
+        return bound
+    if plan.prediction.step_seconds - dict(plan.prediction.time)[PIPELINE_BUBBLE] >= cutoff:
+        return bound
+    best = bound
+    others = [replace(bound, plan=replace(plan, schedule=schedule)) for schedule in COMPARED]
+    for other, prediction in zip(others, predict_alike(others, cluster, limits), strict=True):
+        if prediction is None:
+            continue
+        least = best.plan.prediction.step_seconds
+        enough = least * (1 - WORTH) if best is bound else least
+        if prediction.step_seconds < enough:
+            best = replace(other, plan=replace(other.plan, prediction=prediction))
+    return best
+
+
+def asks(pinned: Pinned) -> bool:
+    """Whether anything is asked for that is decided behind the search."""
+    kind = SCHEDULES[pinned.schedule or "1f1b"]
+    behind = kind.sliced or not kind.flushes
+    return behind or pinned.copies not in (None, 1) or pinned.slices not in (None, 1)
+
+
+def reorders(pinned: Pinned) -> bool:
+    """Whether plans are run in other orders of turns than the search has them in."""
+    return pinned.schedule is None or asks(pinned)
+
+
+def as_asked(bound: BoundPlan, request: SearchRequest, cluster: Machine, limits: Sequence[Bytes]) -> BoundPlan:
+    """The same plan with the copies and slices that are asked for, or the fastest number of them that fits, and without
+    a flush where that is asked for; on ranks whose devices may use so many bytes. Where nothing fits the leanest is
+    returned.
+
+    Raises RequestError, with the numbers, where the plan cannot be taken so.
+    """
+    plan, pinned = bound.plan, request.pinned
+    found, refusal = list[BoundPlan](), None
+    for copies in _asked(pinned.copies, plan.training.micro_batches):
+        for slices in _asked(pinned.slices, plan.model.sequence_length or 1):
+            schedule = SLICED if slices > 1 else pinned.schedule or plan.schedule
+            training = replace(plan.training, copies=copies)
+            other = replace(plan, training=training, slices=slices, schedule=schedule)
+            try:
+                again = bind(other, request.graph, request.batch)
+            except PlannerError as error:
+                refusal = error
+                continue
+            prediction = predict(again, cluster)
+            found.append(replace(again, plan=replace(other, prediction=prediction)))
+    if not found:
+        raise RequestError(f"the plan that was found cannot be taken so: {refusal}")
+    fitting = [
+        one
+        for one in found
+        if all(stage.peak_bytes <= limit for stage, limit in zip(one.plan.prediction.stages, limits, strict=True))
+    ]
+    if not fitting:
+        return min(found, key=lambda one: one.plan.prediction.peak_bytes)
+    return min(fitting, key=lambda one: one.plan.prediction.step_seconds)
+
+
+def _asked(count: int | None, of: int) -> tuple[int, ...]:
+    """The number, or where it is left to the search those that are tried."""
+    return (count or 1,) if count != 0 else tuple(number for number in (1, 2, 4, 8, 16) if of % number == 0)

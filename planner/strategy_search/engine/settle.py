@@ -1,0 +1,206 @@
+"""The exact problem of one rank of a found plan, for solvers that know nothing of pieces, columns or prices.
+
+What is given: how many blocks stand in the stage, how many of them run each way, and, in a pipeline, the layout in
+which stages meet. What is decided: the strategy of every operator, the stored layouts of every parameter, the operators
+that keep their results, for all blocks of a group alike.
+
+    minimise  m part + step      with  fixed + in_flight live + replay + transient  within the capacity
+
+All m micro-batches of the slowest rank count, those that fill the pipeline too.
+
+Two groups of recomputed blocks share one interior: the larger one counts.
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from planner.errors import LimitError, RequestError
+from planner.limits import seconds_left
+from planner.strategy_search.decomposition.heterogeneous_pipeline import Lineup
+from planner.strategy_search.decomposition.lagrangian import Setting, State
+from planner.strategy_search.decomposition.pieces import Chain, Column, Piece
+from planner.strategy_search.decomposition.stage_problem import Part, PartsProblem, parts_problem
+from planner.strategy_search.engine.evaluation import Outcome, RankFilling
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.solvers import SOLVERS
+from planner.strategy_search.solvers.elimination.order import EXACT
+from planner.strategy_search.solvers.problem import OPTIMALITY_TOLERANCE, Problem, Solution
+
+GAP = 1e-5
+"""The slowest rank is settled to this, relatively."""
+
+ILP_SECONDS = 60.0
+"""An integer program may take so long where the request has no time limit."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RankProblem:
+    """The problem of a rank, the columns that the plan has for its parts, and their choice in the problem."""
+
+    found: PartsProblem
+    columns: tuple[Column, ...]
+    choice: tuple[int, ...]
+
+    @property
+    def problem(self) -> Problem:
+        return self.found.problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """What an independent solver says of the slowest rank of a plan, its division into groups of blocks given.
+
+    Attributes:
+        solver, status: who, and what it proved (see `Solution.status`).
+        busy_seconds: of the rank in a step, as planned.
+        found_seconds: the least that the solver found; infinite if nothing.
+        bound_seconds: it proved that nothing takes less.
+        variables: of the problem.
+        seconds: the solver took.
+    """
+
+    solver: str
+    status: str
+    busy_seconds: float
+    found_seconds: float
+    bound_seconds: float
+    variables: int
+    seconds: float
+
+    @property
+    def gap(self) -> float:
+        """How much less, relatively, the rank could be busy at most."""
+        return max(0.0, 1 - self.bound_seconds / self.busy_seconds) if self.busy_seconds else 0.0
+
+
+def settle_and_certify(
+    request: SearchRequest, lineup: Lineup, setting: Setting, outcome: Outcome
+) -> tuple[tuple[RankFilling, ...], float, Certificate | None]:
+    """The slowest rank solved exactly by the solver of the request's algorithm, its division into groups given; how
+    long it is busy then; and, where asked for, what the integer program says of it as it was planned."""
+    planned: dict[tuple[int, ...], float] = {}  # ranks that run the same columns take the same time
+    slowest, busy, ranks = 0, -math.inf, list(outcome.ranks)
+    for rank, filling in enumerate(ranks):
+        runs = tuple(map(id, (filling.head, *filling.inner, filling.tail)))
+        if runs not in planned:
+            own = rank_problem(lineup.chain_of(rank), lineup.setting_of(setting, rank), rank, filling, outcome.state)
+            planned[runs] = own.problem.evaluate(own.choice).time
+        if planned[runs] > busy:
+            slowest, busy = rank, planned[runs]
+    own_setting = lineup.setting_of(setting, slowest)
+    found = rank_problem(lineup.chain_of(slowest), own_setting, slowest, ranks[slowest], outcome.state)
+    solver = request.algorithm if request.algorithm in SOLVERS else "dynamic_programming"
+    answer = _certificate(solver, found, busy, request)
+    least = busy
+    if answer is not None:
+        least = min(busy, answer[0].found_seconds)
+        if answer[0].found_seconds < busy * (1 - OPTIMALITY_TOLERANCE):
+            assert answer[1].evaluation is not None
+            ranks[slowest] = _refilled(ranks[slowest], settled(found, answer[1]), answer[1].evaluation.peak)
+    if request.certify and solver != "ilp":
+        answer = _certificate("ilp", found, busy, request)
+    wanted = request.certify or solver != "dynamic_programming"
+    return tuple(ranks), least, answer[0] if wanted and answer is not None else None
+
+
+def _certificate(
+    solver: str, found: RankProblem, busy: float, request: SearchRequest
+) -> tuple[Certificate, Solution] | None:
+    """What a solver says; None where dynamic programming is asked, and the problem is too wide for that, or where a
+    limit of the planner is reached."""
+    options: dict[str, Any] = {}
+    if solver == "dynamic_programming":
+        options.update(relative_gap=GAP, cell_limit=EXACT)
+    if solver == "ilp":
+        left = seconds_left()
+        if left <= 0:
+            return None
+        options["time_limit"] = min(request.time_limit or ILP_SECONDS, left)
+    started = time.perf_counter()
+    try:
+        solution = SOLVERS[solver](found.problem, **options)
+    except LimitError:
+        return None
+    except ValueError as error:  # too large for this solver
+        if solver == "dynamic_programming":
+            return None
+        raise RequestError(f"--search {solver}: {error}") from error
+    better = solution.evaluation.time if solution.evaluation is not None else math.inf
+    certificate = Certificate(
+        solver=solver,
+        status=solution.status,
+        busy_seconds=busy,
+        found_seconds=better,
+        bound_seconds=min(solution.bound, busy),
+        variables=len(found.problem.variables),
+        seconds=time.perf_counter() - started,
+    )
+    return certificate, solution
+
+
+def _refilled(filling: RankFilling, columns: Sequence[Column], peak: float) -> RankFilling:
+    """The rank with other columns, of this peak by themselves, in place of its own, in the order of the model."""
+    left = list(columns)
+    head = left.pop(0) if filling.head is not None else None
+    tail = left.pop() if filling.tail is not None else None
+    twins = dict(zip(dict.fromkeys(map(id, filling.inner)), left, strict=True))
+    inner = [twins[id(column)] for column in filling.inner]
+    return replace(filling, head=head, inner=tuple(inner), tail=tail, peak=peak + filling.beside)
+
+
+def rank_problem(chain: Chain, setting: Setting, rank: int, filling: RankFilling, state: State) -> RankProblem:
+    """The problem of one rank."""
+    ran = _ran(chain, setting, rank, filling)
+    counted = max(range(len(ran)), key=lambda place: ran[place][1].amounts.replay)
+    parts = [
+        replace(part, kept=frozenset(column.kept & set(part.piece.boundary)), interior=place == counted)
+        for place, (part, column) in enumerate(ran)
+    ]
+    found = parts_problem(
+        parts,
+        chain.boundary,
+        weight=float(setting.micro_batches),
+        capacity=setting.capacity - filling.beside,
+        state=state if setting.ranks > 1 else None,
+    )
+    choice = []
+    for owner, key, plain in found.variables:
+        column = next(c for place, (_, c) in enumerate(ran) if owner in (None, place) and key in c.candidates)
+        keeps = owner is not None and key in column.kept
+        choice.append(column.candidates[key] + (plain if keeps else 0))
+    return RankProblem(found=found, columns=tuple(column for _, column in ran), choice=tuple(choice))
+
+
+def settled(found: RankProblem, solution: Solution) -> tuple[Column, ...]:
+    """The columns of a solution, one for each part."""
+    assert solution.choice is not None
+    columns = []
+    taken = found.found.candidates(solution.choice)
+    for part, column, (candidates, kept) in zip(found.found.parts, found.columns, taken, strict=True):
+        own = {key: candidates[key] for key in part.piece.keys}
+        amounts = part.piece.amounts_of(own, kept)
+        columns.append(replace(column, candidates=own, kept=kept, amounts=amounts))
+    return tuple(columns)
+
+
+def _ran(chain: Chain, setting: Setting, rank: int, filling: RankFilling) -> list[tuple[Part, Column]]:
+    """What a rank runs, equal blocks together, in the order of the model."""
+    flights = setting.in_flight[rank]
+
+    def one(pieces: Sequence[Piece], column: Column, times: int, number: float) -> tuple[Part, Column]:
+        piece = next(p for p in pieces if (p.recompute, p.kind, p.home) == (column.recompute, column.kind, column.home))
+        return Part(piece=piece, times=times, flights=number), column
+
+    ran = [] if filling.head is None else [one(chain.head, filling.head, 1, flights[0])]
+    alike = Counter(map(id, filling.inner))
+    ran += [
+        one(chain.inner, column, alike[id(column)] * setting.chunks, math.fsum(flights) / setting.chunks)
+        for column in {id(column): column for column in filling.inner}.values()
+    ]
+    if filling.tail is not None:
+        ran.append(one(chain.tail, filling.tail, 1, flights[-1]))
+    return ran

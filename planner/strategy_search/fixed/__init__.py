@@ -1,0 +1,1 @@
+"""Plans for decisions that leave nothing to search, as other engines have them."""

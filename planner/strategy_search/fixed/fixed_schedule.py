@@ -1,0 +1,97 @@
+"""Plans whose blocks, stages and schedule are decided: strategies as a search without limits of memory finds them,
+put in order by hand.
+
+    decided operators ─▶ search, memory without end ─▶ strategies of everything else ─▶ blocks, stages, turns ─▶ priced
+
+Memory has no end in the search, so that no block is run in a leaner way than its twins; recomputation comes with the
+order. Of several kinds of devices the first stands in for all while strategies are searched.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from hardware_profiles import parts_of
+from planner.graph.blocks import block_parameters
+from planner.plan.binding.bind import BoundPlan, bind
+from planner.plan.binding.machine import cluster_reference, placed
+from planner.plan.plan import Group, Plan, Stage
+from planner.plan.prediction.predict import predict
+from planner.sharding.mesh import build_mesh
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.search import search
+
+_ENDLESS = 1e18  # bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """In which order a model is run: blocks of every stage, virtual ones too, in the order of the model; and what
+    `Plan` says of schedule, slices and copies."""
+
+    stages: tuple[int, ...]
+    virtual_stages: int = 1
+    schedule: str = "1f1b"
+    slices: int = 1
+    copies: int = 1
+
+
+def without_limits(request: SearchRequest) -> BoundPlan:
+    """The fastest plan of what a request has decided, were memory without end, with no block recomputed."""
+    machine = request.cluster
+    cluster = parts_of(machine)[0].with_devices(machine.devices)
+    endless = replace(cluster, device=replace(cluster.device, memory=_ENDLESS))
+    pinned = replace(request.pinned, recompute="none", even=True)
+    asked = replace(
+        request, cluster=endless, pinned=pinned, algorithm="dynamic_programming", objective="time", top=1,
+        memory_limit=None, time_limit=None, certify=False,
+    )  # fmt: skip
+    return search(asked).bound
+
+
+def arranged(request: SearchRequest, plan: Plan, order: Order, groups: tuple[Group, ...]) -> BoundPlan:
+    """The plan with these groups in that order, on the machine of the request, priced. It may not fit."""
+    machine, first, stages = request.cluster, 0, []
+    for blocks in order.stages:
+        stages.append(Stage(first_block=first, blocks=blocks))
+        first += blocks
+    changed = replace(
+        plan,
+        cluster=cluster_reference(machine),
+        mesh=build_mesh(machine, plan.mesh.sizes, zigzag=plan.mesh.zigzag),
+        stages=placed(stages, len(stages) // order.virtual_stages, machine),
+        virtual_stages=order.virtual_stages,
+        schedule=order.schedule,
+        slices=order.slices,
+        training=replace(plan.training, copies=order.copies),
+        groups=groups,
+        provenance=replace(plan.provenance, search="by hand", status="feasible", gap=1.0),
+    )
+    bound = bind(changed, request.graph, request.batch)
+    return replace(bound, plan=replace(changed, prediction=predict(bound, machine)))
+
+
+def blocks_like(found: BoundPlan, first: int, count: int, recomputation: str, kept: Iterable[int] = ()) -> Group:
+    """`count` blocks from `first` on, with the strategies of the first block of their kind in a plan; `kept` has places
+    in the block."""
+    graph, blocks = found.graph, found.blocks
+    known = blocks.firsts[blocks.kinds[first]]
+    source = next(g for g in found.plan.groups if g.first_block <= known < g.first_block + g.blocks)
+    strategies = [strategy for _, strategy in source.operators]
+    names = [graph.operators[at].name for at in blocks.operators(first)]
+    stored = [parameter for _, parameter in source.parameters]
+    return Group(
+        name=f"block {first}" if count == 1 else f"blocks {first} to {first + count - 1}",
+        first_block=first,
+        blocks=count,
+        recomputation=recomputation,
+        kept=tuple(names[place] for place in kept),
+        operators=tuple(zip(names, strategies, strict=True)),
+        parameters=tuple(zip(block_parameters(graph, blocks, first), stored, strict=True)),
+    )
+
+
+def around(found: BoundPlan, inside: Sequence[Group]) -> tuple[Group, ...]:
+    """These blocks between what a plan has before and after its own."""
+    outside = [group for group in found.plan.groups if not group.blocks]
+    last = [group for group in outside if group.name == "after the blocks"]
+    return (*(group for group in outside if group not in last), *inside, *last)

@@ -1,0 +1,178 @@
+"""The plan of a usual configuration: degrees, stages and recomputation by hand, operators as all frameworks split them.
+
+    rows      a weight whose data come, by way of anything without a weight, from another product or from attention
+    columns   every other weight that is multiplied with
+    words     the vocabulary of an embedding of the samples' tokens, and columns of the head
+
+That is the pattern of Shoeybi et al. 2019. It leaves open what stands between products (what is split there costs next
+to nothing); the search decides that, with memory without end, so that no block is run in a leaner way than its twins.
+Stages and recomputation are then put into its plan as they are wanted. Of several kinds of devices the first stands in
+for all while that is decided; the plan is put on the machine as it is, and priced there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from planner.graph.operator_graph import OperatorGraph
+from planner.plan.binding.bind import BoundPlan, prepare
+from planner.plan.layout.roles import call_word
+from planner.plan.plan import Group
+from planner.pricing.keeping import keeping_fault
+from planner.sharding.labels import factor_labels
+from planner.sharding.rule import Rule
+from planner.sharding.rules import rule_of
+from planner.strategy_search.fixed.fixed_schedule import Order, around, arranged, blocks_like, without_limits
+from planner.strategy_search.request.request import SearchRequest, Shard
+from planner.strategy_search.request.space import Pinned
+from planner.strategy_search.request.template import fold
+
+_ENDS = frozenset({"matmul", "attention", "embedding", "experts"})  # where data begin that are cut one way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usual:
+    """A configuration with nothing left open.
+
+    Attributes:
+        pinned: every degree, the micro-batches, ZeRO and sequence parallelism; nothing of schedules and recomputation.
+        stages: blocks of every stage, virtual ones too, in the order of the model.
+        full, selective: blocks of every stage that are recomputed, the first ones of it: whole, and then those that
+            keep the results of the calls in `keeps`, or of all calls but those of the classes in `keeps_all_but`.
+    """
+
+    pinned: Pinned
+    stages: tuple[int, ...]
+    virtual_stages: int = 1
+    schedule: str = "1f1b"
+    copies: int = 1
+    slices: int = 1
+    vocabulary: bool = True
+    full: tuple[int, ...]
+    selective: tuple[int, ...]
+    keeps: tuple[str, ...] = ()
+    keeps_all_but: tuple[str, ...] = ()
+
+
+def usual_plan(request: SearchRequest, usual: Usual) -> BoundPlan:
+    """The plan of a configuration for what a request asks for (its model, machine and batch), priced.
+
+    It may not fit: that is what its prediction says. Raises RequestError or PlanFileError where the configuration is
+    none that a plan can have.
+    """
+    found = without_limits(replace(request, pinned=usual.pinned, shards=_shards(request, usual)))
+    order = Order(
+        stages=usual.stages,
+        virtual_stages=usual.virtual_stages,
+        schedule=usual.schedule,
+        slices=usual.slices,
+        copies=usual.copies,
+    )
+    return arranged(request, found.plan, order, _groups(found, usual))
+
+
+def _groups(found: BoundPlan, usual: Usual) -> tuple[Group, ...]:
+    """Equal neighbours among the blocks are one group, as the search writes them."""
+    ways = _ways(usual)
+    keys = list(zip(found.blocks.kinds, ways, strict=True)) if ways else []
+    inside, first = [], 0
+    for (_, way), equal in groupby(keys):
+        count = len(list(equal))
+        inside.append(_group(found, usual, first, count, way))
+        first += count
+    return around(found, inside)
+
+
+def _ways(usual: Usual) -> list[str]:
+    """How every block is run."""
+    ways: list[str] = []
+    for blocks, full, selective in zip(usual.stages, usual.full, usual.selective, strict=True):
+        ways += ["full"] * full + ["selective"] * selective + ["none"] * (blocks - full - selective)
+    return ways
+
+
+def _group(found: BoundPlan, usual: Usual, first: int, count: int, way: str) -> Group:
+    """Blocks from `first` on, with the strategies of the first block of their kind."""
+    known = found.blocks.firsts[found.blocks.kinds[first]]
+    kept = _kept(found, usual, known) if way == "selective" else []
+    return blocks_like(found, first, count, "full" if way == "selective" and not kept else way, kept)
+
+
+def _kept(found: BoundPlan, usual: Usual, block: int) -> list[int]:
+    """Places in a block of the operators whose results it keeps."""
+    places = []
+    for place, at in enumerate(found.blocks.operators(block)):
+        operator = found.operators[at]
+        wanted = (
+            operator.rule.op_class not in usual.keeps_all_but
+            if usual.keeps_all_but
+            else call_word(operator.operator.name, operator.rule.op_class) in usual.keeps
+        )
+        if wanted and keeping_fault(operator.rule) is None:
+            places.append(place)
+    return places
+
+
+def _shards(request: SearchRequest, usual: Usual) -> tuple[Shard, ...]:
+    """What is decided of products and embeddings."""
+    pinned = usual.pinned
+    tensor = pinned.tensor or 1
+    if tensor == 1:
+        return ()
+    prepared, blocks = prepare(request.graph, request.imbalance, request.update.placed)
+    graph = fold(prepared, blocks, request.cluster.software).graph
+    cuts = {"batch": pinned.data or 1, "sequence": pinned.context or 1}
+    labels = factor_labels(graph)
+    shards = []
+    for at, op in enumerate(graph.operators):
+        rule = rule_of(graph, op)
+        chosen = _usual_factor(graph, at, rule, labels[at], usual.vocabulary)
+        if chosen is not None and rule.factors[chosen].extent % tensor == 0:
+            pieces = [tensor if f == chosen else cuts.get(label, 1) for f, label in enumerate(labels[at])]
+            shards.append(Shard(pattern=op.name, cuts=_cuts(rule, pieces)))
+    return tuple(shards)
+
+
+def _cuts(rule: Rule, pieces: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    def product(factors: tuple[int, ...]) -> int:
+        found = 1
+        for factor in factors:
+            found *= pieces[factor]
+        return found
+
+    return tuple(tuple(product(factors) for factors in dims) for dims in rule.operands)
+
+
+def _usual_factor(graph: OperatorGraph, at: int, rule: Rule, labels: tuple[str, ...], vocabulary: bool) -> int | None:
+    """The factor that tensor parallel devices split; None where the pattern says nothing."""
+    op = graph.operators[at]
+    weight = next((i for i, name in enumerate(op.operands) if name in graph.parameter_names), None)
+    if weight is None or rule.op_class not in ("matmul", "embedding") or "batch" not in labels:
+        return None
+    factors = {factor for dims in rule.operands[weight] for factor in dims}
+    results = {factor for dims in rule.results[0] for factor in dims}
+    inner, outer = factors - results, factors & results
+    if rule.op_class == "embedding":
+        return next(iter(inner)) if vocabulary and len(inner) == 1 else None
+    wanted = inner if _follows_a_product(graph, at, weight) else outer
+    return next(iter(wanted)) if len(wanted) == 1 else None
+
+
+def _follows_a_product(graph: OperatorGraph, at: int, weight: int) -> bool:
+    """Whether the data of a product come from another product, or from attention, with no norm in between."""
+    op = graph.operators[at]
+    open_names = [name for i, name in enumerate(op.operands) if i != weight]
+    seen: set[int] = set()
+    while open_names:
+        producer = graph.producer.get(open_names.pop())
+        if producer is None or producer in seen:
+            continue
+        seen.add(producer)
+        before = graph.operators[producer]
+        op_class = rule_of(graph, before).op_class
+        if op_class in _ENDS:
+            if op_class in ("matmul", "attention"):
+                return True
+        elif op_class != "normalisation":
+            open_names += before.operands
+    return False

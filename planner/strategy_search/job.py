@@ -1,0 +1,221 @@
+"""A training job: which model is trained on which machine, and every default of that.
+
+The command line, `planner.search`, imports and validation resolve here what nobody said. So the same words mean the
+same job everywhere:
+
+    devices         as many as the profile says that it has
+    software        PyTorch, which is our runtime
+    precision       bf16; fp32 on CPUs
+    sequence        the model's own length
+    global batch    4 samples per device; where the model computes with one batch alone, the next multiple of it
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hardware_profiles import (
+    PYTORCH,
+    Cluster,
+    Machine,
+    TopologyError,
+    compose,
+    device_type_of,
+    load_machine,
+    load_software,
+)
+from planner.errors import RequestError, unknown_name
+from planner.graph.operator_graph import OperatorGraph
+from planner.plan.outline import model_reference
+from planner.plan.plan import PRECISIONS, ModelReference
+from planner.sharding.discover import discover
+from planner.sharding.fixed_batch import batch_fault
+from planner.strategy_search.request.fixed_batch import with_fixed_batch
+from planner.strategy_search.request.request import SearchRequest
+
+if TYPE_CHECKING:
+    from planner.models.zoo import BuiltModel
+
+PRECISION = "bf16"
+"""What accelerators compute in where nobody says."""
+
+SAMPLES_PER_DEVICE = 4
+"""Of the global batch where nobody says."""
+
+Trace = Callable[["BuiltModel"], OperatorGraph]
+"""Traces a built model."""
+
+
+def default_precision(cluster: Machine) -> str:
+    """What is computed in where nobody says: bf16, on CPUs fp32."""
+    return "fp32" if device_type_of(cluster) == "cpu" else PRECISION
+
+
+def default_global_batch(devices: int) -> int:
+    """Samples of a step where nobody says."""
+    return SAMPLES_PER_DEVICE * devices
+
+
+def machine_from(
+    profile: Machine | str, *, levels: str | None = None, software: str | None = None, devices: int | None = None
+) -> Machine:
+    """A profile by its name or file, or groups of several, with `devices` in use.
+
+    `levels` replaces those of the profile (`hardware_profiles.compose`), `software` is the name of a training stack. A
+    machine that is given as such keeps its own.
+
+    Raises:
+        HardwareProfileError: for a profile or software that is not known.
+        RequestError: for bad levels, and for any of several groups, which have levels of their own.
+    """
+    machine = profile if not isinstance(profile, str) else load_machine(profile)
+    if levels is not None:
+        machine = _composed(machine, levels)
+    if software is not None or isinstance(profile, str):
+        machine = machine.with_software(load_software(PYTORCH.name if software is None else software))
+    return machine if devices is None else machine.with_devices(devices)
+
+
+def _composed(machine: Machine, levels: str) -> Machine:
+    if not isinstance(machine, Cluster):
+        raise RequestError(
+            f"--cluster '{levels}': of several groups of devices each has levels of its own; write them in brackets"
+            " behind its profile, as in --hardware 'h100-80gb[node=8,cluster@25]:32,a100-80gb:32'"
+        )
+    try:
+        return compose(machine, levels)
+    except TopologyError as error:
+        raise RequestError(f"--cluster '{levels}': {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A traced model, whose example inputs have `batch` samples, on a machine, with nothing left open.
+
+    Attributes:
+        given_batch: whether the global batch was asked for.
+        only_batch: why the model computes with micro-batches of `batch` samples alone; None where it does with any.
+    """
+
+    model: ModelReference
+    graph: OperatorGraph
+    batch: int
+    cluster: Machine
+    precision: str
+    global_batch: int
+    given_batch: bool = False
+    only_batch: str | None = None
+
+    def request(self, **asked: Any) -> SearchRequest:
+        """A request for plans of this job; `asked` are other fields of `SearchRequest`. Raises RequestError."""
+        request = SearchRequest(
+            model=self.model,
+            graph=self.graph,
+            batch=self.batch,
+            cluster=self.cluster,
+            precision=self.precision,
+            global_batch=self.global_batch,
+            **asked,
+        )
+        if self.only_batch is None:
+            return request
+        return with_fixed_batch(request, self.only_batch, given=self.given_batch)
+
+
+def named_job(
+    name: str,
+    cluster: Machine,
+    trace: Trace,
+    *,
+    sequence_length: int | None = None,
+    precision: str | None = None,
+    global_batch: int | None = None,
+    rule_cache: Path | None = None,
+    noted: Callable[[str], None] = lambda _: None,
+) -> Job:
+    """The job of a model that is named: of the zoo, a configuration's, or a factory's.
+
+    Args:
+        trace: traces what is built.
+        rule_cache: see `discover`, which finds rules of operators that have none and says in `noted` what must be
+            known of them.
+
+    Raises ModelError where it cannot be built or traced, RuleError where an operator cannot get a rule.
+    """
+    from planner.models.zoo import build_model
+
+    precision = default_precision(cluster) if precision is None else _known(precision)
+    built = build_model(name, dtype=PRECISIONS[precision], sequence_length=sequence_length)
+    graph = discover(trace(built), rule_cache, noted)
+    fault = None if built.published else batch_fault(graph, built.batch, lambda n: trace(_with_samples(built, n)))
+    return Job(
+        model=model_reference(graph, name=name, sequence_length=built.sequence_length, batch=built.batch),
+        graph=graph,
+        batch=built.batch,
+        cluster=cluster,
+        precision=precision,
+        global_batch=default_global_batch(cluster.devices) if global_batch is None else global_batch,
+        given_batch=global_batch is not None,
+        only_batch=fault,
+    )
+
+
+def given_job(
+    model: Any,
+    cluster: Machine,
+    *,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    batch: int | None = None,
+    precision: str | None = None,
+    global_batch: int | None = None,
+    rule_cache: Path | None = None,
+    noted: Callable[[str], None] = lambda _: None,
+) -> Job:
+    """The job of a torch module with example inputs, or of a traced graph; see `planner.search`."""
+    from planner.graph.examples import with_samples
+    from planner.graph.on_meta import on_meta
+    from planner.graph.trace import trace
+
+    fault, words = None, dict(kwargs or {})
+    if isinstance(model, OperatorGraph):
+        if batch is None:
+            raise RequestError("batch: say how many samples the example inputs of the traced graph have")
+        graph, name = discover(model, rule_cache, noted), "graph"
+    else:
+        module, name = on_meta(model), type(model).__name__
+        samples = batch = _samples(args, words) if batch is None else batch
+        graph = discover(trace(module, args, words), rule_cache, noted)
+        fault = batch_fault(graph, batch, lambda n: trace(module, *with_samples((args, words), samples, n)))
+    return Job(
+        model=model_reference(graph, name=name, sequence_length=None, batch=batch),
+        graph=graph,
+        batch=batch,
+        cluster=cluster,
+        precision=default_precision(cluster) if precision is None else _known(precision),
+        global_batch=default_global_batch(cluster.devices) if global_batch is None else global_batch,
+        given_batch=global_batch is not None,
+        only_batch=fault,
+    )
+
+
+def _known(precision: str) -> str:
+    if precision not in PRECISIONS:
+        raise RequestError(unknown_name("precision", precision, PRECISIONS))
+    return precision
+
+
+def _samples(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    """The first dim of the first tensor of the example."""
+    tensors = [value for value in (*args, *kwargs.values()) if getattr(value, "ndim", 0)]
+    if not tensors:
+        raise RequestError("args: give example inputs with a batch dim, or say how many samples they have: batch")
+    return int(tensors[0].shape[0])
+
+
+def _with_samples(model: "BuiltModel", samples: int) -> "BuiltModel":
+    from planner.graph.examples import with_samples
+
+    args, kwargs = with_samples((model.args, dict(model.kwargs)), model.batch, samples)
+    return replace(model, args=args, kwargs=kwargs, batch=samples)

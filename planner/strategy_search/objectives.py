@@ -1,0 +1,150 @@
+"""What a plan can be best at beside time: memory, cost, and the front between time and memory.
+
+memory   the least peak at which anything fits, by bisection of the limit; then the fastest plan within it
+cost     device-seconds of a step: the fastest plan on every number of devices that divides those there are
+front    the fastest plan, then the fastest within a little less memory than that took, and so on
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from costmodels import peak_memory
+from hardware_profiles import of_one_kind
+from planner.errors import InfeasibleError, LimitError, PlannerError
+from planner.limits import limited
+from planner.nearest import divisors
+from planner.strategy_search.placing import with_placing
+from planner.strategy_search.request.request import SearchRequest
+from planner.strategy_search.search import Progress, SearchResult, find_fitting, search
+
+PRECISION = 0.01
+"""How close to the least memory the limit is brought, relatively."""
+
+FRONT_STEP = 0.9
+"""Each point of the front may take this much of the memory of the one before, what is reserved left out."""
+
+Listener = Callable[[Progress], None]
+Stop = Callable[[], bool]
+
+
+def plan_for(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
+    """The best plans by the objective of the request, with tables on the host as it has it."""
+    solve, score = {"memory": (least_memory, _peak), "cost": (least_cost, _cost)}.get(
+        request.objective, (search, _time)
+    )
+    with limited(request.time_limit):
+        return with_placing(request, lambda one: solve(one, on_progress, cancelled), score, cancelled)
+
+
+def settled(request: SearchRequest, result: SearchResult) -> SearchRequest:
+    """A request with the tables given as a result of it has placed them."""
+    placed = result.plan.training.update.placed
+    return replace(request, placing="given", update=replace(request.update, placed=placed))
+
+
+def _peak(result: SearchResult) -> float:
+    return result.plan.prediction.peak_bytes
+
+
+def _cost(result: SearchResult) -> float:
+    return result.plans[0].objective * result.plan.cluster.devices
+
+
+def _time(result: SearchResult) -> float:
+    return result.plans[0].objective
+
+
+def least_memory(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
+    """The fastest plan within the least memory, to `PRECISION`, in which anything was found to fit."""
+    found = search(request, _named(on_progress, "for any plan"), cancelled)
+    high = found.plan.prediction.peak_bytes
+    low = _reserved(request)
+    try:
+        while high - low > PRECISION * high and not cancelled():
+            middle = (low + high) / 2
+            on_progress(_bisecting(low, high))
+            if find_fitting(replace(request, memory_limit=middle), cancelled):
+                high = middle
+            else:
+                low = middle
+        return search(replace(request, memory_limit=high), _named(on_progress, f"within {_gib(high)}"), cancelled)
+    except LimitError:
+        return found.cut_short()
+    except InfeasibleError:
+        return found
+
+
+def _named(on_progress: Listener, what: str) -> Listener:
+    """Tells of one of several searches, by what it is for."""
+    return lambda progress: on_progress(replace(progress, phase=f"{progress.phase} {what}"))
+
+
+def _bisecting(low: float, high: float) -> Progress:
+    phase = f"narrowing the least memory: {_gib(low)} to {_gib(high)}"
+    return Progress(total=0, done=0, best_seconds=math.inf, bound_seconds=0.0, phase=phase)
+
+
+def _gib(nbytes: float) -> str:
+    return f"{nbytes / 2**30:.1f} GiB"
+
+
+def least_cost(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> SearchResult:
+    """The plans of the least device-seconds, on all devices or on fewer; all of them first."""
+    best: list[SearchResult] = []
+    cost, late = math.inf, False
+    for devices in reversed(divisors(request.cluster.devices)):
+        try:
+            cluster = request.cluster.with_devices(devices)
+            told = _named(on_progress, f"on {devices} devices")
+            result = search(replace(request, cluster=cluster), told, cancelled, cost / devices)
+        except PlannerError as error:  # too little memory, no division, or not legal on this machine
+            if devices == request.cluster.devices and not isinstance(error, InfeasibleError):
+                raise
+            late = isinstance(error, LimitError)
+            if late or cancelled():
+                break
+            continue
+        if result.plans[0].objective * devices < cost:
+            cost = result.plans[0].objective * devices
+            best.append(result)
+        if cancelled():
+            break
+    if not best:
+        return search(request, on_progress, cancelled)  # says what is missing
+    return best[-1].cut_short() if late else best[-1]
+
+
+def front(
+    request: SearchRequest, on_progress: Listener = lambda _: None, cancelled: Stop = lambda: False
+) -> tuple[SearchResult, ...]:
+    """The Pareto front of time against memory, fastest first: each plan is the fastest found within less memory."""
+    with limited(request.time_limit):
+        return _front(request, on_progress, cancelled)
+
+
+def _front(request: SearchRequest, on_progress: Listener, cancelled: Stop) -> tuple[SearchResult, ...]:
+    if request.placing != "given":
+        request = settled(request, plan_for(replace(request, objective="time", top=1), on_progress, cancelled))
+    points: list[SearchResult] = []
+    limit, reserved = request.memory_limit, _reserved(request)
+    while not cancelled():
+        try:
+            told = on_progress if limit is None else _named(on_progress, f"within {_gib(limit)}")
+            found = search(replace(request, memory_limit=limit, top=1), told, cancelled)
+        except InfeasibleError as error:
+            if limit == request.memory_limit:
+                raise
+            if isinstance(error, LimitError):
+                points[-1] = points[-1].cut_short()
+            break
+        # with less memory other plans contend, of which one may be faster by its schedule
+        points = [*(point for point in points if point.plans[0].seconds < found.plans[0].seconds), found]
+        limit = reserved + (found.plan.prediction.peak_bytes - reserved) * FRONT_STEP
+    return tuple(points)
+
+
+def _reserved(request: SearchRequest) -> float:
+    """Bytes of a device that no plan can use."""
+    cluster = of_one_kind(request.cluster, "search by memory")
+    return float(peak_memory(0.0, 0.0, 0.0, cluster.device))

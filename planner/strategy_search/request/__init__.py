@@ -1,0 +1,1 @@
+"""What is asked of a search: the space, constraints, and what is refused."""

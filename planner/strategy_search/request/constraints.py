@@ -1,0 +1,388 @@
+"""What the user has decided about operators, as a filter on candidates.
+
+Two ways to decide: strategies for operators by name (`Shard`), which leave everything else free; and degrees of
+parallelism (`Pinned`, manual mode), which give every mesh axis one purpose:
+
+    axis        operators with a weight to multiply     norms and the like          everything else
+    data        batch                                   batch                       batch
+    replica     batch                                   batch                       batch
+    expert      batch                                   batch                       batch; experts, exchanged by batch
+    ring        sequence                                sequence                    sequence, a ring in attention
+    context     sequence                                sequence                    sequence, heads in attention
+    tensor      a dim of the weight                     nothing, or sequence        heads, hidden, sequence or nothing;
+                                                                                    nothing where a norm reads it and
+                                                                                    the sequence is not cut
+
+    parameters on a data, ring or context axis: ZeRO 0 full copies; 1 states cut; 2 gradients too; 3 weights too
+    parameters on a replica axis: full copies, whatever ZeRO says
+    parameters on a tensor axis: cut where they are multiplied with, else full copies
+    weights of experts on an axis on which experts are cut: cut along the experts, whatever ZeRO says
+
+Where an operator has no such dim, or it does not divide, it does the same work on the whole axis. Megatron-style plans
+are points of this space; what is left open (which matmul is split by rows, which by columns) the search decides.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Literal, TypeVar
+
+from planner.errors import RequestError, unknown_name
+from planner.graph.blocks import IDENTITY
+from planner.graph.operator_graph import Operator, OperatorGraph, TensorType
+from planner.matching import matches
+from planner.sharding import layout
+from planner.sharding.labels import factor_labels
+from planner.sharding.mesh import Mesh
+from planner.sharding.rule import FactorKind, Rule, Strategy, legal_strategies, pieces_of, splittable
+from planner.sharding.rules import rule_of
+from planner.sharding.stored import Option, StoredParameter, legal_stored
+from planner.sharding.zigzag import Sequences, order_fault, sequences_of, tensors_of
+from planner.strategy_search.request.request import SearchRequest, Shard, Store
+from planner.strategy_search.request.space import EXPERTS, Configuration, Pinned, Role, experts_cut
+from planner.strategy_search.request.template import Template
+
+T = TypeVar("T")
+
+
+class NothingAgreesError(RequestError):
+    """On a mesh no candidate of an operator agrees with what the user has decided; another mesh may have one."""
+
+
+_MULTIPLIED = frozenset({"matmul", "embedding", EXPERTS})
+_ALONG_EXPERTS = layout.shard(0)
+
+
+def decided_of(request: SearchRequest, configuration: Configuration, template: Template) -> "Decided | None":
+    """The filter of a request for one configuration; None where nothing is decided."""
+    if not request.shards and not request.stores and not configuration.roles:
+        return None
+    pinned = request.pinned
+    return Decided(
+        shards=request.shards,
+        stores={store.name: store for store in request.stores},
+        pinned=pinned,
+        roles=configuration.roles,
+        experts=experts_cut(pinned, configuration.roles, configuration.mesh) if configuration.roles else (),
+        axes=len(configuration.mesh),
+        template=template,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decided:
+    """Filters the candidates of operators and parameters of a template."""
+
+    shards: tuple[Shard, ...]
+    stores: Mapping[str, Store]
+    pinned: Pinned
+    roles: tuple[Role, ...]
+    experts: tuple[bool | None, ...]  # for each role whether experts are cut on its axis; None: as the search likes
+    axes: int  # of the mesh
+    template: Template
+
+    def strategies(self, index: int, rule: Rule, mesh: Mesh) -> tuple[Strategy, ...]:
+        """Strategies of an operator that agree with what is decided.
+
+        Raises NothingAgreesError where none does on this mesh with this batch, RequestError where none is meant.
+        """
+        rings = "ring" in self.roles
+        return self.agreeing(index, rule, legal_strategies(rule, mesh, rings=rings), mesh)
+
+    def agreeing(self, index: int, rule: Rule, legal: tuple[Strategy, ...], mesh: Mesh) -> tuple[Strategy, ...]:
+        """Those of some strategies that agree; the mesh may have only the first axes of the whole one."""
+        found = self._in_order(index, rule, legal, mesh) if mesh.zigzag else legal
+        for axis, role in enumerate(self.roles[: len(mesh.axes)]):
+            found = self._in_role(index, rule, found, axis, role)
+        for shard in self._matching(index):
+            found = self._agreeing(index, rule, found, shard, mesh.sizes)
+        return found
+
+    def _in_order(self, index: int, rule: Rule, legal: tuple[Strategy, ...], mesh: Mesh) -> tuple[Strategy, ...]:
+        """Those that agree with the order in which axes cut sequences."""
+        op = self.template.graph.operators[index]
+        tensors = tensors_of(rule, op.operands, op.results, self._sequences)
+        return tuple(strategy for strategy in legal if order_fault(rule, strategy, mesh, tensors) is None)
+
+    def stored(self, name: str, tensor: TensorType, trainable: bool, mesh: Mesh) -> tuple[StoredParameter, ...]:
+        """Stored layouts of a parameter that agree with what is decided."""
+        wanted = tuple(self._wanted(name, axis) for axis in range(len(mesh.axes)))
+        return self._as_stored(name, _agreeing_stored(tensor.shape, mesh.sizes, trainable, wanted))
+
+    def agreeing_stored(self, name: str, legal: tuple[StoredParameter, ...], axes: int) -> tuple[StoredParameter, ...]:
+        """Those of some stored layouts that agree, on a mesh of the first so many axes."""
+        return self._as_stored(name, _agreeing(legal, tuple(self._wanted(name, axis) for axis in range(axes))))
+
+    def _as_stored(self, name: str, legal: tuple[StoredParameter, ...]) -> tuple[StoredParameter, ...]:
+        """Those that are what the user wants of a parameter, on the first axes of the mesh."""
+        store = self.stores.get(name)
+        if store is None:
+            return legal
+        found = tuple(one for one in legal if _is_stored(one, store))
+        if not found:
+            raise NothingAgreesError(
+                f"parameter '{name}' cannot be stored as {layout.format_layout(store.weight)} with states cut on axes"
+                f" {[axis for axis, cut in enumerate(store.state) if cut]}"
+            )
+        return found
+
+    def _wanted(self, name: str, axis: int) -> tuple["_Wanted", ...]:
+        """What an axis should do to a parameter, and what else where that is impossible."""
+        role = self.roles[axis] if axis < len(self.roles) else None
+        if role is None:
+            return ()
+        zero = 0 if role == "replica" else self.pinned.zero
+        if role == "tensor":
+            graph = self.template.graph
+            consumers = [at for at in graph.consumers.get(name, ()) if at < len(self._classes)]
+            multiplied = any(self._classes[at] in _MULTIPLIED for at in consumers)
+            matrix = len(graph.types[name].shape) > 1
+            plain: tuple[_Wanted, ...] = (
+                _Wanted("cut" if matrix else "cut or whole") if multiplied else _Wanted("whole"),
+            )
+        else:
+            plain = (_Wanted("any"),) if zero is None else (_Wanted("zero", zero), _Wanted("whole"))
+        if name not in self._of_experts or self.experts[axis] is False:
+            return plain
+        first = replace(plain[0], or_experts=True) if self.experts[axis] is None else _Wanted("none", or_experts=True)
+        return (first, *plain)
+
+    def _in_role(
+        self, index: int, rule: Rule, legal: tuple[Strategy, ...], axis: int, role: Role
+    ) -> tuple[Strategy, ...]:
+        """Candidates that use the axis for its role, else those that leave it unused."""
+        labels = self._labels[index]
+        weights = self._weight_factors[index]
+        multiplied = rule.op_class in _MULTIPLIED and bool(weights)
+
+        def uses(wanted: Callable[[int], bool]) -> Callable[[Strategy], bool]:
+            return lambda strategy: (choice := strategy[axis]) is not None and wanted(choice)
+
+        def unused(strategy: Strategy) -> bool:
+            return strategy[axis] is None
+
+        batch, sequence = (
+            uses(lambda f, label=label: labels[f] == label)  # type: ignore[misc]  # a default binds the loop's value
+            for label in ("batch", "sequence")
+        )
+        split_sequence = self.pinned.sequence_parallel
+        other = uses(lambda f: labels[f] not in ("batch", "sequence"))
+        if rule.op_class == EXPERTS and self.experts[axis] is not None:  # parts of experts are counted by exchanges
+            alone = uses(lambda f: f in rule.exchanged)
+            legal = tuple(strategy for strategy in legal if not alone(strategy))
+        if rule.op_class == EXPERTS and self.experts[axis] is not False:
+            swapped = uses(lambda f: rule.factors[f].kind is FactorKind.EXCHANGE)
+            plain = (
+                uses(lambda f: f in weights) if role == "tensor" else sequence if role in ("ring", "context") else batch
+            )
+            if self.experts[axis] is None:
+                return _first_possible(legal, (lambda s: swapped(s) or plain(s), unused))
+            return _first_possible(legal, (swapped, plain, unused))
+        ring = uses(lambda f: rule.factors[f].kind is FactorKind.RING)
+        if role == "ring" and rule.op_class == "attention":
+            return _first_possible(legal, (ring, unused))
+        legal = tuple(strategy for strategy in legal if not ring(strategy))  # on other axes there are none
+        if role in ("data", "expert", "replica"):
+            return _first_possible(legal, (batch, unused))
+        if role in ("ring", "context"):
+            inside = uses(lambda f: labels[f] != "batch")
+            return _first_possible(legal, (sequence, unused) if weights else (inside, unused))
+        if multiplied:
+            return _first_possible(
+                legal, (uses(lambda f: f in weights and labels[f] not in ("batch", "sequence")), unused)
+            )
+        if rule.op_class == "attention":
+            return _first_possible(legal, (other, unused))
+        if weights and rule.op_class == "normalisation":
+            if split_sequence:
+                return _first_possible(legal, (sequence, unused))
+            allowed = unused if split_sequence is False else lambda s: unused(s) or sequence(s)
+            return _first_possible(legal, (allowed,))
+        if split_sequence is False:
+            whole = (unused,) if index in self._residual else ()
+            return _first_possible(legal, (*whole, lambda s: unused(s) or other(s)))
+        return _first_possible(legal, (lambda s: not batch(s),))
+
+    def _matching(self, index: int) -> list[Shard]:
+        return [shard for shard in self.shards if index in self._matches[shard]]
+
+    @cached_property
+    def _matches(self) -> dict[Shard, frozenset[int]]:
+        """Operators of the template that each pattern means; those of the first block stand for all."""
+        graph, found = self.template.graph, {}
+        for shard in self.shards:
+            hits = frozenset(at for at, op in enumerate(graph.operators) if _means(shard.pattern, op))
+            if not hits:
+                names = [op.name for op in graph.operators]
+                raise RequestError(
+                    f"--shard {shard.pattern}: {unknown_name('operator', shard.pattern, names)} An operator of the"
+                    " first block stands for its twins in all blocks"
+                )
+            found[shard] = hits
+        return found
+
+    def _agreeing(
+        self, index: int, rule: Rule, legal: tuple[Strategy, ...], shard: Shard, sizes: tuple[int, ...]
+    ) -> tuple[Strategy, ...]:
+        where = f"operator '{self.template.graph.operators[index].name}' ({rule.format()})"
+        labels = self._labels[index]
+        known = dict.fromkeys((*splittable(rule), *(label for label in labels if label in ("batch", "sequence"))))
+        for name in shard.strategy:
+            if name not in ("*", "-") and name not in known:  # a batch of one sample has no factor: not here
+                raise NothingAgreesError(
+                    f"{where} has no factor '{name}' to split; it has {', '.join(known) or 'none'}"
+                )
+        if shard.strategy and len(shard.strategy) != self.axes:
+            raise NothingAgreesError(
+                f"--shard {shard.text()} has {len(shard.strategy)} entries, one for each mesh axis; this mesh has"
+                f" {self.axes}"
+            )
+        whole = len(sizes) == self.axes
+        found = tuple(strategy for strategy in legal if _agrees(rule, labels, strategy, shard, sizes, whole))
+        if not found:
+            raise NothingAgreesError(
+                f"{where}: no legal strategy on mesh {'x'.join(map(str, sizes))} is {shard.text()}"
+            )
+        return found
+
+    @cached_property
+    def _sequences(self) -> Sequences:
+        return sequences_of(self.template.graph)
+
+    @cached_property
+    def _labels(self) -> tuple[tuple[str, ...], ...]:
+        return factor_labels(self.template.graph)
+
+    @cached_property
+    def _weight_factors(self) -> tuple[frozenset[int], ...]:
+        """For each operator the factors that index one of its parameters."""
+        return tuple(_weight_factors(self.template.graph, index) for index in range(len(self.template.graph.operators)))
+
+    @cached_property
+    def _residual(self) -> frozenset[int]:
+        """Operators whose results norms read: without sequence parallelism the residual stream is whole everywhere."""
+        weighted = {
+            at for at, classed in enumerate(self._classes) if classed == "normalisation" and self._weight_factors[at]
+        }
+        read = set(weighted)
+        graph = self.template.graph
+        for _ in range(2):  # an identity stands between a value and its several readers
+            read |= {
+                edge.producer
+                for edge in self.template.edges
+                if edge.consumer in weighted
+                or (edge.consumer in read and graph.operators[edge.consumer].op == IDENTITY)
+            }
+        return frozenset(read - weighted)
+
+    @cached_property
+    def _of_experts(self) -> frozenset[str]:
+        """Weights of experts: parameters of operators that route to them."""
+        graph = self.template.graph
+        experts = (op for op, op_class in zip(graph.operators, self._classes, strict=True) if op_class == EXPERTS)
+        return graph.parameter_names.intersection(name for op in experts for name in op.operands)
+
+    @cached_property
+    def _classes(self) -> tuple[str, ...]:
+        graph = self.template.graph
+        return tuple(rule_of(graph, op).op_class for op in graph.operators)
+
+
+def _weight_factors(graph: OperatorGraph, index: int) -> frozenset[int]:
+    op = graph.operators[index]
+    rule = rule_of(graph, op)
+    return frozenset(
+        factor
+        for name, dims in zip(op.operands, rule.operands, strict=True)
+        if name in graph.parameter_names
+        for factors in dims
+        for factor in factors
+    )
+
+
+def _means(pattern: str, op: Operator) -> bool:
+    """Whether a pattern means an operator; the planner's own identities only if it has no wildcards."""
+    return matches(op.name, pattern) if op.op != IDENTITY else pattern == op.name
+
+
+def _agrees(
+    rule: Rule, labels: tuple[str, ...], strategy: Strategy, shard: Shard, sizes: tuple[int, ...], whole: bool
+) -> bool:
+    """Whether a strategy is what a shard asks for, by the names of factors or by what they stand for; or, unless the
+    mesh is whole, can become it."""
+    for choice, wanted in zip(strategy, shard.strategy, strict=False):
+        names = ("-",) if choice is None else (rule.factors[choice].name, labels[choice])
+        if wanted != "*" and wanted not in names:
+            return False
+    cut = pieces_of(rule, strategy, sizes)
+    for every, cuts in zip(rule.operands, shard.cuts, strict=False):
+        if len(every) < len(cuts) or (not cuts and every):
+            return False
+        leading = len(every) - len(cuts) + 1  # they count as one
+        dims = (sum(every[:leading], ()), *every[leading:]) if cuts else ()
+        for factors, pieces in zip(dims, cuts, strict=True):
+            count = math.prod(cut[factor] for factor in factors)
+            if pieces % count or (whole and count != pieces):
+                return False
+    return True
+
+
+def _is_stored(stored: StoredParameter, store: Store) -> bool:
+    return all(
+        weight == wanted and state.is_shard == cut
+        for weight, state, wanted, cut in zip(stored.weight, stored.state, store.weight, store.state, strict=False)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What an axis should do to a parameter: cut it into pieces for good, leave it "whole", share out what a stage of
+    ZeRO does, or "any" of it; `or_experts`: or cut it along the experts."""
+
+    what: Literal["cut", "whole", "cut or whole", "zero", "any", "none"]
+    zero: int = 0
+    or_experts: bool = False
+
+    def holds(self, option: Option) -> bool:
+        weight, gradient, state = option
+        cut = (weight.is_shard, gradient.is_shard, state.is_shard)
+        if self.or_experts and weight == _ALONG_EXPERTS:
+            return True
+        if self.what == "zero":
+            return cut == _SHARED_OUT[self.zero]
+        whole = not any(cut)
+        return {"cut": cut[0], "whole": whole, "cut or whole": cut[0] or whole, "any": True, "none": False}[self.what]
+
+
+_SHARED_OUT = {0: (False,) * 3, 1: (False, False, True), 2: (False, True, True), 3: (True,) * 3}
+"""Whether stages of ZeRO cut weight, gradient and state."""
+
+
+@lru_cache(maxsize=4096)
+def _agreeing_stored(
+    shape: tuple[int, ...], sizes: tuple[int, ...], trainable: bool, wanted: tuple[tuple[_Wanted, ...], ...]
+) -> tuple[StoredParameter, ...]:
+    """Asked for again for every parameter of a shape, and for every micro-batch."""
+    return _agreeing(legal_stored(shape, sizes, trainable), wanted)
+
+
+def _agreeing(legal: tuple[StoredParameter, ...], wanted: Sequence[tuple[_Wanted, ...]]) -> tuple[StoredParameter, ...]:
+    found = legal
+    for axis, wishes in enumerate(wanted):
+        if wishes and wishes[0].what != "any":
+            found = _first_possible(found, [_on(axis, wish) for wish in wishes])
+    return found
+
+
+def _on(axis: int, wish: _Wanted) -> Callable[[StoredParameter], bool]:
+    return lambda stored: wish.holds(stored.on(axis))
+
+
+def _first_possible(candidates: tuple[T, ...], filters: Sequence[Callable[[T], bool]]) -> tuple[T, ...]:
+    """What the first filter leaves that leaves anything; all candidates where none does."""
+    for wanted in filters:
+        found = tuple(candidate for candidate in candidates if wanted(candidate))
+        if found:
+            return found
+    return candidates

@@ -1,0 +1,28 @@
+"""What is said where a limit of the planner was reached before there was a plan: which, what is large, what helps."""
+
+from planner.errors import LimitError
+from planner.strategy_search.request.request import SearchRequest
+
+NO_PLAN = "no plan that fits was found before the search was stopped"
+
+_MANY = 1000  # operators
+
+
+def nothing_before(request: SearchRequest, error: LimitError | MemoryError) -> LimitError:
+    """The error of a request for which nothing was found before a limit was reached."""
+    if str(error).startswith(NO_PLAN):
+        assert isinstance(error, LimitError)
+        return error
+    memory = isinstance(error, MemoryError) or error.memory
+    why = str(error) or "the system gave no more memory"
+    more = "let the planner have more memory (--planner-memory)" if memory else "give it more time (--time-limit)"
+    count = len(request.graph.operators)
+    ways = [more]
+    if count > _MANY:
+        ways.append("trace less: a loop over tokens in Python makes operators for each of them, a fused scan makes few")
+        if request.model.sequence_length is not None:
+            ways.append("a shorter --seq-len")
+    if request.algorithm != "recursive_programming":
+        ways.append("--search recursive_programming")
+    text = f"{NO_PLAN}; {', or '.join(ways)}. {request.model.reference} has {count} operators, and {why}"
+    return LimitError(text, memory=memory)

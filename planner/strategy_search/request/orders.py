@@ -1,0 +1,49 @@
+"""Groups of different devices along a pipeline: which pipelines they can make, and in which order they stand.
+
+    h100:32, a100:32    4 ranks of 16     h h a a     a a h h         each group stands in one run
+                        2 ranks of 32     h a         a h
+
+A stage lies within one group and all stages have equally many devices, so a group has as many ranks as its devices
+allow. Which group comes first matters: early stages hold more micro-batches in flight, the last one has the loss.
+Orders in which the ranks of a group are apart would cross the network between groups more often, and are not looked
+for; who wants one names the group twice.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from hardware_profiles import Machine, MixedCluster
+from planner.strategy_search.request.space import Configuration
+
+
+def in_orders(found: Iterable[Configuration], cluster: Machine) -> Iterator[Configuration]:
+    """The configurations whose stages lie within groups, once for every order of the groups; as they are where all
+    devices are alike."""
+    if not isinstance(cluster, MixedCluster):
+        yield from found
+        return
+    known = orders(cluster)
+    for configuration in found:
+        if groups_fault(cluster, configuration.pipeline) is None and configuration.virtual_stages == 1:
+            yield from (replace(configuration, order=order) for order in known)
+
+
+def orders(cluster: MixedCluster) -> tuple[tuple[int, ...], ...]:
+    """All orders of the groups; those that are alike count once."""
+    every = itertools.permutations(range(len(cluster.groups)))
+    alike = {tuple(cluster.groups[at] for at in order): order for order in reversed(list(every))}
+    return tuple(sorted(alike.values()))
+
+
+def groups_fault(cluster: MixedCluster, pipeline: int) -> str | None:
+    """Why so many pipeline ranks do not lie within the groups; None where they do."""
+    sizes = [group.devices for group in cluster.groups]
+    if cluster.devices % pipeline == 0 and all(size % (cluster.devices // pipeline) == 0 for size in sizes):
+        return None
+    most = math.gcd(*sizes)
+    return (
+        f"pipeline = {pipeline}: every stage lies within one group of {cluster.name}, and all have equally many"
+        f" devices, at most {most}"
+    )

@@ -1,0 +1,217 @@
+"""What is asked of the search."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from hardware_profiles import Machine, MixedCluster, of_one_kind
+from planner.errors import RequestError, nearest_names, unknown_name
+from planner.graph.expert_load import EVEN, EXPERTS_OPERATOR, imbalance_fault
+from planner.graph.operator_graph import OperatorGraph
+from planner.graph.placed import placed_tables
+from planner.matching import matches
+from planner.plan.plan import INTERLEAVED, PRECISIONS, SLICED, ModelReference
+from planner.sharding.layout import Layout
+from planner.sharding.stored import offload_fault
+from planner.sharding.update import DEFAULT, Update, update_fault
+from planner.strategy_search.request.offload import NOTHING, Offload
+from planner.strategy_search.request.space import FREE, Pinned
+
+ALGORITHMS = ("dynamic_programming", "recursive_programming", "sharding_propagation", "ilp", "exhaustive")
+"""Searches that can be asked for; `exhaustive` is the oracle, for the smallest models."""
+
+OBJECTIVES = ("time", "memory", "cost")
+"""What a plan is best at: seconds of a step, bytes per device, device-seconds of a step."""
+
+Objective = Literal["time", "memory", "cost"]
+
+PLACINGS = ("given", "fit", "auto")
+"""Tables on the host: those that are given, more where nothing fits otherwise, more where that is better."""
+
+Placing = Literal["given", "fit", "auto"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """A strategy that the user has decided for the operators whose name matches.
+
+    Attributes:
+        pattern: operator names, with the wildcards of `fnmatch` (`*`, `?`, `[...]`).
+        strategy: per mesh axis the name of a factor of the operator's rule, or "batch" or "sequence", "-" for none, or
+            "*" for what the search finds; or, in `cuts`, how many pieces each dim of each operand is cut into. Where an
+            operand has fewer entries than dims, its leading dims count as one: rows of a product, in any order of
+            batch and sequence.
+    """
+
+    pattern: str
+    strategy: tuple[str, ...] = ()
+    cuts: tuple[tuple[int, ...], ...] = ()
+
+    def text(self) -> str:
+        """As it is written on the command line."""
+        cuts = "(" + ", ".join(f"({', '.join(map(str, dims))})" for dims in self.cuts) + ")"
+        return f"{self.pattern}={','.join(self.strategy) if self.strategy else cuts}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Store:
+    """How the user wants a parameter to be stored.
+
+    Attributes:
+        name: of the parameter; one of the first block stands for its twins in all blocks.
+        weight: its layout between steps, for the axes of the mesh that is decided (`Pinned.mesh`).
+        state: for each axis whether the optimizer's state is cut on it, along whichever dim.
+    """
+
+    name: str
+    weight: Layout
+    state: tuple[bool, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchRequest:
+    """What to plan: a traced graph whose example inputs have `batch` samples, a cluster with its devices, the training
+    step, and what is decided already: of operators in `shards`, of parameters in `stores`.
+
+    `placing` says whether tables go to the host beside those that `update` places (see
+    `planner.strategy_search.placing`). `top` best plans are kept, of different configurations. `time_limit` is in
+    seconds; the best plan by then is returned with its gap. `memory_limit` lowers what a device may fill, in bytes.
+    `prune` is for tests: without it every configuration is evaluated in full. `imbalance` is that of routers (see
+    `planner.graph.expert_load`). `certify` asks an integer program what it makes of the best plans.
+    """
+
+    graph: OperatorGraph
+    batch: int
+    model: ModelReference
+    cluster: Machine
+    global_batch: int
+    precision: str = "bf16"
+    optimizer: str = "adamw"
+    update: Update = DEFAULT
+    placing: Placing = "given"
+    imbalance: float = EVEN
+    algorithm: str = "dynamic_programming"
+    pinned: Pinned = FREE
+    shards: tuple[Shard, ...] = ()
+    stores: tuple[Store, ...] = ()
+    objective: Objective = "time"
+    top: int = 1
+    time_limit: float | None = None
+    memory_limit: float | None = None
+    prune: bool = True
+    certify: bool = False
+
+    def __post_init__(self) -> None:
+        words = (
+            ("algorithm", ALGORITHMS), ("objective", OBJECTIVES), ("precision", PRECISIONS), ("placing", PLACINGS)
+        )  # fmt: skip
+        for name, known in words:
+            if getattr(self, name) not in known:
+                raise RequestError(unknown_name(name, getattr(self, name), known))
+        fault = update_fault(self.update)
+        if fault is not None:
+            raise RequestError(f"{fault[0]}: {fault[1]}")
+        if isinstance(self.cluster, MixedCluster):
+            self._check_mixed(self.cluster)
+        uneven = imbalance_fault(self.imbalance)
+        if uneven is not None:
+            raise RequestError(f"imbalance: {uneven}")
+        if self.imbalance != EVEN and not any(op.op == EXPERTS_OPERATOR for op in self.graph.operators):
+            raise RequestError(f"imbalance = {self.imbalance:g}: no operator of this model routes to experts")
+        _check_offload(self)
+        self._check_places()
+        for pattern in self.update.local_parameters:
+            if not any(matches(name, pattern) for name in self.graph.parameter_names):
+                near = nearest_names(pattern, self.graph.parameter_names)
+                hint = f"; did you mean {' or '.join(near)}?" if near else "; plan show lists those of a plan"
+                raise RequestError(f"local_parameters: no parameter of the model matches '{pattern}'{hint}")
+        for name in ("batch", "global_batch", "top"):
+            if getattr(self, name) < 1:
+                raise RequestError(f"{name} = {getattr(self, name)}: it is 1 or more")
+        if self.stores and self.pinned.mesh is None:
+            raise RequestError("stores: layouts are those of the axes of a mesh; decide it, too (mesh)")
+        if self.time_limit is not None and self.time_limit < 0:
+            raise RequestError(f"time_limit = {self.time_limit}: seconds are 0 or more")
+        if self.memory_limit is not None and self.memory_limit <= 0:
+            raise RequestError(f"memory_limit = {self.memory_limit}: bytes are more than 0")
+
+    @property
+    def offload(self) -> Offload:
+        """What may be offloaded: what was asked for, but for saved tensors where slices of the sequence or gathers by
+        block exclude them."""
+        asked = self.pinned.offload
+        return replace(asked, saved=NOTHING.saved) if _sliced(self.pinned) or self.update.by_block else asked
+
+    def _check_places(self) -> None:
+        if not self.update.placed:
+            return
+        placed_tables(self.graph, self.update.placed)
+        if self.optimizer == "lamb":
+            raise RequestError(
+                "place: lamb takes norms of whole weights, which tables elsewhere have not; take adamw or sgd"
+            )
+
+    def _check_mixed(self, cluster: MixedCluster) -> None:
+        """Raise RequestError for what there is not for several kinds of devices."""
+        pinned, where = self.pinned, f"on {cluster.name}, which has several kinds of devices"
+        if self.algorithm not in ("dynamic_programming", "ilp"):
+            raise RequestError(f"algorithm = {self.algorithm} {where}: take dynamic_programming or ilp")
+        if self.objective != "time":
+            raise RequestError(f"objective = {self.objective} {where}: only time is searched there; leave it out")
+        if pinned.virtual_stages not in (None, 1) or pinned.schedule == INTERLEAVED:
+            raise RequestError(
+                f"virtual_stages {where}: virtual stages hold equal blocks on every device; leave them at 1"
+            )
+        if pinned.offload != NOTHING:
+            raise RequestError(f"offload {where}: nothing is parked there; leave it out")
+        if pinned.even:
+            raise RequestError(f"even {where}: stages are sized to their devices; leave it out")
+        if self.update.placed:
+            raise RequestError(f"place {where}: stages on each of them would read the tables; leave it out")
+
+
+def _check_offload(request: SearchRequest) -> None:
+    """Raise RequestError where what may be parked cannot be, `UnknownKeyError` where the profile has no place for
+    it."""
+    asked = request.pinned.offload
+    for home in asked.stores:
+        of_one_kind(request.cluster, "offload").store(home)
+    states = asked.optimizer != NOTHING.optimizer
+    fault = offload_fault(request.optimizer if states else "", request.pinned.schedule) if asked != NOTHING else None
+    if fault is not None:
+        raise RequestError(f"offload: {fault}; leave --offload out, or take another optimizer or schedule")
+    if request.update.by_block and (request.pinned.copies or 0) > 1:
+        raise RequestError(
+            f"gathers: weights of a block are not gathered together where {request.pinned.copies} micro-batches take"
+            " turns; leave --copies out, or gather them one by one"
+        )
+    _check_activations(request.pinned, request.update)
+
+
+def _check_activations(pinned: Pinned, update: Update) -> None:
+    """Raise RequestError where activations shall be parked that there are not."""
+    offload, recompute = pinned.offload, pinned.recompute
+    if "device" not in offload.saved and _sliced(pinned):
+        raise RequestError(
+            "offload: slices of the sequence read what others have saved; leave saved out of --offload, or --slices and"
+            " the schedule"
+        )
+    if "device" not in offload.saved and update.by_block:
+        raise RequestError(
+            "offload: what blocks save is not parked where weights are gathered block by block; leave saved out of"
+            " --offload, or gather them one by one"
+        )
+    for word, homes, lacking in (
+        ("saved", offload.saved, recompute not in (None, "none")),
+        ("activations", offload.activations, recompute == "none"),
+    ):
+        if "device" not in homes and lacking:
+            blocks = "recomputed" if word == "activations" else "not recomputed"
+            raise RequestError(
+                f"offload: {word} are those of blocks that are {blocks}, and --recompute {recompute} leaves none; leave"
+                f" {word} out of --offload, or --recompute"
+            )
+
+
+def _sliced(pinned: Pinned) -> bool:
+    """Whether stages may take a sequence slice by slice."""
+    return pinned.schedule == SLICED or pinned.slices not in (None, 1)

@@ -1,0 +1,401 @@
+"""The outer space: everything that is chosen around the strategies inside a stage.
+
+A configuration fixes the number of pipeline stages, how many of them share a rank, the shape of the mesh inside a stage
+and the number of micro-batches; with the degrees pinned by hand also what each axis of the mesh is for. How blocks are
+divided over stages, which are recomputed and how, and where parameters are kept is found for each configuration
+(evaluation.py). Configurations are tried in the order of a lower bound on their step time, so that the search can stop
+early without missing the best one.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from costmodels import SCHEDULES, best_rate, parameter_bytes
+from hardware_profiles import Cluster
+from planner.graph.operator_graph import OperatorGraph
+from planner.limits import checked
+from planner.nearest import divisors
+from planner.plan.plan import INTERLEAVED
+from planner.plan.schedule_checks import PASSES
+from planner.pricing.operator_price import PROFILE_DTYPES
+from planner.sharding.rule import Rule
+from planner.sharding.rules import rule_of
+from planner.sharding.update import PLAIN, Update
+from planner.strategy_search.request.attention_degrees import attention_fault, heads_of
+from planner.strategy_search.request.offload import NOTHING, Offload
+from planner.strategy_search.request.template import Template
+
+Role = Literal["replica", "data", "expert", "ring", "context", "tensor"]
+"""What an axis is for. "replica": a part of data over which ZeRO shares out nothing. "expert": a part of data, on which
+experts are cut. "ring" and "context" split the sequence;
+attention by a ring on the former, by heads on the latter."""
+EXPERTS = "experts"  # class of the operators that route to experts
+ContextBy = Literal["heads", "ring", "hybrid", "auto"]
+Running = Literal["none", "selective", "full"]  # ways to run a block: what is kept for its backward pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """One point of the outer space.
+
+    Attributes:
+        pipeline: ranks of the pipeline, each a set of devices with a mesh of its own.
+        virtual_stages: stages on each rank.
+        mesh: sizes of the axes inside a stage, slowest links first.
+        roles: what each axis is for; empty where every operator may use every axis as it likes.
+        micro_batches: parts of the global batch, one after the other.
+        schedule: in which order the ranks take them (`planner.plan.plan.SCHEDULES`).
+        even: whether the ranks hold equally many blocks, where they divide.
+        zigzag: whether rings cut the sequence in zigzag order.
+        order: numbers of the groups of devices of the request, in the order of the pipeline; empty where there is one.
+    """
+
+    pipeline: int
+    virtual_stages: int = 1
+    mesh: tuple[int, ...]
+    roles: tuple[Role, ...] = ()
+    micro_batches: int
+    schedule: str = "1f1b"
+    even: bool = False
+    zigzag: bool = False
+    order: tuple[int, ...] = ()
+
+    @property
+    def zigzag_axes(self) -> frozenset[int]:
+        """Axes that cut sequences in zigzag order."""
+        return frozenset(at for at, role in enumerate(self.roles) if self.zigzag and role == "ring")
+
+    @property
+    def context(self) -> tuple[int, int]:
+        """Devices of a ring, and devices over which its attention is split by heads."""
+        degrees = dict(zip(self.roles, self.mesh, strict=False))
+        return degrees.get("ring", 1), degrees.get("context", 1)
+
+    @property
+    def family(self) -> tuple[int, tuple[int, ...], tuple[Role, ...], tuple[int, ...]]:
+        """What configurations that share their candidates and prices have in common."""
+        return self.pipeline, self.mesh, self.roles, self.order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pinned:
+    """What the user has decided: None leaves it to the search.
+
+    Attributes:
+        pipeline, virtual_stages: pipeline ranks, and stages on each. None for the latter means 1; 0 lets the
+            search choose.
+        schedule: the order in which pipeline ranks take their turns. None compares those of whole stages, or takes
+            interleaved 1F1B where `virtual_stages` asks for it.
+        copies: micro-batches that a rank takes at a time, operator by operator in turn. None means 1; 0 lets the search
+            choose.
+        slices: parts of the sequence that a stage takes one after the other ("seqpipe"). None means 1; 0 lets the
+            search choose.
+        data, context, tensor: degrees of parallelism. With any of these, or of the next five, every axis of the mesh
+            has one purpose for all operators ("manual mode"); the product of all degrees is the device count.
+        expert: into how many parts the experts are cut, over devices that split tokens: a part of the context and
+            data axes, from the inside out. It is no further factor of the device count.
+        whole_experts: whether a tensor axis leaves experts whole, and is one of the axes over which they are cut,
+            rather than splitting each of them. Needs `expert`; None means no.
+        zero: 0 to 3, what the data (and context) axes share out: nothing, optimizer states, gradients too, weights too.
+        replicas: groups of data parallel devices of which each shares that out among its own, with copies between them
+            (hybrid sharding, HSDP). None means 1.
+        sequence_parallel: whether norms and the like split the sequence over the tensor axis.
+        micro_batch: samples of a micro-batch on each data-parallel group.
+        micro_batches: micro-batches per step. At most one of the two.
+        mesh: axes inside a stage, slowest links first.
+        recompute: how blocks are run; "selective" means per operator.
+        context_by: how attention is split among the devices of a context: by "heads", after an all-to-all of
+            activations (Ulysses); by a "ring", where keys and values come round to the queries; "hybrid", by heads
+            inside of a ring; "auto" leaves it, and the degree where that is not given, to the search.
+        ulysses: of the degree of a context the part by heads, for "hybrid" and "auto"; None leaves it to the search.
+        zigzag: whether a ring of causal attention cuts the sequence in zigzag order; None means yes.
+        repeated: classes of operators (`hardware_profiles.OP_CLASSES`) whose results a recomputed block never keeps;
+            ("attention",) is selective recomputation as in Korthikanti et al. 2022.
+        even: whether all ranks of a pipeline hold equally many blocks, where they divide.
+        offload: what may be parked outside of the device.
+    """
+
+    pipeline: int | None = None
+    virtual_stages: int | None = None
+    schedule: str | None = None
+    copies: int | None = None
+    slices: int | None = None
+    data: int | None = None
+    context: int | None = None
+    tensor: int | None = None
+    expert: int | None = None
+    whole_experts: bool | None = None
+    zero: int | None = None
+    replicas: int | None = None
+    sequence_parallel: bool | None = None
+    micro_batch: int | None = None
+    micro_batches: int | None = None
+    mesh: tuple[int, ...] | None = None
+    recompute: Running | None = None
+    repeated: tuple[str, ...] = ()
+    context_by: ContextBy = "heads"
+    ulysses: int | None = None
+    zigzag: bool | None = None
+    even: bool = False
+    offload: Offload = NOTHING
+
+    @property
+    def manual(self) -> bool:
+        """Whether axes have one purpose each."""
+        degrees = (self.data, self.context, self.tensor, self.expert)
+        decided = (*degrees, self.zero, self.replicas, self.sequence_parallel, self.micro_batch)
+        return any(value is not None for value in decided) or self.context_by == "auto"
+
+    @property
+    def searched_schedule(self) -> str:
+        """Whose sums the search minimises: what has no place in them is decided behind it."""
+        kind = SCHEDULES[self.schedule or "1f1b"]
+        whole = self.slices is None and not kind.sliced and kind.flushes
+        return (self.schedule or "1f1b") if whole else "1f1b"
+
+    @property
+    def recomputation(self) -> tuple[Running, ...]:
+        """Ways to run a block that may be used."""
+        if self.recompute is None:
+            return ("none", "selective", "full")
+        return (
+            ("none",) if self.recompute == "none" else ("full",) if self.recompute == "full" else ("selective", "full")
+        )
+
+
+FREE = Pinned()
+"""Everything is left to the search."""
+
+
+def context_splits(pinned: Pinned, context: int) -> Iterator[tuple[int, int]]:
+    """Devices in a ring and devices by heads that make up a context of so many."""
+    if context == 1:
+        yield 1, 1
+    elif pinned.context_by in ("heads", "ring"):
+        yield (1, context) if pinned.context_by == "heads" else (context, 1)
+    else:
+        least = 2 if pinned.context_by == "hybrid" else 1
+        for heads in divisors(context):
+            if pinned.ulysses in (None, heads) and heads >= least and context // heads >= least:
+                yield context // heads, heads
+
+
+def _divides_attention(
+    attention: Sequence[Rule], roles: tuple[Role, ...], mesh: tuple[int, ...], pinned: Pinned
+) -> bool:
+    """Whether a context that was left to the search divides the attention of the model, so that no device does the
+    work of others."""
+    degrees = dict(zip(roles, mesh, strict=False))
+    ring, heads = degrees.get("ring", 1), degrees.get("context", 1)
+    if pinned.context_by not in ("hybrid", "auto") or ring * heads == 1:
+        return True
+    within = heads * degrees.get("tensor", 1) if heads > 1 else 1
+    turns = pinned.zigzag is not False
+    return all(
+        attention_fault(rule, ring, heads, turns) is None and (heads_of(rule) % within == 0) for rule in attention
+    )
+
+
+def configurations(template: Template, devices: int, global_batch: int, pinned: Pinned) -> Iterator[Configuration]:
+    """All configurations that divide evenly: the devices into ranks and axes, the batch into micro-batches. What is
+    decided has been checked (`planner.strategy_search.request.checks`).
+
+    Virtual stages hold equal blocks each, and need as many turns as ranks, or a multiple.
+    """
+    zigzag = template.causal_ring and pinned.zigzag is not False
+    rules = (rule_of(template.graph, op) for op in template.graph.operators)
+    attention = [rule for rule in rules if rule.op_class == "attention"]
+    for pipeline in divisors(devices):
+        if pinned.pipeline not in (None, pipeline) or not _cuts(template, pipeline):
+            continue
+        for mesh, roles, degree in _meshes(devices // pipeline, pinned):
+            if not _divides_attention(attention, roles, mesh, pinned):
+                continue
+            for micro_batches in checked(divisors(global_batch)):
+                if pinned.micro_batches not in (None, micro_batches):
+                    continue
+                if pinned.micro_batch is not None and micro_batches * pinned.micro_batch * degree != global_batch:
+                    continue
+                if roles and global_batch // micro_batches % degree:
+                    continue
+                if micro_batches % (pinned.copies or 1) or (pipeline > 1 and pipeline * micro_batches > PASSES):
+                    continue
+                if pinned.schedule == "pipedream_2bw" and micro_batches < pipeline:
+                    continue
+                for virtual in _virtual_stages(template, pipeline, micro_batches, pinned):
+                    yield Configuration(
+                        pipeline=pipeline,
+                        virtual_stages=virtual,
+                        mesh=mesh,
+                        roles=roles,
+                        micro_batches=micro_batches,
+                        schedule=INTERLEAVED if virtual > 1 else pinned.searched_schedule,
+                        even=pinned.even,
+                        zigzag=zigzag and "ring" in roles,
+                    )
+
+
+def _cuts(template: Template, pipeline: int) -> bool:
+    return pipeline == 1 or (template.pipelines and pipeline <= template.blocks.count)
+
+
+def _virtual_stages(template: Template, pipeline: int, micro_batches: int, pinned: Pinned) -> tuple[int, ...]:
+    if pipeline == 1 and (pinned.schedule not in (None, "1f1b") or pinned.slices not in (None, 0, 1)):
+        return ()
+    interleaved = pinned.schedule == INTERLEAVED
+    wanted = (0 if interleaved else 1) if pinned.virtual_stages is None else pinned.virtual_stages
+    if wanted == 1 or pipeline == 1 or (wanted == 0 and pinned.schedule not in (None, INTERLEAVED)):
+        return (1,) if wanted in (0, 1) else ()
+    blocks, possible = template.blocks.count, [1]
+    if blocks % pipeline == 0 and micro_batches % (pipeline * (pinned.copies or 1)) == 0:
+        possible += [v for v in divisors(blocks // pipeline)[1:] if _equal(template.blocks.kinds, pipeline * v)]
+    return tuple(v for v in possible if wanted in (0, v) and not (interleaved and v == 1))
+
+
+def _equal(kinds: tuple[int, ...], stages: int) -> bool:
+    """Whether so many stages hold the same kinds of blocks, in the same order."""
+    size = len(kinds) // stages
+    return kinds == kinds[:size] * stages
+
+
+def _meshes(devices: int, pinned: Pinned) -> Iterator[tuple[tuple[int, ...], tuple[Role, ...], int]]:
+    """Meshes, the roles of their axes, and the degree of data parallelism where it is known."""
+    if pinned.mesh is not None:
+        if math.prod(pinned.mesh) == devices:
+            yield pinned.mesh, (), 1
+    elif not pinned.manual:
+        yield from ((mesh, (), 1) for mesh in mesh_shapes(devices))
+    else:
+        for data in divisors(devices):
+            for context in checked(divisors(devices // data)):
+                degrees: dict[Role, int] = {"data": data, "context": context, "tensor": devices // data // context}
+                if all(getattr(pinned, name) in (None, degree) for name, degree in degrees.items()):
+                    parts = _rest(pinned, degrees["tensor"], context)
+                    for ring, heads in context_splits(pinned, context) if parts is not None else ():
+                        replicas = pinned.replicas or 1
+                        if parts is None or data % (parts * replicas):
+                            continue
+                        shards = data // parts // replicas
+                        inside: dict[Role, int] = {"expert": parts, "ring": ring, "context": heads}
+                        degrees = {**degrees, "replica": replicas, "data": shards, **inside}
+                        real = tuple((name, degrees[name]) for name in get_args(Role) if degrees[name] > 1)
+                        yield tuple(degree for _, degree in real), tuple(name for name, _ in real), data
+
+
+def _rest(pinned: Pinned, tensor: int, context: int) -> int | None:
+    """Parts of the experts that are left to the data axis; None where they do not come out even."""
+    parts = pinned.expert or 1
+    if pinned.whole_experts:
+        if parts % tensor:
+            return None
+        parts //= tensor
+    return parts // context if parts % context == 0 else parts
+
+
+def experts_cut(pinned: Pinned, roles: tuple[Role, ...], sizes: tuple[int, ...]) -> tuple[bool | None, ...]:
+    """For each axis of a role whether experts are cut on it; None where that is left to the search."""
+    if pinned.expert is None:
+        return (None,) * len(roles)
+    degrees = dict(zip(roles, sizes, strict=True))
+    within = pinned.expert // (degrees.get("tensor", 1) if pinned.whole_experts else 1)
+    along = within % (degrees.get("ring", 1) * degrees.get("context", 1)) == 0
+    cut: dict[Role, bool] = {
+        "replica": False,
+        "data": False,
+        "expert": True,
+        "ring": along,
+        "context": along,
+        "tensor": bool(pinned.whole_experts),
+    }
+    return tuple(cut[role] for role in roles)
+
+
+def mesh_shapes(devices: int) -> tuple[tuple[int, ...], ...]:
+    """Meshes of one or two axes over that many devices; one device has no axes."""
+    if devices == 1:
+        return ((),)
+    pairs = tuple((outer, devices // outer) for outer in divisors(devices) if 1 < outer < devices)
+    return ((devices,), *pairs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What no plan can beat, from the floating point work and the parameters alone.
+
+    The work of a class takes at least flops / `best_rate` wherever it is done, so n devices need at least 1/n
+    of it each, and a pipeline of p ranks with v virtual stages runs 1 + (p - 1) / (v m) times that. Weights, gradients
+    and optimizer states are at least once in all: some device has 1/n of them or more.
+    """
+
+    work: float  # seconds of one device for the forward and backward work of one sample
+    recomputed: float  # seconds of one device to do the forward work of all blocks once more
+    parameters: float  # bytes of weights, gradients and optimizer states
+
+    def step_seconds(self, configuration: Configuration, devices: int, global_batch: int, recompute: bool) -> float:
+        """Least step time of a configuration, with blocks fully recomputed where `recompute` says so."""
+        m, p, v = configuration.micro_batches, configuration.pipeline, configuration.virtual_stages
+        seconds = self.work + (self.recomputed if recompute else 0.0)
+        return seconds * global_batch / devices * (1 + (p - 1) / (v * m))
+
+    def device_bytes(self, devices: int) -> float:
+        """Least bytes on the fullest device."""
+        return self.parameters / devices
+
+
+def mixed_step_seconds(
+    limits: Sequence[Bounds], devices: Sequence[int], configuration: Configuration, global_batch: int, recompute: bool
+) -> float:
+    """Least step time on groups of devices, one stage on each rank: all of them together work for as long as the
+    slowest stage, and one micro-batch takes on all stages what it takes on the quickest devices, or more."""
+    seconds = [own.work + (own.recomputed if recompute else 0.0) for own in limits]
+    part = global_batch / configuration.micro_batches
+    pace = part / math.fsum(count / own for count, own in zip(devices, seconds, strict=True))
+    return (configuration.micro_batches - 1) * pace + part * min(seconds) * configuration.pipeline / sum(devices)
+
+
+def bounds(
+    template: Template,
+    batch: int,
+    cluster: Cluster,
+    precision: str,
+    optimizer: str,
+    update: Update = PLAIN,
+    offload: Offload = NOTHING,
+) -> Bounds:
+    """Bounds of a model whose template graph has `batch` samples; what of them may be parked takes no
+    memory."""
+    graph = template.graph
+    forward = recomputed = backward = 0.0
+    for index, op in enumerate(graph.operators):
+        rule = rule_of(graph, op)
+        seconds = _work_seconds(graph, index, rule, cluster)
+        graded = sum(name in graph.differentiable for i, name in enumerate(op.operands) if i not in rule.addends)
+        count = template.times(index)
+        forward += seconds * count
+        recomputed += seconds * count if template.works(index) else 0.0
+        backward += seconds * count * rule.backward_work(graded)
+    per = parameter_bytes(precision, optimizer, cluster.software, update.variant)
+    parked = frozenset[str]() if offload.weights == NOTHING.weights else template.every_own_parameter
+    held = per.total - per.weight - (0.0 if offload.optimizer == NOTHING.optimizer else per.state)
+    sizes = (
+        graph.types[p.name].numel
+        * ((held if p.name in graph.differentiable else 0.0) + (0.0 if p.name in parked else per.weight))
+        * template.parameter_times(p.name)
+        for p in graph.parameters
+    )
+    return Bounds(work=(forward + backward) / batch, recomputed=recomputed / batch, parameters=math.fsum(sizes))
+
+
+def _work_seconds(graph: OperatorGraph, index: int, rule: Rule, cluster: Cluster) -> float:
+    if rule.op_class == "view":
+        return 0.0
+    op = graph.operators[index]
+    work = sum(term.coefficient * math.prod(rule.factors[f].extent for f in term.factors) for term in rule.work)
+    names = [*op.operands, *(name for name in op.results if name is not None)]
+    dtype = next((graph.types[name].dtype for name in names if graph.types[name].floating), "float32")
+    computed = PROFILE_DTYPES[dtype]
+    if rule.op_class in ("matmul", "experts") and cluster.software.products:
+        computed = cluster.software.products
+    return work / best_rate(rule.op_class, computed, cluster.device)

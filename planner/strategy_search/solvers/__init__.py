@@ -1,0 +1,26 @@
+"""All solvers, by name. Each takes a problem, and options of its own, and returns a solution.
+
+Every one accepts `upper_bound`: the caller wants only choices faster than that. To add one: a file here, a line below.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from planner.strategy_search.solvers import dynamic_programming, exhaustive, ilp
+from planner.strategy_search.solvers.problem import Problem, Solution
+
+__all__ = ["SOLVERS", "Solver"]
+
+
+class Solver(Protocol):
+    """What a solver looks like from outside."""
+
+    def __call__(self, problem: Problem, *, upper_bound: float | None = None) -> Solution:
+        """Search for the fastest choice that fits."""
+
+
+SOLVERS: Mapping[str, Solver] = {
+    "dynamic_programming": dynamic_programming.solve,
+    "exhaustive": exhaustive.solve,
+    "ilp": ilp.solve,
+}

@@ -1,0 +1,203 @@
+"""Min-sum bucket elimination: the cheapest choice of a problem whose tables are plain sums.
+
+Every table waits in the bucket of the first of its variables to be eliminated. A bucket adds up its tables over its
+clique (the variable v and its neighbours s at that moment), takes the minimum over v, and sends that on as a new table:
+
+    a ── b ── c        up     C_v(v, s) = tables of the bucket + messages that arrived
+    │    │    │               m_v(s)    = min over v of C_v(v, s)
+    d ── e ── f        back   v = argmin of C_v(., s) once s is known, last bucket first
+                       down   D_v(s)    = the cheapest of everything outside the subtree of v, given s
+                                        = min over the rest of the parent's clique of (C_p + D_p) - m_v
+
+Then C_v + D_v is, cell by cell, the cheapest whole choice through this cell: its minima per candidate are the
+*min-marginals*, by which candidates are ruled out once a good choice is known.
+
+Time is the sum of all cells of all clique tables, K^(width + 1) each; tables larger than the processor's cache are
+taken in blocks of rows, and never stand in memory as a whole. Bertele and Brioschi, Nonserial Dynamic Programming
+(1972); Dechter, Bucket elimination (1999); the downward pass is that of Shenoy and Shafer (1990). Not good for graphs
+of large width.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from planner.limits import check, room
+from planner.strategy_search.solvers.elimination.order import Bucket, Input, Schedule
+from planner.strategy_search.solvers.problem import Array
+
+# Cells that are added up at once: 256 KiB, which stays in the cache of one core.
+BLOCK = 2**15
+
+_EVERY = slice(None)
+
+
+def eliminate(schedule: Schedule, tables: list[Array], rest: int = 0) -> list[Array]:
+    """Go up: the tables (nodes, then pairs) followed by the message of every bucket; the last one is the optimum.
+
+    The last `rest` buckets are left alone; see `remainder`.
+    """
+    return [table[0] for table in eliminate_together(schedule, [table[None] for table in tables], rest)]
+
+
+def eliminate_together(schedule: Schedule, tables: list[Array], rest: int = 0) -> list[Array]:
+    """`eliminate` for several problems of one structure: the first axis of every table counts them.
+
+    Tables are small, and most of the time goes into starting one addition after the other: several cost little more
+    than one.
+    """
+    tables = list(tables)
+    room(schedule.message_cells * len(tables[0]) * 8, "the messages of an elimination")
+    cells = 0
+    for bucket in schedule.buckets[: len(schedule.buckets) - rest]:
+        inputs = bucket.inputs + bucket.child_inputs
+        views = [tables[source.table][(_EVERY, *source.expand)] for source in inputs]
+        shape = (len(tables[0]), *_shape(bucket, tables))
+        if (cells := cells + math.prod(shape)) > BLOCK:
+            check()
+            cells = 0
+        tables.append(_least(views, shape))
+    return tables
+
+
+def optimum(tables: list[Array]) -> float:
+    """The value of the cheapest choice, from the tables that `eliminate` returns; infinite where none is allowed."""
+    return tables[-1].item()
+
+
+def remainder(schedule: Schedule, tables: list[Array], rest: int) -> Array:
+    """The cheapest choice for every combination of the last `rest` variables, one axis each in order of elimination.
+
+    `tables` are those that `eliminate_together` returns with the same `rest`; the first axis still counts problems.
+    """
+    done = len(schedule.buckets) - rest
+    order = [bucket.variable for bucket in schedule.buckets[done:]]
+    states = math.prod(tables[variable].shape[-1] for variable in order)
+    room(2 * states * len(tables[0]) * 8, "the states of the boundary between blocks")
+    total = np.zeros([len(tables[0]), *[tables[variable].shape[-1] for variable in order]])
+    for bucket in schedule.buckets[done:]:
+        clique = (bucket.variable, *bucket.scope)
+        arrived = [source for child, source in zip(bucket.children, bucket.child_inputs, strict=True) if child < done]
+        for source in (*bucket.inputs, *arrived):
+            check()
+            axes = [order.index(clique[axis]) for axis in source.axes]
+            shape = [len(total)] + [1] * rest
+            for axis, size in zip(axes, tables[source.table].shape[1:], strict=True):
+                shape[1 + axis] = size
+            total = total + tables[source.table].reshape(shape)
+    return total
+
+
+def backtrack(schedule: Schedule, tables: list[Array], last: Sequence[int] = ()) -> list[int]:
+    """The cheapest choice, from the tables that `eliminate` returns; of several the first, last bucket first.
+
+    `last` has the candidates of the variables that `eliminate` left alone, in order of elimination.
+    """
+    choice = [0] * schedule.variables
+    done = len(schedule.buckets) - len(last)
+    for bucket, candidate in zip(schedule.buckets[done:], last, strict=True):
+        choice[bucket.variable] = candidate
+    everything = slice(None)
+    for variable, buckets in itertools.groupby(reversed(schedule.buckets[:done]), key=lambda one: one.variable):
+        column: Array | None = None
+        for bucket in buckets:
+            for source in bucket.inputs + bucket.child_inputs:
+                if source.axes:
+                    others = source.others
+                    part = tables[source.table]
+                    if others:
+                        part = part[(everything, *[choice[v] for v in others])]  # type: ignore[arg-type]  # numpy's stubs
+                    column = part if column is None else column + part
+        assert column is not None, "every variable has a node"
+        choice[variable] = int(column.argmin())
+    return choice
+
+
+def complete(schedule: Schedule, tables: list[Array]) -> tuple[list[Array], list[Array]]:
+    """Go down: per bucket the cheapest completion D over its scope, and per variable its min-marginals.
+
+    `tables` are those of `eliminate`. D is infinite where the message is: nothing can be completed there.
+    """
+    offset = len(tables) - len(schedule.buckets)
+    down = [np.full(table.shape, math.inf) for table in tables[offset:]]
+    down[-1] = np.zeros(())
+    marginals = [tables[bucket.variable] for bucket in schedule.buckets]
+    for step in range(len(schedule.buckets) - 1, -1, -1):
+        bucket = schedule.buckets[step]
+        marginal = np.full(tables[bucket.variable].shape, math.inf)
+        marginals[bucket.variable] = marginal
+        rest = tuple(range(1, len(bucket.scope) + 1))
+        for rows, total in totals(bucket, tables, down[step]):
+            marginal[rows] = total.min(axis=rest)
+            for child, source in zip(bucket.children, bucket.child_inputs, strict=True):
+                _descend(down[child], rows, total, source)
+        for child in bucket.children:
+            message = tables[offset + child]
+            reachable = np.isfinite(message)
+            down[child][reachable] -= message[reachable]
+            down[child][~reachable] = math.inf
+    return down, marginals
+
+
+def totals(bucket: Bucket, tables: list[Array], down: Array | None) -> Iterator[tuple[slice, Array]]:
+    """The clique table, plus the completion over its scope if one is given, block by block of rows of its variable."""
+    views = [tables[source.table][source.expand] for source in bucket.inputs + bucket.child_inputs]
+    if down is not None:
+        views.append(down[None])
+    shape = _shape(bucket, tables)
+    for rows in _blocks(shape):
+        check()
+        total = _sum([_rows(view, rows) for view in views])
+        yield rows, np.broadcast_to(total, (rows.stop - rows.start, *shape[1:]))
+
+
+def _descend(down: Array, rows: slice, total: Array, source: Input) -> None:
+    """Write what this block of the parent's table says about the scope of a child."""
+    others = tuple(axis for axis in range(total.ndim) if axis not in source.axes)
+    best = total.min(axis=others) if others else total
+    if source.axes:
+        down[rows] = best
+    else:
+        np.minimum(down, best, out=down)
+
+
+def _shape(bucket: Bucket, tables: list[Array]) -> tuple[int, ...]:
+    """The shape of the clique table of one problem."""
+    return (tables[bucket.variable].shape[-1], *[tables[variable].shape[-1] for variable in bucket.scope])
+
+
+def _least(views: list[Array], shape: tuple[int, ...]) -> Array:
+    """The minimum over the second axis of a broadcast sum, the one after that which counts problems."""
+    if math.prod(shape) <= BLOCK:
+        found: Array = np.minimum.reduce(_sum(views), axis=1)
+        return found
+    if len(views[0]) > 1:
+        alone = [[view[at : at + 1] for view in views] for at in range(shape[0])]
+        return np.concatenate([_least(each, (1, *shape[1:])) for each in alone])
+    best: Array | None = None
+    for rows in _blocks(shape[1:]):
+        check()
+        part: Array = np.minimum.reduce(_sum([_rows(view[0], rows) for view in views]), axis=0)
+        best = part if best is None else np.minimum(best, part, out=best)
+    assert best is not None, "a table has at least one row"
+    return best[None]
+
+
+def _sum(views: list[Array]) -> Array:
+    """Add small tables first, so that few additions run over the full table; the order is fixed, so is the rounding."""
+    total = views[0]
+    for view in views[1:]:
+        total = total + view
+    return total
+
+
+def _blocks(shape: tuple[int, ...]) -> Iterator[slice]:
+    step = max(1, BLOCK // math.prod(shape[1:]))
+    for start in range(0, shape[0], step):
+        yield slice(start, min(start + step, shape[0]))
+
+
+def _rows(view: Array, rows: slice) -> Array:
+    return view[rows] if view.shape[0] > 1 else view

@@ -1,0 +1,52 @@
+"""The choice of the smallest peak, memory + transient, whatever its time. It decides whether a problem is feasible.
+
+    transient ≤ W_1: memory M_1, but its own transient is W(x_1) ─▶ peak M_1 + W(x_1)
+    transient < W(x_1): memory M_2 ≥ M_1, transient W(x_2)       ─▶ peak M_2 + W(x_2)
+    ...
+
+x_i has the least memory of all choices below the threshold W_i, so no choice between W(x_i) and W_i has a smaller peak:
+the next threshold is W(x_i). No choice below W_i has a peak under M_i + the smallest possible transient, which ends the
+descent. Exact; each step is one elimination (see messages.py), and there are at most as many as distinct transients.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.strategy_search.solvers.elimination.messages import backtrack, eliminate, optimum
+from planner.strategy_search.solvers.elimination.tables import Tables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeastPeak:
+    """A choice and its peak; the least memory of any choice; the steps it took. Without a choice nothing is allowed."""
+
+    choice: list[int] | None
+    peak: float
+    memory_floor: float
+    steps: int
+
+
+def least_peak(tables: Tables, *, enough: float) -> LeastPeak:
+    """Descend to the smallest peak, or to the first that is at most `enough`."""
+    memory = tables.allowed_memory()
+    count = len(tables.candidates)
+    smallest = max(values.min().item() for values in tables.transient)
+    threshold, best, choice, floor, steps = math.inf, math.inf, None, math.inf, 0
+    while best > enough:
+        nodes = [
+            np.where(values < threshold, table, math.inf)
+            for table, values in zip(memory[:count], tables.transient, strict=True)
+        ]
+        messages = eliminate(tables.plan, nodes + memory[count:])
+        steps += 1
+        least = optimum(messages) + tables.base
+        floor = min(floor, least)
+        if least + smallest >= best or least == math.inf:
+            break
+        candidate = backtrack(tables.plan, messages)
+        threshold = tables.largest_transient(candidate)
+        if least + threshold < best:
+            best, choice = least + threshold, candidate
+    return LeastPeak(choice=choice, peak=best, memory_floor=floor, steps=steps)

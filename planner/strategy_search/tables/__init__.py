@@ -1,0 +1,1 @@
+"""Strategies of operators and what each costs."""

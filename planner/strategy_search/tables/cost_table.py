@@ -1,0 +1,349 @@
+"""Cost tables of a template on one mesh and one micro-batch size: every number that does not depend on the pipeline, on
+recomputation or on how many micro-batches there are. `stage_problem` weighs them.
+
+One variable per operator (its strategies) and per parameter (its stored layouts). Seconds are per micro-batch or once a
+step, bytes per device.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hardware_profiles import Cluster
+from planner.graph.blocks import IDENTITY
+from planner.graph.operator_graph import TensorType
+from planner.limits import check, room
+from planner.pricing import (
+    OperatorPrices,
+    ParameterPrices,
+    Pricers,
+    RedistributionPricer,
+    price_operator,
+    price_parameter,
+)
+from planner.pricing.bucket_size import sized
+from planner.pricing.operator_price import transient_bytes
+from planner.pricing.parameter_price import gathered_at_once, reduced
+from planner.sharding.mesh import Mesh
+from planner.sharding.rule import Rule, Strategy
+from planner.sharding.rules import rule_of
+from planner.sharding.stored import StoredParameter, legal_stored, own_copies, with_homes
+from planner.sharding.update import PLAIN, Update
+from planner.strategy_search.request.constraints import NothingAgreesError
+from planner.strategy_search.request.offload import NOTHING, Offload
+from planner.strategy_search.request.restriction import Restriction
+from planner.strategy_search.request.template import Template, ValueEdge
+from planner.strategy_search.tables.candidates import CandidateLists, Candidates, DuplexColumn, LayoutColumn
+
+Array = NDArray[np.float64]
+
+_CELL_BYTES = 24  # of an edge for each pair of candidates: seconds forward and backward, bytes; some are shared
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OperatorTable:
+    """One operator: candidates (K), prices, bytes kept for its backward pass, of those the ones that nothing outside of
+    its block reads (`own`), bytes that live while it runs."""
+
+    candidates: Candidates
+    prices: OperatorPrices
+    kept: Array
+    own: Array
+    transient: Array
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EdgeTable:
+    """One edge: seconds forward and backward, bytes kept, and those of them that nobody but the consumer's block reads
+    (`own`), (K_producer, K_consumer) each."""
+
+    edge: ValueEdge
+    forward: Array
+    backward: Array
+    kept: Array
+    own: Array
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class UseTable:
+    """One use of a parameter, (K, K_consumer) each: seconds to gather the weight and to bring its gradient back, and
+    the bytes of the weight where gathering gives it memory of its own. `needed` says whether the backward pass reads
+    the weight."""
+
+    consumer: int
+    needed: bool
+    gather: Array
+    reduce: Array
+    gathered: Array
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ParameterTable:
+    """One parameter: stored layouts (K), prices once a step, and its uses."""
+
+    name: str
+    stored: tuple[StoredParameter, ...]
+    prices: ParameterPrices
+    uses: tuple[UseTable, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CostTables:
+    """All tables of a template.
+
+    `carried_bytes` has the local bytes of each carried value under its producer's candidates.
+    """
+
+    template: Template
+    mesh: Mesh
+    operators: tuple[OperatorTable, ...]
+    edges: tuple[EdgeTable, ...]
+    parameters: tuple[ParameterTable, ...]
+    result_bytes: Mapping[str, Array]
+    update: Update = PLAIN
+
+
+@dataclass(kw_only=True)
+class TableBuilder:
+    """Builds the tables for one mesh; what they share between micro-batch sizes is made once."""
+
+    mesh: Mesh
+    cluster: Cluster
+    precision: str
+    optimizer: str
+    update: Update = PLAIN
+    offload: Offload = NOTHING
+
+    def __post_init__(self) -> None:
+        self._lists = CandidateLists(mesh=self.mesh)
+        self.update = sized(self.update, self.mesh, self.cluster)
+        self._pricers = Pricers.of(self.mesh, self.cluster, self.update)
+        self._prices: dict[tuple[int, tuple[bool, ...], int], tuple[Rule, Candidates, OperatorPrices]] = {}
+        self._parameters: dict[object, tuple[tuple[StoredParameter, ...], ParameterPrices, DuplexColumn]] = {}
+
+    def build(self, template: Template, restriction: Restriction | None = None) -> CostTables:
+        """Tables of a template whose graph has the batch of one micro-batch, of all candidates or of those that a
+        restriction leaves."""
+        graph = template.graph
+        self._prices.clear()
+        lists = self._candidates(template, restriction)
+        operators = tuple(self._operator(template, index, lists[index]) for index in range(len(graph.operators)))
+        sizes = [len(table.candidates.strategies) for table in operators]
+        cells = sum(sizes[edge.producer] * sizes[edge.consumer] for edge in template.edges)
+        room(_CELL_BYTES * cells, f"the cost tables of {len(template.edges)} edges between operators")
+        edges = tuple(self._edge(template, edge, operators) for edge in template.edges)
+        parameters = tuple(self._parameter(template, p.name, operators, restriction) for p in graph.parameters)
+        result_bytes = {
+            name: table.prices.results[place]
+            for op, table in zip(graph.operators, operators, strict=True)
+            for place, name in enumerate(r for r in op.results if r is not None)
+        }
+        return CostTables(
+            template=template,
+            mesh=self.mesh,
+            operators=operators,
+            edges=edges,
+            parameters=parameters,
+            result_bytes=result_bytes,
+            update=self.update,
+        )
+
+    def _candidates(self, template: Template, restriction: Restriction | None) -> list[Candidates]:
+        """The candidates of every operator. Where a kind of block makes a lane, those that all other kinds have too."""
+        found = [self._own(template, index, restriction) for index in range(len(template.graph.operators))]
+        for first in dict.fromkeys(template.twins.values()):
+            twins = [first, *(index for index, other in template.twins.items() if other == first)]
+            others = [frozenset(found[twin].strategies) for twin in twins[1:]]
+            common = tuple(s for s in found[first].strategies if all(s in other for other in others))
+            if not common:
+                names = " and ".join(f"'{template.graph.operators[twin].name}'" for twin in twins)
+                raise NothingAgreesError(
+                    f"{names} hand on the same values, and what is decided leaves them no strategy in common; decide"
+                    " the same for them"
+                )
+            for twin in twins:
+                if common != found[twin].strategies:
+                    rule = rule_of(template.graph, template.graph.operators[twin])
+                    found[twin] = self._lists.among(rule, common)
+        return found
+
+    def _own(self, template: Template, index: int, restriction: Restriction | None) -> Candidates:
+        """The candidates of an operator by itself."""
+        check()
+        graph = template.graph
+        op = graph.operators[index]
+        rule = rule_of(graph, op)
+        results = [name for name in op.results if name is not None]
+        if not any(name in graph.data_dependent for name in results):  # the same in every step: computed everywhere
+            candidates = self._lists.among(rule, ((None,) * len(self.mesh.axes),))
+        elif restriction is None:
+            candidates = self._lists.of(rule)
+        else:
+            candidates = self._lists.among(rule, restriction.strategies(index, rule, self.mesh))
+        uses = sum(len(graph.consumers.get(name, ())) for name in results)
+        if (uses > 1 or index in template.shared) and not any(name in graph.differentiable for name in results):
+            candidates = self._lists.among(rule, _by_samples(rule, candidates.strategies))
+        return candidates
+
+    def _operator(self, template: Template, index: int, candidates: Candidates) -> OperatorTable:
+        check()
+        graph, alive = template.graph, template.alive
+        op = graph.operators[index]
+        rule = rule_of(graph, op)
+        results = [name for name in op.results if name is not None]
+        graded = tuple(name in graph.differentiable for name in op.operands)
+        key = (id(rule), graded, id(candidates))
+        if key not in self._prices:
+            types = ([graph.types[name] for name in op.operands], [graph.types[name] for name in results])
+            priced = price_operator(rule, candidates.strategies, *types, graded, self.mesh, self.cluster)
+            self._prices[key] = (rule, candidates, priced)  # the first two keep their identities
+        prices = self._prices[key][2]
+        made = [place for place, name in enumerate(results) if name in alive.kept]
+        if self._kept_in_pieces(template, index):
+            made = []
+        kept = np.zeros_like(prices.saved_extra) if index in alive.piecewise else prices.saved_extra
+        others = [place for place in made if results[place] in template.outliving]
+        gathered = [prices.operands[place] for place, name in enumerate(op.operands) if name in graph.parameter_names]
+        return OperatorTable(
+            candidates=candidates,
+            prices=prices,
+            kept=sum((prices.results[place] for place in made), kept),
+            own=sum((prices.results[place] for place in made if place not in others), kept),
+            transient=sum(
+                [] if gathered_at_once(self.cluster.software, self.update) else gathered,
+                transient_bytes(alive, graph, index, rule, prices),
+            ),
+        )
+
+    def _edge(self, template: Template, edge: ValueEdge, operators: Sequence[OperatorTable]) -> EdgeTable:
+        check()
+        graph, alive = template.graph, template.alive
+        producer = graph.operators[edge.producer]
+        place = [name for name in producer.results if name is not None].index(edge.name)
+        made = operators[edge.producer].candidates.results[place]
+        wanted = operators[edge.consumer].candidates.operands[edge.operand]
+        tensor = graph.types[edge.name]
+        pricer = self._pricers.activations
+        forward = _spread(pricer, tensor, made.forward, wanted.forward)
+        if edge.name in graph.differentiable:
+            backward = _spread(pricer, tensor, wanted.gradient, made.gradient).T
+        else:
+            backward = np.zeros_like(forward)
+        bytes_kept, own, shared = np.zeros_like(forward), np.zeros_like(forward), False
+        if edge.operand in alive.saved[edge.consumer]:
+            bytes_kept = bytes_kept + operators[edge.consumer].prices.operands[edge.operand][None, :]
+            if any(edge.name in kept for kept in (alive.kept, template.kept_for_next, template.kept_for_rest)):
+                bytes_kept = np.where(_same(made.forward, wanted.forward), 0.0, bytes_kept)
+                shared = True
+            own = np.where(_same(made.forward, wanted.forward), 0.0, bytes_kept)  # a copy
+            if self.cluster.software.regathers:  # see walk._kept_copy
+                pieces = operators[edge.producer].prices.results[place][:, None]
+                whole = operators[edge.consumer].prices.operands[edge.operand][None, :]
+                bytes_kept = np.where(pieces < whole, 0.0 if shared else pieces, bytes_kept)
+                own = np.where(pieces < whole, 0.0, own)
+        if self._kept_in_pieces(template, edge.consumer):
+            made_bytes = operators[edge.producer].prices.results[place][:, None]
+            bytes_kept = bytes_kept + np.minimum(made_bytes, operators[edge.consumer].prices.operands[0][None, :])
+        own = bytes_kept if edge.kind == "inside" else own
+        return EdgeTable(edge=edge, forward=forward, backward=backward, kept=bytes_kept, own=own)
+
+    def _kept_in_pieces(self, template: Template, index: int) -> bool:
+        """Whether a shared value of the block is kept as it comes, and gathered again for the backward pass."""
+        op = template.graph.operators[index]
+        if op.op != IDENTITY or not template.in_block(index) or not self.cluster.software.regathers:
+            return False
+        kinds = {edge.kind for edge in template.edges if edge.producer == index}
+        return op.results[0] in template.alive.kept and kinds == {"inside"}
+
+    def _parameter(
+        self,
+        template: Template,
+        name: str,
+        operators: Sequence[OperatorTable],
+        restriction: Restriction | None,
+    ) -> ParameterTable:
+        check()
+        graph = template.graph
+        trainable = name in graph.differentiable
+        tensor = graph.types[name]
+        among = None if restriction is None else restriction.stored(name, tensor, trainable, self.mesh)
+        local = trainable and self.update.is_local(name)
+        if local:
+            among = (own_copies(len(self.mesh.axes)),)
+        states = self.offload.optimizer if trainable else NOTHING.optimizer
+        weights = self.offload.weights if name in template.every_own_parameter else NOTHING.weights
+        key = (tensor, trainable, among, local, weights)
+        if key not in self._parameters:
+            stored = legal_stored(tensor.shape, self.mesh.sizes, trainable) if among is None else among
+            if states != NOTHING.optimizer or weights != NOTHING.weights:
+                stored = with_homes(stored, states, weights)
+            prices = price_parameter(
+                tensor, trainable, stored, self.precision, self.optimizer, self._pricers, self.update, local
+            )
+            column = DuplexColumn(
+                forward=LayoutColumn.of([s.weight for s in stored]),
+                gradient=LayoutColumn.of([s.gradient for s in stored]),
+            )
+            self._parameters[key] = (stored, prices, column)
+        stored, prices, made = self._parameters[key]
+        uses = []
+        for at in sorted(set(graph.consumers.get(name, ()))):
+            for operand, used in enumerate(graph.operators[at].operands):
+                if used == name:
+                    wanted = operators[at].candidates.operands[operand]
+                    gather = _spread(self._pricers.parameters, tensor, made.forward, wanted.forward)
+                    back = np.zeros_like(gather)
+                    if trainable and not local:
+                        moved = reduced(tensor, self.update)
+                        back = _spread(self._pricers.gradients, moved, wanted.gradient, made.gradient).T
+                    sends = self._sends(self._pricers.parameters, tensor, made.forward, wanted.forward)
+                    if trainable and not local and self.update.by_block:  # gradients of a block wait for each other
+                        sends = sends | self._sends(self._pricers.gradients, moved, wanted.gradient, made.gradient).T
+                    nbytes = operators[at].prices.operands[operand][None, :]
+                    uses.append(
+                        UseTable(
+                            consumer=at,
+                            needed=operand in template.alive.weights[at],
+                            gather=gather,
+                            reduce=back,
+                            gathered=np.where(sends, nbytes, 0.0),
+                        )
+                    )
+        return ParameterTable(name=name, stored=stored, prices=prices, uses=tuple(uses))
+
+    def _sends(
+        self, pricer: RedistributionPricer, tensor: TensorType, source: LayoutColumn, target: LayoutColumn
+    ) -> NDArray[np.bool_]:
+        """Whether anything is sent, for every pair of candidates."""
+        matrix = pricer.matrix(tensor, source.distinct, target.distinct)
+        sends: NDArray[np.bool_] = matrix.sends[source.index[:, None], target.index[None, :]]
+        return sends
+
+
+def _spread(pricer: RedistributionPricer, tensor: TensorType, source: LayoutColumn, target: LayoutColumn) -> Array:
+    """Redistribution seconds for every pair of candidates."""
+    matrix = pricer.matrix(tensor, source.distinct, target.distinct)
+    seconds: Array = matrix.seconds[source.index[:, None], target.index[None, :]]
+    return seconds
+
+
+def _same(made: LayoutColumn, wanted: LayoutColumn) -> NDArray[np.bool_]:
+    """Whether two candidates have equal layouts, (K_made, K_wanted)."""
+    place = {layout: i for i, layout in enumerate(made.distinct)}
+    wanted_in_made = np.array([place.get(layout, -1) for layout in wanted.distinct])
+    same: NDArray[np.bool_] = made.index[:, None] == wanted_in_made[wanted.index][None, :]
+    return same
+
+
+def _by_samples(rule: Rule, strategies: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
+    """Of strategies those that cut the results along their first dim or not at all; all where that leaves none.
+
+    For what several operators read and no gradient flows to, such as masks. A reader takes its piece of what it finds
+    whole without a message, so finer cuts save a little work once, and every layout of it would be a state of the
+    boundary between blocks, times all states of the rest.
+    """
+    first = {factor for dims in rule.results for factor in (dims[0] if dims else ())}
+    found = tuple(strategy for strategy in strategies if all(choice is None or choice in first for choice in strategy))
+    return found or strategies

@@ -1,0 +1,1 @@
+"""What a plan makes ranks do, compared with what was predicted."""

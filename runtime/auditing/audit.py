@@ -1,0 +1,261 @@
+"""What a plan predicts beside what the runtime does, at the plan's full size, on one machine without devices.
+
+    for every stage: one rank ─ imitated (auditing.imitation) ─> one step ─ written down (auditing.ledger) ─> emitted
+                     the plan ─ charges, local work, live memory ─────────────────────────────> predicted
+                                                                          equal, operator by operator, or it is said
+
+Ranks of one stage differ in which pieces they hold and in nothing that is counted here, so a stage, or the stages of a
+pipeline rank, are audited by the rank in its middle. All micro-batches but the first are alike, so of a step with many
+the first few are run, enough for as many to be in flight as ever are, and the rest counted as those; the update at the
+end is counted once.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch.distributed as dist
+
+from costmodels import peak_memory
+from hardware_profiles import Bytes, Flops, Machine, clusters_of_ranks
+from planner.errors import AuditError
+from planner.graph.operator_graph import OperatorGraph
+from planner.plan.binding.bind import BoundPlan, bind
+from planner.plan.plan import Plan
+from planner.plan.prediction.charges import Charges, Phase
+from planner.plan.prediction.crossing_rows import crossing_rows
+from planner.plan.prediction.live_memory import GRADIENTS, STATES, WEIGHTS, live_memory
+from planner.plan.prediction.local_work import local_work
+from planner.plan.prediction.predict import stage_costs
+from planner.plan.schedule import telling_micro_batches
+from runtime.auditing.imitation import imitated_inputs, imitated_step
+from runtime.auditing.ledger import Ledger
+from runtime.step.inputs import Inputs
+from runtime.step.step import RankStep
+
+MEMORY_TOLERANCE = 0.02
+"""Share of the predicted live memory by which what lives may differ."""
+
+HOST_LINK = "host_link"
+"""The kind of what crosses the link between a host and its device: rows of tables that are outside of the devices."""
+
+MEMORY_FLOOR: Bytes = 2.0 * 2**20
+"""What it may differ by in any case: the least that PyTorch's caching allocators take from a device at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collectives:
+    """One kind of collective in one pass of one operator: bytes of each, along which axis (None: between stages, or
+    for `HOST_LINK` between host and device), and how many a step has, as predicted and as emitted."""
+
+    phase: Phase
+    operator: str
+    kind: str
+    axis: int | None
+    nbytes: Bytes
+    predicted: int
+    emitted: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Products:
+    """Floating point operations of one operator in one pass, a step."""
+
+    phase: Phase
+    operator: str
+    predicted: Flops
+    emitted: Flops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageAudit:
+    """One pipeline rank with its stages, by one of its devices. `live` and `predicted_live` have the bytes of each
+    class when most live; `stated` is the peak that the plan was found to fit with: a sum of what each part needs at its
+    most, and what an allocator takes beside tensors."""
+
+    stage: int
+    rank: int
+    micro_batches: int
+    collectives: tuple[Collectives, ...]
+    products: tuple[Products, ...]
+    live: Mapping[str, Bytes]
+    predicted_live: Mapping[str, Bytes]
+    stated: Bytes
+
+    @property
+    def peak(self) -> Bytes:
+        return sum(self.live.values())
+
+    @property
+    def predicted_peak(self) -> Bytes:
+        return sum(self.predicted_live.values())
+
+    @property
+    def unequal(self) -> tuple[Collectives | Products, ...]:
+        """Rows in which prediction and emission differ."""
+        rows: tuple[Collectives | Products, ...] = (*self.collectives, *self.products)
+        return tuple(row for row in rows if row.predicted != row.emitted)
+
+    @property
+    def memory_agrees(self) -> bool:
+        """Whether live memory is within the tolerance of its prediction, and within what the plan states."""
+        near = abs(self.peak - self.predicted_peak) <= max(MEMORY_TOLERANCE * self.predicted_peak, MEMORY_FLOOR)
+        return near and self.peak <= self.stated
+
+    @property
+    def agrees(self) -> bool:
+        return not self.unequal and self.memory_agrees
+
+
+def audit(
+    plan: Plan, traced: OperatorGraph, batch: int, cluster: Machine, ranks: Sequence[int] | None = None
+) -> Iterator[StageAudit]:
+    """The pipeline ranks of a plan one by one, or those alone that are named. `traced` is the graph of its model on
+    `batch` samples.
+
+    Raises what `runtime.parallelize` raises for a plan that cannot be executed, and AuditError where the runtime does
+    what cannot be judged.
+    """
+    if not plan.schedule_kind.flushes:
+        raise AuditError(
+            f"schedule '{plan.schedule}' updates weights between micro-batches, which an audit of one step does not"
+            " follow; audit the plan with schedule '1f1b', which sends and computes the same but for the updates"
+        )
+    strange = [rank for rank in ranks or () if not 0 <= rank < plan.pipeline]
+    if strange:
+        raise AuditError(f"pipeline rank {strange[0]} of a plan with {plan.pipeline}; the first one is 0")
+    few = _few(plan)
+    whole = bind(plan, traced, batch)
+    costs, clusters = stage_costs(whole, cluster), clusters_of_ranks(cluster, plan.pipeline)
+    for stage in range(plan.pipeline) if ranks is None else ranks:
+        rank = stage * plan.mesh.size + plan.mesh.size // 2
+        with imitated_step(few, traced, batch, rank) as step:
+            ledger = _written(step, imitated_inputs(step, traced, batch))
+            yield StageAudit(
+                stage=stage,
+                rank=rank,
+                micro_batches=few.training.micro_batches,
+                collectives=(
+                    *_collectives(whole, costs[stage].messages, _emitted(ledger, step, plan)),
+                    *_crossings(whole, stage, step.place.rank, ledger, few),
+                ),
+                products=_products(whole, stage, ledger, few),
+                live=ledger.live.at_peak,
+                predicted_live=live_memory(whole, stage, costs[stage].memory, costs[stage].rows),
+                stated=float(peak_memory(sum(costs[stage].memory.values()), 0.0, 0.0, clusters[stage].device)),
+            )
+
+
+def _few(plan: Plan) -> Plan:
+    """The plan with as many micro-batches as tell."""
+    training, count = plan.training, telling_micro_batches(plan)
+    return replace(plan, training=replace(training, micro_batches=count, global_batch=training.part * count))
+
+
+def _written(step: RankStep, inputs: Inputs) -> Ledger:
+    """One step, after one that has made the states of the optimizer."""
+    step.optimizer.step()
+    ledger = Ledger()
+    parts = range(step.bound.plan.training.micro_batches * step.bound.plan.slices)
+    ledger.live.leave_out([*step.buffers.values(), *(piece for part in parts for piece in inputs(part).values())])
+    ledger.live.leave_out((*step.optimizer.rows, *step.weights.rows))
+    for parameter in step.parameters.values():
+        ledger.live.add(parameter.piece, WEIGHTS)
+        if parameter.trainable:
+            parameter.leaf.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                lambda _, p=parameter: None if p.gradient is None else ledger.live.claim(p.gradient, GRADIENTS)
+            )
+    for state in step.optimizer.states():
+        ledger.live.add(state, STATES)
+    ledger.live.forget_peak()
+    step.observer = ledger
+    step.tables.crossed = ledger.cross
+    step.optimizer.reduction.begin()
+    with ledger:
+        step.accumulate(inputs)
+        with ledger.updating():
+            step.optimizer.step()
+    return ledger
+
+
+Key = tuple[Phase, str, str, int | None, float]
+
+
+def _emitted(ledger: Ledger, step: RankStep, plan: Plan) -> Counter[Key]:
+    """What a step of the whole plan sends: that of every micro-batch as often as there are."""
+    axes = {_ranks(group): axis for axis, group in enumerate(step.place.groups) if group is not None}
+    stages = _ranks(step.pipeline.everyone) if step.pipeline.everyone is not None else None
+    found: Counter[Key] = Counter()
+    few = step.bound.plan.training.micro_batches * plan.slices
+    for sent, times in ledger.sent.items():
+        loss = sent.ranks == stages and sent.kind == "all_reduce"  # of the step, for the stages before the last
+        bucket = sent.phase == "backward" and not sent.owner and sent.kind != "send_recv"  # that starts early
+        phase: Phase = "update" if loss or bucket else sent.phase
+        key = (phase, sent.owner, sent.kind, axes.get(sent.ranks), float(sent.nbytes))
+        assert phase == "update" or times % few == 0, (sent, times)
+        found[key] += times if phase == "update" else times // few * plan.training.micro_batches * plan.slices
+    return found
+
+
+def _ranks(group: dist.ProcessGroup) -> tuple[int, ...]:
+    return tuple(dist.get_process_group_ranks(group))
+
+
+def _collectives(bound: BoundPlan, charges: Charges, emitted: Counter[Key]) -> tuple[Collectives, ...]:
+    predicted: Counter[Key] = Counter()
+    for sent, times in charges.items():
+        message = sent.message
+        between = message.kind == "send_recv" and message.axis is None
+        phase: Phase = "forward" if between else sent.phase  # no operator runs meanwhile
+        steps = 1 if sent.phase == "update" else bound.plan.training.micro_batches * bound.plan.slices
+        predicted[phase, sent.owner, message.kind, message.axis, message.nbytes] += times * steps
+    return tuple(
+        Collectives(
+            phase=phase,
+            operator=owner,
+            kind=kind,
+            axis=axis,
+            nbytes=nbytes,
+            predicted=predicted[phase, owner, kind, axis, nbytes],
+            emitted=emitted[phase, owner, kind, axis, nbytes],
+        )
+        for phase, owner, kind, axis, nbytes in dict.fromkeys((*predicted, *emitted))
+    )
+
+
+def _crossings(bound: BoundPlan, stage: int, place: int, ledger: Ledger, few: Plan) -> tuple[Collectives, ...]:
+    """Rows of tables outside of the devices that cross the link between host and device, each look-up a message. Every
+    id is taken for another row, as in the price: an audit has no values of ids."""
+    every, told = bound.plan.training.micro_batches, few.training.micro_batches
+    predicted = {(*key, nbytes): every for key, nbytes in crossing_rows(bound, stage, place).items()}
+    emitted: Counter[tuple[Phase, str, float]] = Counter()
+    for (phase, owner, size), times in ledger.crossed.items():
+        assert times % told == 0, (phase, owner, size, times)
+        emitted[phase, owner, float(size)] = times // told * every
+    return tuple(
+        Collectives(
+            phase=phase,
+            operator=owner,
+            kind=HOST_LINK,
+            axis=None,
+            nbytes=nbytes,
+            predicted=predicted.get((phase, owner, nbytes), 0),
+            emitted=emitted[phase, owner, nbytes],
+        )
+        for phase, owner, nbytes in dict.fromkeys((*predicted, *emitted))
+    )
+
+
+def _products(bound: BoundPlan, stage: int, ledger: Ledger, few: Plan) -> tuple[Products, ...]:
+    predicted = local_work(bound, stage)
+    times = bound.plan.training.micro_batches * bound.plan.slices
+    scale = bound.plan.training.micro_batches / few.training.micro_batches
+    return tuple(
+        Products(
+            phase=phase,
+            operator=owner,
+            predicted=predicted.get((phase, owner), 0.0) * times,
+            emitted=ledger.flops[phase, owner] * scale,
+        )
+        for phase, owner in dict.fromkeys((*predicted, *ledger.flops))
+    )

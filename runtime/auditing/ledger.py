@@ -1,0 +1,155 @@
+"""Writes down what a rank does: every collective it sends, every product it computes, every byte that lives.
+
+It stands below autograd, where PyTorch calls kernels and c10d, so it sees what is really called and not what the
+runtime meant to call. Which operator a call belongs to is known in the forward pass from the executor, which says what
+it runs; in the backward pass from the node of autograd that runs, which was marked when its operator made it:
+
+    forward        observer: operator a     ─> a's kernels, a's messages;  nodes made meanwhile are marked a
+    backward       node marked a            ─> the same
+    recomputation  observer inside a node   ─> the operator that is computed again
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hardware_profiles import Flops
+from planner.errors import AuditError
+from planner.plan.prediction.charges import A_BLOCK, Phase
+from runtime.auditing.flops import FLOPS
+from runtime.executor.live_tensors import LiveTensors
+from runtime.observer import Observer
+
+if TYPE_CHECKING:
+    from runtime.executor.instruction import Instruction
+
+_MARK = "operator"  # under which a node of autograd knows its operator
+
+
+class Sent(NamedTuple):
+    """A collective as it was called: when, by which operator ("" where none runs), kind, ranks of the group, bytes."""
+
+    phase: Phase
+    owner: str
+    kind: str
+    ranks: tuple[int, ...]
+    nbytes: int
+
+
+_KINDS = {  # the c10d operator: kind, position of the tensor whose bytes count, position of the group
+    "c10d._allgather_base_.default": ("all_gather", 0, 2),
+    "c10d._reduce_scatter_base_.default": ("reduce_scatter", 1, 2),
+    "c10d.allreduce_.default": ("all_reduce", 0, 1),
+    "c10d.alltoall_base_.default": ("all_to_all", 1, 2),
+    "c10d.broadcast_.default": ("broadcast", 0, 1),
+    "c10d.recv_.default": ("send_recv", 0, 1),
+}
+_UNCOUNTED = frozenset({"c10d.send.default", "c10d.barrier.default"})  # the receiver writes it down; nothing is sent
+
+
+class Ledger(TorchDispatchMode, Observer):
+    """Enter it around a part of a training step; it looks on at the executor of that step."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sent: Counter[Sent] = Counter()
+        self.crossed: Counter[tuple[Phase, str, int]] = Counter()
+        self.flops: defaultdict[tuple[Phase, str], Flops] = defaultdict(float)
+        self.live = LiveTensors()
+        self._operator: str | None = None
+        self._updating = False
+        self._gathering: Phase | None = None  # for which pass weights of a block come, or gradients go
+
+    @contextmanager
+    def operator(self, instruction: "Instruction") -> Iterator[None]:
+        before, self._operator = self._operator, instruction.bound.operator.name
+        try:
+            yield
+        finally:
+            self._operator = before
+
+    def results(self, instruction: "Instruction", results: Sequence[torch.Tensor]) -> None:
+        """Mark the nodes of autograd that the running operator has made."""
+        self._mark(results)
+
+    @contextmanager
+    def gathering(self, phase: Phase) -> Iterator[None]:
+        before, self._gathering = self._gathering, phase
+        try:
+            yield
+        finally:
+            self._gathering = before
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        self.live.resized(storage)
+
+    def cross(self, phase: Phase, operator: str, nbytes: int) -> None:
+        """Write down rows that cross the link between host and device."""
+        self.crossed[phase, operator, nbytes] += 1
+
+    def put_off(self, instruction: "Instruction", start: torch.Tensor) -> None:
+        self._mark([start])
+
+    def _mark(self, results: Sequence[torch.Tensor]) -> None:
+        waiting = [result.grad_fn for result in results if result.grad_fn is not None]
+        while waiting:
+            node: Any = waiting.pop()
+            if _MARK not in node.metadata and not hasattr(node, "variable"):  # not a leaf's, which is everybody's
+                node.metadata[_MARK] = self._operator
+                waiting += [before for before, _ in node.next_functions if before is not None]
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """What happens meanwhile belongs to the end of the step."""
+        self._updating = True
+        try:
+            yield
+        finally:
+            self._updating = False
+
+    def _now(self) -> tuple[Phase, str]:
+        node: Any = torch._C._current_autograd_node()
+        if self._updating:
+            return "update", ""
+        if self._gathering is not None:
+            return self._gathering, A_BLOCK
+        if self._operator is not None:
+            return "forward" if node is None else "recomputation", self._operator
+        return ("forward", "") if node is None else ("backward", node.metadata.get(_MARK, ""))
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(function)
+        try:
+            results = function(*args, **(kwargs or {}))
+        except (DynamicOutputShapeException, DataDependentOutputException) as error:
+            raise AuditError(
+                f"operator '{self._now()[1]}' calls {name}, whose result depends on the values of tensors, and an"
+                " audit has none: plans of this model cannot be audited"
+            ) from error
+        if function.namespace == "c10d":
+            self._send(name, args)
+        elif name in FLOPS:
+            self.flops[self._now()] += FLOPS[name](args, results)
+        for result in pytree.tree_leaves(results):
+            if isinstance(result, torch.Tensor):
+                self.live.add(result)
+        return results
+
+    def _send(self, name: str, args: Any) -> None:
+        if name in _UNCOUNTED:
+            return
+        if name not in _KINDS:
+            raise AuditError(f"the runtime calls {name}, of which the audit does not know what it sends")
+        kind, tensor, group = _KINDS[name]
+        nbytes = sum(each.nbytes for each in pytree.tree_leaves(args[tensor]))
+        if kind == "all_to_all":  # in uneven pieces more may come than goes
+            nbytes = max(nbytes, args[0].nbytes)
+        ranks = tuple(dist.get_process_group_ranks(dist.ProcessGroup.unbox(args[group])))
+        self.sent[Sent(*self._now(), kind, ranks, nbytes)] += 1

@@ -1,0 +1,2 @@
+"""Communication: the device mesh and its groups, collectives, messages between ranks, layouts changed between
+devices."""

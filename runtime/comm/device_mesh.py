@@ -1,0 +1,171 @@
+"""The mesh of a plan on real processes: which device this rank has, where it stands, and with whom it talks on each
+axis.
+
+    plan mesh 2x4:   rank 6 = coordinate (1, 2)
+    axis 0 (stride 4): talks to rank 2            axis 1 (stride 1): talks to ranks 4, 5, 7
+
+The device is the accelerator that torch finds, else the CPU; the backend (gloo, nccl, hccl, ...) is the one that
+torch has registered for that type of device. Nothing here names a vendor.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from hardware_profiles import Seconds
+from planner.errors import RequestError
+from planner.sharding.mesh import Mesh
+from runtime.comm.rendezvous import interface_for, store_of, variables_of
+from runtime.launchers import launched_by
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMesh:
+    """The mesh of one pipeline stage as one rank sees it.
+
+    `rank` counts inside the stage. `groups` has, per axis, the processes of the stage that differ from this one on that
+    axis only; None for an axis of size 1, on which nothing ever moves.
+    """
+
+    mesh: Mesh
+    rank: int
+    device: torch.device
+    groups: tuple[dist.ProcessGroup | None, ...]
+    stage: int
+    stages: int
+    known: "Communicators"
+
+    @cached_property
+    def coordinate(self) -> tuple[int, ...]:
+        """Position of this rank on each axis."""
+        return self.mesh.coordinate(self.rank)
+
+    def group(self, axis: int) -> dist.ProcessGroup:
+        """The process group of an axis of size 2 or more."""
+        group = self.groups[axis]
+        assert group is not None, f"axis {axis} has one device, nothing moves along it"
+        return group
+
+
+def current_device(local_rank: int = 0) -> torch.device:
+    """The device of the process with this number on its node. Raises RequestError where there are fewer accelerators
+    than processes; processes on a CPU share it."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return torch.device("cpu")
+    count = torch.accelerator.device_count()
+    if local_rank >= count:
+        raise RequestError(
+            f"process {local_rank} of this machine has no device: there are {count} of type {accelerator.type}, one for"
+            " each process; start the others on more nodes with torchrun --nnodes ... --nproc-per-node ... -m runtime"
+            " PLAN, or plan for fewer devices"
+        )
+    return torch.device(accelerator.type, local_rank)
+
+
+def start_processes(device: torch.device, timeout: Seconds | None = None, listen: str | None = None) -> Store:
+    """Join the default process group that the environment describes (`runtime.launchers`), with the backend of the
+    device, and return its store. A collective that waits longer than `collective_timeout(timeout)` raises. `listen` is
+    the interface of this machine for all sockets (`runtime.comm.rendezvous`). Raises RequestError where there is no
+    such interface, or the port of the first process is taken."""
+    launched = launched_by(os.environ)
+    assert launched is not None, "somebody has started this process as one of several"
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device)
+    backend = dist.get_default_backend_for_device(device)
+    interface = interface_for(launched, listen)
+    if interface is not None:
+        os.environ.update(variables_of(interface))
+    store = store_of(launched, interface)
+    limit = collective_timeout(timeout)
+    dist.init_process_group(backend, store=store, rank=launched.rank, world_size=launched.world, timeout=limit)
+    return store
+
+
+def collective_timeout(timeout: Seconds | None) -> timedelta | None:
+    """How long a collective may take in a run that is ended after `timeout` seconds without progress: a minute longer,
+    so that whoever ends it can say why. What torch takes where there is no limit."""
+    return None if timeout is None else timedelta(seconds=timeout + 60)
+
+
+def join_processes(device: torch.device, listen: str | None = None) -> None:
+    """`start_processes`, where a launcher started this process and nobody has joined yet. Raises RequestError where
+    what the launcher says is not complete."""
+    if not dist.is_initialized() and (launched := launched_by(os.environ)) is not None:
+        os.environ.update(launched.environment())
+        start_processes(device, listen=listen)
+
+
+def local_rank() -> int:
+    """Number of this process on its node; 0 where no launcher says otherwise."""
+    launched = launched_by(os.environ)
+    return 0 if launched is None else launched.local_rank
+
+
+class Communicators:
+    """Process groups of this process, each made once and kept: equal groups for equal purposes are one communicator.
+    Collectives may take as long as `timeout` says (`collective_timeout`)."""
+
+    def __init__(self, timeout: Seconds | None = None) -> None:
+        self._timeout = collective_timeout(timeout)
+        self._known: dict[tuple[str, tuple[tuple[int, ...], ...]], dist.ProcessGroup] = {}
+
+    def of(self, parts: Sequence[Sequence[int]], purpose: str = "") -> dist.ProcessGroup:
+        """The group of that part, of several disjoint lists of ranks, which has this rank (for a rank that is in none:
+        some group that it must not use). Collective: every rank of the default group calls it, in the same order."""
+        key = (purpose, tuple(tuple(part) for part in parts))
+        if key not in self._known:
+            groups: list[dist.ProcessGroup] = [dist.new_group(list(part), timeout=self._timeout) for part in parts]
+            own = [group for group, part in zip(groups, parts, strict=True) if dist.get_rank() in part]
+            self._known[key] = own[0] if own else groups[0]
+        return self._known[key]
+
+
+def rank_mesh(mesh: Mesh, device: torch.device, stages: int = 1, known: Communicators | None = None) -> RankMesh:
+    """The process groups of every axis, in each of `stages` equal stages. Collective: all ranks must call it, in the
+    same order; `known` are the groups that there are already.
+
+    One device needs no process group. Raises RequestError where the number of processes is not that of the plan.
+    """
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    wanted = mesh.size * stages
+    if world != wanted:
+        shape = "x".join(map(str, mesh.sizes)) or "1"
+        raise RequestError(
+            f"the plan is for {wanted} devices ({f'{stages} stages, ' if stages > 1 else ''}mesh {shape}), and {world}"
+            f" process{' runs' if world == 1 else 'es run'}; start {wanted}, or plan for {world}"
+        )
+    known = known or Communicators()
+    groups = tuple(known.of(_lines(mesh, axis, stages)) if size > 1 else None for axis, size in enumerate(mesh.sizes))
+    stage, rank = divmod(dist.get_rank() if world > 1 else 0, mesh.size)
+    return RankMesh(mesh=mesh, rank=rank, device=device, groups=groups, stage=stage, stages=stages, known=known)
+
+
+def _lines(mesh: Mesh, axis: int, stages: int) -> list[list[int]]:
+    """All lists of ranks that differ on one axis only, in every stage."""
+    line = mesh.axes[axis]
+    starts = [rank for rank in range(mesh.size * stages) if rank // line.stride % line.size == 0]
+    return [list(line.line(start)) for start in starts]
+
+
+def axis_lines(place: RankMesh, purpose: str) -> tuple[dist.ProcessGroup | None, ...]:
+    """Process groups of every axis for a purpose of their own, beside `place.groups`. Collective: every rank of every
+    stage calls it, in the same order."""
+    mesh = place.mesh
+    return tuple(
+        place.known.of(_lines(mesh, axis, place.stages), purpose) if size > 1 else None
+        for axis, size in enumerate(mesh.sizes)
+    )
+
+
+def stage_line(place: RankMesh, stages: tuple[int, ...], purpose: str) -> dist.ProcessGroup:
+    """The processes at the same place inside each of these stages. Collective: every rank of every stage calls it, in
+    the same order; a rank of another stage has no use for what it gets."""
+    size = place.mesh.size
+    return place.known.of([[stage * size + rank for stage in stages] for rank in range(size)], purpose)

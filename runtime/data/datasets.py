@@ -1,0 +1,175 @@
+"""The batches of a run: drawn, or read from a dataset that a factory of the user's makes.
+
+Synthetic batches are the same on every rank, for the same seed and step. Integers are drawn below the bound of their
+input where it is known, else from the values of the example; floating point values are standard normal. Only shapes,
+types and ranges are realistic: a model can learn nothing from them but the bias of its output.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset, IterableDataset, default_collate
+
+from planner.errors import RequestError
+from planner.models.imported import imported_factory
+from planner.models.zoo import BuiltModel
+from planner.plan.plan import Plan
+from runtime.data.loading import BatchLoader, loader
+from runtime.data.tokens import SUFFIXES, TokensDataset
+from runtime.run_settings import RunSettings
+from runtime.step.arguments import Arguments
+from runtime.step.training_step import TrainingStep
+
+_SEED_STRIDE = 1_000_003  # a prime: seeds and steps do not meet in one stream below it
+
+
+def synthetic_batches(built: BuiltModel, plan: Plan, seed: int, first: int = 0) -> Iterator[Arguments]:
+    """Global batches like the example of a model, without an end, but for the `first` ones."""
+    example = Arguments(args=tuple(built.args), kwargs=built.kwargs)
+    for number in count(first):
+        drawn = synthetic_batch(
+            example.tensors(),
+            batch=built.batch,
+            samples=plan.training.global_batch,
+            bounds=built.bounds,
+            seed=seed,
+            step=number,
+        )
+        yield example.with_tensors(drawn)
+
+
+@dataclass(kw_only=True)
+class DatasetBatches:
+    """What a rank reads of a dataset, one epoch after the other, and where in it that is. Make it with
+    `dataset_batches`.
+
+    Iterated it gives for every step what this rank reads, and the whole batch where somebody needs it. It has no end,
+    and goes back for nobody: a batch that made no step is gone.
+    """
+
+    own: BatchLoader
+    full: BatchLoader | None
+
+    def __iter__(self) -> Iterator[tuple[Arguments, Arguments | None]]:
+        read = map(_one, self.own.endless())
+        if self.full is None:
+            return ((given, given) for given in read)
+        return zip(read, map(_one, self.full.endless()), strict=True)
+
+    def state(self) -> dict[str, Any]:
+        """Behind the last batch that was handed out, as `BatchLoader.state`: the same on every rank."""
+        return self.own.state()
+
+
+def dataset_batches(
+    settings: RunSettings, step: TrainingStep, *, position: Mapping[str, Any] | None, dtype: str, whole: bool
+) -> DatasetBatches:
+    """What this rank reads from a `position` on, as `DatasetBatches.state` gave it; without one from where the samples
+    that the step has trained on end. With `whole` the whole batches, too.
+
+    Floating point values become `dtype`, as those of the example did. Raises RequestError for a factory that gives no
+    dataset, for a dataset that makes no batch, and for a position in other data.
+    """
+    assert settings.data is not None
+    dataset = load_dataset(settings.data, step.plan.model.sequence_length)
+    own = _opened(dataset, settings, step, dtype, full_batch=settings.full_batch)
+    full = None
+    if whole and own.own is not None:
+        full = _opened(dataset, settings, step.plan, dtype, full_batch=True)
+    for batches in (own,) if full is None else (own, full):
+        if position is None:
+            batches.go_on(step.rank.samples)
+        else:
+            batches.load_state(position)
+    return DatasetBatches(own=own, full=full)
+
+
+def _opened(
+    dataset: Dataset[Any], settings: RunSettings, step: TrainingStep | Plan, dtype: str, *, full_batch: bool
+) -> BatchLoader:
+    return loader(
+        dataset,
+        step,
+        shuffle=settings.shuffle,
+        seed=settings.seed,
+        full_batch=full_batch,
+        workers=settings.workers,
+        collate=_Converting(getattr(torch, dtype)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Converting:
+    """torch's collation, after which floating point values get a dtype. Workers are sent it."""
+
+    dtype: torch.dtype
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return pytree.tree_map(self._converted, default_collate(samples))
+
+    def _converted(self, leaf: Any) -> Any:
+        return leaf.to(self.dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+
+def _one(batch: Any) -> Arguments:
+    return Arguments(args=(batch,), kwargs={})
+
+
+def load_dataset(reference: str, sequence_length: int | None = None) -> Dataset[Any]:
+    """The dataset that `package.module:factory` makes, from the import path or the current folder; or the windows of a
+    file of tokens. Raises RequestError."""
+    if Path(reference).suffix in SUFFIXES:
+        if sequence_length is None:
+            raise RequestError(f"--data {reference}: the model of the plan has no sequences, and takes no tokens")
+        return TokensDataset(reference, sequence_length)
+    if ":" not in reference or "/" in reference or reference.partition(":")[0].endswith(".py"):
+        raise RequestError(
+            f"--data {reference}: write package.module:factory, with dots and without .py, or a file of"
+            " tokens, .npy or .bin"
+        )
+    factory = imported_factory(reference, "--data", RequestError)
+    try:
+        dataset = factory()
+    except Exception as error:
+        raise RequestError(f"--data {reference} raised {type(error).__name__}: {error}") from error
+    if not (isinstance(dataset, IterableDataset) or hasattr(dataset, "__getitem__")):
+        raise RequestError(f"--data {reference} must return a dataset; it returned {type(dataset).__name__}")
+    return dataset  # type: ignore[no-any-return]
+
+
+def synthetic_batch(
+    examples: Sequence[torch.Tensor],
+    *,
+    batch: int,
+    samples: int,
+    bounds: Sequence[int | None],
+    seed: int,
+    step: int,
+) -> list[torch.Tensor]:
+    """Tensors like the examples, whose leading dim `batch` becomes `samples`; other leading dims stay as they are.
+
+    `bounds` has for each example the number that its integers stay below, or None. CPU tensors, drawn by a generator of
+    their own.
+    """
+    generator = torch.Generator().manual_seed(seed * _SEED_STRIDE + step)
+    pairs = zip(examples, bounds, strict=True)
+    return [_like(example, batch, samples, bound, generator) for example, bound in pairs]
+
+
+def _like(
+    example: torch.Tensor, batch: int, samples: int, bound: int | None, generator: torch.Generator
+) -> torch.Tensor:
+    shape = list(example.shape)
+    if shape and shape[0] == batch:
+        shape[0] = samples
+    if example.is_floating_point():
+        return torch.randn(shape, generator=generator).to(example.dtype)
+    if bound is not None and example.dtype != torch.bool:
+        return torch.randint(bound, shape, generator=generator).to(example.dtype)
+    values = example.cpu().flatten()
+    return values[torch.randint(values.numel(), shape, generator=generator)]

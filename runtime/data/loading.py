@@ -1,0 +1,311 @@
+"""Batches of a dataset for a plan: torch's DataLoader, with the samplers that a plan needs.
+
+    full_batch=True     every rank reads the whole global batch; the step keeps its pieces
+    full_batch=False    every rank reads only the samples of its pieces, micro-batch by micro-batch
+
+Both train alike, bit by bit: the order of an epoch depends on the seed and the number of the epoch alone, and what
+a dataset draws at random for a sample (from `random`, numpy or torch) on those and the number of the sample. So it does
+not matter which rank reads a sample, in which worker, or how often. Ranks with the same samples read the same ones.
+
+A plan takes whole global batches, so samples that are left over at the end of an epoch are left out.
+
+Where a loader stands is one small state (`BatchLoader.state`), counted in samples of the epoch. It says nothing of
+ranks, processes or batches: whoever goes on from it, under whatever plan, reads the samples that would have come next.
+"""
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from planner.errors import RequestError
+from planner.plan.plan import Plan
+from runtime.data.data_position import DataPosition, position_of
+from runtime.step.inputs import InputPieces, LocalBatch
+from runtime.step.training_step import TrainingStep
+
+Collate = Callable[[list[Any]], Any]
+
+_SEED_STRIDE = 1_000_003  # a prime: seeds, epochs and samples do not meet in one stream below it
+
+
+def loader(
+    dataset: Dataset[Any],
+    step: TrainingStep | Plan,
+    *,
+    shuffle: bool = False,
+    seed: int = 0,
+    full_batch: bool = True,
+    drop_last: bool = True,
+    workers: int = 0,
+    collate: Collate | None = None,
+    pin_memory: bool | None = None,
+) -> "BatchLoader":
+    """The batches of a dataset whose items are what the model takes, one sample each.
+
+    A map-style dataset needs `__len__`; with a step it is read for an example, where the model has not been traced yet
+    (collective then). An iterable one is read whole by every rank (`full_batch`), in its own order, and must give every
+    rank the same items of an epoch, each time it is begun; where it has `set_epoch` it is told which. Pinned memory is
+    used where there is an accelerator, unless `pin_memory` says otherwise.
+
+    Raises RequestError for a dataset that is shorter than one global batch, for samples that are left over with
+    `drop_last=False`, and for what cannot be done with an iterable dataset or without a step.
+    """
+    plan = step if isinstance(step, Plan) else step.plan
+    made = BatchLoader(
+        dataset=dataset,
+        plan=plan,
+        seed=seed,
+        shuffle=shuffle,
+        workers=workers,
+        collate=default_collate if collate is None else collate,
+        pin_memory=torch.accelerator.is_available() if pin_memory is None else pin_memory,
+        own=None,
+    )
+    _check(made, full_batch=full_batch, drop_last=drop_last, with_step=isinstance(step, TrainingStep))
+    if isinstance(step, TrainingStep) and not made.iterable:
+        if not step.ready:
+            step.prepare(made.example())
+        if not full_batch or not step.pieces.reads:  # a stage that reads no input reads nothing
+            made.own = _Own(step=step, pieces=step.pieces)
+    return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Own:
+    """What this rank reads by itself."""
+
+    step: TrainingStep
+    pieces: InputPieces
+
+
+@dataclass(kw_only=True)
+class BatchLoader:
+    """The global batches of one epoch after the other. Make it with `loader`.
+
+    Iterating goes through one epoch: the same one again, until `set_epoch` says which. `samples` of it have been handed
+    out. After `load_state` the next iteration begins where the state was taken.
+    """
+
+    dataset: Dataset[Any]
+    plan: Plan
+    seed: int
+    shuffle: bool
+    workers: int
+    collate: Collate
+    pin_memory: bool
+    own: _Own | None
+    epoch: int = 0
+    samples: int = 0
+    _start: int = 0
+
+    @property
+    def iterable(self) -> bool:
+        return isinstance(self.dataset, IterableDataset)
+
+    def __len__(self) -> int:
+        """Global batches in an epoch. Raises TypeError for an iterable dataset, as torch's DataLoader does."""
+        return len(self.dataset) // self.plan.training.global_batch  # type: ignore[arg-type]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Number of the epoch that is iterated next: another order where the samples are shuffled."""
+        if epoch != self.epoch:
+            self.epoch, self.samples, self._start = epoch, 0, 0
+
+    def go_on(self, samples: int) -> None:
+        """Iterate next what follows after training on so many samples, epoch by epoch, under this plan or another: the
+        rest of their epoch. Raises RequestError where they make no whole global batches."""
+        size = self.plan.training.global_batch
+        batches, over = divmod(samples, size)
+        if over:
+            raise RequestError(
+                f"{samples} samples were trained on, which are no whole global batches of {size}; go on with a plan"
+                f" whose --global-batch divides {samples}"
+            )
+        self.epoch, left_out = (0, batches) if self.iterable else divmod(batches, len(self))
+        self.samples = self._start = left_out * size
+
+    def state(self) -> dict[str, Any]:
+        """Where it stands, as plain JSON: behind the last batch that was handed out, whatever was read ahead."""
+        return asdict(self._position(self.epoch, self.samples))
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken, under this plan or another one. The samples of an iterable dataset are read
+        again up to there. Raises RequestError for a state of another dataset, seed or order, and for none at all."""
+        position = position_of(state)
+        position.check(self._position(position.epoch, position.samples))
+        self.epoch, self.samples, self._start = position.epoch, position.samples, position.samples
+
+    def endless(self) -> Iterator[Any]:
+        """One epoch after the other, without an end. Raises RequestError for an epoch without a batch."""
+        while True:
+            begun = self._start
+            yield from self
+            if self.samples == begun == 0:
+                raise RequestError(f"{type(self.dataset).__name__} gave no batch in epoch {self.epoch}")
+            self.set_epoch(self.epoch + 1)
+
+    def _position(self, epoch: int, samples: int) -> DataPosition:
+        count = None if self.iterable else len(self.dataset)  # type: ignore[arg-type]
+        return DataPosition(epoch=epoch, samples=samples, seed=self.seed, shuffle=self.shuffle, count=count)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Whole batches as the dataset gives them, or a `LocalBatch` with this rank's pieces: a step takes both."""
+        start, self._start = self._start, 0
+        self.samples = start
+        return self._counting(self._from(start))
+
+    def _counting(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            self.samples += self.plan.training.global_batch
+            yield batch
+
+    def _from(self, start: int) -> Iterator[Any]:
+        """The batches of the epoch after so many samples."""
+        if self.own is not None:
+            return self._local(self.own, start)
+        if self.iterable:
+            if isinstance(self.dataset, _Shuffled):
+                self.dataset.set_epoch(self.epoch)
+            rest = _Rest(self.dataset, start)
+            return iter(self._torch_loader(rest, batch_size=self.plan.training.global_batch, drop_last=True))
+        return iter(self._torch_loader(self._seeded(), batch_sampler=list(self._batches(start))))
+
+    def example(self) -> Any:
+        """A batch of as many samples as the model was traced with, from the front of a map-style dataset."""
+        count = self.plan.model.batch
+        if count is None:
+            raise RequestError(
+                "the plan does not say with how many samples its model was traced; plan again, or prepare the step with"
+                " the example of planning: step.prepare(*args)"
+            )
+        seeded = self._seeded()
+        return self.collate([seeded[number] for number in range(min(count, len(seeded)))])
+
+    def _local(self, own: _Own, start: int) -> Iterator[LocalBatch]:
+        """This rank's pieces of every micro-batch, read by itself."""
+        parts, samples = self.plan.training.micro_batches, own.pieces.own
+        if not samples:
+            yield from (LocalBatch(parts=({},) * (parts * self.plan.slices)) for _ in self._batches(start))
+            return
+        size = self.plan.training.part
+        order = [[b[part * size + at] for at in samples] for b in self._batches(start) for part in range(parts)]
+        read = iter(self._torch_loader(self._seeded(), batch_sampler=order))
+        for _ in range(len(order) // parts):
+            pieces = []
+            for _ in range(parts):
+                batch = next(read)
+                pieces.extend(own.pieces.of_samples(own.step.matcher.inputs((batch,), {})))
+            yield LocalBatch(parts=tuple(pieces))
+
+    def _left(self, start: int) -> int:
+        """Global batches of the epoch after so many samples."""
+        return max(len(self.dataset) - start, 0) // self.plan.training.global_batch  # type: ignore[arg-type]
+
+    def _batches(self, start: int) -> Iterator[list[int]]:
+        """The samples of each global batch of the epoch after so many samples."""
+        size, count = self.plan.training.global_batch, self._left(start)
+        order: Sequence[int] = range(len(self.dataset))  # type: ignore[arg-type]
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(self.seed * _SEED_STRIDE + self.epoch)
+            order = torch.randperm(len(order), generator=generator).tolist()
+        return (list(order[start + number * size : start + (number + 1) * size]) for number in range(count))
+
+    def _seeded(self) -> "_Seeded":
+        return _Seeded(dataset=self.dataset, seed=self.seed * _SEED_STRIDE + self.epoch)
+
+    def _torch_loader(self, dataset: Any, **how: Any) -> DataLoader[Any]:
+        generator = torch.Generator().manual_seed(self.seed * _SEED_STRIDE + self.epoch)  # of the workers' own seeds
+        return DataLoader(
+            dataset,
+            num_workers=self.workers,
+            collate_fn=self.collate,
+            pin_memory=self.pin_memory,
+            generator=generator,
+            **how,
+        )
+
+
+def _check(made: BatchLoader, *, full_batch: bool, drop_last: bool, with_step: bool) -> None:
+    size = made.plan.training.global_batch
+    if made.iterable:
+        if not full_batch or made.shuffle:
+            asked = "shuffle=True" if full_batch else "full_batch=False"
+            raise RequestError(
+                f"{asked}: {type(made.dataset).__name__} is an iterable dataset, whose samples have no numbers; every"
+                " rank reads it whole and in its own order, so leave that out, or give a map-style dataset"
+            )
+        if made.workers > 1:
+            raise RequestError(
+                f"workers={made.workers}: {type(made.dataset).__name__} is an iterable dataset, and each worker would"
+                " read all of it; give 1, or a map-style dataset"
+            )
+        return
+    if not hasattr(made.dataset, "__len__"):
+        raise RequestError(f"{type(made.dataset).__name__} has no __len__; a map-style dataset needs one")
+    if not full_batch and not with_step:
+        raise RequestError("full_batch=False: what a rank reads depends on its place; give the step, not its plan")
+    if len(made) == 0:
+        raise RequestError(
+            f"{_samples_of(made.dataset)} make no global batch: the plan takes {size} in every step; give {size} or"
+            " more, or plan for a smaller --global-batch"
+        )
+    over = len(made.dataset) % size
+    if over and not drop_last:
+        raise RequestError(
+            f"drop_last=False: {_samples_of(made.dataset)} make {len(made)} global batches of {size} and leave {over},"
+            " which a plan cannot take; leave them out, or fill the dataset up"
+        )
+
+
+def _samples_of(dataset: Dataset[Any]) -> str:
+    count = len(dataset)  # type: ignore[arg-type]
+    return f"the {count} samples of {type(dataset).__name__}"
+
+
+@runtime_checkable
+class _Shuffled(Protocol):
+    """An iterable dataset that shuffles itself by the number of the epoch, as torch's and Hugging Face's do."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which epoch is iterated next."""
+
+
+class _Rest(IterableDataset[Any]):
+    """An iterable dataset without its first samples, which are read all the same."""
+
+    def __init__(self, dataset: Any, start: int) -> None:
+        self._dataset, self._start = dataset, start
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(self._dataset, self._start, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Seeded(Dataset[Any]):
+    """A dataset that draws the same for a sample whoever reads it. The generators of the process are left as they
+    were."""
+
+    dataset: Dataset[Any]
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def __getitem__(self, number: int) -> Any:
+        seed = (self.seed * _SEED_STRIDE + number) % 2**32
+        plain, array = random.getstate(), np.random.get_state()
+        with torch.random.fork_rng(devices=[]):
+            try:
+                random.seed(seed)
+                np.random.seed(seed)
+                torch.manual_seed(seed)
+                return self.dataset[number]
+            finally:
+                random.setstate(plain)
+                np.random.set_state(array)

@@ -1,0 +1,128 @@
+"""Weights of a block that are gathered together before it runs, and whose gradients are reduced together.
+
+    "block"    forward    [gather 0] block 0 | [gather 1] block 1 | ...    one message for all weights that go together;
+                                                                           their memory goes when the block is done
+               backward   [gather 1] block 1 [reduce 1] | [gather 0] ...   one more, into the same tensors, and one for
+                                                                           all gradients
+    "ahead"    forward    [gather 0] block 0 | block 1 | block 2           the next block's come while a block computes,
+                             [gather 1] [gather 2]                         and its gradients leave while the one before
+               backward   [gather 2] block 2 | block 1 | block 0           it does
+                             [gather 1] [reduce 2, gather 0] [reduce 1] [reduce 0]
+
+What autograd keeps of a gathered weight, a view or itself, stays where it is: only the memory behind it is given back
+and filled again (`UntypedStorage.resize_`), as FSDP does it (Zhao et al. 2023, "PyTorch FSDP"). The first gradient that
+reaches what a block has made says that its backward pass begins. A block that is recomputed gathers once more when it
+is computed again, and keeps nothing in between.
+
+What travels while a block computes does so on process groups of its own, in one order on every rank. A gradient that is
+late does not come through autograd: it is added to its parameter when it lands, the last of them when the backward pass
+is over. Weights of one block and the message with those of another are there at the same time, never more.
+
+A gathered weight is a value of its block like any other: operators find it where they want it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from planner.plan.binding.bind import BoundPlan
+from planner.plan.layout.block_gathers import block_gathers
+from planner.sharding.redistribute import Step
+from runtime.comm.async_collectives import Flight, Groups
+from runtime.comm.device_mesh import RankMesh
+from runtime.executor.instruction import Copy
+from runtime.observer import teller
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """Weights that are gathered together: their `names`, the steps of each `there`, those of its gradient `back`, in
+    the dtype in which gradients are `reduced_in`. `sent` says whether weights are, `returns` whether their gradients
+    are, `again` whether the backward pass needs them."""
+
+    names: tuple[str, ...]
+    there: tuple[tuple[Step, ...], ...]
+    back: tuple[tuple[Step, ...], ...]
+    reduced_in: torch.dtype
+    sent: bool
+    returns: bool
+    again: bool
+
+
+def bundles_of(bound: BoundPlan, operators: Sequence[int]) -> tuple[Bundle, ...]:
+    """What a run of operators gathers together."""
+    return tuple(
+        Bundle(
+            names=one.names,
+            there=tuple(member.steps for member in one.there.members),
+            back=tuple(member.steps for member in one.back.members),
+            reduced_in=getattr(torch, one.back.members[0].dtype),
+            sent=bool(one.there.moves),
+            returns=bool(one.back.moves),
+            again=one.again,
+        )
+        for one in block_gathers(bound, operators)
+    )
+
+
+class Gathered:
+    """The weights of a bundle for one pass through their block, the `section` of that number."""
+
+    def __init__(self, bundle: Bundle, section: int, copy: Copy, place: RankMesh, groups: Groups) -> None:
+        self.bundle, self.section, self.copy = bundle, section, copy
+        self._place, self._groups = place, groups
+        self._memory: list[torch.Tensor] = []
+        self._coming: Flight | None = None
+
+    @property
+    def kept(self) -> bool:
+        """Whether their memory is to be given back, and filled again."""
+        return bool(self._memory)
+
+    def start(self) -> None:
+        """Let them set out, where they have not."""
+        if self._coming is None:
+            pieces = [self.copy.tensors[name] for name in self.bundle.names]
+            self._coming = Flight(self.bundle.there, pieces, self._place, self._groups, holds=True)
+
+    def bring(self) -> list[torch.Tensor]:
+        """The weights as the block wants them. What is sent comes in memory of its own: a cut at the end of a way makes
+        a view, and collectives may deal out views of their message."""
+        self.start()
+        assert self._coming is not None
+        landed, self._coming = self._coming.land(), None
+        if not self.bundle.sent:
+            return landed
+        landed.reverse()
+        return [_own(landed.pop()) for _ in self.bundle.names]  # one after the other is let go
+
+    def send_back(self, gradients: Sequence[torch.Tensor]) -> Flight:
+        """Gradients on their way to where they are stored."""
+        given = [gradient.to(self.bundle.reduced_in) for gradient in gradients]
+        return Flight(self.bundle.back, given, self._place, self._groups, holds=True)
+
+    def keep(self, weights: Sequence[torch.Tensor]) -> None:
+        """The memory of these weights is to be given back, and filled again for their backward pass."""
+        self._memory = [weight.data for weight in weights]  # autograd must not see that they change
+
+    def leave(self) -> None:
+        """The block is done: give the memory back."""
+        for weight in self._memory:
+            weight.untyped_storage().resize_(0)
+            teller(self.copy.observer)(weight.untyped_storage())
+
+    def come_again(self) -> None:
+        """Fill the memory once more. It goes when autograd lets go of it."""
+        memory, self._memory = self._memory, []
+        landed = self.bring()
+        while memory:
+            weight, new = memory.pop(), landed.pop()
+            weight.untyped_storage().resize_(new.nbytes)
+            teller(self.copy.observer)(weight.untyped_storage())
+            weight.copy_(new)
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    whole = tensor.untyped_storage().nbytes() == tensor.nbytes and tensor.is_contiguous()
+    return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)

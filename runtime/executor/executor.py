@@ -1,0 +1,342 @@
+"""Executes a bound plan: the operators of the graph, one after the other, on the tensors of one rank.
+
+    producer ──(promised layouts)──> transfer ──(wanted layouts)──> operator on local tensors ──> checked shape ──> ...
+
+Tensors are plain local tensors; their layouts are known beforehand from the plan. Before an operator its operands
+are brought from the layouts that their producers promised to those that its strategy wants, and autograd brings the
+gradients back the dual way. After it the shapes of the results are compared with what its rule promises: there is
+no other place where data could move, so nothing is ever redistributed unplanned. Data, tensor, sequence, vocabulary
+and optimizer parallelism are all just layouts here.
+
+A value is dropped after its last use. A block that is recomputed runs under a checkpoint: what it computes is dropped
+after the forward pass and computed again, communication included, when its gradient is needed. Under "selective" the
+results of some of its operators are kept instead (see `runtime.ops.kept_results`). What flows into it may be parked
+outside of the device (see `runtime.offload.activations`), and so may what any other block saves (see
+`runtime.offload.saved_tensors`), and the weights of any block (see `runtime.offload.weights`). Weights that a plan
+gathers block by block are values of their block (see `runtime.executor.block_gathers`, `runtime.executor.prefetch`).
+
+A stage may take several micro-batches at a time, its copies. They go through the same program operator by operator in
+turn, so that one computes while what another has sent is on its way (see `runtime.executor.interleaving`).
+
+Buffers that the model changes get their new contents after the micro-batch. Their old tensors are left as they are:
+what is recomputed later reads what was there before.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from planner.plan.binding.bind import BoundPlan
+from planner.plan.layout.block_gathers import block_gathers
+from planner.plan.layout.deferred_weight_gradients import put_off
+from planner.plan.layout.stage_cut import StageCut, promised_layouts, runs_of
+from planner.plan.prediction.charges import Phase
+from planner.pricing.liveness import replays
+from planner.sharding.layout import PARTIAL, local_shape, replicated
+from planner.sharding.rule import Duplex
+from runtime.comm.async_collectives import Groups
+from runtime.comm.device_mesh import RankMesh
+from runtime.comm.redistribute import Transfer, transfer
+from runtime.executor.deferred_weight_gradients import PutOff
+from runtime.executor.instruction import Copy, Instruction, Operand, Values, compute
+from runtime.executor.interleaving import Departed, depart, take_turns
+from runtime.executor.lowering.programs import Body, Programs, in_turns
+from runtime.executor.prefetch import GatherTrip
+from runtime.executor.sections import Section, sections_of
+from runtime.observer import Observer, Told, teller
+from runtime.offload.activations import ParkedReads, Trail, alone
+from runtime.offload.saved_tensors import SavedMemory
+from runtime.offload.weights import ParkedWeights, Visits
+from runtime.ops.kept_results import KeptResults
+from runtime.ops.local_ops import local_call
+from runtime.ops.randomness import FIRST, Draw
+from runtime.parameters.shards import LocalParameter, Version
+from runtime.tables.placed import PlacedTables
+
+
+@dataclass(frozen=True, kw_only=True)
+class Executor:
+    """The program of one rank. Build it with `build_executor`."""
+
+    place: RankMesh
+    sections: tuple[Section, ...]
+    results: tuple[str, ...]
+    loss: str | None
+    last: Transfer | None = field(default=None)
+    updates: tuple[tuple[str, str], ...] = ()
+    parking: ParkedReads | None = None
+    programs: Programs | None = None
+    weights: ParkedWeights | None = None
+    lanes: Groups | None = None
+
+    def __call__(
+        self,
+        parameters: Mapping[str, LocalParameter],
+        buffers: MutableMapping[str, torch.Tensor],
+        inputs: Mapping[str, torch.Tensor],
+        draw: Draw = FIRST,
+        observer: Observer | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """What the stage makes of one micro-batch, from local pieces in the layouts of the plan: the values that the
+        next stage reads, in the layouts in which they are made, or the loss, the same on every rank of the last stage.
+        `draw` says which step and micro-batch random numbers are drawn for; `observer` looks on. `buffers` gets the new
+        contents of those that the model changes.
+        """
+        return self.together(parameters, buffers, [inputs], [draw], [observer])[0]
+
+    def together(
+        self,
+        parameters: Mapping[str, LocalParameter | Version],
+        buffers: MutableMapping[str, torch.Tensor],
+        inputs: Sequence[Mapping[str, torch.Tensor]],
+        draws: Sequence[Draw],
+        observers: Sequence[Observer | None],
+        put_off: Sequence[PutOff | None] = (),
+    ) -> list[dict[str, torch.Tensor]]:
+        """What the stage makes of several micro-batches that take turns, one after the other in each operator. Weight
+        gradients that the plan puts off gather in `put_off`; without it they come with the others."""
+        pieces = {name: parameter.piece for name, parameter in parameters.items()}
+        stubs = {name: stub for name, parameter in parameters.items() if (stub := parameter.stub) is not None}
+        tensors = {**pieces, **buffers}
+        copies = [
+            Copy(tensors=tensors, stubs=stubs, draw=draw, observer=observer, values={**given}, put_off=later)
+            for given, draw, observer, later in zip(
+                inputs, draws, observers, put_off or [None] * len(inputs), strict=True
+            )
+        ]
+        trail = Trail(self.parking) if self.parking is not None else None
+        visits = self._visits(teller(copies[0].observer))
+        gathers = self._gathers(copies[0], parameters)
+        for number, section in enumerate(self.sections):
+            if trail is not None and not section.parking:
+                trail.let_go()
+            if visits is not None:
+                visits.enter(number)
+            if section.recomputed and torch.is_grad_enabled():
+                self._recomputed(number, copies, gathers, trail)
+            elif trail is not None and section.parking and torch.is_grad_enabled():
+                self._saving(number, copies, trail)
+            else:
+                gathered = gathers.enter(number, copies[0], "forward") if gathers is not None else ()
+                self._run(section, copies)
+                if gathers is not None:
+                    gathers.leave(number, gathered, [copies[0].values[name] for name in section.writes])
+            if visits is not None:
+                visits.leave(number, [copy.values[name] for copy in copies for name in section.writes])
+        if trail is not None:
+            trail.let_go()
+        for copy in copies:
+            for buffer, content in self.updates:
+                buffers[buffer] = copy.values[content].detach()
+        return [self._made(copy.values) for copy in copies]
+
+    def _visits(self, told: Told) -> Visits | None:
+        """The comings of parked weights in a pass; None where none are parked."""
+        runs = [section.visit for section in self.sections]
+        return Visits(self.weights, runs, told) if self.weights is not None and any(runs) else None
+
+    def _gathers(self, copy: Copy, parameters: Mapping[str, LocalParameter | Version]) -> GatherTrip | None:
+        """The gathers of a pass; None where no weights go together."""
+        if not any(section.bundles for section in self.sections):
+            return None
+        return GatherTrip(
+            bundles=[section.bundles for section in self.sections],
+            recomputed=[section.recomputed and torch.is_grad_enabled() for section in self.sections],
+            copy=replace(copy, values={}, put_off=None),
+            parameters=parameters,
+            place=self.place,
+            lanes=self.lanes,
+        )
+
+    def _made(self, values: Values) -> dict[str, torch.Tensor]:
+        made = {name: values[name] for name in self.results}
+        if self.loss is not None and self.last is not None:
+            made[self.loss] = self.last(made[self.loss], self.place)
+        return made
+
+    def _saving(self, number: int, copies: Sequence[Copy], trail: Trail) -> None:
+        """A section that parks what it saves, which comes back with the first gradient of what it has made."""
+        section, saved = self.sections[number], SavedMemory()
+        staying = [copy.piece(name) for copy in copies for name in section.reads]
+        with saved.watching():
+            self._run(section, [replace(copy, saved=saved) for copy in copies])
+        made = [copy.values[name] for copy in copies for name in section.writes]
+        back = trail.park(number, saved.take((*staying, *made)), section.home, teller(copies[0].observer))
+        for tensor in made:
+            if tensor.requires_grad:
+                tensor.register_hook(lambda _: back())  # type: ignore[no-untyped-call]
+
+    def _recomputed(self, number: int, copies: Sequence[Copy], gathers: GatherTrip | None, trail: Trail | None) -> None:
+        section = self.sections[number]
+        kept = [KeptResults() for _ in copies]
+        count = len(section.reads)
+        program = section
+        watched = self._watches(section, departs=len(copies) > 1)  # else more is saved once than the other time
+        # what is kept to compute it again holds no other value
+        bare = [replace(copy, values={}, watched=watched) for copy in copies]
+        back: Callable[[], None] = _nothing
+        phase: Phase = "forward"
+
+        def block(*reads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            nonlocal program, phase
+            back()
+            inside = [
+                replace(
+                    copy,
+                    values=dict(zip(section.reads, reads[at * count : (at + 1) * count], strict=True)),
+                    kept=kept[at],
+                )
+                for at, copy in enumerate(bare)
+            ]
+            if gathers is not None:
+                gathers.enter(number, inside[0], phase)
+            phase = "recomputation"
+            self._run(program, inside)
+            if len(bare) > 1:  # else a copy that is done goes on until all are, and sends what nobody reads
+                program = replace(section, instructions=section.instructions[: section.again])
+            return tuple(copy.values[name] for copy in inside for name in section.writes)
+
+        reads = [copy.values[name] for copy in copies for name in section.reads]
+        made = checkpoint(block, *reads, use_reentrant=False, preserve_rng_state=False)
+        if trail is not None and section.parks:
+            parked = [copy.values[name] for copy in copies for name in section.parks]
+            back = trail.park(number, alone(parked, made), section.home, teller(copies[0].observer))
+        del reads
+        writes = iter(made)
+        for copy in copies:
+            copy.values.update(zip(section.writes, writes, strict=False))
+            for instruction in section.instructions:
+                for name in instruction.last:
+                    copy.values.pop(name, None)
+
+    def _run(self, section: Section, copies: Sequence[Copy]) -> None:
+        departs = len(copies) > 1
+        if self.programs is None:
+            take_turns([self._general(section, copy, departs=departs) for copy in copies])
+            return
+        bodies = self._bodies(section, departs=departs)
+        if departs:
+            take_turns([in_turns(bodies, copy) for copy in copies])
+            return
+        for body in bodies:
+            body(copies[0])
+
+    def _bodies(self, section: Section, *, departs: bool) -> tuple[Body, ...]:
+        if self.programs is None:
+            return ()
+        inside, recomputed = section.instructions, section.recomputed
+        return self.programs.bodies(inside, recomputed=recomputed, departs=departs, again=section.again)
+
+    def _watches(self, section: Section, *, departs: bool) -> bool:
+        """Whether the programs of a section look at what they make, the next time."""
+        return not all(body.seen for body in self._bodies(section, departs=departs))
+
+    def _general(self, section: Section, copy: Copy, *, departs: bool) -> Iterator[None]:
+        """The instructions on one copy. One that `departs` lets others go on whenever it has sent something."""
+        for instruction in section.instructions:
+            with copy.looking(instruction):
+                operands = [self._departed(o, copy, instruction, departs=departs) for o in instruction.operands]
+            if any(isinstance(operand, Departed) for operand in operands):
+                yield
+            with copy.looking(instruction):
+                arrived = [o.arrive() if isinstance(o, Departed) else o for o in operands]
+                compute(instruction, copy, arrived, self.place)
+            for name in instruction.last:
+                copy.values.pop(name, None)
+
+    def _departed(
+        self, operand: Operand, copy: Copy, instruction: Instruction, *, departs: bool
+    ) -> torch.Tensor | Departed:
+        """An operand where the operator wants it, or under way to there."""
+        piece, steps = copy.piece(operand.name), operand.transfer
+        stub = copy.stubs.get(operand.name) if operand.weight else None
+        assert steps is not None or stub is None, operand.name  # no gradient is lost
+        if steps is None:
+            return piece
+        if departs and steps.departs:
+            return depart(piece, steps, self.place, stub, instruction)
+        return steps(piece, self.place, stub, instruction)
+
+
+def _nothing() -> None:
+    """What a block that parks nothing waits for."""
+
+
+def build_executor(
+    bound: BoundPlan,
+    place: RankMesh,
+    cut: StageCut,
+    parking: ParkedReads | None = None,
+    tables: PlacedTables | None = None,
+    programs: Programs | None = None,
+    weights: ParkedWeights | None = None,
+    lanes: Groups | None = None,
+) -> Executor:
+    """The program of this rank for its stage of a plan, with room for what it parks, the `tables` that are not on the
+    devices, the parked `weights` of the rank, and the process groups on which weights come ahead, where they do. Raises
+    ModelError for an operator that cannot run yet."""
+    graph, mesh = bound.graph, place.mesh
+    promised = promised_layouts(bound)
+    results = (*cut.sends, *((graph.loss,) if cut.last else ()))
+    updates = tuple((buffer, content) for buffer, content in graph.updates if graph.producer[content] in cut.operators)
+    outlive = (*results, *(content for _, content in updates))
+    last_use = {name: at for at in cut.operators for name in graph.operators[at].operands}
+    blocks = bound.blocks
+    again = replays(graph, blocks)
+    instructions = {}
+    together = {
+        name for _, run in runs_of(bound, cut.operators) for one in block_gathers(bound, run) for name in one.names
+    }
+    for index in cut.operators:
+        op, block = bound.operators[index], blocks.block_of(index)
+        operands = tuple(
+            Operand(name=name, transfer=None, weight=False)
+            if name in together
+            else build_operand(bound, name, promised[name], index, position)
+            for position, name in enumerate(op.operator.operands)
+        )
+        made = [name for name in op.operator.results if name is not None]
+        shapes = {name: local_shape(graph.types[name].shape, promised[name].forward, mesh.sizes) for name in made}
+        ended = {name for name in op.operator.operands if last_use[name] == index}
+        ended |= {name for name in made if name not in last_use}
+        instructions[index] = Instruction(
+            index=index,
+            bound=op,
+            operands=operands,
+            call=local_call(graph, op, place, bound.sequences, tables),
+            results=tuple(None if name is None else (name, shapes[name]) for name in op.operator.results),
+            last=tuple(sorted(ended - set(outlive))),
+            kept=bound.is_kept(index),
+            repeated=block is None or bound.place_of(index) < again[blocks.kinds[block]].works,
+            put_off=bool(put_off(bound, index)),
+        )
+    everywhere = Duplex(forward=replicated(len(mesh.axes)), gradient=replicated(len(mesh.axes)))
+    end = transfer(graph.types[graph.loss].shape, mesh, promised[graph.loss], everywhere, differentiable=True)
+    return Executor(
+        place=place,
+        sections=sections_of(bound, instructions, outlive),
+        parking=parking if bound.parked_blocks else None,
+        programs=programs,
+        weights=weights,
+        lanes=lanes,
+        results=results,
+        updates=updates,
+        loss=graph.loss if cut.last else None,
+        last=end if cut.last else None,
+    )
+
+
+def build_operand(bound: BoundPlan, name: str, promised: Duplex, index: int, position: int) -> Operand:
+    """The operand of operator `index` at this position among its operands, which comes as it is `promised`."""
+    graph, mesh, wanted = bound.graph, bound.plan.mesh, bound.operators[index].layouts.operands[position]
+    weight, update = name in graph.parameter_names, bound.plan.training.update
+    if weight and update.is_local(name):  # the gradient stays as each rank has it
+        own = tuple(PARTIAL if placement.is_shard else placement for placement in wanted.gradient)
+        promised = replace(promised, gradient=own)
+    shape, sequences = graph.types[name].shape, bound.sequences.get(name, ())
+    between = transfer(shape, mesh, promised, wanted, name in graph.differentiable, weight, sequences)
+    if weight and between is not None:
+        between = replace(between, reduced_in=getattr(torch, update.reduced_in(graph.types[name].dtype)))
+    return Operand(name=name, transfer=between, weight=weight)

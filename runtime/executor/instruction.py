@@ -1,0 +1,131 @@
+"""One operator as a rank runs it, and the micro-batch that it runs on.
+
+An instruction has all that the plan decides about an operator: how each operand comes from where it is promised to
+where it is wanted, the call on local tensors, the shapes that the results must have, and who is not needed afterwards.
+"""
+
+import functools
+from collections.abc import Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from planner.errors import StrategyError
+from planner.plan.binding.bind import BoundOperator
+from planner.sharding.rule import strategy_names
+from runtime.comm.device_mesh import RankMesh
+from runtime.comm.redistribute import Transfer
+from runtime.executor.deferred_weight_gradients import Call, PutOff
+from runtime.observer import Observer
+from runtime.offload.regather import Gathered, gather_again, memory_of
+from runtime.offload.saved_tensors import SavedMemory
+from runtime.ops.kept_results import KeptResults
+from runtime.ops.local_ops import LocalCall
+from runtime.ops.randomness import Draw
+
+Values = MutableMapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operand:
+    """Where an operand comes from, what lies in between, and whether it is a weight."""
+
+    name: str
+    transfer: Transfer | None
+    weight: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruction:
+    """Operator number `index` of the graph, ready to run. `results` has names and promised local shapes, None for what
+    is not a tensor; `last` the values that nothing after it reads; `kept` says whether its results outlive a recomputed
+    block, `repeated` whether a recomputed block computes them again, `put_off` whether the gradients of its weights
+    wait for a turn of their own."""
+
+    index: int
+    bound: BoundOperator
+    operands: tuple[Operand, ...]
+    call: LocalCall
+    results: tuple[tuple[str, tuple[int, ...]] | None, ...]
+    last: tuple[str, ...]
+    kept: bool = False
+    repeated: bool = False
+    put_off: bool = False
+
+    def broken_promise(self, slot: int, result: torch.Tensor) -> StrategyError:
+        """What to raise where the result number `slot` has another shape than its rule promises."""
+        bound, promise = self.bound, self.results[slot]
+        assert promise is not None, "it is a tensor"
+        name, shape = promise
+        names = ",".join(str(factor) for factor in strategy_names(bound.rule, bound.strategy))
+        return StrategyError(
+            f"operator '{bound.operator.name}' ({bound.rule.format()}, split {names}): its local result '{name}' has"
+            f" shape {tuple(result.shape)}, its rule promises {shape};"
+            f" the rule of {bound.operator.op} is wrong for this call"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """One micro-batch on its way through the program: what is there before the first operator (weights and buffers, the
+    leaves of weights that are none), what random numbers depend on, who looks on, and the values that are alive. `kept`
+    has what a recomputed block keeps, None where nothing is recomputed, `put_off` weight gradients that wait, if any
+    do, `saved` the memory of what a block saves that parks it, `watched` whether results are compared with what their
+    rules promise, None where that is the program's choice."""
+
+    tensors: Mapping[str, torch.Tensor]
+    stubs: Mapping[str, torch.Tensor]
+    draw: Draw
+    observer: Observer | None
+    values: Values
+    put_off: PutOff | None = None
+    kept: KeptResults | None = None
+    saved: SavedMemory | None = None
+    watched: bool | None = None
+
+    def piece(self, name: str) -> torch.Tensor:
+        """A value, weight or buffer as this rank has it."""
+        return self.values[name] if name in self.values else self.tensors[name]
+
+    def looking(self, instruction: Instruction) -> AbstractContextManager[None]:
+        """What happens meanwhile is the operator's."""
+        return nullcontext() if self.observer is None else self.observer.operator(instruction)
+
+
+def called(instruction: Instruction, copy: Copy, operands: Sequence[torch.Tensor], place: RankMesh) -> Sequence[Any]:
+    """What an operator makes of operands that are where it wants them, with all that goes on around it: weights that
+    were gathered are let go, results that outlive a recomputed block are kept, gradients of weights put off."""
+    gathered = {
+        memory_of(moved): Gathered(piece=copy.piece(operand.name), steps=operand.transfer, place=place)
+        for operand, moved in zip(instruction.operands, operands, strict=True)
+        if copy.kept is None and operand.weight and operand.transfer is not None and operand.transfer.gathers
+    }
+    call: Call = functools.partial(instruction.call, draw=copy.draw)
+    if copy.put_off is not None and instruction.put_off:
+        call = functools.partial(copy.put_off.run, instruction, call, copy.observer)
+    if gathered:
+        with gather_again(gathered) if copy.saved is None else gather_again(gathered, copy.saved.note):
+            return call(operands)
+    if copy.kept is not None and instruction.kept:
+        return copy.kept.run(instruction.bound.operator.name, call, operands)
+    return call(operands)
+
+
+def compute(instruction: Instruction, copy: Copy, operands: Sequence[torch.Tensor], place: RankMesh) -> None:
+    """Run an operator, look at what it makes, and keep it as values. Raises StrategyError for a result that is not what
+    its rule promises."""
+    if copy.observer is not None:
+        copy.observer.operands(instruction, operands)
+    results = called(instruction, copy, operands, place)
+    made = []
+    for slot, (result, promise) in enumerate(zip(results, instruction.results, strict=True)):
+        if promise is not None:
+            name, shape = promise
+            if result.shape != shape:
+                raise instruction.broken_promise(slot, result)
+            copy.values[name] = result
+            made.append(result)
+    if copy.observer is not None:
+        copy.observer.results(instruction, made)

@@ -1,0 +1,117 @@
+"""Copies of a stage that take turns, operator by operator: while what one of them sends is on its way, others compute.
+
+    copy 0   compute ─depart─┐                 ┌─arrive─ compute ─depart─┐
+    copy 1                   compute ─depart─┐ :                         ┌─arrive─ compute
+
+A transfer is taken apart into a departure, which starts its first collective, and an arrival, which waits for it. What
+autograd records has an order, and goes back through it: the gradient's collective starts behind the arrival and is
+waited for before the departure, with the same work of the other copies between the two. So the backward pass overlaps
+where the forward pass does, and nobody has to schedule it. This holds in the copies of one call of
+`torch.autograd.backward`.
+
+The idea is that of interleaved halves of a batch in MindSpore's fine-grained multi-copy parallelism and in Domino
+(Wang et al. 2024, arXiv 2409.15241).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from planner.sharding.redistribute import Step
+from runtime.comm.async_collectives import Flight
+from runtime.comm.device_mesh import RankMesh
+from runtime.comm.redistribute import Transfer
+
+
+class _Way:
+    """A transfer under way, forward and later back."""
+
+    def __init__(self, steps: Transfer, place: RankMesh, piece: torch.Tensor, reader: object) -> None:
+        self._steps, self._place = steps, place
+        self.reader = reader
+        self._flight: Flight | None = self._start(steps.forward, piece)
+
+    def _start(self, steps: Sequence[Step], piece: torch.Tensor) -> Flight:
+        """A flight takes its sums in the memory that it is given, and others may read the piece."""
+        sums = any(step.kind == "all_reduce" for step in steps)
+        return Flight([steps], [piece.clone() if sums else piece], self._place, self._place.groups)
+
+    def land(self) -> torch.Tensor:
+        """What the consumer gets, or what the producer gets back."""
+        assert self._flight is not None, "it has departed"
+        (landed,), self._flight = self._flight.land(), None
+        return landed
+
+    def turn_back(self, gradient: torch.Tensor) -> None:
+        """Start the way of the gradient."""
+        self._flight = self._start(self._steps.backward, gradient.to(self._steps.reduced_in or gradient.dtype))
+
+    def arrived(self) -> torch.Tensor:
+        """What the consumer gets. The last cut is copied where autograd must not keep the whole (see `Transfer`)."""
+        landed = self.land()
+        return landed.clone(memory_format=torch.contiguous_format) if self._steps.copies else landed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Departed:
+    """An operand that has departed. `token` has no elements, it ties the arrival to the departure in the graph of
+    autograd; None where no gradient comes back."""
+
+    way: _Way
+    token: torch.Tensor | None
+
+    def arrive(self) -> torch.Tensor:
+        """Wait for it."""
+        if self.token is None:
+            return self.way.arrived()
+        return _Arrival.apply(self.token, self.way)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def depart(
+    piece: torch.Tensor,
+    steps: Transfer,
+    place: RankMesh,
+    stub: torch.Tensor | None = None,
+    reader: object = None,
+) -> Departed:
+    """Start to move an operand of the instruction `reader`. As `Transfer.__call__`: where there is a `stub`, the
+    gradient goes to it."""
+    source = stub if stub is not None and stub.requires_grad else piece
+    way = _Way(steps, place, piece, reader)
+    returns = source.requires_grad and torch.is_grad_enabled()
+    return Departed(way=way, token=_Departure.apply(source, way) if returns else None)  # type: ignore[no-untyped-call]
+
+
+def take_turns(programs: Sequence[Iterator[None]]) -> None:
+    """Run all of them to their ends, each until it has sent something, in the order in which they are given."""
+    running = list(programs)
+    while running:
+        running = [program for program in running if next(program, _ENDED) is not _ENDED]
+
+
+_ENDED = object()
+
+
+class _Departure(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, source: torch.Tensor, way: _Way) -> torch.Tensor:
+        ctx.way = way
+        return source.new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.way.land(), None
+
+
+class _Arrival(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, token: torch.Tensor, way: _Way) -> torch.Tensor:
+        ctx.way = way
+        return way.arrived()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.way.turn_back(gradients[0])
+        return gradients[0].new_empty(0), None

@@ -1,0 +1,120 @@
+"""The programs of one rank: Python functions that are written from the plan, one for each distinct block.
+
+    plan ──bind──> instructions ──emit──> text ──compile──> program ──bodies──> block 0, block 1, ...
+
+The general executor asks of every operator, every time, what its operands need, who looks on, and what is over. All
+of that is known from the plan; a program has only the answers in it (see `runtime.executor.lowering.emit`). Blocks that
+do the same share one program and differ in the names of their weights and values; the first and the last block of a
+stage are often programs of their own, as what they read comes from elsewhere. Autograd records what a program does as
+it would record a model, so the backward pass, recomputation, accumulation and schedules are those of the general
+executor.
+
+Every program is written twice. One is bare, the other watches: it compares all results with what their rules promise
+and lets observers look on. A body watches when it first runs, and whenever somebody looks on; nothing is checked after
+that. What is computed again runs as it ran first.
+
+Where the programs are `compiled`, chains of elementwise operators are one call in the bare ones, of what
+`torch.compile` has made of them (see `runtime.executor.lowering.chains`).
+"""
+
+import linecache
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from planner.plan.binding.bind import BoundPlan
+from runtime.comm.device_mesh import RankMesh
+from runtime.executor.instruction import Copy, Instruction, called
+from runtime.executor.interleaving import depart
+from runtime.executor.lowering.calls import Text
+from runtime.executor.lowering.chains import in_chains
+from runtime.executor.lowering.compiled import Compiled
+from runtime.executor.lowering.emit import emit
+
+Program = Callable[[Copy, "Body"], Iterator[None] | None]
+
+
+@dataclass(kw_only=True)
+class Body:
+    """A program on the values and weights of one block: the `bare` one, and the one that is `watched`. `seen` says
+    whether the latter has run."""
+
+    instructions: tuple[Instruction, ...]
+    names: tuple[str, ...]
+    bare: Program
+    watched: Program
+    seen: bool = False
+
+    def __call__(self, copy: Copy) -> None:
+        """Run it; the values that others read are with the copy's after it."""
+        self.chosen(copy)(copy, self)
+        self.seen = True
+
+    def chosen(self, copy: Copy) -> Program:
+        """The program for a copy."""
+        watches = copy.watched if copy.watched is not None else not self.seen
+        return self.watched if watches or copy.observer is not None else self.bare
+
+
+def in_turns(bodies: Sequence[Body], copy: Copy) -> Iterator[None]:
+    """Bodies one after the other, whose programs let others go on whenever they have sent something."""
+    for body in bodies:
+        turns = body.chosen(copy)(copy, body)
+        assert turns is not None, "written as a generator"
+        yield from turns
+        body.seen = True
+
+
+@dataclass(kw_only=True)
+class Programs:
+    """The programs of the stages of one rank, each written when it is first needed; with chains that are `compiled`,
+    or without."""
+
+    bound: BoundPlan
+    place: RankMesh
+    compiled: Compiled | None = None
+    texts: dict[str, Text] = field(default_factory=dict)  # of each distinct program, by its name
+    _programs: dict[Hashable, Program] = field(default_factory=dict)
+    _bodies: dict[tuple[int, int, bool, bool], tuple[Body, ...]] = field(default_factory=dict)
+
+    def bodies(
+        self, instructions: Sequence[Instruction], *, recomputed: bool, departs: bool, again: int = 0
+    ) -> tuple[Body, ...]:
+        """The programs of consecutive instructions, block by block. The first `again` of them may be computed again
+        without the others, if any are."""
+        if not instructions:
+            return ()
+        key = (instructions[0].index, instructions[-1].index, recomputed, departs)
+        if key not in self._bodies:
+            border = instructions[again].index if again < len(instructions) else None
+            parts = groupby(instructions, key=lambda instruction: self.bound.blocks.block_of(instruction.index))
+            self._bodies[key] = tuple(self._body(tuple(part), recomputed, departs, border) for _, part in parts)
+        return self._bodies[key]
+
+    def _body(self, instructions: tuple[Instruction, ...], recomputed: bool, departs: bool, border: int | None) -> Body:
+        write = partial(emit, self.bound, instructions, recomputed=recomputed, departs=departs)
+        watched = write(watched=True)
+        units = in_chains(self.bound, instructions, recomputed=recomputed, border=border) if self.compiled else ()
+        bare = write(watched=False, units=units, compiled=self.compiled, names=watched.names)
+        assert bare.names == watched.names, "the same values in the same order"
+        return Body(
+            instructions=instructions,
+            names=tuple(bare.names),
+            bare=self._program(bare),
+            watched=self._program(watched),
+        )
+
+    def _program(self, text: Text) -> Program:
+        if text.key not in self._programs:
+            name = f"<program {len(self._programs)}>"
+            source = text.source
+            known: dict[str, Any] = {"called": called, "depart": depart, "place": self.place}
+            known["lines"] = text.lines  # for whoever asks where a rank waits
+            known |= text.known
+            exec(compile(source, name, "exec"), known)
+            linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)  # for tracebacks
+            self._programs[text.key] = known["program"]
+            self.texts[name] = text
+        return self._programs[text.key]

@@ -1,0 +1,1 @@
+"""`plan run`: launch, training, checkpoints and rollback."""

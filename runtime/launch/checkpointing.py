@@ -1,0 +1,177 @@
+"""The checkpoints of `plan run`: where it starts from, and when it saves."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from planner.errors import CheckpointError, RequestError
+from runtime.checkpoint.folder import checkpoints, incomplete, step_of
+from runtime.checkpoint.restoring import Restored, name_in, open_together, restore
+from runtime.checkpoint.saving import Checkpoints
+from runtime.checkpoint.source import Readable
+from runtime.checkpoint.state_names import read_name, saved_ties
+from runtime.processes.rank import At
+from runtime.recovery.state_replicas import Copies
+from runtime.reference.unsharded import UnshardedStep
+from runtime.run_settings import RunSettings
+from runtime.step.step import RankStep
+from runtime.step.training_step import TrainingStep
+
+Position = Mapping[str, Any] | None
+"""Where in a dataset a run is, as `BatchLoader.state` says it; None where it reads none."""
+
+
+class RunCheckpoints:
+    """Those of one run, and its copies in memory where it has some. Every method is collective. `resumed` and `saved`
+    name what it went on from, and the last that it has saved; `position` is where in its data it then was; `notes` is
+    what whoever looks after the run should know."""
+
+    def __init__(self, settings: RunSettings, at: At) -> None:
+        self._settings, self._at = settings, at
+        self.resumed: str | None = None
+        self.position: Position = None
+        self.saved: str | None = None
+        self._last: Path | None = None  # what a run can go back to: the last that it has saved, or went on from
+        self._own: Checkpoints | None = None
+        if settings.save is not None:
+            at("opening the checkpoints")
+            self._own = Checkpoints(settings.save, keep=settings.keep, timeout=settings.timeout, lock=settings.lock)
+        self._copies = None
+        if settings.copies and self._own is not None:
+            self._copies = Copies(self._own.origin)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        found = () if self._own is None else self._own.notes
+        found += () if self._settings.resume is None else tuple(incomplete(Path(self._settings.resume)))
+        found += () if self._copies is None else self._copies.notes
+        going_on = self._settings.go_on and self.resumed is not None
+        return (*found, f"going on from {self.resumed}") if going_on else found
+
+    def restore(self, step: TrainingStep) -> Readable | None:
+        """Load what the run starts from, and return it; None where that is nothing, or copies in memory.
+
+        Raises CheckpointError for what cannot be loaded, RequestError for a checkpoint behind the last step, of another
+        seed, or without a state to go on from.
+        """
+        settings = self._settings
+        own = self._own.newest() if settings.go_on and self._own is not None else None
+        if self._from_copies(step, own):
+            return None
+        path = own or settings.resume or settings.weights
+        if path is None:
+            return None
+        weights_only = own is None and settings.resume is None
+        self._at(f"loading {path}")
+        try:
+            source = open_together(Path(path), step.plan.model, settings.model)
+            if not weights_only:
+                self._check(source)
+            cast = weights_only and settings.cast
+            found: Restored = restore(step.rank, source, weights_only=weights_only, cast=cast)
+        except CheckpointError as error:
+            older = [one for one in checkpoints(own.parent) if step_of(one) < step_of(own)] if own is not None else []
+            if not older:
+                raise
+            way = f"--resume {older[-1]} --save {settings.save}"
+            raise CheckpointError(f"{error}; go on from the one before it with {way}") from error
+        self.resumed = f"the model in {found.path}" if weights_only else f"{found.path}, step {found.step}"
+        self.position = found.data
+        self._last = None if weights_only else found.path
+        return source
+
+    def _from_copies(self, step: TrainingStep, path: Path | None) -> bool:
+        """Go on from copies in memory, where they are not older than the checkpoint that there is; drop all others."""
+        if self._copies is None:
+            return False
+        left = self._copies.left() if self._settings.go_on else None
+        saved = -1 if path is None else step_of(path)
+        if left is None or not saved <= left.progress.step <= self._settings.steps:
+            self._copies.forget()
+            return False
+        self._at(f"loading copies of step {left.progress.step} in memory")
+        self.position = self._copies.restore(step, left).data
+        self._copies.forget(but=left.progress.step)
+        self.resumed = f"copies in memory, step {left.progress.step}"
+        return True
+
+    def _check(self, source: Readable) -> None:
+        settings, manifest = self._settings, source.manifest
+        if manifest is None or manifest.kind == "merged":
+            raise RequestError(
+                f"--resume {source.path}: has a model and no state of an optimizer to go on from; start from it with"
+                f" --weights {source.path}"
+            )
+        progress = manifest.progress
+        if progress.step >= settings.steps:
+            raise RequestError(
+                f"{source.path} is of step {progress.step}, and --steps {settings.steps} counts those before it too;"
+                f" give --steps {progress.step + 1} or more"
+            )
+        if progress.seed != settings.seed:
+            raise RequestError(
+                f"--seed {settings.seed}: {source.path} was trained with seed {progress.seed}, which decides the order"
+                f" of the data and what is dropped; give --seed {progress.seed}"
+            )
+
+    def save(self, step: TrainingStep, position: Position, *, leaving: bool = False) -> None:
+        """Save after a step, with the position in the data, where it is one behind which the run saves, or after which
+        it leaves; keep copies of every step."""
+        due = step.steps % self._settings.save_every == 0 or step.steps == self._settings.steps
+        if self._own is not None and (due or leaving):
+            self._save(self._own, step, position)
+        if self._copies is not None:
+            self._at(f"copying step {step.steps}")
+            self._copies.take(step, position)
+
+    def _save(self, own: Checkpoints, step: TrainingStep, position: Position) -> None:
+        self._at(f"saving step {step.steps}")
+        self._last = own.save(step, position)
+        self.saved = str(self._last)
+
+    def save_start(self, step: TrainingStep) -> bool:
+        """Have a checkpoint to go back to from the first step on; False where the run saves none."""
+        if self._own is not None and self._last is None:
+            self._save(self._own, step, self.position)
+        return self._own is not None
+
+    def go_back(self, step: TrainingStep) -> Readable:
+        """Load the last checkpoint that this run has saved or went on from, once it is whole, and return it. Raises
+        CheckpointError where it cannot be loaded."""
+        assert self._own is not None, "the run saves"
+        assert self._last is not None, "it has saved its start"
+        self._own.wait()
+        self._at(f"going back to {self._last}")
+        source = open_together(self._last, step.plan.model, self._settings.model)
+        restore(step.rank, source)
+        return source
+
+    def close(self) -> None:
+        """Let another run write into the folder. What is in memory stays: it is what a restart goes on from."""
+        if self._own is not None:
+            self._own.close()
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is whole; nothing in memory is needed then."""
+        if self._own is not None:
+            self._at("waiting for the last checkpoint")
+            self._own.wait()
+        if self._copies is not None and self._settings.lock is None:
+            self._copies.close()
+        elif self._copies is not None:
+            self._copies.forget()  # whoever started the ranks holds the folder, and deletes it
+
+
+def restore_plain(plain: UnshardedStep, rank: RankStep, source: Readable) -> None:
+    """Give the unsharded model what a rank has been given."""
+    tied = {**source.tied, **saved_ties(rank.kept_buffers.tied)}
+
+    def read(name: str) -> torch.Tensor | None:
+        found = name_in(source.tensors, name, tied)
+        whole = rank.optimizer.updates or not read_name(name).of_optimizer
+        return source.read(found) if whole and found in source.tensors else None
+
+    plain.restore(read, rank.steps, rank.optimizer.updates)
+    source.release()

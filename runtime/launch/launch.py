@@ -1,0 +1,260 @@
+"""`plan run FILE`: starts one process per device of the plan, and says whether they compute what the unsharded
+model computes.
+
+    launch ──┬─ rank 0: reports every step
+             ├─ rank 1
+             └─ ...            see `runtime.processes.ranks` for how they start, and how all of them end
+
+Started by a launcher already, on one host or several, it is one of the ranks (`runtime.launchers`):
+
+    torchrun --nnodes 4 --nproc-per-node 8 ... -m runtime PLAN --steps 10
+    srun --nodes 4 --ntasks-per-node 8 plan run PLAN --steps 10
+    mpirun -n 8 plan run PLAN --steps 10
+
+Exit codes: 0 the losses agree, 1 they do not or a rank broke down, 2 and 3 those of `PlannerError`.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.errors import PlannerError, RequestError
+from planner.plan.binding.model_of import buildable
+from planner.plan.file import load_plan
+from planner.plan.plan import Plan
+from runtime.comm.interfaces import interface_of
+from runtime.launchers import Launched, launched_by
+from runtime.processes.rank import At, Joined, be_a_rank
+from runtime.processes.ranks import run_ranks, threads_per_rank
+from runtime.processes.run_servers import servers_of
+from runtime.processes.watch import LEAVE
+from runtime.run_settings import RunSettings, asked_settings, parse_arguments
+
+if TYPE_CHECKING:
+    from runtime.processes.progress import Report
+
+
+def launch(
+    plan_path: str | Path,
+    settings: RunSettings,
+    on_report: Callable[["Report"], None],
+    on_line: Callable[[str], None] = print,
+) -> int:
+    """Run the training steps of a plan on this machine, or as one rank of them under a launcher; returns the exit code.
+
+    `on_report` gets the report of each step and the summary, `on_line` what the ranks print besides. Raises
+    PlannerError for a plan that cannot be read or executed, RunError where a rank breaks down.
+    """
+    from runtime.checkpoint.folder import finished
+
+    plan = load_plan(Path(plan_path))
+    _check(settings)
+    buildable(plan.model, settings.model)
+    launched = launched_by(os.environ)
+    _check_tables(plan, settings, started_here=launched is None)
+    if (done := finished(settings)) is not None:
+        if launched is None or launched.rank == 0:
+            on_line(f"nothing is left to do: {done} is of step {settings.steps}, the last one of --steps")
+        return 0
+    if launched is not None:
+        if settings.restarts:
+            raise RequestError("--restarts: the launcher starts the ranks; ask it, such as torchrun --max-restarts")
+        if settings.elastic is None:
+            launched.check(plan.cluster.devices)
+        _join(launched, settings.listen)
+        return be_a_rank(lambda at, joined: _train(plan, settings, on_report, at, joined), None, settings.timeout)
+
+    from runtime.launch.holding import holding_folder
+
+    with holding_folder(settings, on_report) as held:
+        return _launch_here(Path(plan_path), plan, held, on_report, on_line)
+
+
+def _launch_here(
+    path: Path,
+    plan: Plan,
+    settings: RunSettings,
+    on_report: Callable[["Report"], None],
+    on_line: Callable[[str], None],
+) -> int:
+    """Start the ranks on this machine, under the lock of the folder of checkpoints, where there is one."""
+    _check_folder(settings)  # again: another run may have ended in between
+    if settings.restarts or settings.elastic is not None:
+        from runtime.recovery.running import run_on_and_on
+
+        return run_on_and_on(path, plan, settings, on_report, on_line)
+    from runtime.processes.progress import reading
+
+    read = reading(on_report, on_line)
+    with servers_of(plan, settings) as found:
+        words = replace(settings, server_folder=found).arguments()
+        return run_ranks("runtime", [str(path), *words], plan.cluster.devices, read, settings.timeout)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`python -m runtime PLAN`: the same as `launch`, with plain lines and errors in one line."""
+    given = parse_arguments(arguments)
+    if given.notes is not None:
+        asked = Path(given.notes) / LEAVE
+        return be_a_rank(
+            lambda at, joined: _train(load_plan(given.plan), given.settings, _write_record, at, joined, asked.exists),
+            given.notes,
+        )
+    try:
+        return launch(given.plan, given.settings, write_json if given.as_json else write_text)
+    except PlannerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 130
+
+
+def write_text(report: "Report") -> None:
+    """A report as plain lines on stdout."""
+    from runtime.processes.progress import lines_of
+
+    _write("\n".join(lines_of(report)))
+
+
+def write_json(report: "Report") -> None:
+    """A report as one JSON object on one line of stdout."""
+    from runtime.processes.progress import content_of
+
+    _write(json.dumps(content_of(report), allow_nan=False))
+
+
+def _write_record(report: "Report") -> None:
+    from runtime.processes.progress import record_of
+
+    _write(record_of(report))
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _join(launched: Launched, listen: str | None) -> None:
+    """Be the process that a launcher has started: torch reads who that is from the environment."""
+    if launched.rank == 0:
+        sys.stderr.write(launched.text() + "\n")
+        if listen is not None and launched.agent:
+            sys.stderr.write(f"--listen {listen}: the store of torchrun listens on all addresses all the same\n")
+    os.environ.update(launched.environment())
+    if launched.local_world is not None:  # torch takes all cores where nobody says how many
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(launched.local_world)))
+
+
+def _check(settings: RunSettings) -> None:
+    """What is wrong with a request whatever the plan is."""
+    for one in asked_settings():
+        value, least = getattr(settings, one.field), one.flag.least
+        if value is not None and least is not None and value < least:
+            raise RequestError(f"{one.name} {value}: give {least} or more")
+    if not settings.timeout > 0:
+        raise RequestError(f"--timeout {settings.timeout:g}: give seconds, more than 0")
+    if settings.listen is not None:
+        interface_of(settings.listen)
+    settings.guard()
+    if settings.go_on and settings.save is None:
+        raise RequestError(
+            "--continue: goes on from the newest checkpoint in --save; give --save DIR, or --resume PATH"
+        )
+    given = [("--resume", settings.resume), ("--continue", settings.go_on), ("--weights", settings.weights)]
+    wants = (("--restarts", settings.restarts), ("--elastic", settings.elastic), ("--copies", settings.copies))
+    if settings.save is None and (asked := [flag for flag, value in wants if value]):
+        raise RequestError(f"{asked[0]}: needs a folder of checkpoints to go on from; give --save DIR")
+    usual = RunSettings()
+    if settings.save is None and settings.keep != usual.keep:
+        raise RequestError(f"--keep {settings.keep}: nothing is saved; give --save DIR")
+    if settings.save is None and settings.save_every != usual.save_every and not settings.guard().rolls_back:
+        raise RequestError(f"--save-every {settings.save_every}: nothing is saved; give --save DIR")
+    if settings.copies and settings.check:
+        raise RequestError("--copies: the unsharded model beside the run cannot go on from them; give --no-check")
+    if settings.compile and settings.general:
+        raise RequestError("--compile: the general executor runs operators one by one; leave out --general")
+    _check_folder(settings)
+    if len(both := [flag for flag, value in given if value]) > 1:
+        raise RequestError(f"{' and '.join(both)}: say one place to start from")
+    if settings.cast and settings.weights is None:
+        raise RequestError("--cast: converts what --weights PATH loads; a run goes on in the precision that it has")
+    if settings.data is None and (settings.shuffle or settings.workers or not settings.full_batch):
+        flag = "--shuffle" if settings.shuffle else "--workers" if settings.workers else "--own-samples"
+        raise RequestError(f"{flag}: synthetic data is drawn, not read; give --data package.module:factory")
+
+
+def _check_folder(settings: RunSettings) -> None:
+    """A run that starts anew must not delete the checkpoints of another one, nor go on from them by mistake."""
+    from runtime.checkpoint.folder import newest
+
+    if settings.save is None or settings.go_on or settings.resume is not None:
+        return
+    found = newest(Path(settings.save))
+    if found is not None:
+        raise RequestError(
+            f"--save {settings.save}: has checkpoints already, the last is {found.name}; go on from it with --continue,"
+            " or name another folder"
+        )
+
+
+def _check_tables(plan: Plan, settings: RunSettings, *, started_here: bool) -> None:
+    """No copies are kept of tables outside of the devices, and servers on several nodes must be there before."""
+    placed = plan.training.update.placed
+    if placed and settings.copies:
+        raise RequestError(
+            f"--copies: the plan has tables outside of its devices ({placed[0][0]}), of which no copies are kept in"
+            " memory; leave it out, checkpoints have them"
+        )
+    if placed and settings.save is None and settings.guard().rolls_back:
+        raise RequestError(
+            f"rollback: the plan has tables outside of its devices ({placed[0][0]}), of which no copies are kept in"
+            " memory; give --save DIR, checkpoints have them"
+        )
+    served = any(place == "servers" for _, place in placed)
+    again = "--elastic" if settings.elastic is not None else "--restarts" if settings.restarts else None
+    if served and again is not None and settings.server_folder is not None:
+        raise RequestError(
+            f"{again}: every attempt starts its own servers, with the tables of the last checkpoint; leave"
+            " --server-folder out"
+        )
+    if served and not started_here and settings.server_folder is None:
+        raise RequestError(
+            "the plan has tables on servers: start them with python -m runtime.servers DIR --servers N, and say where"
+            " they are with --server-folder DIR --servers N"
+        )
+
+
+def _train(
+    plan: Plan,
+    settings: RunSettings,
+    on_report: Callable[["Report"], None],
+    at: At,
+    joined: Joined,
+    leave: Callable[[], bool] = lambda: False,
+) -> int:
+    import torch.distributed as dist
+
+    from runtime.comm.device_mesh import current_device, local_rank, start_processes
+    from runtime.launch.training import train
+    from runtime.processes.progress import RunSummary
+
+    joined(start_processes(current_device(local_rank()), settings.timeout, settings.listen))
+    if settings.elastic is not None and dist.get_world_size() != plan.cluster.devices:
+        from runtime.recovery.replanning import plan_of_all
+
+        at("looking for a plan for other devices")
+        plan = plan_of_all(plan, settings, dist.get_world_size())
+    code = 0
+    for report in train(plan, settings, at, leave=leave):
+        if dist.get_rank() == 0:
+            on_report(report)
+            code = 1 if isinstance(report, RunSummary) and not report.agrees else 0
+    at("ending")
+    dist.barrier()
+    dist.destroy_process_group()
+    return code

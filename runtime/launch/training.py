@@ -1,0 +1,300 @@
+"""Trains the model of a plan for some steps, and compares with the model unsharded.
+
+Every rank builds the model that the plan names from the same seed, keeps its pieces, and gets the same batches, drawn
+or read. Rank 0 trains the plain model beside it. The losses of the two agree up to rounding; `TOLERANCE` says what that
+means for a precision.
+"""
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hardware_profiles import DTYPES, Seconds
+from planner.errors import RequestError
+from planner.models.zoo import BuiltModel
+from planner.plan.binding.model_of import build_planned
+from planner.plan.plan import PRECISIONS, Plan
+from runtime.checkpoint.folder import finished
+from runtime.comm.device_mesh import Communicators, RankMesh, current_device, local_rank
+from runtime.data.datasets import DatasetBatches, dataset_batches, synthetic_batches
+from runtime.launch.checkpointing import Position, RunCheckpoints, restore_plain
+from runtime.launch.rollback import WayBack
+from runtime.ops.randomness import dropping
+from runtime.optimizers.optimizers import OptimizerSettings
+from runtime.processes.progress import NoticeReport, Report, RunSummary, StepReport
+from runtime.processes.rank import At
+from runtime.processes.stragglers import LEAST_STEPS, slow_ranks
+from runtime.processes.this_machine import elsewhere, peak_memory
+from runtime.reference.unsharded import UnshardedStep
+from runtime.run_settings import RunSettings
+from runtime.servers.addresses import Addresses
+from runtime.step.arguments import Arguments
+from runtime.step.training_step import TrainingStep, parallelize
+from runtime.waiting import timing_waits
+
+TOLERANCE = {name: dtype.tolerance for name, dtype in DTYPES.items() if dtype.tolerance is not None}
+"""Largest relative difference of a loss that counts as equal. Assumed, not derived: float32 sums in another order
+differ by about 1e-6 at first and drift with the steps; 16-bit activations carry 8 (bf16) or 11 (fp16) bits."""
+
+_WARM_UP = 2  # steps whose times do not count
+
+
+def train(
+    plan: Plan,
+    settings: RunSettings,
+    at: At = lambda what: None,
+    optimizer: OptimizerSettings | None = None,
+    leave: Callable[[], bool] = lambda: False,
+) -> Iterator[Report]:
+    """Reports of the training steps, one by one, and the summary. Collective. `at` is told what comes next. An elastic
+    run asks on rank 0 after every step whether to `leave`: it ends then with a checkpoint and without a summary. One
+    that goes on behind its last step has no reports at all.
+
+    Raises PlannerError where the plan cannot be executed (see `runtime.parallelize`) or the data does not suffice.
+    """
+    if finished(settings) is not None:
+        return
+    with contextlib.closing(RunCheckpoints(settings, at)) as checkpoints:
+        yield from _trained(plan, settings, at, optimizer, leave, checkpoints)
+
+
+def _trained(
+    plan: Plan,
+    settings: RunSettings,
+    at: At,
+    optimizer: OptimizerSettings | None,
+    leave: Callable[[], bool],
+    checkpoints: RunCheckpoints,
+) -> Iterator[Report]:
+    """What `train` reports, of a run whose folder is open."""
+    device = current_device(local_rank())
+    at("building the model")
+    built = _build(plan, settings)
+    at("tracing the model and building the step")
+    folder = settings.server_folder
+    servers = None if folder is None else Addresses(folder=Path(folder), count=settings.servers)
+    guard = settings.guard()
+    way_back = WayBack(settings, checkpoints) if guard.rolls_back else None
+    step = parallelize(
+        built.module,
+        plan,
+        optimizer=optimizer,
+        device=device,
+        known=Communicators(settings.timeout),
+        seed=settings.seed,
+        guard=guard,
+        rollback=lambda step: None,  # the report goes back, once the unsharded model has seen the batch
+        servers=servers,
+        lowered=not settings.general,
+        compiled=settings.compile,
+    )
+    step.prepare(*built.args, **built.kwargs)
+    source = checkpoints.restore(step)
+    yield from (NoticeReport(text=note) for note in checkpoints.notes)
+    plain = _plain(built, step, settings, device)
+    if plain is not None and source is not None:
+        restore_plain(plain, step.rank, source)
+    if way_back is not None:
+        way_back.begin(step, plain)
+    run = _Run(plan=plan, settings=settings, step=step, plain=plain, checkpoints=checkpoints, way_back=way_back)
+    at("opening the data")
+    if settings.data is None and checkpoints.position is not None:
+        raise RequestError(
+            f"{checkpoints.resumed} was trained on a dataset, and synthetic data would follow; give its --data, or"
+            " start from its model alone with --weights"
+        )
+    data = _data(built, step, settings, checkpoints.position)
+    seconds, busy, worst = [], [], 0.0
+    for read, call, whole in _timed(data.batches):
+        number = step.steps + 1
+        at(f"step {number}")
+        with timing_waits() as waits:
+            report = run.step_report(number, call, whole)
+        if report.trouble is None:
+            seconds.append(report.seconds)
+            busy.append(report.seconds - waits.seconds + (0.0 if _compares(plan, settings) else read))
+        worst = max(worst, report.difference)
+        yield report
+        if step.steps < number:  # the batch made no step
+            continue
+        if way_back is not None:
+            way_back.keep(step, plain)
+        leaving = settings.elastic is not None and number < settings.steps and _said_by_first(leave(), device)
+        checkpoints.save(step, data.position(), leaving=leaving)
+        if leaving:
+            checkpoints.wait()
+            return
+        if number == settings.steps:
+            break
+        at(f"reading the batch of step {number + 1}")
+    at("summing up")
+    checkpoints.wait()
+    yield run.summary(seconds, busy, worst if _compares(plan, settings) else None)
+
+
+def _build(plan: Plan, settings: RunSettings) -> BuiltModel:
+    """The model on the CPU: the same weights on every rank."""
+    torch.manual_seed(settings.seed)
+    return build_planned(plan, settings.model, device="cpu")
+
+
+def _plain(built: BuiltModel, step: TrainingStep, settings: RunSettings, device: torch.device) -> UnshardedStep | None:
+    """The unsharded model, on the first rank where it is asked for."""
+    if not (_compares(step.plan, settings) and _is_first(step.place)):
+        return None
+    pieces = step.pieces
+    batched = frozenset(number for number, name in enumerate(step.matcher.names) if name in pieces.batched)
+    return UnshardedStep(
+        built.module.to(device),
+        step.plan.training,
+        step.optimizer.settings,
+        batched,
+        step.rank.pieces,
+        dropping=dropping(step.rank.bound.graph),
+        seed=settings.seed,
+    )
+
+
+def _compares(plan: Plan, settings: RunSettings) -> bool:
+    """Whether losses can be compared: a model with parameters of each device's own is none that is unsharded, and one
+    that is trained with stale weights has other losses."""
+    stale = not plan.schedule_kind.flushes
+    return settings.check and not plan.training.update.local_parameters and not stale
+
+
+def _said_by_first(word: bool, device: torch.device) -> bool:
+    """What rank 0 says, on every rank. Collective."""
+    said = torch.tensor([word], dtype=torch.uint8, device=device)
+    if dist.is_initialized():
+        dist.broadcast(said, src=0)
+    return bool(said.item())
+
+
+def _is_first(place: RankMesh) -> bool:
+    return place.rank == 0 and place.stage == 0
+
+
+def _data(built: BuiltModel, step: TrainingStep, settings: RunSettings, position: Position) -> "_Data":
+    """What the run is trained on, from a position in its dataset on."""
+    if settings.data is None:
+        used = step.rank.samples // step.plan.training.global_batch
+        return _Data(batches=((one, one) for one in synthetic_batches(built, step.plan, settings.seed, used)))
+    wanted = _compares(step.plan, settings) and _is_first(step.place)
+    dtype = PRECISIONS[step.plan.training.precision]
+    found = dataset_batches(settings, step, position=position, dtype=dtype, whole=wanted)
+    return _Data(batches=iter(found), dataset=found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Data:
+    """For each step what this rank is given, and the whole batch where the unsharded model needs it; and the dataset
+    that they are read from, where there is one."""
+
+    batches: Iterator[tuple[Arguments, Arguments | None]]
+    dataset: DatasetBatches | None = None
+
+    def position(self) -> Position:
+        """Behind the last batch that was given."""
+        return None if self.dataset is None else self.dataset.state()
+
+
+def _timed(
+    batches: Iterator[tuple[Arguments, Arguments | None]],
+) -> Iterator[tuple[Seconds, Arguments, Arguments | None]]:
+    """Each of the batches behind the seconds that it took to read."""
+    started = time.perf_counter()
+    for call, whole in batches:
+        yield time.perf_counter() - started, call, whole
+        started = time.perf_counter()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """What the reports are made from."""
+
+    plan: Plan
+    settings: RunSettings
+    step: TrainingStep
+    plain: UnshardedStep | None
+    checkpoints: RunCheckpoints
+    way_back: WayBack | None
+
+    def step_report(self, number: int, call: Arguments, whole: Arguments | None) -> StepReport:
+        if _compares(self.plan, self.settings) and dist.is_initialized():
+            dist.barrier()  # the others are ahead of the rank that runs two models
+        started = time.perf_counter()
+        loss = self.step(*call.args, **call.kwargs)
+        seconds = time.perf_counter() - started
+        samples = self.plan.training.global_batch
+        length = self.plan.model.sequence_length
+        unsharded = None if self.plain is None or whole is None else self._unsharded(self.plain, whole)
+        back = self.step.trouble is not None and self.step.trouble.action == "rollback"
+        if back:
+            assert self.way_back is not None, "the settings ask for it"
+            self.way_back.go_back(self.step, self.plain)
+        return StepReport(
+            step=number,
+            steps=self.settings.steps,
+            loss=loss,
+            unsharded=unsharded,
+            trouble=None if self.step.trouble is None else self.step.trouble.message,
+            back_to=self.step.steps if back else None,
+            seconds=seconds,
+            samples=samples,
+            tokens=None if length is None else samples * length,
+        )
+
+    def _unsharded(self, plain: UnshardedStep, whole: Arguments) -> float:
+        device, matcher = self.step.place.device, self.step.matcher
+        given = matcher.arguments(whole.args, whole.kwargs)
+        moved = given.with_tensors([tensor.to(device) for tensor in given.tensors()])
+        return plain(moved.args, moved.kwargs, update=self.step.trouble is None)
+
+    def summary(self, seconds: list[float], busy: list[float], worst: float | None) -> RunSummary:
+        plan, device = self.plan, self.step.place.device
+        length, counted = plan.model.sequence_length, seconds[_WARM_UP:]
+        kind, peak = peak_memory(device)
+        usual, by_rank = statistics.median(counted) if counted else None, self._busy(busy[_WARM_UP:])
+        return RunSummary(
+            steps=len(seconds),
+            resumed=self.checkpoints.resumed,
+            saved=self.checkpoints.saved,
+            data="synthetic, there is nothing to learn" if self.settings.data is None else self.settings.data,
+            seconds=usual,
+            samples=plan.training.global_batch,
+            tokens=None if length is None else plan.training.global_batch * length,
+            predicted_seconds=plan.prediction.step_seconds,
+            low_seconds=plan.prediction.low_seconds,
+            high_seconds=plan.prediction.high_seconds,
+            profile=plan.cluster.machine,
+            elsewhere=elsewhere(plan.cluster, device),
+            busy_seconds=by_rank,
+            slow=slow_ranks(by_rank, usual, plan) if usual is not None and len(counted) >= LEAST_STEPS else (),
+            peak_bytes=_of_every_rank(peak, device),
+            peak_kind=kind,
+            predicted_peak_bytes=plan.prediction.peak_bytes,
+            precision=plan.training.precision,
+            difference=worst,
+            tolerance=TOLERANCE[plan.training.precision],
+        )
+
+    def _busy(self, counted: list[float]) -> tuple[float, ...]:
+        """The median of each rank, where the host's seconds say something: an accelerator's calls return at once."""
+        device = self.step.place.device
+        return _of_every_rank(statistics.median(counted), device) if counted and device.type == "cpu" else ()
+
+
+def _of_every_rank(own: float, device: torch.device) -> tuple[float, ...]:
+    """The number that each rank has. Collective."""
+    if not dist.is_initialized():
+        return (own,)
+    found = torch.zeros(dist.get_world_size(), dtype=torch.float64, device=device)
+    found[dist.get_rank()] = own
+    dist.all_reduce(found)
+    return tuple(found.tolist())

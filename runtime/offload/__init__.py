@@ -1,0 +1,1 @@
+"""Activations, saved tensors, weights and optimizer states in the memory of the host or on a disk."""

@@ -1,0 +1,141 @@
+"""What flows into recomputed blocks, and what others save, parked outside of the device between their two passes.
+
+    forward     block 0 ─┐ block 1 ─┐ block 2       what a block parks is copied out while the next one computes,
+                  copied out   copied out           and its memory is given back when that one is done
+    backward    block 2 <─ block 1 <─ block 0       memory is taken again, and filled, while the block behind computes
+
+Nothing is replaced: tensors stay where autograd, the pipeline and the checkpoint have them, and only the memory behind
+them is given back and taken again (`UntypedStorage.resize_`). So it does not matter who else holds one, as long as
+nobody reads it meanwhile; that nobody does is known from the plan (`planner.plan.layout.activation_offload`,
+`parked_saved`). Memory that a tensor shares with others, or with what the block hands on, stays.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from hardware_profiles import Home
+from runtime.observer import Told
+from runtime.offload.copy_streams import Lane, Mark, here
+from runtime.offload.storage import Outside
+
+
+@dataclass(eq=False, kw_only=True)
+class _Parked:
+    """One tensor's memory, `nbytes` of it, and the row outside of the device that has its content."""
+
+    storage: torch.UntypedStorage
+    nbytes: int
+    row: torch.Tensor
+    home: Home
+    told: Told
+    left: Mark
+    back: Mark | None = None
+
+
+@dataclass(kw_only=True)
+class ParkedReads:
+    """The lanes and rows of one rank; `nbytes` are those of all rows, as many as were ever used at a time."""
+
+    device: torch.device
+    outside: Outside
+    nbytes: int = 0
+    _rows: dict[tuple[str, int], list[torch.Tensor]] = field(default_factory=dict)
+    _leaving: list[_Parked] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        lanes = [Lane(self.device, pretended=self.outside.pretended) for _ in range(2)]
+        self._inward, self._outward = lanes
+
+    def send(self, storages: Sequence[torch.UntypedStorage], home: Home, told: Told) -> list[_Parked]:
+        """Begin to copy these out; the memory of what is leaving already is given back."""
+        self.let_go()
+        sent = [self._send(storage, home, told) for storage in storages]
+        self._leaving = sent
+        return list(sent)
+
+    def let_go(self) -> None:
+        """Give back the memory of what is leaving."""
+        for one in self._leaving:
+            one.left.wait()
+            one.storage.resize_(0)
+            one.told(one.storage)
+        self._leaving = []
+
+    def fetch(self, parked: Sequence[_Parked]) -> None:
+        """Begin to bring these back, unless they are on their way."""
+        self._leaving = [one for one in self._leaving if one not in parked]  # what has not left need not come
+        for one in parked:
+            if one.back is None:
+                if one.storage.nbytes() == 0:
+                    one.storage.resize_(one.nbytes)
+                    one.told(one.storage)
+                    work = partial(_copy, self._memory(one), one.row)
+                    one.back = self._inward.run(work, after=(here(self.device), one.left))
+                else:
+                    one.back = one.left
+
+    def arrive(self, parked: Sequence[_Parked]) -> None:
+        """Wait until these are back; their rows are free again."""
+        self.fetch(parked)
+        for one in parked:
+            assert one.back is not None
+            one.back.wait()
+            self._rows.setdefault((one.home, one.nbytes), []).append(one.row)
+
+    def _send(self, storage: torch.UntypedStorage, home: Home, told: Told) -> _Parked:
+        nbytes = storage.nbytes()
+        row = self._row(home, nbytes)
+        one = _Parked(storage=storage, nbytes=nbytes, row=row, home=home, told=told, left=Mark(None))
+        one.left = self._outward.run(partial(_copy, row, self._memory(one)), after=(here(self.device),))
+        return one
+
+    def _row(self, home: Home, nbytes: int) -> torch.Tensor:
+        free = self._rows.get((home, nbytes))
+        if free:
+            return free.pop()
+        self.nbytes += nbytes
+        return self.outside.room(home, 0 if self.outside.pretended else nbytes, self.device)
+
+    def _memory(self, one: _Parked) -> torch.Tensor:
+        """All of a storage, as bytes."""
+        whole = torch.empty(0, dtype=torch.uint8, device=self.device)
+        return whole if self.outside.pretended else whole.set_(one.storage, 0, (one.nbytes,))  # type: ignore[call-overload]
+
+
+class Trail:
+    """What one pass of a micro-batch through a stage has parked, block by block, for its backward pass."""
+
+    def __init__(self, reads: ParkedReads) -> None:
+        self._reads = reads
+        self._stops: dict[int, Sequence[_Parked]] = {}
+
+    def park(self, number: int, storages: Sequence[torch.UntypedStorage], home: Home, told: Told) -> Callable[[], None]:
+        """Park this memory of section `number`, and return what brings it back, and with it begins to bring back what
+        the section before it has parked."""
+        self._stops[number] = self._reads.send(storages, home, told)
+
+        def back() -> None:
+            if number in self._stops:
+                self._reads.fetch(self._stops[number])
+                self._reads.fetch(self._stops.get(number - 1, ()))
+                self._reads.arrive(self._stops.pop(number))
+
+        return back
+
+    def let_go(self) -> None:
+        """See that all has left: nothing of the next section will."""
+        self._reads.let_go()
+
+
+def alone(tensors: Sequence[torch.Tensor], made: Collection[torch.Tensor]) -> list[torch.UntypedStorage]:
+    """Memory of tensors that is all theirs, and of nothing that was made of them."""
+    shared = {tensor.untyped_storage()._cdata for tensor in made}
+    found = (tensor.untyped_storage() for tensor in tensors if tensor.untyped_storage().nbytes() == tensor.nbytes)
+    return list({storage._cdata: storage for storage in found if storage._cdata not in shared}.values())
+
+
+def _copy(into: torch.Tensor, source: torch.Tensor) -> None:
+    into.copy_(source, non_blocking=True)

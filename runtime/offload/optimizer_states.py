@@ -1,0 +1,175 @@
+"""The update of parameters whose states are parked outside of the device, one after the other.
+
+    room outside   [ moments | master ] of every parameter: one row of bytes each, on the host or a disk
+    places         two rows on the device, as long as the longest: one is updated, the other arrives or leaves
+
+    fetch 0, fetch 1;  for each i:  wait for i ─ update ─ publish the weight ─ store i ─ fetch i + 2 into its place
+
+which is the row of visits that `costmodels.parking` prices. Between steps the tensors of a parked state have no memory
+on the device. The update itself is that of `runtime.optimizers.optimizers`, a parameter at a time, so that nothing but
+the place of the state is different.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from costmodels import PLACES
+from runtime.offload.copy_streams import Lane, Mark, here
+from runtime.offload.storage import Outside
+from runtime.optimizers.optimizers import Optimizer, start_moments, wide_dtype
+
+MASTER = "master"
+
+
+@dataclass(kw_only=True)
+class ParkedState:
+    """The state of one parameter.
+
+    `weight` is what the optimizer updates; where it is the state's `own`, not a view of the kept weight, it is parked,
+    too. `row` has the bytes outside of the device.
+    """
+
+    name: str
+    weight: torch.Tensor
+    own: bool
+    optimizer: Optimizer
+    row: torch.Tensor
+    shape: torch.Size
+    moments: tuple[str, ...]
+
+    def part(self, row: torch.Tensor, kind: str) -> torch.Tensor:
+        """One kind of a row, as a tensor of the shape of the weight."""
+        wide, own, count = wide_dtype(self.weight.dtype), self.weight.dtype, self.shape.numel()
+        start = count * wide.itemsize * self.moments.index(kind) if kind in self.moments else row.numel()
+        dtype, start = (wide, start) if kind in self.moments else (own, start - count * own.itemsize)
+        return row[start : start + count * dtype.itemsize].view(dtype).view(self.shape)
+
+    def arrive(self, place: torch.Tensor) -> None:
+        """Let the tensors of the state lie in a place that the row has been fetched to."""
+        for kind, tensor in self._tensors().items():
+            tensor.data = self.part(place, kind)
+
+    def leave(self, place: torch.Tensor) -> None:
+        """See that all of the state is in its place, and let go of it."""
+        for kind, tensor in self._tensors().items():
+            if not _inside(tensor, place):  # moments that the first update has made
+                self.part(place, kind).copy_(tensor)
+        self.release()
+
+    def release(self) -> None:
+        """Have no memory on the device."""
+        for tensor in self._tensors().values():
+            tensor.data = tensor.new_empty(0)
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        states: list[Mapping[str, torch.Tensor | None]] = list(self.optimizer.state.values())
+        made = {kind: tensor for state in states for kind in self.moments if (tensor := state.get(kind)) is not None}
+        return {**made, **({MASTER: self.weight} if self.own else {})}
+
+
+def _inside(tensor: torch.Tensor, place: torch.Tensor) -> bool:
+    held, row = tensor.untyped_storage(), place.untyped_storage()
+    return bool(held._cdata == row._cdata)
+
+
+class ParkedStates:
+    """All parked states of a rank."""
+
+    def __init__(self, moments: tuple[str, ...], device: torch.device, outside: Outside) -> None:
+        self._moments, self._device, self._outside = moments, device, outside
+        self._members: dict[str, ParkedState] = {}
+        self._left: list[Mark] = []  # what the last step has written back
+        lanes = [Lane(device, pretended=outside.pretended) for _ in range(2)]
+        self._inward, self._outward = lanes
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._members
+
+    def __bool__(self) -> bool:
+        return bool(self._members)
+
+    @property
+    def rows(self) -> tuple[torch.Tensor, ...]:
+        """The bytes outside of the device."""
+        return tuple(member.row for member in self._members.values())
+
+    @property
+    def optimizers(self) -> tuple[Optimizer, ...]:
+        return tuple(member.optimizer for member in self._members.values())
+
+    def park(self, name: str, weight: torch.Tensor, optimizer: Optimizer, home: str, *, own: bool) -> None:
+        """Take over a state that no update has been made with; its `weight` is parked at once."""
+        each = wide_dtype(weight.dtype).itemsize * len(self._moments) + (weight.dtype.itemsize if own else 0)
+        member = ParkedState(
+            name=name,
+            weight=weight,
+            own=own,
+            optimizer=optimizer,
+            row=self._outside.room(home, each * weight.numel(), self._device),
+            shape=weight.shape,
+            moments=self._moments,
+        )
+        if own:
+            member.part(member.row, MASTER).copy_(weight)
+        member.release()
+        self._members[name] = member
+
+    def parts(self, name: str) -> dict[str, torch.Tensor]:
+        """What is parked of one parameter, by kind: its own memory outside of the device, for the host to read and
+        write."""
+        while self._left:
+            self._left.pop().finish()
+        member = self._members[name]
+        kinds = (*self._moments, *((MASTER,) if member.own else ()))
+        return {kind: member.part(member.row, kind) for kind in kinds}
+
+    def start(self, updates: int) -> None:
+        """Let the states be those after so many updates, which are written to their rows."""
+        for member in self._members.values():
+            start_moments(member.optimizer, [member.weight], self._moments, updates)
+            member.release()
+
+    @torch.no_grad()
+    def step(
+        self,
+        names: Sequence[str],
+        gradients: Mapping[str, Callable[[], torch.Tensor]],
+        updated: Callable[[str], None],
+        meanwhile: Callable[[], None],
+    ) -> None:
+        """Update the parameters in this order. `updated` is told of each while its weight is on the device;
+        `meanwhile` is done while the first states arrive."""
+        members = [self._members[name] for name in names]
+        longest = max((member.row.numel() for member in members), default=0)
+        places = [torch.empty(longest, dtype=torch.uint8, device=self._device) for _ in members[:PLACES]]
+        arrivals = [self._fetch(member, place) for member, place in zip(members, places, strict=False)]
+        meanwhile()
+        left = self._left = []
+        for at, member in enumerate(members):
+            place = places[at % PLACES][: member.row.numel()]
+            arrivals[at].wait()
+            member.arrive(place)
+            member.weight.grad = gradients[member.name]()
+            member.optimizer.step()
+            member.weight.grad = None
+            updated(member.name)
+            member.leave(place)
+            left.append(self._store(member, place))
+            if at + PLACES < len(members):
+                arrivals.append(self._fetch(members[at + PLACES], places[at % PLACES], left[at]))
+        for mark in left:
+            mark.wait()
+
+    def _fetch(self, member: ParkedState, place: torch.Tensor, *after: Mark) -> Mark:
+        row, into = member.row, place[: member.row.numel()]
+        return self._inward.run(lambda: _copy(into, row), after=(here(self._device), *after))
+
+    def _store(self, member: ParkedState, place: torch.Tensor) -> Mark:
+        row = member.row
+        return self._outward.run(lambda: _copy(row, place), after=(here(self._device),))
+
+
+def _copy(into: torch.Tensor, source: torch.Tensor) -> None:
+    into.copy_(source, non_blocking=True)

@@ -1,0 +1,67 @@
+"""Weights that are gathered for a use are let go after it, and gathered again where the backward pass needs them.
+
+    forward   piece ──all_gather──> weight ──> operator        autograd would keep the whole weight until backward
+    backward  piece ──all_gather──> weight ──> gradient        instead it keeps the piece that is there anyway
+
+Autograd may save the weight itself or a view of it (a linear layer saves the transpose). A saved tensor that shares
+its memory with a gathered weight is kept as its geometry; unpacked, the same steps give the same memory again.
+Saved once and used twice it is gathered twice.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from runtime.comm.device_mesh import RankMesh
+from runtime.comm.redistribute import Transfer, apply_steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """How a gathered weight came about: from this rank's piece by these steps."""
+
+    piece: torch.Tensor
+    steps: Transfer
+    place: RankMesh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _View:
+    """A view of a gathered weight, without its memory."""
+
+    source: Gathered
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+def gather_again(
+    gathered: Mapping[int, Gathered], saved: Callable[[torch.Tensor], None] = lambda tensor: None
+) -> torch.autograd.graph.saved_tensors_hooks:
+    """A context in which autograd saves no view of a gathered weight. Weights are named by their storage
+    (`memory_of`) and must stay alive while the context is entered. `saved` is told of what is saved otherwise."""
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor | _View:
+        source = gathered.get(memory_of(tensor))
+        if source is None:
+            saved(tensor)
+            return tensor
+        return _View(
+            source=source, shape=tuple(tensor.shape), stride=tuple(tensor.stride()), offset=int(tensor.storage_offset())
+        )
+
+    def unpack(saved: torch.Tensor | _View) -> torch.Tensor:
+        if isinstance(saved, torch.Tensor):
+            return saved
+        with torch.no_grad():
+            weight = apply_steps(saved.source.piece.detach(), saved.source.steps.forward, saved.source.place)
+            return weight.as_strided(saved.shape, saved.stride, saved.offset)
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """Address of a tensor's storage object, equal for all its views; fake tensors have one too, unlike a data
+    pointer."""
+    return int(tensor.untyped_storage()._cdata)

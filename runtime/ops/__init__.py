@@ -1,0 +1,1 @@
+"""Operators on local shards: products, attention, norms, cross entropy, experts, random numbers."""

@@ -1,0 +1,148 @@
+"""Cross entropy of logits that are split over the vocabulary, over the samples, or over both.
+
+With the logits x of one sample, split over processes into pieces, and its target t:
+
+    m = max x            all-reduce (max) over the vocabulary axes
+    z = sum exp(x - m)   all-reduce (sum) over the vocabulary axes
+    loss = m + log z - x_t                          x_t is known to one process: all-reduce (sum)
+    gradient of x_j = (exp(x_j - m) / z - [j = t]) / count      no communication, in the place of exp(x_j - m) / z
+
+(Shoeybi et al. 2019, Megatron-LM, section 3.) A mean is over all targets that are not ignored, so `count` is
+all-reduced over the axes that split the samples; what a process returns is its term of the sum over these axes.
+Label smoothing e adds the mean of -log p over the vocabulary of size V with weight e, which takes one more
+all-reduce: (1 - e) [j = t] + e / V instead of [j = t].
+
+Where every process has the whole vocabulary, m and z are not asked for: PyTorch's kernels make log (exp(x_j - m) / z)
+and the loss of it, and say how many targets count.
+
+Shape legend: N local samples, V local vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from runtime.comm import collectives
+from runtime.ops.index_check import expect_within
+
+_SUM = 2  # torch's number for the sum of the losses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitLoss:
+    """How the logits are split, and the settings of `torch.nn.functional.cross_entropy`.
+
+    `offset` is the first class of this process's piece, `classes` the size of the whole vocabulary. `counted` is how
+    many of this process's targets a mean is over, where it is not those of the call that are not ignored.
+    """
+
+    vocabulary_groups: Sequence[dist.ProcessGroup]
+    sample_groups: Sequence[dist.ProcessGroup]
+    offset: int
+    classes: int
+    mean: bool
+    ignore_index: int
+    label_smoothing: float
+    counted: torch.Tensor | None = None
+
+    def weight(self, count: torch.Tensor) -> torch.Tensor:
+        """What the sum of the losses is multiplied with for their mean, where `count` of the call are not ignored."""
+        count = count if self.counted is None else self.counted.to(count.dtype)
+        return _over(count, self.sample_groups, collectives.all_reduce).reciprocal()
+
+
+def split_cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor, split: SplitLoss) -> torch.Tensor:
+    """This process's term of the loss, a scalar of the dtype of the logits; equal on all processes of the
+    vocabulary axes. Raises RuntimeError, or where the vocabulary is whole IndexError, for a target that is no class and
+    is not ignored."""
+    if logits_NV.shape[1] == split.classes and not split.label_smoothing:
+        return _WholeCrossEntropy.apply(logits_NV, targets_N, split)  # type: ignore[no-any-return, no-untyped-call]
+    expect_within(targets_N, split.classes, "targets of the cross entropy", split.ignore_index)
+    return _SplitCrossEntropy.apply(logits_NV, targets_N, split)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _SplitCrossEntropy(torch.autograd.Function):
+    """Keeps the probabilities, and makes the gradient where they stand: two tensors of the size of the logits at most,
+    where PyTorch's own has three while the gradient is taken."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_NV: torch.Tensor, targets_N: torch.Tensor, split: SplitLoss) -> torch.Tensor:
+        wide_NV = _wide(logits_NV)
+        largest_N = _over(wide_NV.amax(dim=1), split.vocabulary_groups, collectives.all_reduce_max)
+        column_N, here_N = _columns(targets_N, split.offset, logits_NV.shape[1])
+        chosen_N = wide_NV.gather(1, column_N[:, None])[:, 0].masked_fill(~here_N, 0.0)
+        chosen_N = _over(chosen_N, split.vocabulary_groups, collectives.all_reduce)
+        if split.label_smoothing:
+            total_N = _over(wide_NV.sum(dim=1), split.vocabulary_groups, collectives.all_reduce)
+        probabilities_NV = (wide_NV - largest_N[:, None]).exp_()
+        sum_N = _over(probabilities_NV.sum(dim=1), split.vocabulary_groups, collectives.all_reduce)
+        probabilities_NV /= sum_N[:, None]
+        losses_N = largest_N + sum_N.log() - (1.0 - split.label_smoothing) * chosen_N
+        if split.label_smoothing:
+            losses_N = losses_N - split.label_smoothing / split.classes * total_N
+        counted_N = targets_N != split.ignore_index
+        loss = losses_N.masked_fill(~counted_N, 0.0).sum()
+        weight = torch.ones_like(loss)
+        if split.mean:
+            weight = split.weight(counted_N.sum().to(loss.dtype))
+        ctx.split, ctx.dtype = split, logits_NV.dtype
+        ctx.save_for_backward(probabilities_NV, targets_N, weight)
+        return (loss * weight).to(logits_NV.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        gradient_NV, targets_N, weight = ctx.saved_tensors  # the gradient takes the place of the probabilities
+        split: SplitLoss = ctx.split
+        if split.label_smoothing:
+            gradient_NV -= split.label_smoothing / split.classes
+        column_N, here_N = _columns(targets_N, split.offset, gradient_NV.shape[1])
+        hit_N = here_N.to(gradient_NV.dtype) * (1.0 - split.label_smoothing)
+        gradient_NV.scatter_add_(1, column_N[:, None], -hit_N[:, None])
+        scale_N = (targets_N != split.ignore_index).to(gradient_NV.dtype) * (weight * gradients[0])
+        gradient_NV *= scale_N[:, None]
+        return gradient_NV.to(ctx.dtype), None, None
+
+
+class _WholeCrossEntropy(torch.autograd.Function):
+    """Keeps the logarithms of the probabilities, and makes the gradient in their place."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_NV: torch.Tensor, targets_N: torch.Tensor, split: SplitLoss) -> torch.Tensor:
+        logarithms_NV = torch.log_softmax(_wide(logits_NV), 1)
+        loss, count = torch.ops.aten.nll_loss_forward(logarithms_NV, targets_N, None, _SUM, split.ignore_index)
+        weight = split.weight(count) if split.mean else torch.ones_like(loss)
+        ctx.ignore_index, ctx.dtype = split.ignore_index, logits_NV.dtype
+        ctx.save_for_backward(logarithms_NV, targets_N, weight)
+        mean: torch.Tensor = loss * weight
+        return mean.to(logits_NV.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        logarithms_NV, targets_N, weight = ctx.saved_tensors
+        gradient_NV = logarithms_NV.exp_()
+        ignored_N = targets_N == ctx.ignore_index
+        column_N = targets_N.masked_fill(ignored_N, 0)
+        gradient_NV.scatter_add_(1, column_N[:, None], gradient_NV.new_full((len(column_N), 1), -1.0))
+        gradient_NV *= (weight * gradients[0]).masked_fill(ignored_N, 0.0)[:, None]
+        return gradient_NV.to(ctx.dtype), None, None
+
+
+def _wide(logits_NV: torch.Tensor) -> torch.Tensor:
+    """Half precision is summed in float32, as PyTorch's own kernel does."""
+    return logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
+
+
+def _over(term: torch.Tensor, groups: Sequence[dist.ProcessGroup], reduce: Any) -> torch.Tensor:
+    for group in groups:
+        term = reduce(term, group)
+    return term
+
+
+def _columns(targets_N: torch.Tensor, offset: int, extent: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Column of each target in this process's piece (0 where it lies in another's), and whether it lies here."""
+    column_N = targets_N - offset
+    here_N = (column_N >= 0) & (column_N < extent)
+    return column_N.masked_fill(~here_N, 0), here_N

@@ -1,0 +1,122 @@
+"""Results that are kept although their block is recomputed: the kernel runs once, its operands are made again.
+
+    forward    operands ──> kernel ──> results        autograd keeps nothing (a checkpoint), the results are kept here
+    recompute  operands ──> [kept] ──> results        autograd saves operands and results as if the kernel had run
+
+A call is watched below autograd, where it is one kernel or a few. Kept is what the kernel returns that made the
+results, all of it (attention returns its log-sum-exp too); views of operands and what is only made on the way are made
+again. A call of many kernels that says so (`whole_call`) is kept and left out as a whole, with what it sends. That is
+less than torch's selective checkpointing would keep, which decides before a kernel has run and so would
+keep the views as well, and with them the operands. Where a kernel writes into the results of another, nothing is kept
+and all is done again: slower, never wrong.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+from runtime.offload.regather import memory_of
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+def whole_call(compute: Callable[[], Tensors]) -> Tensors:
+    """What `compute` makes; where the call is watched it is kept as a whole, and `compute` is not run the second
+    time."""
+    mode = next((m for m in _get_current_dispatch_mode_stack() if isinstance(m, _Watch | _Again)), None)
+    return compute() if mode is None else mode.whole(compute)
+
+
+_Kernel = tuple[Any, int]  # an operator and which call of it within the watched one, 0 first
+
+
+class KeptResults:
+    """What the kept operators of one block computed in its forward pass, until its backward pass has taken it."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, dict[_Kernel, Any]] = {}
+
+    def run(
+        self, name: str, call: Callable[[Sequence[torch.Tensor]], Sequence[Any]], operands: Sequence[torch.Tensor]
+    ) -> Sequence[Any]:
+        """The results of an operator: computed the first time, the same once more the second time."""
+        made = self._made.pop(name, None)
+        if made is not None:
+            with _Again(made):
+                return call(operands)
+        with _Watch() as watch:
+            results = call(operands)
+        self._made[name] = watch.made(results)
+        return results
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Holds what every kernel of a call returns, until it is known which of them made the results."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._counts: Counter[Any] = Counter()
+        self._kernels: dict[_Kernel, Any] = {}
+        self._written: set[int] = set()  # memory that a kernel wrote into
+        self._inside = False  # of what is kept as a whole
+
+    def whole(self, compute: Callable[[], Tensors]) -> Tensors:
+        self._inside = True
+        made = compute()
+        self._inside = False
+        kernel = (whole_call, self._counts[whole_call])
+        self._counts[whole_call] += 1
+        self._kernels[kernel] = tuple(tensor.detach() for tensor in made)
+        return made
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = function(*args, **(kwargs or {}))
+        if self._inside:
+            return results
+        given = {memory_of(tensor) for tensor in _tensors((args, kwargs))}
+        kernel = (function, self._counts[function])
+        self._counts[function] += 1
+        if function._schema.is_mutable:
+            self._written |= {memory_of(tensor) for tensor in _tensors(results)}
+        elif not any(memory_of(tensor) in given for tensor in _tensors(results)):
+            self._kernels[kernel] = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, results)
+        return results
+
+    def made(self, results: Any) -> dict[_Kernel, Any]:
+        """What the kernels returned whose memory the results of the call are."""
+        memory = {memory_of(tensor) for tensor in _tensors(results)} - self._written
+        return {
+            kernel: returned
+            for kernel, returned in self._kernels.items()
+            if any(memory_of(tensor) in memory for tensor in _tensors(returned))
+        }
+
+
+class _Again(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Gives what was kept instead of running the kernel."""
+
+    def __init__(self, made: dict[_Kernel, Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._counts: Counter[Any] = Counter()
+        self._made = made
+
+    def whole(self, compute: Callable[[], Tensors]) -> Tensors:
+        kernel = (whole_call, self._counts[whole_call])
+        self._counts[whole_call] += 1
+        found: Tensors | None = self._made.pop(kernel, None)
+        return compute() if found is None else found
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kernel = (function, self._counts[function])
+        self._counts[function] += 1
+        if kernel in self._made:
+            return self._made.pop(kernel)
+        return function(*args, **(kwargs or {}))
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]

@@ -1,0 +1,113 @@
+"""Local forms of operators on channels: those that spell out a number of groups, and batch norm.
+
+Each is called with a `Shard` and with the operator's own arguments, tensors being local (see `runtime.ops.local_ops`).
+"""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from planner.graph.trace import resolve
+from runtime.ops.batch_norm import batch_norm
+
+if TYPE_CHECKING:
+    from runtime.ops.local_ops import Shard
+
+_GROUPS_OF_CONVOLUTION = 6  # position of the argument
+
+
+def convolution(shard: "Shard", *arguments: Any, **keywords: Any) -> torch.Tensor:
+    """A convolution with as many groups as this rank has."""
+    groups = arguments[_GROUPS_OF_CONVOLUTION:] or (keywords.pop("groups", 1),)
+    given = arguments[:_GROUPS_OF_CONVOLUTION]
+    made: torch.Tensor = resolve(shard.bound.operator.op)(*given, **keywords, groups=groups[0] // _pieces(shard, "g"))
+    return made
+
+
+def group_norm(
+    shard: "Shard",
+    tensor: torch.Tensor,
+    groups: int,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    epsilon: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> torch.Tensor:
+    """A group norm of as many groups as this rank has."""
+    return torch.nn.functional.group_norm(tensor, groups // _pieces(shard, "g"), weight, bias, epsilon)
+
+
+def functional_batch_norm(
+    shard: "Shard",
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor,
+    running_variance: torch.Tensor,
+    training: bool,
+    momentum: float,
+    epsilon: float,
+) -> tuple[torch.Tensor, ...]:
+    """Result, mean and reciprocal deviation of the batch, and the new running mean and variance."""
+    groups = _groups(shard)
+    if not groups or not training:
+        whole: tuple[torch.Tensor, ...] = resolve(shard.bound.operator.op)(
+            x, weight, bias, running_mean, running_variance, training, momentum, epsilon
+        )
+        return whole
+    result, mean, variance, count = batch_norm(x, weight, bias, epsilon, groups)
+    unbiased = variance * (count / max(1, count - 1))
+    return (
+        result,
+        mean,
+        (variance + epsilon).rsqrt(),
+        running_mean.lerp(mean.to(running_mean.dtype), momentum),
+        running_variance.lerp(unbiased.to(running_variance.dtype), momentum),
+    )
+
+
+def batch_norm_without_running(
+    shard: "Shard",
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    epsilon: float,
+) -> tuple[torch.Tensor, ...]:
+    """Result, mean and reciprocal deviation of the batch."""
+    groups = _groups(shard)
+    if not groups:
+        return torch.native_batch_norm(x, weight, bias, None, None, training, momentum, epsilon)
+    result, mean, variance, _ = batch_norm(x, weight, bias, epsilon, groups)
+    return result, mean, (variance + epsilon).rsqrt()
+
+
+def plain_batch_norm(
+    shard: "Shard",
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_variance: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    epsilon: float,
+    cudnn_enabled: bool,
+) -> torch.Tensor:
+    """The result alone: of the batch where nothing is kept of it, or of running statistics that stay as they are."""
+    assert running_mean is None or not training, "tracing has made an update of it"
+    if training and (groups := _groups(shard)):
+        return batch_norm(x, weight, bias, epsilon, groups)[0]
+    return torch.batch_norm(x, weight, bias, running_mean, running_variance, training, momentum, epsilon, False)
+
+
+def _groups(shard: "Shard") -> list[torch.distributed.ProcessGroup]:
+    """The processes that have parts of what the statistics are over."""
+    axes = sorted(axis for factor in ("n", "d", "h", "w") for axis in shard.axes(factor))
+    return [shard.place.group(axis) for axis in axes]
+
+
+def _pieces(shard: "Shard", factor: str) -> int:
+    return math.prod(shard.place.mesh.sizes[axis] for axis in shard.axes(factor))

@@ -1,0 +1,173 @@
+"""Ring attention: queries stay where they are, keys and values come round (Liu et al. 2023, arXiv 2310.01889).
+
+    hop          0        1        2        3            device 1 of 4; a hop's transfer runs while the piece that is
+    keys of      1   ->   0   ->   3   ->   2            there is computed with
+    result       y_1 ──+── y_0 ──+── y_3 ──+── y_2       joined by their log-sum-exps (`runtime.ops.attention_pieces`)
+
+Backward the keys and values come round once more, and what a device adds to their gradients travels on behind them, in
+float32 at least, until it is home again. Saved are queries, keys, values, the result and its log-sum-exp; the scores
+of a hop are computed again, nothing else is.
+
+Which queries meet which keys of a causal ring is decided by where the pieces lie:
+
+    contiguous   own: causal   earlier: all                             later: none
+    zigzag       own: causal   earlier: all queries, 1st chunk of keys  later: 2nd chunk of queries, all keys
+
+so that in zigzag order (`planner.sharding.zigzag`) every hop of every device is the same work, and in contiguous order
+the last device does about twice the work of the mean.
+
+    B batch, H heads, G heads of keys (H / G queries share one), Q queries, K keys, D and E head dims
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from runtime.comm.ring import Round, around
+from runtime.ops.attention_pieces import attend, attend_backward, join, scale_of
+from runtime.ops.biased_attention import wide_dtype
+from runtime.ops.kept_results import whole_call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hop:
+    """Rows of the queries that meet rows of the keys which are here in a hop."""
+
+    queries: slice
+    keys: slice
+    causal: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ring:
+    """The devices of a ring, in the order of their group, and how the sequence lies on them. Of the heads of keys that
+    come round the queries of this device share `heads`."""
+
+    group: dist.ProcessGroup
+    place: int
+    causal: bool
+    zigzag: bool
+    heads: slice = field(default_factory=lambda: slice(None))
+
+    def hops(self, queries: int, keys: int) -> tuple[Hop | None, ...]:
+        """For every hop what is computed, of so many queries and keys on a device; None where nothing is."""
+        size = self.group.size()
+        return tuple(self._hop((self.place - hop) % size, queries, keys) for hop in range(size))
+
+    def _hop(self, owner: int, queries: int, keys: int) -> Hop | None:
+        """With the keys of the device number `owner`."""
+        everything = Hop(queries=slice(0, queries), keys=slice(0, keys), causal=self.causal and owner == self.place)
+        if not self.causal or owner == self.place:
+            return everything
+        if not self.zigzag:
+            return everything if owner < self.place else None
+        if owner < self.place:
+            return Hop(queries=slice(0, queries), keys=slice(0, keys // 2))
+        return Hop(queries=slice(queries // 2, queries), keys=slice(0, keys))
+
+
+def ring_attention(
+    query_BHQD: torch.Tensor,
+    key_BGKD: torch.Tensor,
+    value_BGKE: torch.Tensor,
+    ring: Ring,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """What `scaled_dot_product_attention` computes for the queries of this device with the keys of all, (B, H, Q, E).
+    Collective along the ring, forward and backward."""
+    factor = scale_of(query_BHQD, scale)
+    return _RingAttention.apply(query_BHQD, key_BGKD, value_BGKE, ring, factor)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _RingAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ring: Ring, scale: float
+    ) -> torch.Tensor:
+        made = whole_call(lambda: _forward(query, key, value, ring, scale))
+        ctx.ring, ctx.scale = ring, scale
+        ctx.save_for_backward(query, key, value, *made)
+        result: torch.Tensor = made[0]
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        found = _backward(gradients[0], ctx.saved_tensors, ctx.ring, ctx.scale)
+        return (*found, None, None)
+
+
+def _forward(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ring: Ring, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result and its log-sum-exp, from the pieces of all hops. The first hop is that of the own keys, which every
+    query meets some of."""
+    pieces = [key.contiguous(), value.contiguous()]
+    hops = ring.hops(query.shape[2], key.shape[2])
+    total = logarithm = query.new_empty(0)
+    for number, hop in enumerate(hops):
+        coming = around(pieces, ring.group, ring.place) if number < len(hops) - 1 else None
+        if hop is not None:
+            here = [piece[:, ring.heads, hop.keys] for piece in pieces]
+            made, of_hop = attend(query[:, :, hop.queries], here[0], here[1], hop.causal, scale)
+            if number == 0:
+                total, logarithm = made.to(wide_dtype(query)), of_hop
+            else:
+                join(total[:, :, hop.queries], logarithm[:, :, hop.queries], made, of_hop)
+            del here, made, of_hop
+        if coming is not None:
+            pieces = coming.wait()
+    return total.to(query.dtype), logarithm
+
+
+def _backward(
+    gradient: torch.Tensor, saved: tuple[torch.Tensor, ...], ring: Ring, scale: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of the queries, keys and values of this device. Saved are these, the result and its log-sum-exp."""
+    query, key, value, result, logarithm = saved
+    pieces = [key.contiguous(), value.contiguous()]
+    hops = ring.hops(query.shape[2], key.shape[2])
+    of_query, travelling = query.new_empty(0), None
+    for number, hop in enumerate(hops):
+        coming = around(pieces, ring.group, ring.place) if number < len(hops) - 1 else None
+        made: Sequence[torch.Tensor] = ()
+        if hop is not None:
+            rows = [tensor[:, :, hop.queries] for tensor in (gradient, query, result, logarithm)]
+            here = [piece[:, ring.heads, hop.keys] for piece in pieces]
+            made = attend_backward(rows[0], rows[1], here[0], here[1], rows[2], rows[3], hop.causal, scale)
+            if number == 0:
+                of_query = made[0].to(wide_dtype(query))
+            else:
+                of_query[:, :, hop.queries].add_(made[0])
+            made = made[1:]
+        travelling = _sent_on(travelling, hop, made, ring, pieces)
+        if coming is not None:
+            pieces = coming.wait()
+    assert travelling is not None
+    of_key, of_value = travelling.wait()
+    return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype)
+
+
+def _sent_on(
+    travelling: Round | None,
+    hop: Hop | None,
+    made: Sequence[torch.Tensor],
+    ring: Ring,
+    pieces: Sequence[torch.Tensor],
+) -> Round:
+    """The gradients of the keys and values that are here, with what this device adds to them, on their way behind
+    them. Those of the own ones start here."""
+    if travelling is None and all(one.shape == piece.shape for one, piece in zip(made, pieces, strict=True)):
+        sums = [gradient.to(wide_dtype(gradient)).contiguous() for gradient in made]
+        return around(sums, ring.group, ring.place)
+    sums = (
+        [torch.zeros_like(piece, dtype=wide_dtype(piece)) for piece in pieces]
+        if travelling is None
+        else travelling.wait()
+    )
+    for total, gradient in zip(sums, made, strict=False):  # a hop may compute nothing
+        assert hop is not None
+        total[:, ring.heads, hop.keys].add_(gradient)
+    return around(sums, ring.group, ring.place)

@@ -1,0 +1,85 @@
+"""What the operators of one slice of the sequence may know of the other slices of their micro-batch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from runtime.ops.biased_attention import wide_dtype
+
+
+class Past:
+    """Keys and values of one operator for the slices of one micro-batch so far, and later their gradients. Their memory
+    is that of the whole sequence from the first slice on."""
+
+    def __init__(self, slices: int) -> None:
+        self._slices = slices
+        self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._gradients: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def keep(self, number: int, key_BGQD: torch.Tensor, value_BGQE: torch.Tensor) -> None:
+        """Write down what slice `number` has, 0 first."""
+        if self._kept is None:
+            self._kept = self._empty(key_BGQD), self._empty(value_BGQE)
+        for whole, piece in zip(self._kept, (key_BGQD, value_BGQE), strict=True):
+            self._of(whole, number).copy_(piece)
+
+    def own(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a slice."""
+        assert self._kept is not None, "the first slice came first"
+        return self._of(self._kept[0], number), self._of(self._kept[1], number)
+
+    def before(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those of all slices before it."""
+        assert self._kept is not None, "the first slice came first"
+        key, value = self._kept
+        length = key.shape[2] // self._slices * number
+        return key[:, :, :length], value[:, :, :length]
+
+    def add(self, number: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Add to the gradients of all slices before `number`."""
+        if self._gradients is None:
+            assert self._kept is not None, "the forward pass came first"
+            first, second = (torch.zeros_like(kept, dtype=wide_dtype(kept)) for kept in self._kept)
+            self._gradients = first, second
+        for whole, term in zip(self._gradients, (key, value), strict=True):
+            whole[:, :, : term.shape[2]] += term
+
+    def gradient(self, number: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """What later slices have left for slice `number`; None where there is none."""
+        if self._gradients is None:
+            return None
+        return self._of(self._gradients[0], number), self._of(self._gradients[1], number)
+
+    def _empty(self, piece: torch.Tensor) -> torch.Tensor:
+        batch, groups, length, size = piece.shape
+        return piece.new_empty((batch, groups, length * self._slices, size))
+
+    def _of(self, whole: torch.Tensor, number: int) -> torch.Tensor:
+        length = whole.shape[2] // self._slices
+        return whole.narrow(2, number * length, length)
+
+
+@dataclass(kw_only=True)
+class Together:
+    """What the `count` slices of a micro-batch share. `counted` has, by operator, how many of this rank's targets of
+    all slices its loss is a mean over, divided by `count`: so the loss of the micro-batch is the mean of those of its
+    slices. It lives as long as one of the slices waits for its backward pass."""
+
+    count: int
+    counted: Mapping[str, torch.Tensor]
+    _pasts: dict[str, Past] = field(default_factory=dict)
+
+    def past_of(self, operator: str) -> Past:
+        """Keys and values of an attention operator."""
+        if operator not in self._pasts:
+            self._pasts[operator] = Past(self.count)
+        return self._pasts[operator]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlicePass:
+    """Slice `number`, 0 first, of a micro-batch."""
+
+    number: int
+    together: Together

@@ -1,0 +1,168 @@
+"""The optimizers by name: torch's, and LAMB.
+
+All of them update weights in float32. A weight of 16 bits without a float32 master (see `runtime.update.optimizer`) is
+widened when its turn comes, updated and rounded back, so that one widened weight is there at a time; its moments are
+float32.
+"""
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from planner.errors import RequestError, unknown_name
+from runtime.optimizers.lamb import Lamb, Total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSettings:
+    """Hyperparameters; the defaults are those of torch.optim.AdamW. `momentum` is that of SGD."""
+
+    learning_rate: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    weight_decay: float = 1e-2
+    momentum: float = 0.9
+
+
+class Optimizer(Protocol):
+    """What updates weights from their gradients."""
+
+    @property
+    def state(self) -> Mapping[Any, Any]:
+        """What is kept for each weight."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Hyperparameters of groups of weights, which may be changed between steps."""
+
+    def step(self) -> Any:
+        """Update every weight that has a gradient."""
+
+
+def kept_of(optimizer: Optimizer) -> list[MutableMapping[str, Any]]:
+    """What an optimizer keeps for each of its weights, in their order, in place."""
+    return [one.state[weight] for one, weight in _slots(optimizer)]
+
+
+def start_moments(optimizer: Optimizer, weights: Sequence[torch.Tensor], moments: Sequence[str], updates: int) -> None:
+    """Have memory of every kind for these weights, which are all that the optimizer has, after so many updates, to be
+    written next; none after none."""
+    for (one, key), weight in zip(_slots(optimizer), weights, strict=True):
+        known = one.state.pop(key, {})
+        if updates:
+            kept: dict[str, Any] = {kind: known.get(kind) for kind in moments}
+            for kind in moments:
+                if kept[kind] is None:
+                    kept[kind] = torch.empty_like(weight, dtype=wide_dtype(weight.dtype))
+            if isinstance(one, Lamb):
+                kept["step"] = updates
+            elif isinstance(one, torch.optim.AdamW):
+                kept["step"] = torch.tensor(float(updates), dtype=torch.float32)
+            one.state[key] = kept
+
+
+def _slots(optimizer: Optimizer) -> list[tuple[torch.optim.Optimizer, torch.Tensor]]:
+    """The optimizer that updates each weight, and the key that it has for it."""
+    parts = optimizer.parts if isinstance(optimizer, _OneByOne) else (optimizer,)
+    return [(one, weight) for one in parts for group in one.param_groups for weight in group["params"]]  # type: ignore[misc]
+
+
+def _adamw(weights: Sequence[torch.Tensor], settings: OptimizerSettings, total: Total) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        list(weights),
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.epsilon,
+        weight_decay=settings.weight_decay,
+    )
+
+
+def _sgd(weights: Sequence[torch.Tensor], settings: OptimizerSettings, total: Total) -> torch.optim.Optimizer:
+    return torch.optim.SGD(
+        list(weights), lr=settings.learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay
+    )
+
+
+def _lamb(weights: Sequence[torch.Tensor], settings: OptimizerSettings, total: Total) -> torch.optim.Optimizer:
+    return Lamb(
+        weights,
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.epsilon,
+        weight_decay=settings.weight_decay,
+        total=total,
+    )
+
+
+OPTIMIZERS: Mapping[str, Callable[[Sequence[torch.Tensor], OptimizerSettings, Total], torch.optim.Optimizer]] = {
+    "adamw": _adamw,
+    "lamb": _lamb,
+    "sgd": _sgd,
+}
+
+
+MOMENTS: Mapping[str, tuple[str, ...]] = {
+    "adamw": ("exp_avg", "exp_avg_sq"),
+    "lamb": ("exp_avg", "exp_avg_sq"),
+    "sgd": ("momentum_buffer",),
+}
+"""What each keeps for every element of a weight, by the names that torch has for it."""
+
+
+def moments_of(name: str, settings: OptimizerSettings) -> tuple[str, ...]:
+    """What the optimizer of that name keeps for every element of a weight, once it has made an update."""
+    return () if name == "sgd" and not settings.momentum else MOMENTS[name]
+
+
+def make_optimizer(
+    name: str, weights: Sequence[torch.Tensor], settings: OptimizerSettings, total: Total = lambda squares: squares
+) -> Optimizer:
+    """The optimizer of that name over these tensors; `total` adds up sums of squares of pieces (see
+    `runtime.optimizers.lamb`).
+
+    Raises RequestError for a name that is not in `OPTIMIZERS`.
+    """
+    if name not in OPTIMIZERS:
+        raise RequestError(unknown_name("optimizer", name, OPTIMIZERS))
+    if name != "lamb" and any(weight.element_size() < 4 for weight in weights):
+        return _OneByOne(weights, lambda weight: OPTIMIZERS[name]([weight], settings, total))
+    return OPTIMIZERS[name](weights, settings, total)
+
+
+class _OneByOne:
+    """Updates narrow weights from float32 gradients, each widened while an optimizer of its own runs."""
+
+    def __init__(self, weights: Sequence[torch.Tensor], make: Callable[[torch.Tensor], torch.optim.Optimizer]) -> None:
+        self._weights = list(weights)
+        self._wide = [torch.zeros(0, dtype=wide_dtype(w.dtype), device=w.device) for w in weights]
+        self._optimizers = [make(wide) for wide in self._wide]
+
+    @property
+    def parts(self) -> Sequence[torch.optim.Optimizer]:
+        """The optimizer of each weight."""
+        return self._optimizers
+
+    @property
+    def state(self) -> Mapping[Any, Any]:
+        return {weight: values for one in self._optimizers for weight, values in one.state.items()}
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for one in self._optimizers for group in one.param_groups]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for weight, wide, optimizer in zip(self._weights, self._wide, self._optimizers, strict=True):
+            if weight.grad is not None:
+                wide.data = weight.to(wide.dtype)
+                wide.grad = weight.grad
+                optimizer.step()
+                weight.copy_(wide)
+                wide.grad, wide.data = None, wide.new_zeros(0)
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Float32, or float64 for that."""
+    return torch.promote_types(dtype, torch.float32)

@@ -1,0 +1,223 @@
+"""The parameters and buffers of a model as one rank keeps them.
+
+A parameter is a leaf tensor: this rank's piece of the weight, in the stored layout of the plan. Every use transfers
+it to the layout that the operator wants, and brings the gradient of that use back to the stored gradient layout;
+autograd adds up the uses, and `accumulate` the micro-batches, in the dtype that the plan says (`Update.summed_in`). A
+gradient that is partial on an axis is a sum over this rank's samples only, until it is reduced once a step.
+
+Autograd wants a gradient of the shape of its leaf. Where the gradient is cut finer than the weight (ZeRO-2) the leaf is
+a stub, which has the shape of the cut gradient and no memory, and the weight stands beside it:
+
+    stub (a piece) ─┐                                      forward: the weight, the stub is not looked at
+    weight (whole) ─┴─> transfer ─> operator               backward: the gradient, reduced and cut, goes to the stub
+
+A weight that the plan parks has memory on the device while its block runs, and no longer (`runtime.offload.weights`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from planner.errors import ModelError
+from planner.graph.constants import held_tensor
+from planner.graph.operator_graph import OperatorGraph
+from planner.plan.binding.bind import BoundPlan
+from planner.sharding.layout import local_shape
+from planner.sharding.stored import StoredParameter
+from runtime.comm.collectives import all_reduce
+from runtime.comm.device_mesh import RankMesh
+from runtime.comm.redistribute import local_piece, whole_tensor
+from runtime.offload.weights import ParkedWeight, ParkedWeights
+from runtime.parameters.initial_values import from_first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """A weight as it was between two updates: this rank's piece, the leaf that autograd leaves its gradient with, and
+    who adds gradients up (`LocalParameter.collect`)."""
+
+    piece: torch.Tensor
+    leaf: torch.Tensor
+    collect: Callable[[torch.Tensor], None]
+
+    @property
+    def stub(self) -> torch.Tensor | None:
+        """The leaf, where it is not the piece."""
+        return None if self.leaf is self.piece else self.leaf
+
+
+@dataclass(kw_only=True)
+class LocalParameter:
+    """A parameter on one rank: its piece of the weight, and of the gradient of this step so far.
+
+    `leaf` is what autograd leaves the gradient with: the piece itself, or a stub where the gradient is cut finer.
+    `shape` is that of the whole parameter. `gradient` has the dtype `sums` and is None before the first; `arrival` is
+    told of every micro-batch that was added. `local` parameters are each rank's own.
+    `twins` are the processes of other pipeline stages that hold the same piece of a parameter which their stages share.
+    `parked` is where the weight is while its block does not run, where the plan has it outside of the device.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    stored: StoredParameter
+    piece: torch.Tensor
+    leaf: torch.Tensor
+    sums: torch.dtype
+    local: bool = False
+    arrival: Callable[[str], None] | None = None
+    gradient: torch.Tensor | None = None
+    twins: dist.ProcessGroup | None = None
+    parked: ParkedWeight | None = None
+
+    @property
+    def content(self) -> torch.Tensor:
+        """The piece for the host to read and write: where the weight is parked, memory outside of the device."""
+        return self.piece.detach() if self.parked is None else self.parked.content
+
+    @property
+    def present(self) -> torch.Tensor:
+        """The piece on the device, to be read: of a parked weight a copy."""
+        return self.piece.detach() if self.parked is None else self.parked.content.to(self.piece.device, copy=True)
+
+    @property
+    def trainable(self) -> bool:
+        return self.leaf.requires_grad
+
+    @property
+    def stub(self) -> torch.Tensor | None:
+        """The leaf, where it is not the piece."""
+        return None if self.leaf is self.piece else self.leaf
+
+    @property
+    def version(self) -> Version:
+        """The weight as it is now; another object after `renew`."""
+        return Version(piece=self.piece, leaf=self.leaf, collect=self.collect)
+
+    def renew(self) -> None:
+        """Have memory of its own for the next weight, which is written next. What has been computed with the weight so
+        far keeps it: autograd, and blocks that will be computed again."""
+        before = self.leaf
+        alone = self.stub is None
+        self.piece = torch.empty_like(self.piece, requires_grad=False)
+        self.leaf = self.piece if alone else before.detach().clone().expand(before.shape)
+        self.leaf.requires_grad_(True)
+        self.leaf.grad_dtype = before.grad_dtype
+        self.leaf.register_post_accumulate_grad_hook(self.accumulate)  # type: ignore[no-untyped-call]
+
+    def accumulate(self, leaf: torch.Tensor) -> None:
+        """Move what autograd has just left in `leaf.grad` into `gradient`. Autograd calls it."""
+        if leaf.grad is not None:  # else it comes later (`runtime.executor.prefetch`)
+            self.collect(_taken(leaf))
+
+    def collect(self, gradient: torch.Tensor) -> None:
+        """Add the gradient of a use of the weight, where it is stored, to `gradient`."""
+        if gradient.dtype is not self.sums:
+            gradient = gradient.to(self.sums)
+        if self.gradient is None:
+            self.gradient = (
+                gradient if gradient.untyped_storage().nbytes() == gradient.nbytes else gradient.clone()
+            )  # own memory: it is added to
+        else:
+            self.gradient += gradient
+        if self.arrival is not None:
+            self.arrival(self.name)
+
+    def whole(self, place: RankMesh) -> torch.Tensor:
+        """The full weight. Collective."""
+        return whole_tensor(self.present, self.shape, self.stored.weight, place)
+
+    def whole_gradient(self, place: RankMesh) -> torch.Tensor:
+        """The full gradient, summed; zeros where nothing has been accumulated. Collective; this rank's own of a local
+        parameter."""
+        if self.local:
+            return self.local_gradient()
+        whole = whole_tensor(self.local_gradient(), self.shape, self.stored.gradient, place)
+        return whole if self.twins is None else all_reduce(whole, self.twins)
+
+    def local_gradient(self) -> torch.Tensor:
+        """The gradient in its stored layout, which has the shape of the leaf."""
+        if self.gradient is not None:
+            return self.gradient
+        return torch.zeros(self.leaf.shape, dtype=self.sums, device=self.leaf.device)
+
+
+def local_parameters(
+    module: nn.Module, bound: BoundPlan, place: RankMesh, held: frozenset[str], parking: ParkedWeights | None = None
+) -> dict[str, LocalParameter]:
+    """This rank's pieces of the real weights of `module` that its stage holds, copied to its device, or to where they
+    are parked; those of rank 0 where the plan broadcasts them. Raises ModelError for weights on meta."""
+    weights, update = dict(module.named_parameters(remove_duplicate=False)), bound.plan.training.update
+    found = {}
+    for parameter in bound.graph.parameters:
+        weight: torch.Tensor = weights[parameter.name]
+        local = update.is_local(parameter.name)
+        if update.broadcast and not local:
+            weight = from_first(weight, place.device)
+        if parameter.name not in held:
+            continue
+        if weight.is_meta:
+            raise ModelError(
+                f"parameter '{parameter.name}' is on the meta device and has no values;"
+                " build the module on a real device to run it"
+            )
+        stored = bound.parameters[parameter.name]
+        piece = local_piece(weight.detach(), stored.weight, place).to(place.device, copy=True)
+        piece = piece.contiguous()
+        leaf = _leaf(piece, tuple(weight.shape), stored, place).requires_grad_(parameter.trainable)
+        dtype = str(weight.dtype).removeprefix("torch.")
+        kept = LocalParameter(
+            name=parameter.name,
+            shape=tuple(weight.shape),
+            stored=stored,
+            piece=piece,
+            leaf=leaf,
+            sums=getattr(torch, update.summed_in(dtype)),
+            local=local,
+        )
+        if leaf.requires_grad:
+            leaf.grad_dtype = getattr(torch, update.reduced_in(dtype))
+            leaf.register_post_accumulate_grad_hook(kept.accumulate)  # type: ignore[no-untyped-call]
+        if stored.weight_parked:
+            assert parking is not None, parameter.name
+            kept.parked = parking.park(parameter.name, piece, stored.weight_home)
+        found[parameter.name] = kept
+    return found
+
+
+def _taken(leaf: torch.Tensor) -> torch.Tensor:
+    """What autograd has left in `leaf.grad`, which is gone there: nobody else holds it on."""
+    gradient, leaf.grad = leaf.grad, None
+    assert gradient is not None, "autograd has just left it"
+    return gradient
+
+
+def _leaf(piece: torch.Tensor, shape: tuple[int, ...], stored: StoredParameter, place: RankMesh) -> torch.Tensor:
+    """The piece, or a tensor of one element that is spread over the shape of a gradient which is cut finer."""
+    wanted = local_shape(shape, stored.gradient, place.mesh.sizes)
+    return piece if wanted == tuple(piece.shape) else piece.new_zeros(()).expand(wanted)
+
+
+def unused_parameters(bound: BoundPlan) -> frozenset[str]:
+    """Parameters that no operator reads; they belong to the first stage."""
+    return frozenset(name for name in bound.graph.parameter_names if name not in bound.graph.consumers)
+
+
+def whole_buffers(
+    module: nn.Module, graph: OperatorGraph, device: torch.device, broadcast: bool = False
+) -> dict[str, torch.Tensor]:
+    """Buffers and constant tensors that the graph reads, whole on every rank, copied to its device; those of rank 0
+    where they are broadcast."""
+    if broadcast:
+        return {name: from_first(held_tensor(module, name, graph.constants), device) for name in graph.buffers}
+    found = {}
+    for name in graph.buffers:
+        value = held_tensor(module, name, graph.constants)
+        if value.is_meta:
+            raise ModelError(
+                f"buffer '{name}' is on the meta device and has no values; build the module on a real device to run it"
+            )
+        found[name] = value.to(device, copy=True)
+    return found

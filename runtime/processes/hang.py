@@ -1,0 +1,220 @@
+"""A thread of each rank that answers where the rank is, while its main thread waits in a collective.
+
+    main thread    at("step 7") ... all_reduce ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─
+    this thread    asleep, asleep, asleep         asked? ── says where        (no question: asleep)
+
+Ranks meet at a *board*. On one machine it is the folder of notes: the process that started the ranks asks, and makes
+the report. Under a launcher it is the store of the process group: there the first rank that has made no progress for
+`timeout` seconds asks, waits for the others, makes the report, and all end themselves. Nothing happens as long as there
+is progress, and nothing of this is on the way of an operator.
+"""
+
+import contextlib
+import faulthandler
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from hardware_profiles.foreign import ForeignTextError, parse_json
+from runtime.processes.breakdown import report
+from runtime.processes.wait_diagnosis import Whereabouts, whereabouts
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store as C10dStore
+
+_T = TypeVar("_T")
+
+ASKED = "asked"
+"""The note that asks all ranks where they are."""
+
+WHERE = "where"
+"""The kind of note in which a rank answers."""
+
+_TICK = 0.25  # seconds between two looks at a folder
+_MOST_TICK = 5.0  # at a store, which all ranks of all hosts share
+_PATIENCE = 3.0  # seconds that the store is given
+_ANSWER = 2.0  # seconds that ranks have to answer, beside their sleep
+
+
+class Board(Protocol):
+    """Where a rank is asked, and answers."""
+
+    def asked(self) -> bool: ...
+
+    def say(self, where: Whereabouts) -> None: ...
+
+
+class Folder:
+    """The board of ranks on one machine."""
+
+    def __init__(self, folder: Path, say: Callable[[str, str], None]) -> None:
+        self._asked, self._write = folder / ASKED, say
+
+    def asked(self) -> bool:
+        return self._asked.exists()
+
+    def say(self, where: Whereabouts) -> None:
+        self._write(WHERE, json.dumps(asdict(where)))
+
+
+def answer_of(text: str) -> Whereabouts:
+    """What a rank has said; of one that ended while it wrote, that it did."""
+    try:
+        return TypeAdapter(Whereabouts).validate_python(parse_json(text))
+    except (ForeignTextError, ValidationError) as error:
+        return Whereabouts(waits=False, text=f"its own words cannot be read ({error!s:.200})")
+
+
+class Store:
+    """The board of the ranks of a launcher: a store of their own connection, as the main thread may wait in its own."""
+
+    def __init__(self, store: "C10dStore", rank: int, world: int) -> None:
+        from torch._C._distributed_c10d import PrefixStore
+
+        self._store = PrefixStore("hang", store.clone())  # type: ignore[attr-defined]
+        self.rank, self.world = rank, world
+        self._lost = False
+
+    def asked(self) -> bool:
+        return self._within(lambda: bool(self._store.check([ASKED])))
+
+    def ask(self) -> None:
+        self._within(lambda: self._store.set(ASKED, ""))
+
+    def say(self, where: Whereabouts) -> None:
+        self._within(lambda: self._store.set(f"{WHERE}{self.rank}", json.dumps(asdict(where))))
+
+    def said(self) -> dict[int, Whereabouts]:
+        """What all ranks have said so far."""
+        keys = {rank: f"{WHERE}{rank}" for rank in range(self.world)}
+        there = {rank: key for rank, key in keys.items() if self._within(lambda key=key: self._store.check([key]))}  # type: ignore[misc]
+        return {
+            rank: answer_of(self._within(lambda key=key: self._store.get(key)).decode())  # type: ignore[misc]
+            for rank, key in there.items()
+        }
+
+    def first(self) -> bool:
+        """Whether nobody has made the report yet, and this rank shall."""
+        return self._within(lambda: bool(self._store.add("reporter", 1) == 1))
+
+    def _within(self, call: Callable[[], _T]) -> _T:
+        """What the store answers. Raises RuntimeError where it does not: its process may stand still, and a connection
+        knows no deadline."""
+        found: list[_T] = []
+
+        def answered() -> None:
+            with contextlib.suppress(RuntimeError):
+                found.append(call())
+
+        thread = threading.Thread(target=answered, name="question to the store", daemon=True)
+        if not self._lost:
+            thread.start()
+            thread.join(_PATIENCE)
+        if not found:
+            self._lost = True
+            raise RuntimeError("the store of the process group does not answer")
+        return found[0]
+
+
+class HangWatch:
+    """Answers on a board as long as it is started. Where there is a `timeout` it also asks, when this rank has made no
+    progress for so many seconds, and gives `end` the report, None on the ranks but one."""
+
+    def __init__(
+        self,
+        *,
+        timeout: float | None = None,
+        end: Callable[[str | None], None] = lambda report: None,
+        answer: float = _ANSWER,
+    ) -> None:
+        self.board: Board | None = None
+        self._timeout, self._end, self._answer = timeout, end, answer
+        self.tick = _TICK if timeout is None else min(max(timeout / 20, 0.02), _MOST_TICK)
+        self._progress, self._at = time.monotonic(), "the start"
+        self._answered = False
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="where this rank is", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def progress(self, at: str) -> None:
+        """The rank gets on, and does this now."""
+        self._progress, self._at, self._answered = time.monotonic(), at, False
+
+    @property
+    def patience(self) -> float:
+        """Seconds that ranks have to answer."""
+        return self._answer + 2 * self.tick
+
+    def stop(self) -> None:
+        """The work is done."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(self.tick):
+            idle = time.monotonic() - self._progress
+            if idle > 2 * self.tick and self._look(idle):
+                return
+
+    def _look(self, idle: float) -> bool:
+        """Answer where this rank was asked; whether the rank has come to its end."""
+        board, late = self.board, self._timeout is not None and idle > self._timeout
+        try:
+            asked = board is not None and board.asked()
+            if asked and not self._answered and board is not None:
+                board.say(whereabouts())
+                self._answered = True
+            if isinstance(board, Store) and late:
+                self._report(board)
+                return True
+        except RuntimeError as error:  # the store is gone, or the process that has it stands still
+            if not late:
+                return False
+            self._end(f"{self._words()}: {self._own()}; nothing is known of the others: {error}")
+            return True
+        if late:
+            self._end(f"{self._words()}: {self._own()}")
+        return late
+
+    def _report(self, board: Store) -> None:
+        """Ask all ranks, wait until those that can have answered, and end; one of them with the report."""
+        board.ask()
+        board.say(whereabouts())
+        wait = threading.Event().wait
+        ends = time.monotonic() + self.patience
+        while time.monotonic() < ends and len(board.said()) < board.world:
+            wait(min(self.tick, 0.2))
+        if not board.first():
+            wait(self._answer)
+            self._end(None)
+            return
+        said = board.said()
+        silent = Whereabouts(waits=False, text="does not answer")
+        self._end(f"{self._words()}: {report({rank: said.get(rank, silent) for rank in range(board.world)})}")
+
+    def _words(self) -> str:
+        return f"no progress in {self._timeout:g} s (--timeout) at {self._at}"
+
+    def _own(self) -> str:
+        own = int(os.environ.get("RANK", "0"))
+        return report({own: whereabouts()}).removeprefix("all ranks wait for each other; ")
+
+
+def end_process(said: str | None) -> None:
+    """Leave, with the report on stderr and the lines of code of all threads, as nobody else would end this process."""
+    if said is not None:
+        sys.stderr.write(f"error: {said}\n")
+        faulthandler.dump_traceback(all_threads=True)
+    sys.stderr.flush()
+    os._exit(1)

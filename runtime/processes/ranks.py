@@ -1,0 +1,130 @@
+"""Starts the ranks of a run on this machine, and sees to it that all of them end.
+
+    run_ranks ──┬─ rank 0
+        │       ├─ rank 1           each leaves notes (see `runtime.processes.rank`)
+        │       └─ ...
+        └── watch (thread)
+
+Each rank is a process that leads a session of its own, with what torchrun would set in its environment. They find each
+other in a file of the folder of notes, which only their owner may enter: nothing listens but the sockets of
+collectives, on loopback (`runtime.comm.rendezvous`). A thread looks at the processes and at their notes: where a rank
+failed, vanished, or nothing has happened for too long, all ranks are ended, each with the processes that it started.
+"""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from planner.errors import RunError
+from runtime.launchers.launched import LOOPBACK
+from runtime.launchers.own import environment_of
+from runtime.processes.breakdown import failure_of
+from runtime.processes.lifeline import held
+from runtime.processes.watch import Watch
+from runtime.stopping import stopped_by_signals
+
+
+def run_ranks(
+    module: str,
+    arguments: Sequence[str],
+    processes: int,
+    on_line: Callable[[str], None] | None = None,
+    timeout: float | None = None,
+    leave: Callable[[], bool] = lambda: False,
+) -> int:
+    """Run `python -m module` in so many processes of this machine, and return the exit code.
+
+    The module takes `--notes FOLDER`, for `be_a_rank`. What the ranks print goes to stdout, or line by line to
+    `on_line`. Where `leave` says so they get the note that asks them to end (`runtime.processes.watch.LEAVE`). Raises
+    RunError, with what went wrong first, where a rank fails, is killed, or where no rank makes progress for `timeout`
+    seconds (None: for ever). Nothing that was started is left when this returns or raises.
+    """
+    with stopped_by_signals(), tempfile.TemporaryDirectory(prefix="plan-run-") as folder:
+        notes = Path(folder)
+        command = [sys.executable, "-u", "-m", module, *arguments, "--notes", folder]
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as noise:
+            watch = _run(command, _environments(processes, notes / "store"), noise, on_line, notes, timeout, leave)
+            if watch.verdict is not None:
+                raise RunError(watch.verdict)
+            if watch.done == processes:
+                return 0
+            noise.seek(0)
+            code, message = failure_of(notes, ended=watch.ended, noise=noise.read())
+        if message:
+            raise RunError(message, exit_code=code)
+        return code
+
+
+def threads_per_rank(processes: int) -> int:
+    """Threads of each of so many processes on this machine: its cores shared out, one at least."""
+    return max(1, (os.cpu_count() or 1) // processes)
+
+
+def _run(
+    command: Sequence[str],
+    environments: Sequence[Mapping[str, str]],
+    noise: IO[str],
+    on_line: Callable[[str], None] | None,
+    notes: Path,
+    timeout: float | None,
+    leave: Callable[[], bool],
+) -> Watch:
+    """Run the ranks to their end, which comes too where this process is told to stop."""
+    sys.stdout.flush()
+    with held(notes), contextlib.ExitStack() as ends:
+        if on_line is None:
+            ranks, lines = _started(command, environments, noise, None), None
+        else:
+            read, write = os.pipe()
+            lines = ends.enter_context(open(read, encoding="utf-8", errors="replace"))
+            try:
+                ranks = _started(command, environments, noise, write)
+            finally:
+                os.close(write)
+        with Watch(ranks=ranks, notes=notes, timeout=timeout, leave=leave) as watch:
+            for line in lines or ():
+                assert on_line is not None
+                on_line(line.rstrip("\n"))
+            watch.wait()
+        return watch
+
+
+def _started(
+    command: Sequence[str], environments: Sequence[Mapping[str, str]], noise: IO[str], stdout: int | None
+) -> dict[int, "subprocess.Popen[bytes]"]:
+    """All ranks, or none where one of them cannot be started."""
+    ranks: dict[int, subprocess.Popen[bytes]] = {}
+    try:
+        for rank, environment in enumerate(environments):
+            ranks[rank] = subprocess.Popen(
+                command, env=environment, stdout=stdout, stderr=noise, start_new_session=True
+            )
+    except BaseException:
+        for process in ranks.values():
+            process.kill()
+            process.wait()
+        raise
+    return ranks
+
+
+def _environments(processes: int, store: Path) -> list[dict[str, str]]:
+    """That of every rank. It must find this package, wherever the caller stands, and share the cores unless the caller
+    says more; what a torchrun around the caller says is not of these ranks."""
+    root = str(Path(__file__).resolve().parents[1])
+    known = os.environ.get("PYTHONPATH")
+    outer = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+    shared = {
+        "OMP_NUM_THREADS": str(threads_per_rank(processes)),
+        **outer,
+        "PYTHONPATH": f"{root}{os.pathsep}{known}" if known else root,
+    }
+    with socket.socket() as free:
+        free.bind((LOOPBACK, 0))
+        port = free.getsockname()[1]
+    return [{**shared, **environment_of(rank, processes, str(store), port)} for rank in range(processes)]

@@ -1,0 +1,60 @@
+"""What this process runs on, and how much memory it has taken."""
+
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+
+import torch
+
+from hardware_profiles import HardwareProfileError, parts_of
+from planner.plan.binding.machine import machine_of
+from planner.plan.plan import ClusterReference
+
+
+def device_name(device: torch.device) -> str:
+    """The device as the system calls it; for a CPU the processor and its cores."""
+    if device.type != "cpu":
+        return str(torch.get_device_module(device).get_device_name(device))
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{named[0] if named else platform.machine()}, {os.cpu_count()} cores"
+
+
+def resident_bytes() -> float:
+    """Peak resident bytes of this process so far."""
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+
+
+def peak_memory(device: torch.device) -> tuple[str, float]:
+    """What is counted, and how much of it this process has taken at most: tensors of an accelerator, else all that is
+    resident."""
+    if device.type == "cpu":
+        return "resident, Python and PyTorch included", resident_bytes()
+    return "allocated", float(torch.accelerator.max_memory_allocated(device))
+
+
+def elsewhere(reference: ClusterReference, device: torch.device) -> str:
+    """Why the profile of a plan is not that of this machine; empty where it is."""
+    try:
+        profiles = [part.device for part in parts_of(machine_of(reference))]
+    except HardwareProfileError:
+        return "that profile is not found here"
+    name = device_name(device)
+    for profile in profiles:
+        alike = profile.name.startswith(name) or _codes(profile.name) & _codes(name)
+        if profile.device_type == device.type and alike:
+            return ""
+    names = " and ".join(dict.fromkeys(profile.name for profile in profiles))
+    return f"that is {names}, and this machine has {name}: make a profile of it with plan calibrate"
+
+
+def _codes(name: str) -> set[str]:
+    """Words of letters and two digits or more, as H100, but no sizes: what names of one accelerator share."""
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    return {word for word in words if re.fullmatch(r"(?=.*[a-z])(?=.*\d\d).*(?<!gb)", word)}

@@ -1,0 +1,1 @@
+"""The unsharded model that a plan is compared with."""

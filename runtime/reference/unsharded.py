@@ -1,0 +1,165 @@
+"""The plain model on one device, trained the way a plan is: what a distributed run is compared with.
+
+Same micro-batches, same optimizer, same masters, same elements dropped, gradients of the same dtype, summed or averaged
+and clipped alike, but no graph, no layouts and no communication: the module itself is called. It needs the memory of
+the whole model.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from planner.graph.operator_graph import Operator
+from planner.graph.placed import place_of
+from planner.graph.returned import loss_in
+from planner.plan.plan import Training
+from runtime.checkpoint.state_names import MASTER, kept_name, saved_name
+from runtime.ops.randomness import Draw
+from runtime.optimizers.optimizers import (
+    OptimizerSettings,
+    kept_of,
+    make_optimizer,
+    moments_of,
+    start_moments,
+    wide_dtype,
+)
+from runtime.parameters.after_step import step_ends
+from runtime.reference.plain_tables import sparse_tables, start_sparse
+from runtime.step.same_dropout import SameDropout
+
+
+class UnshardedStep:
+    """One training step of the plain module per call; `batched` has the positions of the inputs that have a sample
+    dim, `pieces` says into how many parts the plan cuts them (see `planner.sharding.update`), `dropping` the operators
+    of its graph that drop elements, which `seed` decides."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        training: Training,
+        settings: OptimizerSettings,
+        batched: frozenset[int],
+        pieces: int = 1,
+        *,
+        dropping: Sequence[Operator] = (),
+        seed: int = 0,
+    ) -> None:
+        self._module, self._update = module, training.update
+        self._dropping = dropping
+        self._seed = seed
+        self._steps = 0
+        self._parts = training.micro_batches
+        self._scale = training.update.seed(training.micro_batches, pieces)
+        self._batched = batched
+        trained = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+        self._names, self._weights = list(trained), list(trained.values())
+        self._gradients: list[torch.Tensor | None] = [None] * len(self._weights)
+        self._masters = [self._master(weight) for weight in self._weights]
+        masters = dict(zip(self._names, self._masters, strict=True))
+        tables = [name for name in self._names if place_of(name, training.update.placed) is not None]
+        self._sparse = sparse_tables(module, {name: masters.pop(name) for name in tables}, training.optimizer, settings)
+        self._dense = masters  # those that the optimizer has
+        self._optimizer = make_optimizer(training.optimizer, list(masters.values()), settings)
+        self._moments = moments_of(training.optimizer, settings)
+
+    @torch.no_grad()
+    def restore(self, read: Callable[[str], torch.Tensor | None], steps: int, updates: int) -> None:
+        """Take over a state after so many steps and updates: `read` gives a whole tensor by its name in a checkpoint,
+        None where it is not there."""
+        self._steps = steps
+        held = (*self._module.named_parameters(), *self._module.named_buffers())
+        for name, tensor in held:
+            found = read(saved_name(name))
+            if found is not None:
+                tensor.copy_(found)
+        masters = dict(zip(self._names, self._masters, strict=True))
+        for name, weight, master in zip(self._names, self._weights, self._masters, strict=True):
+            found = read(kept_name(MASTER, saved_name(name)))
+            master.copy_(weight if found is None else found)
+        start_moments(self._optimizer, list(self._dense.values()), self._moments, updates)
+        for name, kept in zip(self._dense, kept_of(self._optimizer), strict=True):
+            for kind in self._moments if updates else ():
+                found = read(kept_name(kind, saved_name(name)))
+                if found is None:  # of a table that was outside of the devices
+                    kept[kind].zero_()
+                else:
+                    kept[kind].copy_(found)
+        if self._sparse is not None:
+            tables = {name: master for name, master in masters.items() if name not in self._dense}
+            start_sparse(self._sparse, tables, read, updates)
+
+    def kept(self) -> dict[str, torch.Tensor]:
+        """Copies of what `restore` reads, by the names of a checkpoint."""
+        held = (*self._module.named_parameters(), *self._module.named_buffers())
+        found = {saved_name(name): tensor for name, tensor in held}
+        for name, master in zip(self._names, self._masters, strict=True):
+            found[kept_name(MASTER, saved_name(name))] = master
+        for name, kept in zip(self._dense, kept_of(self._optimizer), strict=True):
+            found.update((kept_name(kind, saved_name(name)), kept[kind]) for kind in self._moments if kind in kept)
+        return {name: tensor.detach().clone() for name, tensor in found.items()}
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], update: bool = True) -> float:
+        """The mean loss of the micro-batches, before the update; without `update` nothing changes."""
+        buffers = {} if update else {name: buffer.clone() for name, buffer in self._module.named_buffers()}
+        total = 0.0
+        for part in range(self._parts):
+            part_args, part_kwargs = self._part((args, dict(kwargs)), part)
+            with SameDropout(self._dropping, Draw(seed=self._seed, step=self._steps, micro_batch=part)):
+                loss = loss_in(self._module(*part_args, **part_kwargs))
+            torch.autograd.backward(loss, torch.full_like(loss, self._scale))
+            self._accumulate()
+            total += float(loss.detach()) / self._parts
+        if update:
+            self._step()
+            self._steps += 1
+        else:
+            self._gradients = [None] * len(self._weights)
+            for name, buffer in self._module.named_buffers():
+                buffer.copy_(buffers[name])
+        return total
+
+    def _master(self, weight: torch.Tensor) -> torch.Tensor:
+        dtype = wide_dtype(weight.dtype) if self._update.master_weights else weight.dtype
+        master = weight.detach().to(dtype, copy=True)
+        master.grad_dtype = wide_dtype(dtype)
+        return master
+
+    def _part(self, arguments: Any, part: int) -> Any:
+        leaves, spec = pytree.tree_flatten(arguments)
+        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        for number, place in enumerate(places):
+            if number in self._batched:
+                leaves[place] = leaves[place].chunk(self._parts)[part]
+        return pytree.tree_unflatten(leaves, spec)
+
+    def _accumulate(self) -> None:
+        for index, weight in enumerate(self._weights):
+            if weight.grad is not None:
+                name = str(weight.dtype).removeprefix("torch.")
+                new = weight.grad.to(getattr(torch, self._update.summed_in(name)))
+                known = self._gradients[index]
+                self._gradients[index] = new if known is None else known + new
+                weight.grad = None
+
+    @torch.no_grad()
+    def _step(self) -> None:
+        for master, total in zip(self._masters, self._gradients, strict=True):
+            wide = torch.zeros_like(master) if total is None else total
+            master.grad = wide.to(wide_dtype(master.dtype))
+        if self._update.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._masters, self._update.clip_norm)
+        self._optimizer.step()
+        if self._sparse is not None:
+            self._sparse.step()
+        held = dict(self._module.named_buffers())
+        for end in step_ends(self._module):
+            after = dict(held)
+            end.apply(after)
+            for name in map(end.full, end.buffers):
+                held[name].copy_(after[name])
+        self._gradients = [None] * len(self._weights)
+        for weight, updated in zip(self._weights, self._masters, strict=True):
+            weight.copy_(updated)

@@ -1,0 +1,1 @@
+"""A training step: pipeline, inputs, checks, guard."""

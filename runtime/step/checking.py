@@ -1,0 +1,297 @@
+"""Checks, while a plan is executed for the first time, that every tensor lies as the plan promises.
+
+Local shapes are compared with every execution. Here contents are, too: where a layout says that an axis has copies, the
+ranks of that axis must hold the same. Nothing is exchanged while operators run, as ranks of a pipeline stand at
+different ones; each rank notes checksums, and after the backward pass they are compared, once along every axis:
+
+    forward     operands as they arrive, results        of every operator and micro-batch
+    backward    gradients of the same                   seen by hooks
+    beside      inputs, parameters, gradients that have been added up
+
+A tensor is noted where some axis has copies of it: a piece or a term of a sum has nothing to be compared with but its
+shape. What a recomputed block makes is compared with what it made before. The first difference in the order of
+execution, over all ranks, is the one that is raised, on all of them.
+
+Copies come about by the same kernels on the same values, or by a collective that gives all ranks the same bits (gloo's
+do; `tests/distributed/test_checking.py` holds both), so on CPUs of one kind they are equal bit by bit. `ROUNDING`
+leaves room for the kernels of accelerators, some of which add up in another order each time.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from planner.errors import StrategyError
+from planner.plan.binding.bind import BoundPlan
+from planner.sharding.layout import REPLICATE, Layout, format_layout, local_shape
+from planner.sharding.rule import strategy_names
+from runtime.comm.agreement import Finding, Moment, first_of_all
+from runtime.comm.device_mesh import RankMesh, stage_line
+from runtime.comm.exchange import gather
+from runtime.executor.instruction import Instruction, Operand
+from runtime.observer import Observer
+from runtime.parameters.shards import LocalParameter
+
+ROUNDING: Mapping[str, float] = {"cpu": 0.0}
+"""By type of device, the difference of the sums of two copies that counts as rounding, relative to the sum of their
+absolute values and in units of the last place of their dtype."""
+OTHER_ROUNDING = 4.0  # of every other type: assumed
+
+_AT_ONCE = 1 << 22  # elements that are in memory in float64 at the same time
+_PERIOD = 4093  # a prime: of the weights that make a sum depend on the order of the elements
+# A moment is a phase, a micro-batch, a place in the phase, and a place in the operator.
+_BESIDE, _FORWARD, _BACKWARD, _ADDED_UP = range(4)
+
+Checksum = tuple[float, float, float]
+"""Sum, sum with weights by position, and sum of the absolute values of a tensor; a number that is not finite counts as
+one that is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """A tensor that has been noted: what it is, in words, what may be wrong with it, its layout, and how far copies may
+    differ."""
+
+    what: str
+    suspect: str
+    layout: Layout
+    tolerance: float
+
+
+@dataclass(kw_only=True)
+class LayoutCheck:
+    """Notes of one rank on one training step. `verify` compares them with those of all others."""
+
+    bound: BoundPlan
+    place: RankMesh
+    _known: dict[Moment, Tensor] = field(default_factory=dict)
+    _sums: dict[Moment, torch.Tensor] = field(default_factory=dict)
+    _again: dict[Moment, torch.Tensor] = field(default_factory=dict)
+    _hooked: set[Moment] = field(default_factory=set)
+    _faults: list[Finding] = field(default_factory=list)
+
+    def weights(self, parameters: Mapping[str, LocalParameter]) -> None:
+        """The weights as they are stored, but for those that every rank has for itself."""
+        for place, name in enumerate(sorted(self.bound.graph.parameter_names)):
+            if name in parameters and not parameters[name].local:
+                self.note(
+                    (_BESIDE, 0, place, 1),
+                    parameters[name].present,
+                    f"parameter '{name}'",
+                    "the ranks were given different weights; build the module from the same seed, or load the same"
+                    " checkpoint, on every rank",
+                    parameters[name].stored.weight,
+                )
+
+    def gradients(self, parameters: Mapping[str, LocalParameter]) -> None:
+        """The gradients as they are stored, added up over the micro-batches."""
+        for place, name in enumerate(sorted(parameters)):
+            if parameters[name].trainable:
+                self.note(
+                    (_ADDED_UP, 0, place, 0),
+                    parameters[name].local_gradient(),
+                    f"the gradient of parameter '{name}'",
+                    "an operator that reads it is not deterministic backward",
+                    parameters[name].stored.gradient,
+                )
+
+    def micro_batch(self, number: int) -> "MicroBatchCheck":
+        """What looks on while a micro-batch is computed."""
+        return MicroBatchCheck(check=self, number=number)
+
+    def note(self, moment: Moment, tensor: torch.Tensor, what: str, suspect: str, layout: Layout) -> None:
+        """Note a tensor in this layout, unless nothing can be compared with it."""
+        axes = zip(layout, self.place.mesh.sizes, strict=True)
+        if not any(placement == REPLICATE and size > 1 for placement, size in axes) and moment[0] != _BESIDE:
+            return
+        if moment in self._sums:
+            self._again[moment] = checksum(tensor)
+            return
+        units = ROUNDING.get(tensor.device.type, OTHER_ROUNDING)
+        tolerance = units * torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0
+        self._known[moment] = Tensor(what=what, suspect=suspect, layout=layout, tolerance=tolerance)
+        self._sums[moment] = checksum(tensor)
+
+    def note_gradient(self, moment: Moment, tensor: torch.Tensor, what: str, suspect: str, layout: Layout) -> None:
+        """Note the gradient of a tensor when it is there. A block that is computed again has its gradients once."""
+        if not tensor.requires_grad or moment in self._hooked:
+            return
+        self._hooked.add(moment)
+
+        def noted(gradient: torch.Tensor) -> None:
+            hook.remove()  # `weight.to(device)` may be the weight itself, which the next micro-batch reads too
+            self.note(moment, gradient, what, suspect, layout)
+
+        hook = tensor.register_hook(noted)  # type: ignore[no-untyped-call]
+
+    def expect(
+        self, moment: Moment, tensor: torch.Tensor, what: str, suspect: str, promised: tuple[tuple[int, ...], str]
+    ) -> None:
+        """Compare a tensor with the local shape and the dtype that it should have."""
+        found = (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        if found != promised:
+            words = f"{what} is {found[1]} {found[0]}, promised is {promised[1]} {promised[0]}; {suspect}"
+            self._faults.append(Finding(moment=moment, message=words))
+
+    def verify(self) -> None:
+        """Compare with all other ranks, after the backward pass. Collective. Raises StrategyError on every rank where
+        anything differs."""
+        sums = _on_the_host(self._sums)
+        faults = [*self._faults, *self._recomputed(sums)]
+        for axis, size in enumerate(self.place.mesh.sizes):
+            if size > 1:
+                own = {moment: sums[moment] for moment, known in self._known.items() if known.layout[axis] == REPLICATE}
+                name = f"axis {self.place.mesh.axes[axis].name}"
+                faults += self._differences(own, self.place.group(axis), name)
+        if self.place.stages > 1:
+            shared = {moment: found for moment, found in sums.items() if moment[0] == _BESIDE}
+            faults += self._differences(
+                shared,
+                stage_line(self.place, tuple(range(self.place.stages)), "forward"),
+                "the pipeline",
+                everywhere=False,
+            )
+        first = first_of_all(faults)
+        if first is not None:
+            raise StrategyError(f"the first execution of the plan went wrong: {first.message}")
+
+    def _recomputed(self, sums: Mapping[Moment, Checksum]) -> list[Finding]:
+        return [
+            Finding(
+                moment=moment,
+                message=f"{self._known[moment].what} is {_words(again)} where its block is computed again, and was"
+                f" {_words(sums[moment])} before; the operator is not deterministic",
+            )
+            for moment, again in _on_the_host(self._again).items()
+            if _differ(sums[moment], again, self._known[moment].tolerance)
+        ]
+
+    def _differences(
+        self, own: Mapping[Moment, Checksum], group: dist.ProcessGroup, where: str, everywhere: bool = True
+    ) -> list[Finding]:
+        """The first difference to any other rank of a group: the ranks must have noted the same tensors, or (where not
+        `everywhere`) those that both have must be the same."""
+        every = gather(list(own.items()), list[tuple[Moment, Checksum]], group)
+        ranks = dist.get_process_group_ranks(group)
+        found = []
+        for rank, theirs in zip(ranks, map(dict, every), strict=True):
+            moments = own.keys() | theirs.keys() if everywhere else own.keys() & theirs.keys()
+            for moment in moments & self._known.keys():
+                here, there = own.get(moment), theirs.get(moment)
+                if here is None or there is None or _differ(here, there, self._known[moment].tolerance):
+                    found.append((moment, rank, here, there))
+        if not found:
+            return []
+        moment, rank, here, there = min(found)
+        known = self._known[moment]
+        return [
+            Finding(
+                moment=moment,
+                message=f"{known.what} lies as {format_layout(known.layout) or 'R'}, so the ranks of {where} have"
+                f" copies of it; rank {dist.get_rank()} has {_words(here)}, rank {rank} has {_words(there)};"
+                f" {known.suspect}",
+            )
+        ]
+
+
+@dataclass(kw_only=True)
+class MicroBatchCheck(Observer):
+    """Notes every operator of one micro-batch: an observer of `runtime.executor.executor`."""
+
+    check: LayoutCheck
+    number: int
+
+    def operands(self, instruction: Instruction, operands: Sequence[torch.Tensor]) -> None:
+        layouts = instruction.bound.layouts.operands
+        for slot, (operand, tensor, duplex) in enumerate(zip(instruction.operands, operands, layouts, strict=True)):
+            self._note(instruction, slot, f"operand {slot} ('{operand.name}')", operand.name, tensor, duplex.forward)
+            if operand.transfer is not None or self._alone(operand):
+                self._note_gradient(instruction, slot, f"operand {slot} ('{operand.name}')", tensor, duplex.gradient)
+
+    def _alone(self, operand: Operand) -> bool:
+        """Whether a tensor that comes as its producer made it has the gradient of this use alone. A weight is left out,
+        as a hook on it would stay."""
+        return not operand.weight and len(self.check.bound.graph.consumers[operand.name]) == 1
+
+    def results(self, instruction: Instruction, results: Sequence[torch.Tensor]) -> None:
+        names = [promise[0] for promise in instruction.results if promise is not None]
+        first, layouts = len(instruction.operands), instruction.bound.layouts.results
+        for slot, (name, tensor, duplex) in enumerate(zip(names, results, layouts, strict=True), first):
+            self._note(instruction, slot, f"result '{name}'", name, tensor, duplex.forward)
+            self._note_gradient(instruction, slot, f"result '{name}'", tensor, duplex.gradient)
+
+    def _note(
+        self, instruction: Instruction, slot: int, what: str, name: str, tensor: torch.Tensor, layout: Layout
+    ) -> None:
+        moment = (_FORWARD, self.number, instruction.index, slot)
+        text, suspect = self._words(instruction, what), _suspect(instruction)
+        kind = self.check.bound.graph.types[name]
+        promised = (local_shape(kind.shape, layout, self.check.place.mesh.sizes), kind.dtype)
+        self.check.expect(moment, tensor, text, suspect, promised)
+        bound = self.check.bound
+        if name not in bound.graph.parameter_names or not bound.plan.training.update.is_local(name):
+            self.check.note(moment, tensor, text, suspect, layout)  # of a local one every rank may have another
+
+    def _note_gradient(
+        self, instruction: Instruction, slot: int, what: str, tensor: torch.Tensor, layout: Layout
+    ) -> None:
+        last = len(instruction.operands) + len(instruction.results)
+        moment = (_BACKWARD, self.number, -instruction.index, last - slot)
+        self.check.note_gradient(
+            moment, tensor, self._words(instruction, f"the gradient of {what}"), _suspect(instruction), layout
+        )
+
+    def _words(self, instruction: Instruction, what: str) -> str:
+        bound = instruction.bound
+        split = ",".join(str(factor) for factor in strategy_names(bound.rule, bound.strategy))
+        operator = f"operator '{bound.operator.name}' ({bound.rule.format()}, split {split})"
+        return f"{operator}, micro-batch {self.number}: {what}"
+
+
+def _suspect(instruction: Instruction) -> str:
+    return (
+        f"the rule of {instruction.bound.operator.op} is wrong for this call, the operator is not deterministic, or a"
+        " rank computes otherwise than the others"
+    )
+
+
+def checksum(tensor: torch.Tensor) -> torch.Tensor:
+    """The `Checksum` of a tensor, (3,) float64 on its device, without waiting for it."""
+    total = torch.zeros(3, dtype=torch.float64, device=tensor.device)
+    start = 0
+    given = tensor.detach()
+    for piece in _pieces(torch.view_as_real(given) if given.is_complex() else given):
+        values = piece.reshape(-1).to(torch.float64).nan_to_num(nan=3.0, posinf=5.0, neginf=-5.0)
+        weights = torch.arange(start, start + values.numel(), device=tensor.device) % _PERIOD / _PERIOD + 0.5
+        total += torch.stack([values.sum(), (values * weights).sum(), values.abs().sum()])
+        start += values.numel()
+    return total
+
+
+def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensor in pieces of limited size, in order."""
+    if tensor.numel() <= _AT_ONCE:
+        yield tensor
+    else:
+        row = tensor.numel() // tensor.shape[0]
+        for piece in torch.split(tensor, max(1, _AT_ONCE // row)):
+            yield from _pieces(piece[0]) if len(piece) == 1 else (piece,)
+
+
+def _on_the_host(sums: Mapping[Moment, torch.Tensor]) -> dict[Moment, Checksum]:
+    if not sums:
+        return {}
+    rows = torch.stack([tensor.cpu() for tensor in sums.values()]).tolist()
+    return {moment: (row[0], row[1], row[2]) for moment, row in zip(sums, rows, strict=True)}
+
+
+def _differ(one: Checksum, other: Checksum, tolerance: float) -> bool:
+    allowed = tolerance * max(one[2], other[2])
+    return any(not math.isclose(a, b, rel_tol=0.0, abs_tol=allowed) for a, b in zip(one, other, strict=True))
+
+
+def _words(found: Checksum | None) -> str:
+    return "nothing" if found is None else f"sum {found[0]:.9g} (weighted {found[1]:.9g}, absolute {found[2]:.9g})"

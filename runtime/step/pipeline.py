@@ -1,0 +1,214 @@
+"""Pipeline stages on real processes: the turns of a schedule, one after the other, and what crosses between them.
+
+    chunk c of rank r is stage c p + r            values     ──> the rank of the next stage
+    rank 0   F0.0 F1.0 F0.1 F1.1 .. B0.1 ..       gradients  <── back
+    rank 1     F0.0 F1.0 F0.1 B0.1 ..
+
+A rank takes its turns in the order of the plan's schedule (`planner.plan.schedule`), whatever that is: with the stages
+that it holds (chunks), and with its micro-batches in flight. Stages have equal meshes, so a tensor crosses piece by
+piece: the layout in which its producer made it is the layout in which it arrives, and the reading operator
+redistributes it there like any other value. A value that a later stage reads is handed on by those between: for them it
+is a value that they receive and send, and its gradient the sum of what comes back and their own. A backward pass that
+a schedule takes apart leaves what its second turn needs in `runtime.executor.deferred_weight_gradients`.
+
+Sends do not wait; receives do. What one rank sends to another on a process group arrives in the order in which it was
+sent, so every line of messages has a group of its own (`runtime.step.stage_links`): no turn waits behind another's
+messages. Huang et al. 2019 (GPipe); Narayanan et al. 2019 (PipeDream), 2021 (the flush, virtual stages).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from costmodels import Turn, ends
+from runtime.comm.collectives import all_reduce
+from runtime.executor.deferred_weight_gradients import PutOff
+from runtime.step.stage_links import Chunk, Crossing
+from runtime.waiting import waiting_for
+
+Values = Mapping[str, torch.Tensor]
+Forward = Callable[[Turn, Sequence[Values], Sequence[PutOff | None]], Sequence[Values]]
+"""Computes the stage of a turn's chunk on its micro-batch, or on several that it takes at a time (copies): from the
+values received for each, the values to send, or the loss on the last stage. Weight gradients that are put off gather in
+the third argument."""
+Edges = Mapping[str, GradientEdge | None]
+"""By name the places in the graph of autograd that made a value; None where no gradient is needed."""
+Key = tuple[int, int, int]  # chunk, micro-batch, slice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """What the backward pass of the copies of a turn through a chunk needs: the values each came from, which collect
+    their gradients, and where it starts; and what of it is put off."""
+
+    received: Sequence[Values]
+    edges: Sequence[Edges]
+    put_off: Sequence[PutOff | None]
+
+
+@dataclass(kw_only=True)
+class Pipeline:
+    """One rank's share of the micro-batches of a step. Alone it talks to nobody.
+
+    In each turn it takes `copies` micro-batches, and calls `passed` when a backward pass is through. `order` are the
+    turns of this rank in a step. Of the last step, `turns` has those that were done, in their order, and `most_live`
+    how many micro-batches, or slices of them, were at most between their forward and the end of their backward pass.
+    """
+
+    chunks: tuple[Chunk, ...]
+    order: tuple[Turn, ...]
+    everyone: dist.ProcessGroup | None
+    loss: Crossing
+    device: torch.device
+    copies: int = 1
+    passed: Callable[[], None] = lambda: None
+    has_gone: Callable[[dist.Work], bool] = dist.Work.is_completed
+    turns: list[Turn] = field(default_factory=list)
+    most_live: int = 0
+    _live: dict[Key, Passed] = field(default_factory=dict)
+    _sent: list[tuple[dist.Work, torch.Tensor]] = field(default_factory=list)
+
+    def run(
+        self,
+        forward: Forward,
+        seed: float,
+        *,
+        order: Sequence[Turn] | None = None,
+        batches: int = 1,
+        then: Callable[[Turn], None] = lambda turn: None,
+    ) -> torch.Tensor:
+        """All micro-batches of a step, forward and backward; returns the mean loss, the same on every rank. `seed` is
+        the gradient of the loss of each, or of each of its slices.
+
+        Of several `batches` that follow each other without a flush, `order` has the turns, and the mean loss of each
+        is returned. `then` is called after every turn.
+        """
+        order = self.order if order is None else order
+        totals: list[torch.Tensor | None] = [None] * batches
+        self._live, self.most_live = {}, 0
+        self.turns.clear()
+        apart = any(turn.kind == "weight_gradient" for turn in order)
+        losses = self.copies * sum(turn.kind == "forward" and turn.chunk == 0 for turn in order) // batches
+        turns = (max(turn.micro_batch for turn in order) + 1) // batches
+        for turn in order:
+            if turn.kind == "forward":
+                put_off = [PutOff() if apart else None for _ in range(self.copies)]
+                loss = self._forward(forward, turn, put_off)
+                if loss is not None:
+                    before, part = totals[turn.micro_batch // turns], loss / losses
+                    totals[turn.micro_batch // turns] = part if before is None else before + part
+            else:
+                self._backward(turn, seed)
+            self.turns.append(turn)
+            then(turn)
+        self._wait()
+        means = [torch.zeros((), dtype=torch.float32, device=self.device) if t is None else t for t in totals]
+        found = torch.stack(means) if batches > 1 else means[0]
+        return self._mean(found)
+
+    def _mean(self, found: torch.Tensor) -> torch.Tensor:
+        """The mean loss, which the last stage has and the others hold zero of, on every rank."""
+        return found if self.everyone is None else all_reduce(found, self.everyone)
+
+    def forward(self, forward: Forward, micro_batch: int, number: int = 0) -> None:
+        """A slice of one micro-batch forward only, through all stages; nothing comes of it but what `forward` does."""
+        for at, chunk in enumerate(self.chunks):
+            made = forward(Turn("forward", micro_batch, at, number), [self._arrived(chunk)], [None])
+            self._hand_on(chunk, made[0])
+        self._wait()
+
+    def _wait(self) -> None:
+        for work, _ in self._sent:
+            waiting_for(work.wait)
+        self._sent.clear()
+
+    def _forward(self, forward: Forward, turn: Turn, put_off: Sequence[PutOff | None]) -> torch.Tensor | None:
+        """The copies of a turn through a chunk; the sum of their losses, None on all stages but the last. What they
+        have made is nobody's any more when this returns, but for what is being sent."""
+        chunk = self.chunks[turn.chunk]
+        received = [self._arrived(chunk) for _ in range(self.copies)]
+        made = forward(turn, received, put_off)
+        for values in made:
+            self._hand_on(chunk, values)
+        edges = [self._edges(chunk, values) for values in made]
+        self._live[_key(turn)] = Passed(received=received, edges=edges, put_off=put_off)
+        self.most_live = max(self.most_live, self.copies * len(self._live))
+        if not chunk.cut.last:
+            return None
+        first, *others = (values[self.loss.name].detach().float().reshape(()) for values in made)
+        return sum(others, first)
+
+    def _arrived(self, chunk: Chunk) -> Values:
+        found = {}
+        for arrival in chunk.arrivals:
+            assert chunk.before is not None, "the first stage receives nothing"
+            value = self._receive(arrival, chunk.before.rank, chunk.before.values)
+            found[arrival.name] = value.requires_grad_(arrival.differentiable)
+        return found
+
+    def _hand_on(self, chunk: Chunk, made: Values) -> None:
+        for departure in chunk.departures:
+            assert chunk.after is not None, "the last stage sends nothing"
+            self._send(made[departure.name].detach(), chunk.after.rank, chunk.after.values)
+
+    def _edges(self, chunk: Chunk, made: Values) -> Edges:
+        """Where the backward pass starts: what has been sent is not kept for its own sake."""
+        names = (self.loss.name,) if chunk.cut.last else tuple(d.name for d in chunk.departures if d.differentiable)
+        return {name: get_gradient_edge(made[name]) if made[name].requires_grad else None for name in names}
+
+    def _backward(self, turn: Turn, seed: float) -> None:
+        chunk, key = self.chunks[turn.chunk], _key(turn)
+        passed = self._live[key]
+        if turn.kind == "weight_gradient":
+            for products in passed.put_off:
+                assert products is not None, turn
+                products.finish()
+        else:
+            self._live[key] = Passed(received=(), edges=(), put_off=passed.put_off)
+            gradients = [given for _ in range(self.copies) for given in self._returned(chunk, seed)]
+            self._differentiate(chunk, passed, gradients)
+        if ends(turn):
+            del self._live[key]
+
+    def _returned(self, chunk: Chunk, seed: float) -> Sequence[torch.Tensor]:
+        """The gradients of what a chunk has sent, or of the loss."""
+        if chunk.cut.last:
+            return [torch.full(self.loss.shape, seed, dtype=self.loss.dtype, device=self.device)]
+        assert chunk.after is not None, "only the last stage has none after it"
+        after = chunk.after
+        return [self._receive(d, after.rank, after.gradients) for d in chunk.departures if d.differentiable]
+
+    def _differentiate(self, chunk: Chunk, passed: Passed, gradients: Sequence[torch.Tensor]) -> None:
+        """The backward pass through a chunk, from the gradients of what it has made to those of what it received."""
+        edges = [edge for copy in passed.edges for edge in copy.values()]
+        pairs = [(edge, given) for edge, given in zip(edges, gradients, strict=True) if edge is not None]
+        if pairs:
+            torch.autograd.backward([edge for edge, _ in pairs], [gradient for _, gradient in pairs])
+            self.passed()
+        for values in passed.received:
+            for arrival in chunk.arrivals:
+                if arrival.differentiable:
+                    assert chunk.before is not None, "the first stage receives nothing"
+                    value = values[arrival.name]
+                    gradient = torch.zeros_like(value) if value.grad is None else value.grad
+                    self._send(gradient, chunk.before.rank, chunk.before.gradients)
+
+    def _receive(self, crossing: Crossing, source: int, group: dist.ProcessGroup) -> torch.Tensor:
+        value = torch.empty(crossing.shape, dtype=crossing.dtype, device=self.device)
+        waiting_for(dist.recv, value, source, group=group)
+        return value
+
+    def _send(self, value: torch.Tensor, target: int, group: dist.ProcessGroup) -> None:
+        """Start to send; the tensor is kept until it has gone."""
+        self._sent = [(work, kept) for work, kept in self._sent if not self.has_gone(work)]
+        whole = value.contiguous()
+        work = dist.isend(whole, target, group=group)
+        assert work is not None, "this rank is a member of the group"
+        self._sent.append((work, whole))
+
+
+def _key(turn: Turn) -> Key:
+    return turn.chunk, turn.micro_batch, turn.slice

@@ -1,0 +1,123 @@
+"""Makes the plain module drop the same elements as the traced graph does under any plan.
+
+The module is called as its author wrote it; its calls that drop elements are caught where PyTorch lets functions be
+overridden, and matched in their order with the operators of the graph that drop:
+
+    graph     block0/dropout      block0/attention              block1/dropout ...
+    module    F.dropout(x, 0.1)   F.scaled_dot_product_...      F.dropout(x, 0.1) ...
+
+A function that drops inside of itself, as `F.multi_head_attention_forward` does, is not seen through: what is left
+over at the end says so.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from planner.errors import ModelError
+from planner.graph.operator_graph import Operator
+from runtime.ops.attention import attention_with_dropout
+from runtime.ops.local_ops import features_of
+from runtime.ops.randomness import Draw, Region, drop, drop_probability, keep_mask, operator_code, whole_region
+
+_WHOLE = frozenset({F.dropout, torch.dropout, torch.native_dropout})
+_FEATURES = frozenset({F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout})
+
+_WITHOUT_SAMPLES = {F.dropout1d: 2, F.dropout3d: 4}
+
+
+class SameDropout(TorchFunctionMode):
+    """A context in which the operators `dropping` of a graph, in their order, are what drops elements. Enter it for one
+    forward pass. Raises ModelError where the calls of the module are not those of the graph."""
+
+    def __init__(self, dropping: Sequence[Operator], draw: Draw) -> None:
+        super().__init__()
+        self._dropping = dropping
+        self._draw = draw
+        self._used = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _WHOLE:
+            return self._drop(func, whole_region, *args, **kwargs)
+        if func in _FEATURES:
+            return self._drop(func, lambda shape: _features(func, shape), *args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            return self._attention(func, *args, **kwargs)
+        return func(*args, **kwargs)
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        if error is None and self._used != len(self._dropping):
+            raise ModelError(
+                f"the module dropped elements {self._used} times, the traced graph {len(self._dropping)} times, first"
+                f" unmatched '{self._dropping[self._used].name}': a function that drops inside of itself cannot be"
+                " given the same elements; compare without dropout, or not at all (--no-check)"
+            )
+
+    def _drop(
+        self,
+        function: Any,
+        region: Callable[[tuple[int, ...]], Region],
+        input: torch.Tensor,
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,
+        **keywords: Any,
+    ) -> Any:
+        train = keywords.get("train", training)
+        if not train or not p:
+            return function(input, p, train)
+        key = self._key(f"{function.__name__} with p = {p}", p)
+        keep = keep_mask(key, region(tuple(input.shape)), p, input.device)
+        keep = keep.view(keep.shape[-input.dim() :])  # a sample dim may have been added
+        dropped = drop(input, keep, p)
+        return (dropped, keep) if function is torch.native_dropout else dropped
+
+    def _attention(
+        self,
+        function: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        if not dropout_p:
+            given: torch.Tensor = function(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+            return given
+        scores = whole_region((*query.shape[:-1], key.shape[-2]))
+        keep = keep_mask(
+            self._key(f"attention with dropout_p = {dropout_p}", dropout_p), scores, dropout_p, query.device
+        )
+        return attention_with_dropout(
+            query, key, value, keep, dropout_p, attn_mask=attn_mask, is_causal=is_causal, scale=scale
+        )
+
+    def _key(self, call: str, probability: float) -> int:
+        if self._used >= len(self._dropping):
+            raise ModelError(
+                f"the module drops elements by {call} after the {self._used} times that its traced graph does;"
+                " compare without dropout, or not at all (--no-check)"
+            )
+        op = self._dropping[self._used]
+        if drop_probability(op) != probability:
+            raise ModelError(
+                f"the module drops elements by {call} where its traced graph has '{op.name}' with the probability"
+                f" {drop_probability(op)}; compare without dropout, or not at all (--no-check)"
+            )
+        self._used += 1
+        return self._draw.key(operator_code(op.name))
+
+
+def _features(function: Any, shape: tuple[int, ...]) -> Region:
+    """What feature dropout drops as a whole. Some functions take an input without a sample dim, and add it."""
+    return features_of(whole_region((1, *shape) if len(shape) == _WITHOUT_SAMPLES.get(function) else shape))

@@ -1,0 +1,305 @@
+"""One rank's share of the training step that a plan describes.
+
+With pipeline stages a rank computes its stages of every micro-batch in the order of the plan's schedule (see
+`runtime.step.pipeline`).
+One step: for each micro-batch take this rank's part of the inputs, run forward and backward, and add up gradients;
+then reduce the gradients once, update, and bring the weights back to where they are kept. The loss is the mean of
+the losses of the micro-batches.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import NoReturn
+
+import torch
+from torch import nn
+
+from costmodels import Turn
+from planner.plan.binding.bind import BoundPlan
+from planner.plan.layout.deferred_weight_gradients import arrivals
+from planner.plan.layout.stage_cut import check_updates, cut_stage
+from planner.plan.schedule import orders_of
+from planner.sharding.update import sample_pieces
+from runtime.comm.device_mesh import RankMesh, axis_lines
+from runtime.comm.exchange import gather_tensors
+from runtime.executor.deferred_weight_gradients import PutOff
+from runtime.executor.executor import Executor, build_executor
+from runtime.executor.lowering.compiled import Compiled
+from runtime.executor.lowering.programs import Programs
+from runtime.executor.slices import Slices
+from runtime.guard_settings import GuardSettings
+from runtime.observer import Observer, teller
+from runtime.offload.activations import ParkedReads
+from runtime.offload.storage import Outside
+from runtime.offload.weights import ParkedWeights
+from runtime.ops.randomness import Draw
+from runtime.optimizers.optimizers import OptimizerSettings
+from runtime.parameters.after_step import step_ends
+from runtime.parameters.kept_buffers import kept_buffers
+from runtime.parameters.shards import LocalParameter, Version, local_parameters, unused_parameters, whole_buffers
+from runtime.servers.addresses import Addresses
+from runtime.step.asynchronous import Asynchronous
+from runtime.step.checking import LayoutCheck
+from runtime.step.finiteness import FiniteWatch, check_gradients, explain
+from runtime.step.guard import LossGuard, Trouble
+from runtime.step.inputs import Inputs
+from runtime.step.pipeline import Pipeline, Values
+from runtime.step.stage_links import build_chunks, everyone, share_parameters, whole_value
+from runtime.tables.placed import PlacedTables
+from runtime.update.optimizer import ShardedOptimizer
+
+
+class RankStep:
+    """What one rank computes in a step. Every method is collective.
+
+    `batched` are the inputs whose leading dim is the samples; `pieces` into how many parts the plan cuts those.
+    `seed` is that of what is drawn at random while training: dropout. `check_layouts` holds for the next step, and is
+    off after it; `check_gradients` for every step. `observer` looks on at every operator. `outside` is where what the
+    plan parks goes. `guard` says what becomes of steps whose loss or gradients are not finite, or whose loss leaps.
+    `servers` are where those are that have tables of the plan. Not `lowered`, the general executor runs every operator;
+    `compiled`, chains of elementwise operators are fused.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        bound: BoundPlan,
+        place: RankMesh,
+        settings: OptimizerSettings,
+        batched: frozenset[str],
+        seed: int = 0,
+        check_layouts: bool = True,
+        outside: Outside | None = None,
+        guard: GuardSettings | None = None,
+        servers: Addresses | None = None,
+        lowered: bool = True,
+        compiled: bool = False,
+    ) -> None:
+        self.bound = bound
+        self.place = place
+        self.seed = seed
+        self.steps = 0  # optimizer steps that have been taken
+        self._start = (0, 0)  # steps and samples with which this run began
+        self.check_layouts = check_layouts
+        self.check_gradients = False
+        self.observer: Observer | None = None
+        self.guard = LossGuard(guard or GuardSettings(), place.device)
+        self.trouble: Trouble | None = None  # why the last step was not made
+        self.cuts = tuple(cut_stage(bound, stage) for stage in range(len(bound.plan.stages)))
+        check_updates(bound, self.cuts)
+        own = self.cuts[place.stage :: place.stages]
+        outside = outside or Outside()
+        self.weights = ParkedWeights(place.device, outside)
+        self.activations = ParkedReads(device=place.device, outside=outside) if bound.parked_blocks else None
+        self.tables = PlacedTables(module, bound, place, settings, servers, imagined=outside.pretended)
+        chains = Compiled(bound=bound) if compiled else None
+        self.programs = Programs(bound=bound, place=place, compiled=chains) if lowered else None
+        lanes = axis_lines(place, "gathers") if bound.plan.training.update.ahead else None
+        self.executors: tuple[Executor, ...] = tuple(
+            build_executor(bound, place, cut, self.activations, self.tables, self.programs, self.weights, lanes)
+            for cut in own
+        )
+        update = bound.plan.training.update
+        self.pieces = sample_pieces((bound.inputs[name] for name in batched), bound.plan.mesh.sizes)
+        # gradient of the loss of a micro-batch, which is the mean over its slices
+        self.scale = update.seed(bound.plan.training.micro_batches, self.pieces) / bound.plan.slices
+        held = frozenset[str]().union(*(cut.parameters for cut in own))
+        held |= unused_parameters(bound) if place.stage == 0 else frozenset()
+        self.parameters = local_parameters(module, bound, place, held, self.weights)
+        self.buffers = whole_buffers(module, bound.graph, place.device, update.broadcast)
+        self.slices = Slices(bound, place, own, self.buffers) if bound.plan.slices > 1 else None
+        self.pipeline = self._pipeline()
+        changed = self._changed()
+        self.ends = tuple(end for end in step_ends(module) if changed.intersection(map(end.full, end.buffers)))
+        self.kept_buffers = kept_buffers(module, bound, self.cuts, place.device)
+        self.reads = frozenset(
+            name
+            for cut in own
+            for at in cut.operators
+            for name in bound.graph.operators[at].operands
+            if name in bound.inputs
+        )  # inputs that an operator of this rank reads
+        share_parameters(self.parameters, place, self.cuts)
+        arriving = sum((arrivals(bound, cut) for cut in own), Counter[str]())
+        self.optimizer = ShardedOptimizer(bound, self.parameters, settings, place, arriving, outside, self.weights)
+        self.asynchronous = None if bound.plan.schedule_kind.flushes else Asynchronous(self)
+
+    def _pipeline(self) -> Pipeline:
+        bound, place = self.bound, self.place
+        return Pipeline(
+            chunks=build_chunks(bound, place, self.cuts),
+            order=orders_of(bound.plan)[place.stage],
+            everyone=everyone(place),
+            loss=whole_value(bound, bound.graph.loss),
+            device=place.device,
+            copies=bound.plan.training.copies,
+            passed=self._passed,
+        )
+
+    def _passed(self) -> None:
+        """A backward pass is through."""
+        if self.weights:
+            self.weights.hold((), (), teller(self.observer))
+
+    @property
+    def samples(self) -> int:
+        """Samples that have been used up, by whatever plans: those of batches that made no step, too."""
+        steps, samples = self._start
+        return samples + (self.steps - steps) * self.bound.plan.training.global_batch
+
+    def start_from(self, steps: int, samples: int) -> None:
+        """Count on from so many steps and samples."""
+        self.steps = steps
+        self._start = (steps, samples)
+
+    def __call__(self, inputs: Inputs, learning_rate: float) -> float:
+        """Train on one global batch, of which `inputs` gives the pieces of this rank; returns the mean loss.
+
+        Raises NonFiniteError on every rank, before the update, where it is not finite (or a gradient is not, if
+        `check_gradients` is set), and StrategyError where a tensor does not lie as the plan promises. Where `guard`
+        wants no update, `trouble` says why, and weights, states and buffers are what they were.
+        """
+        if self.asynchronous is not None:
+            return self.asynchronous.window([inputs], [learning_rate])[0]
+        if not (self.check_layouts or self.check_gradients):  # both look at gradients where they were added up
+            self.optimizer.reduction.begin()
+        buffers = dict(self.buffers)
+        loss = float(self.accumulate(inputs))
+        if not math.isfinite(loss) and self.guard.settings.on_nonfinite == "stop":
+            self._explain(loss, inputs, buffers)
+        if self.check_gradients:
+            check_gradients(self.parameters.values(), self.steps + 1, self.place.device)
+        self.optimizer.set_learning_rate(learning_rate)
+        self.trouble = None
+        if not self.optimizer.step(lambda gradients: self._accepts(loss, gradients)):
+            self.buffers.update(buffers)
+            self.tables.forget()
+            steps, samples = self._start  # the batch is gone all the same
+            self._start = (steps, samples + self.bound.plan.training.global_batch)
+            return loss
+        self.tables.step(learning_rate)
+        for end in self.ends:
+            end.apply(self.buffers)
+        self.steps += 1
+        return loss
+
+    def _accepts(self, loss: float, gradients: Iterable[torch.Tensor]) -> bool:
+        self.trouble = self.guard.judge(self.steps + 1, loss, gradients)
+        return self.trouble is None
+
+    def window(self, batches: Sequence[Inputs], rates: Sequence[float]) -> list[float]:
+        """Train on global batches, each with its learning rate; returns the mean loss of each."""
+        if self.asynchronous is not None:
+            return self.asynchronous.window(batches, rates)
+        return [self(inputs, rate) for inputs, rate in zip(batches, rates, strict=True)]
+
+    def accumulate(self, inputs: Inputs) -> torch.Tensor:
+        """Forward and backward of all micro-batches: adds to the gradients, changes no weight. Returns the mean
+        loss."""
+        if not self.check_layouts:
+            return self.pipeline.run(
+                lambda turn, received, put_off: self.compute(turn, received, inputs, put_off=put_off), self.scale
+            )
+        check = LayoutCheck(bound=self.bound, place=self.place)
+        check.weights(self.parameters)
+        total = self.pipeline.run(
+            lambda turn, received, put_off: self.compute(turn, received, inputs, check.micro_batch, put_off=put_off),
+            self.scale,
+        )
+        check.gradients(self.parameters)
+        check.verify()
+        self.check_layouts = False
+        return total
+
+    def compute(
+        self,
+        turn: Turn,
+        received: Sequence[Values],
+        inputs: Inputs,
+        looking: Callable[[int], Observer] | None = None,
+        held: Mapping[str, LocalParameter | Version] | None = None,
+        ahead: int = 0,
+        first: int | None = None,
+        put_off: Sequence[PutOff | None] = (),
+    ) -> list[dict[str, torch.Tensor]]:
+        """A stage of this rank of the micro-batches of a turn, from their inputs and what has been received. `looking`
+        gives who looks on at each; `held` are the weights, where they are not the newest, `ahead` how many steps after
+        this one the batch is for; `first` is the first of the micro-batches, where the turn does not say it."""
+        first = turn.micro_batch * self.bound.plan.training.copies if first is None else first
+        slices = self.bound.plan.slices
+        given, draws, observers = [], [], []
+        for part, values in enumerate(received, first):
+            number = part * slices + turn.slice
+            constants = self.slices.constants(turn.slice) if self.slices is not None else {}
+            given.append({**inputs(number), **constants, **values})
+            draws.append(self._draw(part, turn.slice, inputs, ahead))
+            observers.append(self.observer if looking is None else looking(number))
+        tables = self.slices.tables(turn.slice) if self.slices is not None else {}
+        buffers = {**self.buffers, **tables} if tables else self.buffers
+        return self.executors[turn.chunk].together(held or self.parameters, buffers, given, draws, observers, put_off)
+
+    def _draw(self, part: int, number: int, inputs: Inputs, ahead: int = 0) -> Draw:
+        draw = Draw(seed=self.seed, step=self.steps + ahead, micro_batch=part)
+        if self.slices is None:
+            return draw
+        count = self.slices.count
+        return replace(draw, slice=self.slices.part(part, number, lambda at: inputs(part * count + at)))
+
+    def _explain(self, loss: float, inputs: Inputs, buffers: Mapping[str, torch.Tensor]) -> NoReturn:
+        """Find out why the loss is not finite. Collective; drops the gradients, and leaves the `buffers` from before
+        the step: the pass may have spoiled those that it changes."""
+        self.buffers.update(buffers)
+        for parameter in self.parameters.values():
+            parameter.gradient = None
+        self.tables.forget()
+
+        def again(part: int, watch: FiniteWatch) -> None:
+            slices = self.bound.plan.slices
+            with nullcontext() if self.slices is None else self.slices.keeping():
+                for number in range(slices):
+                    watch.given(self.parameters, self.buffers, inputs(part * slices + number), self.steps + 1)
+                    self.pipeline.forward(
+                        lambda turn, received, _: self.compute(turn, received, inputs, lambda _: watch, first=part),
+                        part,
+                        number,
+                    )
+
+        try:
+            explain(loss, self.steps + 1, self.bound.graph, self.bound.plan.training.micro_batches, again)
+        finally:
+            self.buffers.update(buffers)
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """The global norm of the gradients of the last step, before clipping; None where the plan clips nothing."""
+        return self.optimizer.norm
+
+    def full_parameters(self) -> dict[str, torch.Tensor]:
+        """The whole weights by name, gathered from all ranks; tied weights under their first name."""
+        held = {name: parameter.whole(self.place) for name, parameter in self.parameters.items()}
+        return self._everywhere({**held, **self.tables.whole()})
+
+    def full_gradients(self) -> dict[str, torch.Tensor]:
+        """The whole gradients of the trainable parameters accumulated since the last update, summed over all ranks."""
+        trainable = {name: parameter for name, parameter in self.parameters.items() if parameter.trainable}
+        return self._everywhere({name: parameter.whole_gradient(self.place) for name, parameter in trainable.items()})
+
+    def changed_buffers(self) -> dict[str, torch.Tensor]:
+        """The buffers that the forward passes change (running statistics), and those that change with them after a
+        step, by name, as they are now."""
+        changed = self._changed() | {end.full(name) for end in self.ends for name in end.buffers}
+        return self._everywhere({buffer: self.buffers[buffer] for buffer in sorted(changed)})
+
+    def _changed(self) -> set[str]:
+        """Buffers that the forward passes of this rank change."""
+        return {buffer for executor in self.executors for buffer, _ in executor.updates}
+
+    def _everywhere(self, held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What each pipeline rank holds, on every one."""
+        if self.pipeline.everyone is None:
+            return held
+        every = gather_tensors(held, self.pipeline.everyone)
+        return {name: tensor for stage in every for name, tensor in stage.items()}

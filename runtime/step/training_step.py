@@ -1,0 +1,342 @@
+"""The training step of a plan, as its user meets it.
+
+    step = parallelize(module, plan)         # on every rank
+    loss = step(tokens, labels)              # the whole global batch, the same on every rank
+
+The model is traced when the first batch comes, or an example before that. Only then it is known whether the plan is for
+this model; everything that `rank` does is built at that moment.
+"""
+
+import atexit
+import gc
+import os
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from planner.errors import RequestError
+from planner.graph.constant_batch import check_numbers
+from planner.graph.on_meta import on_meta
+from planner.graph.operator_graph import OperatorGraph
+from planner.graph.trace import trace
+from planner.plan.binding.bind import bind
+from planner.plan.file import load_plan
+from planner.plan.plan import Plan
+from planner.sharding.discover import prove, with_rules
+from runtime.comm.device_mesh import Communicators, RankMesh, current_device, join_processes, local_rank, rank_mesh
+from runtime.comm.groups import Groups, set_last
+from runtime.executor.lowering.compiled import check_compiler
+from runtime.guard_settings import GuardSettings
+from runtime.offload.storage import Outside
+from runtime.optimizers.hyperparameters import RunningOptimizer
+from runtime.optimizers.optimizers import OptimizerSettings
+from runtime.parameters.initial_values import check_values
+from runtime.servers.addresses import Addresses
+from runtime.step.arguments import InputMatcher, arguments_of, forward_of, matcher
+from runtime.step.guard import Trouble
+from runtime.step.inputs import InputPieces, Inputs, LocalBatch
+from runtime.step.same_batch import check_same_batch
+from runtime.step.step import RankStep
+
+
+class TrainingStep:
+    """A training step on this rank. Make it with `parallelize`; every call is collective.
+
+    `optimizer` has the hyperparameters, `steps` how many steps were made, `loss` the mean loss of the last batch, and
+    `trouble` why no step was made with it, where that is so.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        plan: Plan,
+        place: RankMesh,
+        settings: OptimizerSettings,
+        traced: OperatorGraph | None = None,
+        seed: int = 0,
+        check_layouts: bool = True,
+        check_gradients: bool = False,
+        outside: Outside | None = None,
+        guard: GuardSettings | None = None,
+        rollback: Callable[["TrainingStep"], None] | None = None,
+        servers: Addresses | None = None,
+        lowered: bool = True,
+        compiled: bool = False,
+    ) -> None:
+        self.plan = plan
+        self._lowered, self._compiled = lowered, compiled
+        self._servers = servers
+        self._outside = outside
+        self._guard, self._rollback = guard, rollback
+        self._seed, self._check_layouts, self._check_gradients = seed, check_layouts, check_gradients
+        self.place = place
+        self._groups = Groups(place=place, bound=None)
+        self.optimizer = RunningOptimizer(settings)
+        self.loss: float | None = None
+        self.before_step: Callable[[], None] = _nothing  # raises what went wrong beside training
+        self._compared = False  # whether all ranks were given the same first batch
+        self._module: nn.Module | None = module  # until its weights have been taken over
+        self._forward = forward_of(module)
+        self._traced = traced
+        self._built: tuple[RankStep, InputPieces, InputMatcher] | None = None
+        _alive.add(self)
+        set_last(self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> float:
+        """Train on one global batch and return its mean loss.
+
+        A batch is what the model takes: its arguments, or one tuple or mapping of them, with the samples of the whole
+        global batch, the same on every rank; or what a `runtime.loader` gives. Raises RequestError for another
+        structure or other shapes, and where the ranks were given different batches in the first step.
+        """
+        self.before_step()
+        inputs = self.inputs_of(*args, **kwargs)
+        self.loss = self.rank(inputs, self.optimizer.rate(self.steps))
+        if self.trouble is not None and self.trouble.action == "rollback":
+            assert self._rollback is not None, "parallelize has asked for it"
+            self._rollback(self)
+        return self.loss
+
+    def window(self, batches: Sequence[Any]) -> list[float]:
+        """Train on several global batches, in any of the forms that a step takes, and return the mean loss of each.
+
+        Under a schedule without a flush ("pipedream", "pipedream_2bw") they follow each other without a break, and the
+        pipeline drains behind the last; under others this is one step after the other.
+        """
+        self.before_step()
+        inputs = [self.inputs_of(batch) for batch in batches]
+        rates = [self.optimizer.rate(self.steps + number) for number in range(len(inputs))]
+        losses = self.rank.window(inputs, rates) if inputs else []
+        self.loss = losses[-1] if losses else self.loss
+        return losses
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """Why the last batch made no step, where `guard` skips such or rolls back; None where it made one."""
+        return self.rank.trouble if self.ready else None
+
+    @property
+    def steps(self) -> int:
+        """How many steps were made."""
+        return self.rank.steps if self.ready else 0
+
+    def accumulate(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Forward and backward of a global batch: adds to the gradients, changes no weight. Returns the mean loss."""
+        inputs = self.inputs_of(*args, **kwargs)
+        return self.rank.accumulate(inputs)
+
+    @property
+    def groups(self) -> Groups:
+        """The processes of the plan by name: data, tensor, pipeline, mesh axes and so on."""
+        bound = None if self._built is None else self._built[0].bound
+        if self._groups.bound is not bound:
+            self._groups = Groups(place=self.place, bound=bound)
+        return self._groups
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """The global norm of the gradients of the last step before they were clipped; None where the plan clips
+        nothing."""
+        return self.rank.gradient_norm
+
+    def full_parameters(self) -> dict[str, torch.Tensor]:
+        """The whole weights by name, gathered from all ranks; tied weights under their first name."""
+        return self.rank.full_parameters()
+
+    def changed_buffers(self) -> dict[str, torch.Tensor]:
+        """The contents of the buffers that the model changes while it trains, whole on every rank."""
+        return self.rank.changed_buffers()
+
+    def full_gradients(self) -> dict[str, torch.Tensor]:
+        """The whole gradients of the trainable parameters accumulated since the last update, summed over all ranks."""
+        return self.rank.full_gradients()
+
+    def prepare(self, *args: Any, **kwargs: Any) -> None:
+        """Trace the model with an example, which may have more samples than the plan was traced with, and build this
+        rank's share. Nothing happens where that was done before.
+
+        Raises PlanFileError for a plan for another model, RuleError for a rule of the plan that does not hold,
+        ModelError for a model that cannot be traced or executed, PlannerError for one that cannot be cut into the
+        stages of the plan.
+        """
+        if self._module is None:
+            return
+        names = tuple(name for name, _ in self.plan.inputs)
+        given = arguments_of(self._forward, args, kwargs, names)
+        batch = self.plan.model.batch
+        if batch is None:  # a file that does not say it: the example must be the one of planning
+            batch = next((tensor.shape[0] for tensor in given.tensors() if tensor.dim()), 1)
+        elif self._traced is None:
+            given = given.samples(batch)
+        known = self._traced
+        graph = trace(on_meta(self._module), given.args, given.kwargs) if known is None else known
+        pattern = matcher(self._forward, graph.inputs, given)
+        bound = bind(self.plan, graph, batch)
+        prove(with_rules(graph, self.plan.rules))
+        batched = graph.batched_inputs(batch)
+        if known is None and self.plan.training.part != batch:
+            again = given.samples(self.plan.training.part)
+            check_numbers(bound.whole, trace(on_meta(self._module), again.args, again.kwargs))
+        settings = self.optimizer.settings
+        check_values(self._module, bound, self.place.device)
+        rank = RankStep(
+            self._module,
+            bound,
+            self.place,
+            settings,
+            batched,
+            self._seed,
+            self._check_layouts,
+            self._outside,
+            self._guard,
+            self._servers,
+            self._lowered,
+            self._compiled,
+        )
+        rank.check_gradients = self._check_gradients
+        pieces = InputPieces(bound=bound, place=self.place, batched=batched, reads=rank.reads)
+        self._built = (rank, pieces, pattern)
+        self._module = self._traced = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the model has been traced and this rank's share is built."""
+        return self._built is not None
+
+    @property
+    def rank(self) -> RankStep:
+        """What this rank computes. Raises RequestError before the model was traced."""
+        return self._known[0]
+
+    @property
+    def pieces(self) -> InputPieces:
+        """How this rank's inputs are cut. Raises RequestError before the model was traced."""
+        return self._known[1]
+
+    @property
+    def matcher(self) -> InputMatcher:
+        """How a batch is matched with the inputs. Raises RequestError before the model was traced."""
+        return self._known[2]
+
+    def inputs_of(self, *args: Any, **kwargs: Any) -> Inputs:
+        """This rank's pieces of a batch, by the number of the micro-batch."""
+        if len(args) == 1 and isinstance(args[0], LocalBatch):
+            pieces, whole = self.pieces.of_local(args[0]), None
+        else:
+            self.prepare(*args, **kwargs)
+            given = self.matcher.inputs(args, kwargs)
+            pieces, whole = self.pieces.of_whole(given), given.values()
+        if not self._compared:
+            check_same_batch(whole, self.place.device)
+            self._compared = True
+        return pieces
+
+    @property
+    def _known(self) -> tuple[RankStep, InputPieces, InputMatcher]:
+        if self._built is None:
+            raise RequestError(
+                "the model has not been traced yet: train on a batch first, or give parallelize an example"
+            )
+        return self._built
+
+
+def _nothing() -> None:
+    """Nothing is done beside training."""
+
+
+_alive: weakref.WeakSet[TrainingStep] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave() -> None:
+    """Before the interpreter ends, let go of process groups, whose threads end with them. A thread of gloo that frees
+    the tensors of the last collective later than that aborts the process (2.13). After an error nothing is waited for.
+    """
+    if hasattr(sys, "last_value"):
+        return
+    for step in list(_alive):
+        step.__dict__.clear()
+    gc.collect()
+
+
+def parallelize(
+    model: nn.Module,
+    plan: Plan | str | os.PathLike[str],
+    *,
+    optimizer: OptimizerSettings | None = None,
+    example: Any = None,
+    device: torch.device | None = None,
+    traced: OperatorGraph | None = None,
+    known: Communicators | None = None,
+    seed: int = 0,
+    check_layouts: bool = True,
+    check_gradients: bool = False,
+    offload_folder: str | os.PathLike[str] | None = None,
+    guard: GuardSettings | None = None,
+    rollback: Callable[[TrainingStep], None] | None = None,
+    servers: Addresses | None = None,
+    lowered: bool = True,
+    compiled: bool = False,
+    listen: str | None = None,
+) -> TrainingStep:
+    """The training step of `plan`, or of the plan in a file, for `model`, whose real weights are taken over.
+
+    Collective: every rank calls it. Under torchrun it joins the processes, where the program has not, with sockets on
+    the network interface `listen` (its name, an address or a network; loopback where all are on one host). The model is
+    traced when the first batch comes; with `example`, a batch of any size in any of the forms that a step takes, at
+    once. `traced` is its graph where that is known, `known` has the process groups of an earlier step. `seed`, the same
+    on every rank, decides which elements are dropped where the model has dropout, whatever the plan; with
+    `check_layouts` the first step checks that every tensor lies as the plan promises, with `check_gradients` every step
+    that gradients are finite. `offload_folder` is where the plan's files are that keep what it parks on a disk, the
+    folder of temporary files where it is not given. `guard` says what becomes of a step whose loss or gradients are not
+    finite or whose loss leaps; where that is to roll back, `rollback`, called on every rank, brings weights, states and
+    buffers back to what they were at some earlier step. `servers` is where the parameter
+    servers are that have tables of the plan, if it has any there. Not `lowered`, operators run one by one in the
+    general executor, which does the same and takes longer on the host: the reference of the programs that are written
+    from the plan (see `runtime.executor.lowering`). With `compiled` these have chains of elementwise operators fused by
+    `torch.compile`, which rounds a little differently.
+
+    Raises PlanFileError for a plan that cannot be read, RequestError for one for another number of devices, or where
+    `torch.compile` is asked for and does not work, and with an example all that `TrainingStep.prepare` raises.
+    """
+    if compiled and not lowered:
+        raise RequestError("compiled=True: the general executor runs operators one by one; leave out lowered=False")
+    loaded = plan if isinstance(plan, Plan) else load_plan(Path(plan))
+    if check_gradients and not loaded.schedule_kind.flushes:
+        raise RequestError(
+            f"check_gradients looks at all gradients before they are used, and '{loaded.schedule}' lets"
+            " none wait; leave it out, or take the schedule '1f1b'"
+        )
+    if guard is not None:
+        guard.check_schedule(loaded.schedule)
+        if guard.rolls_back and rollback is None:
+            raise RequestError("guard: rolling back needs a way back; give parallelize rollback=, or let it skip")
+    own = device or current_device(local_rank())
+    if compiled:
+        check_compiler(own)
+    join_processes(own, listen)
+    place = rank_mesh(loaded.mesh, own, loaded.pipeline, known)
+    step = TrainingStep(
+        model,
+        loaded,
+        place,
+        optimizer or OptimizerSettings(),
+        traced,
+        seed,
+        check_layouts,
+        check_gradients,
+        Outside(folder=None if offload_folder is None else Path(offload_folder)),
+        guard,
+        rollback,
+        servers,
+        lowered,
+        compiled,
+    )
+    if example is not None:
+        step.prepare(example)
+    return step

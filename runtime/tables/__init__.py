@@ -1,0 +1,1 @@
+"""Tables of embeddings that are not on the devices, as ranks see them."""

@@ -1,0 +1,31 @@
+"""Tables outside of the devices without rows: for a step that is imitated, where ids have no values."""
+
+from collections.abc import Iterable
+
+import torch
+
+from planner.graph.placed import OutsideTable
+from runtime.optimizers.optimizers import wide_dtype
+from runtime.servers.served import Moved, leaf_of
+
+
+class ImaginedTables:
+    """Gives rows as if every id of a look-up were another one, as the price of a plan has it; takes their
+    gradients."""
+
+    def __init__(self, tables: Iterable[OutsideTable]) -> None:
+        self._tables = {table.name: table for table in tables}
+
+    def rows(
+        self, name: str, ids: torch.Tensor, *, trained: bool, pushes: bool, moved: Moved
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `ServedTables.rows`: rows without contents, U H, and a place among them for every id."""
+        table = self._tables[name]
+        wide = wide_dtype(getattr(torch, table.dtype))
+        rows = torch.empty(min(ids.numel(), table.rows), table.width, dtype=wide, device=ids.device)
+        push = _drop if pushes else None
+        return leaf_of(rows, trained=trained, push=push, moved=moved), torch.empty_like(ids, dtype=torch.int64)
+
+
+def _drop(gradient: torch.Tensor) -> None:
+    """Nobody is there to take it."""

@@ -1,0 +1,1 @@
+"""What becomes of gradients: reduction, norms and the sharded optimizer."""

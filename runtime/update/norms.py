@@ -1,0 +1,66 @@
+"""Norms of what lies in pieces: that of all gradients, to which they are clipped, and those of whole weights.
+
+Every element counts once. On an axis that does not cut the state of a parameter its devices hold copies, and the first
+of them counts; of stages that share a parameter the first counts. A parameter that each device has for itself counts on
+each. Sums of squares are float32, or float64 where gradients are.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from runtime.comm.collectives import all_reduce
+from runtime.comm.device_mesh import RankMesh, stage_line
+from runtime.optimizers.lamb import Total
+from runtime.parameters.shards import LocalParameter
+
+_EPSILON = 1e-6  # beside the norm, as in torch.nn.utils.clip_grad_norm_
+
+
+def global_norm(
+    gradients: Mapping[str, torch.Tensor], parameters: Mapping[str, LocalParameter], place: RankMesh
+) -> torch.Tensor:
+    """The norm over all parameters of all ranks, of their gradients in the layouts of the state. Collective."""
+    total = torch.zeros((), dtype=torch.float32, device=place.device)
+    for name, gradient in gradients.items():
+        if _counts(parameters[name], place):
+            wide = torch.promote_types(gradient.dtype, total.dtype)
+            total = total + torch.linalg.vector_norm(gradient, dtype=wide).square().to(total.dtype)
+    for axis, size in enumerate(place.mesh.sizes):
+        if size > 1:
+            total = all_reduce(total, place.group(axis))
+    if place.stages > 1:
+        total = all_reduce(total, stage_line(place, tuple(range(place.stages)), "forward"))
+    return total.sqrt()
+
+
+def _counts(parameter: LocalParameter, place: RankMesh) -> bool:
+    """Whether this rank is the one of those with equal pieces that counts."""
+    if parameter.local:
+        return True
+    if parameter.twins is not None and parameter.twins.rank() > 0:
+        return False
+    return all(p.is_shard or at == 0 for p, at in zip(parameter.stored.state, place.coordinate, strict=True))
+
+
+def clip(gradients: Mapping[str, torch.Tensor], norm: torch.Tensor, most: float) -> None:
+    """Shorten the gradients in place, as torch.nn.utils.clip_grad_norm_ does."""
+    share = (most / (norm + _EPSILON)).clamp(max=1.0)
+    for gradient in gradients.values():
+        gradient.mul_(share.to(gradient.dtype))
+
+
+def whole_squares(parameters: Sequence[LocalParameter], place: RankMesh) -> Total:
+    """Adds up the sums of squares of these parameters' pieces, (parameters, 2), over the axes that cut their states."""
+    cut = [
+        [i for i, p in enumerate(parameters) if p.stored.state[axis].is_shard] if size > 1 else []
+        for axis, size in enumerate(place.mesh.sizes)
+    ]
+
+    def total(squares: torch.Tensor) -> torch.Tensor:
+        for axis, rows in enumerate(cut):
+            if rows:
+                squares[rows] = all_reduce(squares[rows], place.group(axis))
+        return squares
+
+    return total

@@ -1,0 +1,282 @@
+"""The optimizer on the pieces of its state that one rank keeps.
+
+Once a step, for every parameter:
+
+    gradient layout ──sum, cut──> state layout ──update──> state layout ──gather──> weight layout
+
+A parameter that several pipeline stages use has its gradients summed over them before the update. How gradients are
+reduced says `runtime.update.reduction`, how they are clipped `runtime.update.norms`.
+
+The update is that of `runtime.optimizers.optimizers`, element by element, or by norms of whole weights, so it is exact
+on pieces. What it updates is the *master*: the weight in the layout of the state and in float32, or, where the plan
+wants no master weights, in its own dtype. Where the weight is float32 and the state just cuts it finer (or not at all),
+the master is a view of the weight and costs no memory. A weight that is parked outside of the device has a master of
+its own, and is written to where it is parked (`runtime.offload.weights`).
+
+States that the plan parks outside of the device come to it one after the other, each for its update and the gathering
+of its weight (`runtime.offload.optimizer_states`); those that stay are updated while the first of them arrive.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from planner.plan.binding.bind import BoundPlan
+from planner.plan.layout.offloaded import visiting_order
+from planner.plan.layout.per_step_communication import gathering_buckets
+from planner.sharding.buckets import Bucket
+from planner.sharding.redistribute import COLLECTIVES, Step, redistribution
+from runtime.comm.async_collectives import Flight
+from runtime.comm.device_mesh import RankMesh
+from runtime.comm.redistribute import apply_steps, convert
+from runtime.offload.optimizer_states import MASTER, ParkedStates
+from runtime.offload.storage import Outside
+from runtime.offload.weights import ParkedWeights
+from runtime.optimizers.optimizers import (
+    OptimizerSettings,
+    kept_of,
+    make_optimizer,
+    moments_of,
+    start_moments,
+    wide_dtype,
+)
+from runtime.parameters.shards import LocalParameter
+from runtime.update.norms import clip, global_norm, whole_squares
+from runtime.update.reduction import Reduction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Master:
+    """This rank's piece of a weight in the layout of the state, and whether it is a view of the kept weight."""
+
+    parameter: LocalParameter
+    weight: torch.Tensor
+    view: bool
+
+    @property
+    def derived(self) -> bool:
+        """Whether the kept weight says all that it does."""
+        return self.weight.dtype == self.parameter.piece.dtype
+
+
+class ShardedOptimizer:
+    """Updates the trainable parameters of one rank. Building it and `step` are collective."""
+
+    def __init__(
+        self,
+        bound: BoundPlan,
+        parameters: Mapping[str, LocalParameter],
+        settings: OptimizerSettings,
+        place: RankMesh,
+        arrivals: Mapping[str, int],
+        outside: Outside | None = None,
+        parking: ParkedWeights | None = None,
+    ) -> None:
+        training = bound.plan.training
+        self._place, self._update = place, training.update
+        self._trainable = {name: parameter for name, parameter in parameters.items() if parameter.trainable}
+        self.reduction = Reduction(bound, self._trainable, place, arrivals)
+        self._norm: torch.Tensor | None = None
+        self._renews = not bound.plan.schedule_kind.flushes  # somebody still computes with the weight from before
+        self.moments = moments_of(training.optimizer, settings)  # what is kept of every element, after an update
+        self.updates = 0  # that were made
+        self._parked = ParkedStates(self.moments, place.device, outside or Outside())
+        self._outward = parking  # of new weights
+        self._visiting = visiting_order(bound, self._trainable)
+        self._masters = [
+            _master(p, place, training.update.master_weights, apart=self._renews)
+            for p in self._trainable.values()
+            if not p.stored.parked
+        ]
+        self._visitors = {name: self._park(self._trainable[name], bound, settings) for name in self._visiting}
+        self._gathered = gathering_buckets(bound, self._trainable.keys())
+        weights = [master.weight for master in self._masters]
+        total = whole_squares(list(self._trainable.values()), place)
+        self._optimizer = make_optimizer(training.optimizer, weights, settings, total) if weights else None
+
+    def _park(self, parameter: LocalParameter, bound: BoundPlan, settings: OptimizerSettings) -> _Master:
+        """A master whose state is parked at once, so that no two of them are on the device together."""
+        training, stored = bound.plan.training, parameter.stored
+        master = _master(parameter, self._place, training.update.master_weights, apart=self._renews)
+        optimizer = make_optimizer(training.optimizer, [master.weight], settings)
+        self._parked.park(parameter.name, master.weight, optimizer, stored.state_home, own=not master.view)
+        return master
+
+    def states(self) -> tuple[torch.Tensor, ...]:
+        """What is kept on the device between steps beside the weights: masters that are no views of them, and what the
+        optimizer keeps for each element. Complete after the first step."""
+        masters = [master.weight for master in self._masters if not master.view]
+        kept = self._optimizer.state.values() if self._optimizer is not None else ()
+        moments = [value for state in kept for value in state.values() if isinstance(value, torch.Tensor)]
+        return (*masters, *(moment for moment in moments if moment.dim()))
+
+    def kept(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """The same with what it is and the parameter that it belongs to, and what is parked, where that is; of the
+        masters only those that are wider than their weights, as the others can be derived."""
+        for master in self._masters:
+            if not master.derived:
+                yield "master", master.parameter.name, master.weight
+        if self.updates and self._optimizer is not None:
+            for master, kept in zip(self._masters, kept_of(self._optimizer), strict=True):
+                yield from ((kind, master.parameter.name, kept[kind]) for kind in self.moments)
+        for name, visitor in self._visitors.items():
+            for kind, tensor in self._parked.parts(name).items():
+                if not visitor.derived if kind == MASTER else self.updates:
+                    yield kind, name, tensor
+
+    def start(self, updates: int) -> None:
+        """Make room for what is kept after so many updates."""
+        self.updates = updates
+        if self._optimizer is not None:
+            weights = [master.weight for master in self._masters]
+            start_moments(self._optimizer, weights, self.moments, updates)
+        self._parked.start(updates)
+
+    @torch.no_grad()
+    def settle(self, every: bool = False) -> None:
+        """Derive from their weights, which have been written, the masters that can be derived without loss, or every
+        one."""
+        for master in self._masters:
+            if (every or master.derived) and not master.view:
+                master.weight.copy_(_in_layout_of_state(master.parameter, self._place))
+        for name, visitor in self._visitors.items():
+            own = self._parked.parts(name).get(MASTER)
+            if (every or visitor.derived) and own is not None:
+                own.copy_(_in_layout_of_state(visitor.parameter, self._place))
+
+    @property
+    def rows(self) -> tuple[torch.Tensor, ...]:
+        """Bytes of parked states outside of the device."""
+        return self._parked.rows
+
+    @property
+    def norm(self) -> float | None:
+        """The global norm of the gradients of the last step before they were clipped; None where nothing is clipped."""
+        return None if self._norm is None else float(self._norm)
+
+    def set_learning_rate(self, rate: float) -> None:
+        """The learning rate from the next step on."""
+        own = () if self._optimizer is None else (self._optimizer,)
+        for optimizer in (*own, *self._parked.optimizers):
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+
+    @torch.no_grad()
+    def step(self, accept: Callable[[Iterable[torch.Tensor]], bool] = lambda gradients: True) -> bool:
+        """Reduce the gradients, clip them, update, bring the new weights to the layout in which they are kept, and drop
+        the gradients. Where `accept`, which is collective, does not take the reduced gradients, they are dropped and
+        nothing else happens; returns whether it took them."""
+        gradients = self.reduction.finish()
+        if not accept(gradients.values()):
+            return False
+        if self._update.clip_norm is not None:
+            norm = global_norm(gradients, self._trainable, self._place)
+            clip(gradients, norm, self._update.clip_norm)
+            self._norm = norm
+        self.updates += 1
+        if self._renews:
+            for parameter in self._trainable.values():
+                parameter.renew()
+        publication = _Publication(self._gathered, self._place, self._outward)
+
+        def stayed() -> None:
+            for master in self._masters:
+                gradient = gradients.pop(master.parameter.name)
+                master.weight.grad = gradient.to(wide_dtype(master.weight.dtype))
+            if self._optimizer is not None:
+                self._optimizer.step()
+            for master in self._masters:
+                master.weight.grad = None
+
+        if not self._parked:
+            stayed()
+        else:
+            wide = {
+                name: lambda name=name: gradients.pop(name).to(wide_dtype(self._trainable[name].piece.dtype))
+                for name in self._visiting
+            }
+            self._parked.step(self._visiting, wide, lambda name: publication.visited(self._visitors[name]), stayed)
+        publication.end(self._masters)
+        return True
+
+
+class _Publication:
+    """The way of the updated masters into the kept weights of every rank: those of a bucket together, the others one by
+    one. Collective, in the same order on every rank."""
+
+    def __init__(self, buckets: Sequence[Bucket], place: RankMesh, outward: ParkedWeights | None) -> None:
+        self._place, self._outward = place, outward
+        self._waiting = {name: bucket for bucket in buckets for name in bucket.names}
+        self._updated: dict[str, tuple[_Master, torch.Tensor]] = {}
+        self._landed: set[str] = set()
+
+    def visited(self, master: _Master) -> None:
+        """A master that will not be there for long."""
+        bucket = self._waiting.get(master.parameter.name)
+        if bucket is None:
+            self._alone(master)
+            return
+        self._give(master, copied=True)
+        if all(name in self._updated for name in bucket.names):
+            self._land(bucket)
+
+    def end(self, masters: Sequence[_Master]) -> None:
+        """The masters that have stayed, and with them the end."""
+        for master in masters:
+            if master.parameter.name in self._waiting:
+                self._give(master, copied=False)
+        for bucket in dict.fromkeys(self._waiting.values()):
+            self._land(bucket)
+        for master in masters:
+            if master.parameter.name not in self._landed:
+                self._alone(master)
+        if self._outward is not None:
+            self._outward.let_go()
+
+    def _alone(self, master: _Master) -> None:
+        """Write one updated master into the kept weight of every rank."""
+        parameter, stored = master.parameter, master.parameter.stored
+        if master.view and stored.state == stored.weight:
+            return
+        updated = master.weight.to(parameter.piece.dtype, copy=parameter.parked is not None)
+        self._write(parameter, convert(updated, parameter.shape, stored.state, stored.weight, self._place))
+
+    def _write(self, parameter: LocalParameter, weight: torch.Tensor) -> None:
+        if parameter.parked is None:
+            parameter.piece.detach().copy_(weight)
+        else:
+            assert self._outward is not None, parameter.name
+            self._outward.write(parameter.parked, weight.contiguous())
+
+    def _give(self, master: _Master, *, copied: bool) -> None:
+        self._updated[master.parameter.name] = master, master.weight.to(master.parameter.piece.dtype, copy=copied)
+
+    def _land(self, bucket: Bucket) -> None:
+        members = [self._updated.pop(name) for name in bucket.names]
+        steps = [member.steps for member in bucket.members]
+        whole = Flight(steps, [updated for _, updated in members], self._place, self._place.groups).land()
+        for (master, _), weight in zip(members, whole, strict=True):
+            self._write(master.parameter, weight)
+            del self._waiting[master.parameter.name]
+            self._landed.add(master.parameter.name)
+
+
+def _master(parameter: LocalParameter, place: RankMesh, widened: bool, *, apart: bool) -> _Master:
+    weight, steps = _in_layout_of_state(parameter, place), _to_state(parameter, place)
+    wide = wide_dtype(weight.dtype) if widened else weight.dtype
+    apart = apart or parameter.parked is not None
+    view = not apart and wide == weight.dtype and not any(step.kind in COLLECTIVES for step in steps)
+    weight = weight.detach() if view else weight.to(wide, copy=True).contiguous()
+    weight.grad_dtype = wide_dtype(weight.dtype)
+    return _Master(parameter=parameter, weight=weight, view=view)
+
+
+def _to_state(parameter: LocalParameter, place: RankMesh) -> tuple[Step, ...]:
+    stored = parameter.stored
+    return redistribution(parameter.shape, place.mesh, stored.weight, stored.state)
+
+
+def _in_layout_of_state(parameter: LocalParameter, place: RankMesh) -> torch.Tensor:
+    """This rank's piece of the weight in the layout of the state; may be a view of it."""
+    return apply_steps(parameter.present, _to_state(parameter, place), place)
